@@ -81,7 +81,7 @@ async fn respond(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Resp
             Some(fault) => Err(fault_response(&fault, &request)),
             None => {
                 let allowed = shared.accounts.lock().unwrap().check(&account, &request.attributes());
-                allowed.and_then(|()| answer(&request, &shared))
+                allowed.and_then(|()| handle(&request, &shared))
             }
         },
     };
@@ -114,7 +114,7 @@ fn fault_response(fault: &Fault, request: &ApiRequest) -> ApiResponse {
     }
 }
 
-fn answer(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, ApiResponse> {
+fn handle(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, ApiResponse> {
     let (key, kind) = (&request.key, request.key.kind);
     if shared.not_installed.lock().unwrap().contains(&kind) {
         return Err(ApiResponse::page_not_found());
@@ -162,7 +162,7 @@ fn delete(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiRespo
     let deleted = shared.change(|store| {
         let found = store.get(key)?["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         match request.option("/preconditions/uid") {
-            Some(Value::String(meant)) if meant != found => Err(ApiResponse::other_uid(kind, &key.name, &meant, &found)),
+            Some(Value::String(expected)) if expected != found => Err(ApiResponse::other_uid(kind, &key.name, &expected, &found)),
             _ => store.delete(key, has_grace),
         }
     })?;

@@ -1,4 +1,4 @@
-//! `managedFields`: who last wrote which fields of an object, and through which subresource.
+//! `managedFields`: the last writer of each field of an object, and the subresource of its write.
 //!
 //! As recorded, with one simplification: fields that the server fills in count as the writer's.
 

@@ -309,8 +309,8 @@ impl Shared {
             not_installed.remove(&kind);
         } else if not_installed.insert(kind) {
             self.change(|store| {
-                let gone: Vec<_> = store.list(kind, "").into_iter().map(names).collect();
-                gone.iter().for_each(|(_, name)| drop(store.delete(&ObjectKey::new(kind, "", name), false)));
+                let removed: Vec<_> = store.list(kind, "").into_iter().map(names).collect();
+                removed.iter().for_each(|(_, name)| drop(store.delete(&ObjectKey::new(kind, "", name), false)));
             });
         }
     }

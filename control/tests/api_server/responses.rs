@@ -62,9 +62,9 @@ impl ApiResponse {
     }
 
     /// 409: the object has another UID than the precondition in the request.
-    pub fn other_uid(kind: Kind, name: &str, meant: &str, found: &str) -> Self {
+    pub fn other_uid(kind: Kind, name: &str, expected: &str, found: &str) -> Self {
         let message = format!(
-            "Operation cannot be fulfilled on {} \"{name}\": the UID in the precondition ({meant}) does not match the UID in record \
+            "Operation cannot be fulfilled on {} \"{name}\": the UID in the precondition ({expected}) does not match the UID in record \
              ({found}). The object might have been deleted and then recreated",
             kind.name()
         );

@@ -1,4 +1,4 @@
-//! Watches: an endless stream of events, with bookmarks in between, and the ways in which the stream ends.
+//! Watches: an endless stream of events, with bookmarks in between, and the kinds of end of the stream.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ struct WatchParameters {
     timeout: Duration,
 }
 
-/// Writes events to a watch until it ends or its reader is gone.
+/// Writes events to a watch until it ends or its client has disconnected.
 async fn deliver(watched: WatchParameters, mut lines: Lines, shared: Arc<Shared>) {
     let mut revision = shared.revision.subscribe();
     let (mut watch_end, mut bookmarks) = (shared.watch_end.subscribe(), shared.bookmarks.subscribe());
@@ -151,7 +151,7 @@ fn bookmark(kind: Kind, revision: u64) -> Value {
     object
 }
 
-/// False if the reader is gone.
+/// False if the client has disconnected.
 async fn send_event(lines: &mut Lines, event: &str, object: &Value) -> bool {
     let line = format!("{}\n", json!({"type": event, "object": object}));
     lines.send(Ok(Frame::data(Bytes::from(line)))).await.is_ok()

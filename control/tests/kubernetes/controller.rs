@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind, LoggedRequest, WatchEnd};
+use crate::api_server::{Availability, Fault, FaultRule, Kind, LoggedRequest, WatchEnd};
 use crate::gateway::ReceivedState;
 use crate::installation::Installation;
 use crate::user::{DEADLINE, User, wait_for};
 
 /// How long an address waits for a slow gateway before it is written (CONTROL section 5).
-const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
+const SLOW_GATEWAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_write_with_a_conflict_is_decided_again_on_the_newer_object() {
@@ -129,13 +129,13 @@ async fn a_change_to_a_vip_mode_reaches_the_status_first_and_a_change_back_the_g
         let annotations = json!({"metadata": {"annotations": {"sluice.dev/mode": mode}}});
         server.update(Kind::Service, &user.namespace, "web", &annotations);
     };
-    let told = async || user.ingress("web").await[0]["ipMode"].clone();
-    wait_for("the first status", &told, |told| told == "Proxy").await;
+    let ip_mode = async || user.ingress("web").await[0]["ipMode"].clone();
+    wait_for("the first status", &ip_mode, |ip_mode| ip_mode == "Proxy").await;
     annotate("dnat");
     installation.wait_for_state("the new mode", |received| mode(received) == "dnat").await;
-    assert_eq!(told().await, "VIP");
+    assert_eq!(ip_mode().await, "VIP");
     annotate("nat");
-    wait_for("the previous status", &told, |told| told == "Proxy").await;
+    wait_for("the previous status", &ip_mode, |ip_mode| ip_mode == "Proxy").await;
     assert_eq!(mode(&installation.received()), "nat");
 }
 
@@ -164,18 +164,18 @@ async fn the_address_of_a_new_service_comes_without_delay() {
     let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
     installation.wait_for_state("a first message", |received| received.messages > 0).await;
-    let mut quickest = Duration::MAX;
+    let mut fastest = Duration::MAX;
     for name in ["one", "two", "three", "four", "five"] {
         user.add(name, &json!({})).await;
         user.wait_for_ingress(name).await;
         let path = format!("/services/{name}/status");
-        let tells = |logged: &&LoggedRequest| logged.path.ends_with(&path) && logged.body.contains("\"ip\"");
-        let patched = server.log().iter().find(tells).unwrap().at;
-        let taken = patched.duration_since(server.added_at(Kind::Service, &user.namespace, name).unwrap());
-        println!("{name} after {taken:?}");
-        quickest = quickest.min(taken);
+        let writes_address = |logged: &&LoggedRequest| logged.path.ends_with(&path) && logged.body.contains("\"ip\"");
+        let patched = server.log().iter().find(writes_address).unwrap().at;
+        let delay = patched.duration_since(server.added_at(Kind::Service, &user.namespace, name).unwrap());
+        println!("{name} after {delay:?}");
+        fastest = fastest.min(delay);
     }
-    assert!(quickest < SLOW_GATEWAY_WAITED_FOR, "the fastest took {quickest:?}");
+    assert!(fastest < SLOW_GATEWAY_TIMEOUT, "the fastest took {fastest:?}");
 }
 
 #[tokio::test]
@@ -198,7 +198,7 @@ async fn a_deleted_namespace_keeps_its_services_until_its_pods_have_ended() {
 }
 
 /// The HTTP status code that a probe of the Deployment gets.
-fn probed(address: std::net::SocketAddr, path: &str) -> u16 {
+fn probe(address: std::net::SocketAddr, path: &str) -> u16 {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n").as_bytes()).unwrap();
@@ -208,16 +208,16 @@ fn probed(address: std::net::SocketAddr, path: &str) -> u16 {
 }
 
 /// Waits, outside any runtime, until a probe gets this code.
-fn probed_until(address: std::net::SocketAddr, path: &str, code: u16) {
+fn probe_until(address: std::net::SocketAddr, path: &str, code: u16) {
     let start = Instant::now();
-    while probed(address, path) != code {
+    while probe(address, path) != code {
         assert!(start.elapsed() < DEADLINE, "{path} does not answer {code}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 /// Serves the probes in a separate runtime, which a hung planner cannot block.
-fn served_apart(probes: control::healthz::Probes) -> std::net::SocketAddr {
+fn serve_in_own_runtime(probes: control::healthz::Probes) -> std::net::SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
@@ -240,19 +240,19 @@ fn a_hung_planner_fails_livez() {
     });
     // Longer than the planner may go without a sign of life, and shorter than the deadline of this test.
     let probes = control::healthz::Probes { stalled_after: Duration::from_secs(10), ..installation.running().probes.clone() };
-    let address = served_apart(probes);
-    probed_until(address, "/readyz", 200);
-    assert_eq!(probed(address, "/livez"), 200);
+    let address = serve_in_own_runtime(probes);
+    probe_until(address, "/readyz", 200);
+    assert_eq!(probe(address, "/livez"), 200);
     // Blocks the planner on the lock of the gateways that it publishes.
     let gateways = installation.running().view.gateways.clone();
-    let held = gateways.borrow();
+    let lock = gateways.borrow();
     let adding = runtime.spawn(async move {
         user.add("web", &json!({})).await;
         user
     });
-    probed_until(address, "/livez", 503);
-    drop(held);
-    probed_until(address, "/livez", 200);
+    probe_until(address, "/livez", 503);
+    drop(lock);
+    probe_until(address, "/livez", 200);
     runtime.block_on(async move {
         adding.await.unwrap().wait_for_ingress("web").await;
         drop((installation, server));
@@ -276,16 +276,16 @@ async fn an_idle_controller_sends_fewer_than_thirty_requests_a_minute() {
         }
     };
     tokio::time::timeout(Duration::from_secs(120), enough).await.unwrap();
-    let mut asked: BTreeMap<(String, String), Vec<Instant>> = BTreeMap::new();
+    let mut requests: BTreeMap<(String, String), Vec<Instant>> = BTreeMap::new();
     // The checkpoint is written once after the last decision.
-    let is_at_rest = |logged: &LoggedRequest| !logged.path.contains("/configmaps/sluice-checkpoint-");
-    for logged in server.log().split_off(since).into_iter().filter(is_at_rest) {
-        asked.entry((logged.method, logged.path)).or_default().push(logged.at);
+    let is_periodic = |logged: &LoggedRequest| !logged.path.contains("/configmaps/sluice-checkpoint-");
+    for logged in server.log().split_off(since).into_iter().filter(is_periodic) {
+        requests.entry((logged.method, logged.path)).or_default().push(logged.at);
     }
     let lasted = |times: &Vec<Instant>| times[times.len() - 1] - times[0];
     let rate = |times: &Vec<Instant>| 60.0 * f64::from(u32::try_from(times.len() - 1).unwrap()) / lasted(times).as_secs_f64();
-    let (often, rarely): (Vec<_>, Vec<_>) = asked.iter().partition(|(_, times)| lasted(times) >= Duration::from_secs(10));
-    let rates: BTreeMap<_, _> = often.into_iter().map(|(asked, times)| (asked, rate(times))).collect();
+    let (often, rarely): (Vec<_>, Vec<_>) = requests.iter().partition(|(_, times)| lasted(times) >= Duration::from_secs(10));
+    let rates: BTreeMap<_, _> = often.into_iter().map(|(request, times)| (request, rate(times))).collect();
     println!("requests a minute: {rates:#?}, and {} others", rarely.len());
     assert!(rates.values().sum::<f64>() + 3.5 < 30.0 && rarely.len() <= 6, "{rates:#?} {rarely:#?}");
 }

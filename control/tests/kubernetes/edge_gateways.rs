@@ -27,11 +27,11 @@ async fn edge_gateways_follow_changes_of_services_and_failed_writes() {
     let (server, user) = User::with_test_server().await;
     server.inject(FaultRule { fault: Fault::Internal, times: 2, method: "PATCH", path_contains: "/edgegateways/", watch: false });
     let _installation = Installation::start(&user).await;
-    let fleet = Api::<EdgeGateway>::all(user.cluster.client.clone());
-    let shown = async || fleet.get_opt("edge-1").await.unwrap().and_then(|object| object.status?.services);
-    wait_for("a status, once the server accepts it", &shown, Option::is_some).await;
+    let gateways = Api::<EdgeGateway>::all(user.cluster.client.clone());
+    let services_shown = async || gateways.get_opt("edge-1").await.unwrap().and_then(|object| object.status?.services);
+    wait_for("a status, once the server accepts it", &services_shown, Option::is_some).await;
     for count in 1..=2 {
         user.add(&format!("web-{count}"), &json!({})).await;
-        wait_for("the number of Services", &shown, |services| *services == Some(count)).await;
+        wait_for("the number of Services", &services_shown, |services| *services == Some(count)).await;
     }
 }

@@ -51,7 +51,7 @@ async fn a_deleted_namespace_gets_no_events() {
     wait_for("the end of the namespace", is_there, |is_there| !is_there).await;
     user.add_without_slice("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
     user.wait_for_event("web", "OutsidePools").await;
-    let asked = server.log().split_off(before);
-    let told: Vec<_> = asked.iter().filter(|logged| logged.path.contains("/namespaces/b/events")).collect();
-    assert!(told.is_empty(), "the namespace accepts no Events: {told:?}");
+    let requests = server.log().split_off(before);
+    let sent: Vec<_> = requests.iter().filter(|logged| logged.path.contains("/namespaces/b/events")).collect();
+    assert!(sent.is_empty(), "the namespace accepts no Events: {sent:?}");
 }

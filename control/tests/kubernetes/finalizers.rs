@@ -5,15 +5,14 @@ use std::time::{Duration, Instant};
 
 use kube::Api;
 use objects::crd::EdgeGateway;
-use proto::limits::FINALIZER;
 use serde_json::{Value, json};
 
 use crate::api_server::{Fault, FaultRule, Kind};
 use crate::installation::Installation;
-use crate::user::{User, condition, has_finalizer, wait_for};
+use crate::user::{FINALIZER, User, condition, has_finalizer, wait_for};
 
 #[tokio::test]
-async fn gateways_are_given_a_service_once_it_has_its_finalizer_or_after_ten_seconds() {
+async fn gateways_receive_a_service_once_it_has_its_finalizer_or_after_ten_seconds() {
     let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
     installation.wait_for_state("a first message", |received| received.messages > 0).await;
@@ -33,7 +32,7 @@ async fn gateways_are_given_a_service_once_it_has_its_finalizer_or_after_ten_sec
 }
 
 #[tokio::test]
-async fn a_finalizer_that_somebody_took_away_comes_back() {
+async fn a_removed_finalizer_is_restored() {
     let (_server, user) = User::with_test_server().await;
     let _installation = Installation::start(&user).await;
     user.add("web", &json!({})).await;
@@ -65,14 +64,14 @@ async fn a_service_that_moves_to_another_class_through_another_type_is_released(
     user.wait_for_reason("web", "Programmed", "True Programmed").await;
     user.change("web", &json!({"spec": {"type": "ClusterIP"}})).await;
     let look = async || user.service("web").await;
-    let is_free = |service: &Value| !has_finalizer(service) && condition(service, "Programmed").is_none();
-    wait_for("a Service without our fields", &look, is_free).await;
+    let is_released = |service: &Value| !has_finalizer(service) && condition(service, "Programmed").is_none();
+    wait_for("a Service without our fields", &look, is_released).await;
     user.wait_for_event("web", "Released").await;
     installation.wait_until_withdrawn(&user, "web").await;
     user.change("web", &json!({"spec": {"type": "LoadBalancer", "loadBalancerClass": "example.com/other"}})).await;
     user.add("next", &json!({})).await;
     user.wait_for_reason("next", "Programmed", "True Programmed").await;
-    assert!(is_free(&look().await), "it belongs to another controller");
+    assert!(is_released(&look().await), "it belongs to another controller");
 }
 
 /// Runs `sluice-controller` with the configuration of a user's installation.
@@ -88,8 +87,8 @@ fn sluice_controller(user: &User, arguments: &[&str]) -> (Option<i32>, String) {
     std::fs::write(&config, text).unwrap();
     let output =
         Command::new(env!("CARGO_BIN_EXE_sluice-controller")).args(arguments).arg("--config").arg(&config).output().unwrap();
-    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
-    (output.status.code(), said)
+    let output_text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    (output.status.code(), output_text)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,21 +99,21 @@ async fn uninstall_leaves_nothing_on_services() {
     user.wait_for_reason("web", "Programmed", "True Programmed").await;
     user.add("theirs", &json!({"metadata": {"finalizers": [FINALIZER]}, "spec": {"loadBalancerClass": "example.com/other"}}))
         .await;
-    let of_another = json!({"finalizers": [FINALIZER], "annotations": {"sluice.dev/group": "another"}});
-    user.add("of-another", &json!({"metadata": of_another, "spec": {"loadBalancerClass": null}})).await;
-    let (code, said) = sluice_controller(&user, &["uninstall"]);
-    assert!(code == Some(1) && said.contains("leads"), "{code:?} {said}");
+    let other_group = json!({"finalizers": [FINALIZER], "annotations": {"sluice.dev/group": "another"}});
+    user.add("of-another", &json!({"metadata": other_group, "spec": {"loadBalancerClass": null}})).await;
+    let (code, output_text) = sluice_controller(&user, &["uninstall"]);
+    assert!(code == Some(1) && output_text.contains("leads"), "{code:?} {output_text}");
     let fleet = Api::<EdgeGateway>::all(user.cluster.client.clone());
     wait_for("an EdgeGateway", async || fleet.get_opt("edge-1").await.unwrap(), Option::is_some).await;
     installation.stop().await;
     let web = user.full_name("web");
-    let (code, said) = sluice_controller(&user, &["uninstall", "--dry-run"]);
-    assert!(code == Some(0) && said.contains(&format!("would release Service {web}")), "{code:?} {said}");
+    let (code, output_text) = sluice_controller(&user, &["uninstall", "--dry-run"]);
+    assert!(code == Some(0) && output_text.contains(&format!("would release Service {web}")), "{code:?} {output_text}");
     assert!(has_finalizer(&user.service("web").await));
-    let (code, said) = sluice_controller(&user, &["release"]);
+    let (code, output_text) = sluice_controller(&user, &["release"]);
     assert!(
-        code == Some(0) && said.contains("released 0 Services"),
-        "Services of our own class are not released: {code:?} {said}"
+        code == Some(0) && output_text.contains("released 0 Services"),
+        "Services of our own class are not released: {code:?} {output_text}"
     );
     // One write conflicts with another writer, and the role grants no right to get one Service.
     server.inject(FaultRule {
@@ -125,11 +124,11 @@ async fn uninstall_leaves_nothing_on_services() {
         watch: false,
     });
     let before = server.log().len();
-    let (code, said) = sluice_controller(&user, &["uninstall"]);
-    assert!(code == Some(0) && said.contains(&format!("released Service {web}")), "{code:?} {said}");
-    let asked = server.log().split_off(before).into_iter().filter_map(|logged| logged.attributes).collect::<Vec<_>>();
-    assert_eq!(asked.iter().filter(|asked| asked.resource == "services/status").count(), 2, "{asked:?}");
-    assert!(!asked.iter().any(|asked| asked.resource == "services" && asked.verb == "get"), "{asked:?}");
+    let (code, output_text) = sluice_controller(&user, &["uninstall"]);
+    assert!(code == Some(0) && output_text.contains(&format!("released Service {web}")), "{code:?} {output_text}");
+    let requests = server.log().split_off(before).into_iter().filter_map(|logged| logged.attributes).collect::<Vec<_>>();
+    assert_eq!(requests.iter().filter(|request| request.resource == "services/status").count(), 2, "{requests:?}");
+    assert!(!requests.iter().any(|request| request.resource == "services" && request.verb == "get"), "{requests:?}");
     let service = user.service("web").await;
     assert!(!has_finalizer(&service) && service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
     assert_eq!(condition(&service, "Programmed"), None);

@@ -1,4 +1,4 @@
-//! A gateway as the controller sees it: it receives messages and acknowledges them.
+//! A gateway for tests of the controller: it receives messages and acknowledges them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -50,19 +50,19 @@ impl Gateway {
 
     /// The same with another name.
     pub fn start_as(name: &str, socket: &Path) -> Self {
-        Self::start_of(name, socket, false)
+        Self::start_with(name, socket, false)
     }
 
     /// A gateway that also reports how many backends are healthy: all that it received.
     pub fn start_reporting(name: &str, socket: &Path) -> Self {
-        Self::start_of(name, socket, true)
+        Self::start_with(name, socket, true)
     }
 
-    fn start_of(name: &str, socket: &Path, reports: bool) -> Self {
+    fn start_with(name: &str, socket: &Path, reports: bool) -> Self {
         let received = Arc::new(Mutex::new(ReceivedState::default()));
-        let (name, socket, taken) = (name.to_owned(), socket.to_owned(), Arc::clone(&received));
+        let (name, socket, state) = (name.to_owned(), socket.to_owned(), Arc::clone(&received));
         let task = tokio::spawn(async move {
-            while watch(&name, &socket, &taken, reports).await.is_err() {
+            while watch(&name, &socket, &state, reports).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
@@ -88,7 +88,7 @@ async fn watch(
     while let Some(response) = responses.message().await? {
         let acknowledgement = response.generation.clone().map(Message::Acknowledge);
         let report = Report { ready: true, services: response.services.iter().map(health).collect(), ..Report::default() };
-        take(&mut received.lock().unwrap(), response);
+        apply(&mut received.lock().unwrap(), response);
         requests.send(WatchRequest { message: acknowledgement }).await?;
         if reports {
             requests.send(WatchRequest { message: Some(Message::Report(report)) }).await?;
@@ -111,7 +111,7 @@ fn health(service: &Service) -> ServiceHealth {
     ServiceHealth { service: format!("{}/{}", service.namespace, service.name), backends, healthy: backends, refusal: None }
 }
 
-fn take(received: &mut ReceivedState, response: WatchResponse) {
+fn apply(received: &mut ReceivedState, response: WatchResponse) {
     received.messages += 1;
     if response.full {
         received.services.clear();

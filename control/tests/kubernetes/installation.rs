@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
-use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use control::config::settings::{ControllerSettings, Listen, OwnershipRules, Source};
 use control::controller::{self, Running};
-use objects::PoolSpec;
-use proto::limits::DRAIN_TIMEOUT;
-use proto::{HealthCheck, Mode, Scheduler};
 use tokio_util::sync::CancellationToken;
 
 use crate::gateway::{Gateway, ReceivedState};
@@ -60,7 +57,7 @@ impl Installation {
         installation
     }
 
-    /// What the gateway received.
+    /// The state that the gateway received.
     pub fn received(&self) -> ReceivedState {
         self.gateway.as_ref().expect("a gateway is connected").received()
     }
@@ -71,7 +68,7 @@ impl Installation {
         self.running.stopped().await.unwrap();
     }
 
-    /// Waits until what the gateway received satisfies `is_wanted`.
+    /// Waits until the state that the gateway received satisfies `is_wanted`.
     pub async fn wait_for_state(&self, what: &str, is_wanted: impl Fn(&ReceivedState) -> bool) -> ReceivedState {
         wait_for(what, async || self.received(), is_wanted).await
     }
@@ -91,25 +88,18 @@ impl Installation {
 
 /// Nothing else in the cluster belongs to this installation: its class, group, pools and node ports are unique.
 fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
-    let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
     let namespace = ("kubernetes.io/metadata.name".to_owned(), user.namespace.clone());
     let ownership = OwnershipRules {
         node_port_namespaces: [namespace].into_iter().collect(),
         pools: user.own_pools().into_iter().collect(),
         ..OwnershipRules::default()
     };
+    let source = Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) };
     ControllerSettings {
         listen: Listen::unix(listen),
         group: user.group(),
-        source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
         load_balancer_class: user.class(),
         ownership,
-        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
-        health: HealthCheck::default(),
-        backends_allowed: None,
-        cluster_cidrs: Vec::new(),
-        pools: vec![PoolSpec::new("default", ranges)],
-        reserved: Vec::new(),
-        lock_dir: None,
+        ..crate::settings::settings(source, &["192.0.2.100-192.0.2.199"])
     }
 }

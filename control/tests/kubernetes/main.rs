@@ -17,12 +17,13 @@ mod leader_election;
 mod overrides;
 mod replay;
 mod scenarios;
+#[path = "../settings/mod.rs"]
+mod settings;
 mod shipped_role;
 #[path = "../../../tests/edge/skip.rs"]
 #[allow(dead_code)] // its functions for network namespaces are used by other tests
 mod skip;
 mod status_writer;
 mod test_server;
-mod test_server_features;
 mod user;
 mod watches;

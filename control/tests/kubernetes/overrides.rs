@@ -102,8 +102,8 @@ async fn invalid_overrides_undo_no_drain_and_apply_once_they_are_repaired() {
     let before = server.get(Kind::ConfigMap, &user.namespace, NAME).unwrap()["data"].clone();
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": {user.group(): "version: 7"}}));
     let installation = Installation::start(&user).await;
-    let held = async || installation.running().view.editor.state();
-    wait_for("unreadable overrides", held, |held| matches!(held, OverridesState::Unreadable(_))).await;
+    let state = async || installation.running().view.editor.state();
+    wait_for("unreadable overrides", state, |state| matches!(state, OverridesState::Unreadable(_))).await;
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": before}));
     first_state_is_drained(&installation, &user).await;
 }

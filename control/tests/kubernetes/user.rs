@@ -1,4 +1,4 @@
-//! A user of a cluster, of the test server or of a real one, through its API only.
+//! A user of a cluster, which is the test server or a real one. It uses only the API.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,12 +13,13 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use objects::crd::{AddressPool, EdgeGateway};
-use proto::limits::FINALIZER;
 use serde_json::{Value, json};
 
 use crate::api_proxy::ApiProxy;
 use crate::api_server::{ApiServer, Kind};
 
+/// The finalizer of the contract.
+pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
 /// Longer than any expected wait. A test that reaches it has failed.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -178,8 +179,8 @@ impl User {
 
     /// Waits until a Service is deleted.
     pub async fn wait_until_deleted(&self, name: &str) {
-        let look = async || self.services().get_opt(name).await.unwrap().is_none();
-        wait_for(&format!("the end of {name}"), look, |is_gone| *is_gone).await;
+        let poll = async || self.services().get_opt(name).await.unwrap().is_none();
+        wait_for(&format!("the end of {name}"), poll, |is_gone| *is_gone).await;
     }
 
     pub async fn has_service(&self, name: &str) -> bool {
@@ -208,15 +209,15 @@ impl User {
 
     /// Waits until a condition of a Service has this status, and returns its reason.
     pub async fn wait_for_condition(&self, name: &str, kind: &str, status: &str) -> String {
-        let look = async || condition(&self.service(name).await, kind).unwrap_or_default();
-        let found = wait_for(&format!("{kind}={status} of {name}"), look, |found| found.split(' ').next() == Some(status)).await;
+        let poll = async || condition(&self.service(name).await, kind).unwrap_or_default();
+        let found = wait_for(&format!("{kind}={status} of {name}"), poll, |found| found.split(' ').next() == Some(status)).await;
         found.split(' ').nth(1).unwrap().to_owned()
     }
 
     /// Waits until a condition of a Service has this status and reason, and returns the Service.
     pub async fn wait_for_reason(&self, name: &str, kind: &str, wanted: &str) -> Value {
-        let look = async || self.service(name).await;
-        wait_for(&format!("{kind} {wanted}"), look, |service| condition(service, kind).as_deref() == Some(wanted)).await
+        let poll = async || self.service(name).await;
+        wait_for(&format!("{kind} {wanted}"), poll, |service| condition(service, kind).as_deref() == Some(wanted)).await
     }
 
     /// Waits for an Event about a Service with this reason.
@@ -231,11 +232,11 @@ impl User {
     /// Waits until the checkpoint of this user's installation contains this text.
     pub async fn wait_for_checkpoint(&self, text: &str) {
         let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
-        let look = async || {
+        let poll = async || {
             let all = api.list(&ListParams::default()).await.unwrap().items.into_iter().filter_map(|one| one.data);
             all.filter_map(|mut data| data.remove(&self.group())).collect::<Vec<_>>().concat()
         };
-        wait_for(&format!("{text} in the checkpoint"), look, |found| found.contains(text)).await;
+        wait_for(&format!("{text} in the checkpoint"), poll, |found| found.contains(text)).await;
     }
 
     /// Creates an `AddressPool` for our class only; `more` is merged over its spec. Returns its name.
@@ -271,12 +272,12 @@ impl User {
         let created = self.service(name).await["metadata"]["creationTimestamp"].clone();
         let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
         let probe: ConfigMap = serde_json::from_value(json!({"metadata": {"generateName": "clock-"}})).unwrap();
-        let look = async || {
+        let poll = async || {
             let made = api.create(&PostParams::default(), &probe).await.unwrap();
             api.delete(&made.name_any(), &DeleteParams::default()).await.unwrap();
             serde_json::to_value(made.metadata.creation_timestamp).unwrap()
         };
-        wait_for("a later second", look, |now| now.as_str() > created.as_str()).await;
+        wait_for("a later second", poll, |now| now.as_str() > created.as_str()).await;
     }
 
     /// Removes the finalizers of all remaining Services, so that their namespace can be deleted without a controller.
@@ -344,11 +345,11 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// Polls until `look` returns a value that satisfies `is_wanted`.
-pub async fn wait_for<T: Debug>(what: &str, look: impl AsyncFn() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
+/// Polls until `poll` returns a value that satisfies `is_wanted`.
+pub async fn wait_for<T: Debug>(what: &str, poll: impl AsyncFn() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
     let end = std::time::Instant::now() + DEADLINE;
     loop {
-        let seen = look().await;
+        let seen = poll().await;
         if is_wanted(&seen) {
             return seen;
         }

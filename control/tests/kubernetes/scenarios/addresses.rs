@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::installation::Installation;
 use crate::user::{User, wait_for};
 
-pub async fn a_new_controller_renumbers_nobody(user: &User) {
+pub async fn a_restarted_controller_changes_no_address(user: &User) {
     let installation = Installation::start(user).await;
     for name in ["first", "second"] {
         user.add(name, &json!({})).await;
@@ -20,7 +20,7 @@ pub async fn a_new_controller_renumbers_nobody(user: &User) {
     assert_eq!(user.ingress("second").await, before);
 }
 
-pub async fn an_address_is_asked_for(user: &User) {
+pub async fn a_requested_address_is_assigned(user: &User) {
     let _installation = Installation::start(user).await;
     let annotations = json!({"sluice.dev/addresses": "192.0.2.150"});
     user.add("annotated", &json!({"metadata": {"annotations": annotations}})).await;
@@ -29,12 +29,12 @@ pub async fn an_address_is_asked_for(user: &User) {
     assert_eq!(user.wait_for_address("field").await, "192.0.2.151");
 }
 
-pub async fn the_older_claim_wins(user: &User) {
-    let asks = json!({"spec": {"loadBalancerIP": "192.0.2.150"}});
-    user.add("older", &asks).await;
+pub async fn the_older_service_gets_a_contested_address(user: &User) {
+    let request = json!({"spec": {"loadBalancerIP": "192.0.2.150"}});
+    user.add("older", &request).await;
     user.wait_for_a_later_second("older").await;
     // By name this Service would be first.
-    user.add("a-younger", &asks).await;
+    user.add("a-younger", &request).await;
     let installation = Installation::start(user).await;
     assert_eq!(user.wait_for_address("older").await, "192.0.2.150");
     user.add("last", &json!({})).await;
@@ -43,7 +43,7 @@ pub async fn the_older_claim_wins(user: &User) {
     installation.wait_until_served(user, "older", 1).await;
 }
 
-pub async fn an_exhausted_pool_grows(user: &User) {
+pub async fn an_exhausted_pool_is_reported_until_it_grows(user: &User) {
     let pool = user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
     let _installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     user.add("first", &json!({})).await;
@@ -56,7 +56,7 @@ pub async fn an_exhausted_pool_grows(user: &User) {
     assert_eq!(user.wait_for_address("first").await, "198.51.100.1");
 }
 
-pub async fn a_pool_edit_renumbers_nobody(user: &User) {
+pub async fn a_changed_or_deleted_pool_changes_no_address(user: &User) {
     let pool = user.add_pool("edited", &["198.51.100.0/28"], &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     user.add("web", &json!({})).await;
@@ -74,7 +74,7 @@ pub async fn a_pool_edit_renumbers_nobody(user: &User) {
 }
 
 /// Formatted as `used of total`, and the condition `Conflict`.
-fn figures(status: &Value) -> String {
+fn usage(status: &Value) -> String {
     let conflict = status["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "Conflict");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let conflict = conflict.map(|one| text(&one["status"])).unwrap_or_default();
@@ -84,26 +84,26 @@ fn figures(status: &Value) -> String {
 pub async fn a_pool_provides_addresses_and_shows_its_usage(user: &User) {
     let installation = Installation::start(user).await;
     let pool = user.add_pool("edge", &["203.0.113.0/30"], &json!({"autoAssign": false})).await;
-    let says = async |name: &str, wanted: &str| {
-        wait_for("the pool's status", async || user.pool_status(name).await, |status| figures(status) == wanted).await
+    let wait_for_usage = async |name: &str, wanted: &str| {
+        wait_for("the pool's status", async || user.pool_status(name).await, |status| usage(status) == wanted).await
     };
-    says(&pool, "0 of 4, False").await;
+    wait_for_usage(&pool, "0 of 4, False").await;
     user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/address-pool": pool}}})).await;
     assert_eq!(user.wait_for_address("web").await, "203.0.113.0");
-    let status = says(&pool, "1 of 4, False").await;
+    let status = wait_for_usage(&pool, "1 of 4, False").await;
     assert_eq!(status["available"], "3");
     user.wait_for_a_later_second("web").await;
     let younger = user.add_pool("younger", &["203.0.113.3-203.0.113.9"], &json!({})).await;
-    let status = says(&younger, "0 of 0, True").await;
+    let status = wait_for_usage(&younger, "0 of 0, True").await;
     let message = status["conditions"][0]["message"].as_str().unwrap();
     assert!(message.contains(&format!("of pool {pool}")) && message.contains(&younger), "{message}");
     user.delete_pool(&pool).await;
-    says(&younger, "0 of 7, False").await;
+    wait_for_usage(&younger, "0 of 7, False").await;
     assert_eq!(user.wait_for_address("web").await, "203.0.113.0");
     installation.wait_until_served(user, "web", 1).await;
 }
 
-pub async fn an_address_is_shared(user: &User) {
+pub async fn services_with_one_sharing_key_share_an_address(user: &User) {
     let installation = Installation::start(user).await;
     let sharing = |name: &str, port: u16| {
         let ports = json!([{"name": name, "port": port, "targetPort": 8080}]);
@@ -120,7 +120,7 @@ pub async fn an_address_is_shared(user: &User) {
     assert_eq!(user.wait_for_address("secure").await, shared);
 }
 
-pub async fn a_foreign_address_is_not_taken_over(user: &User) {
+pub async fn a_foreign_address_is_not_adopted(user: &User) {
     let installation = Installation::start(user).await;
     user.add("lowest", &json!({})).await;
     user.wait_for_ingress("lowest").await;
@@ -151,7 +151,7 @@ pub async fn a_foreign_address_is_not_taken_over(user: &User) {
     }
 }
 
-pub async fn an_address_is_held_until_its_service_is_gone(user: &User) {
+pub async fn an_address_is_not_reused_until_its_service_is_deleted(user: &User) {
     user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     user.add("old", &json!({})).await;
@@ -165,7 +165,7 @@ pub async fn an_address_is_held_until_its_service_is_gone(user: &User) {
     installation.wait_until_served(user, "next", 1).await;
 }
 
-pub async fn a_reserved_address_is_used(user: &User) {
+pub async fn a_reserved_address_is_used_when_no_other_is_free(user: &User) {
     user.add_pool("small", &["198.51.100.1-198.51.100.2"], &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     for name in ["first", "second"] {
@@ -184,7 +184,7 @@ pub async fn a_reserved_address_is_used(user: &User) {
     assert_eq!(user.wait_for_address("first").await, "198.51.100.1");
 }
 
-pub async fn a_new_controller_keeps_what_was_decided(user: &User) {
+pub async fn a_restarted_controller_keeps_table_sizes_and_reservations(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     user.add("old", &json!({})).await;

@@ -18,13 +18,13 @@ use crate::user::{User, wait_for};
 const REAL_CLUSTER: &str = "SLUICE_TEST_KUBECONFIG";
 
 /// The cluster for tests, if there is one.
-pub fn real() -> Option<PathBuf> {
+pub fn real_cluster() -> Option<PathBuf> {
     std::env::var_os(REAL_CLUSTER).map(PathBuf::from)
 }
 
 /// Installs missing sluice kinds and removes those again afterwards. Existing kinds are not changed: they may be in
 /// use.
-pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
+pub async fn with_installed_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let definitions = Api::<CustomResourceDefinition>::all(client);
     let mut installed = Vec::new();
@@ -50,7 +50,7 @@ pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
 }
 
 /// Runs `act`, which must not panic, in a new namespace, and deletes the namespace.
-pub async fn in_own_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User) -> T) -> T {
+pub async fn in_new_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User) -> T) -> T {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let namespaces = Api::<Namespace>::all(client);
     let wanted: Namespace = serde_json::from_value(json!({"metadata": {"generateName": "sluice-test-"}})).unwrap();
@@ -68,30 +68,31 @@ fn objects(server: &ApiServer) -> Vec<Value> {
 }
 
 /// Names of objects that were created, deleted or changed since `before`, or that have Events.
-pub fn touched(server: &ApiServer, before: &[Value]) -> Vec<String> {
+pub fn changed_objects(server: &ApiServer, before: &[Value]) -> Vec<String> {
     let now = objects(server);
     let name = |object: &Value| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         format!("{} {}/{}", text(&object["kind"]), text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]))
     };
-    let is_told = |event: &Value, object: &Value| {
+    let is_about = |event: &Value, object: &Value| {
         let about = &event["regarding"];
         ["kind", "name"].map(|field| &about[field]) == [&object["kind"], &object["metadata"]["name"]]
     };
     let events = server.list(Kind::Event, "");
-    let came = now.iter().filter(|object| !before.contains(object));
-    let went = before.iter().filter(|object| !now.contains(object) || events.iter().any(|event| is_told(event, object)));
-    came.chain(went).map(name).collect()
+    let added_or_changed = now.iter().filter(|object| !before.contains(object));
+    let removed_or_reported =
+        before.iter().filter(|object| !now.contains(object) || events.iter().any(|event| is_about(event, object)));
+    added_or_changed.chain(removed_or_reported).map(name).collect()
 }
 
 /// Creates what a cluster with sluice in use contains: pools for all Services, which come first and overlap with those
 /// of the scenarios, NodePort Services, and Services of the default class. Returns all objects.
-pub fn in_production(server: &ApiServer) -> Vec<Value> {
+pub fn create_other_installation(server: &ApiServer) -> Vec<Value> {
     let pool = |name: &str, addresses: &[&str], priority: u32| {
         let spec = json!({"addresses": addresses, "priority": priority});
         server.create(Kind::AddressPool, json!({"metadata": {"name": name}, "spec": spec}));
     };
-    pool("everybodys", &["192.0.2.0/24"], 1);
+    pool("shared", &["192.0.2.0/24"], 1);
     pool("spare", &["198.51.100.0/24", "203.0.113.0/24"], 0);
     let service = |name: &str, kind: &str, more: &Value| {
         let mut service = json!({"metadata": {"name": name, "namespace": "production"}, "spec": {"type": kind}});
@@ -130,8 +131,8 @@ async fn scenarios_leave_nothing_behind_in_a_cluster() {
     let file = tempfile::NamedTempFile::new().unwrap();
     server.write_kubeconfig(file.path());
     let before = objects(&server);
-    with_kinds(file.path(), async || {
-        in_own_namespace(file.path(), async |user| {
+    with_installed_kinds(file.path(), async || {
+        in_new_namespace(file.path(), async |user| {
             user.add("web", &json!({"metadata": {"finalizers": ["example.com/left-behind"]}})).await;
             user.add_pool("p", &["192.0.2.0/24"], &json!({})).await;
             assert!(!server.list(Kind::AddressPool, "").is_empty());

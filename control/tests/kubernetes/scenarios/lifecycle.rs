@@ -19,7 +19,7 @@ pub async fn a_new_service_has_its_address(user: &User) {
     installation.wait_until_served(user, "web", 1).await;
 }
 
-pub async fn backends_come_and_go(user: &User) {
+pub async fn added_and_removed_backends_reach_the_gateways(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     for count in [1, 3, 2] {
@@ -46,7 +46,7 @@ pub async fn a_deleted_service_is_withdrawn(user: &User) {
     assert_eq!(user.wait_for_address("web").await, before);
 }
 
-pub async fn a_type_changes(user: &User) {
+pub async fn a_service_changes_its_type(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     let before = user.wait_for_address("web").await;
@@ -68,7 +68,7 @@ pub async fn a_type_changes(user: &User) {
     installation.wait_until_served(user, "web", 1).await;
 }
 
-pub async fn a_mode_changes(user: &User) {
+pub async fn a_service_changes_its_mode(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     let web = user.full_name("web");
@@ -77,13 +77,13 @@ pub async fn a_mode_changes(user: &User) {
             |received: &crate::gateway::ReceivedState| received.services.get(&web).is_some_and(|service| service.mode == wanted);
         installation.wait_for_state(&format!("mode {wanted}"), is_wanted).await;
     };
-    let told = async || user.ingress("web").await[0]["ipMode"].clone();
-    wait_for("the first status", &told, |told| told == "Proxy").await;
+    let ip_mode = async || user.ingress("web").await[0]["ipMode"].clone();
+    wait_for("the first status", &ip_mode, |ip_mode| ip_mode == "Proxy").await;
     user.annotate("web", "sluice.dev/mode", "dnat").await;
     mode_comes("dnat").await;
-    assert_eq!(told().await, "VIP", "the status must change before the gateways");
+    assert_eq!(ip_mode().await, "VIP", "the status must change before the gateways");
     user.annotate("web", "sluice.dev/mode", "nat").await;
-    wait_for("the previous status", &told, |told| told == "Proxy").await;
+    wait_for("the previous status", &ip_mode, |ip_mode| ip_mode == "Proxy").await;
     mode_comes("nat").await;
 }
 
@@ -98,7 +98,7 @@ pub async fn conditions_follow_the_gateways(user: &User) {
     user.wait_for_event("web", "Programmed").await;
 }
 
-pub async fn a_refusal_says_why(user: &User) {
+pub async fn a_refused_service_shows_the_reason(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
     assert_eq!(user.wait_for_condition("web", "AddressAssigned", "False").await, "OutsidePools");
@@ -111,7 +111,7 @@ pub async fn a_refusal_says_why(user: &User) {
     installation.wait_until_served(user, "web", 1).await;
 }
 
-pub async fn the_api_server_is_away(user: &User) {
+pub async fn the_api_server_is_unreachable(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     let before = user.wait_for_ingress("web").await;

@@ -8,7 +8,7 @@ use crate::user::{User, wait_for};
 /// In the middle of the pool, so that it is not allocated by chance.
 const ADDRESS: &str = "192.0.2.177";
 
-fn claim(user: &User) -> impl FnOnce(&mut control::config::settings::ControllerSettings) + use<> {
+fn claim_classless(user: &User) -> impl FnOnce(&mut control::config::settings::ControllerSettings) + use<> {
     let labels = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
     let labels: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector = serde_json::from_value(labels).unwrap();
     move |settings| {
@@ -21,7 +21,7 @@ pub async fn an_address_of_another_controller_is_kept(user: &User) {
     user.add("web", &json!({"spec": {"loadBalancerClass": null}})).await;
     // What MetalLB did, which serves Services without a class.
     user.write_address("web", ADDRESS).await;
-    let installation = Installation::start_with(user, claim(user)).await;
+    let installation = Installation::start_with(user, claim_classless(user)).await;
     let received = installation.wait_until_served(user, "web", 1).await;
     let address: std::net::Ipv4Addr = ADDRESS.parse().unwrap();
     assert_eq!(received.services[&user.full_name("web")].ports[0].vips, [address.octets().to_vec()]);

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::installation::Installation;
 use crate::user::User;
 
-pub async fn a_deleted_slice_counts_on(user: &User) {
+pub async fn endpoints_of_a_deleted_slice_stay_for_two_seconds(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     user.set_backends("web", 3).await;
@@ -40,7 +40,7 @@ pub async fn external_ips_are_served_where_they_are_allowed(user: &User) {
     assert!(service["metadata"]["finalizers"].is_null() && service["status"]["conditions"].is_null(), "{service}");
 }
 
-pub async fn one_number_on_three_protocols(user: &User) {
+pub async fn one_port_number_on_three_protocols(user: &User) {
     let installation = Installation::start(user).await;
     let port = |name: &str, protocol: &str| json!({"name": name, "port": 5060, "protocol": protocol, "appProtocol": "sip"});
     let ports = json!([port("sip-tcp", "TCP"), port("sip-udp", "UDP"), port("sip-sctp", "SCTP")]);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::installation::Installation;
 use crate::user::{User, is_about, wait_for};
 
-pub async fn a_new_service_raises_no_alarm(user: &User) {
+pub async fn a_new_service_causes_no_warning(user: &User) {
     let installation = Installation::start_reporting(user).await;
     installation.wait_for_state("a first message", |received| received.messages > 0).await;
     user.add_ready_pod("shop", "10.0.0.11").await;
@@ -22,16 +22,16 @@ pub async fn a_new_service_raises_no_alarm(user: &User) {
         assert_eq!(user.wait_for_condition(name, "BackendsHealthy", "True").await, "Healthy");
         user.wait_for_event(name, "Programmed").await;
     }
-    let mut told = user.events().await;
-    told.retain(|event| event.type_.as_deref() == Some("Warning"));
-    assert!(told.is_empty(), "{told:#?}");
+    let mut warnings = user.events().await;
+    warnings.retain(|event| event.type_.as_deref() == Some("Warning"));
+    assert!(warnings.is_empty(), "{warnings:#?}");
     user.end_pod("shop").await;
 }
 
 pub async fn missing_backends_have_distinct_reasons(user: &User) {
     let _installation = Installation::start_reporting(user).await;
     user.add_without_slice("none", &json!({})).await;
-    // The slice comes first: otherwise it could arrive after two seconds, and change what was reported until then.
+    // The slice is created first: otherwise it could arrive after two seconds, and change what was reported until then.
     user.add_slice("other", &json!([{"port": 8080, "protocol": "TCP", "name": "web"}])).await;
     user.add_without_slice("other", &json!({})).await;
     assert_eq!(user.wait_for_condition("none", "BackendsHealthy", "False").await, "NoEndpoints");
@@ -51,8 +51,8 @@ pub async fn every_port_is_in_the_status(user: &User) {
     let ports = async || user.ingress("web").await[0]["ports"].clone();
     let is_refused = |ports: &Value| ports[1]["error"].is_string();
     let error = json!("sluice.dev/NoMatchingPort");
-    let told = json!([{"port": 80, "protocol": "TCP"}, {"port": 9090, "protocol": "TCP", "error": error}]);
-    assert_eq!(wait_for("an error", &ports, is_refused).await, told);
+    let expected = json!([{"port": 80, "protocol": "TCP"}, {"port": 9090, "protocol": "TCP", "error": error}]);
+    assert_eq!(wait_for("an error", &ports, is_refused).await, expected);
     let both = json!([{"port": 8080, "protocol": "TCP", "name": "http"}, {"port": 8081, "protocol": "TCP", "name": "admin"}]);
     user.change_slice("web", &json!({"ports": both})).await;
     wait_for("no error", &ports, |ports| !is_refused(ports)).await;
@@ -60,7 +60,7 @@ pub async fn every_port_is_in_the_status(user: &User) {
 
 /// Creates more Services at once than the controller can report by Events in some seconds, then one that cannot be
 /// served.
-pub async fn a_refusal_overtakes_routine(user: &User) {
+pub async fn a_refusal_is_reported_before_routine_events(user: &User) {
     let _installation = Installation::start_with(user, |settings| {
         settings.pools[0].ranges = vec!["192.0.2.100-192.0.3.199".parse().unwrap()];
     })
@@ -91,7 +91,7 @@ pub async fn a_refusal_overtakes_routine(user: &User) {
     panic!("no Warning was written before a routine Event with an earlier time");
 }
 
-pub async fn a_typing_error_cuts_no_traffic(user: &User) {
+pub async fn a_typing_error_interrupts_no_traffic(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "192.0.2.150"}}})).await;
     installation.wait_until_served(user, "web", 1).await;
