@@ -20,7 +20,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::{Buffer, Burst, Link, Mac, MemoryBuffer, Network, PortIndex, Route, TagKind, TwinQueues, Vlan};
 use ipnet::IpNet;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use skip::{may_make_namespaces, skip};
+use skip::{can_create_namespaces, skip};
 use sluice::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
 use sluice::ports::af_packet;
 use sluice::ports::twin::{Interface, TwinConfig, TwinCounters, TwinError, TwinPort, TwinThread};
@@ -184,7 +184,7 @@ fn solicitation() -> Vec<u8> {
 
 #[test]
 fn linux_answers_arp_ndp_and_ping_through_the_twin() {
-    if !may_make_namespaces("linux answers arp ndp and ping through the twin") {
+    if !can_create_namespaces("linux answers arp ndp and ping through the twin") {
         return;
     }
     let namespace = Namespace::new("answers");
@@ -208,7 +208,7 @@ fn linux_answers_arp_ndp_and_ping_through_the_twin() {
 
 #[test]
 fn a_restart_keeps_the_twin_and_removes_only_the_addresses_that_sluice_added() {
-    if !may_make_namespaces("a restart keeps the twin and removes only addresses that were ours") {
+    if !can_create_namespaces("a restart keeps the twin and removes only addresses that were ours") {
         return;
     }
     let namespace = Namespace::new("restart");
@@ -233,7 +233,7 @@ fn a_restart_keeps_the_twin_and_removes_only_the_addresses_that_sluice_added() {
 
 #[test]
 fn an_interface_that_sluice_did_not_make_is_refused_and_not_changed() {
-    if !may_make_namespaces("an interface that is not ours is refused and left alone") {
+    if !can_create_namespaces("an interface that is not ours is refused and left alone") {
         return;
     }
     let namespace = Namespace::new("foreign");
@@ -249,7 +249,7 @@ fn an_interface_that_sluice_did_not_make_is_refused_and_not_changed() {
 
 #[test]
 fn the_carrier_of_the_twin_follows_the_link() {
-    if !may_make_namespaces("the carrier of the twin follows the link") {
+    if !can_create_namespaces("the carrier of the twin follows the link") {
         return;
     }
     let namespace = Namespace::new("carrier");
@@ -263,7 +263,7 @@ fn the_carrier_of_the_twin_follows_the_link() {
 }
 
 /// Runs `body` with the netlink follower of the twin `uplink`.
-async fn following(body: impl AsyncFnOnce(Follower)) {
+async fn with_follower(body: impl AsyncFnOnce(Follower)) {
     let (network, seen) = watch::channel(Network::default());
     let (next_hops, followed) = watch::channel(BTreeSet::new());
     let (answered, listened) = watch::channel(AnsweredAddresses::default());
@@ -299,7 +299,7 @@ fn route(to: &str, via: Option<&str>) -> Route {
 
 #[test]
 fn routes_addresses_and_neighbours_are_followed() {
-    if !may_make_namespaces("routes addresses and neighbours are followed") {
+    if !can_create_namespaces("routes addresses and neighbours are followed") {
         return;
     }
     let namespace = Namespace::new("follow");
@@ -310,7 +310,7 @@ fn routes_addresses_and_neighbours_are_followed() {
         namespace.ip("link set another up");
         namespace.ip("link set other up");
         namespace.ip("route add 203.0.113.0/24 dev other");
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             let here = ["192.0.2.2", "2001:db8::2"].map(|a| a.parse::<IpAddr>().unwrap());
             follower.until("the addresses are known", |n| here.iter().all(|a| n.addresses.contains(a))).await;
             for route in [route("0.0.0.0/0", Some("192.0.2.1")), route("192.0.2.0/24", None), route("2001:db8::/64", None)] {
@@ -353,12 +353,12 @@ fn mld_report(frame: &[u8]) -> Vec<(u8, Ipv6Addr)> {
 /// A general query of MLDv2 (RFC 3810 section 5.1) from fe80::1.
 fn mld_query() -> Vec<u8> {
     let source = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-    let everybody = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     // Type 130, answers within 100 ms, any group, robustness 2, interval 125 s, no sources.
     let mut query = [&[130, 0, 0, 0, 0, 100, 0, 0][..], &[0; 16], &[2, 125, 0, 0]].concat();
-    let checksum = dataplane::testing::transport_checksum(source.into(), everybody.into(), 58, &query);
+    let checksum = dataplane::testing::transport_checksum(source.into(), all_nodes.into(), 58, &query);
     query[2..4].copy_from_slice(&checksum.to_be_bytes());
-    let header = [&[0x60, 0, 0, 0, 0, 36, 0, 1][..], &source.octets(), &everybody.octets(), &[58, 0, 5, 2, 0, 0, 1, 0]].concat();
+    let header = [&[0x60, 0, 0, 0, 0, 36, 0, 1][..], &source.octets(), &all_nodes.octets(), &[58, 0, 5, 2, 0, 0, 1, 0]].concat();
     ethernet(Mac([0x33, 0x33, 0, 0, 0, 1]), 0x86dd, &[&header[..], &query].concat())
 }
 
@@ -369,7 +369,7 @@ fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
     const IS_EXCLUDE: u8 = 2;
     const TO_INCLUDE: u8 = 3;
     const TO_EXCLUDE: u8 = 4;
-    if !may_make_namespaces(TEST) {
+    if !can_create_namespaces(TEST) {
         return;
     }
     let namespace = Namespace::new("mld");
@@ -387,7 +387,7 @@ fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
             };
             twin.expect(what, fits).await;
         };
-        following(async |follower| {
+        with_follower(async |follower| {
             follower.answered.send_replace(answered(&[
                 "192.0.2.100",
                 "2001:db8::1:100",
@@ -412,21 +412,21 @@ fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
 #[test]
 fn vlan_devices_above_the_twin_are_followed() {
     const TEST: &str = "vlan devices above the twin are followed";
-    if !may_make_namespaces(TEST) {
+    if !can_create_namespaces(TEST) {
         return;
     }
     let namespace = Namespace::new("vlan");
     namespace.enter(async || {
         let _twin = Twin::open(&config(&[])).await;
         let device = "link add link uplink name uplink.100 type vlan id 100".split(' ');
-        let made = Command::new("ip").args(["-n", &namespace.name]).args(device).output().unwrap();
-        if !made.status.success() {
+        let added = Command::new("ip").args(["-n", &namespace.name]).args(device).output().unwrap();
+        if !added.status.success() {
             skip(TEST, "the kernel has no VLAN devices (8021q)");
             return;
         }
         namespace.ip("addr add 192.0.2.2/24 dev uplink.100");
         namespace.ip("link set uplink.100 up");
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             let link = Link::new(PortIndex(0), Vlan::NONE.with(TagKind::Customer, 100).unwrap());
             follower.until("the device is a link", |n| n.vlans.iter().any(|vlan| vlan.link == link)).await;
             let on_link = Route { link, ..route("192.0.2.0/24", None) };
@@ -440,13 +440,13 @@ fn vlan_devices_above_the_twin_are_followed() {
 
 #[test]
 fn ipv4_routes_disappear_and_return_with_the_interface() {
-    if !may_make_namespaces("ipv4 routes go and come with the interface") {
+    if !can_create_namespaces("ipv4 routes go and come with the interface") {
         return;
     }
     let namespace = Namespace::new("updown");
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             follower.until("the route is known", |n| n.routes == [route("192.0.2.0/24", None)]).await;
             namespace.ip("link set uplink down");
             follower.until("the route is gone, although Linux sends no message", |n| n.routes.is_empty()).await;
@@ -461,13 +461,13 @@ fn ipv4_routes_disappear_and_return_with_the_interface() {
 
 #[test]
 fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
-    if !may_make_namespaces("several next hops and next hop objects leave what linux has") {
+    if !can_create_namespaces("several next hops and next hop objects leave what linux has") {
         return;
     }
     let namespace = Namespace::new("several");
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             let (v4, v6) = ("198.51.100.0/24", "2001:db8:7::/48");
             let steps = [
                 ("route add 2001:db8:7::/48 nexthop via 2001:db8::11 nexthop via 2001:db8::12", v6, Some("2001:db8::11")),
@@ -500,13 +500,13 @@ fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
 
 #[test]
 fn a_burst_of_changes_ends_in_the_routes_of_linux() {
-    if !may_make_namespaces("a storm of changes ends in what linux holds") {
+    if !can_create_namespaces("a storm of changes ends in what linux holds") {
         return;
     }
     let namespace = Namespace::new("storm");
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             let line = |n: u32, what: &str| {
                 format!("route {what} 10.{}.{}.{}/32 via 192.0.2.{}", n >> 16, n >> 8 & 255, n & 255, n % 3 + 5)
             };
@@ -524,14 +524,14 @@ fn a_burst_of_changes_ends_in_the_routes_of_linux() {
 
 #[test]
 fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_changed() {
-    if !may_make_namespaces("next hops in use are managed and released and a permanent entry is left alone") {
+    if !can_create_namespaces("next hops in use are managed and released and a permanent entry is left alone") {
         return;
     }
     let namespace = Namespace::new("managed");
     namespace.enter(async || {
         let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         namespace.ip("neigh replace 192.0.2.5 dev uplink lladdr 02:00:00:00:00:05 nud permanent");
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             let key = |n: u8| (Link::from(PortIndex(0)), IpAddr::from([192, 0, 2, n]));
             follower.next_hops.send_replace(BTreeSet::from([key(1), key(5)]));
             let neighbour = |address: &str| namespace.ip(&format!("-d neigh show {address} dev uplink"));
@@ -555,13 +555,13 @@ fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_change
 
 #[test]
 fn a_client_that_a_worker_waits_for_is_resolved_once() {
-    if !may_make_namespaces("a client that a worker waits for is asked for once") {
+    if !can_create_namespaces("a client that a worker waits for is asked for once") {
         return;
     }
     let namespace = Namespace::new("client");
     namespace.enter(async || {
         let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
-        following(async |mut follower| {
+        with_follower(async |mut follower| {
             follower.until("the twin is known", |n| !n.addresses.is_empty()).await;
             let client = IpAddr::from([192, 0, 2, 50]);
             for _ in 0..100 {
@@ -600,7 +600,7 @@ fn state(namespace: &Namespace) -> [String; 4] {
 
 #[test]
 fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
-    if !may_make_namespaces("linux is kept off an af packet interface and given it back") {
+    if !can_create_namespaces("linux is kept off an af packet interface and given it back") {
         return;
     }
     let (gateway, client) = veth("afp");
@@ -621,7 +621,7 @@ fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
 
 #[test]
 fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
-    if !may_make_namespaces("what a killed gateway left is taken over and undone") {
+    if !can_create_namespaces("what a killed gateway left is taken over and undone") {
         return;
     }
     let (gateway, _client) = veth("afpk");
@@ -644,7 +644,7 @@ fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
 
 #[test]
 fn a_missing_interface_is_reported_by_name() {
-    if !may_make_namespaces("a missing interface is named") {
+    if !can_create_namespaces("a missing interface is named") {
         return;
     }
     let namespace = Namespace::new("missing");

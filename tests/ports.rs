@@ -6,7 +6,7 @@ mod edge;
 
 use std::time::Instant;
 
-use edge::{Edge, REQUEST_S, may_run, until};
+use edge::{Edge, REQUEST_S, can_create_namespaces, until};
 
 const VIP: &str = "http://192.0.2.100/";
 
@@ -32,12 +32,11 @@ fn rename(edge: &Edge, from: &str, to: &str) {
 
 #[test]
 fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
-    if !may_run("ports that come and go") {
+    if !can_create_namespaces("ports that come and go") {
         return;
     }
-    let mut edge = Edge::new("late");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let mut edge = Edge::with_af_packet("late");
+    edge.write_demo_manifests();
     rename(&edge, "cluster0", "elsewhere0");
     edge.start();
     until_link(&edge, "uplink", "up");
@@ -51,7 +50,7 @@ fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
         until("the carrier", || (carrier(&edge, "cluster") == "1").then_some(()));
         until("all backends pass their probes", || edge.service("web").filter(|web| web.healthy == web.backends));
         until("an answer", || edge.curl(VIP));
-        edge.all_answer(VIP);
+        edge.assert_all_servers_answer(VIP);
         if round == 0 {
             rename(&edge, "cluster0", "elsewhere0");
             until_link(&edge, "cluster", "absent");
@@ -65,12 +64,11 @@ fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
 
 #[test]
 fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
-    if !may_run("a link that flaps") {
+    if !can_create_namespaces("a link that flaps") {
         return;
     }
-    let mut edge = Edge::new("flap");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let mut edge = Edge::with_af_packet("flap");
+    edge.write_demo_manifests();
     edge.start();
     until("an answer", || edge.curl(VIP));
     for _ in 0..3 {
@@ -82,18 +80,17 @@ fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
         until("the carrier", || (carrier(&edge, "uplink") == "1").then_some(()));
         until("an answer", || edge.curl(VIP));
     }
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
 
 #[test]
 fn a_deleted_twin_is_recreated_and_the_other_port_is_supervised_meanwhile() {
-    if !may_run("a deleted twin") {
+    if !can_create_namespaces("a deleted twin") {
         return;
     }
-    let mut edge = Edge::new("twin");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let mut edge = Edge::with_af_packet("twin");
+    edge.write_demo_manifests();
     edge.start();
     until("an answer", || edge.curl(VIP));
     let pings = |edge: &Edge| edge.run("client", &["ping", "-c", "1", "-W", "1", "192.0.2.2"]).status.success().then_some(());
@@ -128,12 +125,11 @@ fn routed_by(edge: &Edge, router: &str) -> u64 {
 
 #[test]
 fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
-    if !may_run("a multipath route by two routers") {
+    if !can_create_namespaces("a multipath route by two routers") {
         return;
     }
-    let mut edge = Edge::new("ecmp");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let mut edge = Edge::with_af_packet("ecmp");
+    edge.write_demo_manifests();
     // Move the client behind two routers. A switch takes its place between them and the gateway.
     edge.script(
         "set -e
@@ -178,11 +174,11 @@ fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
 
 #[test]
 fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
-    if !may_run("a bond of two taps") {
+    if !can_create_namespaces("a bond of two taps") {
         return;
     }
     let mut edge = Edge::new("bond");
-    edge.manifests_of_the_demo();
+    edge.write_demo_manifests();
     let bond = "net_bonding0,mode=1,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
     edge.configure(bond, "net_af_packet1,iface=cluster0", "");
     edge.script(
@@ -197,7 +193,7 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
     until_link(&edge, "uplink", "up");
     until("an answer", || edge.curl(VIP));
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
 
     for (round, (down, up)) in [("dtap1", "dtap2"), ("dtap2", "dtap1"), ("dtap1", "dtap2")].into_iter().enumerate() {
         edge.script(&format!("in_ns gw ip link set {up} up"));
@@ -208,7 +204,7 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
         until("an answer through the other member", || edge.curl(VIP));
         println!("{up} took over after {:?}", start.elapsed());
         assert_eq!(link(&edge, "uplink").as_deref(), Some("up"), "the bond has a link");
-        edge.all_answer(VIP);
+        edge.assert_all_servers_answer(VIP);
     }
     edge.script("in_ns gw ip link set dtap2 down");
     until_link(&edge, "uplink", "down");
@@ -224,11 +220,11 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
 
 #[test]
 fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member() {
-    if !may_run("a bond of two taps with a partner") {
+    if !can_create_namespaces("a bond of two taps with a partner") {
         return;
     }
     let mut edge = Edge::new("lacp");
-    edge.manifests_of_the_demo();
+    edge.write_demo_manifests();
     let bond = "net_bonding0,mode=4,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
     edge.configure(bond, "net_af_packet1,iface=cluster0", "");
     edge.script(
@@ -238,19 +234,19 @@ fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member
     // The driver gives the taps the bond's MAC address. The bridge would treat frames for it as its own.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
-    let mut partner = edge.helper("gw", "lacp.py", &["dtap1", "dtap2"]);
+    let mut partner = edge.start_script("gw", "lacp.py", &["dtap1", "dtap2"]);
     let mut agreed = [partner.line(), partner.line()];
     agreed.sort();
     assert_eq!(agreed, ["in sync dtap1", "in sync dtap2"]);
     until_link(&edge, "uplink", "up");
     until("an answer", || edge.curl(VIP));
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
     edge.script("in_ns gw ip link set dtap1 down");
     until("an answer through the other member", || {
         edge.script(others);
         edge.curl(VIP)
     });
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }

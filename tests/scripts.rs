@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edge::{lacks, skip};
+use edge::{missing_capabilities, skip};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -94,11 +94,11 @@ fn systemd_units_restart_without_limit_and_allow_time_to_stop() {
 #[test]
 fn missing_capabilities_of_root_are_reported_by_name() {
     let status = |effective: &str| format!("Name:\ttest\nUid:\t0\t0\t0\t0\nCapPrm:\t000001ffffffffff\nCapEff:\t{effective}\n");
-    assert_eq!(lacks(&status("000001ffffffffff")), [""; 0]);
-    assert_eq!(lacks(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"], "docker's default");
-    assert_eq!(lacks(&status("000001ffffffefff")), ["CAP_NET_ADMIN"]);
-    assert_eq!(lacks(&status("0000000000001000")), ["CAP_SYS_ADMIN"]);
-    assert_eq!(lacks(""), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
+    assert_eq!(missing_capabilities(&status("000001ffffffffff")), [""; 0]);
+    assert_eq!(missing_capabilities(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"], "docker's default");
+    assert_eq!(missing_capabilities(&status("000001ffffffefff")), ["CAP_NET_ADMIN"]);
+    assert_eq!(missing_capabilities(&status("0000000000001000")), ["CAP_SYS_ADMIN"]);
+    assert_eq!(missing_capabilities(""), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
 }
 
 #[test]
