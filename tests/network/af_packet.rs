@@ -1,0 +1,83 @@
+//! Preparation of interfaces for af_packet, and their restoration.
+
+use sluice::ports::af_packet;
+
+use crate::skip::can_create_namespaces;
+use crate::{Namespace, run};
+
+/// A veth pair: `inside` in the namespace of a gateway, its other end in the namespace of a client.
+fn veth(test: &str) -> (Namespace, Namespace) {
+    let (gateway, client) = (Namespace::new(&format!("{test}-a")), Namespace::new(&format!("{test}-b")));
+    gateway.ip(&format!("link add inside type veth peer name outside netns {}", client.name));
+    gateway.ip("addr add 192.0.2.2/24 dev inside");
+    client.ip("addr add 192.0.2.9/24 dev outside");
+    gateway.ip("link set inside up");
+    client.ip("link set outside up");
+    (gateway, client)
+}
+
+fn state(namespace: &Namespace) -> [String; 4] {
+    [
+        namespace.run("tc qdisc show dev inside"),
+        namespace.run("tc filter show dev inside ingress"),
+        namespace.run("cat /proc/sys/net/ipv6/conf/inside/disable_ipv6"),
+        namespace.ip("-d link show inside").split("promiscuity ").nth(1).map(|t| t[..1].to_owned()).unwrap_or_default(),
+    ]
+}
+
+#[test]
+fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
+    if !can_create_namespaces("linux is kept off an af packet interface and given it back") {
+        return;
+    }
+    let (gateway, client) = veth("afp");
+    let ping = || client.try_run("ping -c 1 -W 1 192.0.2.2").0;
+    assert!(ping());
+    let before = state(&gateway);
+    let prepared = gateway.enter(async || {
+        let prepared = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
+        assert!(!ping(), "Linux still answers");
+        let during = state(&gateway);
+        assert!(during[1].contains("pref 49021") && during[2].trim() == "1" && during[3] == "1", "{during:?}");
+        prepared.restore().await
+    });
+    prepared.unwrap();
+    assert_eq!(state(&gateway), before);
+    assert!(ping(), "Linux does not answer again");
+}
+
+#[test]
+fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
+    if !can_create_namespaces("what a killed gateway left is taken over and undone") {
+        return;
+    }
+    let (gateway, _client) = veth("afpk");
+    gateway.run("tc qdisc add dev inside clsact");
+    let pass = "netns exec NAME tc filter add dev inside ingress pref 10 bpf da bytecode";
+    let mut pass: Vec<&str> = pass.split(' ').map(|word| if word == "NAME" { &gateway.name } else { word }).collect();
+    pass.push("1,6 0 0 0");
+    run("ip", &pass);
+    gateway.ip("link set inside promisc on");
+    let before = state(&gateway);
+    gateway.enter(async || {
+        for _ in 0..2 {
+            drop(af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap());
+        }
+        let last = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
+        last.restore().await.unwrap();
+    });
+    assert_eq!(state(&gateway), before);
+}
+
+#[test]
+fn a_missing_interface_is_reported_by_name() {
+    if !can_create_namespaces("a missing interface is named") {
+        return;
+    }
+    let namespace = Namespace::new("missing");
+    let refused =
+        namespace.enter(async || af_packet::prepare(&"net_af_packet0,iface=nowhere".parse().unwrap()).await.map(|_| ()));
+    assert!(refused.unwrap_err().to_string().contains("no interface nowhere"));
+    let other = namespace.enter(async || af_packet::prepare(&"0000:3b:00.0".parse().unwrap()).await.map(|p| p.is_none()));
+    assert!(other.unwrap());
+}
