@@ -1,5 +1,5 @@
 //! Bad configurations and missing resources of the machine, against the real binary. Each test checks the exit code and
-//! the message, which says what was found, where, and what to do.
+//! the message, which names the finding, its position and the remedy.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -186,7 +186,7 @@ fn all_mistakes_of_a_file_are_reported_at_once() {
 }
 
 #[test]
-fn a_socket_in_use_is_left_alone_with_exit_code_1() {
+fn a_socket_in_use_is_not_taken_over_and_the_exit_code_is_1() {
     for name in ["admin.sock", "config.sock"] {
         let config_dir = ConfigDir::of(GOOD);
         let path = config_dir.path(name);

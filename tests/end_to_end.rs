@@ -14,7 +14,7 @@ fn af_packet(edge: &Edge) {
     edge.configure_af_packet("");
 }
 
-/// Clients reach LoadBalancer and NodePort Services, and ping answers, whatever the ports are.
+/// Clients reach LoadBalancer and NodePort Services, and ping answers, over ports of any driver.
 fn assert_all_served(edge: &Edge) {
     until("the gateway serves", || edge.status().filter(|s| s.ready));
     until("the first answer", || edge.curl(VIP));
@@ -58,7 +58,8 @@ fn over_tap_every_server_answers_in_both_families() {
         edge.write_demo_manifests();
         edge.spawn();
         until("the driver's taps", || edge.run("gw", &["ip", "link", "show", "dtap1"]).status.success().then_some(()));
-        // The driver gives its tap the MAC address of the port. The bridge would treat frames for it as its own.
+        // The driver gives its tap the MAC address of the port. The bridge would then treat
+        // frames for the port as frames for itself.
         edge.script(
             "for n in 0 1; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n
              in_ns gw ip link set dtap$n master br$n; in_ns gw ip link set dtap$n up; done",

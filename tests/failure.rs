@@ -40,7 +40,7 @@ fn filters(edge: &Edge) -> String {
 }
 
 #[test]
-fn a_killed_gateway_restarts_over_the_filters_and_sockets_that_it_left() {
+fn a_killed_gateway_restarts_despite_its_leftover_filters_and_sockets() {
     if !can_create_namespaces("a killed gateway") {
         return;
     }

@@ -100,7 +100,7 @@ fn a_deleted_twin_is_recreated_and_the_other_port_is_supervised_meanwhile() {
         until("the carrier", || (carrier(&edge, "uplink") == "1").then_some(()));
     }
 
-    // Replace the twin by an interface that the gateway must not take.
+    // Replace the twin by an interface that the gateway must not use.
     // The gateway may recreate its twin between the two commands; then they are repeated.
     let replace = "in_ns gw ip link del uplink 2>&1; in_ns gw ip link add uplink type bridge 2>&1 && echo replaced || true";
     until("the bridge exists", || edge.script(replace).contains("replaced").then_some(()));
@@ -165,7 +165,7 @@ fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
         }
         (routed_by(&edge, "r2") - before >= 20).then_some(())
     });
-    // Linux takes most of a minute to notice. Without the entry it sends an ARP request at once, which fails.
+    // Linux needs most of a minute to notice. Without the entry it sends an ARP request at once, which fails.
     edge.script("set -e; in_ns r2 ip link set eth0 down; in_ns gw ip neigh del 192.0.2.62 dev uplink");
     until("the first router alone carries all", || (0..20).all(ask).then_some(()));
     edge.assert_account();
@@ -186,8 +186,8 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
     );
     edge.spawn();
     until("the taps", || edge.run("gw", &["ip", "link", "show", "dtap2"]).status.success().then_some(()));
-    // The driver gives the tap of the active member the bond's MAC address. The bridge would treat frames for it as its
-    // own.
+    // The driver gives the tap of the active member the bond's MAC address. The bridge would then treat frames for
+    // the bond as frames for itself.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     until("the gateway serves", || edge.status().filter(|s| s.ready));
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
@@ -231,7 +231,8 @@ fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member
         "set -e; in_ns gw ip link add br0 type bridge; in_ns gw ip link set br0 up; in_ns gw ip link set uplink0 master br0",
     );
     edge.start();
-    // The driver gives the taps the bond's MAC address. The bridge would treat frames for it as its own.
+    // The driver gives the taps the bond's MAC address. The bridge would then treat frames for the bond as frames for
+    // itself.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
     let mut partner = edge.start_script("gw", "lacp.py", &["dtap1", "dtap2"]);

@@ -10,7 +10,7 @@ use edge::{Edge, can_create_namespaces, until};
 const ADDRESS: &str = "192.0.2.100:80";
 
 #[test]
-fn connections_live_and_new_ones_succeed_under_a_flood_of_syns() {
+fn connections_survive_and_new_ones_succeed_during_a_syn_flood() {
     if !can_create_namespaces("a flood of SYNs over namespaces") {
         return;
     }

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Number of panics before the task works.
 const PANICS: u64 = 3;
-/// Number of panics of a task beside a pinned worker.
+/// Number of panics of a task while a pinned worker runs.
 const PANICS_UNDER_LOAD: u64 = 20;
 /// Packets between two panics.
 const PACKETS: u64 = 10_000;

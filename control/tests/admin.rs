@@ -1,4 +1,4 @@
-//! The admin API of a controller with manifests: what operators read, and the drains and weights that gateways receive.
+//! The admin API of a controller with manifests: its lists, and the drains and weights that gateways receive.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Twins: what Linux answers through them, their addresses, and their carrier.
+//! Twins: the replies of Linux through them, their addresses, and their carrier.
 
 use dataplane::Mac;
 use sluice::ports::twin::{Interface, TwinConfig, TwinError};

@@ -52,7 +52,7 @@ async fn serve_connection(stream: TcpStream, shared: Arc<Shared>) {
     shared.connections.send_modify(|connections| *connections -= 1);
     let is_silent = *availability.borrow() == Availability::Silent;
     if is_silent {
-        // The connection stays open for ever, whatever the server does later: the other end does not notice.
+        // The connection stays open, so the other end does not notice.
         std::future::pending::<()>().await;
     }
 }

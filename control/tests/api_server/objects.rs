@@ -6,7 +6,7 @@ use super::kind::Kind;
 use super::responses::ApiResponse;
 use super::service;
 
-/// Fills in what a server fills in at creation. `number` makes allocated values unique.
+/// Sets the defaults that a server sets at creation. `number` makes allocated values unique.
 pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
     match kind {
         Kind::Service => service::set_defaults(object, number),

@@ -1,4 +1,4 @@
-//! What the API server knows about Services: defaults at creation, and validation of their status.
+//! Services in the API server: defaults at creation, and validation of their status.
 
 use std::net::IpAddr;
 
@@ -58,7 +58,7 @@ pub fn clear_after_type_change(service: &mut Value) {
     }
 }
 
-/// Sets the defaults of a status and rejects what the server rejects.
+/// Sets the defaults of a status and validates it as the server does.
 pub fn check_status(service: &mut Value) -> Result<(), ApiResponse> {
     let name = service["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let is_load_balancer = service["spec"]["type"] == "LoadBalancer";

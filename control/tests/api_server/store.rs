@@ -226,7 +226,7 @@ impl Store {
         Ok(self.put("MODIFIED", key, object))
     }
 
-    /// Does what the namespace controller does: once the Pods of a deleted namespace are gone, it deletes everything
+    /// Simulates the namespace controller: once the Pods of a deleted namespace are gone, it deletes everything
     /// else in it, and then the namespace.
     pub fn empty_namespaces(&mut self) {
         let ending = self.list(Kind::Namespace, "").into_iter().filter(|object| is_terminating(object));

@@ -1,5 +1,4 @@
-//! The complete controller on the test server, for tests in which the server must do what a real one cannot be made to
-//! do. Tests that only need the API are in `scenarios`.
+//! The complete controller on the test server, in situations that cannot be caused on a real server. Tests that only need the API are in `scenarios`.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -143,7 +143,7 @@ async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_chang
     tokio::time::timeout(LEASE + LOOKED_AT_EVERY + SLACK, wait).await.unwrap();
     println!("another controller leads {:?} after the kill", killed_at.elapsed());
     assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the Lease of the other had expired");
-    // A gateway that moves to the new leader does not receive again what it already has.
+    // A gateway that moves to the new leader does not receive its state a second time.
     let resumed = two.first_response(hello_after(&first_state)).await.unwrap();
     let epoch = |generation: &Option<Generation>| generation.as_ref().unwrap().epoch.clone();
     assert!(epoch(&first_state.generation).ends_with("-0") && epoch(&resumed.generation).ends_with("-1"), "{resumed:?}");

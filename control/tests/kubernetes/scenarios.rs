@@ -107,7 +107,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     }),
 ];
 
-/// Runs a scenario and removes what it created outside its namespace. Returns false if it failed.
+/// Runs a scenario and deletes its cluster-scoped objects. Returns false if it failed.
 async fn succeeds(sentence: &str, scenario: Scenario, user: &User) -> bool {
     let start = Instant::now();
     let result = AssertUnwindSafe(scenario(user)).catch_unwind().await;
@@ -117,8 +117,7 @@ async fn succeeds(sentence: &str, scenario: Scenario, user: &User) -> bool {
     result.is_ok()
 }
 
-/// As on a real cluster: one after another, beside an installation with its own pools and Services, which must stay
-/// unchanged.
+/// One after another, as on a real cluster, and next to another installation. Its pools and Services must not change.
 #[tokio::test]
 async fn every_scenario_holds_on_the_test_server_beside_another_installation() {
     let server = ApiServer::start().await;

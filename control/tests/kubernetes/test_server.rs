@@ -271,7 +271,7 @@ struct RecordedExchange {
     answer: Value,
 }
 
-/// Replaces or removes what differs between servers or is filled in by only one of the two.
+/// Replaces or removes fields that differ between servers, and fields that only one of the two servers sets.
 fn comparable(mut body: Value) -> Value {
     if let Some(metadata) = body["metadata"].as_object_mut() {
         for field in ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"] {

@@ -1,4 +1,5 @@
-//! Watching Services, EndpointSlices and Nodes: the changes that the controller receives, whatever the API server does.
+//! Watches of Services, EndpointSlices, Nodes, namespaces and pools: the changes that the controller receives, also when
+//! the API server fails.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A cluster that may be in use: what the scenarios create in it, and how they remove it.
+//! A cluster that may be in use: the objects that scenarios create in it, and their removal.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +22,7 @@ pub fn real_cluster() -> Option<PathBuf> {
     std::env::var_os(REAL_CLUSTER).map(PathBuf::from)
 }
 
-/// Installs missing sluice kinds and removes those again afterwards. Existing kinds are not changed: they may be in
-/// use.
+/// Installs the missing sluice kinds, and removes them after `act`. Existing kinds may be in use and are not changed.
 pub async fn with_installed_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let definitions = Api::<CustomResourceDefinition>::all(client);
@@ -85,7 +84,7 @@ pub fn changed_objects(server: &ApiServer, before: &[Value]) -> Vec<String> {
     added_or_changed.chain(removed_or_reported).map(name).collect()
 }
 
-/// Creates what a cluster with sluice in use contains: pools for all Services, which come first and overlap with those
+/// Creates the objects of another installation: pools for all Services, which come first and overlap with those
 /// of the scenarios, NodePort Services, and Services of the default class. Returns all objects.
 pub fn create_other_installation(server: &ApiServer) -> Vec<Value> {
     let pool = |name: &str, addresses: &[&str], priority: u32| {
