@@ -365,10 +365,7 @@ fn a_missing_manifests_directory_is_reported_and_noticed_once_it_exists() {
 
 #[test]
 fn an_interface_that_sluice_did_not_make_is_never_taken_as_a_twin() {
-    if !can_create_namespaces("a foreign interface of a twin's name") {
-        return;
-    }
-    let edge = Edge::with_af_packet("for");
+    let Some(edge) = Edge::with_af_packet("a foreign interface of a twin's name", "for") else { return };
     edge.write_demo_manifests();
     let config = edge.path("sluice.yaml").display().to_string();
     let program = env!("CARGO_BIN_EXE_sluiced");
@@ -433,10 +430,7 @@ fn send_malformed(edge: &Edge) -> u64 {
 
 #[test]
 fn malformed_frames_are_counted_as_malformed_and_do_not_disturb_other_traffic() {
-    if !can_create_namespaces("malformed frames") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("mal");
+    let Some(mut edge) = Edge::with_af_packet("malformed frames", "mal") else { return };
     edge.write_demo_manifests();
     edge.start();
     until("the first answer", || edge.curl("http://192.0.2.100/"));

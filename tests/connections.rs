@@ -7,7 +7,7 @@ mod edge;
 
 use std::time::{Duration, Instant};
 
-use edge::{Edge, ServiceManifest, can_create_namespaces, until};
+use edge::{Edge, ServiceManifest, until};
 
 const ADDRESS: &str = "192.0.2.110";
 /// Number of times that backends are added or removed. It takes a minute, or longer on a busy machine.
@@ -26,10 +26,7 @@ fn service(target_port: u16, servers: &[u8]) -> String {
 
 #[test]
 fn two_hundred_connections_survive_six_hundred_changes_of_their_backends() {
-    if !can_create_namespaces("200 connections while backends come and go") {
-        return;
-    }
-    let mut edge = Edge::with_echo_servers("chu", 9000);
+    let Some(mut edge) = Edge::with_echo_servers("200 connections while backends come and go", "chu", 9000) else { return };
     edge.write_manifest("own.yaml", &service(9000, &[11, 12, 13]));
     edge.start();
     let address = format!("{ADDRESS}:90");
@@ -65,10 +62,7 @@ fn reload(edge: &Edge, time: u32) {
 
 #[test]
 fn a_reload_applies_new_pools_and_refuses_an_invalid_file() {
-    if !can_create_namespaces("reload") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("rel");
+    let Some(mut edge) = Edge::with_af_packet("reload", "rel") else { return };
     edge.write_manifest("own.yaml", &service(8080, &[11]).replace(ADDRESS, "192.0.2.130"));
     edge.start();
     until("the address is outside the pools", || edge.service("own").filter(|s| !s.reason.is_empty()));
@@ -94,10 +88,7 @@ fn tcp_counter(edge: &Edge, namespace: &str, name: &str) -> u64 {
 #[test]
 fn a_hundred_thousand_short_connections_to_one_server_reuse_no_port_too_early() {
     let test = "100,000 short connections";
-    if !can_create_namespaces(test) {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("reu");
+    let Some(mut edge) = Edge::with_af_packet(test, "reu") else { return };
     let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
     let text = text.replace("maxPerWorker: 16384", "maxPerWorker: 262144").replace("[10.0.0.3,", "[10.0.0.3, 10.0.0.4,");
     std::fs::write(edge.path("sluice.yaml"), text).unwrap();

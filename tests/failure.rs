@@ -6,18 +6,18 @@ mod edge;
 
 use std::fs;
 
-use edge::{Edge, REQUEST_S, can_create_namespaces, until};
+use edge::{Edge, REQUEST_S, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const NODE_PORT: &str = "http://192.0.2.2:30080/";
 
 /// Starts a gateway that serves the demo's Services.
-fn start_gateway(name: &str) -> Edge {
-    let mut edge = Edge::with_af_packet(name);
+fn start_gateway(test: &str, name: &str) -> Option<Edge> {
+    let mut edge = Edge::with_af_packet(test, name)?;
     edge.write_demo_manifests();
     edge.start();
     wait_for_answers(&edge);
-    edge
+    Some(edge)
 }
 
 fn wait_for_answers(edge: &Edge) {
@@ -41,10 +41,7 @@ fn filters(edge: &Edge) -> String {
 
 #[test]
 fn a_killed_gateway_restarts_despite_its_leftover_filters_and_sockets() {
-    if !can_create_namespaces("a killed gateway") {
-        return;
-    }
-    let mut edge = start_gateway("kil");
+    let Some(mut edge) = start_gateway("a killed gateway", "kil") else { return };
     edge.script("in_ns gw ip route add 198.51.100.0/24 via 192.0.2.10 dev uplink");
     let twin = |edge: &Edge| edge.run("gw", &["cat", "/sys/class/net/uplink/ifindex"]).stdout;
     let route = |edge: &Edge| edge.run("gw", &["ip", "route", "show", "198.51.100.0/24", "dev", "uplink"]).stdout;
@@ -74,10 +71,7 @@ fn a_killed_gateway_restarts_despite_its_leftover_filters_and_sockets() {
 
 #[test]
 fn without_its_manifests_a_restarted_gateway_serves_its_saved_state_to_servers_that_pass_probes() {
-    if !can_create_namespaces("a restart without manifests") {
-        return;
-    }
-    let mut edge = start_gateway("man");
+    let Some(mut edge) = start_gateway("a restart without manifests", "man") else { return };
     until("the state is on disk", || edge.path("state/state").exists().then_some(()));
     assert_eq!(edge.stop(false), Some(0));
     edge.script("stop_server 13");
@@ -110,10 +104,7 @@ fn without_its_manifests_a_restarted_gateway_serves_its_saved_state_to_servers_t
 
 #[test]
 fn an_unhealthy_server_gets_no_requests_until_it_recovers() {
-    if !can_create_namespaces("servers that die") {
-        return;
-    }
-    let edge = start_gateway("hea");
+    let Some(edge) = start_gateway("servers that die", "hea") else { return };
     until("all servers are healthy", || (edge.healthy("demo/web")? == 6).then_some(()));
     edge.script("stop_server 12");
     until("the server is unhealthy", || (edge.healthy("demo/web")? == 4).then_some(()));

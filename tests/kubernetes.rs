@@ -12,18 +12,18 @@ use std::fs;
 use std::time::Instant;
 
 use api_server::{ApiServer, Availability, Kind, WatchEnd};
-use edge::{Edge, can_create_namespaces, until};
+use edge::{Edge, until};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 /// A network with an API server in the gateway's namespace, reachable only over loopback, as the source of the gateway.
-fn prepare(name: &str) -> (Runtime, Edge, ApiServer) {
+fn prepare(test: &str, name: &str) -> Option<(Runtime, Edge, ApiServer)> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let edge = Edge::new(name);
+    let edge = Edge::new(test, name)?;
     let api = edge.in_namespace("gw", || runtime.block_on(ApiServer::start()));
     api.write_kubeconfig(&edge.path("kubeconfig"));
     configure(&edge);
-    (runtime, edge, api)
+    Some((runtime, edge, api))
 }
 
 /// Replaces the manifests by the API server as the source.
@@ -87,10 +87,7 @@ fn cut_loopback(edge: &Edge, is_cut: bool) {
 /// [`edge::DEADLINE`].
 #[test]
 fn a_cut_link_to_the_api_server_is_noticed_and_no_service_is_withdrawn() {
-    if !can_create_namespaces("a cut link to the API server") {
-        return;
-    }
-    let (_runtime, mut edge, api) = prepare("k8scut");
+    let Some((_runtime, mut edge, api)) = prepare("a cut link to the API server", "k8scut") else { return };
     create(&api, "web", &[11]);
     edge.start();
     let web = url(&api, "web");
@@ -112,10 +109,7 @@ fn a_cut_link_to_the_api_server_is_noticed_and_no_service_is_withdrawn() {
 
 #[test]
 fn a_gateway_that_stops_releases_its_lease() {
-    if !can_create_namespaces("releasing the Lease") {
-        return;
-    }
-    let (_runtime, mut edge, api) = prepare("lease");
+    let Some((_runtime, mut edge, api)) = prepare("releasing the Lease", "lease") else { return };
     edge.start();
     let holder = || {
         let lease = api.list(Kind::Lease, "default").into_iter().next()?;
@@ -128,10 +122,7 @@ fn a_gateway_that_stops_releases_its_lease() {
 
 #[test]
 fn a_gateway_with_a_saved_state_starts_without_a_readable_kubeconfig() {
-    if !can_create_namespaces("an unreadable kubeconfig at boot") {
-        return;
-    }
-    let (_runtime, mut edge, api) = prepare("boot");
+    let Some((_runtime, mut edge, api)) = prepare("an unreadable kubeconfig at boot", "boot") else { return };
     create(&api, "web", &[11]);
     edge.start();
     let web = url(&api, "web");
@@ -154,10 +145,7 @@ fn a_gateway_with_a_saved_state_starts_without_a_readable_kubeconfig() {
 
 #[test]
 fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
-    if !can_create_namespaces("the Kubernetes source end to end") {
-        return;
-    }
-    let (runtime, mut edge, api) = prepare("k8s");
+    let Some((runtime, mut edge, api)) = prepare("the Kubernetes source end to end", "k8s") else { return };
     create(&api, "web", &[11, 12]);
     edge.start();
     let web = url(&api, "web");

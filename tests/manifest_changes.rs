@@ -7,7 +7,7 @@ mod edge;
 use std::collections::BTreeSet;
 
 use edge::peers::request;
-use edge::{Edge, ServiceManifest, can_create_namespaces, until};
+use edge::{Edge, ServiceManifest, until};
 
 const WEB: &str = "http://192.0.2.100/";
 /// VIP of the Service that each test creates; the demo's Services never get it.
@@ -24,10 +24,7 @@ fn address() -> String {
 
 #[test]
 fn connections_survive_changes_of_the_endpoints() {
-    if !can_create_namespaces("endpoints that come and go") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("end");
+    let Some(mut edge) = Edge::with_af_packet("endpoints that come and go", "end") else { return };
     for server in ["b11", "b12"] {
         edge.echo_server(server, 9000);
     }
@@ -50,10 +47,7 @@ fn connections_survive_changes_of_the_endpoints() {
 
 #[test]
 fn an_invalid_manifest_is_logged_and_its_last_valid_content_stays_in_use() {
-    if !can_create_namespaces("broken manifests") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("yam");
+    let Some(mut edge) = Edge::with_af_packet("broken manifests", "yam") else { return };
     edge.write_demo_manifests();
     edge.start();
     until("the first answer", || edge.curl(WEB));
@@ -72,10 +66,7 @@ fn an_invalid_manifest_is_logged_and_its_last_valid_content_stays_in_use() {
 
 #[test]
 fn a_deleted_service_no_longer_answers() {
-    if !can_create_namespaces("a deleted service") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("del");
+    let Some(mut edge) = Edge::with_af_packet("a deleted service", "del") else { return };
     edge.echo_server("b11", 9000);
     edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
     edge.write_demo_manifests();
@@ -98,10 +89,7 @@ fn a_deleted_service_no_longer_answers() {
 
 #[test]
 fn a_service_with_unsupported_fields_is_refused_with_a_reason() {
-    if !can_create_namespaces("unsupported fields") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("uns");
+    let Some(mut edge) = Edge::with_af_packet("unsupported fields", "uns") else { return };
     edge.echo_server("b11", 9000);
     edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
     edge.start();
@@ -122,10 +110,7 @@ fn a_service_with_unsupported_fields_is_refused_with_a_reason() {
 
 #[test]
 fn datagrams_reach_every_server_and_replies_come_from_the_vip() {
-    if !can_create_namespaces("UDP") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("udp");
+    let Some(mut edge) = Edge::with_af_packet("UDP", "udp") else { return };
     for server in ["b11", "b12", "b13"] {
         edge.udp_echo_server(server, 9000);
     }

@@ -7,7 +7,7 @@ mod edge;
 
 use std::fmt::Write as _;
 
-use edge::{Edge, Program, can_create_namespaces, until};
+use edge::{Edge, Program, until};
 
 const VIP: &str = "192.0.2.110";
 const VIP_V6: &str = "2001:db8::1:10";
@@ -79,14 +79,6 @@ status:
     text
 }
 
-fn edge_with_servers(name: &str) -> Edge {
-    let edge = Edge::with_af_packet(name);
-    for server in ["b11", "b12", "b13"] {
-        edge.echo_server(server, 9000);
-    }
-    edge
-}
-
 /// A client reaches every server at `address`, and the servers see the client's address.
 fn assert_served(edge: &Edge, address: &str, client: &str) {
     let url = format!("http://{address}/");
@@ -135,10 +127,7 @@ fn tunnel_end(edge: &Edge, node: &str) -> Program {
 
 #[test]
 fn dnat_keeps_the_client_address_and_replies_return_through_the_gateway() {
-    if !can_create_namespaces("mode dnat end to end") {
-        return;
-    }
-    let mut edge = edge_with_servers("dna");
+    let Some(mut edge) = Edge::with_echo_servers("mode dnat end to end", "dna", 9000) else { return };
     edge.script(
         "for n in 11 12 13; do in_ns b$n ip route add default via 10.0.0.2; in_ns b$n ip -6 route add default via fd00::2; done",
     );
@@ -152,10 +141,7 @@ fn dnat_keeps_the_client_address_and_replies_return_through_the_gateway() {
 
 #[test]
 fn dsr_reaches_on_link_servers_that_reply_directly_to_the_client() {
-    if !can_create_namespaces("mode dsr end to end") {
-        return;
-    }
-    let mut edge = edge_with_servers("dsr");
+    let Some(mut edge) = Edge::with_echo_servers("mode dsr end to end", "dsr", 9000) else { return };
     edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
     edge.write_manifest("web.yaml", &endpoints("dsr", 8080));
     edge.start();
@@ -173,8 +159,8 @@ fn dsr_reaches_on_link_servers_that_reply_directly_to_the_client() {
 
 /// Tests a tunnel mode, first with endpoints of the VIP's family, then with Nodes that only have addresses of the other
 /// one.
-fn test_tunnel_mode(name: &str, mode: &str) {
-    let mut edge = edge_with_servers(name);
+fn test_tunnel_mode(test: &str, name: &str, mode: &str) {
+    let Some(mut edge) = Edge::with_echo_servers(test, name, 9000) else { return };
     edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
     let mut ends = tunnel_ends(&edge);
     edge.write_manifest("web.yaml", &endpoints(mode, 8080));
@@ -201,14 +187,10 @@ fn test_tunnel_mode(name: &str, mode: &str) {
 
 #[test]
 fn ipip_reaches_servers_of_all_four_family_pairs() {
-    if can_create_namespaces("mode ipip end to end") {
-        test_tunnel_mode("ipi", "ipip");
-    }
+    test_tunnel_mode("mode ipip end to end", "ipi", "ipip");
 }
 
 #[test]
 fn gue_reaches_servers_of_all_four_family_pairs() {
-    if can_create_namespaces("mode gue end to end") {
-        test_tunnel_mode("gue", "gue");
-    }
+    test_tunnel_mode("mode gue end to end", "gue", "gue");
 }

@@ -7,7 +7,7 @@ mod edge;
 
 use std::collections::BTreeSet;
 
-use edge::{Edge, can_create_namespaces, until};
+use edge::{Edge, until};
 use proto::v1::{DrainRequest, ListBackendsRequest, SetWeightRequest, UndrainRequest};
 
 const ADDRESS: &str = "192.0.2.100:80";
@@ -33,10 +33,7 @@ fn servers_of_new_connections(edge: &Edge) -> BTreeSet<String> {
 
 #[test]
 fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new_ones() {
-    if !can_create_namespaces("drains and weights by hand") {
-        return;
-    }
-    let mut edge = Edge::with_echo_servers("ovr", 9000);
+    let Some(mut edge) = Edge::with_echo_servers("drains and weights by hand", "ovr", 9000) else { return };
     edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
     edge.start();
     until("the first connection", || edge.connect(ADDRESS));

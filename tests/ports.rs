@@ -6,7 +6,7 @@ mod edge;
 
 use std::time::Instant;
 
-use edge::{Edge, REQUEST_S, can_create_namespaces, until};
+use edge::{Edge, REQUEST_S, until};
 
 const VIP: &str = "http://192.0.2.100/";
 
@@ -32,10 +32,7 @@ fn rename(edge: &Edge, from: &str, to: &str) {
 
 #[test]
 fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
-    if !can_create_namespaces("ports that come and go") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("late");
+    let Some(mut edge) = Edge::with_af_packet("ports that come and go", "late") else { return };
     edge.write_demo_manifests();
     rename(&edge, "cluster0", "elsewhere0");
     edge.start();
@@ -64,10 +61,7 @@ fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
 
 #[test]
 fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
-    if !can_create_namespaces("a link that flaps") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("flap");
+    let Some(mut edge) = Edge::with_af_packet("a link that flaps", "flap") else { return };
     edge.write_demo_manifests();
     edge.start();
     until("an answer", || edge.curl(VIP));
@@ -86,10 +80,7 @@ fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
 
 #[test]
 fn a_deleted_twin_is_recreated_and_the_other_port_is_supervised_meanwhile() {
-    if !can_create_namespaces("a deleted twin") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("twin");
+    let Some(mut edge) = Edge::with_af_packet("a deleted twin", "twin") else { return };
     edge.write_demo_manifests();
     edge.start();
     until("an answer", || edge.curl(VIP));
@@ -125,10 +116,7 @@ fn routed_by(edge: &Edge, router: &str) -> u64 {
 
 #[test]
 fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
-    if !can_create_namespaces("a multipath route by two routers") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("ecmp");
+    let Some(mut edge) = Edge::with_af_packet("a multipath route by two routers", "ecmp") else { return };
     edge.write_demo_manifests();
     // Move the client behind two routers. A switch takes its place between them and the gateway.
     edge.script(
@@ -174,10 +162,7 @@ fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
 
 #[test]
 fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
-    if !can_create_namespaces("a bond of two taps") {
-        return;
-    }
-    let mut edge = Edge::new("bond");
+    let Some(mut edge) = Edge::new("a bond of two taps", "bond") else { return };
     edge.write_demo_manifests();
     let bond = "net_bonding0,mode=1,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
     edge.configure(bond, "net_af_packet1,iface=cluster0", "");
@@ -220,10 +205,7 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
 
 #[test]
 fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member() {
-    if !can_create_namespaces("a bond of two taps with a partner") {
-        return;
-    }
-    let mut edge = Edge::new("lacp");
+    let Some(mut edge) = Edge::new("a bond of two taps with a partner", "lacp") else { return };
     edge.write_demo_manifests();
     let bond = "net_bonding0,mode=4,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
     edge.configure(bond, "net_af_packet1,iface=cluster0", "");

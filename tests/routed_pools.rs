@@ -6,7 +6,7 @@ mod edge;
 
 use std::fs;
 
-use edge::{Edge, can_create_namespaces, until};
+use edge::{Edge, until};
 use rustix::process::Signal;
 
 const VIP: &str = "http://192.0.2.100/";
@@ -23,23 +23,20 @@ fn routes(edge: &Edge, protocol: &str) -> Vec<String> {
 }
 
 /// A gateway with routed VIPs and the lines `more` in its configuration; not started.
-fn routed(name: &str, more: &str) -> Edge {
-    let edge = Edge::with_echo_servers(name, 9000);
+fn routed(test: &str, name: &str, more: &str) -> Option<Edge> {
+    let edge = Edge::with_echo_servers(test, name, 9000)?;
     edge.configure_af_packet(more);
     let file = edge.path("sluice.yaml");
     let text = fs::read_to_string(&file).unwrap().replace("{name: default, ", "{name: default, announce: routed, ");
     fs::write(&file, text).unwrap();
     edge.script("set -e; in_ns client ip route add 192.0.2.100/32 via 192.0.2.2");
     edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
-    edge
+    Some(edge)
 }
 
 #[test]
 fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_ends_or_a_second_signal() {
-    if !can_create_namespaces("stopping a gateway with routed VIPs") {
-        return;
-    }
-    let mut edge = routed("leave", "drainOnStop: 1h");
+    let Some(mut edge) = routed("stopping a gateway with routed VIPs", "leave", "drainOnStop: 1h") else { return };
     edge.start();
     until("the VIPs are in the table", || (routes(&edge, "150").len() == 2).then_some(()));
     let mut before = until("a connection", || edge.connect("192.0.2.100:80"));
@@ -64,10 +61,7 @@ fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_
 
 #[test]
 fn a_vip_of_a_routed_pool_is_in_the_table_while_it_is_served_and_gets_no_arp_replies() {
-    if !can_create_namespaces("routed pools") {
-        return;
-    }
-    let mut edge = Edge::new("routed");
+    let Some(mut edge) = Edge::new("routed pools", "routed") else { return };
     edge.configure_af_packet("drainOnStop: 100ms");
     let file = edge.path("sluice.yaml");
     let text = fs::read_to_string(&file).unwrap().replace("{name: default, ", "{name: default, announce: routed, ");

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use edge::{Edge, ServiceManifest, can_create_namespaces, until};
+use edge::{Edge, ServiceManifest, until};
 
 const WEB: &str = "http://192.0.2.100/";
 /// Keys of a configuration that belong to the controller.
@@ -79,10 +79,7 @@ fn epoch(edge: &Edge) -> Option<String> {
 
 #[test]
 fn a_gateway_keeps_serving_without_its_controller_and_follows_the_next_one() {
-    if !can_create_namespaces("a controller in another process") {
-        return;
-    }
-    let mut edge = Edge::new("ctl");
+    let Some(mut edge) = Edge::new("a controller in another process", "ctl") else { return };
     edge.echo_server("b11", 9000);
     edge.write_demo_manifests();
     edge.write_manifest("echo.yaml", &echo("echo", "192.0.2.110"));

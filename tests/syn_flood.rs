@@ -5,16 +5,13 @@
 
 mod edge;
 
-use edge::{Edge, can_create_namespaces, until};
+use edge::{Edge, until};
 
 const ADDRESS: &str = "192.0.2.100:80";
 
 #[test]
 fn connections_survive_and_new_ones_succeed_during_a_syn_flood() {
-    if !can_create_namespaces("a flood of SYNs over namespaces") {
-        return;
-    }
-    let mut edge = Edge::with_echo_servers("flo", 9000);
+    let Some(mut edge) = Edge::with_echo_servers("a flood of SYNs over namespaces", "flo", 9000) else { return };
     edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
     edge.start();
     // A route for the answers to the flood.

@@ -8,7 +8,7 @@ mod edge;
 use std::collections::BTreeSet;
 use std::fs;
 
-use edge::{Edge, REQUEST_S, ServiceManifest, can_create_namespaces, until};
+use edge::{Edge, REQUEST_S, ServiceManifest, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const VIP_V6: &str = "http://[2001:db8::1:0]/";
@@ -17,10 +17,7 @@ const ADDRESS: &str = "192.0.2.110";
 
 #[test]
 fn dns_queries_work_over_udp_and_tcp() {
-    if !can_create_namespaces("dig over UDP and TCP") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("dig");
+    let Some(mut edge) = Edge::with_af_packet("dig over UDP and TCP", "dig") else { return };
     let _servers = ["b11", "b12", "b13"].map(|n| edge.start_script(n, "dns_server.py", &["5353", n]));
     edge.write_manifest(
         "dns.yaml",
@@ -42,10 +39,7 @@ fn dns_queries_work_over_udp_and_tcp() {
 
 #[test]
 fn ipv6_vips_are_reachable_behind_a_switch_with_mld_snooping() {
-    if !can_create_namespaces("a switch that snoops MLD") {
-        return;
-    }
-    let mut edge = Edge::new("mld");
+    let Some(mut edge) = Edge::new("a switch that snoops MLD", "mld") else { return };
     // The switch sends MLD queries, and forwards packets for a group only to ports that reported membership.
     edge.script(
         "set -e; ip netns add $id-snoop; in_ns snoop sysctl -qw net.ipv6.conf.default.accept_dad=0
@@ -72,10 +66,7 @@ fn ipv6_vips_are_reachable_behind_a_switch_with_mld_snooping() {
 
 #[test]
 fn a_server_reaches_its_own_vip() {
-    if !can_create_namespaces("hairpin") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("hai");
+    let Some(mut edge) = Edge::with_af_packet("hairpin", "hai") else { return };
     edge.write_demo_manifests();
     edge.script("in_ns b12 ip route add 192.0.2.0/24 via 10.0.0.2; in_ns b12 ip -6 route add 2001:db8::/64 via fd00::2");
     edge.start();
@@ -93,10 +84,7 @@ fn a_server_reaches_its_own_vip() {
 
 #[test]
 fn a_download_passes_a_link_with_a_small_mtu() {
-    if !can_create_namespaces("a path MTU of 1,300") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("mtu");
+    let Some(mut edge) = Edge::with_af_packet("a path MTU of 1,300", "mtu") else { return };
     edge.script(". tests/edge/router.sh; make_router 1500");
     // Only the router's end of the link has a small MTU: the client announces a segment size that does not fit it.
     edge.script("in_ns router ip link set inside mtu 1300");
@@ -118,10 +106,7 @@ fn a_download_passes_a_link_with_a_small_mtu() {
 
 #[test]
 fn two_hundred_connections_survive_a_new_mac_and_a_new_address_of_the_router() {
-    if !can_create_namespaces("a router that moves") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("rou");
+    let Some(mut edge) = Edge::with_af_packet("a router that moves", "rou") else { return };
     edge.script(". tests/edge/router.sh; make_router 1500");
     for server in ["b11", "b12", "b13"] {
         edge.echo_server(server, 9000);
@@ -154,10 +139,7 @@ fn two_hundred_connections_survive_a_new_mac_and_a_new_address_of_the_router() {
 
 #[test]
 fn sctp_associations_reach_every_server() {
-    if !can_create_namespaces("SCTP") {
-        return;
-    }
-    let mut edge = Edge::with_af_packet("sct");
+    let Some(mut edge) = Edge::with_af_packet("SCTP", "sct") else { return };
     let servers = ["b11", "b12", "b13"];
     let _ends = servers.map(|n| edge.start_script(n, "sctp_peer.py", &["serve", "0.0.0.0", "9000", n]));
     edge.write_manifest("sctp.yaml", &ServiceManifest { protocols: &["SCTP"], ..ServiceManifest::default() }.yaml());

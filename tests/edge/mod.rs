@@ -55,8 +55,12 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// The network of the demo, with its servers.
-    pub fn new(name: &str) -> Self {
+    /// The network of the demo, with its servers. `None` if this process cannot create namespaces: then it reports `test`
+    /// as skipped.
+    pub fn new(test: &str, name: &str) -> Option<Self> {
+        if !can_create_namespaces(test) {
+            return None;
+        }
         let edge = Self {
             id: format!("{name}{}", std::process::id() % 100_000),
             dir: tempfile::Builder::new().prefix("sluice-").tempdir().unwrap(),
@@ -64,14 +68,14 @@ impl Edge {
             runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
         };
         edge.script("set -e; make_network; for n in 11 12 13; do start_server $n; done");
-        edge
+        Some(edge)
     }
 
     /// The same, with a configuration over af_packet.
-    pub fn with_af_packet(name: &str) -> Self {
-        let edge = Self::new(name);
+    pub fn with_af_packet(test: &str, name: &str) -> Option<Self> {
+        let edge = Self::new(test, name)?;
         edge.configure_af_packet("");
-        edge
+        Some(edge)
     }
 
     /// Runs shell code with the functions of `demo/network.sh`, and returns its output.

@@ -42,13 +42,12 @@ impl Edge {
     }
 
     /// A gateway over af_packet with an echo server on this port of every backend; not started.
-    pub fn with_echo_servers(id: &str, port: u16) -> Self {
-        let edge = Self::new(id);
-        edge.configure_af_packet("");
+    pub fn with_echo_servers(test: &str, name: &str, port: u16) -> Option<Self> {
+        let edge = Self::with_af_packet(test, name)?;
         for server in ["b11", "b12", "b13"] {
             edge.echo_server(server, port);
         }
-        edge
+        Some(edge)
     }
 
     /// A connection from the client; `None` if it is refused or times out.

@@ -2,18 +2,18 @@
 
 use sluice::ports::af_packet;
 
-use crate::skip::can_create_namespaces;
 use crate::{Namespace, run};
 
 /// A veth pair: `inside` in the namespace of a gateway, its other end in the namespace of a client.
-fn veth(test: &str) -> (Namespace, Namespace) {
-    let (gateway, client) = (Namespace::new(&format!("{test}-a")), Namespace::new(&format!("{test}-b")));
+fn veth(test: &str, name: &str) -> Option<(Namespace, Namespace)> {
+    let gateway = Namespace::new(test, &format!("{name}-a"))?;
+    let client = Namespace::new(test, &format!("{name}-b"))?;
     gateway.ip(&format!("link add inside type veth peer name outside netns {}", client.name));
     gateway.ip("addr add 192.0.2.2/24 dev inside");
     client.ip("addr add 192.0.2.9/24 dev outside");
     gateway.ip("link set inside up");
     client.ip("link set outside up");
-    (gateway, client)
+    Some((gateway, client))
 }
 
 fn state(namespace: &Namespace) -> [String; 4] {
@@ -27,10 +27,7 @@ fn state(namespace: &Namespace) -> [String; 4] {
 
 #[test]
 fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
-    if !can_create_namespaces("linux is kept off an af packet interface and given it back") {
-        return;
-    }
-    let (gateway, client) = veth("afp");
+    let Some((gateway, client)) = veth("linux is kept off an af packet interface and given it back", "afp") else { return };
     let ping = || client.try_run("ping -c 1 -W 1 192.0.2.2").0;
     assert!(ping());
     let before = state(&gateway);
@@ -48,10 +45,7 @@ fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
 
 #[test]
 fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
-    if !can_create_namespaces("what a killed gateway left is taken over and undone") {
-        return;
-    }
-    let (gateway, _client) = veth("afpk");
+    let Some((gateway, _client)) = veth("what a killed gateway left is taken over and undone", "afpk") else { return };
     gateway.run("tc qdisc add dev inside clsact");
     let pass = "netns exec NAME tc filter add dev inside ingress pref 10 bpf da bytecode";
     let mut pass: Vec<&str> = pass.split(' ').map(|word| if word == "NAME" { &gateway.name } else { word }).collect();
@@ -71,10 +65,7 @@ fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
 
 #[test]
 fn a_missing_interface_is_reported_by_name() {
-    if !can_create_namespaces("a missing interface is named") {
-        return;
-    }
-    let namespace = Namespace::new("missing");
+    let Some(namespace) = Namespace::new("a missing interface is named", "missing") else { return };
     let refused =
         namespace.enter(async || af_packet::prepare(&"net_af_packet0,iface=nowhere".parse().unwrap()).await.map(|_| ()));
     assert!(refused.unwrap_err().to_string().contains("no interface nowhere"));

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use sluice::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
 use tokio::sync::watch;
 
-use crate::skip::{can_create_namespaces, skip};
+use crate::skip::skip;
 use crate::{DEADLINE, Namespace, PEER_MAC, TWIN_MAC, Twin, arp, config, ethernet, until};
 
 /// Runs `body` with the netlink follower of the twin `uplink`.
@@ -52,10 +52,7 @@ fn route(to: &str, via: Option<&str>) -> Route {
 
 #[test]
 fn routes_addresses_and_neighbours_are_followed() {
-    if !can_create_namespaces("routes addresses and neighbours are followed") {
-        return;
-    }
-    let namespace = Namespace::new("follow");
+    let Some(namespace) = Namespace::new("routes addresses and neighbours are followed", "follow") else { return };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
         namespace.ip("route add default via 192.0.2.1 dev uplink");
@@ -122,10 +119,7 @@ fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
     const IS_EXCLUDE: u8 = 2;
     const TO_INCLUDE: u8 = 3;
     const TO_EXCLUDE: u8 = 4;
-    if !can_create_namespaces(TEST) {
-        return;
-    }
-    let namespace = Namespace::new("mld");
+    let Some(namespace) = Namespace::new(TEST, "mld") else { return };
     namespace.enter(async || {
         let twin = Twin::open(&config(&["2001:db8::2/64"])).await;
         let answered = |addresses: &[&str]| -> AnsweredAddresses {
@@ -165,10 +159,7 @@ fn membership_in_the_groups_of_ipv6_vips_is_reported_by_mld() {
 #[test]
 fn vlan_devices_above_the_twin_are_followed() {
     const TEST: &str = "vlan devices above the twin are followed";
-    if !can_create_namespaces(TEST) {
-        return;
-    }
-    let namespace = Namespace::new("vlan");
+    let Some(namespace) = Namespace::new(TEST, "vlan") else { return };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&[])).await;
         let device = "link add link uplink name uplink.100 type vlan id 100".split(' ');
@@ -193,10 +184,7 @@ fn vlan_devices_above_the_twin_are_followed() {
 
 #[test]
 fn ipv4_routes_disappear_and_return_with_the_interface() {
-    if !can_create_namespaces("ipv4 routes go and come with the interface") {
-        return;
-    }
-    let namespace = Namespace::new("updown");
+    let Some(namespace) = Namespace::new("ipv4 routes go and come with the interface", "updown") else { return };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         with_follower(async |mut follower| {
@@ -214,10 +202,9 @@ fn ipv4_routes_disappear_and_return_with_the_interface() {
 
 #[test]
 fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
-    if !can_create_namespaces("several next hops and next hop objects leave what linux has") {
+    let Some(namespace) = Namespace::new("several next hops and next hop objects leave what linux has", "several") else {
         return;
-    }
-    let namespace = Namespace::new("several");
+    };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
         with_follower(async |mut follower| {
@@ -253,10 +240,7 @@ fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
 
 #[test]
 fn a_burst_of_changes_ends_in_the_routes_of_linux() {
-    if !can_create_namespaces("a storm of changes ends in what linux holds") {
-        return;
-    }
-    let namespace = Namespace::new("storm");
+    let Some(namespace) = Namespace::new("a storm of changes ends in what linux holds", "storm") else { return };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         with_follower(async |mut follower| {
@@ -277,10 +261,11 @@ fn a_burst_of_changes_ends_in_the_routes_of_linux() {
 
 #[test]
 fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_changed() {
-    if !can_create_namespaces("next hops in use are managed and released and a permanent entry is left alone") {
+    let Some(namespace) =
+        Namespace::new("next hops in use are managed and released and a permanent entry is left alone", "managed")
+    else {
         return;
-    }
-    let namespace = Namespace::new("managed");
+    };
     namespace.enter(async || {
         let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         namespace.ip("neigh replace 192.0.2.5 dev uplink lladdr 02:00:00:00:00:05 nud permanent");
@@ -308,10 +293,7 @@ fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_change
 
 #[test]
 fn a_client_that_a_worker_waits_for_is_resolved_once() {
-    if !can_create_namespaces("a client that a worker waits for is asked for once") {
-        return;
-    }
-    let namespace = Namespace::new("client");
+    let Some(namespace) = Namespace::new("a client that a worker waits for is asked for once", "client") else { return };
     namespace.enter(async || {
         let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         with_follower(async |mut follower| {

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::{Buffer, Burst, Mac, MemoryBuffer, TwinQueues};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use skip::can_create_namespaces;
 use sluice::ports::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinThread};
 
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -30,12 +31,15 @@ struct Namespace {
 }
 
 impl Namespace {
-    fn new(test: &str) -> Self {
-        let name = format!("sluice-{test}-{}", std::process::id());
-        let this = Self { name };
+    /// `None` if this process cannot create namespaces: then it reports `test` as skipped.
+    fn new(test: &str, name: &str) -> Option<Self> {
+        if !can_create_namespaces(test) {
+            return None;
+        }
+        let this = Self { name: format!("sluice-{name}-{}", std::process::id()) };
         run("ip", &["netns", "add", &this.name]);
         this.ip("link set lo up");
-        this
+        Some(this)
     }
 
     /// Runs `ip ARGUMENTS` in the namespace.

@@ -3,7 +3,6 @@
 use dataplane::Mac;
 use sluice::ports::twin::{Interface, TwinConfig, TwinError};
 
-use crate::skip::can_create_namespaces;
 use crate::{Namespace, PEER_MAC, TWIN_MAC, Twin, arp, config, ethernet, until};
 
 /// The internet checksum (RFC 1071).
@@ -40,10 +39,7 @@ fn solicitation() -> Vec<u8> {
 
 #[test]
 fn linux_answers_arp_ndp_and_ping_through_the_twin() {
-    if !can_create_namespaces("linux answers arp ndp and ping through the twin") {
-        return;
-    }
-    let namespace = Namespace::new("answers");
+    let Some(namespace) = Namespace::new("linux answers arp ndp and ping through the twin", "answers") else { return };
     namespace.enter(async || {
         let twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
         twin.send(arp(1, [192, 0, 2, 9], [192, 0, 2, 2]));
@@ -64,10 +60,9 @@ fn linux_answers_arp_ndp_and_ping_through_the_twin() {
 
 #[test]
 fn a_restart_keeps_the_twin_and_removes_only_the_addresses_that_sluice_added() {
-    if !can_create_namespaces("a restart keeps the twin and removes only addresses that were ours") {
+    let Some(namespace) = Namespace::new("a restart keeps the twin and removes only addresses that were ours", "restart") else {
         return;
-    }
-    let namespace = Namespace::new("restart");
+    };
     let first = config(&["192.0.2.2/24", "2001:db8::2/64"]);
     namespace.enter(async || drop(Twin::open(&first).await));
     namespace.ip("addr add 192.0.2.77/24 dev uplink");
@@ -89,10 +84,7 @@ fn a_restart_keeps_the_twin_and_removes_only_the_addresses_that_sluice_added() {
 
 #[test]
 fn an_interface_that_sluice_did_not_make_is_refused_and_not_changed() {
-    if !can_create_namespaces("an interface that is not ours is refused and left alone") {
-        return;
-    }
-    let namespace = Namespace::new("foreign");
+    let Some(namespace) = Namespace::new("an interface that is not ours is refused and left alone", "foreign") else { return };
     for kind in ["link add uplink type veth peer name other", "tuntap add dev uplink mode tap"] {
         namespace.ip(kind);
         let before = namespace.ip("addr show uplink");
@@ -105,10 +97,7 @@ fn an_interface_that_sluice_did_not_make_is_refused_and_not_changed() {
 
 #[test]
 fn the_carrier_of_the_twin_follows_the_link() {
-    if !can_create_namespaces("the carrier of the twin follows the link") {
-        return;
-    }
-    let namespace = Namespace::new("carrier");
+    let Some(namespace) = Namespace::new("the carrier of the twin follows the link", "carrier") else { return };
     namespace.enter(async || {
         let mut twin = Twin::open(&config(&[])).await;
         for (up, text) in [(false, "NO-CARRIER"), (true, "LOWER_UP"), (false, "NO-CARRIER")] {

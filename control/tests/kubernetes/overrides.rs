@@ -1,6 +1,5 @@
 //! Manual overrides of operators in a ConfigMap: they survive restarts, affect only their group, and no change is lost.
 
-use control::kubernetes::connect;
 use control::store::override_editor::OverridesState;
 use control::store::overrides::{OverrideStore, OverrideStoreError};
 use control::world::overrides::{Author, Drained, Overrides};
@@ -8,14 +7,12 @@ use serde_json::json;
 
 use crate::api_server::{ApiServer, Fault, FaultRule, Kind};
 use crate::installation::Installation;
-use crate::user::{User, wait_for};
+use crate::user::{User, connect_to, wait_for};
 
 const NAME: &str = "sluice-overrides";
 
 async fn store(server: &ApiServer, group: &str) -> OverrideStore {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    server.write_kubeconfig(file.path());
-    OverrideStore::config_map(&connect(Some(file.path())).await.unwrap(), group)
+    OverrideStore::config_map(&connect_to(server).await, group)
 }
 
 fn drained(node: &str) -> Overrides {

@@ -29,8 +29,7 @@ use proto::{Family, ServicePort};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-/// Longer than any expected wait. A test that reaches it has failed.
-const DEADLINE: Duration = Duration::from_secs(120);
+use crate::user::DEADLINE;
 
 /// After this time no plan waits for a status or finalizer, and no deleted slice is kept: nothing is written in this
 /// test.

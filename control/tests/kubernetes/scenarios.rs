@@ -141,7 +141,7 @@ async fn every_scenario_holds_on_the_test_server_beside_another_installation() {
 
 #[tokio::test]
 async fn every_scenario_holds_on_a_real_cluster() {
-    let Some(kubeconfig) = cluster::real_cluster() else {
+    let Some(kubeconfig) = cluster::real_cluster_kubeconfig() else {
         let sentences: Vec<_> = SCENARIOS.iter().map(|(sentence, _)| *sentence).collect();
         let what = format!("{} scenarios on a real cluster ({})", sentences.len(), sentences.join("; "));
         skip(&what, "`make e2e-k8s KUBECONFIG=...` names one");

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::kubernetes::recorder::Recorder;
-use control::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, StatusWriter, connect, patch};
+use control::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, StatusWriter, patch};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::status::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind};
+use crate::user::connect_to;
 
 async fn start() -> (ApiServer, Cluster, Value) {
     let server = ApiServer::start().await;
-    let file = tempfile::NamedTempFile::new().unwrap();
-    server.write_kubeconfig(file.path());
-    let cluster = connect(Some(file.path())).await.unwrap();
+    let cluster = connect_to(&server).await;
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let service = server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a"}, "spec": spec}));
     (server, cluster, service)

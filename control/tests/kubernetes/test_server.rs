@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use control::kubernetes::{Cluster, connect};
 use http_body_util::BodyExt;
 use hyper::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_server::{Account, ApiServer, Fault, FaultRule, Grant, Kind, WatchEnd};
+use crate::user::connect_to;
 
 /// An answer as received over the wire.
 struct HttpReply {
@@ -17,12 +17,6 @@ struct HttpReply {
     content_type: String,
     retry_after: Option<String>,
     body: String,
-}
-
-async fn client(server: &ApiServer) -> Cluster {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    server.write_kubeconfig(file.path());
-    connect(Some(file.path())).await.unwrap()
 }
 
 /// One exchange by a plain HTTP client that changes nothing, as the user with all rights.
@@ -245,7 +239,7 @@ async fn a_service_with_a_finalizer_is_deleted_once_the_finalizer_is_removed() {
 #[tokio::test]
 async fn an_aborted_watch_ends_without_a_last_chunk() {
     let server = ApiServer::start().await;
-    let cluster = client(&server).await;
+    let cluster = connect_to(&server).await;
     let request = Request::get("/api/v1/services?watch=1&resourceVersion=100").body(kube::client::Body::empty()).unwrap();
     let response = cluster.client.send(request).await.unwrap();
     server.end_watches(WatchEnd::Aborted);

@@ -345,6 +345,13 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
+/// Connects to a test server as a user with all rights.
+pub async fn connect_to(server: &ApiServer) -> Cluster {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    server.write_kubeconfig(file.path());
+    connect(Some(file.path())).await.unwrap()
+}
+
 /// Polls until `poll` returns a value that satisfies `is_wanted`.
 pub async fn wait_for<T: Debug>(what: &str, poll: impl AsyncFn() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
     let end = std::time::Instant::now() + DEADLINE;

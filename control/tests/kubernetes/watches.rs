@@ -4,16 +4,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use control::kubernetes::{connect, follow};
+use control::kubernetes::follow;
 use control::world::change::Change;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind, WatchEnd};
-
-/// Longer than any expected wait. A test that reaches it has failed.
-const DEADLINE: Duration = Duration::from_secs(120);
+use crate::user::{DEADLINE, connect_to};
 
 /// Number of watched kinds. Each is listed once at the start.
 const LISTS: usize = 5;
@@ -36,9 +34,7 @@ struct Reflector {
 
 impl Reflector {
     async fn start(server: &ApiServer) -> Self {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        server.write_kubeconfig(file.path());
-        let cluster = connect(Some(file.path())).await.unwrap();
+        let cluster = connect_to(server).await;
         let (sender, changes) = mpsc::channel(16);
         tokio::spawn(async move { follow(&cluster, sender).await });
         Self {

@@ -18,7 +18,7 @@ use crate::user::{User, wait_for};
 const REAL_CLUSTER: &str = "SLUICE_TEST_KUBECONFIG";
 
 /// The cluster for tests, if there is one.
-pub fn real_cluster() -> Option<PathBuf> {
+pub fn real_cluster_kubeconfig() -> Option<PathBuf> {
     std::env::var_os(REAL_CLUSTER).map(PathBuf::from)
 }
 
