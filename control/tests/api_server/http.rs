@@ -1,4 +1,4 @@
-//! HTTP requests: authentication, authorisation and answers.
+//! HTTP requests: authentication, authorisation and responses.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -119,7 +119,7 @@ fn handle(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, 
     if shared.not_installed.lock().unwrap().contains(&kind) {
         return Err(ApiResponse::page_not_found());
     }
-    let answer = match (request.method.as_str(), key.name.is_empty()) {
+    let response = match (request.method.as_str(), key.name.is_empty()) {
         ("GET", true) if request.is_watch() => {
             let body = BoxBody::new(StreamBody::new(watch(request, shared)?));
             return Ok(Response::builder().header("content-type", "application/json").body(body).unwrap());
@@ -140,7 +140,7 @@ fn handle(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, 
     if kind == Kind::CustomResourceDefinition {
         install(request, shared);
     }
-    Ok(to_http(answer))
+    Ok(to_http(response))
 }
 
 /// Installs or removes a kind after its definition was created or deleted.
@@ -193,10 +193,10 @@ fn parse(body: &[u8]) -> Result<Value, ApiResponse> {
         .map_err(|_| ApiResponse::bad_request("error decoding patch: unexpected end of JSON input".to_owned()))
 }
 
-fn to_http(answer: ApiResponse) -> Response<Body> {
-    let mut response = Response::builder().status(answer.code).header("content-type", answer.content_type);
-    if let Some(seconds) = answer.retry_after_s {
+fn to_http(api: ApiResponse) -> Response<Body> {
+    let mut response = Response::builder().status(api.code).header("content-type", api.content_type);
+    if let Some(seconds) = api.retry_after_s {
         response = response.header("retry-after", seconds);
     }
-    response.body(Full::new(Bytes::from(answer.body)).map_err(|never| match never {}).boxed()).unwrap()
+    response.body(Full::new(Bytes::from(api.body)).map_err(|never| match never {}).boxed()).unwrap()
 }

@@ -276,7 +276,7 @@ impl ApiServer {
         self.shared.watch_end.send_replace(Some(end));
     }
 
-    /// Unless the server answers now, returns once no connection is served.
+    /// Returns at once if the server is up, otherwise once no connection is served.
     pub async fn set_availability(&self, availability: Availability) {
         self.shared.availability.send_replace(availability);
         if availability != Availability::Up {

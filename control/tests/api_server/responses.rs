@@ -1,4 +1,4 @@
-//! HTTP answers, most of them a `Status`, with the texts of the recordings.
+//! HTTP responses, most of them a `Status`, with the texts of the recordings.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ impl ApiResponse {
         Self::json(code, &status)
     }
 
-    /// An answer about an object: its name is in the message, its identity in the details.
+    /// A response about an object: its name is in the message, its identity in the details.
     fn about(code: u16, reason: &str, kind: Kind, name: &str, message: impl FnOnce(&str) -> String) -> Self {
         let qualified = qualified(kind.group(), kind.plural());
         let details = details(&[("name", name), ("group", kind.group()), ("kind", kind.plural())]);

@@ -199,7 +199,7 @@ impl Store {
         let subresource = if change.part == Part::Status { "status" } else { "" };
         managed_fields::record_change(&old, &mut new, change.manager, subresource, &self.clock.now(), &kind.api_version());
         if is_terminating(&new) && kind != Kind::Namespace && has_no_finalizers(&new) {
-            // The answer contains the requested object, the event the last stored one.
+            // The response contains the requested object, the event the last stored one.
             self.remove(key, old);
             return Ok(new);
         }

@@ -121,8 +121,8 @@ fn next_events(shared: &Shared, watched: &WatchParameters, seen: u64, is_open: b
 }
 
 fn expired(from: u64, compacted: u64) -> Value {
-    let answer = ApiResponse::expired(&format!("too old resource version: {from} ({compacted})"));
-    serde_json::from_str(&answer.body).unwrap()
+    let response = ApiResponse::expired(&format!("too old resource version: {from} ({compacted})"));
+    serde_json::from_str(&response.body).unwrap()
 }
 
 /// A bookmark looks like an object with a version and empty fields.

@@ -107,36 +107,36 @@ fn lease_holder(server: &ApiServer, user: &User) -> Option<String> {
 
 /// Two replicas, of which the first leads, and Services with addresses.
 async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
-    let one = Replica::start(user, "one");
-    let _gateway = Gateway::start(&one.socket);
+    let leader = Replica::start(user, "one");
+    let _gateway = Gateway::start(&leader.socket);
     for name in ["web", "mail"] {
         user.add_service(name, &user.class()).await;
         user.wait_for_ingress(name).await;
     }
-    let two = Replica::start(user, "two");
-    let refused = two.first_response(hello()).await.unwrap_err();
+    let standby = Replica::start(user, "two");
+    let refused = standby.first_response(hello()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     let holder = lease_holder(server, user).unwrap();
     wait_for(
         "the leader's name",
-        async || two.first_response(hello()).await.unwrap_err().message().to_owned(),
+        async || standby.first_response(hello()).await.unwrap_err().message().to_owned(),
         |message| message.contains(&holder),
     )
     .await;
-    (one, two)
+    (leader, standby)
 }
 
 #[tokio::test]
 async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_changes() {
     let (server, user) = User::with_test_server().await;
-    let (mut one, two) = two_replicas(&server, &user).await;
+    let (mut leader, standby) = two_replicas(&server, &user).await;
     let before = (user.ingress("web").await, user.ingress("mail").await);
-    let first_state = one.first_response(hello()).await.unwrap();
+    let first_state = leader.first_response(hello()).await.unwrap();
     let written = status_writes(&server);
     let killed_at = Instant::now();
-    one.stop("-KILL").await;
+    leader.stop("-KILL").await;
     let wait = async {
-        while !two.leads().await {
+        while !standby.leads().await {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -144,11 +144,11 @@ async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_chang
     println!("another controller leads {:?} after the kill", killed_at.elapsed());
     assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the Lease of the other had expired");
     // A gateway that moves to the new leader does not receive its state a second time.
-    let resumed = two.first_response(hello_after(&first_state)).await.unwrap();
+    let resumed = standby.first_response(hello_after(&first_state)).await.unwrap();
     let epoch = |generation: &Option<Generation>| generation.as_ref().unwrap().epoch.clone();
     assert!(epoch(&first_state.generation).ends_with("-0") && epoch(&resumed.generation).ends_with("-1"), "{resumed:?}");
     assert!(!resumed.full && resumed.services.is_empty() && resumed.removed.is_empty(), "{resumed:?}");
-    let _gateway = Gateway::start(&two.socket);
+    let _gateway = Gateway::start(&standby.socket);
     user.add_service("late", &user.class()).await;
     user.wait_for_ingress("late").await;
     assert_eq!((user.ingress("web").await, user.ingress("mail").await), before);
@@ -158,20 +158,20 @@ async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_chang
 #[tokio::test]
 async fn a_leader_that_is_stopped_hands_over_immediately() {
     let (server, user) = User::with_test_server().await;
-    let (mut one, two) = two_replicas(&server, &user).await;
+    let (mut leader, standby) = two_replicas(&server, &user).await;
     let before = lease_holder(&server, &user);
     assert!(before.is_some());
-    one.stop("-TERM").await;
+    leader.stop("-TERM").await;
     assert_ne!(lease_holder(&server, &user), before, "only a killed controller keeps the Lease until it expires");
-    wait_for("the other leads", async || two.leads().await, |leads| *leads).await;
+    wait_for("the other leads", async || standby.leads().await, |leads| *leads).await;
 }
 
 #[tokio::test]
 async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_again_after_the_outage() {
     let (server, user) = User::with_test_server().await;
-    let one = Replica::start(&user, "one");
-    wait_for("a leader", async || one.leads().await, |leads| *leads).await;
-    let mut stream = watch(dial(one.socket.clone()).await.unwrap(), hello()).await.unwrap();
+    let leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
+    let mut stream = watch(dial(leader.socket.clone()).await.unwrap(), hello()).await.unwrap();
     let first = stream.message().await.unwrap().unwrap();
     let silent_since = Instant::now();
     server.set_availability(Availability::Silent).await;
@@ -187,21 +187,21 @@ async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_aga
     assert_eq!(end.code(), Code::FailedPrecondition, "{end}");
     assert!(silent_since.elapsed() < LEASE, "another controller may already lead, after {:?}", silent_since.elapsed());
     server.set_availability(Availability::Up).await;
-    let again = wait_for("a leader again", async || one.first_response(hello()).await, Result::is_ok).await.unwrap();
+    let again = wait_for("a leader again", async || leader.first_response(hello()).await, Result::is_ok).await.unwrap();
     assert_ne!(first.generation.unwrap().epoch, again.generation.unwrap().epoch);
 }
 
 #[tokio::test]
 async fn a_killed_leader_that_restarts_on_its_machine_leads_immediately() {
     let (server, user) = User::with_test_server().await;
-    let mut one = Replica::start(&user, "one");
-    wait_for("a leader", async || one.leads().await, |leads| *leads).await;
+    let mut leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
     let before = lease_holder(&server, &user).unwrap();
     let killed_at = Instant::now();
-    one.stop("-KILL").await;
+    leader.stop("-KILL").await;
     assert_eq!(lease_holder(&server, &user), Some(before.clone()), "a killed controller does not release its Lease");
-    let again = Replica::start(&user, "one");
-    wait_for("a leader again", async || again.leads().await, |leads| *leads).await;
+    let restarted = Replica::start(&user, "one");
+    wait_for("a leader again", async || restarted.leads().await, |leads| *leads).await;
     assert!(killed_at.elapsed() < LED_AT_MOST, "as slow as a take-over by another machine: {:?}", killed_at.elapsed());
     assert_ne!(lease_holder(&server, &user), Some(before));
 }
@@ -209,7 +209,7 @@ async fn a_killed_leader_that_restarts_on_its_machine_leads_immediately() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests() {
     let (server, user) = User::with_test_server().await;
-    let (one, two) = two_replicas(&server, &user).await;
+    let (leader, standby) = two_replicas(&server, &user).await;
     let sluicectl = async |replica: &Replica, arguments: &[&str]| {
         let socket = format!("unix:{}.admin", replica.socket.display());
         let line = ["sluicectl", "--server", &socket].into_iter().chain(arguments.iter().copied());
@@ -231,11 +231,11 @@ async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests
         &["undrain", "edge-1"],
     ];
     for arguments in commands {
-        let error = sluicectl(&two, arguments).await.unwrap_err();
+        let error = sluicectl(&standby, arguments).await.unwrap_err();
         assert!(error.contains(&format!("does not lead, {holder} does")), "{arguments:?}: {error}");
     }
     for arguments in ["gateways", "pools", "events", "overrides"] {
-        assert_eq!(sluicectl(&one, &[arguments]).await, Ok(()), "{arguments}");
+        assert_eq!(sluicectl(&leader, &[arguments]).await, Ok(()), "{arguments}");
     }
 }
 
@@ -243,9 +243,9 @@ async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests
 #[tokio::test]
 async fn a_controller_only_gets_creates_and_updates_its_lease() {
     let (server, user) = User::with_test_server().await;
-    let mut one = Replica::start(&user, "one");
-    wait_for("a leader", async || one.leads().await, |leads| *leads).await;
-    one.stop("-TERM").await;
+    let mut leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
+    leader.stop("-TERM").await;
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", user.namespace);
     let log = server.log();
     let of_leases: Vec<_> = log.iter().filter(|logged| logged.path.contains("/leases")).collect();
