@@ -56,7 +56,7 @@ fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_
     until("the VIPs are in the table", || (routes(&edge, "150").len() == 2).then_some(()));
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
     let log = edge.log();
-    assert!(log.contains("what routers still send is forwarded meanwhile") && log.contains("wait=300ms"), "{log}");
+    assert!(log.contains("packets that still arrive are forwarded") && log.contains("wait=300ms"), "{log}");
 }
 
 #[test]
