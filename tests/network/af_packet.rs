@@ -27,7 +27,7 @@ fn state(namespace: &Namespace) -> [String; 4] {
 
 #[test]
 fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
-    let Some((gateway, client)) = veth("linux is kept off an af packet interface and given it back", "afp") else { return };
+    let Some((gateway, client)) = veth("an af_packet interface is hidden from Linux and restored", "afp") else { return };
     let ping = || client.try_run("ping -c 1 -W 1 192.0.2.2").0;
     assert!(ping());
     let before = state(&gateway);
@@ -45,7 +45,7 @@ fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
 
 #[test]
 fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
-    let Some((gateway, _client)) = veth("what a killed gateway left is taken over and undone", "afpk") else { return };
+    let Some((gateway, _client)) = veth("the changes of a killed gateway are undone", "afpk") else { return };
     gateway.run("tc qdisc add dev inside clsact");
     let pass = "netns exec NAME tc filter add dev inside ingress pref 10 bpf da bytecode";
     let mut pass: Vec<&str> = pass.split(' ').map(|word| if word == "NAME" { &gateway.name } else { word }).collect();
@@ -65,7 +65,7 @@ fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
 
 #[test]
 fn a_missing_interface_is_reported_by_name() {
-    let Some(namespace) = Namespace::new("a missing interface is named", "missing") else { return };
+    let Some(namespace) = Namespace::new("a missing interface is reported by name", "missing") else { return };
     let refused =
         namespace.enter(async || af_packet::prepare(&"net_af_packet0,iface=nowhere".parse().unwrap()).await.map(|_| ()));
     assert!(refused.unwrap_err().to_string().contains("no interface nowhere"));

@@ -184,7 +184,7 @@ fn vlan_devices_above_the_twin_are_followed() {
 
 #[test]
 fn ipv4_routes_disappear_and_return_with_the_interface() {
-    let Some(namespace) = Namespace::new("ipv4 routes go and come with the interface", "updown") else { return };
+    let Some(namespace) = Namespace::new("IPv4 routes disappear and return with the interface", "updown") else { return };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         with_follower(async |mut follower| {
@@ -202,7 +202,7 @@ fn ipv4_routes_disappear_and_return_with_the_interface() {
 
 #[test]
 fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
-    let Some(namespace) = Namespace::new("several next hops and next hop objects leave what linux has", "several") else {
+    let Some(namespace) = Namespace::new("routes with several next hops match those of Linux", "several") else {
         return;
     };
     namespace.enter(async || {
@@ -240,7 +240,7 @@ fn routes_with_several_next_hops_and_next_hop_objects_match_those_of_linux() {
 
 #[test]
 fn a_burst_of_changes_ends_in_the_routes_of_linux() {
-    let Some(namespace) = Namespace::new("a storm of changes ends in what linux holds", "storm") else { return };
+    let Some(namespace) = Namespace::new("a burst of changes ends in the routes of Linux", "storm") else { return };
     namespace.enter(async || {
         let _twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         with_follower(async |mut follower| {
@@ -262,7 +262,7 @@ fn a_burst_of_changes_ends_in_the_routes_of_linux() {
 #[test]
 fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_changed() {
     let Some(namespace) =
-        Namespace::new("next hops in use are managed and released and a permanent entry is left alone", "managed")
+        Namespace::new("next hops in use are managed", "managed")
     else {
         return;
     };
@@ -293,7 +293,7 @@ fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_change
 
 #[test]
 fn a_client_that_a_worker_waits_for_is_resolved_once() {
-    let Some(namespace) = Namespace::new("a client that a worker waits for is asked for once", "client") else { return };
+    let Some(namespace) = Namespace::new("a client that a worker waits for is resolved once", "client") else { return };
     namespace.enter(async || {
         let twin = Twin::open(&config(&["192.0.2.2/24"])).await;
         with_follower(async |mut follower| {
