@@ -261,9 +261,7 @@ fn a_burst_of_changes_ends_in_the_routes_of_linux() {
 
 #[test]
 fn next_hops_in_use_are_managed_and_released_and_a_permanent_entry_is_not_changed() {
-    let Some(namespace) =
-        Namespace::new("next hops in use are managed", "managed")
-    else {
+    let Some(namespace) = Namespace::new("next hops in use are managed", "managed") else {
         return;
     };
     namespace.enter(async || {

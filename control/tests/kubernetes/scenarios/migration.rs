@@ -2,26 +2,18 @@
 
 use serde_json::{Value, json};
 
+use super::ownership::claim_classless;
 use crate::installation::Installation;
 use crate::user::{User, wait_for};
 
 /// In the middle of the pool, so that it is not allocated by chance.
 const ADDRESS: &str = "192.0.2.177";
 
-fn claim_classless(user: &User) -> impl FnOnce(&mut control::config::settings::ControllerSettings) + use<> {
-    let labels = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
-    let labels: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector = serde_json::from_value(labels).unwrap();
-    move |settings| {
-        settings.ownership.classless.enabled = true;
-        settings.ownership.classless.namespaces = labels.try_into().unwrap();
-    }
-}
-
 pub async fn an_address_of_another_controller_is_kept(user: &User) {
     user.add("web", &json!({"spec": {"loadBalancerClass": null}})).await;
-    // What MetalLB did, which serves Services without a class.
+    // Simulates MetalLB, which serves Services without a class.
     user.write_address("web", ADDRESS).await;
-    let installation = Installation::start_with(user, claim_classless(user)).await;
+    let installation = Installation::start_with(user, |settings| claim_classless(user, settings)).await;
     let received = installation.wait_until_served(user, "web", 1).await;
     let address: std::net::Ipv4Addr = ADDRESS.parse().unwrap();
     assert_eq!(received.services[&user.full_name("web")].ports[0].vips, [address.octets().to_vec()]);

@@ -1,5 +1,6 @@
-//! Which Services are served.
+//! Ownership: the Services that a controller serves.
 
+use control::config::settings::ControllerSettings;
 use serde_json::json;
 
 use crate::installation::Installation;
@@ -25,19 +26,22 @@ pub async fn classless_services_are_claimed(user: &User) {
     assert!(user.ingress("web").await.is_null());
     installation.stop().await;
 
-    let own = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
     let labelled = json!({"matchLabels": {"gateway": "ours"}});
     let installation = Installation::start_with(user, |settings| {
-        let classless = &mut settings.ownership.classless;
-        classless.enabled = true;
-        classless.namespaces = selector(&own);
-        classless.services = selector(&labelled);
+        claim_classless(user, settings);
+        settings.ownership.classless.services = selector(&labelled);
     })
     .await;
     user.add("unlabelled", &json!({"spec": {"loadBalancerClass": null}})).await;
     user.wait_for_ingress("web").await;
     installation.wait_until_served(user, "web", 1).await;
     assert!(user.ingress("unlabelled").await.is_null());
+}
+
+/// Claims Services without a class in the namespace of the user.
+pub fn claim_classless(user: &User, settings: &mut ControllerSettings) {
+    settings.ownership.classless.enabled = true;
+    settings.ownership.classless.namespaces = selector(&json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}}));
 }
 
 fn selector(labels: &serde_json::Value) -> kube::core::Selector {

@@ -1,4 +1,4 @@
-//! What the fields of Services and their slices mean.
+//! The meaning of fields of Services and their slices.
 
 use std::time::Instant;
 
