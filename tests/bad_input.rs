@@ -1,5 +1,5 @@
 //! Bad configurations and missing resources of the machine, against the real binary. Each test checks the exit code and
-//! the message, which says what was found, where, and what to do.
+//! the message, which names the finding, its position and the remedy.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use edge::{DEADLINE, Edge, may_run, skip, until};
+use edge::{DEADLINE, Edge, can_create_namespaces, skip, until};
 
 /// A configuration that needs no resource of the machine: ports without traffic, no twins, no hugepages.
 const GOOD: &str = "\
@@ -40,12 +40,12 @@ admin: {listen: 'unix:admin.sock'}
 ";
 
 /// A directory with a configuration, from which a gateway can be started.
-struct Case {
+struct ConfigDir {
     dir: tempfile::TempDir,
     config: PathBuf,
 }
 
-impl Case {
+impl ConfigDir {
     /// [`GOOD`] with the text `from` replaced by `to`.
     fn with(from: &str, to: &str) -> Self {
         assert!(GOOD.contains(from), "{from} is not in the configuration");
@@ -64,43 +64,37 @@ impl Case {
         self.dir.path().join(name)
     }
 
-    fn command(&self, before: &[&str], arguments: &[&str]) -> Command {
-        let mut words = before.to_vec();
-        words.push(env!("CARGO_BIN_EXE_sluiced"));
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg("run").arg("--config").arg(&self.config).args(arguments);
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+        command.arg("run").arg("--config").arg(&self.config).args(arguments);
         command.env("XDG_RUNTIME_DIR", self.dir.path()).stdin(Stdio::null());
         command
     }
 
     /// Runs the gateway. It must refuse to start, with this exit code and all these texts in its output.
-    fn refused(&self, code: i32, says: &[&str]) -> String {
-        self.refused_as(&[], code, says)
-    }
-
-    fn refused_as(&self, before: &[&str], code: i32, says: &[&str]) -> String {
-        let child = self.command(before, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let output = ended(child);
+    fn assert_refused(&self, code: i32, texts: &[&str]) -> String {
+        let child = self.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let output = wait_for_exit(child);
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert_eq!(output.status.code(), Some(code), "{text}");
-        for expected in says {
+        for expected in texts {
             assert!(text.contains(expected), "expected {expected:?} in:\n{text}");
         }
         text
     }
 
     /// Starts the gateway and waits until it runs.
-    fn runs(&self, arguments: &[&str]) -> Running<'_> {
+    fn start(&self, arguments: &[&str]) -> Gateway<'_> {
         let log = fs::File::create(self.path("log")).unwrap();
-        let child = self.command(&[], arguments).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-        let mut running = Running { case: self, child };
-        until("the gateway runs", || running.says("the gateway runs"));
-        running
+        let child = self.command(arguments).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let mut gateway = Gateway { config_dir: self, child };
+        until("the gateway runs", || gateway.logs("the gateway runs"));
+        gateway
     }
 }
 
 /// Waits until a process ends by itself, and returns its output.
-fn ended(mut child: Child) -> Output {
+fn wait_for_exit(mut child: Child) -> Output {
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > DEADLINE {
@@ -112,18 +106,18 @@ fn ended(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
-struct Running<'a> {
-    case: &'a Case,
+struct Gateway<'a> {
+    config_dir: &'a ConfigDir,
     child: Child,
 }
 
-impl Running<'_> {
+impl Gateway<'_> {
     fn log(&self) -> String {
-        fs::read_to_string(self.case.path("log")).unwrap()
+        fs::read_to_string(self.config_dir.path("log")).unwrap()
     }
 
     /// `Some` once the log contains this text. Panics if the gateway has ended.
-    fn says(&mut self, text: &str) -> Option<()> {
+    fn logs(&mut self, text: &str) -> Option<()> {
         let log = self.log();
         if log.contains(text) {
             return Some(());
@@ -141,7 +135,7 @@ impl Running<'_> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for Gateway<'_> {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -168,12 +162,12 @@ fn a_mistake_in_the_file_is_reported_with_file_line_and_key_and_exit_code_2() {
         ),
         ("net_null1,no-rx=1", "eth1", &["sluice.yaml:8:", "`ports[1].device`", "eth1"]),
     ];
-    for (from, to, says) in rows {
-        Case::with(from, to).refused(2, says);
+    for (from, to, texts) in rows {
+        ConfigDir::with(from, to).assert_refused(2, texts);
     }
-    let missing = Case::of(GOOD);
+    let missing = ConfigDir::of(GOOD);
     fs::remove_file(&missing.config).unwrap();
-    missing.refused(2, &["sluice.yaml", "No such file"]);
+    missing.assert_refused(2, &["sluice.yaml", "No such file"]);
 }
 
 #[test]
@@ -185,67 +179,68 @@ fn all_mistakes_of_a_file_are_reported_at_once() {
         .replace("hugepages: off", "hugepages: sometimes")
         .replace("maxPerWorker: 1024", "maxPerWorker: many");
     let keys = ["`flux`", "`memory.hugepages`", "`flows.maxPerWorker`", "`snat.addresses[0]`", "`pools[0].addresses[0]`"];
-    let said = Case::of(&text).refused(2, &keys);
-    let lines: Vec<_> = said.lines().filter(|line| line.contains("sluice.yaml:")).collect();
-    assert_eq!(lines.len(), keys.len(), "{said}");
-    assert!(lines.is_sorted_by_key(|line| line.split(':').nth(1).unwrap().parse::<u32>().unwrap()), "{said}");
+    let output = ConfigDir::of(&text).assert_refused(2, &keys);
+    let lines: Vec<_> = output.lines().filter(|line| line.contains("sluice.yaml:")).collect();
+    assert_eq!(lines.len(), keys.len(), "{output}");
+    assert!(lines.is_sorted_by_key(|line| line.split(':').nth(1).unwrap().parse::<u32>().unwrap()), "{output}");
 }
 
 #[test]
-fn a_socket_in_use_is_left_alone_with_exit_code_1() {
+fn a_socket_in_use_is_not_taken_over_and_the_exit_code_is_1() {
     for name in ["admin.sock", "config.sock"] {
-        let case = Case::of(GOOD);
-        let path = case.path(name);
+        let config_dir = ConfigDir::of(GOOD);
+        let path = config_dir.path(name);
         let _listening = UnixListener::bind(&path).unwrap();
         let in_use = format!("{} is in use: another process listens there; stop it, or configure another path", path.display());
-        case.refused(1, &[&in_use]);
+        config_dir.assert_refused(1, &[&in_use]);
         assert!(path.exists());
     }
-    let case = Case::of(GOOD);
-    fs::write(case.path("admin.sock"), "precious").unwrap();
-    case.refused(1, &["admin.sock exists and is no socket; move it away"]);
+    let config_dir = ConfigDir::of(GOOD);
+    fs::write(config_dir.path("admin.sock"), "precious").unwrap();
+    config_dir.assert_refused(1, &["admin.sock exists and is no socket; move it away"]);
 }
 
 #[test]
 fn a_core_that_does_not_exist_is_reported_with_the_cores_that_do() {
-    Case::with("cores: [0]", "cores: [1023]").refused(1, &["workers.cores: core 1023 does not exist; this machine has 0-"]);
+    ConfigDir::with("cores: [0]", "cores: [1023]")
+        .assert_refused(1, &["workers.cores: core 1023 does not exist; this machine has 0-"]);
 }
 
 #[test]
 fn a_device_or_interface_that_does_not_exist_is_reported() {
-    let none = Case::with("net_null1,no-rx=1", "net_nonesuch0");
-    none.refused(1, &["device net_nonesuch0"]);
-    if may_run("an interface that does not exist") {
+    let none = ConfigDir::with("net_null1,no-rx=1", "net_nonesuch0");
+    none.assert_refused(1, &["device net_nonesuch0"]);
+    if can_create_namespaces("an interface that does not exist") {
         // The interface may appear later, so the gateway runs with the other port.
-        let none = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=nonesuch0");
-        let mut running = none.runs(&[]);
+        let none = ConfigDir::with("net_null1,no-rx=1", "net_af_packet1,iface=nonesuch0");
+        let mut gateway = none.start(&[]);
         for words in ["device net_af_packet1,iface=nonesuch0", "there is no interface", "`ip link`", "attached when it appears"] {
-            assert!(running.says(words).is_some(), "{words}");
+            assert!(gateway.logs(words).is_some(), "{words}");
         }
     }
 }
 
 #[test]
 fn a_missing_privilege_is_reported_with_the_name_of_the_capability() {
-    if !may_run("missing privilege") {
+    if !can_create_namespaces("missing privilege") {
         return;
     }
-    let case = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=lo");
-    fs::set_permissions(case.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let config_dir = ConfigDir::with("net_null1,no-rx=1", "net_af_packet1,iface=lo");
+    fs::set_permissions(config_dir.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // User `nobody` may lack permission to enter the build directory.
-    let program = case.path("sluiced");
+    let program = config_dir.path("sluiced");
     fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
     let child = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"])
         .arg(&program)
         .args(["run", "--config"])
-        .arg(&case.config)
-        .env("XDG_RUNTIME_DIR", case.dir.path())
+        .arg(&config_dir.config)
+        .env("XDG_RUNTIME_DIR", config_dir.dir.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let output = ended(child);
+    let output = wait_for_exit(child);
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("interface lo") && text.contains("the gateway needs CAP_NET_ADMIN"), "{text}");
@@ -255,45 +250,45 @@ fn a_missing_privilege_is_reported_with_the_name_of_the_capability() {
 fn lacks_hugepages(test: &str) -> bool {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages").map(Iterator::collect::<Vec<_>>).unwrap_or_default();
     let is_none = |dir: PathBuf| fs::read_to_string(dir.join("nr_hugepages")).is_ok_and(|n| n.trim() == "0");
-    let lacks = sizes.into_iter().all(|entry| is_none(entry.unwrap().path()));
-    if !lacks {
+    let has_none = sizes.into_iter().all(|entry| is_none(entry.unwrap().path()));
+    if !has_none {
         skip(test, "the machine has hugepages");
     }
-    lacks
+    has_none
 }
 
 #[test]
 fn without_required_hugepages_the_start_fails_and_reports_how_many_are_needed() {
     if lacks_hugepages("hugepages required and absent") {
-        let case = Case::with("hugepages: off", "hugepages: require");
-        case.refused(1, &["hugepages are required", "MB are needed, 0 MB are free", "sysctl vm.nr_hugepages="]);
-        let pci = Case::of(&GOOD.replace("net_null1,no-rx=1", "0000:ff:1f.7").replace("hugepages: off", "hugepages: auto"));
-        pci.refused(1, &["a PCI port"]);
+        let config_dir = ConfigDir::with("hugepages: off", "hugepages: require");
+        config_dir.assert_refused(1, &["hugepages are required", "MB are needed, 0 MB are free", "sysctl vm.nr_hugepages="]);
+        let pci = ConfigDir::of(&GOOD.replace("net_null1,no-rx=1", "0000:ff:1f.7").replace("hugepages: off", "hugepages: auto"));
+        pci.assert_refused(1, &["a PCI port"]);
     }
 }
 
 #[test]
 fn virtual_devices_work_without_hugepages_after_one_warning() {
     if lacks_hugepages("virtual devices without hugepages") {
-        let case = Case::with("hugepages: off", "hugepages: auto");
-        let mut running = case.runs(&[]);
-        until("the gateway follows its controller", || running.says("following the controller"));
-        let log = running.log();
+        let config_dir = ConfigDir::with("hugepages: off", "hugepages: auto");
+        let mut gateway = config_dir.start(&[]);
+        until("the gateway follows its controller", || gateway.logs("following the controller"));
+        let log = gateway.log();
         assert_eq!(log.matches("too few free hugepages").count(), 1, "{log}");
         assert_eq!(log.matches("WARN").count(), 1, "{log}");
-        running.stop();
+        gateway.stop();
     }
 }
 
 #[test]
 fn a_missing_or_broken_kubeconfig_is_reported_with_exit_code_2() {
     let kubernetes = |text: Option<&str>| {
-        let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
+        let config_dir = ConfigDir::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
         if let Some(text) = text {
-            fs::write(case.path("kubeconfig"), text).unwrap();
+            fs::write(config_dir.path("kubeconfig"), text).unwrap();
         }
-        let path = case.path("kubeconfig").display().to_string();
-        case.refused(2, &[&format!("kubeconfig {path}"), "expected a readable kubeconfig", "try `kubectl"]);
+        let path = config_dir.path("kubeconfig").display().to_string();
+        config_dir.assert_refused(2, &[&format!("kubeconfig {path}"), "expected a readable kubeconfig", "try `kubectl"]);
     };
     kubernetes(None);
     kubernetes(Some("clusters: [oops"));
@@ -309,29 +304,29 @@ fn kubeconfig(server: &str) -> String {
 
 #[test]
 fn an_unreachable_api_server_is_logged_once_and_retried() {
-    let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
+    let config_dir = ConfigDir::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
     // The server accepts connections and never answers: clients see it as unreachable, and the test can count attempts.
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
-    fs::write(case.path("kubeconfig"), kubeconfig(&format!("http://{}", server.local_addr().unwrap()))).unwrap();
-    let running = case.runs(&[]);
+    fs::write(config_dir.path("kubeconfig"), kubeconfig(&format!("http://{}", server.local_addr().unwrap()))).unwrap();
+    let gateway = config_dir.start(&[]);
     server.set_nonblocking(true).unwrap();
     for _ in 0..4 {
         until("the gateway connects again", || server.accept().ok());
     }
-    let log = running.stop();
+    let log = gateway.stop();
     // A gateway that is not the leader requests only the Lease.
-    let said: Vec<_> = log.lines().filter(|line| line.contains("the API server cannot be reached")).collect();
-    assert_eq!(said.len(), 1, "{log}");
-    assert!(said[0].contains("cannot get, create and update leases") && said[0].contains("check its address"), "{log}");
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("the API server cannot be reached")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("cannot get, create and update leases") && lines[0].contains("check its address"), "{log}");
 }
 
 #[test]
 fn an_api_server_that_refuses_connections_does_not_stop_the_gateway() {
-    let case = Case::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
-    fs::write(case.path("kubeconfig"), kubeconfig("https://127.0.0.1:1")).unwrap();
-    let mut running = case.runs(&[]);
-    until("the failure is logged", || running.says("the API server cannot be reached"));
-    running.stop();
+    let config_dir = ConfigDir::with("manifests: manifests", "kubernetes: {kubeconfig: kubeconfig}");
+    fs::write(config_dir.path("kubeconfig"), kubeconfig("https://127.0.0.1:1")).unwrap();
+    let mut gateway = config_dir.start(&[]);
+    until("the failure is logged", || gateway.logs("the API server cannot be reached"));
+    gateway.stop();
 }
 
 #[test]
@@ -341,41 +336,37 @@ fn an_unreachable_controller_is_logged_once_and_does_not_stop_the_gateway() {
         .lines()
         .filter(|line| !without_controller.iter().any(|key| line.starts_with(key)))
         .fold(String::new(), |text, line| text + line + "\n");
-    let case = Case::of(&text);
-    let socket = format!("unix:{}", case.path("none.sock").display());
-    let mut running = case.runs(&["--controller", &socket]);
-    let said = format!("cannot connect to the controller at {socket}");
-    until("the failure is logged", || running.says(&said));
+    let config_dir = ConfigDir::of(&text);
+    let socket = format!("unix:{}", config_dir.path("none.sock").display());
+    let mut gateway = config_dir.start(&["--controller", &socket]);
+    let message = format!("cannot connect to the controller at {socket}");
+    until("the failure is logged", || gateway.logs(&message));
     // An accepted connection proves that the gateway tried again.
-    let listener = UnixListener::bind(case.path("none.sock")).unwrap();
+    let listener = UnixListener::bind(config_dir.path("none.sock")).unwrap();
     listener.set_nonblocking(true).unwrap();
     until("the gateway tries again", || listener.accept().ok());
-    let log = running.stop();
-    let said: Vec<_> = log.lines().filter(|line| line.contains("No such file")).collect();
-    assert_eq!(said.len(), 1, "{log}");
-    assert!(said[0].contains("is it running there, and may this process reach it?"), "{log}");
+    let log = gateway.stop();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("No such file")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("is it running there, and may this process reach it?"), "{log}");
 }
 
 #[test]
 fn a_missing_manifests_directory_is_reported_and_noticed_once_it_exists() {
-    let case = Case::of(GOOD);
-    fs::remove_dir(case.path("manifests")).unwrap();
-    let path: &Path = &case.path("manifests");
-    let mut running = case.runs(&[]);
-    until("the missing directory is logged", || running.says(&format!("manifests directory {}", path.display())));
+    let config_dir = ConfigDir::of(GOOD);
+    fs::remove_dir(config_dir.path("manifests")).unwrap();
+    let path: &Path = &config_dir.path("manifests");
+    let mut gateway = config_dir.start(&[]);
+    until("the missing directory is logged", || gateway.logs(&format!("manifests directory {}", path.display())));
     fs::create_dir(path).unwrap();
-    until("the directory is followed", || running.says("following the controller"));
-    running.stop();
+    until("the directory is followed", || gateway.logs("following the controller"));
+    gateway.stop();
 }
 
 #[test]
 fn an_interface_that_sluice_did_not_make_is_never_taken_as_a_twin() {
-    if !may_run("a foreign interface of a twin's name") {
-        return;
-    }
-    let edge = Edge::new("for");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(edge) = Edge::with_af_packet("a foreign interface of a twin's name", "for") else { return };
+    edge.write_demo_manifests();
     let config = edge.path("sluice.yaml").display().to_string();
     let program = env!("CARGO_BIN_EXE_sluiced");
     let makes = ["link add uplink type bridge", "tuntap add dev uplink mode tap"];
@@ -439,12 +430,8 @@ fn send_malformed(edge: &Edge) -> u64 {
 
 #[test]
 fn malformed_frames_are_counted_as_malformed_and_do_not_disturb_other_traffic() {
-    if !may_run("malformed frames") {
-        return;
-    }
-    let mut edge = Edge::new("mal");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(mut edge) = Edge::with_af_packet("malformed frames", "mal") else { return };
+    edge.write_demo_manifests();
     edge.start();
     until("the first answer", || edge.curl("http://192.0.2.100/"));
     let sent = send_malformed(&edge);

@@ -73,7 +73,7 @@ fn every_mode_works_over_rings() {
 }
 
 #[test]
-fn the_floor_has_no_flows() {
+fn bench_without_a_mode_uses_no_flows() {
     let [report] = bench(&[vec!["--mode", "none"]]).try_into().unwrap();
     assert_eq!((&report["mode"], &report["hits"], &report["verified"]), (&"none".into(), &0.into(), &0.into()));
     assert!(report["packets"].as_u64().unwrap() > 0);

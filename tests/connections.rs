@@ -7,48 +7,27 @@ mod edge;
 
 use std::time::{Duration, Instant};
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, ServiceManifest, until};
 
 const ADDRESS: &str = "192.0.2.110";
 /// Number of times that backends are added or removed. It takes a minute, or longer on a busy machine.
 const CHANGES: u32 = 600;
-const CHURN_EVERY: Duration = Duration::from_millis(100);
+const CHANGE_INTERVAL: Duration = Duration::from_millis(100);
 /// Limit of retransmitted SYNs in 100,000 connections. A busy machine may answer a few late; ports that are reused too
 /// early would cause thousands.
-const SYNS_AGAIN_MAX: u64 = 100;
+const RETRANSMITTED_SYNS_MAX: u64 = 100;
 /// Number of changes between two reloads of the configuration, about 5 s.
-const RELOAD_EVERY: u32 = 50;
+const CHANGES_PER_RELOAD: u32 = 50;
 
-/// A Service at [`ADDRESS`], port 90, with these servers on `target`.
-fn service(target: u16, servers: &[u8]) -> String {
-    let endpoints: Vec<_> = servers.iter().map(|n| format!("{{addresses: [10.0.0.{n}]}}")).collect();
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{namespace: demo, name: own, annotations: {{sluice.dev/addresses: {ADDRESS}}}}}
-spec:
-  type: LoadBalancer
-  loadBalancerClass: sluice.dev/gateway
-  ports: [{{name: main, port: 90, targetPort: {target}}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{namespace: demo, name: own-1, labels: {{kubernetes.io/service-name: own}}}}
-addressType: IPv4
-ports: [{{name: main, port: {target}}}]
-endpoints: [{}]
-",
-        endpoints.join(", ")
-    )
+/// A Service at [`ADDRESS`], port 90, with these servers on `target_port`.
+fn service(target_port: u16, servers: &[u8]) -> String {
+    ServiceManifest { address: ADDRESS, target_port, servers, ..ServiceManifest::default() }.yaml()
 }
 
 #[test]
 fn two_hundred_connections_survive_six_hundred_changes_of_their_backends() {
-    if !may_run("200 connections while backends come and go") {
-        return;
-    }
-    let mut edge = Edge::with_echo_servers("chu", 9000);
-    edge.manifest("own.yaml", &service(9000, &[11, 12, 13]));
+    let Some(mut edge) = Edge::with_echo_servers("200 connections while backends come and go", "chu", 9000) else { return };
+    edge.write_manifest("own.yaml", &service(9000, &[11, 12, 13]));
     edge.start();
     let address = format!("{ADDRESS}:90");
     until("the first connection", || edge.connect(&address));
@@ -56,14 +35,14 @@ fn two_hundred_connections_survive_six_hundred_changes_of_their_backends() {
     let start = Instant::now();
     for changes in 1..=CHANGES {
         let servers: &[u8] = if changes.is_multiple_of(2) { &[11, 12, 13] } else { &[11, 12] };
-        edge.manifest("own.yaml", &service(9000, servers));
-        if changes.is_multiple_of(RELOAD_EVERY) {
-            reload(&edge, changes / RELOAD_EVERY);
+        edge.write_manifest("own.yaml", &service(9000, servers));
+        if changes.is_multiple_of(CHANGES_PER_RELOAD) {
+            reload(&edge, changes / CHANGES_PER_RELOAD);
         }
         // A tenth of the connections sends between two changes, so each sends about once a second.
-        let turn = changes as usize % 10;
-        connections.iter_mut().skip(turn).step_by(10).for_each(|connection| connection.assert_alive("while backends change"));
-        std::thread::sleep((CHURN_EVERY * changes).saturating_sub(start.elapsed()));
+        let group = changes as usize % 10;
+        connections.iter_mut().skip(group).step_by(10).for_each(|connection| connection.assert_alive("while backends change"));
+        std::thread::sleep((CHANGE_INTERVAL * changes).saturating_sub(start.elapsed()));
     }
     connections.iter_mut().for_each(|connection| connection.assert_alive("after all changes"));
     for server in ["b11", "b12", "b13"] {
@@ -83,12 +62,8 @@ fn reload(edge: &Edge, time: u32) {
 
 #[test]
 fn a_reload_applies_new_pools_and_refuses_an_invalid_file() {
-    if !may_run("reload") {
-        return;
-    }
-    let mut edge = Edge::new("rel");
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    edge.manifest("own.yaml", &service(8080, &[11]).replace(ADDRESS, "192.0.2.130"));
+    let Some(mut edge) = Edge::with_af_packet("reload", "rel") else { return };
+    edge.write_manifest("own.yaml", &service(8080, &[11]).replace(ADDRESS, "192.0.2.130"));
     edge.start();
     until("the address is outside the pools", || edge.service("own").filter(|s| !s.reason.is_empty()));
     let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
@@ -113,15 +88,11 @@ fn tcp_counter(edge: &Edge, namespace: &str, name: &str) -> u64 {
 #[test]
 fn a_hundred_thousand_short_connections_to_one_server_reuse_no_port_too_early() {
     let test = "100,000 short connections";
-    if !may_run(test) {
-        return;
-    }
-    let mut edge = Edge::new("reu");
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(mut edge) = Edge::with_af_packet(test, "reu") else { return };
     let text = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap();
     let text = text.replace("maxPerWorker: 16384", "maxPerWorker: 262144").replace("[10.0.0.3,", "[10.0.0.3, 10.0.0.4,");
     std::fs::write(edge.path("sluice.yaml"), text).unwrap();
-    edge.manifest("own.yaml", &service(8080, &[11]));
+    edge.write_manifest("own.yaml", &service(8080, &[11]));
     edge.start();
     let url = format!("http://{ADDRESS}:90/");
     until("the first answer", || edge.curl(&url));
@@ -132,7 +103,7 @@ fn a_hundred_thousand_short_connections_to_one_server_reuse_no_port_too_early() 
     assert_eq!(value("Complete requests:").as_deref(), Some("100000"), "{report}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(value("Failed requests:").as_deref(), Some("0"), "{report}");
     let again = tcp_counter(&edge, "client", "TCPSynRetrans") - before;
-    assert!(again <= SYNS_AGAIN_MAX, "{again} SYNs were retransmitted; {:?}", edge.drops());
+    assert!(again <= RETRANSMITTED_SYNS_MAX, "{again} SYNs were retransmitted; {:?}", edge.drops());
     println!("100,000 connections: {} a second", value("Requests per second:").unwrap_or_default());
     let early: u64 = edge.status().unwrap().accounts.iter().map(|account| account.snat_port_reused_early).sum();
     assert_eq!(early, 0, "SNAT ports that were reused too early");

@@ -12,7 +12,7 @@ use sluice::settings::Poll;
 use sluice::workers::{Turn, spawn};
 
 /// Receives a burst, appends a byte to each frame, and sends all frames.
-fn grow(port: &mut DpdkPort) -> usize {
+fn append_byte(port: &mut DpdkPort) -> usize {
     let mut burst = Burst::new();
     port.receive(&mut burst);
     for packet in &mut burst {
@@ -43,20 +43,20 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
     input.put(&mut burst);
     assert!(burst.is_empty());
 
-    let (say, heard) = channel();
+    let (sender, receiver) = channel();
     let core: CoreId = core_affinity::get_core_ids().unwrap()[0];
     let worker = spawn(0, core, Poll::Adaptive, Some(eal), move |turn| {
         let Turn::Poll { .. } = turn else { return 0 };
-        let handled = grow(&mut engine_side);
+        let handled = append_byte(&mut engine_side);
         if handled > 0 {
-            let _ = say.send(handled);
+            let _ = sender.send(handled);
         }
         handled
     });
     let worker = worker.unwrap();
     let mut handled = 0;
     while handled < 32 {
-        handled += heard.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
+        handled += receiver.recv_timeout(std::time::Duration::from_secs(120)).unwrap();
     }
     worker.stop();
 

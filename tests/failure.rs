@@ -6,29 +6,28 @@ mod edge;
 
 use std::fs;
 
-use edge::{Edge, REQUEST_S, may_run, until};
+use edge::{Edge, REQUEST_S, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const NODE_PORT: &str = "http://192.0.2.2:30080/";
 
-/// A gateway that serves the demo's Services.
-fn serving(name: &str) -> Edge {
-    let mut edge = Edge::new(name);
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+/// Starts a gateway that serves the demo's Services.
+fn start_gateway(test: &str, name: &str) -> Option<Edge> {
+    let mut edge = Edge::with_af_packet(test, name)?;
+    edge.write_demo_manifests();
     edge.start();
-    serves(&edge);
-    edge
+    wait_for_answers(&edge);
+    Some(edge)
 }
 
-fn serves(edge: &Edge) {
+fn wait_for_answers(edge: &Edge) {
     for url in [VIP, NODE_PORT] {
         until("an answer", || edge.curl(url));
     }
 }
 
 /// Sends requests, none of which may fail, and returns the servers that answered.
-fn requests(edge: &Edge, count: usize) -> Vec<String> {
+fn request_all(edge: &Edge, count: usize) -> Vec<String> {
     let answer = |n| edge.curl(VIP).unwrap_or_else(|| panic!("request {n} failed; drops {:?}", edge.drops()));
     let mut answers: Vec<_> = (0..count).map(answer).collect();
     answers.sort();
@@ -41,11 +40,8 @@ fn filters(edge: &Edge) -> String {
 }
 
 #[test]
-fn a_killed_gateway_restarts_over_the_filters_and_sockets_that_it_left() {
-    if !may_run("a killed gateway") {
-        return;
-    }
-    let mut edge = serving("kil");
+fn a_killed_gateway_restarts_despite_its_leftover_filters_and_sockets() {
+    let Some(mut edge) = start_gateway("a killed gateway", "kil") else { return };
     edge.script("in_ns gw ip route add 198.51.100.0/24 via 192.0.2.10 dev uplink");
     let twin = |edge: &Edge| edge.run("gw", &["cat", "/sys/class/net/uplink/ifindex"]).stdout;
     let route = |edge: &Edge| edge.run("gw", &["ip", "route", "show", "198.51.100.0/24", "dev", "uplink"]).stdout;
@@ -57,8 +53,8 @@ fn a_killed_gateway_restarts_over_the_filters_and_sockets_that_it_left() {
         assert!(!filters(&edge).is_empty(), "the filter of the killed gateway still exists");
         assert!(edge.path("admin.sock").exists() && edge.path("config.sock").exists(), "and so do its sockets");
         edge.start();
-        serves(&edge);
-        requests(&edge, 20);
+        wait_for_answers(&edge);
+        request_all(&edge, 20);
         edge.assert_account();
     }
     assert_eq!(twin(&edge), before, "the twin was not recreated");
@@ -75,10 +71,7 @@ fn a_killed_gateway_restarts_over_the_filters_and_sockets_that_it_left() {
 
 #[test]
 fn without_its_manifests_a_restarted_gateway_serves_its_saved_state_to_servers_that_pass_probes() {
-    if !may_run("a restart without manifests") {
-        return;
-    }
-    let mut edge = serving("man");
+    let Some(mut edge) = start_gateway("a restart without manifests", "man") else { return };
     until("the state is on disk", || edge.path("state/state").exists().then_some(()));
     assert_eq!(edge.stop(false), Some(0));
     edge.script("stop_server 13");
@@ -90,34 +83,32 @@ fn without_its_manifests_a_restarted_gateway_serves_its_saved_state_to_servers_t
         edge.status().filter(|status| status.ready && !status.controller_connected)
     });
     until("two servers pass their probes in both families", || (edge.healthy("demo/web")? == 4).then_some(()));
-    assert_eq!(requests(&edge, 40), ["b11", "b12"], "no request goes to the server that has not passed a probe");
+    assert_eq!(request_all(&edge, 40), ["b11", "b12"], "no request goes to the server that has not passed a probe");
     until("the log says what is wrong", || edge.log().contains("make it, or correct `manifests`").then_some(()));
 
     // In a state from a controller, a backend without a probe result is usable. Wait until the probes have failed.
-    let judged = |log: &str, target: &str| log.lines().any(|line| line.contains("fails its probes") && line.contains(target));
+    let fails_probes =
+        |log: &str, target: &str| log.lines().any(|line| line.contains("fails its probes") && line.contains(target));
     until("the probes of the dead server fail", || {
         let log = edge.log();
-        (judged(&log, "10.0.0.13:8080") && judged(&log, "[fd00::13]:8080")).then_some(())
+        (fails_probes(&log, "10.0.0.13:8080") && fails_probes(&log, "[fd00::13]:8080")).then_some(())
     });
     fs::rename(&away, &manifests).unwrap();
     until("the manifests are followed again", || edge.status().filter(|status| status.controller_connected));
-    assert_eq!(requests(&edge, 40), ["b11", "b12"]);
+    assert_eq!(request_all(&edge, 40), ["b11", "b12"]);
     edge.script("start_server 13");
     until("all servers pass their probes", || (edge.healthy("demo/web")? == 6).then_some(()));
-    assert_eq!(requests(&edge, 60).len(), 3);
+    assert_eq!(request_all(&edge, 60).len(), 3);
     edge.assert_account();
 }
 
 #[test]
 fn an_unhealthy_server_gets_no_requests_until_it_recovers() {
-    if !may_run("servers that die") {
-        return;
-    }
-    let edge = serving("hea");
+    let Some(edge) = start_gateway("servers that die", "hea") else { return };
     until("all servers are healthy", || (edge.healthy("demo/web")? == 6).then_some(()));
     edge.script("stop_server 12");
     until("the server is unhealthy", || (edge.healthy("demo/web")? == 4).then_some(()));
-    assert_eq!(requests(&edge, 60), ["b11", "b13"], "no request fails");
+    assert_eq!(request_all(&edge, 60), ["b11", "b13"], "no request fails");
 
     edge.script("stop_server 11; stop_server 13");
     until("all servers are unhealthy", || (edge.healthy("demo/web")? == 0).then_some(()));
@@ -133,6 +124,6 @@ fn an_unhealthy_server_gets_no_requests_until_it_recovers() {
 
     edge.script("start_server 12");
     until("the server is healthy again", || (edge.healthy("demo/web")? == 2).then_some(()));
-    assert_eq!(requests(&edge, 20), ["b12"]);
+    assert_eq!(request_all(&edge, 20), ["b12"]);
     edge.assert_account();
 }

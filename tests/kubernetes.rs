@@ -11,21 +11,24 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Instant;
 
-use api_server::{ApiServer, Cut, Kind, Presence};
-use edge::{Edge, may_run, until};
+use api_server::{ApiServer, Availability, Kind, WatchEnd};
+use edge::{Edge, until};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// An API server in the gateway's namespace, reachable only over loopback.
-fn api_server(edge: &Edge, runtime: &Runtime) -> ApiServer {
-    let api = edge.inside("gw", || runtime.block_on(ApiServer::start()));
+/// A network with an API server in the gateway's namespace, reachable only over loopback, as the source of the gateway.
+fn prepare(test: &str, name: &str) -> Option<(Runtime, Edge, ApiServer)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let edge = Edge::new(test, name)?;
+    let api = edge.in_namespace("gw", || runtime.block_on(ApiServer::start()));
     api.write_kubeconfig(&edge.path("kubeconfig"));
-    api
+    configure(&edge);
+    Some((runtime, edge, api))
 }
 
 /// Replaces the manifests by the API server as the source.
 fn configure(edge: &Edge) {
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge.configure_af_packet("");
     let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
     let source =
         |line: &str| if line.starts_with("manifests:") { "kubernetes: {kubeconfig: kubeconfig}" } else { line }.to_owned();
@@ -84,14 +87,8 @@ fn cut_loopback(edge: &Edge, is_cut: bool) {
 /// [`edge::DEADLINE`].
 #[test]
 fn a_cut_link_to_the_api_server_is_noticed_and_no_service_is_withdrawn() {
-    if !may_run("a cut link to the API server") {
-        return;
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let mut edge = Edge::new("k8scut");
-    let api = api_server(&edge, &runtime);
+    let Some((_runtime, mut edge, api)) = prepare("a cut link to the API server", "k8scut") else { return };
     create(&api, "web", &[11]);
-    configure(&edge);
     edge.start();
     let web = url(&api, "web");
     until("an answer", || edge.curl(&web));
@@ -112,13 +109,7 @@ fn a_cut_link_to_the_api_server_is_noticed_and_no_service_is_withdrawn() {
 
 #[test]
 fn a_gateway_that_stops_releases_its_lease() {
-    if !may_run("releasing the Lease") {
-        return;
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let mut edge = Edge::new("lease");
-    let api = api_server(&edge, &runtime);
-    configure(&edge);
+    let Some((_runtime, mut edge, api)) = prepare("releasing the Lease", "lease") else { return };
     edge.start();
     let holder = || {
         let lease = api.list(Kind::Lease, "default").into_iter().next()?;
@@ -131,14 +122,8 @@ fn a_gateway_that_stops_releases_its_lease() {
 
 #[test]
 fn a_gateway_with_a_saved_state_starts_without_a_readable_kubeconfig() {
-    if !may_run("an unreadable kubeconfig at boot") {
-        return;
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let mut edge = Edge::new("boot");
-    let api = api_server(&edge, &runtime);
+    let Some((_runtime, mut edge, api)) = prepare("an unreadable kubeconfig at boot", "boot") else { return };
     create(&api, "web", &[11]);
-    configure(&edge);
     edge.start();
     let web = url(&api, "web");
     until("an answer", || edge.curl(&web));
@@ -160,14 +145,8 @@ fn a_gateway_with_a_saved_state_starts_without_a_readable_kubeconfig() {
 
 #[test]
 fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
-    if !may_run("the Kubernetes source end to end") {
-        return;
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let mut edge = Edge::new("k8s");
-    let api = api_server(&edge, &runtime);
+    let Some((runtime, mut edge, api)) = prepare("the Kubernetes source end to end", "k8s") else { return };
     create(&api, "web", &[11, 12]);
-    configure(&edge);
     edge.start();
     let web = url(&api, "web");
     until("an answer", || edge.curl(&web));
@@ -178,17 +157,17 @@ fn a_service_of_a_cluster_is_served_at_the_address_in_its_status() {
     backends(3);
     assert_eq!(answers(&edge, &web).len(), 3);
     api.compact();
-    api.cut_watches(Cut::Expired);
+    api.end_watches(WatchEnd::Expired);
     api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[13])}));
     backends(1);
     assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into());
 
-    runtime.block_on(api.set_presence(Presence::Away));
+    runtime.block_on(api.set_availability(Availability::Down));
     api.update(Kind::EndpointSlice, "demo", "web-1", &json!({"endpoints": endpoints(&[12])}));
     create(&api, "late", &[11]);
     until("the failure is logged", || edge.log().contains("the API server cannot be reached").then_some(()));
     assert_eq!(answers(&edge, &web), ["b13"].map(str::to_owned).into(), "the last known state is served");
-    runtime.block_on(api.set_presence(Presence::There));
+    runtime.block_on(api.set_availability(Availability::Up));
     let late = url(&api, "late");
     assert_ne!(late, web);
     until("the new service answers", || edge.curl(&late));

@@ -7,7 +7,7 @@ mod edge;
 
 use std::fmt::Write as _;
 
-use edge::{Edge, Helper, may_run, until};
+use edge::{Edge, Program, until};
 
 const VIP: &str = "192.0.2.110";
 const VIP_V6: &str = "2001:db8::1:10";
@@ -79,92 +79,77 @@ status:
     text
 }
 
-fn edge(name: &str) -> Edge {
-    let edge = Edge::new(name);
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    for server in ["b11", "b12", "b13"] {
-        edge.echo_server(server, 9000);
-    }
-    edge
-}
-
 /// A client reaches every server at `address`, and the servers see the client's address.
-fn serves(edge: &Edge, address: &str, client: &str) {
+fn assert_served(edge: &Edge, address: &str, client: &str) {
     let url = format!("http://{address}/");
     until("the first answer", || edge.curl(&url));
-    edge.all_answer(&url);
+    edge.assert_all_servers_answer(&url);
     let seen = edge.curl(&format!("{url}client")).expect("an answer");
     assert_eq!(seen, client, "the address that the server sees");
 }
 
 /// Full-sized segments reach the server, which returns them.
-fn carries_full_segments(edge: &Edge) {
+fn assert_full_segments_pass(edge: &Edge) {
     let mut connection = edge.connect(&format!("{VIP}:9000")).expect("a connection");
     connection.assert_alive(&"x".repeat(50_000));
 }
 
 /// Probes detect a running server that clients' packets no longer reach, while the other servers stay healthy, and
 /// detect its recovery. No request fails before, meanwhile or afterwards.
-fn probes_tell_who_serves(edge: &Edge, lose: impl FnOnce(), regain: impl FnOnce()) {
+fn assert_probes_detect_a_lost_server(edge: &Edge, fail: impl FnOnce(), recover: impl FnOnce()) {
     // Each server counts for two ports in two families, except port 9000 over IPv6: nothing listens there, and the
     // server itself refuses a probe to the VIP.
     let healthy = |count: usize| until("the probes agree", || edge.healthy("demo/web").filter(|found| *found == count));
     healthy(9);
-    lose();
+    fail();
     healthy(6);
     for url in [format!("http://{VIP}:8080/"), format!("http://[{VIP_V6}]:8080/")] {
         for n in 0..20 {
-            let who = edge.curl(&url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", edge.drops()));
-            assert_ne!(who, "b12");
+            let server = edge.curl(&url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", edge.drops()));
+            assert_ne!(server, "b12");
         }
     }
     assert_eq!(edge.healthy("demo/web"), Some(6), "the other servers pass their probes");
-    regain();
+    recover();
     healthy(9);
-    edge.all_answer(&format!("http://{VIP}:8080/"));
+    edge.assert_all_servers_answer(&format!("http://{VIP}:8080/"));
 }
 
 /// Starts a tunnel end on each node.
-fn tunnel_ends(edge: &Edge) -> Vec<Helper> {
+fn tunnel_ends(edge: &Edge) -> Vec<Program> {
     edge.script(". tests/edge/direct.sh; for n in 11 12 13; do make_tunnel_device $n; done");
     ["b11", "b12", "b13"].map(|node| tunnel_end(edge, node)).into()
 }
 
-fn tunnel_end(edge: &Edge, node: &str) -> Helper {
-    edge.helper(node, "tunnel_end.py", &["tunnel0"])
+fn tunnel_end(edge: &Edge, node: &str) -> Program {
+    edge.start_script(node, "tunnel_end.py", &["tunnel0"])
 }
 
 #[test]
 fn dnat_keeps_the_client_address_and_replies_return_through_the_gateway() {
-    if !may_run("mode dnat end to end") {
-        return;
-    }
-    let mut edge = edge("dna");
+    let Some(mut edge) = Edge::with_echo_servers("mode dnat end to end", "dna", 9000) else { return };
     edge.script(
         "for n in 11 12 13; do in_ns b$n ip route add default via 10.0.0.2; in_ns b$n ip -6 route add default via fd00::2; done",
     );
-    edge.manifest("web.yaml", &endpoints("dnat", 80));
+    edge.write_manifest("web.yaml", &endpoints("dnat", 80));
     edge.start();
-    serves(&edge, VIP, CLIENT);
-    serves(&edge, &format!("[{VIP_V6}]"), CLIENT_V6);
-    carries_full_segments(&edge);
+    assert_served(&edge, VIP, CLIENT);
+    assert_served(&edge, &format!("[{VIP_V6}]"), CLIENT_V6);
+    assert_full_segments_pass(&edge);
     edge.assert_account();
 }
 
 #[test]
 fn dsr_reaches_on_link_servers_that_reply_directly_to_the_client() {
-    if !may_run("mode dsr end to end") {
-        return;
-    }
-    let mut edge = edge("dsr");
+    let Some(mut edge) = Edge::with_echo_servers("mode dsr end to end", "dsr", 9000) else { return };
     edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
-    edge.manifest("web.yaml", &endpoints("dsr", 8080));
+    edge.write_manifest("web.yaml", &endpoints("dsr", 8080));
     edge.start();
-    serves(&edge, &format!("{VIP}:8080"), CLIENT);
-    serves(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
-    carries_full_segments(&edge);
+    assert_served(&edge, &format!("{VIP}:8080"), CLIENT);
+    assert_served(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
+    assert_full_segments_pass(&edge);
     let b12 = |what: &str| edge.script(&format!(". tests/edge/direct.sh; {what}_vips 12 {VIP} {VIP_V6}"));
-    probes_tell_who_serves(&edge, || drop(b12("leave")), || drop(b12("take")));
+    assert_probes_detect_a_lost_server(&edge, || drop(b12("leave")), || drop(b12("take")));
     // Without a route to the VIP Linux cannot probe. Backends do not count as failed for that.
     edge.script("in_ns gw ip route del 192.0.2.0/24 dev uplink");
     until("the log says why", || edge.log().contains("no route to the VIP").then_some(()));
@@ -174,42 +159,38 @@ fn dsr_reaches_on_link_servers_that_reply_directly_to_the_client() {
 
 /// Tests a tunnel mode, first with endpoints of the VIP's family, then with Nodes that only have addresses of the other
 /// one.
-fn tunnels(name: &str, mode: &str) {
-    let mut edge = edge(name);
+fn test_tunnel_mode(test: &str, name: &str, mode: &str) {
+    let Some(mut edge) = Edge::with_echo_servers(test, name, 9000) else { return };
     edge.script(&format!(". tests/edge/direct.sh; make_direct {VIP} {VIP_V6}"));
     let mut ends = tunnel_ends(&edge);
-    edge.manifest("web.yaml", &endpoints(mode, 8080));
+    edge.write_manifest("web.yaml", &endpoints(mode, 8080));
     edge.start();
-    serves(&edge, &format!("{VIP}:8080"), CLIENT);
-    serves(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
-    carries_full_segments(&edge);
+    assert_served(&edge, &format!("{VIP}:8080"), CLIENT);
+    assert_served(&edge, &format!("[{VIP_V6}]:8080"), CLIENT_V6);
+    assert_full_segments_pass(&edge);
     let end = std::cell::RefCell::new(&mut ends[1]);
-    probes_tell_who_serves(&edge, || end.borrow_mut().end(), || **end.borrow_mut() = tunnel_end(&edge, "b12"));
-    let crossed =
+    assert_probes_detect_a_lost_server(&edge, || end.borrow_mut().end(), || **end.borrow_mut() = tunnel_end(&edge, "b12"));
+    let other_family =
         [("[IPv4]", "fd00::N", format!("{VIP}:8080"), CLIENT), ("[IPv6]", "10.0.0.N", format!("[{VIP_V6}]:8080"), CLIENT_V6)];
-    for (families, node, address, client) in crossed {
+    for (families, node, address, client) in other_family {
         let manifest = service(mode, "node", "SingleStack", families, 8080) + &nodes(node);
-        edge.manifest("web.yaml", &manifest);
+        edge.write_manifest("web.yaml", &manifest);
         until("the nodes are the backends", || edge.service("web").filter(|s| s.reason.is_empty() && s.target == "node"));
-        serves(&edge, &address, client);
+        assert_served(&edge, &address, client);
     }
-    let ways: Vec<_> = (0..4).map(|_| ends[0].line()).collect();
+    let encapsulations: Vec<_> = (0..4).map(|_| ends[0].line()).collect();
     for pair in ["4in4", "6in6", "4in6", "6in4"] {
-        assert!(ways.contains(&format!("{mode}-{pair}")), "{pair} is not among {ways:?}");
+        assert!(encapsulations.contains(&format!("{mode}-{pair}")), "{pair} is not among {encapsulations:?}");
     }
     edge.assert_account();
 }
 
 #[test]
 fn ipip_reaches_servers_of_all_four_family_pairs() {
-    if may_run("mode ipip end to end") {
-        tunnels("ipi", "ipip");
-    }
+    test_tunnel_mode("mode ipip end to end", "ipi", "ipip");
 }
 
 #[test]
 fn gue_reaches_servers_of_all_four_family_pairs() {
-    if may_run("mode gue end to end") {
-        tunnels("gue", "gue");
-    }
+    test_tunnel_mode("mode gue end to end", "gue", "gue");
 }

@@ -7,7 +7,7 @@ mod edge;
 
 use std::collections::BTreeSet;
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, until};
 use proto::v1::{DrainRequest, ListBackendsRequest, SetWeightRequest, UndrainRequest};
 
 const ADDRESS: &str = "192.0.2.100:80";
@@ -20,24 +20,21 @@ fn backend(edge: &Edge, address: &str) -> Option<(String, u32)> {
     Some((found.state, found.weight))
 }
 
-fn becomes(edge: &Edge, address: &str, state: &str, weight: u32) {
+fn wait_for_backend(edge: &Edge, address: &str, state: &str, weight: u32) {
     until(&format!("{address} is {state} at {weight}"), || {
         backend(edge, address).filter(|now| *now == (state.to_owned(), weight))
     });
 }
 
 /// The servers of 40 new connections.
-fn takers(edge: &Edge) -> BTreeSet<String> {
+fn servers_of_new_connections(edge: &Edge) -> BTreeSet<String> {
     (0..40).map(|n| edge.connect(ADDRESS).unwrap_or_else(|| panic!("connection {n}")).server.clone()).collect()
 }
 
 #[test]
 fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new_ones() {
-    if !may_run("drains and weights by hand") {
-        return;
-    }
-    let mut edge = Edge::with_echo_servers("ovr", 9000);
-    edge.manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
+    let Some(mut edge) = Edge::with_echo_servers("drains and weights by hand", "ovr", 9000) else { return };
+    edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
     edge.start();
     until("the first connection", || edge.connect(ADDRESS));
     let mut connections: Vec<_> = (0..40).map(|n| edge.connect(ADDRESS).unwrap_or_else(|| panic!("connection {n}"))).collect();
@@ -45,8 +42,8 @@ fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new
 
     let drain = DrainRequest { target: "10.0.0.12:9000".to_owned(), by: BY.to_owned() };
     edge.admin(async |mut client| client.drain(drain).await.ok()).expect("a drain");
-    becomes(&edge, "10.0.0.12:9000", "draining", 1);
-    assert_eq!(takers(&edge), ["b11", "b13"].map(str::to_owned).into());
+    wait_for_backend(&edge, "10.0.0.12:9000", "draining", 1);
+    assert_eq!(servers_of_new_connections(&edge), ["b11", "b13"].map(str::to_owned).into());
     connections.iter_mut().for_each(|connection| connection.assert_alive("while its backend drains"));
 
     let weight = SetWeightRequest {
@@ -56,13 +53,13 @@ fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new
         by: BY.to_owned(),
     };
     edge.admin(async |mut client| client.set_weight(weight).await.ok()).expect("a weight");
-    becomes(&edge, "10.0.0.11:9000", "active", 0);
-    assert_eq!(takers(&edge), ["b13".to_owned()].into());
+    wait_for_backend(&edge, "10.0.0.11:9000", "active", 0);
+    assert_eq!(servers_of_new_connections(&edge), ["b13".to_owned()].into());
 
     let undrain = UndrainRequest { target: "10.0.0.12:9000".to_owned() };
     edge.admin(async |mut client| client.undrain(undrain).await.ok()).expect("the end of a drain");
-    becomes(&edge, "10.0.0.12:9000", "active", 1);
-    assert_eq!(takers(&edge), ["b12", "b13"].map(str::to_owned).into());
+    wait_for_backend(&edge, "10.0.0.12:9000", "active", 1);
+    assert_eq!(servers_of_new_connections(&edge), ["b12", "b13"].map(str::to_owned).into());
     connections.iter_mut().for_each(|connection| connection.assert_alive("after all of it"));
     edge.assert_account();
 }

@@ -6,7 +6,7 @@ mod edge;
 
 use std::time::Instant;
 
-use edge::{Edge, REQUEST_S, may_run, until};
+use edge::{Edge, REQUEST_S, until};
 
 const VIP: &str = "http://192.0.2.100/";
 
@@ -32,12 +32,8 @@ fn rename(edge: &Edge, from: &str, to: &str) {
 
 #[test]
 fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
-    if !may_run("ports that come and go") {
-        return;
-    }
-    let mut edge = Edge::new("late");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(mut edge) = Edge::with_af_packet("ports that come and go", "late") else { return };
+    edge.write_demo_manifests();
     rename(&edge, "cluster0", "elsewhere0");
     edge.start();
     until_link(&edge, "uplink", "up");
@@ -51,7 +47,7 @@ fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
         until("the carrier", || (carrier(&edge, "cluster") == "1").then_some(()));
         until("all backends pass their probes", || edge.service("web").filter(|web| web.healthy == web.backends));
         until("an answer", || edge.curl(VIP));
-        edge.all_answer(VIP);
+        edge.assert_all_servers_answer(VIP);
         if round == 0 {
             rename(&edge, "cluster0", "elsewhere0");
             until_link(&edge, "cluster", "absent");
@@ -65,12 +61,8 @@ fn a_device_that_appears_late_or_reappears_is_used_without_a_restart() {
 
 #[test]
 fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
-    if !may_run("a link that flaps") {
-        return;
-    }
-    let mut edge = Edge::new("flap");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(mut edge) = Edge::with_af_packet("a link that flaps", "flap") else { return };
+    edge.write_demo_manifests();
     edge.start();
     until("an answer", || edge.curl(VIP));
     for _ in 0..3 {
@@ -82,18 +74,14 @@ fn the_carrier_of_the_twin_follows_a_flapping_link_and_traffic_resumes() {
         until("the carrier", || (carrier(&edge, "uplink") == "1").then_some(()));
         until("an answer", || edge.curl(VIP));
     }
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
 
 #[test]
 fn a_deleted_twin_is_recreated_and_the_other_port_is_supervised_meanwhile() {
-    if !may_run("a deleted twin") {
-        return;
-    }
-    let mut edge = Edge::new("twin");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(mut edge) = Edge::with_af_packet("a deleted twin", "twin") else { return };
+    edge.write_demo_manifests();
     edge.start();
     until("an answer", || edge.curl(VIP));
     let pings = |edge: &Edge| edge.run("client", &["ping", "-c", "1", "-W", "1", "192.0.2.2"]).status.success().then_some(());
@@ -103,7 +91,7 @@ fn a_deleted_twin_is_recreated_and_the_other_port_is_supervised_meanwhile() {
         until("the carrier", || (carrier(&edge, "uplink") == "1").then_some(()));
     }
 
-    // Replace the twin by an interface that the gateway must not take.
+    // Replace the twin by an interface that the gateway must not use.
     // The gateway may recreate its twin between the two commands; then they are repeated.
     let replace = "in_ns gw ip link del uplink 2>&1; in_ns gw ip link add uplink type bridge 2>&1 && echo replaced || true";
     until("the bridge exists", || edge.script(replace).contains("replaced").then_some(()));
@@ -128,12 +116,8 @@ fn routed_by(edge: &Edge, router: &str) -> u64 {
 
 #[test]
 fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
-    if !may_run("a multipath route by two routers") {
-        return;
-    }
-    let mut edge = Edge::new("ecmp");
-    edge.manifests_of_the_demo();
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    let Some(mut edge) = Edge::with_af_packet("a multipath route by two routers", "ecmp") else { return };
+    edge.write_demo_manifests();
     // Move the client behind two routers. A switch takes its place between them and the gateway.
     edge.script(
         "set -e
@@ -169,7 +153,7 @@ fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
         }
         (routed_by(&edge, "r2") - before >= 20).then_some(())
     });
-    // Linux takes most of a minute to notice. Without the entry it sends an ARP request at once, which fails.
+    // Linux needs most of a minute to notice. Without the entry it sends an ARP request at once, which fails.
     edge.script("set -e; in_ns r2 ip link set eth0 down; in_ns gw ip neigh del 192.0.2.62 dev uplink");
     until("the first router alone carries all", || (0..20).all(ask).then_some(()));
     edge.assert_account();
@@ -178,11 +162,8 @@ fn replies_spread_over_two_routers_and_use_one_when_the_other_is_gone() {
 
 #[test]
 fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
-    if !may_run("a bond of two taps") {
-        return;
-    }
-    let mut edge = Edge::new("bond");
-    edge.manifests_of_the_demo();
+    let Some(mut edge) = Edge::new("a bond of two taps", "bond") else { return };
+    edge.write_demo_manifests();
     let bond = "net_bonding0,mode=1,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
     edge.configure(bond, "net_af_packet1,iface=cluster0", "");
     edge.script(
@@ -190,25 +171,27 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
     );
     edge.spawn();
     until("the taps", || edge.run("gw", &["ip", "link", "show", "dtap2"]).status.success().then_some(()));
-    // The driver gives the tap of the active member the bond's MAC address. The bridge would treat frames for it as its
-    // own.
+    // The driver gives the tap of the active member the bond's MAC address. The bridge would then treat frames for
+    // the bond as frames for itself.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     until("the gateway serves", || edge.status().filter(|s| s.ready));
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
     until_link(&edge, "uplink", "up");
     until("an answer", || edge.curl(VIP));
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
 
     for (round, (down, up)) in [("dtap1", "dtap2"), ("dtap2", "dtap1"), ("dtap1", "dtap2")].into_iter().enumerate() {
         edge.script(&format!("in_ns gw ip link set {up} up"));
         let start = Instant::now();
         edge.script(&format!("in_ns gw ip link set {down} down"));
-        until("the other member is active", || (edge.log().matches("the bond changed its active member").count() == round + 1).then_some(()));
+        until("the other member is active", || {
+            (edge.log().matches("the bond changed its active member").count() == round + 1).then_some(())
+        });
         edge.script(others);
         until("an answer through the other member", || edge.curl(VIP));
         println!("{up} took over after {:?}", start.elapsed());
         assert_eq!(link(&edge, "uplink").as_deref(), Some("up"), "the bond has a link");
-        edge.all_answer(VIP);
+        edge.assert_all_servers_answer(VIP);
     }
     edge.script("in_ns gw ip link set dtap2 down");
     until_link(&edge, "uplink", "down");
@@ -224,33 +207,31 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
 
 #[test]
 fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member() {
-    if !may_run("a bond of two taps with a partner") {
-        return;
-    }
-    let mut edge = Edge::new("lacp");
-    edge.manifests_of_the_demo();
+    let Some(mut edge) = Edge::new("a bond of two taps with a partner", "lacp") else { return };
+    edge.write_demo_manifests();
     let bond = "net_bonding0,mode=4,slave=(net_tap1,iface=dtap1),slave=(net_tap2,iface=dtap2)";
     edge.configure(bond, "net_af_packet1,iface=cluster0", "");
     edge.script(
         "set -e; in_ns gw ip link add br0 type bridge; in_ns gw ip link set br0 up; in_ns gw ip link set uplink0 master br0",
     );
     edge.start();
-    // The driver gives the taps the bond's MAC address. The bridge would treat frames for it as its own.
+    // The driver gives the taps the bond's MAC address. The bridge would then treat frames for the bond as frames for
+    // itself.
     let others = "set -e; for n in 1 2; do in_ns gw ip link set dtap$n address 02:00:00:00:dd:0$n; done";
     edge.script(&format!("{others}; for n in 1 2; do in_ns gw ip link set dtap$n master br0; done"));
-    let mut partner = edge.helper("gw", "lacp.py", &["dtap1", "dtap2"]);
+    let mut partner = edge.start_script("gw", "lacp.py", &["dtap1", "dtap2"]);
     let mut agreed = [partner.line(), partner.line()];
     agreed.sort();
     assert_eq!(agreed, ["in sync dtap1", "in sync dtap2"]);
     until_link(&edge, "uplink", "up");
     until("an answer", || edge.curl(VIP));
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
     edge.script("in_ns gw ip link set dtap1 down");
     until("an answer through the other member", || {
         edge.script(others);
         edge.curl(VIP)
     });
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }

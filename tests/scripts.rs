@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edge::{lacks, skip};
+use edge::{missing_capabilities, skip};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -84,21 +84,21 @@ fn systemd_units_restart_without_limit_and_allow_time_to_stop() {
         // By default systemd gives up after five failures in 10 s.
         assert_eq!(value("StartLimitIntervalSec"), Some("0"), "{file}");
         assert!(text.find("StartLimitIntervalSec") < text.find("[Service]"), "{file}: a key of [Unit]");
-        // `drainOnStop` is 10 s, and stopping takes a few more.
+        // `drainOnStop` is 10 s, and the rest of the stop needs a few seconds.
         let stop_s: u32 = value("TimeoutStopSec").and_then(|text| text.strip_suffix('s')).unwrap().parse().unwrap();
         assert!(stop_s >= stop_min_s, "{file}: {stop_s} s");
     }
 }
 
-/// `/proc/self/status` of root, without and with the capabilities that tests with namespaces need.
+/// Rows of `/proc/self/status` of root, with and without the capabilities that tests with namespaces need.
 #[test]
 fn missing_capabilities_of_root_are_reported_by_name() {
     let status = |effective: &str| format!("Name:\ttest\nUid:\t0\t0\t0\t0\nCapPrm:\t000001ffffffffff\nCapEff:\t{effective}\n");
-    assert_eq!(lacks(&status("000001ffffffffff")), [""; 0]);
-    assert_eq!(lacks(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"], "docker's default");
-    assert_eq!(lacks(&status("000001ffffffefff")), ["CAP_NET_ADMIN"]);
-    assert_eq!(lacks(&status("0000000000001000")), ["CAP_SYS_ADMIN"]);
-    assert_eq!(lacks(""), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
+    assert_eq!(missing_capabilities(&status("000001ffffffffff")), [""; 0]);
+    assert_eq!(missing_capabilities(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"], "docker's default");
+    assert_eq!(missing_capabilities(&status("000001ffffffefff")), ["CAP_NET_ADMIN"]);
+    assert_eq!(missing_capabilities(&status("0000000000001000")), ["CAP_SYS_ADMIN"]);
+    assert_eq!(missing_capabilities(""), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
 }
 
 #[test]

@@ -8,54 +8,21 @@ mod edge;
 use std::collections::BTreeSet;
 use std::fs;
 
-use edge::{Edge, REQUEST_S, may_run, until};
+use edge::{Edge, REQUEST_S, ServiceManifest, until};
 
 const VIP: &str = "http://192.0.2.100/";
 const VIP_V6: &str = "http://[2001:db8::1:0]/";
 /// VIP of the Service that a test creates.
 const ADDRESS: &str = "192.0.2.110";
 
-fn edge(name: &str) -> Edge {
-    let edge = Edge::new(name);
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    edge
-}
-
-/// A Service at [`ADDRESS`] with one port for each protocol. All lead to port `target` of the demo's servers.
-fn service(protocols: &[&str], port: u16, target: u16) -> String {
-    let ports = |number: u16, key: &str| {
-        let one = |p: &&str| format!("{{name: {}, port: {number}, protocol: {p}{key}}}", p.to_lowercase());
-        protocols.iter().map(one).collect::<Vec<_>>().join(", ")
-    };
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{namespace: demo, name: own, annotations: {{sluice.dev/addresses: {ADDRESS}}}}}
-spec:
-  type: LoadBalancer
-  loadBalancerClass: sluice.dev/gateway
-  ports: [{}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{namespace: demo, name: own-1, labels: {{kubernetes.io/service-name: own}}}}
-addressType: IPv4
-ports: [{}]
-endpoints: [{{addresses: [10.0.0.11]}}, {{addresses: [10.0.0.12]}}, {{addresses: [10.0.0.13]}}]
-",
-        ports(port, &format!(", targetPort: {target}")),
-        ports(target, ""),
-    )
-}
-
 #[test]
 fn dns_queries_work_over_udp_and_tcp() {
-    if !may_run("dig over UDP and TCP") {
-        return;
-    }
-    let mut edge = edge("dig");
-    let _servers = ["b11", "b12", "b13"].map(|n| edge.helper(n, "dns_server.py", &["5353", n]));
-    edge.manifest("dns.yaml", &service(&["UDP", "TCP"], 53, 5353));
+    let Some(mut edge) = Edge::with_af_packet("dig over UDP and TCP", "dig") else { return };
+    let _servers = ["b11", "b12", "b13"].map(|n| edge.start_script(n, "dns_server.py", &["5353", n]));
+    edge.write_manifest(
+        "dns.yaml",
+        &ServiceManifest { protocols: &["UDP", "TCP"], port: 53, target_port: 5353, ..ServiceManifest::default() }.yaml(),
+    );
     edge.start();
     let dig = |transport: &str| {
         let at = format!("@{ADDRESS}");
@@ -64,8 +31,7 @@ fn dns_queries_work_over_udp_and_tcp() {
     };
     for transport in ["+notcp", "+tcp"] {
         until("the first answer", || dig(transport));
-        let servers: BTreeSet<_> =
-            (0..40).map(|n| dig(transport).unwrap_or_else(|| panic!("{transport}: question {n}"))).collect();
+        let servers: BTreeSet<_> = (0..40).map(|n| dig(transport).unwrap_or_else(|| panic!("{transport}: query {n}"))).collect();
         assert_eq!(servers, ["b11", "b12", "b13"].map(str::to_owned).into(), "{transport}");
     }
     edge.assert_account();
@@ -73,10 +39,7 @@ fn dns_queries_work_over_udp_and_tcp() {
 
 #[test]
 fn ipv6_vips_are_reachable_behind_a_switch_with_mld_snooping() {
-    if !may_run("a switch that snoops MLD") {
-        return;
-    }
-    let mut edge = Edge::new("mld");
+    let Some(mut edge) = Edge::new("a switch that snoops MLD", "mld") else { return };
     // The switch sends MLD queries, and forwards packets for a group only to ports that reported membership.
     edge.script(
         "set -e; ip netns add $id-snoop; in_ns snoop sysctl -qw net.ipv6.conf.default.accept_dad=0
@@ -88,14 +51,14 @@ fn ipv6_vips_are_reachable_behind_a_switch_with_mld_snooping() {
          in_ns client ip addr add 192.0.2.10/24 dev eth1; in_ns client ip -6 addr add 2001:db8::10/64 dev eth1 nodad",
     );
     edge.configure("net_af_packet0,iface=uplink1", "net_af_packet1,iface=cluster0", "");
-    edge.manifests_of_the_demo();
+    edge.write_demo_manifests();
     edge.start();
     let memberships = || String::from_utf8_lossy(&edge.run("snoop", &["bridge", "mdb", "show"]).stdout).into_owned();
     until("the switch knows the membership in the group of the VIP", || {
         memberships().lines().any(|line| line.contains("port gw grp ff02::1:ff01:0 ")).then_some(())
     });
     until("an answer over IPv6", || edge.curl(VIP_V6));
-    edge.all_answer(VIP_V6);
+    edge.assert_all_servers_answer(VIP_V6);
     fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
     until("the membership ends with the Service", || (!memberships().contains("ff02::1:ff01:0")).then_some(()));
     edge.assert_account();
@@ -103,11 +66,8 @@ fn ipv6_vips_are_reachable_behind_a_switch_with_mld_snooping() {
 
 #[test]
 fn a_server_reaches_its_own_vip() {
-    if !may_run("hairpin") {
-        return;
-    }
-    let mut edge = edge("hai");
-    edge.manifests_of_the_demo();
+    let Some(mut edge) = Edge::with_af_packet("hairpin", "hai") else { return };
+    edge.write_demo_manifests();
     edge.script("in_ns b12 ip route add 192.0.2.0/24 via 10.0.0.2; in_ns b12 ip -6 route add 2001:db8::/64 via fd00::2");
     edge.start();
     for url in [VIP, VIP_V6] {
@@ -124,14 +84,11 @@ fn a_server_reaches_its_own_vip() {
 
 #[test]
 fn a_download_passes_a_link_with_a_small_mtu() {
-    if !may_run("a path MTU of 1,300") {
-        return;
-    }
-    let mut edge = edge("mtu");
+    let Some(mut edge) = Edge::with_af_packet("a path MTU of 1,300", "mtu") else { return };
     edge.script(". tests/edge/router.sh; make_router 1500");
     // Only the router's end of the link has a small MTU: the client announces a segment size that does not fit it.
     edge.script("in_ns router ip link set inside mtu 1300");
-    edge.manifests_of_the_demo();
+    edge.write_demo_manifests();
     let size = 5_000_000;
     for n in [11, 12, 13] {
         fs::write(edge.path(&format!("b{n}/big")), vec![b'x'; size]).unwrap();
@@ -149,15 +106,12 @@ fn a_download_passes_a_link_with_a_small_mtu() {
 
 #[test]
 fn two_hundred_connections_survive_a_new_mac_and_a_new_address_of_the_router() {
-    if !may_run("a router that moves") {
-        return;
-    }
-    let mut edge = edge("rou");
+    let Some(mut edge) = Edge::with_af_packet("a router that moves", "rou") else { return };
     edge.script(". tests/edge/router.sh; make_router 1500");
     for server in ["b11", "b12", "b13"] {
         edge.echo_server(server, 9000);
     }
-    edge.manifest("echo.yaml", &service(&["TCP"], 90, 9000));
+    edge.write_manifest("echo.yaml", &ServiceManifest::default().yaml());
     edge.start();
     edge.script(". tests/edge/router.sh; route_to_router 192.0.2.1 2001:db8::1");
     let address = format!("{ADDRESS}:90");
@@ -185,13 +139,10 @@ fn two_hundred_connections_survive_a_new_mac_and_a_new_address_of_the_router() {
 
 #[test]
 fn sctp_associations_reach_every_server() {
-    if !may_run("SCTP") {
-        return;
-    }
-    let mut edge = edge("sct");
+    let Some(mut edge) = Edge::with_af_packet("SCTP", "sct") else { return };
     let servers = ["b11", "b12", "b13"];
-    let _ends = servers.map(|n| edge.helper(n, "sctp_peer.py", &["serve", "0.0.0.0", "9000", n]));
-    edge.manifest("sctp.yaml", &service(&["SCTP"], 90, 9000));
+    let _ends = servers.map(|n| edge.start_script(n, "sctp_peer.py", &["serve", "0.0.0.0", "9000", n]));
+    edge.write_manifest("sctp.yaml", &ServiceManifest { protocols: &["SCTP"], ..ServiceManifest::default() }.yaml());
     edge.start();
     let ask = |port: &str, count: &str| {
         let script = format!("{}/tests/edge/sctp_peer.py", env!("CARGO_MANIFEST_DIR"));

@@ -6,7 +6,7 @@ mod edge;
 
 use std::collections::BTreeSet;
 
-use edge::{Edge, may_run, skip, until};
+use edge::{Edge, skip, until};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// An iperf3 server behind a VIP. It has one backend because iperf3's connections belong together.
@@ -26,25 +26,29 @@ ports: [{name: tcp, port: 5201, protocol: TCP}, {name: udp, port: 5201, protocol
 endpoints: [{addresses: [10.0.0.11]}]
 ";
 
-fn may_run_two_workers(test: &str) -> bool {
+/// Whether this machine has two cores. If not, reports the test as skipped.
+fn has_two_cores(test: &str) -> bool {
     let cores = std::thread::available_parallelism().unwrap().get();
     if cores < 2 {
         skip(test, "needs two cores");
     }
-    cores >= 2 && may_run(test)
+    cores >= 2
 }
 
 /// Tests HTTP, TCP streams and UDP datagrams through two workers over these devices.
-fn two_workers(name: &str, devices: [&str; 2], steering: &str) {
-    let mut edge = Edge::new(name);
+fn two_workers(test: &str, name: &str, devices: [&str; 2], steering: &str) {
+    if !has_two_cores(test) {
+        return;
+    }
+    let Some(mut edge) = Edge::new(test, name) else { return };
     edge.configure_on(&[0, 1], devices[0], devices[1], "");
-    edge.manifests_of_the_demo();
-    edge.manifest("iperf.yaml", IPERF);
-    let _server = edge.program("b11", &["iperf3", "-s", "--forceflush"]);
+    edge.write_demo_manifests();
+    edge.write_manifest("iperf.yaml", IPERF);
+    let _server = edge.start_program("b11", &["iperf3", "-s", "--forceflush"]);
     edge.start();
     until("the iperf3 server is found healthy", || edge.healthy("demo/iperf").filter(|n| *n == 1));
     until("the web servers are found healthy", || edge.healthy("demo/web").filter(|n| *n == 6));
-    assert!(edge.steering().unwrap().iter().all(|way| way.starts_with(steering)), "{:?}", edge.steering());
+    assert!(edge.steering().unwrap().iter().all(|mode| mode.starts_with(steering)), "{:?}", edge.steering());
 
     let answers: BTreeSet<String> = (0..60).map(|_| edge.curl("http://192.0.2.100/").unwrap()).collect();
     assert_eq!(answers.len(), 3, "every backend answers: {answers:?}");
@@ -77,12 +81,13 @@ fn threads(pid: rustix::process::Pid) -> Vec<(String, String)> {
 /// With `isolcpus=1` processes inherit a CPU mask without core 1; otherwise the mask contains it.
 #[test]
 fn only_the_worker_runs_on_its_core_whatever_cpu_mask_the_process_inherits() {
-    if !may_run_two_workers("a worker on an isolated core") {
+    let test = "a worker on an isolated core";
+    if !has_two_cores(test) {
         return;
     }
-    let mut edge = Edge::new("iso");
-    edge.configure_on(&[1], "net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    edge.manifests_of_the_demo();
+    let Some(mut edge) = Edge::new(test, "iso") else { return };
+    edge.configure_on(&[1], edge::AF_PACKET[0], edge::AF_PACKET[1], "");
+    edge.write_demo_manifests();
     for inherited in [&[0][..], &[0, 1]] {
         let mut mask = CpuSet::new();
         inherited.iter().for_each(|&core| mask.set(core));
@@ -101,17 +106,17 @@ fn only_the_worker_runs_on_its_core_whatever_cpu_mask_the_process_inherits() {
 
 #[test]
 fn iperf3_through_two_workers_over_af_packet() {
-    if may_run_two_workers("iperf3 through two workers over af_packet") {
-        let devices = ["net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0"];
-        two_workers("two", devices, "own hash: net_af_packet");
-    }
+    two_workers("iperf3 through two workers over af_packet", "two", edge::AF_PACKET, "own hash: net_af_packet");
 }
 
 #[test]
 fn iperf3_through_two_workers_where_a_device_has_one_queue() {
-    if may_run_two_workers("iperf3 through two workers where a device has one queue") {
-        // Worker 1 has no queues: it neither receives nor sends.
-        let devices = ["net_af_packet0,iface=uplink0,qpairs=1", "net_af_packet1,iface=cluster0,qpairs=1"];
-        two_workers("one", devices, "own hash: net_af_packet has 1 receive queues; 1 of 2 workers can transmit");
-    }
+    // Worker 1 has no queues: it neither receives nor sends.
+    let devices = ["net_af_packet0,iface=uplink0,qpairs=1", "net_af_packet1,iface=cluster0,qpairs=1"];
+    two_workers(
+        "iperf3 through two workers where a device has one queue",
+        "one",
+        devices,
+        "own hash: net_af_packet has 1 receive queues; 1 of 2 workers can transmit",
+    );
 }

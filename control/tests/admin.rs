@@ -1,45 +1,40 @@
-//! What operators see and do through a controller with manifests: its admin API on a socket, and the gateways that
-//! apply it.
+//! The admin API of a controller with manifests: its lists, and the drains and weights that gateways receive.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod fake_gateway;
+
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use control::admin::{ControllerAdmin, serve};
 use control::config::controller::ControllerFile;
 use control::controller::{self, Running};
 use control::gateways::socket;
+use fake_gateway::{DEADLINE, FakeGateway, dial};
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
-use proto::v1::config_client::ConfigClient;
+use proto::v1::answer::Reply;
 use proto::v1::fleet_client::FleetClient;
-use proto::v1::{answer::Reply, watch_request::Message};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Streaming};
+use tonic::Code;
+use tonic::transport::Channel;
 
-const WAIT: Duration = Duration::from_secs(120);
-
-async fn dial(socket: &Path) -> Channel {
-    Endpoint::try_from(format!("unix:{}", socket.display())).unwrap().connect().await.unwrap()
-}
-
-/// A controller with one Service of two backends on two nodes, its admin API, and the status files that it wrote.
-struct Lab {
+/// The directory of a controller: a manifest with one Service of two backends on two nodes, status files and sockets.
+struct ControllerDir {
     dir: tempfile::TempDir,
 }
 
-struct Started {
+/// A running controller, and a client of its admin API.
+struct Controller {
     running: Running,
     admin: AdminClient<Channel>,
     shutdown: CancellationToken,
 }
 
-impl Lab {
+impl ControllerDir {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();
@@ -51,7 +46,7 @@ impl Lab {
         self.dir.path().join(name)
     }
 
-    async fn start(&self) -> Started {
+    async fn start(&self) -> Controller {
         let [config, admin, manifests, status] =
             ["config.sock", "admin.sock", "manifests", "status"].map(|name| self.path(name).display().to_string());
         let text = format!(
@@ -67,16 +62,16 @@ impl Lab {
         let view = running.view.clone();
         tokio::spawn(serve(listener, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
         let mut states = running.view.states.clone();
-        tokio::time::timeout(WAIT, states.wait_for(Option::is_some)).await.unwrap().unwrap();
-        Started { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }
+        tokio::time::timeout(DEADLINE, states.wait_for(Option::is_some)).await.unwrap().unwrap();
+        Controller { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }
     }
 
-    async fn gateway(&self, name: &str) -> Gateway {
-        Gateway::dial(&self.path("config.sock"), name).await
+    async fn gateway(&self, name: &str) -> FakeGateway {
+        FakeGateway::connect(&self.path("config.sock"), name).await
     }
 }
 
-impl Started {
+impl Controller {
     async fn drain(&mut self, target: &str) -> Result<String, tonic::Status> {
         let request = v1::DrainRequest { target: target.to_owned(), by: "alice@edge".to_owned() };
         Ok(self.admin.drain(request).await?.into_inner().summary)
@@ -86,7 +81,7 @@ impl Started {
         Ok(self.admin.undrain(v1::UndrainRequest { target: target.to_owned() }).await?.into_inner().summary)
     }
 
-    async fn weigh(&mut self, backend: &str, weight: Option<u32>) -> Result<String, tonic::Status> {
+    async fn set_weight(&mut self, backend: &str, weight: Option<u32>) -> Result<String, tonic::Status> {
         let request =
             v1::SetWeightRequest { service: "web".to_owned(), backend: backend.to_owned(), weight, by: "bob".to_owned() };
         Ok(self.admin.set_weight(request).await?.into_inner().summary)
@@ -130,59 +125,29 @@ metadata: {name: worker-1}
 status: {addresses: [{type: InternalIP, address: 10.0.1.1}]}
 ";
 
-/// A gateway that serves everything that it receives.
-struct Gateway {
-    channel: Channel,
-    name: String,
-    requests: mpsc::Sender<v1::WatchRequest>,
-    messages: Streaming<v1::WatchResponse>,
+/// Waits for a message in which `what` equals `expected`.
+async fn wait_until(gateway: &mut FakeGateway, what: impl Fn(&v1::WatchResponse) -> String, expected: &str) {
+    gateway.wait_for(expected, |message| what(message) == expected).await;
 }
 
-impl Gateway {
-    async fn dial(socket: &Path, name: &str) -> Self {
-        let channel = dial(socket).await;
-        let (requests, outbound) = mpsc::channel(8);
-        let hello = v1::Hello { gateway: name.to_owned(), version: "9".to_owned(), ..v1::Hello::default() };
-        requests.send(v1::WatchRequest { message: Some(Message::Hello(hello)) }).await.unwrap();
-        let messages = ConfigClient::new(channel.clone()).watch(ReceiverStream::new(outbound)).await.unwrap().into_inner();
-        Self { channel, name: name.to_owned(), requests, messages }
-    }
-
-    /// Waits for the message in which `what` equals `expected`; acknowledges all messages.
-    async fn until(&mut self, what: impl Fn(&v1::WatchResponse) -> String, expected: &str) {
-        let wait = async {
-            loop {
-                let message = self.messages.message().await.unwrap().unwrap();
-                let acknowledge = Message::Acknowledge(message.generation.clone().unwrap());
-                self.requests.send(v1::WatchRequest { message: Some(acknowledge) }).await.unwrap();
-                if what(&message) == expected {
-                    return;
-                }
+/// Connects a gateway to the query service of the controller. If `is_silent`, the gateway never answers.
+async fn offer(dir: &ControllerDir, gateway: &str, is_silent: bool) {
+    let (answers, outbound) = mpsc::channel(8);
+    let offer = Reply::Offer(v1::Offer { gateway: gateway.to_owned() });
+    answers.send(v1::Answer { number: 0, reply: Some(offer) }).await.unwrap();
+    let mut queries =
+        FleetClient::new(dial(&dir.path("config.sock")).await).serve(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+    tokio::spawn(async move {
+        while let Ok(Some(query)) = queries.message().await {
+            let count = v1::DropCount { reason: "no_flow".to_owned(), packets: 7, ..v1::DropCount::default() };
+            let drops = v1::ListDropsResponse { drops: vec![count], ..v1::ListDropsResponse::default() };
+            if !is_silent {
+                let answer = v1::Answer { number: query.number, reply: Some(Reply::Drops(drops)) };
+                answers.send(answer).await.unwrap();
             }
-        };
-        assert!(tokio::time::timeout(WAIT, wait).await.is_ok(), "never became {expected}");
-    }
-
-    /// Offers to answer queries. If `is_silent`, the gateway never answers.
-    async fn offer(&self, is_silent: bool) {
-        let (answers, outbound) = mpsc::channel(8);
-        let offer = Reply::Offer(v1::Offer { gateway: self.name.clone() });
-        answers.send(v1::Answer { number: 0, reply: Some(offer) }).await.unwrap();
-        let mut questions =
-            FleetClient::new(self.channel.clone()).serve(ReceiverStream::new(outbound)).await.unwrap().into_inner();
-        tokio::spawn(async move {
-            while let Ok(Some(question)) = questions.message().await {
-                let count = v1::DropCount { reason: "no_flow".to_owned(), packets: 7, ..v1::DropCount::default() };
-                let drops = v1::ListDropsResponse { drops: vec![count], ..v1::ListDropsResponse::default() };
-                if !is_silent {
-                    let answer = v1::Answer { number: question.number, reply: Some(Reply::Drops(drops)) };
-                    answers.send(answer).await.unwrap();
-                }
-            }
-        });
-    }
+        }
+    });
 }
-
 /// The backends of web: last octet, weight, and `d` if draining.
 fn backends(message: &v1::WatchResponse) -> String {
     let all = message.services.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends);
@@ -192,67 +157,67 @@ fn backends(message: &v1::WatchResponse) -> String {
 
 #[tokio::test]
 async fn drains_and_weights_reach_gateways_survive_a_restart_and_can_be_removed() {
-    let lab = Lab::new();
-    let mut controller = lab.start().await;
-    let mut gateway = lab.gateway("edge-1").await;
-    gateway.until(backends, "1x1 2x1").await;
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    let mut gateway = dir.gateway("edge-1").await;
+    wait_until(&mut gateway, backends, "1x1 2x1").await;
     assert_eq!(controller.drain("10.0.0.1:8080").await.unwrap(), "backend/10.0.0.1:8080 is drained");
-    gateway.until(backends, "1x1d 2x1").await;
-    assert_eq!(controller.weigh("10.0.0.2:8080", Some(9)).await.unwrap(), "10.0.0.2:8080 of default/web has weight 9");
-    gateway.until(backends, "1x1d 2x9").await;
+    wait_until(&mut gateway, backends, "1x1d 2x1").await;
+    assert_eq!(controller.set_weight("10.0.0.2:8080", Some(9)).await.unwrap(), "10.0.0.2:8080 of default/web has weight 9");
+    wait_until(&mut gateway, backends, "1x1d 2x9").await;
     controller.stop().await;
 
-    let mut again = lab.start().await;
-    let mut gateway = lab.gateway("edge-1").await;
-    gateway.until(backends, "1x1d 2x9").await;
+    let mut restarted = dir.start().await;
+    let mut gateway = dir.gateway("edge-1").await;
+    wait_until(&mut gateway, backends, "1x1d 2x9").await;
     let listed = ["backend 10.0.0.1:8080 None by alice@edge", "weight 10.0.0.2:8080 Some(9) by bob"];
-    assert_eq!(again.overrides().await, listed);
-    again.undrain("10.0.0.1:8080").await.unwrap();
-    gateway.until(backends, "1x1 2x9").await;
-    again.weigh("10.0.0.2:8080", None).await.unwrap();
-    gateway.until(backends, "1x1 2x1").await;
-    assert!(again.overrides().await.is_empty());
-    again.stop().await;
+    assert_eq!(restarted.overrides().await, listed);
+    restarted.undrain("10.0.0.1:8080").await.unwrap();
+    wait_until(&mut gateway, backends, "1x1 2x9").await;
+    restarted.set_weight("10.0.0.2:8080", None).await.unwrap();
+    wait_until(&mut gateway, backends, "1x1 2x1").await;
+    assert!(restarted.overrides().await.is_empty());
+    restarted.stop().await;
 }
 
 #[tokio::test]
 async fn a_drained_node_drains_its_backends_and_a_drained_gateway_is_notified() {
-    let lab = Lab::new();
-    let mut controller = lab.start().await;
-    let [mut one, mut two] = [lab.gateway("edge-1").await, lab.gateway("edge-2").await];
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    let [mut first, mut second] = [dir.gateway("edge-1").await, dir.gateway("edge-2").await];
     controller.drain("worker-1").await.unwrap();
-    one.until(backends, "1x1d 2x1").await;
+    wait_until(&mut first, backends, "1x1d 2x1").await;
     controller.drain("edge-2").await.unwrap();
     let draining = |message: &v1::WatchResponse| message.draining.to_string();
-    two.until(draining, "true").await;
+    wait_until(&mut second, draining, "true").await;
     let gateways = controller.admin.list_gateways(v1::ListGatewaysRequest {}).await.unwrap().into_inner().gateways;
     let rows: Vec<_> = gateways.iter().map(|g| (g.name.as_str(), g.draining, g.version.as_str())).collect();
     assert_eq!(rows, [("edge-1", false, "9"), ("edge-2", true, "9")]);
-    drop(two);
-    let mut back = lab.gateway("edge-2").await;
-    back.until(draining, "true").await;
+    drop(second);
+    let mut reconnected = dir.gateway("edge-2").await;
+    wait_until(&mut reconnected, draining, "true").await;
     controller.undrain("edge-2").await.unwrap();
-    back.until(draining, "false").await;
+    wait_until(&mut reconnected, draining, "false").await;
     controller.stop().await;
 }
 
 #[tokio::test]
 async fn unknown_names_are_answered_with_the_known_ones_and_change_nothing() {
-    let lab = Lab::new();
-    let mut controller = lab.start().await;
-    let _gateway = lab.gateway("edge-1").await;
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    let _gateway = dir.gateway("edge-1").await;
     let mut gateways = controller.running.view.gateways.clone();
-    tokio::time::timeout(WAIT, gateways.wait_for(|all| all.iter().count() == 1)).await.unwrap().unwrap();
+    tokio::time::timeout(DEADLINE, gateways.wait_for(|all| all.iter().count() == 1)).await.unwrap().unwrap();
     let error = controller.drain("edge-9").await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
     assert!(error.message().contains("neither a gateway (edge-1) nor a node (worker-1)"), "{error}");
     let error = controller.drain("10.0.0.9:8080").await.unwrap_err();
     assert!(error.message().contains("there are: 10.0.0.1:8080, 10.0.0.2:8080"), "{error}");
-    let error = controller.weigh("10.0.0.9:8080", Some(1)).await.unwrap_err();
+    let error = controller.set_weight("10.0.0.9:8080", Some(1)).await.unwrap_err();
     assert!(error.message().contains("default/web has no backend 10.0.0.9:8080"), "{error}");
-    let error = controller.weigh("10.0.0.1:8080", Some(70_000)).await.unwrap_err();
+    let error = controller.set_weight("10.0.0.1:8080", Some(70_000)).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
-    assert_eq!(controller.weigh("10.0.0.1:8080", None).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(controller.set_weight("10.0.0.1:8080", None).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(controller.undrain("worker-1").await.unwrap_err().code(), Code::NotFound);
     assert!(controller.overrides().await.is_empty());
     controller.stop().await;
@@ -260,13 +225,13 @@ async fn unknown_names_are_answered_with_the_known_ones_and_change_nothing() {
 
 #[tokio::test]
 async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() {
-    let lab = Lab::new();
-    let mut controller = lab.start().await;
-    let gateways = [lab.gateway("edge-1").await, lab.gateway("edge-2").await, lab.gateway("edge-3").await];
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    let _gateways = [dir.gateway("edge-1").await, dir.gateway("edge-2").await, dir.gateway("edge-3").await];
     let mut connected = controller.running.view.gateways.clone();
-    tokio::time::timeout(WAIT, connected.wait_for(|all| all.iter().count() == 3)).await.unwrap().unwrap();
-    gateways[0].offer(false).await;
-    gateways[1].offer(true).await;
+    tokio::time::timeout(DEADLINE, connected.wait_for(|all| all.iter().count() == 3)).await.unwrap().unwrap();
+    offer(&dir, "edge-1", false).await;
+    offer(&dir, "edge-2", true).await;
     let wait = async {
         loop {
             let answer = controller.admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner();
@@ -277,14 +242,14 @@ async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() 
             }
         }
     };
-    tokio::time::timeout(WAIT, wait).await.unwrap();
+    tokio::time::timeout(DEADLINE, wait).await.unwrap();
     controller.stop().await;
 }
 
 #[tokio::test]
 async fn the_controller_shows_its_configuration_status_pools_and_events() {
-    let lab = Lab::new();
-    let mut controller = lab.start().await;
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
     let config = controller.admin.get_config(v1::GetConfigRequest {}).await.unwrap().into_inner().yaml;
     assert!(config.contains("admin: {listen:") && config.contains("192.0.2.100"), "{config}");
     let status = controller.admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -292,7 +257,7 @@ async fn the_controller_shows_its_configuration_status_pools_and_events() {
     let pools = controller.admin.list_pools(v1::ListPoolsRequest {}).await.unwrap().into_inner().pools;
     let figures: Vec<_> = pools.iter().map(|pool| (pool.name.as_str(), pool.total.as_str(), pool.used.as_str())).collect();
     assert_eq!(figures, [("default", "1", "1")]);
-    fs::write(lab.path("manifests/more.yaml"), MANIFESTS.replace("name: web", "name: more")).unwrap();
+    fs::write(dir.path("manifests/more.yaml"), MANIFESTS.replace("name: web", "name: more")).unwrap();
     let wait = async {
         loop {
             let events = controller.admin.list_events(v1::ListEventsRequest {}).await.unwrap().into_inner().events;
@@ -301,7 +266,7 @@ async fn the_controller_shows_its_configuration_status_pools_and_events() {
             }
         }
     };
-    let event = tokio::time::timeout(WAIT, wait).await.unwrap();
+    let event = tokio::time::timeout(DEADLINE, wait).await.unwrap();
     assert_eq!(event, ("Warning".to_owned(), "Service default/more".to_owned()));
     assert_eq!(controller.admin.reload(v1::ReloadRequest {}).await.unwrap_err().code(), Code::FailedPrecondition);
     controller.stop().await;

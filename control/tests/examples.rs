@@ -2,35 +2,21 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod settings;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use control::config::settings::Source;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::world::World;
 use control::world::change::Change;
 use objects::PoolSpec;
 use objects::crd::AddressPool;
-use proto::{HealthCheck, Mode, Scheduler, Service, ServiceName, Target};
-
-fn settings() -> ControllerSettings {
-    ControllerSettings {
-        listen: Listen::default(),
-        group: "default".to_owned(),
-        source: Source::Kubernetes { kubeconfig: None, namespace: None },
-        load_balancer_class: "sluice.dev/gateway".to_owned(),
-        ownership: OwnershipRules::default(),
-        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
-        health: HealthCheck::default(),
-        backends_allowed: None,
-        cluster_cidrs: Vec::new(),
-        pools: vec![PoolSpec::new("default", vec!["192.0.2.100-192.0.2.199".parse().unwrap()])],
-        reserved: Vec::new(),
-        lock_dir: None,
-    }
-}
+use proto::{Mode, Scheduler, Service, ServiceName, Target};
+use settings::settings;
 
 /// The Service `name` that `deploy/examples/NAME.yaml` describes.
 fn service(name: &str) -> Service {
@@ -51,7 +37,8 @@ fn services(name: &str) -> BTreeMap<ServiceName, Service> {
     world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
     world.apply(Change::NamespacesReplaced(Vec::new()));
     world.apply(Change::PoolsReplaced(objects.pools.into_values().collect()));
-    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
+    let source = Source::Kubernetes { kubeconfig: None, namespace: None };
+    let plan = plan(&world, &settings(source, &["192.0.2.100-192.0.2.199"]), &mut Memory::default(), Instant::now());
     assert!(plan.notes.is_empty(), "{:?}", plan.notes);
     let served: Vec<_> = plan.services.iter().map(|(name, service)| (name.clone(), Service::clone(service))).collect();
     assert!(served.iter().all(|(_, service)| service.refusal.is_none()), "{served:?}");
@@ -63,14 +50,14 @@ fn backends(service: &Service) -> Vec<String> {
 }
 
 /// Examples that do not show a mode.
-const OTHERS: [&str; 2] = ["pools.yaml", "sharing.yaml"];
+const EXAMPLES_WITHOUT_MODE: [&str; 2] = ["pools.yaml", "sharing.yaml"];
 
 #[test]
 fn every_mode_has_an_example() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
     let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     let mut known: Vec<_> = Mode::ALL.iter().map(|mode| format!("{mode}.yaml")).collect();
-    known.extend(OTHERS.map(str::to_owned));
+    known.extend(EXAMPLES_WITHOUT_MODE.map(str::to_owned));
     names.sort();
     known.sort();
     assert_eq!(names, known);
@@ -90,7 +77,7 @@ fn two_services_share_an_address_by_different_ports() {
 }
 
 #[test]
-fn pools_are_what_their_comments_say() {
+fn pools_have_the_fields_that_their_comments_describe() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/pools.yaml");
     let text = std::fs::read_to_string(file).unwrap();
     let documents = text.split("\n---\n").map(|document| serde_saphyr::from_str::<AddressPool>(document).unwrap());
@@ -113,7 +100,7 @@ fn nat_rewrites_to_endpoints() {
 }
 
 #[test]
-fn dnat_lets_some_clients_in() {
+fn dnat_allows_some_client_addresses() {
     let service = service("dnat");
     assert_eq!(service.scheduler, Scheduler::LeastConnections);
     assert_eq!(service.idle_timeout, Some(Duration::from_secs(1800)));
@@ -121,7 +108,7 @@ fn dnat_lets_some_clients_in() {
 }
 
 #[test]
-fn dsr_sends_to_nodes_by_their_endpoints() {
+fn dsr_weighs_nodes_by_their_endpoints() {
     let service = service("dsr");
     assert_eq!(backends(&service), ["10.0.0.21:80 x2", "10.0.0.22:80 x1"]);
     assert_eq!((service.local, service.affinity), (true, Some(Duration::from_secs(3600))));

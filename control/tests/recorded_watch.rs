@@ -6,34 +6,24 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+mod settings;
 
-use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use control::config::settings::{ControllerSettings, Source};
 use control::plan::{Memory, Plan, plan};
 use control::world::World;
 use control::world::change::Change;
-use objects::PoolSpec;
 use proto::limits::FINALIZER;
-use proto::{Family, HealthCheck, Mode, Scheduler, ServiceName};
+use proto::{Family, ServiceName};
 use serde_json::Value;
+use settings::settings;
 
-fn settings() -> ControllerSettings {
-    let ranges = vec!["192.0.2.0/24".parse().unwrap(), "2001:db8:1::/112".parse().unwrap()];
-    ControllerSettings {
-        listen: Listen::default(),
-        group: "default".to_owned(),
-        source: Source::Kubernetes { kubeconfig: None, namespace: None },
-        load_balancer_class: "sluice.dev/gateway".to_owned(),
-        ownership: OwnershipRules::default(),
-        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },
-        health: HealthCheck::default(),
-        backends_allowed: None,
-        cluster_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
-        pools: vec![PoolSpec::new("default", ranges)],
-        reserved: Vec::new(),
-        lock_dir: None,
-    }
+fn controller_settings() -> ControllerSettings {
+    let source = Source::Kubernetes { kubeconfig: None, namespace: None };
+    let cluster_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
+    ControllerSettings { cluster_cidrs, ..settings(source, &["192.0.2.0/24", "2001:db8:1::/112"]) }
 }
 
 struct Event {
@@ -75,7 +65,7 @@ fn empty() -> World {
 fn plan_at(resource_version: u64) -> Plan {
     let mut world = empty();
     events().into_iter().filter(|event| event.resource_version <= resource_version).for_each(|event| world.apply(event.change));
-    plan(&world, &settings(), &mut Memory::default(), Instant::now())
+    plan(&world, &controller_settings(), &mut Memory::default(), Instant::now())
 }
 
 /// IPv4 backends of a Service's port.
@@ -86,7 +76,7 @@ fn backends(plan: &Plan, service: &str, port: &str) -> Vec<String> {
 }
 
 #[test]
-fn hand_written_slices_count_endpoint_by_endpoint() {
+fn each_endpoint_of_a_hand_written_slice_is_judged_alone() {
     // Before the deletion of the Service, with all of these endpoints: not ready, terminating beside ready, duplicate,
     // without port, FQDN, and empty.
     let plan = plan_at(1530);
@@ -95,7 +85,7 @@ fn hand_written_slices_count_endpoint_by_endpoint() {
 }
 
 #[test]
-fn pods_that_disagree_on_a_named_port_are_used_at_their_own_numbers() {
+fn pods_with_different_numbers_of_a_named_port_get_their_own_number() {
     assert_eq!(backends(&plan_at(u64::MAX), "lb-named", "http"), ["10.244.1.50:8081", "10.244.2.51:8082"]);
 }
 
@@ -114,7 +104,7 @@ fn the_last_plan_contains_the_services_that_gateways_serve() {
 }
 
 #[test]
-fn an_address_that_somebody_else_wrote_into_the_status_is_not_taken_over() {
+fn an_address_from_another_writer_is_not_adopted() {
     let plan = plan_at(u64::MAX);
     let status = &plan.statuses[&ServiceName::new("rec", "lb-basic")];
     assert_eq!(status.held.ingress[0].ip.to_string(), "203.0.113.28");
@@ -127,8 +117,8 @@ fn planning_after_each_event_equals_planning_once() {
     let mut seen: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     for event in events() {
         world.apply(event.change);
-        let step = plan(&world, &settings(), &mut memory, now);
-        let once = plan(&world, &settings(), &mut Memory::default(), now);
+        let step = plan(&world, &controller_settings(), &mut memory, now);
+        let once = plan(&world, &controller_settings(), &mut Memory::default(), now);
         assert_eq!(step.services.keys().collect::<Vec<_>>(), once.services.keys().collect::<Vec<_>>());
         for (name, service) in &step.services {
             let backends = |plan: &Plan| plan.services[name].ports.iter().map(|port| port.backends.clone()).collect::<Vec<_>>();

@@ -63,7 +63,7 @@ fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
 }
 
 /// The first line of an HTTP answer.
-fn asked(port: u16, path: &str) -> std::io::Result<String> {
+fn status_line(port: u16, path: &str) -> std::io::Result<String> {
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: a\r\n\r\n")?;
     let mut text = String::new();
@@ -81,7 +81,7 @@ fn a_running_controller_is_alive_and_ready() {
         let source = format!("manifests: {}\nhealth: {{listen: '127.0.0.1:{port}'}}", manifests.path().display());
         let (_directory, mut child) = run(&source);
         while child.try_wait().unwrap().is_none() {
-            let answers = ["/livez", "/readyz"].map(|path| asked(port, path).unwrap_or_default());
+            let answers = ["/livez", "/readyz"].map(|path| status_line(port, path).unwrap_or_default());
             if answers.iter().all(|answer| answer == "HTTP/1.1 200 OK") {
                 child.kill().unwrap();
                 child.wait().unwrap();
@@ -95,7 +95,7 @@ fn a_running_controller_is_alive_and_ready() {
 }
 
 #[test]
-fn a_kubeconfig_that_does_not_exist_is_named_with_exit_code_2() {
+fn a_missing_kubeconfig_is_reported_with_exit_code_2() {
     let (_directory, child) = run("kubernetes: {kubeconfig: /nonexistent/kubeconfig}");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2));

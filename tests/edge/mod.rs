@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod manifest;
 pub mod peers;
 mod skip;
 
@@ -21,12 +22,17 @@ use proto::v1::{
 };
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use skip::{lacks, may_make_namespaces as may_run, skip};
+pub use manifest::ServiceManifest;
+#[allow(unused_imports, reason = "each test file uses a part of it")]
+pub use skip::{can_create_namespaces, missing_capabilities, skip};
 
 /// Timeout of every wait. Tests assert nothing about how soon something happens, because the machine may be busy.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 /// Timeout of a request, in seconds: longer than four retransmissions of a SYN (after 1, 3, 7 and 15 s).
 pub const REQUEST_S: &str = "20";
+
+/// The af_packet devices of the two ports.
+pub const AF_PACKET: [&str; 2] = ["net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0"];
 
 /// Waits until `condition` returns `Some`, and returns its value.
 pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
@@ -49,8 +55,12 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// The network of the demo, with its servers.
-    pub fn new(name: &str) -> Self {
+    /// The network of the demo, with its servers. `None` if this process cannot create namespaces: then it reports `test`
+    /// as skipped.
+    pub fn new(test: &str, name: &str) -> Option<Self> {
+        if !can_create_namespaces(test) {
+            return None;
+        }
         let edge = Self {
             id: format!("{name}{}", std::process::id() % 100_000),
             dir: tempfile::Builder::new().prefix("sluice-").tempdir().unwrap(),
@@ -58,7 +68,14 @@ impl Edge {
             runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
         };
         edge.script("set -e; make_network; for n in 11 12 13; do start_server $n; done");
-        edge
+        Some(edge)
+    }
+
+    /// The same, with a configuration over af_packet.
+    pub fn with_af_packet(test: &str, name: &str) -> Option<Self> {
+        let edge = Self::new(test, name)?;
+        edge.configure_af_packet("");
+        Some(edge)
     }
 
     /// Runs shell code with the functions of `demo/network.sh`, and returns its output.
@@ -72,6 +89,11 @@ impl Edge {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// Writes a configuration over af_packet with the lines `more`.
+    pub fn configure_af_packet(&self, more: &str) {
+        self.configure(AF_PACKET[0], AF_PACKET[1], more);
     }
 
     /// Writes a configuration with these two devices and the lines `more`.
@@ -105,7 +127,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 
     /// Writes a manifest to the directory that the gateway watches.
-    pub fn manifest(&self, file: &str, text: &str) {
+    pub fn write_manifest(&self, file: &str, text: &str) {
         fs::create_dir_all(self.path("manifests")).unwrap();
         let hidden = self.path(&format!("manifests/.{file}"));
         fs::write(&hidden, text).unwrap();
@@ -113,9 +135,9 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 
     /// Writes the Services of the demo, dual-stack.
-    pub fn manifests_of_the_demo(&self) {
-        self.manifest("web.yaml", include_str!("web.yaml"));
-        self.manifest("node-port.yaml", include_str!("../../demo/manifests/web-nodeport.yaml"));
+    pub fn write_demo_manifests(&self) {
+        self.write_manifest("web.yaml", include_str!("web.yaml"));
+        self.write_manifest("node-port.yaml", include_str!("../../demo/manifests/web-nodeport.yaml"));
     }
 
     /// Starts the gateway and waits until it serves.
@@ -145,7 +167,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     /// Stops the gateway by SIGTERM, or by SIGKILL if `kill`, and returns its exit code.
     pub fn stop(&mut self, kill: bool) -> Option<i32> {
         self.signal(if kill { rustix::process::Signal::KILL } else { rustix::process::Signal::TERM });
-        self.ended()
+        self.wait_for_exit()
     }
 
     /// Process ID of the gateway: `ip netns exec` replaces itself by the program.
@@ -164,7 +186,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 
     /// Waits until the gateway has ended, and returns its exit code; `None` if a signal ended it.
-    pub fn ended(&mut self) -> Option<i32> {
+    pub fn wait_for_exit(&mut self) -> Option<i32> {
         let mut child = self.gateway.take()?;
         let start = Instant::now();
         loop {
@@ -192,11 +214,11 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 
     /// Requests `url` at least 30 times and until all three servers have answered. No request may fail.
-    pub fn all_answer(&self, url: &str) {
+    pub fn assert_all_servers_answer(&self, url: &str) {
         let mut answers: BTreeMap<String, u32> = BTreeMap::new();
         for n in 0..120 {
-            let who = self.curl(url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", self.drops()));
-            *answers.entry(who).or_default() += 1;
+            let server = self.curl(url).unwrap_or_else(|| panic!("{url}: request {n} failed; drops {:?}", self.drops()));
+            *answers.entry(server).or_default() += 1;
             if n >= 30 && answers.len() == 3 {
                 return;
             }
@@ -205,15 +227,15 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 
     /// Starts a script of `tests/edge` in a namespace, and waits until it prints `ready`. Dropping the value ends it.
-    pub fn helper(&self, namespace: &str, script: &str, arguments: &[&str]) -> Helper {
+    pub fn start_script(&self, namespace: &str, script: &str, arguments: &[&str]) -> Program {
         let script = format!("{}/tests/edge/{script}", env!("CARGO_MANIFEST_DIR"));
-        let (helper, line) = self.program(namespace, &[&["/usr/bin/python3", &script][..], arguments].concat());
+        let (program, line) = self.start_program(namespace, &[&["/usr/bin/python3", &script][..], arguments].concat());
         assert_eq!(line.trim(), "ready", "{script}");
-        helper
+        program
     }
 
     /// Starts a program in a namespace, and returns the first line of its output. Dropping the value ends it.
-    pub fn program(&self, namespace: &str, command: &[&str]) -> (Helper, String) {
+    pub fn start_program(&self, namespace: &str, command: &[&str]) -> (Program, String) {
         let mut child = Command::new("ip")
             .args(["netns", "exec", &self.namespace(namespace)])
             .args(command)
@@ -224,15 +246,15 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
-        (Helper { child, output }, line)
+        (Program { child, output }, line)
     }
 
     /// Calls the gateway's admin API.
-    pub fn admin<T>(&self, ask: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
+    pub fn admin<T>(&self, call: impl AsyncFnOnce(AdminClient<tonic::transport::Channel>) -> Option<T>) -> Option<T> {
         let uri = format!("unix:{}", self.path("admin.sock").display());
         self.runtime.block_on(async {
             let channel = tonic::transport::Endpoint::from_shared(uri).ok()?.connect().await.ok()?;
-            ask(AdminClient::new(channel)).await
+            call(AdminClient::new(channel)).await
         })
     }
 
@@ -249,8 +271,8 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     /// Status of a Service, by its name in namespace `demo`.
     pub fn service(&self, name: &str) -> Option<ServiceStatus> {
-        let ask = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest {}).await.ok();
-        self.admin(ask)?.into_inner().services.into_iter().find(|service| service.namespace == "demo" && service.name == name)
+        let call = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest {}).await.ok();
+        self.admin(call)?.into_inner().services.into_iter().find(|service| service.namespace == "demo" && service.name == name)
     }
 
     /// Reloads the gateway's configuration, and returns its summary or the error.
@@ -269,8 +291,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     /// How each port steers packets to workers.
     pub fn steering(&self) -> Option<Vec<String>> {
-        let ports = self.admin(async |mut client| client.list_ports(ListPortsRequest {}).await.ok())?.into_inner().ports;
-        Some(ports.into_iter().map(|port| port.steering).collect())
+        Some(self.ports()?.into_iter().map(|port| port.steering).collect())
     }
 
     pub fn drops(&self) -> Vec<(String, u64)> {
@@ -293,13 +314,13 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 }
 
-/// A running program of a test.
-pub struct Helper {
+/// A program that a test started.
+pub struct Program {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Helper {
+impl Program {
     /// The next line of its output.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
@@ -315,7 +336,7 @@ impl Helper {
     }
 }
 
-impl Drop for Helper {
+impl Drop for Program {
     fn drop(&mut self) {
         self.end();
     }

@@ -12,11 +12,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::{DEADLINE, Edge};
 
 /// Timeout of a client: four retransmissions of a SYN take 15 s.
-const PATIENCE: Duration = Duration::from_secs(20);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Edge {
     /// Calls `make` on a thread in the namespace. A socket that it opens stays in the namespace.
-    pub fn inside<T: Send>(&self, namespace: &str, make: impl FnOnce() -> T + Send) -> T {
+    pub fn in_namespace<T: Send>(&self, namespace: &str, make: impl FnOnce() -> T + Send) -> T {
         let path = format!("/run/netns/{}", self.namespace(namespace));
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -31,7 +31,7 @@ impl Edge {
     /// Starts a server in the namespace of a backend. It sends its name, then returns every line, until the test's
     /// process ends.
     pub fn echo_server(&self, namespace: &str, port: u16) {
-        let listener = self.inside(namespace, || TcpListener::bind(("0.0.0.0", port)).unwrap());
+        let listener = self.in_namespace(namespace, || TcpListener::bind(("0.0.0.0", port)).unwrap());
         let name = namespace.to_owned();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -42,19 +42,18 @@ impl Edge {
     }
 
     /// A gateway over af_packet with an echo server on this port of every backend; not started.
-    pub fn with_echo_servers(id: &str, port: u16) -> Self {
-        let edge = Self::new(id);
-        edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    pub fn with_echo_servers(test: &str, name: &str, port: u16) -> Option<Self> {
+        let edge = Self::with_af_packet(test, name)?;
         for server in ["b11", "b12", "b13"] {
             edge.echo_server(server, port);
         }
-        edge
+        Some(edge)
     }
 
     /// A connection from the client; `None` if it is refused or times out.
     pub fn connect(&self, address: &str) -> Option<Connection> {
         let address = address.parse().unwrap();
-        let stream = self.inside("client", || TcpStream::connect_timeout(&address, PATIENCE)).ok()?;
+        let stream = self.in_namespace("client", || TcpStream::connect_timeout(&address, CLIENT_TIMEOUT)).ok()?;
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut connection = Connection { stream: BufReader::new(stream), server: String::new() };
         connection.server = connection.read()?;
@@ -63,7 +62,7 @@ impl Edge {
 
     /// Starts a server that returns every datagram, prefixed with its name.
     pub fn udp_echo_server(&self, namespace: &str, port: u16) {
-        let socket = self.inside(namespace, || UdpSocket::bind(("0.0.0.0", port)).unwrap());
+        let socket = self.in_namespace(namespace, || UdpSocket::bind(("0.0.0.0", port)).unwrap());
         let name = namespace.to_owned();
         std::thread::spawn(move || {
             let mut buffer = [0; 2048];
@@ -76,9 +75,9 @@ impl Edge {
 
     /// A UDP socket of the client, connected to one address.
     pub fn udp(&self, address: &str) -> UdpSocket {
-        let socket = self.inside("client", || UdpSocket::bind("0.0.0.0:0").unwrap());
+        let socket = self.in_namespace("client", || UdpSocket::bind("0.0.0.0:0").unwrap());
         socket.connect(address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(CLIENT_TIMEOUT)).unwrap();
         socket
     }
 }
@@ -115,8 +114,8 @@ impl Connection {
 }
 
 /// The reply to a datagram, if one arrives.
-pub fn ask(socket: &UdpSocket, question: &str) -> Option<String> {
-    socket.send(question.as_bytes()).ok()?;
+pub fn request(socket: &UdpSocket, text: &str) -> Option<String> {
+    socket.send(text.as_bytes()).ok()?;
     let mut buffer = [0; 2048];
     let length = socket.recv(&mut buffer).ok()?;
     Some(String::from_utf8_lossy(&buffer[..length]).into_owned())

@@ -14,19 +14,19 @@ pub fn skip(test: &str, why: &str) {
 /// Capabilities that `ip netns` and interfaces in namespaces need, with their numbers in linux/capability.h.
 const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
 
-/// Needed capabilities that a process lacks, by its `/proc/PID/status`; all of them if that does not say. The user ID
-/// is not enough: root in a container has only some capabilities.
-pub fn lacks(status: &str) -> Vec<&'static str> {
+/// Needed capabilities that a process lacks, by its `/proc/PID/status`; all of them if that has no such line. The user
+/// ID is not enough: root in a container has only some capabilities.
+pub fn missing_capabilities(status: &str) -> Vec<&'static str> {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
     NEEDED.iter().filter(|(number, _)| effective & (1 << number) == 0).map(|(_, name)| *name).collect()
 }
 
 /// Whether this process can create namespaces. If not, reports the test as skipped.
-pub fn may_make_namespaces(test: &str) -> bool {
-    let lacks = lacks(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
-    if !lacks.is_empty() {
-        skip(test, &format!("needs {} for network namespaces", lacks.join(" and ")));
+pub fn can_create_namespaces(test: &str) -> bool {
+    let missing = missing_capabilities(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
+    if !missing.is_empty() {
+        skip(test, &format!("needs {} for network namespaces", missing.join(" and ")));
     }
-    lacks.is_empty()
+    missing.is_empty()
 }

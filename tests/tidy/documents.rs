@@ -45,7 +45,7 @@ fn long_lines(page: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn lines_of_prose_fit_the_page() {
+fn lines_of_prose_have_at_most_120_columns() {
     let offences: Vec<_> = pages().iter().flat_map(|page| long_lines(&relative(page), &read(page))).collect();
     assert_none("lines of prose that are too long", &offences);
 }
@@ -63,7 +63,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
     targets.filter(|target| !target.is_empty() && !target.contains("://") && !target.starts_with("mailto:"))
 }
 
-/// Decision records that the index does not list, and links of the index that lead nowhere.
+/// Decision records that the index does not list, and links of the index without a target.
 fn index_offences(index: &str, records: &[String]) -> Vec<String> {
     let linked: BTreeSet<&str> = links(index).filter(|target| target.ends_with(".md") && !target.contains('/')).collect();
     let unlisted = records.iter().filter(|record| !linked.contains(record.as_str()));
@@ -120,7 +120,7 @@ fn every_drop_reason_is_explained_to_operators() {
 }
 
 #[test]
-fn links_of_documents_lead_somewhere() {
+fn links_of_documents_have_targets() {
     let mut pages = pages();
     pages.push(root().join("CHANGELOG.md"));
     let mut offences = Vec::new();

@@ -1,7 +1,7 @@
-//! The order of the modules of each package, as docs/internals/architecture.md names it.
+//! The order of the modules of each package, as docs/internals/architecture.md lists it.
 //!
-//! The page has one block for each package. A line names one module and says what it is for. A module imports only
-//! modules that stand below it:
+//! The page has one block for each package. A line has a module and its purpose. A module imports only modules
+//! below it:
 //!
 //! ````text
 //! ```modules dataplane

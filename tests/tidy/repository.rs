@@ -16,7 +16,7 @@ fn rust_files() -> Vec<(String, String)> {
 }
 
 #[test]
-fn unsafe_stands_in_ffi_and_in_one_named_module() {
+fn unsafe_code_is_only_in_ffi_and_in_one_module() {
     let prefetch = |name: &str| name.starts_with("dataplane/src/") && name.ends_with("/prefetch.rs");
     let allowed = |name: &str| name.starts_with("ffi/") || prefetch(name) || name == "tests/tidy/repository.rs";
     let offences: Vec<_> = rust_files()
@@ -31,7 +31,7 @@ fn unsafe_stands_in_ffi_and_in_one_named_module() {
 }
 
 #[test]
-fn the_engine_knows_no_dpdk_and_the_control_plane_knows_no_engine() {
+fn packages_have_no_forbidden_dependencies() {
     let manifest = |package: &str| fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
     let rules: [(&str, &[&str]); 5] = [
         ("dataplane", &["dpdk-sys", "control", "tokio", "kube", "tonic", "tracing", "rustix"]),
@@ -51,7 +51,7 @@ fn the_engine_knows_no_dpdk_and_the_control_plane_knows_no_engine() {
 }
 
 #[test]
-fn files_are_of_one_idea() {
+fn files_have_at_most_700_lines() {
     let offences: Vec<_> = rust_files()
         .into_iter()
         .filter(|(_, text)| text.lines().count() > LINES_PER_FILE)
@@ -61,7 +61,7 @@ fn files_are_of_one_idea() {
 }
 
 #[test]
-fn every_module_opens_with_its_purpose() {
+fn every_file_begins_with_a_module_comment() {
     let offences: Vec<_> = rust_files().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(name, _)| name).collect();
     assert_none("modules without a first line of documentation", &offences);
 }

@@ -36,12 +36,12 @@ fn imports_follow_the_documented_order_of_modules() {
 }
 
 #[test]
-fn folders_hold_at_most_a_dozen_modules() {
+fn folders_have_at_most_12_modules() {
     assert_none("folders with too many modules", &of_every_package(rules::full_folders));
 }
 
 #[test]
-fn a_type_name_stands_once_in_a_package() {
+fn type_names_are_unique_in_a_package() {
     assert_none("type names that stand more than once", &of_every_package(rules::duplicate_types));
 }
 

@@ -27,7 +27,7 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 #[test]
-fn pools_go_to_the_output_and_notes_beside_it() {
+fn pools_are_printed_to_stdout_and_notes_to_stderr() {
     for arguments in [&["metallb"][..], &["metallb", "-"]] {
         let output = convert(arguments, POOL);
         let (out, notes) = texts(&output);
@@ -42,7 +42,7 @@ fn pools_go_to_the_output_and_notes_beside_it() {
 }
 
 #[test]
-fn files_are_read_together() {
+fn several_files_are_converted_together() {
     let dir = tempfile::tempdir().unwrap();
     let (pools, lan) = (dir.path().join("pools.yaml"), dir.path().join("lan.yaml"));
     std::fs::write(&pools, POOL).unwrap();
@@ -62,7 +62,7 @@ fn wrong_input_exits_with_2_and_prints_no_pool() {
 }
 
 #[test]
-fn a_file_that_is_not_there_exits_with_1() {
+fn a_missing_file_exits_with_1() {
     let output = convert(&["cilium", "/does/not/exist.yaml"], "");
     assert_eq!(output.status.code(), Some(1));
     assert!(texts(&output).1.contains("cannot read /does/not/exist.yaml"));

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::Shared;
-use super::answer::Answer;
-use super::request::Asked;
+use super::request::ApiRequest;
+use super::responses::ApiResponse;
 use super::store::Store;
 
 /// Position at which a list continues: its version (0: the current one) and the number of objects to skip.
@@ -14,9 +14,9 @@ struct Continue {
 }
 
 impl Continue {
-    fn parse(token: &str) -> Result<Self, Answer> {
+    fn parse(token: &str) -> Result<Self, ApiResponse> {
         let parts = token.split_once('-').and_then(|(revision, skipped)| Some((revision.parse().ok()?, skipped.parse().ok()?)));
-        let (revision, skipped) = parts.ok_or_else(|| Answer::bad_request("continue key is not valid".to_owned()))?;
+        let (revision, skipped) = parts.ok_or_else(|| ApiResponse::bad_request("continue key is not valid".to_owned()))?;
         Ok(Self { revision, skipped })
     }
 
@@ -26,28 +26,28 @@ impl Continue {
 }
 
 /// A list or one page of it. Its items have neither kind nor apiVersion.
-pub fn list(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {
+pub fn list(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiResponse> {
     let mut store = shared.store.lock().unwrap();
     let mut start = Continue { revision: 0, skipped: 0 };
-    for (key, value) in &asked.query {
+    for (key, value) in &request.query {
         match (key.as_str(), value.as_str()) {
             ("continue", token) => start = Continue::parse(token)?,
             ("limit" | "pretty", _) | ("resourceVersionMatch", "NotOlderThan") => {}
-            ("fieldSelector", _) if asked.selected_name().is_some() => {}
+            ("fieldSelector", _) if request.selected_name().is_some() => {}
             ("resourceVersion", text) => check_version(text, &store)?,
-            (key, value) => return Err(Answer::not_built(&format!("{key}={value} in a list"))),
+            (key, value) => return Err(ApiResponse::not_implemented(&format!("{key}={value} in a list"))),
         }
     }
     let current = store.revision();
     if start.revision != 0 && start.revision < store.compacted() {
-        return Err(Answer::expired_list(&Continue { revision: 0, skipped: start.skipped }.token()));
+        return Err(ApiResponse::expired_list(&Continue { revision: 0, skipped: start.skipped }.token()));
     }
     let shown = if start.revision == 0 { current } else { start.revision };
-    let (kind, namespace) = (asked.place.kind, asked.place.namespace.as_str());
+    let (kind, namespace) = (request.key.kind, request.key.namespace.as_str());
     let all = if shown == current { store.list(kind, namespace) } else { store.list_at(kind, namespace, shown) };
-    let is_wanted = |object: &&&Value| asked.selected_name().is_none_or(|name| object["metadata"]["name"] == name);
+    let is_wanted = |object: &&&Value| request.selected_name().is_none_or(|name| object["metadata"]["name"] == name);
     let rest: Vec<_> = all.iter().filter(is_wanted).skip(start.skipped).collect();
-    let limit = asked.query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let limit = request.query.get("limit").and_then(|limit| limit.parse().ok()).filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let mut metadata = json!({"resourceVersion": shown.to_string()});
     if rest.len() > limit {
         metadata["continue"] = Continue { revision: shown, skipped: start.skipped + limit }.token().into();
@@ -58,7 +58,7 @@ pub fn list(asked: &Asked, shared: &Shared) -> Result<Answer, Answer> {
         store.compact();
     }
     let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
-    Ok(Answer::json(200, &json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})))
+    Ok(ApiResponse::json(200, &json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})))
 }
 
 fn item(object: &Value) -> Value {
@@ -68,16 +68,16 @@ fn item(object: &Value) -> Value {
 }
 
 /// Checks the version that a list must at least have. A version in the future is an error.
-fn check_version(text: &str, store: &Store) -> Result<(), Answer> {
+fn check_version(text: &str, store: &Store) -> Result<(), ApiResponse> {
     let wanted = text.parse::<u64>();
-    let wanted = wanted.map_err(|_| Answer::bad_request(format!("invalid resource version: {}", not_a_version(text))))?;
+    let wanted = wanted.map_err(|_| ApiResponse::bad_request(format!("invalid resource version: {}", not_a_version(text))))?;
     let current = store.revision();
     if wanted <= current {
         return Ok(());
     }
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
     let causes = json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
-    Err(Answer::status(504, "Timeout", message, Some(json!({"causes": causes, "retryAfterSeconds": 1}))))
+    Err(ApiResponse::status(504, "Timeout", message, Some(json!({"causes": causes, "retryAfterSeconds": 1}))))
 }
 
 pub fn not_a_version(text: &str) -> String {

@@ -63,8 +63,8 @@ fn merged_list(target: &Value, patch: &Value, strategy: Strategy, path: &str) ->
     }
 }
 
-fn remove_all(list: Option<&mut Value>, gone: &Value) {
-    if let (Some(Value::Array(list)), Value::Array(gone)) = (list, gone) {
-        list.retain(|entry| !gone.contains(entry));
+fn remove_all(list: Option<&mut Value>, removed: &Value) {
+    if let (Some(Value::Array(list)), Value::Array(removed)) = (list, removed) {
+        list.retain(|entry| !removed.contains(entry));
     }
 }

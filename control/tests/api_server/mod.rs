@@ -1,26 +1,26 @@
-//! A small API server over loopback HTTP, for tests only. To clients that list, watch and write the kinds of `kinds.rs`
+//! A small API server over loopback HTTP, for tests only. To clients that list, watch and write the kinds of `kind.rs`
 //! it behaves like a recorded kube-apiserver 1.36.2.
 //!
 //! **Invariant.** It answers unknown requests with 501, so that no test depends on something that only this server
-//! does. Its cache of roles is empty at the start, like that of a real server: see `people`. Deliberately not here:
+//! does. Its cache of roles is empty at the start, like that of a real server: see `accounts`. Deliberately not here:
 //! other resources, selectors other than for one name, JSON patches, server-side apply, admission, and controllers. Two
 //! controllers are simulated: one empties namespaces, the other makes EndpointSlices for the Pods that a Service
 //! selects. Where there are no Pods, tests write EndpointSlices.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod answer;
+mod accounts;
 mod clock;
-mod fields;
 mod http;
-mod kinds;
+mod kind;
 mod list;
+mod managed_fields;
 mod merge;
 mod objects;
-mod people;
 mod request;
+mod responses;
 mod service;
-mod slices;
+mod slice_controller;
 mod store;
 mod watch;
 
@@ -33,21 +33,21 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use clock::Clock;
-pub use kinds::Kind;
-use people::People;
+use accounts::Accounts;
 #[allow(unused_imports)] // used by some tests only
-pub use people::{ADMIN, Attributes, Grant, Person};
+pub use accounts::{ADMIN, Account, Attributes, Grant};
+use clock::Clock;
+pub use kind::Kind;
 use store::{Change, ObjectKey, Part, Store};
 
 /// A received request.
 #[derive(Clone, Debug)]
-pub struct Logged {
+pub struct LoggedRequest {
     pub at: Instant,
     /// Empty if the server does not know the user.
     pub user: String,
     /// `None` if the server does not know the path.
-    pub asked: Option<Attributes>,
+    pub attributes: Option<Attributes>,
     pub method: String,
     pub path: String,
     pub query: String,
@@ -55,13 +55,13 @@ pub struct Logged {
     pub body: String,
 }
 
-impl Logged {
+impl LoggedRequest {
     pub fn is_watch(&self) -> bool {
         self.query.split('&').any(|pair| pair == "watch=1" || pair == "watch=true")
     }
 }
 
-/// An error that some requests get instead of their answer.
+/// An error that some requests get instead of their response.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// 429 in plain text, with Retry-After.
@@ -77,16 +77,16 @@ pub enum Fault {
     /// 410 with a Status.
     Expired,
     /// 404 in plain text, as from a proxy that does not know the path.
-    NoSuchPage,
+    PageNotFound,
     /// 409 with a Status, as after a concurrent write.
     Conflict,
     /// 422 with a Status with this message.
     Invalid(String),
 }
 
-/// The requests that get a fault.
+/// A fault, and the requests that get it instead of their response.
 #[derive(Clone, Debug)]
-pub struct Trap {
+pub struct FaultRule {
     pub fault: Fault,
     /// Number of requests that still get it.
     pub times: usize,
@@ -97,22 +97,22 @@ pub struct Trap {
 
 /// How open watches end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum WatchEnd {
     /// With a last chunk, as at the timeout.
-    Clean,
+    Complete,
     /// Without a last chunk, as when the server is killed.
-    Abort,
+    Aborted,
     /// With an `ERROR` event of code 410.
     Expired,
 }
 
-/// Whether the server answers at all.
+/// Whether the server answers requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
+pub enum Availability {
     /// It answers.
-    There,
+    Up,
     /// It closes every connection at once.
-    Away,
+    Down,
     /// It keeps existing connections open and never answers on them again, as behind a broken link.
     Silent,
 }
@@ -120,16 +120,15 @@ pub enum Presence {
 struct Shared {
     store: Mutex<Store>,
     revision: tokio::sync::watch::Sender<u64>,
-    cut: tokio::sync::watch::Sender<Option<Cut>>,
+    watch_end: tokio::sync::watch::Sender<Option<WatchEnd>>,
     bookmarks: tokio::sync::watch::Sender<()>,
-    presence: tokio::sync::watch::Sender<Presence>,
+    availability: tokio::sync::watch::Sender<Availability>,
     /// Number of connections that are served.
-    open: tokio::sync::watch::Sender<usize>,
-    people: Mutex<People>,
-    /// Kinds that are not installed.
-    absent: Mutex<BTreeSet<Kind>>,
-    traps: Mutex<Vec<Trap>>,
-    log: Mutex<Vec<Logged>>,
+    connections: tokio::sync::watch::Sender<usize>,
+    accounts: Mutex<Accounts>,
+    not_installed: Mutex<BTreeSet<Kind>>,
+    faults: Mutex<Vec<FaultRule>>,
+    log: Mutex<Vec<LoggedRequest>>,
 }
 
 /// The running server. It stops when its runtime ends.
@@ -145,17 +144,17 @@ impl ApiServer {
         let shared = Arc::new(Shared {
             store: Mutex::new(Store::new()),
             revision: tokio::sync::watch::Sender::new(0),
-            cut: tokio::sync::watch::Sender::new(None),
+            watch_end: tokio::sync::watch::Sender::new(None),
             bookmarks: tokio::sync::watch::Sender::new(()),
-            presence: tokio::sync::watch::Sender::new(Presence::There),
-            open: tokio::sync::watch::Sender::new(0),
-            people: Mutex::new(People::new()),
-            absent: Mutex::default(),
-            traps: Mutex::default(),
+            availability: tokio::sync::watch::Sender::new(Availability::Up),
+            connections: tokio::sync::watch::Sender::new(0),
+            accounts: Mutex::new(Accounts::new()),
+            not_installed: Mutex::default(),
+            faults: Mutex::default(),
             log: Mutex::default(),
         });
         tokio::spawn(http::serve(listener, shared.clone()));
-        tokio::spawn(slices::keep(shared.clone()));
+        tokio::spawn(slice_controller::run(shared.clone()));
         let server = Self { shared, address };
         // Events about cluster-scoped objects are in this namespace.
         server.create(Kind::Namespace, json!({"metadata": {"name": "default"}}));
@@ -183,8 +182,8 @@ impl ApiServer {
     }
 
     /// Registers the user of a token.
-    pub fn admit(&self, token: &str, person: Person) {
-        self.shared.people.lock().unwrap().admit(token, person);
+    pub fn add_account(&self, token: &str, account: Account) {
+        self.shared.accounts.lock().unwrap().add_account(token, account);
     }
 
     /// Removes a custom kind with all its objects, like the deletion of its definition, or restores it.
@@ -273,28 +272,28 @@ impl ApiServer {
         self.send_bookmarks();
     }
 
-    pub fn cut_watches(&self, cut: Cut) {
-        self.shared.cut.send_replace(Some(cut));
+    pub fn end_watches(&self, end: WatchEnd) {
+        self.shared.watch_end.send_replace(Some(end));
     }
 
-    /// Unless the server answers now, returns once no connection is served.
-    pub async fn set_presence(&self, presence: Presence) {
-        self.shared.presence.send_replace(presence);
-        if presence != Presence::There {
-            self.shared.open.subscribe().wait_for(|open| *open == 0).await.unwrap();
+    /// Returns at once if the server is up, otherwise once no connection is served.
+    pub async fn set_availability(&self, availability: Availability) {
+        self.shared.availability.send_replace(availability);
+        if availability != Availability::Up {
+            self.shared.connections.subscribe().wait_for(|connections| *connections == 0).await.unwrap();
         }
     }
 
     /// The next matching requests get the fault.
-    pub fn trap(&self, trap: Trap) {
-        self.shared.traps.lock().unwrap().push(trap);
+    pub fn inject(&self, rule: FaultRule) {
+        self.shared.faults.lock().unwrap().push(rule);
     }
 
-    pub fn release_traps(&self) {
-        self.shared.traps.lock().unwrap().clear();
+    pub fn clear_faults(&self) {
+        self.shared.faults.lock().unwrap().clear();
     }
 
-    pub fn log(&self) -> Vec<Logged> {
+    pub fn log(&self) -> Vec<LoggedRequest> {
         self.shared.log.lock().unwrap().clone()
     }
 
@@ -305,13 +304,13 @@ impl ApiServer {
 
 impl Shared {
     fn set_installed(&self, kind: Kind, is_installed: bool) {
-        let mut absent = self.absent.lock().unwrap();
+        let mut not_installed = self.not_installed.lock().unwrap();
         if is_installed {
-            absent.remove(&kind);
-        } else if absent.insert(kind) {
+            not_installed.remove(&kind);
+        } else if not_installed.insert(kind) {
             self.change(|store| {
-                let gone: Vec<_> = store.list(kind, "").into_iter().map(names).collect();
-                gone.iter().for_each(|(_, name)| drop(store.delete(&ObjectKey::new(kind, "", name), false)));
+                let removed: Vec<_> = store.list(kind, "").into_iter().map(names).collect();
+                removed.iter().for_each(|(_, name)| drop(store.delete(&ObjectKey::new(kind, "", name), false)));
             });
         }
     }

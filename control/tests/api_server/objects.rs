@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::answer::Answer;
-use super::kinds::Kind;
+use super::kind::Kind;
+use super::responses::ApiResponse;
 use super::service;
 
-/// Fills in what a server fills in at creation. `number` makes allocated values unique.
+/// Sets the defaults that a server sets at creation. `number` makes allocated values unique.
 pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
     match kind {
         Kind::Service => service::set_defaults(object, number),
@@ -41,22 +41,22 @@ pub fn set_defaults(kind: Kind, object: &mut Value, number: u64) {
 }
 
 /// Validates objects that are created or replaced.
-pub fn check(kind: Kind, object: &Value) -> Result<(), Answer> {
+pub fn check(kind: Kind, object: &Value) -> Result<(), ApiResponse> {
     match kind {
         Kind::Event => check_event(object),
-        Kind::Lease => check_times(object).map_err(|cause| Answer::bad_request(cause_of_object(kind, &cause))),
+        Kind::Lease => check_times(object).map_err(|cause| ApiResponse::bad_request(cause_of_object(kind, &cause))),
         _ => Ok(()),
     }
 }
 
 /// Validates patched objects. An unreadable time has another error than at creation, because the patched text does not
 /// decode to an object.
-pub fn check_patched(kind: Kind, object: &Value) -> Result<(), Answer> {
+pub fn check_patched(kind: Kind, object: &Value) -> Result<(), ApiResponse> {
     match kind {
         Kind::Lease => check_times(object).map_err(|cause| {
             let message = format!("Invalid value: \"{}\": {cause}", object.to_string().replace('"', "\\\""));
             let details = json!({"causes": [{"reason": "FieldValueInvalid", "message": message, "field": "patch"}]});
-            Answer::status(422, "Invalid", format!(" \"\" is invalid: patch: {message}"), Some(details))
+            ApiResponse::status(422, "Invalid", format!(" \"\" is invalid: patch: {message}"), Some(details))
         }),
         kind => check(kind, object),
     }
@@ -66,22 +66,22 @@ fn cause_of_object(kind: Kind, cause: &str) -> String {
     format!("{} in version \"v1\" cannot be handled as a {}: {cause}", kind.name(), kind.name())
 }
 
-fn check_event(event: &Value) -> Result<(), Answer> {
+fn check_event(event: &Value) -> Result<(), ApiResponse> {
     let name = event["metadata"]["name"].as_str().unwrap_or_default();
     let is_empty = |field: &&str| event[*field].as_str().is_none_or(str::is_empty);
     let missing: Vec<_> = ["reportingController", "reportingInstance", "action", "reason"].into_iter().filter(is_empty).collect();
     if !missing.is_empty() {
-        return Err(Answer::missing(Kind::Event.name(), name, &missing));
+        return Err(ApiResponse::missing(Kind::Event.name(), name, &missing));
     }
     let note = event["note"].as_str().unwrap_or_default();
     if note.len() > 1_024 {
         let message = "Invalid value: \"\": can have at most 1024 characters";
-        return Err(Answer::invalid(Kind::Event.name(), name, "FieldValueInvalid", "note", message));
+        return Err(ApiResponse::invalid(Kind::Event.name(), name, "FieldValueInvalid", "note", message));
     }
     if let Err(cause) =
         check_micro_time(&event["eventTime"]).and_then(|()| check_micro_time(&event["series"]["lastObservedTime"]))
     {
-        return Err(Answer::bad_request(cause_of_object(Kind::Event, &cause)));
+        return Err(ApiResponse::bad_request(cause_of_object(Kind::Event, &cause)));
     }
     Ok(())
 }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use hyper::http::request::Parts;
 use serde_json::Value;
 
-use super::kinds::Kind;
-use super::people::Attributes;
+use super::accounts::Attributes;
+use super::kind::Kind;
 use super::store::ObjectKey;
 
-pub struct Asked {
+pub struct ApiRequest {
     pub method: String,
     /// The name is empty for lists, watches and creation.
-    pub place: ObjectKey,
+    pub key: ObjectKey,
     pub is_status: bool,
     pub query: BTreeMap<String, String>,
     pub content_type: String,
@@ -21,16 +21,16 @@ pub struct Asked {
     pub body: Vec<u8>,
 }
 
-impl Asked {
+impl ApiRequest {
     /// `None` if the server does not know the path.
-    pub fn read(head: &Parts, body: Vec<u8>) -> Option<Self> {
+    pub fn parse(head: &Parts, body: Vec<u8>) -> Option<Self> {
         let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let (place, is_status) = route(head.uri.path())?;
+        let (key, is_status) = route(head.uri.path())?;
         let query = parse_query(head.uri.query().unwrap_or_default());
         let program = header("user-agent").split('/').next().filter(|name| !name.is_empty()).unwrap_or("unknown");
         let manager = query.get("fieldManager").map_or(program, String::as_str).to_owned();
         let (method, content_type) = (head.method.to_string(), header("content-type").to_owned());
-        Some(Self { method, place, is_status, query, content_type, manager, body })
+        Some(Self { method, key, is_status, query, content_type, manager, body })
     }
 
     pub fn is_watch(&self) -> bool {
@@ -43,7 +43,7 @@ impl Asked {
     }
 
     pub fn attributes(&self) -> Attributes {
-        let has_name = !self.place.name.is_empty();
+        let has_name = !self.key.name.is_empty();
         let verb = match self.method.as_str() {
             "GET" if self.is_watch() => "watch",
             "GET" if has_name => "get",
@@ -54,7 +54,7 @@ impl Asked {
             "DELETE" => "deletecollection",
             _ => "patch",
         };
-        let ObjectKey { kind, namespace, name } = &self.place;
+        let ObjectKey { kind, namespace, name } = &self.key;
         let resource = format!("{}{}", kind.plural(), if self.is_status { "/status" } else { "" });
         let name = self.selected_name().unwrap_or(name).to_owned();
         // For RBAC, a Namespace is in itself.

@@ -1,10 +1,10 @@
-//! What the API server knows about Services: defaults at creation, and validation of their status.
+//! Services in the API server: defaults at creation, and validation of their status.
 
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::answer::Answer;
+use super::responses::ApiResponse;
 
 /// Fills in defaults. `number` makes allocated values unique.
 pub fn set_defaults(service: &mut Value, number: u64) {
@@ -58,8 +58,8 @@ pub fn clear_after_type_change(service: &mut Value) {
     }
 }
 
-/// Sets the defaults of a status and rejects what the server rejects.
-pub fn check_status(service: &mut Value) -> Result<(), Answer> {
+/// Sets the defaults of a status and validates it as the server does.
+pub fn check_status(service: &mut Value) -> Result<(), ApiResponse> {
     let name = service["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let is_load_balancer = service["spec"]["type"] == "LoadBalancer";
     if !service["status"]["loadBalancer"].is_object() {
@@ -73,7 +73,7 @@ pub fn check_status(service: &mut Value) -> Result<(), Answer> {
     }
     if !is_load_balancer {
         let message = "Forbidden: may only be used when `spec.type` is 'LoadBalancer'";
-        return Err(Answer::invalid("Service", &name, "FieldValueForbidden", "status.loadBalancer.ingress", message));
+        return Err(ApiResponse::invalid("Service", &name, "FieldValueForbidden", "status.loadBalancer.ingress", message));
     }
     let entries = load_balancer["ingress"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default();
     for (index, entry) in entries.iter_mut().enumerate() {
@@ -82,9 +82,9 @@ pub fn check_status(service: &mut Value) -> Result<(), Answer> {
     Ok(())
 }
 
-fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> {
+fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), ApiResponse> {
     let invalid = |field: &str, value: &str, what: &str| {
-        Answer::invalid(
+        ApiResponse::invalid(
             "Service",
             name,
             "FieldValueInvalid",
@@ -103,7 +103,7 @@ fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> 
             return Ok(());
         }
         let message = "Forbidden: may not be specified when `ip` is not set";
-        return Err(Answer::invalid("Service", name, "FieldValueForbidden", &format!("{at}.ipMode"), message));
+        return Err(ApiResponse::invalid("Service", name, "FieldValueForbidden", &format!("{at}.ipMode"), message));
     };
     match ip.parse::<IpAddr>() {
         Err(_) if has_leading_zeros(&ip) => return Err(invalid("ip", &ip, "must not have leading 0s")),
@@ -121,7 +121,7 @@ fn check_ingress(name: &str, at: &str, entry: &mut Value) -> Result<(), Answer> 
         }
         Some(other) => {
             let message = format!("Unsupported value: \"{other}\": supported values: \"Proxy\", \"VIP\"");
-            Err(Answer::invalid("Service", name, "FieldValueNotSupported", &format!("{at}.ipMode"), &message))
+            Err(ApiResponse::invalid("Service", name, "FieldValueNotSupported", &format!("{at}.ipMode"), &message))
         }
     }
 }

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::answer::Answer;
 use super::clock::Clock;
-use super::kinds::Kind;
+use super::kind::Kind;
 use super::merge::{Strategy, merge};
-use super::{fields, objects, service};
+use super::responses::ApiResponse;
+use super::{managed_fields, objects, service};
 
 /// The part of an object that a request changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Change<'a> {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub revision: u64,
-    pub place: ObjectKey,
+    pub key: ObjectKey,
     pub event: &'static str,
     pub object: Value,
     pub at: Instant,
@@ -99,13 +99,13 @@ impl Store {
     /// Events of a kind after a version. An empty namespace selects all namespaces.
     pub fn since<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> impl Iterator<Item = &'a Record> {
         let first = self.history.partition_point(|record| record.revision <= revision);
-        self.history[first..].iter().filter(move |record| lies_in(&record.place, kind, namespace))
+        self.history[first..].iter().filter(move |record| is_in(&record.key, kind, namespace))
     }
 
     /// Objects of a kind, ordered by namespace and name. An empty namespace selects all namespaces.
     pub fn list(&self, kind: Kind, namespace: &str) -> Vec<&Value> {
         let first = ObjectKey::new(kind, namespace, "");
-        let all = self.objects.range(first..).take_while(|(place, _)| lies_in(place, kind, namespace));
+        let all = self.objects.range(first..).take_while(|(key, _)| is_in(key, kind, namespace));
         all.map(|(_, object)| object).collect()
     }
 
@@ -117,37 +117,37 @@ impl Store {
         let mut then = BTreeMap::new();
         for record in self.since(kind, namespace, 0).take_while(|record| record.revision <= revision) {
             if record.event == "DELETED" {
-                then.remove(&record.place);
+                then.remove(&record.key);
             } else {
-                then.insert(&record.place, &record.object);
+                then.insert(&record.key, &record.object);
             }
         }
         then.into_values().collect()
     }
 
-    pub fn get(&self, place: &ObjectKey) -> Result<&Value, Answer> {
-        self.objects.get(place).ok_or_else(|| Answer::not_found(place.kind, &place.name))
+    pub fn get(&self, key: &ObjectKey) -> Result<&Value, ApiResponse> {
+        self.objects.get(key).ok_or_else(|| ApiResponse::not_found(key.kind, &key.name))
     }
 
     /// When an object was created, on the clock of the test.
-    pub fn added_at(&self, place: &ObjectKey) -> Option<Instant> {
-        self.history.iter().rev().find(|record| record.event == "ADDED" && record.place == *place).map(|record| record.at)
+    pub fn added_at(&self, key: &ObjectKey) -> Option<Instant> {
+        self.history.iter().rev().find(|record| record.event == "ADDED" && record.key == *key).map(|record| record.at)
     }
 
-    pub fn create(&mut self, kind: Kind, mut object: Value, manager: &str) -> Result<Value, Answer> {
+    pub fn create(&mut self, kind: Kind, mut object: Value, manager: &str) -> Result<Value, ApiResponse> {
         let number = self.revision + 1;
         if let (Some(prefix), None) = (object["metadata"]["generateName"].as_str(), object["metadata"]["name"].as_str()) {
             object["metadata"]["name"] = format!("{prefix}{number:05}").into();
         }
-        let place = ObjectKey::of(kind, &object);
+        let key = ObjectKey::of(kind, &object);
         if kind.is_namespaced() {
-            let namespace = self.get(&ObjectKey::new(Kind::Namespace, "", &place.namespace))?;
+            let namespace = self.get(&ObjectKey::new(Kind::Namespace, "", &key.namespace))?;
             if is_terminating(namespace) {
-                return Err(Answer::terminating(kind, &place.name, &place.namespace));
+                return Err(ApiResponse::terminating(kind, &key.name, &key.namespace));
             }
         }
-        if self.objects.contains_key(&place) {
-            return Err(Answer::already_exists(kind, &place.name));
+        if self.objects.contains_key(&key) {
+            return Err(ApiResponse::already_exists(kind, &key.name));
         }
         object["kind"] = kind.name().into();
         object["apiVersion"] = kind.api_version().into();
@@ -155,23 +155,23 @@ impl Store {
         object["metadata"]["creationTimestamp"] = self.clock.now().into();
         objects::set_defaults(kind, &mut object, number);
         objects::check(kind, &object)?;
-        fields::note_change(&json!({}), &mut object, manager, "", &self.clock.now(), &kind.api_version());
-        Ok(self.put("ADDED", &place, object))
+        managed_fields::record_change(&json!({}), &mut object, manager, "", &self.clock.now(), &kind.api_version());
+        Ok(self.put("ADDED", &key, object))
     }
 
     pub fn put_raw(&mut self, kind: Kind, object: Value) {
-        let place = ObjectKey::of(kind, &object);
-        let event = if self.objects.contains_key(&place) { "MODIFIED" } else { "ADDED" };
-        self.put(event, &place, object);
+        let key = ObjectKey::of(kind, &object);
+        let event = if self.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
+        self.put(event, &key, object);
     }
 
     /// Patches or replaces an object.
-    pub fn change(&mut self, place: &ObjectKey, change: &Change<'_>) -> Result<Value, Answer> {
-        let kind = place.kind;
-        let old = self.get(place)?.clone();
-        let mut new = changed(place, &old, change)?;
-        check_guards(place, &old, &new)?;
-        check_finalizers(place, &old, &new)?;
+    pub fn change(&mut self, key: &ObjectKey, change: &Change<'_>) -> Result<Value, ApiResponse> {
+        let kind = key.kind;
+        let old = self.get(key)?.clone();
+        let mut new = changed(key, &old, change)?;
+        check_guards(key, &old, &new)?;
+        check_finalizers(key, &old, &new)?;
         match change.part {
             Part::Main if kind.has_status() => new["status"] = old["status"].clone(),
             Part::Main => {}
@@ -197,51 +197,51 @@ impl Store {
             new["metadata"]["generation"] = (old["metadata"]["generation"].as_u64().unwrap_or(0) + 1).into();
         }
         let subresource = if change.part == Part::Status { "status" } else { "" };
-        fields::note_change(&old, &mut new, change.manager, subresource, &self.clock.now(), &kind.api_version());
+        managed_fields::record_change(&old, &mut new, change.manager, subresource, &self.clock.now(), &kind.api_version());
         if is_terminating(&new) && kind != Kind::Namespace && has_no_finalizers(&new) {
-            // The answer contains the requested object, the event the last stored one.
-            self.remove(place, old);
+            // The response contains the requested object, the event the last stored one.
+            self.remove(key, old);
             return Ok(new);
         }
-        Ok(self.put("MODIFIED", place, new))
+        Ok(self.put("MODIFIED", key, new))
     }
 
     /// Deletes an object, or marks it as deleted while it has finalizers. A Pod on a node is removed when its kubelet
     /// deletes it without grace period.
-    pub fn delete(&mut self, place: &ObjectKey, has_grace: bool) -> Result<Value, Answer> {
-        let mut object = self.get(place)?.clone();
-        let waits_for_kubelet = place.kind == Kind::Pod && object["spec"]["nodeName"].is_string() && has_grace;
-        if has_no_finalizers(&object) && !waits_for_kubelet && place.kind != Kind::Namespace {
-            return Ok(self.remove(place, object));
+    pub fn delete(&mut self, key: &ObjectKey, has_grace: bool) -> Result<Value, ApiResponse> {
+        let mut object = self.get(key)?.clone();
+        let waits_for_kubelet = key.kind == Kind::Pod && object["spec"]["nodeName"].is_string() && has_grace;
+        if has_no_finalizers(&object) && !waits_for_kubelet && key.kind != Kind::Namespace {
+            return Ok(self.remove(key, object));
         }
         if is_terminating(&object) {
             return Ok(object);
         }
         object["metadata"]["deletionTimestamp"] = self.clock.now().into();
-        if place.kind == Kind::Namespace {
+        if key.kind == Kind::Namespace {
             object["status"]["phase"] = "Terminating".into();
         } else {
             object["metadata"]["deletionGracePeriodSeconds"] = if waits_for_kubelet { 30 } else { 0 }.into();
         }
-        Ok(self.put("MODIFIED", place, object))
+        Ok(self.put("MODIFIED", key, object))
     }
 
-    /// Does what the namespace controller does: once the Pods of a deleted namespace are gone, it deletes everything
+    /// Simulates the namespace controller: once the Pods of a deleted namespace are gone, it deletes everything
     /// else in it, and then the namespace.
     pub fn empty_namespaces(&mut self) {
         let ending = self.list(Kind::Namespace, "").into_iter().filter(|object| is_terminating(object));
         let ending: Vec<_> = ending.map(|object| ObjectKey::of(Kind::Namespace, object)).collect();
         for namespace in ending {
             let content = |store: &Self, is_wanted: &dyn Fn(Kind) -> bool| -> Vec<ObjectKey> {
-                let all = store.objects.keys().filter(|place| place.namespace == namespace.name && is_wanted(place.kind));
+                let all = store.objects.keys().filter(|key| key.namespace == namespace.name && is_wanted(key.kind));
                 all.cloned().collect()
             };
             for pod in content(self, &|kind| kind == Kind::Pod) {
                 self.delete(&pod, true).ok();
             }
             if content(self, &|kind| kind == Kind::Pod).is_empty() {
-                for place in content(self, &|_| true) {
-                    self.delete(&place, true).ok();
+                for key in content(self, &|_| true) {
+                    self.delete(&key, true).ok();
                 }
             }
             if content(self, &|_| true).is_empty()
@@ -252,28 +252,28 @@ impl Store {
         }
     }
 
-    fn put(&mut self, event: &'static str, place: &ObjectKey, object: Value) -> Value {
-        let object = self.record(event, place, object);
-        self.objects.insert(place.clone(), object.clone());
+    fn put(&mut self, event: &'static str, key: &ObjectKey, object: Value) -> Value {
+        let object = self.record(event, key, object);
+        self.objects.insert(key.clone(), object.clone());
         object
     }
 
-    fn remove(&mut self, place: &ObjectKey, object: Value) -> Value {
-        self.objects.remove(place);
-        self.record("DELETED", place, object)
+    fn remove(&mut self, key: &ObjectKey, object: Value) -> Value {
+        self.objects.remove(key);
+        self.record("DELETED", key, object)
     }
 
-    fn record(&mut self, event: &'static str, place: &ObjectKey, mut object: Value) -> Value {
+    fn record(&mut self, event: &'static str, key: &ObjectKey, mut object: Value) -> Value {
         self.revision += 1;
         let revision = self.revision;
         object["metadata"]["resourceVersion"] = revision.to_string().into();
-        self.history.push(Record { revision, place: place.clone(), event, object: object.clone(), at: Instant::now() });
+        self.history.push(Record { revision, key: key.clone(), event, object: object.clone(), at: Instant::now() });
         object
     }
 }
 
-fn lies_in(place: &ObjectKey, kind: Kind, namespace: &str) -> bool {
-    place.kind == kind && (namespace.is_empty() || place.namespace == namespace)
+fn is_in(key: &ObjectKey, kind: Kind, namespace: &str) -> bool {
+    key.kind == kind && (namespace.is_empty() || key.namespace == namespace)
 }
 
 fn is_terminating(object: &Value) -> bool {
@@ -285,8 +285,8 @@ fn has_no_finalizers(object: &Value) -> bool {
 }
 
 /// The object after a request. Fields that only the server writes keep their values.
-fn changed(place: &ObjectKey, old: &Value, change: &Change<'_>) -> Result<Value, Answer> {
-    let kind = place.kind;
+fn changed(key: &ObjectKey, old: &Value, change: &Change<'_>) -> Result<Value, ApiResponse> {
+    let kind = key.kind;
     let mut new = match change.strategy {
         Some(strategy) => {
             let mut new = old.clone();
@@ -302,7 +302,13 @@ fn changed(place: &ObjectKey, old: &Value, change: &Change<'_>) -> Result<Value,
         if version.as_str().is_none_or(str::is_empty) {
             if kind.needs_version() {
                 let message = "Invalid value: 0: must be specified for an update";
-                return Err(Answer::invalid(kind.name(), &place.name, "FieldValueInvalid", "metadata.resourceVersion", message));
+                return Err(ApiResponse::invalid(
+                    kind.name(),
+                    &key.name,
+                    "FieldValueInvalid",
+                    "metadata.resourceVersion",
+                    message,
+                ));
             }
             new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"].clone();
         }
@@ -330,19 +336,19 @@ fn changed(place: &ObjectKey, old: &Value, change: &Change<'_>) -> Result<Value,
 }
 
 /// A stale version is a conflict; another UID is an invalid object.
-fn check_guards(place: &ObjectKey, old: &Value, new: &Value) -> Result<(), Answer> {
+fn check_guards(key: &ObjectKey, old: &Value, new: &Value) -> Result<(), ApiResponse> {
     if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"] {
-        return Err(Answer::conflict(place.kind, &place.name));
+        return Err(ApiResponse::conflict(key.kind, &key.name));
     }
     if new["metadata"]["uid"] == old["metadata"]["uid"] {
         return Ok(());
     }
     let message = format!("Invalid value: \"{}\": field is immutable", new["metadata"]["uid"].as_str().unwrap_or_default());
-    Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueInvalid", "metadata.uid", &message))
+    Err(ApiResponse::invalid_metadata(key.kind, &key.name, "FieldValueInvalid", "metadata.uid", &message))
 }
 
 /// An object that is being deleted gets no new finalizers.
-fn check_finalizers(place: &ObjectKey, old: &Value, new: &Value) -> Result<(), Answer> {
+fn check_finalizers(key: &ObjectKey, old: &Value, new: &Value) -> Result<(), ApiResponse> {
     let all = |object: &Value| object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
     let before = all(old);
     let added: Vec<_> = all(new).iter().filter(|entry| !before.contains(entry)).map(Value::to_string).collect();
@@ -353,7 +359,7 @@ fn check_finalizers(place: &ObjectKey, old: &Value, new: &Value) -> Result<(), A
         "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
         added.join(", ")
     );
-    Err(Answer::invalid_metadata(place.kind, &place.name, "FieldValueForbidden", "metadata.finalizers", &message))
+    Err(ApiResponse::invalid_metadata(key.kind, &key.name, "FieldValueForbidden", "metadata.finalizers", &message))
 }
 
 /// Assignment by index leaves nulls in place of missing fields. Empty finalizers and conditions are removed.

@@ -1,4 +1,4 @@
-//! Watches: an endless stream of events, with bookmarks in between, and the ways in which the stream ends.
+//! Watches: an endless stream of events, with bookmarks in between, and the kinds of end of the stream.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,34 +9,34 @@ use futures::sink::SinkExt;
 use hyper::body::{Bytes, Frame};
 use serde_json::{Value, json};
 
-use super::answer::Answer;
-use super::kinds::Kind;
+use super::kind::Kind;
 use super::list::not_a_version;
-use super::request::Asked;
-use super::{Cut, Shared};
+use super::request::ApiRequest;
+use super::responses::ApiResponse;
+use super::{Shared, WatchEnd};
 
 /// A piece of a body, or its end without a last chunk.
-pub type Piece = Result<Frame<Bytes>, std::io::Error>;
-type Lines = mpsc::Sender<Piece>;
+pub type BodyChunk = Result<Frame<Bytes>, std::io::Error>;
+type Lines = mpsc::Sender<BodyChunk>;
 
 /// Starts a watch; returns the stream of its events.
-pub fn watch(asked: &Asked, shared: &Arc<Shared>) -> Result<mpsc::Receiver<Piece>, Answer> {
-    for (key, value) in &asked.query {
+pub fn watch(request: &ApiRequest, shared: &Arc<Shared>) -> Result<mpsc::Receiver<BodyChunk>, ApiResponse> {
+    for (key, value) in &request.query {
         let is_known = ["watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds"].contains(&key.as_str())
-            || (key == "fieldSelector" && asked.selected_name().is_some());
+            || (key == "fieldSelector" && request.selected_name().is_some());
         if !is_known {
-            return Err(Answer::not_built(&format!("{key}={value} in a watch")));
+            return Err(ApiResponse::not_implemented(&format!("{key}={value} in a watch")));
         }
     }
-    let text = asked.query.get("resourceVersion").map_or("0", String::as_str);
-    let from = text.parse::<u64>().map_err(|_| Answer::status(500, "", not_a_version(text), None))?;
-    let seconds = asked.query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1_800);
-    let watched = Watched {
-        kind: asked.place.kind,
-        namespace: asked.place.namespace.clone(),
-        name: asked.selected_name().map(str::to_owned),
+    let text = request.query.get("resourceVersion").map_or("0", String::as_str);
+    let from = text.parse::<u64>().map_err(|_| ApiResponse::status(500, "", not_a_version(text), None))?;
+    let seconds = request.query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1_800);
+    let watched = WatchParameters {
+        kind: request.key.kind,
+        namespace: request.key.namespace.clone(),
+        name: request.selected_name().map(str::to_owned),
         from,
-        has_bookmarks: asked.query.get("allowWatchBookmarks").is_some_and(|text| text == "true" || text == "1"),
+        has_bookmarks: request.query.get("allowWatchBookmarks").is_some_and(|text| text == "true" || text == "1"),
         timeout: Duration::from_secs(seconds),
     };
     let (lines, pieces) = mpsc::channel(16);
@@ -44,7 +44,7 @@ pub fn watch(asked: &Asked, shared: &Arc<Shared>) -> Result<mpsc::Receiver<Piece
     Ok(pieces)
 }
 
-struct Watched {
+struct WatchParameters {
     kind: Kind,
     namespace: String,
     /// `None`: all objects of the kind.
@@ -54,11 +54,11 @@ struct Watched {
     timeout: Duration,
 }
 
-/// Writes events to a watch until it ends or its reader is gone.
-async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
+/// Writes events to a watch until it ends or its client has disconnected.
+async fn deliver(watched: WatchParameters, mut lines: Lines, shared: Arc<Shared>) {
     let mut revision = shared.revision.subscribe();
-    let (mut cut, mut bookmarks) = (shared.cut.subscribe(), shared.bookmarks.subscribe());
-    cut.borrow_and_update();
+    let (mut watch_end, mut bookmarks) = (shared.watch_end.subscribe(), shared.bookmarks.subscribe());
+    watch_end.borrow_and_update();
     bookmarks.borrow_and_update();
     let mut timeout = pin!(tokio::time::sleep(watched.timeout));
     let (mut seen, mut is_open, mut wants_bookmark) = (watched.from, false, false);
@@ -67,12 +67,12 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
         let (events, current) = next_events(&shared, &watched, seen, std::mem::replace(&mut is_open, true));
         for (event, object) in events {
             let is_error = event == "ERROR";
-            if !say(&mut lines, event, &object).await || is_error {
+            if !send_event(&mut lines, event, &object).await || is_error {
                 return;
             }
         }
         seen = seen.max(current);
-        if std::mem::take(&mut wants_bookmark) && !say(&mut lines, "BOOKMARK", &bookmark(watched.kind, current)).await {
+        if std::mem::take(&mut wants_bookmark) && !send_event(&mut lines, "BOOKMARK", &bookmark(watched.kind, current)).await {
             return;
         }
         tokio::select! {
@@ -82,18 +82,18 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
                 bookmarks.borrow_and_update();
                 wants_bookmark = watched.has_bookmarks;
             }
-            _ = cut.changed() => {
-                let how = *cut.borrow_and_update();
+            _ = watch_end.changed() => {
+                let how = *watch_end.borrow_and_update();
                 match how {
-                    Some(Cut::Abort) => { lines.send(Err(std::io::Error::other("killed"))).await.ok(); }
-                    Some(Cut::Expired) => { say(&mut lines, "ERROR", &expired(seen, current)).await; }
-                    Some(Cut::Clean) | None => {}
+                    Some(WatchEnd::Aborted) => { lines.send(Err(std::io::Error::other("killed"))).await.ok(); }
+                    Some(WatchEnd::Expired) => { send_event(&mut lines, "ERROR", &expired(seen, current)).await; }
+                    Some(WatchEnd::Complete) | None => {}
                 }
                 return;
             }
             () = &mut timeout => {
                 if watched.has_bookmarks {
-                    say(&mut lines, "BOOKMARK", &bookmark(watched.kind, current)).await;
+                    send_event(&mut lines, "BOOKMARK", &bookmark(watched.kind, current)).await;
                 }
                 return;
             }
@@ -103,8 +103,8 @@ async fn deliver(watched: Watched, mut lines: Lines, shared: Arc<Shared>) {
 
 /// The events that a watch has to deliver next, and its version after them. Version 0 starts with all existing objects.
 /// Only a new watch can be expired.
-fn next_events(shared: &Shared, watched: &Watched, seen: u64, is_open: bool) -> (Vec<(&'static str, Value)>, u64) {
-    let Watched { kind, namespace, name, .. } = watched;
+fn next_events(shared: &Shared, watched: &WatchParameters, seen: u64, is_open: bool) -> (Vec<(&'static str, Value)>, u64) {
+    let WatchParameters { kind, namespace, name, .. } = watched;
     let is_wanted = |object: &Value| name.as_ref().is_none_or(|name| object["metadata"]["name"] == name.as_str());
     let store = shared.store.lock().unwrap();
     let current = store.revision();
@@ -121,8 +121,8 @@ fn next_events(shared: &Shared, watched: &Watched, seen: u64, is_open: bool) -> 
 }
 
 fn expired(from: u64, compacted: u64) -> Value {
-    let answer = Answer::expired(&format!("too old resource version: {from} ({compacted})"));
-    serde_json::from_str(&answer.body).unwrap()
+    let response = ApiResponse::expired(&format!("too old resource version: {from} ({compacted})"));
+    serde_json::from_str(&response.body).unwrap()
 }
 
 /// A bookmark looks like an object with a version and empty fields.
@@ -151,8 +151,8 @@ fn bookmark(kind: Kind, revision: u64) -> Value {
     object
 }
 
-/// False if the reader is gone.
-async fn say(lines: &mut Lines, event: &str, object: &Value) -> bool {
+/// False if the client has disconnected.
+async fn send_event(lines: &mut Lines, event: &str, object: &Value) -> bool {
     let line = format!("{}\n", json!({"type": event, "object": object}));
     lines.send(Ok(Frame::data(Bytes::from(line)))).await.is_ok()
 }

@@ -57,7 +57,7 @@ fn configuration(objects: &[Value]) -> Result<ControllerFile, String> {
 }
 
 /// Values that change every line of the templates.
-fn all_other() -> Value {
+fn all_values_changed() -> Value {
     json!({
         "image": {"repository": "registry.example.com/sluice-controller", "tag": "0.2.0", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],
@@ -111,8 +111,8 @@ fn read_configuration(object: &mut Value) {
 }
 
 #[test]
-fn every_value_has_an_effect_where_it_belongs() {
-    let objects = rendered(&all_other());
+fn every_value_reaches_its_field() {
+    let objects = rendered(&all_values_changed());
     let deployment = find(&objects, "Deployment")[0];
     let pod = &deployment["spec"]["template"]["spec"];
     assert_eq!(deployment["spec"]["replicas"], 3);
@@ -121,7 +121,7 @@ fn every_value_has_an_effect_where_it_belongs() {
     assert_eq!(pod["containers"][0]["resources"]["limits"]["memory"], "1Gi");
     assert_eq!((&pod["hostNetwork"], &pod["dnsPolicy"]), (&json!(true), &json!("ClusterFirstWithHostNet")));
     for key in ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"] {
-        assert_eq!(pod[key], all_other()[key], "{key}");
+        assert_eq!(pod[key], all_values_changed()[key], "{key}");
     }
     let rules = find(&objects, "Role")[0]["rules"].as_array().unwrap();
     let named = |resource: &str| {
@@ -156,9 +156,9 @@ fn a_changed_configuration_restarts_pods_and_another_release_has_other_names() {
 }
 
 #[test]
-fn every_document_is_an_object_of_kubernetes() {
+fn every_document_is_a_kubernetes_object() {
     let plain = ["rbac.yaml", "controller.yaml"].into_iter().flat_map(documents);
-    let charts = [json!({}), all_other()];
+    let charts = [json!({}), all_values_changed()];
     let all: Vec<_> = plain.chain(charts.iter().flat_map(rendered)).collect();
     assert!(all.len() > 25);
     for object in all {
@@ -168,7 +168,7 @@ fn every_document_is_an_object_of_kubernetes() {
 }
 
 /// The object after decoding as an API type: unknown fields are lost, wrong types are rejected.
-fn as_the_api_reads_it(object: &Value) -> Value {
+fn decoded_as_api_type(object: &Value) -> Value {
     fn read<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
         serde_json::to_value(serde_json::from_value::<T>(object.clone()).unwrap()).unwrap()
     }
@@ -189,29 +189,29 @@ fn as_the_api_reads_it(object: &Value) -> Value {
 }
 
 #[test]
-fn every_field_is_one_that_kubernetes_knows() {
+fn every_field_is_known_to_kubernetes() {
     let files = ["rbac.yaml", "controller.yaml", "crds.yaml"].into_iter().flat_map(documents);
-    for object in files.chain(rendered(&all_other())).filter(|object| object["kind"] != "AddressPool") {
-        let read = as_the_api_reads_it(&object);
-        let lost = lost(&object, &read, "");
+    for object in files.chain(rendered(&all_values_changed())).filter(|object| object["kind"] != "AddressPool") {
+        let read = decoded_as_api_type(&object);
+        let lost = lost_fields(&object, &read, "");
         assert!(lost.is_empty(), "{} {}: {lost:?}", object["kind"], object["metadata"]["name"]);
     }
 }
 
 /// Paths of the fields that are in `written` and not in `read`.
-fn lost(written: &Value, read: &Value, path: &str) -> Vec<String> {
+fn lost_fields(written: &Value, read: &Value, path: &str) -> Vec<String> {
     match (written, read) {
         (Value::Object(written), Value::Object(read)) => {
             let fields = written
                 .iter()
-                .flat_map(|(key, value)| lost(value, read.get(key).unwrap_or(&Value::Null), &format!("{path}.{key}")));
+                .flat_map(|(key, value)| lost_fields(value, read.get(key).unwrap_or(&Value::Null), &format!("{path}.{key}")));
             fields.collect()
         }
         (Value::Array(written), Value::Array(read)) if written.len() == read.len() => written
             .iter()
             .zip(read)
             .enumerate()
-            .flat_map(|(index, (one, other))| lost(one, other, &format!("{path}[{index}]")))
+            .flat_map(|(index, (one, other))| lost_fields(one, other, &format!("{path}[{index}]")))
             .collect(),
         _ if written == read || written.as_f64().is_some_and(|number| read.as_f64() == Some(number)) => Vec::new(),
         // Empty objects may be left out.
@@ -227,7 +227,7 @@ fn the_shipped_configuration_is_accepted_by_the_controller() {
 }
 
 #[test]
-fn the_chart_brings_the_shipped_kinds() {
+fn the_chart_contains_the_shipped_crds() {
     let shipped = documents("crds.yaml");
     assert_eq!(shipped.len(), 2);
     assert_eq!(documents("chart/crds/crds.yaml"), shipped);
@@ -242,7 +242,7 @@ fn values_are_checked_by_the_schema() {
         schema::errors(&schema, &values)
     };
     assert_eq!(with(json!({})), Vec::<String>::new());
-    assert_eq!(with(all_other()), Vec::<String>::new());
+    assert_eq!(with(all_values_changed()), Vec::<String>::new());
     let wrong = [
         (json!({"replica": 2}), ".replica"),
         (json!({"replicas": 0}), ".replicas"),
@@ -269,7 +269,7 @@ fn values_are_checked_by_the_schema() {
 
 #[test]
 fn pods_run_unprivileged() {
-    for objects in [documents("controller.yaml"), rendered(&all_other())] {
+    for objects in [documents("controller.yaml"), rendered(&all_values_changed())] {
         let pod = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"];
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
         let container = &pod["containers"][0]["securityContext"];
@@ -280,12 +280,12 @@ fn pods_run_unprivileged() {
 
 #[test]
 fn the_deployment_probes_the_health_port_of_the_controller() {
-    for objects in [documents("controller.yaml"), rendered(&json!({})), rendered(&all_other())] {
+    for objects in [documents("controller.yaml"), rendered(&json!({})), rendered(&all_values_changed())] {
         let container = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
         let ports = container["ports"].as_array().unwrap();
         let health = &ports.iter().find(|port| port["name"] == "health").unwrap()["containerPort"];
         assert_eq!(configuration(&objects).unwrap().health_listen.map(|address| json!(address.port())).as_ref(), Some(health));
-        let asked = ["readinessProbe", "livenessProbe"].map(|probe| container[probe]["httpGet"].clone());
-        assert_eq!(asked, ["/readyz", "/livez"].map(|path| json!({"path": path, "port": "health"})));
+        let probed = ["readinessProbe", "livenessProbe"].map(|probe| container[probe]["httpGet"].clone());
+        assert_eq!(probed, ["/readyz", "/livez"].map(|path| json!({"path": path, "port": "health"})));
     }
 }

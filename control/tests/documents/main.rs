@@ -16,8 +16,8 @@ fn all() -> Vec<Page> {
     pages(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
 }
 
-/// The number of command lines of the program `name`, and those that `take` rejects, each with the error.
-fn refused(name: &str, take: impl Fn(&[String]) -> Result<(), String>) -> (usize, Vec<String>) {
+/// The number of command lines of the program `name`, and those that `parse` rejects, with their errors.
+fn refused(name: &str, parse: impl Fn(&[String]) -> Result<(), String>) -> (usize, Vec<String>) {
     let mut seen = 0;
     let mut refused = Vec::new();
     for page in all() {
@@ -25,7 +25,7 @@ fn refused(name: &str, take: impl Fn(&[String]) -> Result<(), String>) -> (usize
             seen += 1;
             // With `--help` a program only checks its command line.
             let arguments: Vec<String> = arguments.into_iter().chain(["--help".to_owned()]).collect();
-            if let Err(error) = take(&arguments) {
+            if let Err(error) = parse(&arguments) {
                 refused.push(format!("{}: {name} {}: {error}", page.name(), arguments.join(" ")));
             }
         }
@@ -48,7 +48,7 @@ fn controller(arguments: &[String]) -> Result<(), String> {
 }
 
 #[test]
-fn command_lines_in_documents_are_taken_by_the_programs() {
+fn command_lines_in_documents_are_accepted_by_the_programs() {
     for (name, (seen, refused)) in
         [("sluicectl", refused("sluicectl", sluicectl)), ("sluice-controller", refused("sluice-controller", controller))]
     {
@@ -58,7 +58,7 @@ fn command_lines_in_documents_are_taken_by_the_programs() {
 }
 
 #[test]
-fn blocks_of_yaml_in_documents_are_yaml() {
+fn yaml_blocks_in_documents_are_valid() {
     let mut seen = 0;
     for page in all() {
         for block in page.yaml() {

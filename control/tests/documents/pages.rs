@@ -1,6 +1,6 @@
 //! The parts of the documentation that a program can check: command lines, blocks of YAML, links.
 
-#![allow(dead_code, clippy::unwrap_used, reason = "each program's tests look at a part of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test program uses a part of it")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

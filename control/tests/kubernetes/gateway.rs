@@ -1,4 +1,4 @@
-//! A gateway as the controller sees it: it receives messages and acknowledges them.
+//! A gateway for tests of the controller: it receives messages and acknowledges them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 /// What a gateway received.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct ReceivedState {
     /// Number of messages.
     pub messages: usize,
     pub services: BTreeMap<String, Service>,
@@ -24,7 +24,7 @@ pub struct Given {
     pub removed: Vec<String>,
 }
 
-impl Given {
+impl ReceivedState {
     /// Number of backends in all ports of a Service.
     pub fn backends(&self, service: &str) -> usize {
         self.services.get(service).map_or(0, |service| service.ports.iter().map(|port| port.backends.len()).sum())
@@ -32,7 +32,7 @@ impl Given {
 }
 
 pub struct Gateway {
-    given: Arc<Mutex<Given>>,
+    received: Arc<Mutex<ReceivedState>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -50,34 +50,34 @@ impl Gateway {
 
     /// The same with another name.
     pub fn start_as(name: &str, socket: &Path) -> Self {
-        Self::start_of(name, socket, false)
+        Self::start_with(name, socket, false)
     }
 
     /// A gateway that also reports how many backends are healthy: all that it received.
     pub fn start_reporting(name: &str, socket: &Path) -> Self {
-        Self::start_of(name, socket, true)
+        Self::start_with(name, socket, true)
     }
 
-    fn start_of(name: &str, socket: &Path, reports: bool) -> Self {
-        let given = Arc::new(Mutex::new(Given::default()));
-        let (name, socket, taken) = (name.to_owned(), socket.to_owned(), Arc::clone(&given));
+    fn start_with(name: &str, socket: &Path, reports: bool) -> Self {
+        let received = Arc::new(Mutex::new(ReceivedState::default()));
+        let (name, socket, state) = (name.to_owned(), socket.to_owned(), Arc::clone(&received));
         let task = tokio::spawn(async move {
-            while watch(&name, &socket, &taken, reports).await.is_err() {
+            while watch(&name, &socket, &state, reports).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Self { given, task }
+        Self { received, task }
     }
 
-    pub fn given(&self) -> Given {
-        self.given.lock().unwrap().clone()
+    pub fn received(&self) -> ReceivedState {
+        self.received.lock().unwrap().clone()
     }
 }
 
 async fn watch(
     name: &str,
     socket: &Path,
-    given: &Mutex<Given>,
+    received: &Mutex<ReceivedState>,
     reports: bool,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
@@ -88,7 +88,7 @@ async fn watch(
     while let Some(response) = responses.message().await? {
         let acknowledgement = response.generation.clone().map(Message::Acknowledge);
         let report = Report { ready: true, services: response.services.iter().map(health).collect(), ..Report::default() };
-        take(&mut given.lock().unwrap(), response);
+        apply(&mut received.lock().unwrap(), response);
         requests.send(WatchRequest { message: acknowledgement }).await?;
         if reports {
             requests.send(WatchRequest { message: Some(Message::Report(report)) }).await?;
@@ -111,16 +111,16 @@ fn health(service: &Service) -> ServiceHealth {
     ServiceHealth { service: format!("{}/{}", service.namespace, service.name), backends, healthy: backends, refusal: None }
 }
 
-fn take(given: &mut Given, response: WatchResponse) {
-    given.messages += 1;
+fn apply(received: &mut ReceivedState, response: WatchResponse) {
+    received.messages += 1;
     if response.full {
-        given.services.clear();
+        received.services.clear();
     }
     for service in response.services {
-        given.services.insert(format!("{}/{}", service.namespace, service.name), service);
+        received.services.insert(format!("{}/{}", service.namespace, service.name), service);
     }
     for name in response.removed {
-        given.services.remove(&name);
-        given.removed.push(name);
+        received.services.remove(&name);
+        received.removed.push(name);
     }
 }

@@ -2,15 +2,12 @@
 
 use std::path::PathBuf;
 
-use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use control::config::settings::{ControllerSettings, Listen, OwnershipRules, Source};
 use control::controller::{self, Running};
-use objects::PoolSpec;
-use proto::limits::DRAIN_TIMEOUT;
-use proto::{HealthCheck, Mode, Scheduler};
 use tokio_util::sync::CancellationToken;
 
-use crate::gateway::{Gateway, Given};
-use crate::user::{User, reached};
+use crate::gateway::{Gateway, ReceivedState};
+use crate::user::{User, wait_for};
 
 pub struct Installation {
     /// `None` while no gateway is connected.
@@ -60,9 +57,9 @@ impl Installation {
         installation
     }
 
-    /// What the gateway received.
-    pub fn given(&self) -> Given {
-        self.gateway.as_ref().expect("a gateway is connected").given()
+    /// The state that the gateway received.
+    pub fn received(&self) -> ReceivedState {
+        self.gateway.as_ref().expect("a gateway is connected").received()
     }
 
     /// Stops the controller and waits until it has stopped.
@@ -71,45 +68,38 @@ impl Installation {
         self.running.stopped().await.unwrap();
     }
 
-    /// Waits until what the gateway received satisfies `is_wanted`.
-    pub async fn gives(&self, what: &str, is_wanted: impl Fn(&Given) -> bool) -> Given {
-        reached(what, async || self.given(), is_wanted).await
+    /// Waits until the state that the gateway received satisfies `is_wanted`.
+    pub async fn wait_for_state(&self, what: &str, is_wanted: impl Fn(&ReceivedState) -> bool) -> ReceivedState {
+        wait_for(what, async || self.received(), is_wanted).await
     }
 
     /// Waits until the gateway has a Service with this many backends.
-    pub async fn serves(&self, user: &User, name: &str, backends: usize) -> Given {
+    pub async fn wait_until_served(&self, user: &User, name: &str, backends: usize) -> ReceivedState {
         let service = user.full_name(name);
-        self.gives(&format!("{backends} backends of {name}"), |given| given.backends(&service) == backends).await
+        self.wait_for_state(&format!("{backends} backends of {name}"), |received| received.backends(&service) == backends).await
     }
 
     /// Waits until the gateway no longer has a Service.
-    pub async fn withdraws(&self, user: &User, name: &str) -> Given {
+    pub async fn wait_until_withdrawn(&self, user: &User, name: &str) -> ReceivedState {
         let service = user.full_name(name);
-        self.gives(&format!("the end of {name}"), |given| !given.services.contains_key(&service)).await
+        self.wait_for_state(&format!("the end of {name}"), |received| !received.services.contains_key(&service)).await
     }
 }
 
 /// Nothing else in the cluster belongs to this installation: its class, group, pools and node ports are unique.
 fn settings(user: &User, listen: PathBuf) -> ControllerSettings {
-    let ranges = vec!["192.0.2.100-192.0.2.199".parse().unwrap()];
     let namespace = ("kubernetes.io/metadata.name".to_owned(), user.namespace.clone());
     let ownership = OwnershipRules {
         node_port_namespaces: [namespace].into_iter().collect(),
         pools: user.own_pools().into_iter().collect(),
         ..OwnershipRules::default()
     };
+    let source = Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) };
     ControllerSettings {
         listen: Listen::unix(listen),
         group: user.group(),
-        source: Source::Kubernetes { kubeconfig: Some(user.kubeconfig.clone()), namespace: Some(user.namespace.clone()) },
         load_balancer_class: user.class(),
         ownership,
-        defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
-        health: HealthCheck::default(),
-        backends_allowed: None,
-        cluster_cidrs: Vec::new(),
-        pools: vec![PoolSpec::new("default", ranges)],
-        reserved: Vec::new(),
-        lock_dir: None,
+        ..crate::settings::settings(source, &["192.0.2.100-192.0.2.199"])
     }
 }

@@ -3,23 +3,27 @@
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod api_proxy;
 #[path = "../api_server/mod.rs"]
 mod api_server;
+mod conditions;
 mod controller;
-mod following;
+mod edge_gateways;
+mod events;
+mod finalizers;
 mod gateway;
 mod installation;
-mod link;
+mod leader_election;
 mod overrides;
-mod recordings;
 mod replay;
-mod replicas;
-mod role;
 mod scenarios;
-mod server;
+#[path = "../settings/mod.rs"]
+mod settings;
+mod shipped_role;
 #[path = "../../../tests/edge/skip.rs"]
 #[allow(dead_code)] // its functions for network namespaces are used by other tests
 mod skip;
-mod status;
-mod telling;
+mod status_writer;
+mod test_server;
 mod user;
+mod watches;

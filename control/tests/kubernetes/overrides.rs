@@ -1,22 +1,19 @@
 //! Manual overrides of operators in a ConfigMap: they survive restarts, affect only their group, and no change is lost.
 
-use control::kubernetes::connect;
 use control::store::Storage;
 use control::store::override_editor::OverridesState;
 use control::store::overrides::{OverrideStoreError, load, save};
 use control::world::overrides::{Author, Drained, Overrides};
 use serde_json::json;
 
-use crate::api_server::{ApiServer, Fault, Kind, Trap};
+use crate::api_server::{ApiServer, Fault, FaultRule, Kind};
 use crate::installation::Installation;
-use crate::user::{User, reached};
+use crate::user::{User, connect_to, wait_for};
 
 const NAME: &str = "sluice-overrides";
 
 async fn store(server: &ApiServer, group: &str) -> Storage {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    server.write_kubeconfig(file.path());
-    Storage::in_cluster(&connect(Some(file.path())).await.unwrap(), group)
+    Storage::in_cluster(&connect_to(server).await, group)
 }
 
 fn drained(node: &str) -> Overrides {
@@ -67,7 +64,7 @@ async fn drained_backend(server: &ApiServer) -> User {
     let user = User::of_test_server(server).await;
     user.add("web", &json!({})).await;
     let installation = Installation::start(&user).await;
-    user.ingress_comes("web").await;
+    user.wait_for_ingress("web").await;
     installation.stop().await;
     let drain = "version: 1\ndrains: [{what: 'backend/10.0.0.11:8080', by: alice, at: '2026-01-31T12:00:00Z'}]";
     server
@@ -77,19 +74,20 @@ async fn drained_backend(server: &ApiServer) -> User {
 
 /// Waits until the gateway of a controller that just started has its first state, in which the backend must be drained.
 async fn first_state_is_drained(installation: &Installation, user: &User) {
-    let given = installation.gives("a first state", |given| given.messages > 0).await;
-    let web = &given.services[&user.full_name("web")];
+    let received = installation.wait_for_state("a first state", |received| received.messages > 0).await;
+    let web = &received.services[&user.full_name("web")];
     assert!(web.ports[0].backends.iter().all(|backend| backend.draining), "{web:?}");
 }
 
 #[tokio::test]
 async fn an_api_error_at_a_leaders_start_undoes_no_drain() {
-    for fault in [Fault::Forbidden, Fault::Unauthorized, Fault::Internal, Fault::NoSuchPage, Fault::TooMany { retry_after_s: 0 }]
+    for fault in
+        [Fault::Forbidden, Fault::Unauthorized, Fault::Internal, Fault::PageNotFound, Fault::TooMany { retry_after_s: 0 }]
     {
         println!("{fault:?}");
         let server = ApiServer::start().await;
         let user = drained_backend(&server).await;
-        server.trap(Trap { fault, times: 3, method: "GET", path_contains: "/configmaps", watch: false });
+        server.inject(FaultRule { fault, times: 3, method: "GET", path_contains: "/configmaps", watch: false });
         let installation = Installation::start(&user).await;
         first_state_is_drained(&installation, &user).await;
     }
@@ -102,8 +100,8 @@ async fn invalid_overrides_undo_no_drain_and_apply_once_they_are_repaired() {
     let before = server.get(Kind::ConfigMap, &user.namespace, NAME).unwrap()["data"].clone();
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": {user.group(): "version: 7"}}));
     let installation = Installation::start(&user).await;
-    let held = async || installation.running().view.editor.state();
-    reached("unreadable overrides", held, |held| matches!(held, OverridesState::Unreadable(_))).await;
+    let state = async || installation.running().view.editor.state();
+    wait_for("unreadable overrides", state, |state| matches!(state, OverridesState::Unreadable(_))).await;
     server.update(Kind::ConfigMap, &user.namespace, NAME, &json!({"data": before}));
     first_state_is_drained(&installation, &user).await;
 }

@@ -29,12 +29,11 @@ use proto::{Family, ServicePort};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-/// Longer than any expected wait. A test that reaches it has failed.
-const DEADLINE: Duration = Duration::from_secs(120);
+use crate::user::DEADLINE;
 
 /// After this time no plan waits for a status or finalizer, and no deleted slice is kept: nothing is written in this
 /// test.
-const WAITS_ARE_OVER: Duration = Duration::from_secs(60);
+const AFTER_ALL_WAITS: Duration = Duration::from_secs(60);
 
 fn fixture(name: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/recordings/follow").join(name);
@@ -56,8 +55,8 @@ impl Script {
         Self { lists: queues(0).map(queue).into(), watches: queues(1).map(queue).into() }
     }
 
-    /// The next answer: status code, body, and whether the stream stays open after it.
-    fn answer(&mut self, kind: &str, is_watch: bool) -> (u16, String, bool) {
+    /// The next response: status code, body, and whether the stream stays open after it.
+    fn response(&mut self, kind: &str, is_watch: bool) -> (u16, String, bool) {
         if is_watch {
             let next = self.watches.get_mut(kind).and_then(VecDeque::pop_front);
             return (200, next.map(fixture).unwrap_or_default(), next.is_none());
@@ -74,20 +73,20 @@ impl Script {
 async fn serve(listener: TcpListener, script: Arc<Mutex<Script>>) {
     while let Ok((stream, _)) = listener.accept().await {
         let script = Arc::clone(&script);
-        let answer = service_fn(move |request| {
+        let response = service_fn(move |request| {
             let script = Arc::clone(&script);
             async move { Ok::<_, Infallible>(respond(&request, &script)) }
         });
-        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), response));
     }
 }
 
 fn respond(request: &Request<Incoming>, script: &Mutex<Script>) -> Response<BoxBody<Bytes, Infallible>> {
     let kind = request.uri().path().rsplit('/').next().unwrap_or_default();
     let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
-    let (code, body, goes_on) = script.lock().unwrap().answer(kind, is_watch);
-    let said = futures::stream::once(async move { Ok(Frame::data(Bytes::from(body))) });
-    let body = if goes_on { said.chain(futures::stream::pending()).left_stream() } else { said.right_stream() };
+    let (code, body, stays_open) = script.lock().unwrap().response(kind, is_watch);
+    let first_frame = futures::stream::once(async move { Ok(Frame::data(Bytes::from(body))) });
+    let body = if stays_open { first_frame.chain(futures::stream::pending()).left_stream() } else { first_frame.right_stream() };
     let response = Response::builder().status(code).header("content-type", "application/json");
     response.body(BodyExt::boxed(StreamBody::new(body))).unwrap()
 }
@@ -103,12 +102,12 @@ fn settings() -> ControllerSettings {
 }
 
 /// The world that watches a server with a script.
-struct Following {
+struct WatchedWorld {
     world: World,
     changes: mpsc::Receiver<Change>,
 }
 
-impl Following {
+impl WatchedWorld {
     async fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let kubeconfig = format!(
@@ -133,7 +132,7 @@ impl Following {
     fn selected(&self) -> String {
         let (settings, mut memory, now) = (settings(), Memory::default(), Instant::now());
         plan(&self.world, &settings, &mut memory, now);
-        let plan = plan(&self.world, &settings, &mut memory, now + WAITS_ARE_OVER);
+        let plan = plan(&self.world, &settings, &mut memory, now + AFTER_ALL_WAITS);
         let services = plan.services.values().filter(|service| service.name.namespace == "rec");
         let refused = plan.services.values().filter_map(|service| Some((&service.name, service.refusal.as_ref()?)));
         let refused: Vec<_> = refused.collect();
@@ -168,8 +167,8 @@ fn line(service: &str, port: &ServicePort) -> String {
     let mut words = vec![format!("{service} {} {} {family}", port.protocol, port.port)];
     words.extend(port.all_backends().map(|backend| backend.address.to_string()));
     for hint in &port.zones {
-        let places: Vec<String> = hint.backends.iter().map(ToString::to_string).collect();
-        words.push(format!("{}={}", hint.zone, places.join(",")));
+        let indexes: Vec<String> = hint.backends.iter().map(ToString::to_string).collect();
+        words.push(format!("{}={}", hint.zone, indexes.join(",")));
     }
     words.join(" ")
 }
@@ -177,28 +176,28 @@ fn line(service: &str, port: &ServicePort) -> String {
 #[tokio::test]
 async fn lists_of_every_shape_give_the_selection_of_kube_proxy() {
     let script = Script::new([&["services-shapes.json"], &[]], [&["slices-shapes.json"], &[]]);
-    Following::start(script).await.ends_with(22, &fixture("selected-shapes.txt")).await;
+    WatchedWorld::start(script).await.ends_with(22, &fixture("selected-shapes.txt")).await;
 }
 
 #[tokio::test]
 async fn all_recorded_events_end_in_the_state_of_the_last_list() {
     let script =
         Script::new([&["services-first.json"], &["services-main.ndjson"]], [&["slices-first.json"], &["slices-main.ndjson"]]);
-    Following::start(script).await.ends_with(19, &fixture("selected-last.txt")).await;
+    WatchedWorld::start(script).await.ends_with(19, &fixture("selected-last.txt")).await;
 }
 
 #[tokio::test]
 async fn expired_watches_and_pages_end_in_the_state_of_the_next_list() {
     let pages: &[&str] = &["services-page-1.json", "services-page-2.json", "expired-continue.json", "services-last.json"];
     let script = Script::new([pages, &["expired.ndjson"]], [&["slices-first.json", "slices-last.json"], &["expired.ndjson"]]);
-    Following::start(script).await.ends_with(19, &fixture("selected-last.txt")).await;
+    WatchedWorld::start(script).await.ends_with(19, &fixture("selected-last.txt")).await;
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_deleted_leaves_nothing() {
+async fn a_deleted_namespace_leaves_no_service() {
     let script = Script::new(
         [&["services-last.json"], &["services-namespace-gone.ndjson"]],
         [&["slices-last.json"], &["slices-namespace-gone.ndjson"]],
     );
-    Following::start(script).await.ends_with(0, "").await;
+    WatchedWorld::start(script).await.ends_with(0, "").await;
 }

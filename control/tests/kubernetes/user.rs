@@ -1,4 +1,4 @@
-//! A user of a cluster, of the test server or of a real one, through its API only.
+//! A user of a cluster, which is the test server or a real one. It uses only the API.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,17 +15,19 @@ use kube::{Api, ResourceExt};
 use objects::crd::{AddressPool, EdgeGateway};
 use serde_json::{Value, json};
 
+use crate::api_proxy::ApiProxy;
 use crate::api_server::{ApiServer, Kind};
-use crate::link::Link;
 
+/// The finalizer of the contract.
+pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
 /// Longer than any expected wait. A test that reaches it has failed.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 pub struct User {
     pub cluster: Cluster,
-    /// The kubeconfig for controllers: it uses the link.
+    /// The kubeconfig for controllers: it connects through the proxy.
     pub kubeconfig: PathBuf,
-    pub link: Link,
+    pub api_proxy: ApiProxy,
     pub namespace: String,
     /// The name of the gateway in this user's installation.
     pub gateway: String,
@@ -35,6 +37,13 @@ pub struct User {
 }
 
 impl User {
+    /// A new test server and a user of it.
+    pub async fn with_test_server() -> (ApiServer, Self) {
+        let server = ApiServer::start().await;
+        let user = Self::of_test_server(&server).await;
+        (server, user)
+    }
+
     pub async fn of_test_server(server: &ApiServer) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         server.write_kubeconfig(file.path());
@@ -47,9 +56,9 @@ impl User {
         let directory = tempfile::tempdir().unwrap();
         let cluster = connect(Some(kubeconfig)).await.unwrap();
         let over_link = directory.path().join("kubeconfig");
-        let link = Link::write_kubeconfig(kubeconfig, &over_link, namespace).await;
+        let api_proxy = ApiProxy::write_kubeconfig(kubeconfig, &over_link, namespace).await;
         let (namespace, gateway, pools) = (namespace.to_owned(), format!("{namespace}-edge"), Mutex::default());
-        Self { cluster, kubeconfig: over_link, link, namespace, gateway, pools, directory }
+        Self { cluster, kubeconfig: over_link, api_proxy, namespace, gateway, pools, directory }
     }
 
     /// Directory for the sockets and files of this user.
@@ -83,12 +92,12 @@ impl User {
 
     /// Creates a Service of our class with one backend; `more` is merged over it.
     pub async fn add(&self, name: &str, more: &Value) {
-        self.add_alone(name, more).await;
+        self.add_without_slice(name, more).await;
         self.add_slice(name, &json!([{"port": 8080, "protocol": "TCP", "name": "http"}])).await;
     }
 
     /// Creates a Service of our class without a slice; `more` is merged over it.
-    pub async fn add_alone(&self, name: &str, more: &Value) {
+    pub async fn add_without_slice(&self, name: &str, more: &Value) {
         let spec = json!({
             "type": "LoadBalancer", "loadBalancerClass": self.class(), "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
         });
@@ -127,7 +136,7 @@ impl User {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": app, "labels": {"app": app}}, "spec": spec})).unwrap();
         // A new namespace rejects Pods until it has its service account.
         let create = async || pods.create(&PostParams::default(), &pod).await.map(drop).map_err(|error| error.to_string());
-        reached("a Pod", create, Result::is_ok).await.unwrap();
+        wait_for("a Pod", create, Result::is_ok).await.unwrap();
         let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
             "conditions": [{"type": "Ready", "status": "True"}]}});
         pods.patch_status(app, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
@@ -169,9 +178,9 @@ impl User {
     }
 
     /// Waits until a Service is deleted.
-    pub async fn service_goes(&self, name: &str) {
-        let look = async || self.services().get_opt(name).await.unwrap().is_none();
-        reached(&format!("the end of {name}"), look, |is_gone| *is_gone).await;
+    pub async fn wait_until_deleted(&self, name: &str) {
+        let poll = async || self.services().get_opt(name).await.unwrap().is_none();
+        wait_for(&format!("the end of {name}"), poll, |is_gone| *is_gone).await;
     }
 
     pub async fn has_service(&self, name: &str) -> bool {
@@ -189,54 +198,45 @@ impl User {
     }
 
     /// Waits for the ingress and returns it.
-    pub async fn ingress_comes(&self, name: &str) -> Value {
-        reached(&format!("an address of {name}"), async || self.ingress(name).await, |ingress| !ingress.is_null()).await
+    pub async fn wait_for_ingress(&self, name: &str) -> Value {
+        wait_for(&format!("an address of {name}"), async || self.ingress(name).await, |ingress| !ingress.is_null()).await
     }
 
     /// Waits for the ingress and returns its first address.
-    pub async fn address_comes(&self, name: &str) -> String {
-        self.ingress_comes(name).await[0]["ip"].as_str().unwrap().to_owned()
-    }
-
-    /// Conditions of a Service by type: status and reason.
-    pub async fn conditions(&self, name: &str) -> BTreeMap<String, (String, String)> {
-        let service = self.service(name).await;
-        let text = |condition: &Value, field: &str| condition[field].as_str().unwrap_or_default().to_owned();
-        let all = service["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let of = |condition: &Value| (text(condition, "type"), (text(condition, "status"), text(condition, "reason")));
-        all.iter().map(of).collect()
+    pub async fn wait_for_address(&self, name: &str) -> String {
+        self.wait_for_ingress(name).await[0]["ip"].as_str().unwrap().to_owned()
     }
 
     /// Waits until a condition of a Service has this status, and returns its reason.
-    pub async fn condition_comes(&self, name: &str, kind: &str, status: &str) -> String {
-        let look = async || self.conditions(name).await;
-        let is_there = |all: &BTreeMap<String, (String, String)>| all.get(kind).is_some_and(|(found, _)| found == status);
-        reached(&format!("{kind}={status} of {name}"), look, is_there).await.remove(kind).unwrap().1
+    pub async fn wait_for_condition(&self, name: &str, kind: &str, status: &str) -> String {
+        let poll = async || condition(&self.service(name).await, kind).unwrap_or_default();
+        let found = wait_for(&format!("{kind}={status} of {name}"), poll, |found| found.split(' ').next() == Some(status)).await;
+        found.split(' ').nth(1).unwrap().to_owned()
     }
 
-    /// Waits for an Event about a Service with this reason, and returns its note.
-    pub async fn event_comes(&self, name: &str, reason: &str) -> String {
-        let events = Api::<Event>::namespaced(self.cluster.client.clone(), &self.namespace);
-        let look = async || {
-            let all = events.list(&ListParams::default()).await.unwrap().items.into_iter();
-            let is_about = |event: &Event| event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some(name));
-            all.filter(is_about)
-                .map(|event| (event.reason.unwrap_or_default(), event.note.unwrap_or_default()))
-                .collect::<Vec<_>>()
-        };
-        let is_there = |all: &Vec<(String, String)>| all.iter().any(|(found, _)| found == reason);
-        let all = reached(&format!("an Event {reason} of {name}"), look, is_there).await;
-        all.into_iter().find(|(found, _)| found == reason).unwrap().1
+    /// Waits until a condition of a Service has this status and reason, and returns the Service.
+    pub async fn wait_for_reason(&self, name: &str, kind: &str, wanted: &str) -> Value {
+        let poll = async || self.service(name).await;
+        wait_for(&format!("{kind} {wanted}"), poll, |service| condition(service, kind).as_deref() == Some(wanted)).await
+    }
+
+    /// Waits for an Event about a Service with this reason.
+    pub async fn wait_for_event(&self, name: &str, reason: &str) -> Event {
+        let find =
+            |all: &Vec<Event>| all.iter().find(|event| is_about(event, name) && event.reason.as_deref() == Some(reason)).cloned();
+        let all =
+            wait_for(&format!("an Event {reason} of {name}"), async || self.events().await, |all| find(all).is_some()).await;
+        find(&all).unwrap()
     }
 
     /// Waits until the checkpoint of this user's installation contains this text.
-    pub async fn checkpoint_says(&self, text: &str) {
+    pub async fn wait_for_checkpoint(&self, text: &str) {
         let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
-        let look = async || {
+        let poll = async || {
             let all = api.list(&ListParams::default()).await.unwrap().items.into_iter().filter_map(|one| one.data);
             all.filter_map(|mut data| data.remove(&self.group())).collect::<Vec<_>>().concat()
         };
-        reached(&format!("{text} in the checkpoint"), look, |found| found.contains(text)).await;
+        wait_for(&format!("{text} in the checkpoint"), poll, |found| found.contains(text)).await;
     }
 
     /// Creates an `AddressPool` for our class only; `more` is merged over its spec. Returns its name.
@@ -272,16 +272,16 @@ impl User {
         let created = self.service(name).await["metadata"]["creationTimestamp"].clone();
         let api = Api::<ConfigMap>::namespaced(self.cluster.client.clone(), &self.namespace);
         let probe: ConfigMap = serde_json::from_value(json!({"metadata": {"generateName": "clock-"}})).unwrap();
-        let look = async || {
+        let poll = async || {
             let made = api.create(&PostParams::default(), &probe).await.unwrap();
             api.delete(&made.name_any(), &DeleteParams::default()).await.unwrap();
             serde_json::to_value(made.metadata.creation_timestamp).unwrap()
         };
-        reached("a later second", look, |now| now.as_str() > created.as_str()).await;
+        wait_for("a later second", poll, |now| now.as_str() > created.as_str()).await;
     }
 
     /// Removes the finalizers of all remaining Services, so that their namespace can be deleted without a controller.
-    pub async fn free_services(&self) {
+    pub async fn remove_finalizers(&self) {
         for service in self.services().list(&ListParams::default()).await.unwrap() {
             self.change(&service.name_any(), &json!({"metadata": {"finalizers": null}})).await;
         }
@@ -312,6 +312,23 @@ impl User {
     }
 }
 
+/// Status and reason of a condition, for example `True Programmed`. `None` if it is absent.
+pub fn condition(service: &Value, kind: &str) -> Option<String> {
+    let all = service["status"]["conditions"].as_array()?;
+    let found = all.iter().find(|condition| condition["type"] == format!("sluice.dev/{kind}"))?;
+    Some(format!("{} {}", found["status"].as_str()?, found["reason"].as_str()?))
+}
+
+/// Whether a Service has our finalizer.
+pub fn has_finalizer(service: &Value) -> bool {
+    service["metadata"]["finalizers"].as_array().is_some_and(|all| all.contains(&json!(FINALIZER)))
+}
+
+/// Whether an Event is about the object of this name.
+pub fn is_about(event: &Event, name: &str) -> bool {
+    event.regarding.as_ref().and_then(|object| object.name.as_deref()) == Some(name)
+}
+
 fn endpoints(count: u8) -> Value {
     (0..count).map(|n| json!({"addresses": [format!("10.0.0.{}", 11 + n)], "conditions": {"ready": true}})).collect()
 }
@@ -328,11 +345,18 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// Polls until `look` returns a value that satisfies `is_wanted`.
-pub async fn reached<T: Debug>(what: &str, look: impl AsyncFn() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
+/// Connects to a test server as a user with all rights.
+pub async fn connect_to(server: &ApiServer) -> Cluster {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    server.write_kubeconfig(file.path());
+    connect(Some(file.path())).await.unwrap()
+}
+
+/// Polls until `poll` returns a value that satisfies `is_wanted`.
+pub async fn wait_for<T: Debug>(what: &str, poll: impl AsyncFn() -> T, is_wanted: impl Fn(&T) -> bool) -> T {
     let end = std::time::Instant::now() + DEADLINE;
     loop {
-        let seen = look().await;
+        let seen = poll().await;
         if is_wanted(&seen) {
             return seen;
         }

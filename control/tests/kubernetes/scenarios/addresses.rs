@@ -3,80 +3,78 @@
 use serde_json::{Value, json};
 
 use crate::installation::Installation;
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
-pub async fn a_new_controller_renumbers_nobody(user: &User) {
+pub async fn a_restarted_controller_changes_no_address(user: &User) {
     let installation = Installation::start(user).await;
     for name in ["first", "second"] {
         user.add(name, &json!({})).await;
-        user.ingress_comes(name).await;
+        user.wait_for_ingress(name).await;
     }
     let before = user.ingress("second").await;
     user.delete_service("first").await;
-    user.service_goes("first").await;
+    user.wait_until_deleted("first").await;
     installation.stop().await;
     let installation = Installation::start(user).await;
-    installation.serves(user, "second", 1).await;
+    installation.wait_until_served(user, "second", 1).await;
     assert_eq!(user.ingress("second").await, before);
 }
 
-pub async fn an_address_is_asked_for(user: &User) {
+pub async fn a_requested_address_is_assigned(user: &User) {
     let _installation = Installation::start(user).await;
     let annotations = json!({"sluice.dev/addresses": "192.0.2.150"});
     user.add("annotated", &json!({"metadata": {"annotations": annotations}})).await;
     user.add("field", &json!({"spec": {"loadBalancerIP": "192.0.2.151"}})).await;
-    assert_eq!(user.address_comes("annotated").await, "192.0.2.150");
-    assert_eq!(user.address_comes("field").await, "192.0.2.151");
+    assert_eq!(user.wait_for_address("annotated").await, "192.0.2.150");
+    assert_eq!(user.wait_for_address("field").await, "192.0.2.151");
 }
 
-pub async fn the_older_claim_wins(user: &User) {
-    let asks = json!({"spec": {"loadBalancerIP": "192.0.2.150"}});
-    user.add("older", &asks).await;
+pub async fn the_older_service_gets_a_contested_address(user: &User) {
+    let request = json!({"spec": {"loadBalancerIP": "192.0.2.150"}});
+    user.add("older", &request).await;
     user.wait_for_a_later_second("older").await;
     // By name this Service would be first.
-    user.add("a-younger", &asks).await;
+    user.add("a-younger", &request).await;
     let installation = Installation::start(user).await;
-    assert_eq!(user.address_comes("older").await, "192.0.2.150");
+    assert_eq!(user.wait_for_address("older").await, "192.0.2.150");
     user.add("last", &json!({})).await;
-    user.ingress_comes("last").await;
+    user.wait_for_ingress("last").await;
     assert!(user.ingress("a-younger").await.is_null());
-    installation.serves(user, "older", 1).await;
+    installation.wait_until_served(user, "older", 1).await;
 }
 
-pub async fn an_exhausted_pool_grows(user: &User) {
+pub async fn an_exhausted_pool_is_reported_until_it_grows(user: &User) {
     let pool = user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
     let _installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     user.add("first", &json!({})).await;
-    assert_eq!(user.address_comes("first").await, "198.51.100.1");
+    assert_eq!(user.wait_for_address("first").await, "198.51.100.1");
     user.add("second", &json!({})).await;
-    assert_eq!(user.condition_comes("second", "sluice.dev/AddressAssigned", "False").await, "Exhausted");
-    user.event_comes("second", "Exhausted").await;
+    assert_eq!(user.wait_for_condition("second", "AddressAssigned", "False").await, "Exhausted");
+    user.wait_for_event("second", "Exhausted").await;
     user.set_pool(&pool, &["198.51.100.1-198.51.100.2"]).await;
-    assert_eq!(user.address_comes("second").await, "198.51.100.2");
-    assert_eq!(user.address_comes("first").await, "198.51.100.1");
+    assert_eq!(user.wait_for_address("second").await, "198.51.100.2");
+    assert_eq!(user.wait_for_address("first").await, "198.51.100.1");
 }
 
-pub async fn a_pool_edit_renumbers_nobody(user: &User) {
+pub async fn a_changed_or_deleted_pool_changes_no_address(user: &User) {
     let pool = user.add_pool("edited", &["198.51.100.0/28"], &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     user.add("web", &json!({})).await;
-    let before = user.address_comes("web").await;
+    let before = user.wait_for_address("web").await;
     user.set_pool(&pool, &["203.0.113.0/28"]).await;
     user.add("next", &json!({})).await;
-    assert!(user.address_comes("next").await.starts_with("203.0.113."));
-    assert_eq!(user.address_comes("web").await, before);
+    assert!(user.wait_for_address("next").await.starts_with("203.0.113."));
+    assert_eq!(user.wait_for_address("web").await, before);
     user.delete_pool(&pool).await;
     user.set_backends("web", 2).await;
-    let given = installation.serves(user, "web", 2).await;
-    assert!(given.removed.is_empty(), "{:?}", given.removed);
-    let reason = async || user.conditions("web").await.remove("sluice.dev/AddressAssigned").unwrap_or_default();
-    let outside = ("True".to_owned(), "OutsidePools".to_owned());
-    reached("the condition that its pool is gone", reason, |found| *found == outside).await;
-    assert_eq!(user.address_comes("web").await, before);
+    let received = installation.wait_until_served(user, "web", 2).await;
+    assert!(received.removed.is_empty(), "{:?}", received.removed);
+    user.wait_for_reason("web", "AddressAssigned", "True OutsidePools").await;
+    assert_eq!(user.wait_for_address("web").await, before);
 }
 
 /// Formatted as `used of total`, and the condition `Conflict`.
-fn figures(status: &Value) -> String {
+fn usage(status: &Value) -> String {
     let conflict = status["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "Conflict");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let conflict = conflict.map(|one| text(&one["status"])).unwrap_or_default();
@@ -86,126 +84,126 @@ fn figures(status: &Value) -> String {
 pub async fn a_pool_provides_addresses_and_shows_its_usage(user: &User) {
     let installation = Installation::start(user).await;
     let pool = user.add_pool("edge", &["203.0.113.0/30"], &json!({"autoAssign": false})).await;
-    let says = async |name: &str, wanted: &str| {
-        reached("the pool's status", async || user.pool_status(name).await, |status| figures(status) == wanted).await
+    let wait_for_usage = async |name: &str, wanted: &str| {
+        wait_for("the pool's status", async || user.pool_status(name).await, |status| usage(status) == wanted).await
     };
-    says(&pool, "0 of 4, False").await;
+    wait_for_usage(&pool, "0 of 4, False").await;
     user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/address-pool": pool}}})).await;
-    assert_eq!(user.address_comes("web").await, "203.0.113.0");
-    let status = says(&pool, "1 of 4, False").await;
+    assert_eq!(user.wait_for_address("web").await, "203.0.113.0");
+    let status = wait_for_usage(&pool, "1 of 4, False").await;
     assert_eq!(status["available"], "3");
     user.wait_for_a_later_second("web").await;
     let younger = user.add_pool("younger", &["203.0.113.3-203.0.113.9"], &json!({})).await;
-    let status = says(&younger, "0 of 0, True").await;
+    let status = wait_for_usage(&younger, "0 of 0, True").await;
     let message = status["conditions"][0]["message"].as_str().unwrap();
     assert!(message.contains(&format!("of pool {pool}")) && message.contains(&younger), "{message}");
     user.delete_pool(&pool).await;
-    says(&younger, "0 of 7, False").await;
-    assert_eq!(user.address_comes("web").await, "203.0.113.0");
-    installation.serves(user, "web", 1).await;
+    wait_for_usage(&younger, "0 of 7, False").await;
+    assert_eq!(user.wait_for_address("web").await, "203.0.113.0");
+    installation.wait_until_served(user, "web", 1).await;
 }
 
-pub async fn an_address_is_shared(user: &User) {
+pub async fn services_with_one_sharing_key_share_an_address(user: &User) {
     let installation = Installation::start(user).await;
     let sharing = |name: &str, port: u16| {
         let ports = json!([{"name": name, "port": port, "targetPort": 8080}]);
         json!({"metadata": {"annotations": {"sluice.dev/sharing-key": "web"}}, "spec": {"ports": ports}})
     };
     user.add("plain", &sharing("http", 80)).await;
-    let shared = user.address_comes("plain").await;
+    let shared = user.wait_for_address("plain").await;
     user.add("secure", &sharing("http", 443)).await;
-    assert_eq!(user.address_comes("secure").await, shared);
+    assert_eq!(user.wait_for_address("secure").await, shared);
     user.add("other", &sharing("http", 80)).await;
-    assert_ne!(user.address_comes("other").await, shared, "the port is taken");
+    assert_ne!(user.wait_for_address("other").await, shared, "the port is taken");
     user.delete_service("plain").await;
-    installation.withdraws(user, "plain").await;
-    assert_eq!(user.address_comes("secure").await, shared);
+    installation.wait_until_withdrawn(user, "plain").await;
+    assert_eq!(user.wait_for_address("secure").await, shared);
 }
 
-pub async fn a_foreign_address_is_not_taken_over(user: &User) {
+pub async fn a_foreign_address_is_not_adopted(user: &User) {
     let installation = Installation::start(user).await;
     user.add("lowest", &json!({})).await;
-    user.ingress_comes("lowest").await;
+    user.wait_for_ingress("lowest").await;
     let mut before = Vec::new();
     for name in ["outside", "loopback", "claimant", "holder"] {
         user.add(name, &json!({})).await;
-        before.push((name, user.address_comes(name).await));
+        before.push((name, user.wait_for_address(name).await));
         user.wait_for_a_later_second(name).await;
     }
     let holders = before[3].1.clone();
     // Otherwise the lowest free address could be the correct one by chance.
     user.delete_service("lowest").await;
-    user.service_goes("lowest").await;
-    user.checkpoint_says(&format!("{}/holder {holders}", user.namespace)).await;
+    user.wait_until_deleted("lowest").await;
+    user.wait_for_checkpoint(&format!("{}/holder {holders}", user.namespace)).await;
     installation.stop().await;
     user.write_address("outside", "198.18.0.1").await;
     user.write_address("loopback", "127.0.0.1").await;
     user.write_address("claimant", &holders).await;
     let installation = Installation::start(user).await;
     for (name, address) in before {
-        reached(&format!("the address of {name}"), async || user.address_comes(name).await, |found| *found == address).await;
-        user.condition_comes(name, "sluice.dev/Programmed", "True").await;
-        installation.serves(user, name, 1).await;
+        wait_for(&format!("the address of {name}"), async || user.wait_for_address(name).await, |found| *found == address).await;
+        user.wait_for_condition(name, "Programmed", "True").await;
+        installation.wait_until_served(user, name, 1).await;
     }
     for (name, why) in [("outside", "198.18.0.1"), ("loopback", "127.0.0.0/8"), ("claimant", "held by")] {
-        let note = user.event_comes(name, "AddressLost").await;
+        let note = user.wait_for_event(name, "AddressLost").await.note.unwrap();
         assert!(note.contains(why), "{note}");
     }
 }
 
-pub async fn an_address_is_held_until_its_service_is_gone(user: &User) {
+pub async fn an_address_is_not_reused_until_its_service_is_deleted(user: &User) {
     user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     user.add("old", &json!({})).await;
-    let address = user.address_comes("old").await;
+    let address = user.wait_for_address("old").await;
     installation.stop().await;
     user.delete_service("old").await;
     user.add("next", &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
-    assert_eq!(user.address_comes("next").await, address);
+    assert_eq!(user.wait_for_address("next").await, address);
     assert!(!user.has_service("old").await, "its address was allocated again before it was released");
-    installation.serves(user, "next", 1).await;
+    installation.wait_until_served(user, "next", 1).await;
 }
 
-pub async fn a_reserved_address_is_used(user: &User) {
+pub async fn a_reserved_address_is_used_when_no_other_is_free(user: &User) {
     user.add_pool("small", &["198.51.100.1-198.51.100.2"], &json!({})).await;
     let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
     for name in ["first", "second"] {
         user.add(name, &json!({})).await;
-        user.ingress_comes(name).await;
+        user.wait_for_ingress(name).await;
     }
     for name in ["second", "first"] {
         user.delete_service(name).await;
-        user.service_goes(name).await;
-        installation.withdraws(user, name).await;
+        user.wait_until_deleted(name).await;
+        installation.wait_until_withdrawn(user, name).await;
     }
     // It is reserved for its last holder, but nothing else is free. The address that was freed first is used first.
     user.add("third", &json!({})).await;
-    assert_eq!(user.address_comes("third").await, "198.51.100.2");
+    assert_eq!(user.wait_for_address("third").await, "198.51.100.2");
     user.add("first", &json!({})).await;
-    assert_eq!(user.address_comes("first").await, "198.51.100.1");
+    assert_eq!(user.wait_for_address("first").await, "198.51.100.1");
 }
 
-pub async fn a_new_controller_keeps_what_was_decided(user: &User) {
+pub async fn a_restarted_controller_keeps_table_sizes_and_reservations(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({})).await;
     user.add("old", &json!({})).await;
-    let freed = user.address_comes("old").await;
+    let freed = user.wait_for_address("old").await;
     user.set_backends("web", 3).await;
-    installation.serves(user, "web", 3).await;
+    installation.wait_until_served(user, "web", 3).await;
     user.set_backends("web", 1).await;
     let web = user.full_name("web");
-    let size = |given: &crate::gateway::Given| given.services[&web].ports[0].maglev_size;
-    assert_eq!(size(&installation.serves(user, "web", 1).await), 1021);
+    let size = |received: &crate::gateway::ReceivedState| received.services[&web].ports[0].maglev_size;
+    assert_eq!(size(&installation.wait_until_served(user, "web", 1).await), 1021);
     user.delete_service("old").await;
-    user.service_goes("old").await;
-    user.checkpoint_says(&format!("reserved {freed} ")).await;
-    user.checkpoint_says("tcp/80/IPv4=1021").await;
+    user.wait_until_deleted("old").await;
+    user.wait_for_checkpoint(&format!("reserved {freed} ")).await;
+    user.wait_for_checkpoint("tcp/80/IPv4=1021").await;
     installation.stop().await;
     let installation = Installation::start(user).await;
-    assert_eq!(size(&installation.serves(user, "web", 1).await), 1021);
+    assert_eq!(size(&installation.wait_until_served(user, "web", 1).await), 1021);
     user.add("other", &json!({})).await;
-    assert_ne!(user.address_comes("other").await, freed, "it is reserved");
+    assert_ne!(user.wait_for_address("other").await, freed, "it is reserved");
     user.add("old", &json!({})).await;
-    assert_eq!(user.address_comes("old").await, freed);
+    assert_eq!(user.wait_for_address("old").await, freed);
 }

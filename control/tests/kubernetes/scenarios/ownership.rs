@@ -1,5 +1,6 @@
-//! Which Services are served.
+//! Ownership: the Services that a controller serves.
 
+use control::config::settings::ControllerSettings;
 use serde_json::json;
 
 use crate::installation::Installation;
@@ -10,10 +11,10 @@ pub async fn services_of_others_are_left_alone(user: &User) {
     user.add_service("theirs", "example.com/other").await;
     let before = user.service("theirs").await;
     user.add("ours", &json!({})).await;
-    user.ingress_comes("ours").await;
-    let given = installation.serves(user, "ours", 1).await;
+    user.wait_for_ingress("ours").await;
+    let received = installation.wait_until_served(user, "ours", 1).await;
     assert_eq!(user.service("theirs").await, before, "no field of it may change");
-    assert_eq!(given.services.len(), 1);
+    assert_eq!(received.services.len(), 1);
 }
 
 pub async fn classless_services_are_claimed(user: &User) {
@@ -21,23 +22,26 @@ pub async fn classless_services_are_claimed(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &classless).await;
     user.add("ours", &json!({})).await;
-    user.ingress_comes("ours").await;
+    user.wait_for_ingress("ours").await;
     assert!(user.ingress("web").await.is_null());
     installation.stop().await;
 
-    let own = json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}});
     let labelled = json!({"matchLabels": {"gateway": "ours"}});
     let installation = Installation::start_with(user, |settings| {
-        let classless = &mut settings.ownership.classless;
-        classless.enabled = true;
-        classless.namespaces = selector(&own);
-        classless.services = selector(&labelled);
+        claim_classless(user, settings);
+        settings.ownership.classless.services = selector(&labelled);
     })
     .await;
     user.add("unlabelled", &json!({"spec": {"loadBalancerClass": null}})).await;
-    user.ingress_comes("web").await;
-    installation.serves(user, "web", 1).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_until_served(user, "web", 1).await;
     assert!(user.ingress("unlabelled").await.is_null());
+}
+
+/// Claims Services without a class in the namespace of the user.
+pub fn claim_classless(user: &User, settings: &mut ControllerSettings) {
+    settings.ownership.classless.enabled = true;
+    settings.ownership.classless.namespaces = selector(&json!({"matchLabels": {"kubernetes.io/metadata.name": user.namespace}}));
 }
 
 fn selector(labels: &serde_json::Value) -> kube::core::Selector {

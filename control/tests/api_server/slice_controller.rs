@@ -8,21 +8,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Shared;
-use super::kinds::Kind;
+use super::kind::Kind;
 use super::merge::Strategy;
 use super::store::{Change, ObjectKey, Part, Store};
 
 /// Delay between a change and the slice. Recorded: some ten milliseconds; in a busy cluster one second.
-const MOMENT: Duration = Duration::from_millis(150);
+const DELAY: Duration = Duration::from_millis(150);
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
 /// Keeps the slices up to date until the runtime ends.
-pub async fn keep(shared: Arc<Shared>) {
+pub async fn run(shared: Arc<Shared>) {
     let mut revision = shared.revision.subscribe();
     loop {
         let seen = *revision.borrow_and_update();
         if wanted(&shared.store.lock().unwrap()).next().is_some() {
-            tokio::time::sleep(MOMENT).await;
+            tokio::time::sleep(DELAY).await;
             shared.change(|store| {
                 let wanted: Vec<Value> = wanted(store).collect();
                 wanted.into_iter().for_each(|slice| put(store, slice));
@@ -72,11 +72,11 @@ fn slice(store: &Store, service: &Value) -> Option<Value> {
 
 fn put(store: &mut Store, slice: Value) {
     let text = |field: &str| slice["metadata"][field].as_str().unwrap_or_default().to_owned();
-    let place = ObjectKey::new(Kind::EndpointSlice, &text("namespace"), &text("name"));
-    if store.get(&place).is_ok() {
+    let key = ObjectKey::new(Kind::EndpointSlice, &text("namespace"), &text("name"));
+    if store.get(&key).is_ok() {
         let body = json!({"ports": slice["ports"], "endpoints": slice["endpoints"]});
         let change = Change { body: &body, strategy: Some(Strategy::Merge), part: Part::Main, manager: MANAGER };
-        store.change(&place, &change).ok();
+        store.change(&key, &change).ok();
     } else {
         // Fails in a namespace that is being deleted.
         store.create(Kind::EndpointSlice, slice, MANAGER).ok();

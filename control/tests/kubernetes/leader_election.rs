@@ -1,4 +1,5 @@
-//! Several controllers on one cluster, as gateways, owners of Services and operators who stop a process see them.
+//! Leader election among several controllers: take-over after a kill, hand-over on a stop, and the requests that reach a
+//! controller that does not lead.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use tokio::process::{Child, Command};
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use crate::api_server::{ApiServer, Kind, Presence};
+use crate::api_server::{ApiServer, Availability, Kind};
 use crate::gateway::{Gateway, dial};
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
-/// What a busy machine may add to any wait.
+/// Extra time for every wait on a busy machine.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// A `sluice-controller` process.
@@ -49,9 +50,9 @@ impl Replica {
         Self { socket, child }
     }
 
-    /// The first answer to a gateway that already has the state in `have`. The gateway dials until the controller
+    /// The first response to a gateway that already has the state in `have`. The gateway dials until the controller
     /// listens.
-    async fn answers(&self, have: Hello) -> Result<WatchResponse, Status> {
+    async fn first_response(&self, have: Hello) -> Result<WatchResponse, Status> {
         let end = Instant::now() + SLACK;
         let channel = loop {
             match dial(self.socket.clone()).await {
@@ -60,11 +61,11 @@ impl Replica {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        first(watch(channel, have).await?).await
+        first_message(watch(channel, have).await?).await
     }
 
     async fn leads(&self) -> bool {
-        self.answers(hello()).await.is_ok()
+        self.first_response(hello()).await.is_ok()
     }
 
     async fn stop(&mut self, signal: &str) {
@@ -83,15 +84,16 @@ async fn watch(channel: tonic::transport::Channel, hello: Hello) -> Result<Strea
     Ok(ConfigClient::new(channel).watch(requests).await?.into_inner())
 }
 
-async fn first(mut stream: Streaming<WatchResponse>) -> Result<WatchResponse, Status> {
+async fn first_message(mut stream: Streaming<WatchResponse>) -> Result<WatchResponse, Status> {
     let message = tokio::time::timeout(SLACK, stream.message()).await.unwrap()?;
     message.ok_or_else(|| Status::aborted("the stream ended"))
 }
 
-/// The hello of a gateway after `answer`.
-fn having(answer: &WatchResponse) -> Hello {
-    let hashes: HashMap<_, _> = answer.services.iter().map(|s| (format!("{}/{}", s.namespace, s.name), s.hash.clone())).collect();
-    Hello { have: answer.generation.clone(), hashes: hashes.into_iter().collect(), ..hello() }
+/// The hello of a gateway after `response`.
+fn hello_after(response: &WatchResponse) -> Hello {
+    let hashes: HashMap<_, _> =
+        response.services.iter().map(|s| (format!("{}/{}", s.namespace, s.name), s.hash.clone())).collect();
+    Hello { have: response.generation.clone(), hashes: hashes.into_iter().collect(), ..hello() }
 }
 
 fn status_writes(server: &ApiServer) -> usize {
@@ -105,77 +107,74 @@ fn lease_holder(server: &ApiServer, user: &User) -> Option<String> {
 
 /// Two replicas, of which the first leads, and Services with addresses.
 async fn two_replicas(server: &ApiServer, user: &User) -> (Replica, Replica) {
-    let one = Replica::start(user, "one");
-    let _gateway = Gateway::start(&one.socket);
+    let leader = Replica::start(user, "one");
+    let _gateway = Gateway::start(&leader.socket);
     for name in ["web", "mail"] {
         user.add_service(name, &user.class()).await;
-        user.ingress_comes(name).await;
+        user.wait_for_ingress(name).await;
     }
-    let two = Replica::start(user, "two");
-    let refused = two.answers(hello()).await.unwrap_err();
+    let standby = Replica::start(user, "two");
+    let refused = standby.first_response(hello()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     let holder = lease_holder(server, user).unwrap();
-    reached(
+    wait_for(
         "the leader's name",
-        async || two.answers(hello()).await.unwrap_err().message().to_owned(),
-        |said| said.contains(&holder),
+        async || standby.first_response(hello()).await.unwrap_err().message().to_owned(),
+        |message| message.contains(&holder),
     )
     .await;
-    (one, two)
+    (leader, standby)
 }
 
 #[tokio::test]
 async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_changes() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
-    let (mut one, two) = two_replicas(&server, &user).await;
+    let (server, user) = User::with_test_server().await;
+    let (mut leader, standby) = two_replicas(&server, &user).await;
     let before = (user.ingress("web").await, user.ingress("mail").await);
-    let told = one.answers(hello()).await.unwrap();
+    let first_state = leader.first_response(hello()).await.unwrap();
     let written = status_writes(&server);
     let killed_at = Instant::now();
-    one.stop("-KILL").await;
+    leader.stop("-KILL").await;
     let wait = async {
-        while !two.leads().await {
+        while !standby.leads().await {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(LEASE + LOOKED_AT_EVERY + SLACK, wait).await.unwrap();
     println!("another controller leads {:?} after the kill", killed_at.elapsed());
     assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the Lease of the other had expired");
-    // A gateway that moves to the new leader does not receive again what it already has.
-    let resumed = two.answers(having(&told)).await.unwrap();
+    // A gateway that moves to the new leader does not receive its state a second time.
+    let resumed = standby.first_response(hello_after(&first_state)).await.unwrap();
     let epoch = |generation: &Option<Generation>| generation.as_ref().unwrap().epoch.clone();
-    assert!(epoch(&told.generation).ends_with("-0") && epoch(&resumed.generation).ends_with("-1"), "{resumed:?}");
+    assert!(epoch(&first_state.generation).ends_with("-0") && epoch(&resumed.generation).ends_with("-1"), "{resumed:?}");
     assert!(!resumed.full && resumed.services.is_empty() && resumed.removed.is_empty(), "{resumed:?}");
-    let _gateway = Gateway::start(&two.socket);
+    let _gateway = Gateway::start(&standby.socket);
     user.add_service("late", &user.class()).await;
-    user.ingress_comes("late").await;
+    user.wait_for_ingress("late").await;
     assert_eq!((user.ingress("web").await, user.ingress("mail").await), before);
     assert_eq!(status_writes(&server), written + 2, "only the new Service was written: its finalizer, then its address");
 }
 
 #[tokio::test]
 async fn a_leader_that_is_stopped_hands_over_immediately() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
-    let (mut one, two) = two_replicas(&server, &user).await;
+    let (server, user) = User::with_test_server().await;
+    let (mut leader, standby) = two_replicas(&server, &user).await;
     let before = lease_holder(&server, &user);
     assert!(before.is_some());
-    one.stop("-TERM").await;
+    leader.stop("-TERM").await;
     assert_ne!(lease_holder(&server, &user), before, "only a killed controller keeps the Lease until it expires");
-    reached("the other leads", async || two.leads().await, |leads| *leads).await;
+    wait_for("the other leads", async || standby.leads().await, |leads| *leads).await;
 }
 
 #[tokio::test]
 async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_again_after_the_outage() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
-    let one = Replica::start(&user, "one");
-    reached("a leader", async || one.leads().await, |leads| *leads).await;
-    let mut stream = watch(dial(one.socket.clone()).await.unwrap(), hello()).await.unwrap();
+    let (server, user) = User::with_test_server().await;
+    let leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
+    let mut stream = watch(dial(leader.socket.clone()).await.unwrap(), hello()).await.unwrap();
     let first = stream.message().await.unwrap().unwrap();
     let silent_since = Instant::now();
-    server.set_presence(Presence::Silent).await;
+    server.set_availability(Availability::Silent).await;
     let end = loop {
         match tokio::time::timeout(LEASE, stream.message()).await.expect("the stream stayed open for longer than the Lease") {
             Ok(message) => assert!(
@@ -187,41 +186,39 @@ async fn a_leader_that_cannot_renew_stops_before_its_lease_expires_and_leads_aga
     };
     assert_eq!(end.code(), Code::FailedPrecondition, "{end}");
     assert!(silent_since.elapsed() < LEASE, "another controller may already lead, after {:?}", silent_since.elapsed());
-    server.set_presence(Presence::There).await;
-    let again = reached("a leader again", async || one.answers(hello()).await, Result::is_ok).await.unwrap();
+    server.set_availability(Availability::Up).await;
+    let again = wait_for("a leader again", async || leader.first_response(hello()).await, Result::is_ok).await.unwrap();
     assert_ne!(first.generation.unwrap().epoch, again.generation.unwrap().epoch);
 }
 
 #[tokio::test]
 async fn a_killed_leader_that_restarts_on_its_machine_leads_immediately() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
-    let mut one = Replica::start(&user, "one");
-    reached("a leader", async || one.leads().await, |leads| *leads).await;
+    let (server, user) = User::with_test_server().await;
+    let mut leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
     let before = lease_holder(&server, &user).unwrap();
     let killed_at = Instant::now();
-    one.stop("-KILL").await;
+    leader.stop("-KILL").await;
     assert_eq!(lease_holder(&server, &user), Some(before.clone()), "a killed controller does not release its Lease");
-    let again = Replica::start(&user, "one");
-    reached("a leader again", async || again.leads().await, |leads| *leads).await;
+    let restarted = Replica::start(&user, "one");
+    wait_for("a leader again", async || restarted.leads().await, |leads| *leads).await;
     assert!(killed_at.elapsed() < LED_AT_MOST, "as slow as a take-over by another machine: {:?}", killed_at.elapsed());
     assert_ne!(lease_holder(&server, &user), Some(before));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
-    let (one, two) = two_replicas(&server, &user).await;
-    let ask = async |replica: &Replica, question: &[&str]| {
+    let (server, user) = User::with_test_server().await;
+    let (leader, standby) = two_replicas(&server, &user).await;
+    let sluicectl = async |replica: &Replica, arguments: &[&str]| {
         let socket = format!("unix:{}.admin", replica.socket.display());
-        let line = ["sluicectl", "--server", &socket].into_iter().chain(question.iter().copied());
+        let line = ["sluicectl", "--server", &socket].into_iter().chain(arguments.iter().copied());
         let arguments = ctl::Arguments::try_parse_from(line).unwrap();
         let screen = ctl::Screen { redraw: false, period: Duration::from_secs(1) };
         ctl::run(&arguments, &mut Vec::new(), &mut Vec::new(), screen).await.map_err(|error| error.to_string())
     };
     let holder = lease_holder(&server, &user).unwrap();
-    let questions: [&[&str]; 10] = [
+    let commands: [&[&str]; 10] = [
         &["services"],
         &["backends"],
         &["ports"],
@@ -233,23 +230,22 @@ async fn a_controller_that_does_not_lead_names_the_leader_and_fails_all_requests
         &["drain", "edge-1"],
         &["undrain", "edge-1"],
     ];
-    for question in questions {
-        let error = ask(&two, question).await.unwrap_err();
-        assert!(error.contains(&format!("does not lead, {holder} does")), "{question:?}: {error}");
+    for arguments in commands {
+        let error = sluicectl(&standby, arguments).await.unwrap_err();
+        assert!(error.contains(&format!("does not lead, {holder} does")), "{arguments:?}: {error}");
     }
-    for question in ["gateways", "pools", "events", "overrides"] {
-        assert_eq!(ask(&one, &[question]).await, Ok(()), "{question}");
+    for arguments in ["gateways", "pools", "events", "overrides"] {
+        assert_eq!(sluicectl(&leader, &[arguments]).await, Ok(()), "{arguments}");
     }
 }
 
 /// The shipped role grants exactly these operations on Leases.
 #[tokio::test]
 async fn a_controller_only_gets_creates_and_updates_its_lease() {
-    let server = ApiServer::start().await;
-    let user = User::of_test_server(&server).await;
-    let mut one = Replica::start(&user, "one");
-    reached("a leader", async || one.leads().await, |leads| *leads).await;
-    one.stop("-TERM").await;
+    let (server, user) = User::with_test_server().await;
+    let mut leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
+    leader.stop("-TERM").await;
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", user.namespace);
     let log = server.log();
     let of_leases: Vec<_> = log.iter().filter(|logged| logged.path.contains("/leases")).collect();

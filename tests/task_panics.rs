@@ -27,12 +27,12 @@ use tokio_util::sync::CancellationToken;
 
 /// Number of panics before the task works.
 const PANICS: u64 = 3;
-/// Number of panics of a task beside a pinned worker.
+/// Number of panics of a task while a pinned worker runs.
 const PANICS_UNDER_LOAD: u64 = 20;
 /// Packets between two panics.
 const PACKETS: u64 = 10_000;
 /// Frames that arrive for each poll.
-const ARRIVING: usize = 32;
+const FRAMES_PER_POLL: usize = 32;
 
 /// Takes the compiler and publisher out of the rig, for the task that publishes snapshots instead.
 fn take_tables(rig: &mut Rig) -> SnapshotPipeline {
@@ -123,9 +123,9 @@ impl Traffic {
 }
 
 /// Polls the gateway with frames of 480 clients, over and over.
-fn body(mut rig: Rig, traffic: Arc<Traffic>) -> impl FnMut(Turn) -> usize + Send {
+fn worker_body(mut rig: Rig, traffic: Arc<Traffic>) -> impl FnMut(Turn) -> usize + Send {
     let frames: Vec<_> = (0..480).map(syn).collect();
-    let mut next = frames.chunks(ARRIVING).map(<[_]>::to_vec).collect::<Vec<_>>().into_iter().cycle();
+    let mut next = frames.chunks(FRAMES_PER_POLL).map(<[_]>::to_vec).collect::<Vec<_>>().into_iter().cycle();
     let start = Instant::now();
     move |turn| {
         if !matches!(turn, Turn::Poll { .. }) {
@@ -147,7 +147,7 @@ fn body(mut rig: Rig, traffic: Arc<Traffic>) -> impl FnMut(Turn) -> usize + Send
 }
 
 /// Yields until the worker has forwarded `packets` more.
-async fn forwards(traffic: &Traffic, packets: u64) {
+async fn wait_for_forwarded(traffic: &Traffic, packets: u64) {
     let (start, before) = (Instant::now(), traffic.forwarded());
     while traffic.forwarded() < before + packets {
         assert!(start.elapsed() < Duration::from_secs(120), "the worker stopped forwarding");
@@ -163,7 +163,7 @@ async fn a_task_that_panics_twenty_times_loses_no_packet() {
     let counters = Arc::clone(&rig.counters);
     let before = counters.account();
     let core = core_affinity::get_core_ids().unwrap().into_iter().map(|core| core.id).max().unwrap();
-    let worker = workers::spawn(0, CoreId { id: core }, Poll::Busy, None, body(rig, Arc::clone(&traffic))).unwrap();
+    let worker = workers::spawn(0, CoreId { id: core }, Poll::Busy, None, worker_body(rig, Arc::clone(&traffic))).unwrap();
 
     let stop = CancellationToken::new();
     let mut supervisor = Supervisor::new(stop.clone());
@@ -172,7 +172,7 @@ async fn a_task_that_panics_twenty_times_loses_no_packet() {
     supervisor.run("shaky", move || {
         let (traffic, panics, end) = (Arc::clone(&shared), Arc::clone(&counted), ends.clone());
         async move {
-            forwards(&traffic, PACKETS).await;
+            wait_for_forwarded(&traffic, PACKETS).await;
             let n = panics.fetch_add(1, Ordering::Relaxed) + 1;
             assert!(n > PANICS_UNDER_LOAD, "panic {n}");
             end.cancel();

@@ -27,16 +27,16 @@ const NARROW: PortIndex = PortIndex(2);
 const SEGMENT_BYTES: usize = 2048;
 
 #[derive(Debug, Default)]
-struct Last(Option<PacketOutcome>);
+struct LastOutcome(Option<PacketOutcome>);
 
-impl Observe<Received> for Last {
+impl Observe<Received> for LastOutcome {
     fn observe(&mut self, _: &Received, outcome: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {
         self.0 = Some(outcome);
     }
 }
 
 struct Gateway {
-    worker: Worker<DpdkPort, Last>,
+    worker: Worker<DpdkPort, LastOutcome>,
     ends: Vec<(RingInput, RingOutput)>,
     counters: Arc<WorkerCounters>,
     /// Pool of the segments in which frames arrive.
@@ -135,7 +135,7 @@ impl Gateway {
             neighbour_requests: Arc::new(ArrayQueue::new(64)),
             seed: 7,
             peers: None,
-            observer: Last::default(),
+            observer: LastOutcome::default(),
         };
         let worker = Worker::new(parts).unwrap();
         publisher.publish(compiler.compile(&state(), &network(), &Health::default(), SECOND));
@@ -182,7 +182,7 @@ fn to_vip(n: u8, flags: u8, payload: &[u8]) -> Packet {
 }
 
 #[test]
-fn jumbo_frames_pass_unchanged_and_too_long_ones_are_fragmented_or_answered_with_icmp() {
+fn jumbo_frames_pass_unchanged_and_longer_ones_are_fragmented_or_answered_with_icmp() {
     let payload: Vec<u8> = (0..=250).cycle().take(8960).collect();
     let mut gateway = Gateway::new();
 
@@ -212,10 +212,14 @@ fn jumbo_frames_pass_unchanged_and_too_long_ones_are_fragmented_or_answered_with
     let _syn = gateway.sent(NARROW);
     let data = to_vip(2, tcp_flags::ACK, &payload);
     assert_eq!(gateway.put(UPLINK, &data.build()), Some(PacketOutcome::Reply(UPLINK)));
-    let told = gateway.sent(UPLINK).remove(0);
-    assert_checksums(&told);
-    assert_eq!((&told[34..36], &told[40..42]), (&[3, 4][..], &1500_u16.to_be_bytes()[..]), "fragmentation needed, 1500");
-    assert_eq!(told.len(), 14 + 576, "at most the length of an ICMP error");
+    let icmp_error = gateway.sent(UPLINK).remove(0);
+    assert_checksums(&icmp_error);
+    assert_eq!(
+        (&icmp_error[34..36], &icmp_error[40..42]),
+        (&[3, 4][..], &1500_u16.to_be_bytes()[..]),
+        "fragmentation needed, 1500"
+    );
+    assert_eq!(icmp_error.len(), 14 + 576, "at most the length of an ICMP error");
     assert_eq!(gateway.put(UPLINK, &Packet { fragmentation: 0, ..data }.build()), Some(PacketOutcome::Forward(NARROW)));
     let pieces = gateway.sent(NARROW);
     assert_eq!(pieces.len(), 7);

@@ -1,4 +1,4 @@
-//! A cluster that may be in use: what the scenarios create in it, and how they remove it.
+//! A cluster that may be in use: the objects that scenarios create in it, and their removal.
 
 use std::path::{Path, PathBuf};
 
@@ -12,19 +12,18 @@ use proto::limits::{FIELD_MANAGER, FINALIZER, LOAD_BALANCER_CLASS};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
 /// Environment variable with the kubeconfig of a cluster in which scenarios may run.
 const REAL_CLUSTER: &str = "SLUICE_TEST_KUBECONFIG";
 
 /// The cluster for tests, if there is one.
-pub fn real() -> Option<PathBuf> {
+pub fn real_cluster_kubeconfig() -> Option<PathBuf> {
     std::env::var_os(REAL_CLUSTER).map(PathBuf::from)
 }
 
-/// Installs missing sluice kinds and removes those again afterwards. Existing kinds are not changed: they may be in
-/// use.
-pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
+/// Installs the missing sluice kinds, and removes them after `act`. Existing kinds may be in use and are not changed.
+pub async fn with_installed_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let definitions = Api::<CustomResourceDefinition>::all(client);
     let mut installed = Vec::new();
@@ -35,7 +34,7 @@ pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
         }
         definitions.create(&PostParams::default(), &definition).await.unwrap();
         let look = async || definitions.get(&name).await.unwrap().status.and_then(|status| status.conditions).unwrap_or_default();
-        reached(&format!("the kind {name}"), look, |all| {
+        wait_for(&format!("the kind {name}"), look, |all| {
             all.iter().any(|one| one.type_ == "Established" && one.status == "True")
         })
         .await;
@@ -50,14 +49,14 @@ pub async fn with_kinds(kubeconfig: &Path, act: impl AsyncFnOnce()) {
 }
 
 /// Runs `act`, which must not panic, in a new namespace, and deletes the namespace.
-pub async fn in_own_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User) -> T) -> T {
+pub async fn in_new_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User) -> T) -> T {
     let client = connect(Some(kubeconfig)).await.unwrap().client;
     let namespaces = Api::<Namespace>::all(client);
     let wanted: Namespace = serde_json::from_value(json!({"metadata": {"generateName": "sluice-test-"}})).unwrap();
     let namespace = namespaces.create(&PostParams::default(), &wanted).await.unwrap().name_any();
     let user = User::of_cluster(kubeconfig, &namespace).await;
     let result = act(&user).await;
-    user.free_services().await;
+    user.remove_finalizers().await;
     namespaces.delete(&namespace, &DeleteParams::default()).await.unwrap();
     result
 }
@@ -68,30 +67,31 @@ fn objects(server: &ApiServer) -> Vec<Value> {
 }
 
 /// Names of objects that were created, deleted or changed since `before`, or that have Events.
-pub fn touched(server: &ApiServer, before: &[Value]) -> Vec<String> {
+pub fn changed_objects(server: &ApiServer, before: &[Value]) -> Vec<String> {
     let now = objects(server);
     let name = |object: &Value| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         format!("{} {}/{}", text(&object["kind"]), text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]))
     };
-    let is_told = |event: &Value, object: &Value| {
+    let is_about = |event: &Value, object: &Value| {
         let about = &event["regarding"];
         ["kind", "name"].map(|field| &about[field]) == [&object["kind"], &object["metadata"]["name"]]
     };
     let events = server.list(Kind::Event, "");
-    let came = now.iter().filter(|object| !before.contains(object));
-    let went = before.iter().filter(|object| !now.contains(object) || events.iter().any(|event| is_told(event, object)));
-    came.chain(went).map(name).collect()
+    let added_or_changed = now.iter().filter(|object| !before.contains(object));
+    let removed_or_reported =
+        before.iter().filter(|object| !now.contains(object) || events.iter().any(|event| is_about(event, object)));
+    added_or_changed.chain(removed_or_reported).map(name).collect()
 }
 
-/// Creates what a cluster with sluice in use contains: pools for all Services, which come first and overlap with those
+/// Creates the objects of another installation: pools for all Services, which come first and overlap with those
 /// of the scenarios, NodePort Services, and Services of the default class. Returns all objects.
-pub fn in_production(server: &ApiServer) -> Vec<Value> {
+pub fn create_other_installation(server: &ApiServer) -> Vec<Value> {
     let pool = |name: &str, addresses: &[&str], priority: u32| {
         let spec = json!({"addresses": addresses, "priority": priority});
         server.create(Kind::AddressPool, json!({"metadata": {"name": name}, "spec": spec}));
     };
-    pool("everybodys", &["192.0.2.0/24"], 1);
+    pool("shared", &["192.0.2.0/24"], 1);
     pool("spare", &["198.51.100.0/24", "203.0.113.0/24"], 0);
     let service = |name: &str, kind: &str, more: &Value| {
         let mut service = json!({"metadata": {"name": name, "namespace": "production"}, "spec": {"type": kind}});
@@ -130,8 +130,8 @@ async fn scenarios_leave_nothing_behind_in_a_cluster() {
     let file = tempfile::NamedTempFile::new().unwrap();
     server.write_kubeconfig(file.path());
     let before = objects(&server);
-    with_kinds(file.path(), async || {
-        in_own_namespace(file.path(), async |user| {
+    with_installed_kinds(file.path(), async || {
+        in_new_namespace(file.path(), async |user| {
             user.add("web", &json!({"metadata": {"finalizers": ["example.com/left-behind"]}})).await;
             user.add_pool("p", &["192.0.2.0/24"], &json!({})).await;
             assert!(!server.list(Kind::AddressPool, "").is_empty());

@@ -1,20 +1,20 @@
-//! HTTP answers, most of them a `Status`, with the texts of the recordings.
+//! HTTP responses, most of them a `Status`, with the texts of the recordings.
 
 use serde_json::{Value, json};
 
-use super::kinds::Kind;
-use super::people::Attributes;
+use super::accounts::Attributes;
+use super::kind::Kind;
 
 /// A complete response.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
+pub struct ApiResponse {
     pub code: u16,
     pub content_type: &'static str,
     pub retry_after_s: Option<u32>,
     pub body: String,
 }
 
-impl Answer {
+impl ApiResponse {
     pub fn json(code: u16, body: &Value) -> Self {
         Self { code, content_type: "application/json", retry_after_s: None, body: format!("{body}\n") }
     }
@@ -31,7 +31,7 @@ impl Answer {
         Self::json(code, &status)
     }
 
-    /// An answer about an object: its name is in the message, its identity in the details.
+    /// A response about an object: its name is in the message, its identity in the details.
     fn about(code: u16, reason: &str, kind: Kind, name: &str, message: impl FnOnce(&str) -> String) -> Self {
         let qualified = qualified(kind.group(), kind.plural());
         let details = details(&[("name", name), ("group", kind.group()), ("kind", kind.plural())]);
@@ -43,7 +43,7 @@ impl Answer {
     }
 
     /// 404: the kind is not installed.
-    pub fn no_such_page() -> Self {
+    pub fn page_not_found() -> Self {
         let body = "404 page not found\n".to_owned();
         Self { code: 404, content_type: "text/plain; charset=utf-8", retry_after_s: None, body }
     }
@@ -62,9 +62,9 @@ impl Answer {
     }
 
     /// 409: the object has another UID than the precondition in the request.
-    pub fn other_uid(kind: Kind, name: &str, meant: &str, found: &str) -> Self {
+    pub fn other_uid(kind: Kind, name: &str, expected: &str, found: &str) -> Self {
         let message = format!(
-            "Operation cannot be fulfilled on {} \"{name}\": the UID in the precondition ({meant}) does not match the UID in record \
+            "Operation cannot be fulfilled on {} \"{name}\": the UID in the precondition ({expected}) does not match the UID in record \
              ({found}). The object might have been deleted and then recreated",
             kind.name()
         );
@@ -141,8 +141,8 @@ impl Answer {
     }
 
     /// 403 with the text of RBAC.
-    pub fn forbidden(user: &str, asked: &Attributes) -> Self {
-        let Attributes { verb, group, resource, namespace, name } = asked;
+    pub fn forbidden(user: &str, request: &Attributes) -> Self {
+        let Attributes { verb, group, resource, namespace, name } = request;
         let plural = resource.split('/').next().unwrap_or_default();
         let qualified = qualified(group, plural);
         let subject = if name.is_empty() { qualified } else { format!("{qualified} \"{name}\"") };
@@ -186,7 +186,7 @@ impl Answer {
         Self::json(410, &status)
     }
 
-    pub fn not_built(what: &str) -> Self {
+    pub fn not_implemented(what: &str) -> Self {
         Self::status(501, "", format!("the test server does not know {what}"), None)
     }
 }

@@ -6,41 +6,16 @@ mod edge;
 
 use std::collections::BTreeSet;
 
-use edge::peers::ask;
-use edge::{Edge, may_run, until};
+use edge::peers::request;
+use edge::{Edge, ServiceManifest, until};
 
 const WEB: &str = "http://192.0.2.100/";
 /// VIP of the Service that each test creates; the demo's Services never get it.
 const ADDRESS: &str = "192.0.2.110";
 
-fn edge(name: &str) -> Edge {
-    let edge = Edge::new(name);
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
-    edge
-}
-
-/// A Service at [`ADDRESS`] with these lines in its spec and servers on port 9000.
-fn service(name: &str, protocol: &str, spec: &str, backends: &[u8]) -> String {
-    let endpoints: String = backends.iter().map(|n| format!("\n  - addresses: [10.0.0.{n}]")).collect();
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{namespace: demo, name: {name}, annotations: {{sluice.dev/addresses: {ADDRESS}}}}}
-spec:
-  type: LoadBalancer
-  loadBalancerClass: sluice.dev/gateway
-  {spec}
-  ports: [{{name: main, port: 90, targetPort: 9000, protocol: {protocol}}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{namespace: demo, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{{name: main, protocol: {protocol}, port: 9000}}]
-endpoints: {}{endpoints}
-",
-        if backends.is_empty() { "[]" } else { "" }
-    )
+/// A Service at [`ADDRESS`] with this line in its spec and servers on port 9000.
+fn echo(protocol: &str, spec: &str, servers: &[u8]) -> String {
+    ServiceManifest { name: "echo", address: ADDRESS, protocols: &[protocol], spec, servers, ..ServiceManifest::default() }.yaml()
 }
 
 fn address() -> String {
@@ -49,21 +24,18 @@ fn address() -> String {
 
 #[test]
 fn connections_survive_changes_of_the_endpoints() {
-    if !may_run("endpoints that come and go") {
-        return;
-    }
-    let mut edge = edge("end");
+    let Some(mut edge) = Edge::with_af_packet("endpoints that come and go", "end") else { return };
     for server in ["b11", "b12"] {
         edge.echo_server(server, 9000);
     }
-    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
     edge.start();
     let mut old = until("the first connection", || edge.connect(&address()));
     assert_eq!(old.server, "b11");
-    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11, 12]));
+    edge.write_manifest("echo.yaml", &echo("TCP", "", &[11, 12]));
     let mut added = until("the new endpoint is used", || edge.connect(&address()).filter(|c| c.server == "b12"));
     old.assert_alive("after an endpoint was added");
-    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[12]));
+    edge.write_manifest("echo.yaml", &echo("TCP", "", &[12]));
     until("the endpoint is gone", || edge.service("echo").filter(|service| service.backends == 1));
     for _ in 0..20 {
         assert_eq!(edge.connect(&address()).unwrap().server, "b12");
@@ -74,22 +46,19 @@ fn connections_survive_changes_of_the_endpoints() {
 }
 
 #[test]
-fn a_file_that_does_not_parse_is_logged_and_its_last_good_content_is_kept() {
-    if !may_run("broken manifests") {
-        return;
-    }
-    let mut edge = edge("yam");
-    edge.manifests_of_the_demo();
+fn an_invalid_manifest_is_logged_and_its_last_valid_content_stays_in_use() {
+    let Some(mut edge) = Edge::with_af_packet("broken manifests", "yam") else { return };
+    edge.write_demo_manifests();
     edge.start();
     until("the first answer", || edge.curl(WEB));
-    edge.manifest("web.yaml", "kind: Service\nmetadata: [oops\n");
-    let said =
+    edge.write_manifest("web.yaml", "kind: Service\nmetadata: [oops\n");
+    let line =
         until("the file is named in the log", || edge.log().lines().find(|line| line.contains("web.yaml")).map(str::to_owned));
-    assert!(said.contains("WARN") && said.contains("line "), "{said}");
+    assert!(line.contains("WARN") && line.contains("line "), "{line}");
     for _ in 0..20 {
-        edge.curl(WEB).expect("the last good content is served");
+        edge.curl(WEB).expect("the last valid content is served");
     }
-    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
     until("other files are still read", || edge.service("echo"));
     assert!(edge.curl(WEB).is_some(), "the broken file does not affect other files");
     edge.assert_account();
@@ -97,13 +66,10 @@ fn a_file_that_does_not_parse_is_logged_and_its_last_good_content_is_kept() {
 
 #[test]
 fn a_deleted_service_no_longer_answers() {
-    if !may_run("a deleted service") {
-        return;
-    }
-    let mut edge = edge("del");
+    let Some(mut edge) = Edge::with_af_packet("a deleted service", "del") else { return };
     edge.echo_server("b11", 9000);
-    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
-    edge.manifests_of_the_demo();
+    edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
+    edge.write_demo_manifests();
     edge.start();
     until("the first connection", || edge.connect(&address()));
     std::fs::remove_file(edge.path("manifests/echo.yaml")).unwrap();
@@ -123,23 +89,20 @@ fn a_deleted_service_no_longer_answers() {
 
 #[test]
 fn a_service_with_unsupported_fields_is_refused_with_a_reason() {
-    if !may_run("unsupported fields") {
-        return;
-    }
-    let mut edge = edge("uns");
+    let Some(mut edge) = Edge::with_af_packet("unsupported fields", "uns") else { return };
     edge.echo_server("b11", 9000);
-    edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+    edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
     edge.start();
     until("the first connection", || edge.connect(&address()));
     let fields = ["externalTrafficPolicy: Nearby", "sessionAffinity: Cookie", "loadBalancerSourceRanges: [192.0.2.0/40]"];
     for field in fields {
-        edge.manifest("echo.yaml", &service("echo", "TCP", field, &[11]));
+        edge.write_manifest("echo.yaml", &echo("TCP", field, &[11]));
         let status = until("the Service is refused", || edge.service("echo").filter(|service| !service.reason.is_empty()));
         assert_eq!(status.reason, "Refused", "{field}");
         let key = field.split(':').next().unwrap();
         assert!(status.message.contains(key), "{field}: {}", status.message);
         assert!(edge.connect(&address()).is_none(), "{field}: the Service still answers");
-        edge.manifest("echo.yaml", &service("echo", "TCP", "", &[11]));
+        edge.write_manifest("echo.yaml", &echo("TCP", "", &[11]));
         until("the Service answers again", || edge.connect(&address()));
     }
     edge.assert_account();
@@ -147,23 +110,20 @@ fn a_service_with_unsupported_fields_is_refused_with_a_reason() {
 
 #[test]
 fn datagrams_reach_every_server_and_replies_come_from_the_vip() {
-    if !may_run("UDP") {
-        return;
-    }
-    let mut edge = edge("udp");
+    let Some(mut edge) = Edge::with_af_packet("UDP", "udp") else { return };
     for server in ["b11", "b12", "b13"] {
         edge.udp_echo_server(server, 9000);
     }
-    edge.manifest("echo.yaml", &service("echo", "UDP", "", &[11, 12, 13]));
+    edge.write_manifest("echo.yaml", &echo("UDP", "", &[11, 12, 13]));
     edge.start();
     let mut servers = BTreeSet::new();
     let sockets: Vec<_> = (0..60).map(|_| edge.udp(&address())).collect();
-    until("the first answer", || ask(&sockets[0], "are you there?"));
+    until("the first answer", || request(&sockets[0], "are you there?"));
     for socket in &sockets {
-        let answer = ask(socket, "who?").expect("an answer");
-        let (server, question) = answer.split_once(' ').unwrap();
-        assert_eq!(question, "who?");
-        assert!(ask(socket, "again").unwrap().starts_with(server), "a socket keeps its server");
+        let answer = request(socket, "who?").expect("an answer");
+        let (server, text) = answer.split_once(' ').unwrap();
+        assert_eq!(text, "who?");
+        assert!(request(socket, "again").unwrap().starts_with(server), "a socket keeps its server");
         servers.insert(server.to_owned());
     }
     assert_eq!(servers.len(), 3, "{servers:?}");

@@ -8,29 +8,29 @@ use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-pub struct Link {
-    is_up: watch::Sender<bool>,
+pub struct ApiProxy {
+    is_connected: watch::Sender<bool>,
     address: SocketAddr,
 }
 
-impl Link {
-    /// A link to `host:port` that is up. It ends with the runtime.
-    async fn to(target: String) -> Self {
+impl ApiProxy {
+    /// A proxy to `host:port` that forwards connections. It stops with the runtime.
+    async fn start(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let is_up = watch::Sender::new(true);
-        let seen = is_up.subscribe();
+        let is_connected = watch::Sender::new(true);
+        let seen = is_connected.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 if *seen.borrow() {
-                    tokio::spawn(carry(stream, target.clone(), seen.clone()));
+                    tokio::spawn(forward(stream, target.clone(), seen.clone()));
                 }
             }
         });
-        Self { is_up, address }
+        Self { is_connected, address }
     }
 
-    /// Writes a kubeconfig that reaches its cluster over a new link, with `namespace` as the namespace of its context.
+    /// Writes a kubeconfig that reaches its cluster over a new proxy, with `namespace` as the namespace of its context.
     pub async fn write_kubeconfig(from: &Path, to: &PathBuf, namespace: &str) -> Self {
         let mut config = serde_json::to_value(Kubeconfig::read_from(from).unwrap()).unwrap();
         let current = config["current-context"].clone();
@@ -41,23 +41,23 @@ impl Link {
         let server: http::Uri = cluster["server"].as_str().unwrap().parse().unwrap();
         let (scheme, host) = (server.scheme_str().unwrap(), server.host().unwrap());
         let port = server.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-        let link = Self::to(format!("{host}:{port}")).await;
+        let proxy = Self::start(format!("{host}:{port}")).await;
         if scheme == "https" && cluster["tls-server-name"].is_null() {
             cluster["tls-server-name"] = host.trim_matches(['[', ']']).into();
         }
-        cluster["server"] = format!("{scheme}://{}{}", link.address, server.path().trim_end_matches('/')).into();
+        cluster["server"] = format!("{scheme}://{}{}", proxy.address, server.path().trim_end_matches('/')).into();
         // JSON is YAML.
         std::fs::write(to, config.to_string()).unwrap();
-        link
+        proxy
     }
 
-    /// Closes every connection and refuses new ones until `mend`.
+    /// Closes every connection and refuses new ones until `restore`.
     pub fn cut(&self) {
-        self.is_up.send_replace(false);
+        self.is_connected.send_replace(false);
     }
 
-    pub fn mend(&self) {
-        self.is_up.send_replace(true);
+    pub fn restore(&self) {
+        self.is_connected.send_replace(true);
     }
 }
 
@@ -65,10 +65,10 @@ fn named<'a>(list: &'a mut Value, name: &Value) -> &'a mut Value {
     list.as_array_mut().unwrap().iter_mut().find(|entry| entry["name"] == *name).unwrap()
 }
 
-async fn carry(mut near: TcpStream, target: String, mut is_up: watch::Receiver<bool>) {
-    let Ok(mut far) = TcpStream::connect(target).await else { return };
+async fn forward(mut client: TcpStream, target: String, mut is_connected: watch::Receiver<bool>) {
+    let Ok(mut server) = TcpStream::connect(target).await else { return };
     tokio::select! {
-        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-        _ = is_up.wait_for(|is_up| !is_up) => {}
+        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+        _ = is_connected.wait_for(|is_connected| !is_connected) => {}
     }
 }

@@ -5,24 +5,21 @@
 
 mod edge;
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, until};
 
 const ADDRESS: &str = "192.0.2.100:80";
 
 #[test]
-fn connections_live_and_new_ones_succeed_under_a_flood_of_syns() {
-    if !may_run("a flood of SYNs over namespaces") {
-        return;
-    }
-    let mut edge = Edge::with_echo_servers("flo", 9000);
-    edge.manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
+fn connections_survive_and_new_ones_succeed_during_a_syn_flood() {
+    let Some(mut edge) = Edge::with_echo_servers("a flood of SYNs over namespaces", "flo", 9000) else { return };
+    edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
     edge.start();
     // A route for the answers to the flood.
     edge.script("in_ns gw ip route add 198.18.0.0/15 via 192.0.2.10 dev uplink");
     until("the first connection", || edge.connect(ADDRESS));
     let mut connections: Vec<_> = (0..50).map(|n| edge.connect(ADDRESS).unwrap_or_else(|| panic!("connection {n}"))).collect();
     let mac = String::from_utf8(edge.run("gw", &["cat", "/sys/class/net/uplink/address"]).stdout).unwrap();
-    let mut flood = edge.helper("client", "syn_flood.py", &["eth0", mac.trim(), "192.0.2.100", "80", "10"]);
+    let mut flood = edge.start_script("client", "syn_flood.py", &["eth0", mac.trim(), "192.0.2.100", "80", "10"]);
     let mut succeeded = 0;
     for n in 0..100 {
         connections[n % 50].assert_alive("under the flood");

@@ -1,24 +1,23 @@
-//! Watching Services, EndpointSlices and Nodes: the changes that the controller receives, whatever the API server does.
+//! Watches of Services, EndpointSlices, Nodes, namespaces and pools: the changes that the controller receives, also when
+//! the API server fails.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use control::kubernetes::{connect, follow};
+use control::kubernetes::follow;
 use control::world::change::Change;
 use kube::ResourceExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::api_server::{ApiServer, Cut, Fault, Kind, Presence, Trap};
-
-/// Longer than any expected wait. A test that reaches it has failed.
-const DEADLINE: Duration = Duration::from_secs(120);
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind, WatchEnd};
+use crate::user::{DEADLINE, connect_to};
 
 /// Number of watched kinds. Each is listed once at the start.
 const LISTS: usize = 5;
 
-/// The state that a receiver of changes builds from them.
-struct Follower {
+/// The state that the received changes add up to.
+struct Reflector {
     changes: mpsc::Receiver<Change>,
     services: BTreeSet<String>,
     slices: BTreeSet<String>,
@@ -26,17 +25,16 @@ struct Follower {
     pools: BTreeSet<String>,
     /// Namespaces that are being deleted.
     terminating: BTreeSet<String>,
-    withdrawn: Vec<String>,
+    /// Names of Services that were deleted, or were missing in a new list.
+    deleted_services: Vec<String>,
     /// The notes for owners: object and cause.
-    noted: Vec<(String, &'static str)>,
+    notes: Vec<(String, &'static str)>,
     lists: usize,
 }
 
-impl Follower {
+impl Reflector {
     async fn start(server: &ApiServer) -> Self {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        server.write_kubeconfig(file.path());
-        let cluster = connect(Some(file.path())).await.unwrap();
+        let cluster = connect_to(server).await;
         let (sender, changes) = mpsc::channel(16);
         tokio::spawn(async move { follow(&cluster, sender).await });
         Self {
@@ -46,31 +44,31 @@ impl Follower {
             nodes: BTreeSet::new(),
             pools: BTreeSet::new(),
             terminating: BTreeSet::new(),
-            withdrawn: Vec::new(),
-            noted: Vec::new(),
+            deleted_services: Vec::new(),
+            notes: Vec::new(),
             lists: 0,
         }
     }
 
     /// Applies changes until the condition holds.
     async fn until(&mut self, what: &str, is_reached: impl Fn(&Self) -> bool) {
-        let taken = tokio::time::timeout(DEADLINE, async {
+        let applied = tokio::time::timeout(DEADLINE, async {
             while !is_reached(self) {
                 let change = self.changes.recv().await.unwrap();
-                self.take(change);
+                self.apply(change);
             }
         });
-        if taken.await.is_err() {
+        if applied.await.is_err() {
             panic!("{what}: still {:?} and {:?} after {DEADLINE:?}", self.services, self.slices);
         }
     }
 
-    fn take(&mut self, change: Change) {
+    fn apply(&mut self, change: Change) {
         match change {
             Change::ServicesReplaced(all) => {
                 self.lists += 1;
                 let all: BTreeSet<_> = all.iter().map(ResourceExt::name_any).collect();
-                self.withdrawn.extend(self.services.difference(&all).cloned());
+                self.deleted_services.extend(self.services.difference(&all).cloned());
                 self.services = all;
             }
             Change::SlicesReplaced(all) => {
@@ -101,7 +99,7 @@ impl Follower {
             | Change::PoolApplied(_)
             | Change::PoolDeleted(_)
             | Change::OverridesReplaced(_) => {}
-            Change::Noted(note) => self.noted.push((note.subject.to_string(), note.remark.cause.as_str())),
+            Change::Noted(note) => self.notes.push((note.subject.to_string(), note.remark.cause.as_str())),
             Change::NodeDeleted(name) => {
                 self.nodes.remove(&name);
             }
@@ -115,7 +113,7 @@ impl Follower {
             }
             Change::ServiceDeleted(name) => {
                 self.services.remove(&name.name);
-                self.withdrawn.push(name.name);
+                self.deleted_services.push(name.name);
             }
             Change::SliceDeleted(name) => {
                 self.slices.remove(&name.name);
@@ -133,8 +131,8 @@ fn add_slice(server: &ApiServer, name: &str) {
     server.create(Kind::EndpointSlice, slice);
 }
 
-fn list_fault(fault: Fault, times: usize, path_contains: &'static str) -> Trap {
-    Trap { fault, times, method: "GET", path_contains, watch: false }
+fn list_fault(fault: Fault, times: usize, path_contains: &'static str) -> FaultRule {
+    FaultRule { fault, times, method: "GET", path_contains, watch: false }
 }
 
 #[tokio::test]
@@ -142,18 +140,18 @@ async fn existing_added_and_deleted_objects_are_received() {
     let server = ApiServer::start().await;
     add(&server, "first");
     add_slice(&server, "first-1");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.services.contains("first") && f.slices.contains("first-1")).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.services.contains("first") && f.slices.contains("first-1")).await;
     add(&server, "second");
     add_slice(&server, "second-1");
-    follower.until("an added Service", |f| f.services.contains("second") && f.slices.contains("second-1")).await;
+    reflector.until("an added Service", |f| f.services.contains("second") && f.slices.contains("second-1")).await;
     server.create(Kind::Node, json!({"metadata": {"name": "n1"}}));
-    follower.until("an added Node", |f| f.nodes.contains("n1")).await;
+    reflector.until("an added Node", |f| f.nodes.contains("n1")).await;
     server.delete(Kind::Node, "", "n1");
-    follower.until("a deleted Node", |f| f.nodes.is_empty()).await;
+    reflector.until("a deleted Node", |f| f.nodes.is_empty()).await;
     server.delete(Kind::Service, "a", "first");
-    follower.until("a deleted Service", |f| !f.services.contains("first")).await;
-    assert_eq!(follower.withdrawn, ["first"]);
+    reflector.until("a deleted Service", |f| !f.services.contains("first")).await;
+    assert_eq!(reflector.deleted_services, ["first"]);
 }
 
 #[tokio::test]
@@ -162,8 +160,8 @@ async fn a_list_longer_than_a_page_is_complete() {
     for number in 0..1_100 {
         add(&server, &format!("s{number}"));
     }
-    let mut follower = Follower::start(&server).await;
-    follower.until("all pages", |f| f.services.len() == 1_100).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("all pages", |f| f.services.len() == 1_100).await;
     let pages =
         server.log().iter().filter(|logged| logged.query.contains("limit=500") && logged.path.ends_with("/services")).count();
     assert_eq!(pages, 3);
@@ -175,31 +173,31 @@ fn lists_of_services(server: &ApiServer) -> usize {
 }
 
 #[tokio::test]
-async fn a_list_whose_next_page_has_expired_begins_again() {
+async fn a_list_restarts_after_an_expired_page() {
     let server = ApiServer::start().await;
     for number in 0..600 {
         add(&server, &format!("s{number}"));
     }
     server.compact_before_next_page();
-    let mut follower = Follower::start(&server).await;
-    follower.until("all Services", |f| f.services.len() == 600).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("all Services", |f| f.services.len() == 600).await;
     assert_eq!(lists_of_services(&server), 4, "two pages, of which the second expired, and two new ones");
 }
 
 #[tokio::test]
 async fn a_watch_resumes_from_its_last_bookmark() {
     let server = ApiServer::start().await;
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
     let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
     watch_count_reaches(&watches, LISTS).await;
     let listed = lists_of_services(&server);
     // The versions of the lists expire. A watch that got the bookmark with the newer version needs no new list.
     server.compact_and_bookmark();
-    server.cut_watches(Cut::Clean);
+    server.end_watches(WatchEnd::Complete);
     add(&server, "next");
-    follower.until("the change after it", |f| f.services.contains("next")).await;
-    assert_eq!((lists_of_services(&server), follower.lists), (listed, LISTS));
+    reflector.until("the change after it", |f| f.services.contains("next")).await;
+    assert_eq!((lists_of_services(&server), reflector.lists), (listed, LISTS));
 }
 
 #[tokio::test]
@@ -207,28 +205,28 @@ async fn a_missing_kind_delays_nothing_and_is_found_once_it_is_installed() {
     let server = ApiServer::start().await;
     server.set_installed(Kind::AddressPool, false);
     add(&server, "web");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
     add(&server, "next");
-    follower.until("changes", |f| f.services.contains("next")).await;
+    reflector.until("changes", |f| f.services.contains("next")).await;
     server.set_installed(Kind::AddressPool, true);
     server.create(Kind::AddressPool, json!({"metadata": {"name": "p"}, "spec": {"addresses": ["192.0.2.0/24"]}}));
-    follower.until("the pool", |f| f.pools.contains("p")).await;
+    reflector.until("the pool", |f| f.pools.contains("p")).await;
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_deleted_takes_its_services_when_its_pods_are_gone() {
+async fn a_deleted_namespace_removes_its_services_once_its_pods_have_ended() {
     let server = ApiServer::start().await;
     add(&server, "web");
     add_slice(&server, "web-1");
     server.create(Kind::Pod, json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n1"}}));
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
     server.delete(Kind::Namespace, "", "a");
-    follower.until("the deletion of the namespace", |f| f.terminating.contains("a")).await;
-    assert!(follower.services.contains("web"), "Services stay while a Pod is ending");
+    reflector.until("the deletion of the namespace", |f| f.terminating.contains("a")).await;
+    assert!(reflector.services.contains("web"), "Services stay while a Pod is ending");
     server.end_pod("a", "p");
-    follower.until("nothing is left", |f| f.services.is_empty() && f.slices.is_empty()).await;
+    reflector.until("nothing is left", |f| f.services.is_empty() && f.slices.is_empty()).await;
 }
 
 #[tokio::test]
@@ -236,115 +234,115 @@ async fn a_wrong_clock_of_the_server_has_no_effect() {
     let server = ApiServer::start().await;
     server.set_time("2099-01-01T00:00:00Z");
     add(&server, "web");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS && f.services.contains("web")).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS && f.services.contains("web")).await;
     server.set_time("1999-01-01T00:00:00Z");
     add(&server, "next");
-    follower.until("an added Service", |f| f.services.contains("next")).await;
+    reflector.until("an added Service", |f| f.services.contains("next")).await;
     server.delete(Kind::Service, "a", "web");
-    follower.until("a deleted Service", |f| !f.services.contains("web")).await;
+    reflector.until("a deleted Service", |f| !f.services.contains("web")).await;
 }
 
 #[tokio::test]
 async fn a_server_restart_with_retry_after_withdraws_nothing() {
     let server = ApiServer::start().await;
     add(&server, "web");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
-    server.set_presence(Presence::Away).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
+    server.set_availability(Availability::Down).await;
     server.compact();
     for watch in [false, true] {
         let fault = Fault::Starting { retry_after_s: 1 };
-        server.trap(Trap { fault, times: LISTS, method: "GET", path_contains: "/api", watch });
+        server.inject(FaultRule { fault, times: LISTS, method: "GET", path_contains: "/api", watch });
     }
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Up).await;
     add(&server, "next");
-    follower.until("the Service after the restart", |f| f.services.contains("next")).await;
-    assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
+    reflector.until("the Service after the restart", |f| f.services.contains("next")).await;
+    assert!(reflector.deleted_services.is_empty(), "{:?}", reflector.deleted_services);
 }
 
 #[tokio::test]
 async fn a_token_that_expires_and_is_renewed_withdraws_nothing() {
     let server = ApiServer::start().await;
     add(&server, "web");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
     for watch in [false, true] {
-        server.trap(Trap { fault: Fault::Unauthorized, times: LISTS, method: "GET", path_contains: "/api", watch });
+        server.inject(FaultRule { fault: Fault::Unauthorized, times: LISTS, method: "GET", path_contains: "/api", watch });
     }
-    server.cut_watches(Cut::Abort);
+    server.end_watches(WatchEnd::Aborted);
     add(&server, "next");
-    follower.until("the Service after the renewal", |f| f.services.contains("next")).await;
-    assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
+    reflector.until("the Service after the renewal", |f| f.services.contains("next")).await;
+    assert!(reflector.deleted_services.is_empty(), "{:?}", reflector.deleted_services);
 }
 
 #[tokio::test]
-async fn a_watch_that_expires_leads_to_a_new_list_and_loses_nothing() {
+async fn an_expired_watch_causes_a_new_list_and_loses_no_change() {
     let server = ApiServer::start().await;
     add(&server, "old");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
-    server.set_presence(Presence::Away).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
+    server.set_availability(Availability::Down).await;
     add(&server, "meanwhile");
     server.delete(Kind::Service, "a", "old");
     server.compact();
-    server.set_presence(Presence::There).await;
-    follower.until("the changes during the outage", |f| f.services.contains("meanwhile") && !f.services.contains("old")).await;
+    server.set_availability(Availability::Up).await;
+    reflector.until("the changes during the outage", |f| f.services.contains("meanwhile") && !f.services.contains("old")).await;
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_is_resumed_where_it_was() {
+async fn a_watch_that_ends_is_resumed_at_its_version() {
     let server = ApiServer::start().await;
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
-    for (cut, name) in [(Cut::Clean, "clean"), (Cut::Abort, "abort"), (Cut::Expired, "expired")] {
-        server.cut_watches(cut);
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
+    for (cut, name) in [(WatchEnd::Complete, "clean"), (WatchEnd::Aborted, "abort"), (WatchEnd::Expired, "expired")] {
+        server.end_watches(cut);
         add(&server, name);
-        follower.until(name, |f| f.services.contains(name)).await;
+        reflector.until(name, |f| f.services.contains(name)).await;
     }
-    assert!(follower.withdrawn.is_empty());
+    assert!(reflector.deleted_services.is_empty());
 }
 
 #[tokio::test]
-async fn a_list_that_is_expired_or_refused_for_a_while_is_repeated() {
+async fn lists_are_retried_after_errors() {
     let server = ApiServer::start().await;
     add(&server, "web");
     for fault in [Fault::Expired, Fault::Internal, Fault::TooMany { retry_after_s: 1 }, Fault::Forbidden] {
-        server.trap(list_fault(fault, 1, "/services"));
+        server.inject(list_fault(fault, 1, "/services"));
     }
-    server.trap(list_fault(Fault::Forbidden, 1, "/endpointslices"));
-    let mut follower = Follower::start(&server).await;
-    follower.until("the list after the refusals", |f| f.lists == LISTS && f.services.contains("web")).await;
+    server.inject(list_fault(Fault::Forbidden, 1, "/endpointslices"));
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the list after the refusals", |f| f.lists == LISTS && f.services.contains("web")).await;
 }
 
 #[tokio::test]
 async fn retry_after_is_obeyed() {
     let server = ApiServer::start().await;
-    server.trap(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
-    let mut follower = Follower::start(&server).await;
+    server.inject(list_fault(Fault::TooMany { retry_after_s: 2 }, 1, "/services"));
+    let mut reflector = Reflector::start(&server).await;
     let start = std::time::Instant::now();
-    follower.until("the lists", |f| f.lists == LISTS).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
     assert!(start.elapsed() >= Duration::from_millis(1_900), "the next request came after {:?}", start.elapsed());
 }
 
 #[tokio::test]
-async fn a_watch_refused_as_expired_leads_to_a_new_list() {
+async fn a_watch_that_is_refused_as_expired_causes_a_new_list() {
     let server = ApiServer::start().await;
-    server.trap(Trap { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/services", watch: true });
-    let mut follower = Follower::start(&server).await;
-    follower.until("a second list of Services", |f| f.lists > LISTS).await;
+    server.inject(FaultRule { fault: Fault::Expired, times: 1, method: "GET", path_contains: "/services", watch: true });
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("a second list of Services", |f| f.lists > LISTS).await;
 }
 
 #[tokio::test]
 async fn lists_are_incomplete_until_slices_may_be_listed() {
     let server = ApiServer::start().await;
     add(&server, "web");
-    server.trap(list_fault(Fault::Forbidden, usize::MAX, "/endpointslices"));
-    let mut follower = Follower::start(&server).await;
-    follower.until("the Services", |f| f.services.contains("web")).await;
+    server.inject(list_fault(Fault::Forbidden, usize::MAX, "/endpointslices"));
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the Services", |f| f.services.contains("web")).await;
     add(&server, "later");
-    server.release_traps();
-    follower.until("both", |f| f.lists >= LISTS && f.services.contains("later")).await;
+    server.clear_faults();
+    reflector.until("both", |f| f.lists >= LISTS && f.services.contains("later")).await;
 }
 
 #[tokio::test]
@@ -353,49 +351,49 @@ async fn an_object_that_cannot_be_decoded_is_skipped_and_the_others_are_received
     server
         .put_raw(Kind::Service, json!({"metadata": {"name": "odd", "namespace": "a", "uid": "1"}, "spec": {"ports": "eighty"}}));
     add(&server, "even");
-    let mut follower = Follower::start(&server).await;
-    follower.until("the valid object", |f| f.services.contains("even")).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the valid object", |f| f.services.contains("even")).await;
     server.put_raw(Kind::Service, json!({"metadata": {"name": "even", "namespace": "a", "uid": "2"}, "spec": {"ports": 7}}));
     add(&server, "third");
-    follower.until("the object after the invalid one", |f| f.services.contains("third")).await;
+    reflector.until("the object after the invalid one", |f| f.services.contains("third")).await;
     server.compact();
-    server.cut_watches(Cut::Expired);
+    server.end_watches(WatchEnd::Expired);
     add(&server, "fourth");
-    follower.until("the Service after the new list", |f| f.services.contains("fourth")).await;
-    assert!(follower.withdrawn.is_empty(), "{:?}", follower.withdrawn);
-    assert!(follower.services.contains("even") && !follower.services.contains("odd"));
-    let told = ["Service a/odd", "Service a/even"].map(|object| (object.to_owned(), "Undecodable"));
-    assert_eq!(follower.noted, told, "one note per object, although it was listed again");
+    reflector.until("the Service after the new list", |f| f.services.contains("fourth")).await;
+    assert!(reflector.deleted_services.is_empty(), "{:?}", reflector.deleted_services);
+    assert!(reflector.services.contains("even") && !reflector.services.contains("odd"));
+    let expected = ["Service a/odd", "Service a/even"].map(|object| (object.to_owned(), "Undecodable"));
+    assert_eq!(reflector.notes, expected, "one note per object, although it was listed again");
 }
 
 #[tokio::test]
 async fn outages_of_the_server_withdraw_nothing() {
     let server = ApiServer::start().await;
     add(&server, "web");
-    server.set_presence(Presence::Away).await;
-    let mut follower = Follower::start(&server).await;
-    server.set_presence(Presence::There).await;
-    follower.until("the lists", |f| f.services.contains("web")).await;
-    server.set_presence(Presence::Away).await;
-    server.set_presence(Presence::There).await;
+    server.set_availability(Availability::Down).await;
+    let mut reflector = Reflector::start(&server).await;
+    server.set_availability(Availability::Up).await;
+    reflector.until("the lists", |f| f.services.contains("web")).await;
+    server.set_availability(Availability::Down).await;
+    server.set_availability(Availability::Up).await;
     add(&server, "next");
-    follower.until("the Service after the outage", |f| f.services.contains("next")).await;
-    assert!(follower.withdrawn.is_empty());
+    reflector.until("the Service after the outage", |f| f.services.contains("next")).await;
+    assert!(reflector.deleted_services.is_empty());
 }
 
 #[tokio::test]
 async fn a_silent_connection_is_detected_long_before_the_295_seconds_of_kube() {
     let server = ApiServer::start().await;
-    let mut follower = Follower::start(&server).await;
-    follower.until("the lists", |f| f.lists == LISTS).await;
+    let mut reflector = Reflector::start(&server).await;
+    reflector.until("the lists", |f| f.lists == LISTS).await;
     let watches = || server.log().iter().filter(|logged| logged.is_watch()).count();
     watch_count_reaches(&watches, LISTS).await;
-    server.set_presence(Presence::Silent).await;
+    server.set_availability(Availability::Silent).await;
     let since = server.log().len();
-    // New connections are answered; the existing ones stay silent for ever.
+    // New connections are answered; the existing ones stay silent.
     add(&server, "web");
-    server.set_presence(Presence::There).await;
-    follower.until("the change during the silence", |f| f.services.contains("web")).await;
+    server.set_availability(Availability::Up).await;
+    reflector.until("the change during the silence", |f| f.services.contains("web")).await;
     // The short watches detect the silent server and restart the long ones.
     let kinds = || {
         let log = server.log();

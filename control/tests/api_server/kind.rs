@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 /// Names and properties of a kind.
-struct Facts {
+struct Properties {
     name: &'static str,
     plural: &'static str,
     group: &'static str,
@@ -45,8 +45,8 @@ impl Kind {
         Self::EdgeGateway,
     ];
 
-    fn facts(self) -> Facts {
-        let core = |name, plural, is_namespaced, has_status| Facts {
+    fn properties(self) -> Properties {
+        let core = |name, plural, is_namespaced, has_status| Properties {
             name,
             plural,
             group: "",
@@ -55,7 +55,7 @@ impl Kind {
             has_status,
             needs_version: false,
         };
-        let custom = |name, plural| Facts {
+        let custom = |name, plural| Properties {
             name,
             plural,
             group: "sluice.dev",
@@ -64,7 +64,7 @@ impl Kind {
             has_status: true,
             needs_version: true,
         };
-        let extra = |name, plural, group, needs_version| Facts {
+        let extra = |name, plural, group, needs_version| Properties {
             name,
             plural,
             group,
@@ -83,7 +83,7 @@ impl Kind {
             Self::EndpointSlice => extra("EndpointSlice", "endpointslices", "discovery.k8s.io", false),
             Self::Lease => extra("Lease", "leases", "coordination.k8s.io", true),
             Self::Event => extra("Event", "events", "events.k8s.io", false),
-            Self::CustomResourceDefinition => Facts {
+            Self::CustomResourceDefinition => Properties {
                 is_namespaced: false,
                 has_status: true,
                 ..extra("CustomResourceDefinition", "customresourcedefinitions", "apiextensions.k8s.io", true)
@@ -94,19 +94,19 @@ impl Kind {
     }
 
     pub fn name(self) -> &'static str {
-        self.facts().name
+        self.properties().name
     }
 
     pub fn plural(self) -> &'static str {
-        self.facts().plural
+        self.properties().plural
     }
 
     pub fn group(self) -> &'static str {
-        self.facts().group
+        self.properties().group
     }
 
     pub fn api_version(self) -> String {
-        let Facts { group, version, .. } = self.facts();
+        let Properties { group, version, .. } = self.properties();
         if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
     }
 
@@ -117,15 +117,15 @@ impl Kind {
     }
 
     pub fn is_namespaced(self) -> bool {
-        self.facts().is_namespaced
+        self.properties().is_namespaced
     }
 
     pub fn has_status(self) -> bool {
-        self.facts().has_status
+        self.properties().has_status
     }
 
     pub fn needs_version(self) -> bool {
-        self.facts().needs_version
+        self.properties().needs_version
     }
 
     /// Whether a definition installs the kind, so that a server may not have it.

@@ -1,4 +1,4 @@
-//! `managedFields`: who last wrote which fields of an object, and through which subresource.
+//! `managedFields`: the last writer of each field of an object, and the subresource of its write.
 //!
 //! As recorded, with one simplification: fields that the server fills in count as the writer's.
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 type Path = Vec<String>;
 
 /// Records in `new` that a manager made it from `old`. Entries of other managers lose the fields that it changed.
-pub fn note_change(old: &Value, new: &mut Value, manager: &str, subresource: &str, time: &str, api_version: &str) {
+pub fn record_change(old: &Value, new: &mut Value, manager: &str, subresource: &str, time: &str, api_version: &str) {
     let (before, after) = (fields(old), fields(new));
     let is_same = |path: &Path| before.get(path) == after.get(path);
     let changed: Vec<_> = after.keys().filter(|path| !is_same(path)).cloned().collect();

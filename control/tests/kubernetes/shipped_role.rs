@@ -10,9 +10,9 @@ use control::store::overrides::{load, save};
 use control::world::overrides::{Author, Drained};
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Attributes, Grant, Kind, Person};
+use crate::api_server::{Account, ApiServer, Attributes, Grant, Kind};
 use crate::installation::Installation;
-use crate::user::{User, reached};
+use crate::user::{User, wait_for};
 
 const TOKEN: &str = "of-the-service-account";
 /// The group of the shipped configuration. The role names the Lease of this group only.
@@ -20,7 +20,7 @@ const GROUP: &str = "default";
 
 /// The rights of the service account in `deploy/rbac.yaml`.
 struct Role {
-    person: Person,
+    account: Account,
     namespace: String,
 }
 
@@ -44,13 +44,13 @@ fn shipped() -> Role {
         rules: role["rules"].as_array().unwrap().clone(),
     });
     let grants = Some(grants.collect());
-    Role { person: Person { name: format!("system:serviceaccount:{namespace}:{name}"), grants }, namespace }
+    Role { account: Account { name: format!("system:serviceaccount:{namespace}:{name}"), grants }, namespace }
 }
 
 /// Runs everything that a controller does with the role; returns its requests.
-async fn live(role: &Role) -> Vec<Attributes> {
+async fn run_controller(role: &Role) -> Vec<Attributes> {
     let server = ApiServer::start().await;
-    server.admit(TOKEN, role.person.clone());
+    server.add_account(TOKEN, role.account.clone());
     server.create(Kind::Namespace, json!({"metadata": {"name": role.namespace}}));
     let user = User::of_test_server(&server).await;
     let kubeconfig = user.directory().join("of-the-role");
@@ -69,8 +69,8 @@ async fn live(role: &Role) -> Vec<Attributes> {
     let installation = Installation::start_with(&user, configure).await;
     user.add_pool("p", &["198.51.100.0/24"], &json!({})).await;
     user.add("web", &json!({})).await;
-    user.ingress_comes("web").await;
-    installation.serves(&user, "web", 1).await;
+    user.wait_for_ingress("web").await;
+    installation.wait_until_served(&user, "web", 1).await;
     // Overrides by hand, twice: the first one creates the ConfigMap.
     let mut cluster = connect(Some(&kubeconfig)).await.unwrap();
     cluster.namespace.clone_from(&role.namespace);
@@ -81,15 +81,20 @@ async fn live(role: &Role) -> Vec<Attributes> {
         save(&store, &overrides, version).await.unwrap();
     }
     user.delete_service("web").await;
-    installation.withdraws(&user, "web").await;
-    user.service_goes("web").await;
+    installation.wait_until_withdrawn(&user, "web").await;
+    user.wait_until_deleted("web").await;
     // Every controller reports a persistent refusal: the second controller finds the Event of the first and repeats it.
     user.add("refused", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
-    user.event_comes("refused", "OutsidePools").await;
+    user.wait_for_event("refused", "OutsidePools").await;
     installation.stop().await;
     let _installation = Installation::start_with(&user, configure).await;
-    let asked = || -> Vec<Attributes> {
-        server.log().into_iter().filter(|logged| logged.user == role.person.name).filter_map(|logged| logged.asked).collect()
+    let requests = || -> Vec<Attributes> {
+        server
+            .log()
+            .into_iter()
+            .filter(|logged| logged.user == role.account.name)
+            .filter_map(|logged| logged.attributes)
+            .collect()
     };
     let last = [
         ("leases", "update"),
@@ -101,27 +106,27 @@ async fn live(role: &Role) -> Vec<Attributes> {
     ];
     for (resource, verb) in last {
         let is_there = |all: &Vec<Attributes>| all.iter().any(|one| one.resource == resource && one.verb == verb);
-        reached(&format!("{verb} of {resource}"), async || asked(), is_there).await;
+        wait_for(&format!("{verb} of {resource}"), async || requests(), is_there).await;
     }
-    asked()
+    requests()
 }
 
-fn is_allowed(role: &Role, asked: &Attributes) -> bool {
-    role.person.check(asked).is_ok()
+fn is_allowed(role: &Role, request: &Attributes) -> bool {
+    role.account.check(request).is_ok()
 }
 
-fn is_used(asked: &[Attributes], single: &Value) -> bool {
-    asked.iter().any(|asked| asked.is_allowed_by(single))
+fn is_used(requests: &[Attributes], single: &Value) -> bool {
+    requests.iter().any(|request| request.is_allowed_by(single))
 }
 
 #[tokio::test]
 async fn a_controller_needs_exactly_the_shipped_role() {
     let role = shipped();
-    let asked = live(&role).await;
-    let refused: BTreeSet<_> = asked.iter().filter(|asked| !is_allowed(&role, asked)).collect();
+    let requests = run_controller(&role).await;
+    let refused: BTreeSet<_> = requests.iter().filter(|request| !is_allowed(&role, request)).collect();
     assert!(refused.is_empty(), "the role lacks {refused:#?}");
-    let rules = role.person.grants.iter().flatten().flat_map(|grant| &grant.rules);
-    let unused: Vec<_> = rules.flat_map(single_rules).filter(|single| !is_used(&asked, single)).collect();
+    let rules = role.account.grants.iter().flatten().flat_map(|grant| &grant.rules);
+    let unused: Vec<_> = rules.flat_map(single_rules).filter(|single| !is_used(&requests, single)).collect();
     assert!(unused.is_empty(), "the role grants unused rights: {unused:#?}");
 }
 
@@ -133,16 +138,16 @@ fn the_role_reaches_only_our_own_objects_in_our_namespace() {
         let (resource, namespace, name) = (resource.to_owned(), role.namespace.clone(), name.to_owned());
         is_allowed(&role, &Attributes { verb, group, resource, namespace, name })
     };
-    for (group, resource, ours) in [
+    for (group, resource, name) in [
         ("coordination.k8s.io", "leases", "sluice-controller-default"),
         ("", "configmaps", "sluice-overrides"),
         ("", "configmaps", "sluice-checkpoint-0"),
         ("", "configmaps", "sluice-checkpoint-3"),
         ("", "secrets", "sluice-controller-tls"),
     ] {
-        assert!(may("get", group, resource, ours), "{resource}");
+        assert!(may("get", group, resource, name), "{resource}");
         for verb in ["get", "update", "patch", "delete"] {
-            assert!(!may(verb, group, resource, "of-somebody-else"), "{verb} {resource}");
+            assert!(!may(verb, group, resource, "of-another"), "{verb} {resource}");
         }
         assert!(!may("list", group, resource, "") && !may("watch", group, resource, ""), "{resource}");
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::answer::Answer;
+use super::responses::ApiResponse;
 
 /// The token with all rights.
 pub const ADMIN: &str = "test";
@@ -23,7 +23,7 @@ pub struct Grant {
 
 /// A user with a token.
 #[derive(Clone, Debug)]
-pub struct Person {
+pub struct Account {
     pub name: String,
     /// `None`: everything is allowed.
     pub grants: Option<Vec<Grant>>,
@@ -53,44 +53,44 @@ impl Attributes {
 }
 
 /// All users by token.
-pub struct People {
-    by_token: BTreeMap<String, Person>,
+pub struct Accounts {
+    by_token: BTreeMap<String, Account>,
     /// Users and resources for which the server has loaded the roles since its start.
     cached: BTreeSet<(String, String)>,
 }
 
-impl People {
+impl Accounts {
     pub fn new() -> Self {
-        let admin = Person { name: "admin".to_owned(), grants: None };
+        let admin = Account { name: "admin".to_owned(), grants: None };
         Self { by_token: [(ADMIN.to_owned(), admin)].into(), cached: BTreeSet::new() }
     }
 
-    pub fn admit(&mut self, token: &str, person: Person) {
-        self.by_token.insert(token.to_owned(), person);
+    pub fn add_account(&mut self, token: &str, account: Account) {
+        self.by_token.insert(token.to_owned(), account);
     }
 
     /// The user of an `Authorization` header.
-    pub fn identify(&self, authorization: &str) -> Result<&Person, Answer> {
-        authorization.strip_prefix("Bearer ").and_then(|token| self.by_token.get(token)).ok_or_else(Answer::unauthorized)
+    pub fn identify(&self, authorization: &str) -> Result<&Account, ApiResponse> {
+        authorization.strip_prefix("Bearer ").and_then(|token| self.by_token.get(token)).ok_or_else(ApiResponse::unauthorized)
     }
 
     /// Whether the request is allowed by the roles that the server has loaded.
-    pub fn check(&mut self, person: &Person, asked: &Attributes) -> Result<(), Answer> {
-        let is_read = matches!(asked.verb, "get" | "list" | "watch");
-        if person.grants.is_some() && is_read && self.cached.insert((person.name.clone(), asked.resource.clone())) {
-            return Err(Answer::forbidden(&person.name, asked));
+    pub fn check(&mut self, account: &Account, request: &Attributes) -> Result<(), ApiResponse> {
+        let is_read = matches!(request.verb, "get" | "list" | "watch");
+        if account.grants.is_some() && is_read && self.cached.insert((account.name.clone(), request.resource.clone())) {
+            return Err(ApiResponse::forbidden(&account.name, request));
         }
-        person.check(asked)
+        account.check(request)
     }
 }
 
-impl Person {
-    pub fn check(&self, asked: &Attributes) -> Result<(), Answer> {
+impl Account {
+    pub fn check(&self, request: &Attributes) -> Result<(), ApiResponse> {
         let Some(grants) = &self.grants else { return Ok(()) };
         let is_allowed = grants
             .iter()
-            .filter(|grant| grant.namespace.as_ref().is_none_or(|namespace| *namespace == asked.namespace))
-            .any(|grant| grant.rules.iter().any(|rule| asked.is_allowed_by(rule)));
-        if is_allowed { Ok(()) } else { Err(Answer::forbidden(&self.name, asked)) }
+            .filter(|grant| grant.namespace.as_ref().is_none_or(|namespace| *namespace == request.namespace))
+            .any(|grant| grant.rules.iter().any(|rule| request.is_allowed_by(rule)));
+        if is_allowed { Ok(()) } else { Err(ApiResponse::forbidden(&self.name, request)) }
     }
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, ServiceManifest, until};
 
 const WEB: &str = "http://192.0.2.100/";
 /// Keys of a configuration that belong to the controller.
@@ -70,23 +70,7 @@ fn split_configuration(edge: &Edge) {
 
 /// A Service with one echo server on port 9000, at this address.
 fn echo(name: &str, address: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{namespace: demo, name: {name}, annotations: {{sluice.dev/addresses: {address}}}}}
-spec:
-  type: LoadBalancer
-  loadBalancerClass: sluice.dev/gateway
-  ports: [{{port: 90, targetPort: 9000}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{namespace: demo, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{{port: 9000}}]
-endpoints: [{{addresses: [10.0.0.11]}}]
-"
-    )
+    ServiceManifest { name, address, servers: &[11], ..ServiceManifest::default() }.yaml()
 }
 
 fn epoch(edge: &Edge) -> Option<String> {
@@ -95,14 +79,11 @@ fn epoch(edge: &Edge) -> Option<String> {
 
 #[test]
 fn a_gateway_keeps_serving_without_its_controller_and_follows_the_next_one() {
-    if !may_run("a controller in another process") {
-        return;
-    }
-    let mut edge = Edge::new("ctl");
+    let Some(mut edge) = Edge::new("a controller in another process", "ctl") else { return };
     edge.echo_server("b11", 9000);
-    edge.manifests_of_the_demo();
-    edge.manifest("echo.yaml", &echo("echo", "192.0.2.110"));
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "");
+    edge.write_demo_manifests();
+    edge.write_manifest("echo.yaml", &echo("echo", "192.0.2.110"));
+    edge.configure_af_packet("");
     split_configuration(&edge);
 
     let first = Controller::start(&edge);
@@ -119,7 +100,7 @@ fn a_gateway_keeps_serving_without_its_controller_and_follows_the_next_one() {
     for _ in 0..20 {
         edge.curl(WEB).expect("the Service still answers");
     }
-    edge.manifest("more.yaml", &echo("more", "192.0.2.111"));
+    edge.write_manifest("more.yaml", &echo("more", "192.0.2.111"));
     fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
 
     let _second = Controller::start(&edge);

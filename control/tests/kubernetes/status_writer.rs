@@ -5,19 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::kubernetes::recorder::Recorder;
-use control::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, StatusWriter, connect, patch};
+use control::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, StatusWriter, patch};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::status::{Ingress, IpMode, StatusWrite};
 use proto::ServiceName;
 use serde_json::{Value, json};
 
-use crate::api_server::{ApiServer, Fault, Kind, Presence, Trap};
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind};
+use crate::user::connect_to;
 
 async fn start() -> (ApiServer, Cluster, Value) {
     let server = ApiServer::start().await;
-    let file = tempfile::NamedTempFile::new().unwrap();
-    server.write_kubeconfig(file.path());
-    let cluster = connect(Some(file.path())).await.unwrap();
+    let cluster = connect_to(&server).await;
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let service = server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a"}, "spec": spec}));
     (server, cluster, service)
@@ -36,8 +35,8 @@ fn write(service: &Value, ips: &[&str]) -> StatusWrite {
     }
 }
 
-fn fault(fault: Fault) -> Trap {
-    Trap { fault, times: 1, method: "PATCH", path_contains: "/status", watch: false }
+fn next_write_fails(fault: Fault) -> FaultRule {
+    FaultRule { fault, times: 1, method: "PATCH", path_contains: "/status", watch: false }
 }
 
 #[tokio::test]
@@ -69,17 +68,17 @@ async fn a_write_to_a_deleted_service_is_gone_and_a_recreated_one_is_not_changed
     server.delete(Kind::Service, "a", "web");
     assert_eq!(patch(&cluster.client, &write(&service, &["192.0.2.1"])).await, Ok(PatchOutcome::Gone));
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
-    let anew = server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a"}, "spec": spec}));
-    let mut mixed = write(&anew, &["192.0.2.1"]);
-    mixed.uid = write(&service, &[]).uid;
-    let refused = patch(&cluster.client, &mixed).await;
+    let recreated = server.create(Kind::Service, json!({"metadata": {"name": "web", "namespace": "a"}, "spec": spec}));
+    let mut wrong_uid = write(&recreated, &["192.0.2.1"]);
+    wrong_uid.uid = write(&service, &[]).uid;
+    let refused = patch(&cluster.client, &wrong_uid).await;
     assert!(matches!(refused, Err(StatusError::Refused { code: 422, .. })), "{refused:?}");
 }
 
 #[tokio::test]
 async fn a_refusal_that_embeds_the_object_is_cut_to_a_thousand_characters() {
     let (server, cluster, service) = start().await;
-    server.trap(fault(Fault::Invalid("x".repeat(50_000))));
+    server.inject(next_write_fails(Fault::Invalid("x".repeat(50_000))));
     let Err(StatusError::Refused { code: 422, message, .. }) = patch(&cluster.client, &write(&service, &["192.0.2.1"])).await
     else {
         panic!("the write was not refused");
@@ -91,16 +90,16 @@ async fn a_refusal_that_embeds_the_object_is_cut_to_a_thousand_characters() {
 async fn temporary_errors_are_distinguished_from_refusals() {
     let (server, cluster, service) = start().await;
     let write = write(&service, &["192.0.2.1"]);
-    server.trap(fault(Fault::TooMany { retry_after_s: 3 }));
+    server.inject(next_write_fails(Fault::TooMany { retry_after_s: 3 }));
     let busy = patch(&cluster.client, &write).await.unwrap_err();
     let StatusError::Later(ApiError::Busy { retry_after, .. }) = busy else { panic!("{busy:?}") };
     assert_eq!(retry_after.as_secs(), 3);
-    server.trap(fault(Fault::Internal));
+    server.inject(next_write_fails(Fault::Internal));
     assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Failing { code: 500, .. }))));
-    server.trap(fault(Fault::Forbidden));
+    server.inject(next_write_fails(Fault::Forbidden));
     let forbidden = patch(&cluster.client, &write).await.unwrap_err().to_string();
     assert!(forbidden.contains("services/status") && forbidden.contains("patch"), "{forbidden}");
-    server.set_presence(Presence::Away).await;
+    server.set_availability(Availability::Down).await;
     assert!(matches!(patch(&cluster.client, &write).await, Err(StatusError::Later(ApiError::Unreachable(_)))));
 }
 
@@ -127,10 +126,10 @@ async fn run_until(writer: &StatusWriter, cluster: &Cluster, what: &str, is_reac
 }
 
 #[tokio::test]
-async fn a_write_is_repeated_until_the_server_takes_it() {
+async fn a_write_is_repeated_until_the_server_accepts_it() {
     let (server, cluster, service) = start().await;
     for retry in [Fault::TooMany { retry_after_s: 1 }, Fault::Internal, Fault::Forbidden] {
-        server.trap(fault(retry));
+        server.inject(next_write_fails(retry));
     }
     let writer = StatusWriter::default();
     writer.write(write(&service, &["192.0.2.1"]), Vec::new());
@@ -145,7 +144,7 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
     let writer = StatusWriter::default();
     let rows = [("aaa", Fault::Internal, "/services/aaa/status"), ("bbb", Fault::Forbidden, "/services/bbb/status")];
     for (name, fault, path_contains) in rows {
-        server.trap(Trap { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
+        server.inject(FaultRule { fault, times: usize::MAX, method: "PATCH", path_contains, watch: false });
         let service = server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "a"}, "spec": spec}));
         writer.write(write(&service, &["192.0.2.9"]), Vec::new());
     }
@@ -162,7 +161,7 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
         // Each of the other writes may have been retried once meanwhile, not more often: their backoff grows.
         let between = patches(&server) - before;
         assert!(between <= 3, "{between} writes before it was sent");
-        server.release_traps();
+        server.clear_faults();
         while !(has_address("aaa") && has_address("bbb")) {
             tokio::task::yield_now().await;
         }
@@ -176,7 +175,7 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
 #[tokio::test]
 async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes() {
     let (server, cluster, service) = start().await;
-    server.trap(fault(Fault::Invalid("no".to_owned())));
+    server.inject(next_write_fails(Fault::Invalid("no".to_owned())));
     let writer = StatusWriter::default();
     // The write of the other Service shows that the equal writes before it were dropped.
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
@@ -224,15 +223,15 @@ async fn notes_are_recorded_once_the_server_accepted_the_write() {
     };
     let recorder = Arc::new(Recorder::default());
     let writer = StatusWriter::new(Arc::clone(&recorder));
-    let refusal = Trap { times: 1, ..fault(Fault::Invalid("no".to_owned())) };
-    server.trap(refusal);
+    let refusal = FaultRule { times: 1, ..next_write_fails(Fault::Invalid("no".to_owned())) };
+    server.inject(refusal);
     writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
     run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
     writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);
-    writer.write(write(&service, &["192.0.2.3"]), vec![note("taken")]);
+    writer.write(write(&service, &["192.0.2.3"]), vec![note("accepted")]);
     run_until(&writer, &cluster, "the note", || !recorder.newest().is_empty()).await;
-    let told: Vec<String> = recorder.newest().into_iter().map(|told| told.note.remark.text).collect();
-    assert_eq!((told, address(&server).as_deref()), (vec!["taken".to_owned()], Some("192.0.2.3")));
+    let texts: Vec<String> = recorder.newest().into_iter().map(|event| event.note.remark.text).collect();
+    assert_eq!((texts, address(&server).as_deref()), (vec!["accepted".to_owned()], Some("192.0.2.3")));
 }
 
 #[tokio::test]

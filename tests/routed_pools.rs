@@ -6,7 +6,7 @@ mod edge;
 
 use std::fs;
 
-use edge::{Edge, may_run, until};
+use edge::{Edge, until};
 use rustix::process::Signal;
 
 const VIP: &str = "http://192.0.2.100/";
@@ -23,23 +23,20 @@ fn routes(edge: &Edge, protocol: &str) -> Vec<String> {
 }
 
 /// A gateway with routed VIPs and the lines `more` in its configuration; not started.
-fn routed(name: &str, more: &str) -> Edge {
-    let edge = Edge::with_echo_servers(name, 9000);
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", more);
+fn routed(test: &str, name: &str, more: &str) -> Option<Edge> {
+    let edge = Edge::with_echo_servers(test, name, 9000)?;
+    edge.configure_af_packet(more);
     let file = edge.path("sluice.yaml");
     let text = fs::read_to_string(&file).unwrap().replace("{name: default, ", "{name: default, announce: routed, ");
     fs::write(&file, text).unwrap();
     edge.script("set -e; in_ns client ip route add 192.0.2.100/32 via 192.0.2.2");
-    edge.manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
-    edge
+    edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
+    Some(edge)
 }
 
 #[test]
 fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_ends_or_a_second_signal() {
-    if !may_run("stopping a gateway with routed VIPs") {
-        return;
-    }
-    let mut edge = routed("leave", "drainOnStop: 1h");
+    let Some(mut edge) = routed("stopping a gateway with routed VIPs", "leave", "drainOnStop: 1h") else { return };
     edge.start();
     until("the VIPs are in the table", || (routes(&edge, "150").len() == 2).then_some(()));
     let mut before = until("a connection", || edge.connect("192.0.2.100:80"));
@@ -51,7 +48,7 @@ fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_
     }
     assert!(edge.is_running(), "{}", edge.log());
     edge.signal(Signal::TERM);
-    assert_eq!(edge.ended(), Some(1), "{}", edge.log());
+    assert_eq!(edge.wait_for_exit(), Some(1), "{}", edge.log());
 
     let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap().replace("drainOnStop: 1h", "drainOnStop: 300ms");
     fs::write(edge.path("sluice.yaml"), text).unwrap();
@@ -64,17 +61,14 @@ fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_
 
 #[test]
 fn a_vip_of_a_routed_pool_is_in_the_table_while_it_is_served_and_gets_no_arp_replies() {
-    if !may_run("routed pools") {
-        return;
-    }
-    let mut edge = Edge::new("routed");
-    edge.configure("net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0", "drainOnStop: 100ms");
+    let Some(mut edge) = Edge::new("routed pools", "routed") else { return };
+    edge.configure_af_packet("drainOnStop: 100ms");
     let file = edge.path("sluice.yaml");
     let text = fs::read_to_string(&file).unwrap().replace("{name: default, ", "{name: default, announce: routed, ");
     fs::write(&file, text).unwrap();
     // A route that a crashed gateway left, and one of another program.
     edge.script("set -e; in_ns gw ip route add blackhole 192.0.2.119 table 150 proto 150; in_ns gw ip route add blackhole 192.0.2.118 table 150 proto 99");
-    edge.manifests_of_the_demo();
+    edge.write_demo_manifests();
     edge.start();
     let expected = ["192.0.2.100", "2001:db8::1:0"];
     until("exactly the VIPs are in the table", || (routes(&edge, "150") == expected).then_some(()));
@@ -84,11 +78,11 @@ fn a_vip_of_a_routed_pool_is_in_the_table_while_it_is_served_and_gets_no_arp_rep
     assert!(!ping.status.success(), "no ARP reply for a routed VIP");
     edge.script("set -e; in_ns client ip route add 192.0.2.100/32 via 192.0.2.2");
     until("an answer over the route", || edge.curl(VIP));
-    edge.all_answer(VIP);
+    edge.assert_all_servers_answer(VIP);
 
     fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
     until("the routes are withdrawn with the Service", || routes(&edge, "150").is_empty().then_some(()));
-    edge.manifests_of_the_demo();
+    edge.write_demo_manifests();
     until("the routes return with the Service", || (routes(&edge, "150") == expected).then_some(()));
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());

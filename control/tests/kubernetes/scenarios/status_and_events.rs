@@ -6,41 +6,42 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use crate::installation::Installation;
-use crate::user::{User, reached};
+use crate::user::{User, is_about, wait_for};
 
-pub async fn a_new_service_raises_no_alarm(user: &User) {
+pub async fn a_new_service_causes_no_warning(user: &User) {
     let installation = Installation::start_reporting(user).await;
-    installation.gives("a first message", |given| given.messages > 0).await;
+    installation.wait_for_state("a first message", |received| received.messages > 0).await;
     user.add_ready_pod("shop", "10.0.0.11").await;
     let names: Vec<String> = (0..6).map(|number| format!("web-{number}")).collect();
     for name in &names {
-        user.add_alone(name, &json!({"spec": {"selector": {"app": "shop"}}})).await;
+        user.add_without_slice(name, &json!({"spec": {"selector": {"app": "shop"}}})).await;
         // At this time the controller has planned the Service without endpoints.
-        user.condition_comes(name, "sluice.dev/AddressAssigned", "True").await;
+        user.wait_for_condition(name, "AddressAssigned", "True").await;
     }
     for name in &names {
-        assert_eq!(user.condition_comes(name, "sluice.dev/BackendsHealthy", "True").await, "Healthy");
-        user.event_comes(name, "Programmed").await;
+        assert_eq!(user.wait_for_condition(name, "BackendsHealthy", "True").await, "Healthy");
+        user.wait_for_event(name, "Programmed").await;
     }
-    let mut told = user.events().await;
-    told.retain(|event| event.type_.as_deref() == Some("Warning"));
-    assert!(told.is_empty(), "{told:#?}");
+    let mut warnings = user.events().await;
+    warnings.retain(|event| event.type_.as_deref() == Some("Warning"));
+    assert!(warnings.is_empty(), "{warnings:#?}");
     user.end_pod("shop").await;
 }
 
 pub async fn missing_backends_have_distinct_reasons(user: &User) {
     let _installation = Installation::start_reporting(user).await;
-    user.add_alone("none", &json!({})).await;
-    // The slice comes first: otherwise it could arrive after two seconds, and change what was reported until then.
+    user.add_without_slice("none", &json!({})).await;
+    // The slice is created first: otherwise it could arrive after two seconds, and change what was reported until then.
     user.add_slice("other", &json!([{"port": 8080, "protocol": "TCP", "name": "web"}])).await;
-    user.add_alone("other", &json!({})).await;
-    assert_eq!(user.condition_comes("none", "sluice.dev/BackendsHealthy", "False").await, "NoEndpoints");
-    assert_eq!(user.condition_comes("other", "sluice.dev/BackendsHealthy", "False").await, "NoMatchingPort");
-    let (none, other) = (user.event_comes("none", "NoEndpoints").await, user.event_comes("other", "NoMatchingPort").await);
+    user.add_without_slice("other", &json!({})).await;
+    assert_eq!(user.wait_for_condition("none", "BackendsHealthy", "False").await, "NoEndpoints");
+    assert_eq!(user.wait_for_condition("other", "BackendsHealthy", "False").await, "NoMatchingPort");
+    let none = user.wait_for_event("none", "NoEndpoints").await.note.unwrap();
+    let other = user.wait_for_event("other", "NoMatchingPort").await.note.unwrap();
     assert!(other.contains("http (tcp 80)") && other.contains("web (tcp 8080)"), "{other}");
     assert!(none.contains("no endpoint"), "{none}");
     user.change_slice("other", &json!({"ports": [{"port": 8080, "protocol": "TCP", "name": "http"}]})).await;
-    user.condition_comes("other", "sluice.dev/BackendsHealthy", "True").await;
+    user.wait_for_condition("other", "BackendsHealthy", "True").await;
 }
 
 pub async fn every_port_is_in_the_status(user: &User) {
@@ -50,16 +51,16 @@ pub async fn every_port_is_in_the_status(user: &User) {
     let ports = async || user.ingress("web").await[0]["ports"].clone();
     let is_refused = |ports: &Value| ports[1]["error"].is_string();
     let error = json!("sluice.dev/NoMatchingPort");
-    let told = json!([{"port": 80, "protocol": "TCP"}, {"port": 9090, "protocol": "TCP", "error": error}]);
-    assert_eq!(reached("an error", &ports, is_refused).await, told);
+    let expected = json!([{"port": 80, "protocol": "TCP"}, {"port": 9090, "protocol": "TCP", "error": error}]);
+    assert_eq!(wait_for("an error", &ports, is_refused).await, expected);
     let both = json!([{"port": 8080, "protocol": "TCP", "name": "http"}, {"port": 8081, "protocol": "TCP", "name": "admin"}]);
     user.change_slice("web", &json!({"ports": both})).await;
-    reached("no error", &ports, |ports| !is_refused(ports)).await;
+    wait_for("no error", &ports, |ports| !is_refused(ports)).await;
 }
 
 /// Creates more Services at once than the controller can report by Events in some seconds, then one that cannot be
 /// served.
-pub async fn a_refusal_overtakes_routine(user: &User) {
+pub async fn a_refusal_is_reported_before_routine_events(user: &User) {
     let _installation = Installation::start_with(user, |settings| {
         settings.pools[0].ranges = vec!["192.0.2.100-192.0.3.199".parse().unwrap()];
     })
@@ -67,15 +68,19 @@ pub async fn a_refusal_overtakes_routine(user: &User) {
     let nothing = json!({});
     for round in 0..4 {
         let names: Vec<String> = (0..40).map(|number| format!("web-{round}-{number}")).collect();
-        join_all(names.iter().map(|name| user.add_alone(name, &nothing))).await;
+        join_all(names.iter().map(|name| user.add_without_slice(name, &nothing))).await;
         for name in &names {
-            user.condition_comes(name, "sluice.dev/AddressAssigned", "True").await;
+            user.wait_for_condition(name, "AddressAssigned", "True").await;
         }
         let refused = format!("refused-{round}");
-        user.add_alone(&refused, &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
-        user.event_comes(&refused, "OutsidePools").await;
-        let all =
-            reached("the Events of the last", async || user.events().await, |all| is_told(all, names.last().unwrap())).await;
+        user.add_without_slice(&refused, &json!({"metadata": {"annotations": {"sluice.dev/addresses": "203.0.113.9"}}})).await;
+        user.wait_for_event(&refused, "OutsidePools").await;
+        let all = wait_for(
+            "the Events of the last",
+            async || user.events().await,
+            |all| all.iter().any(|event| is_about(event, names.last().unwrap())),
+        )
+        .await;
         let warning = all.iter().find(|event| event.reason.as_deref() == Some("OutsidePools")).unwrap();
         let version = |event: &Event| event.resource_version().unwrap().parse::<u64>().unwrap();
         let time = |event: &Event| event.event_time.as_ref().unwrap().0;
@@ -86,24 +91,17 @@ pub async fn a_refusal_overtakes_routine(user: &User) {
     panic!("no Warning was written before a routine Event with an earlier time");
 }
 
-fn is_told(all: &[Event], service: &str) -> bool {
-    let is_about = |event: &Event| event.regarding.as_ref().and_then(|object| object.name.as_deref()) == Some(service);
-    all.iter().any(is_about)
-}
-
-pub async fn a_typing_error_cuts_no_traffic(user: &User) {
+pub async fn a_typing_error_interrupts_no_traffic(user: &User) {
     let installation = Installation::start(user).await;
     user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "192.0.2.150"}}})).await;
-    installation.serves(user, "web", 1).await;
-    assert_eq!(user.address_comes("web").await, "192.0.2.150");
+    installation.wait_until_served(user, "web", 1).await;
+    assert_eq!(user.wait_for_address("web").await, "192.0.2.150");
     user.annotate("web", "sluice.dev/addresses", "192.0.2.1500").await;
     user.annotate("web", "sluice.dev/health-check", "http").await;
-    let note = user.event_comes("web", "AnnotationIgnored").await;
+    let note = user.wait_for_event("web", "AnnotationIgnored").await.note.unwrap();
     assert!(note.contains("sluice.dev/"), "{note}");
-    let look = async || user.conditions("web").await.remove("sluice.dev/Programmed");
-    let said = reached("a reason", look, |said| said.as_ref().is_some_and(|(_, reason)| reason == "AnnotationIgnored")).await;
-    assert_eq!(said.unwrap().0, "True");
-    assert_eq!(user.address_comes("web").await, "192.0.2.150");
-    let given = installation.serves(user, "web", 1).await;
-    assert!(given.removed.is_empty(), "{:?}", given.removed);
+    user.wait_for_reason("web", "Programmed", "True AnnotationIgnored").await;
+    assert_eq!(user.wait_for_address("web").await, "192.0.2.150");
+    let received = installation.wait_until_served(user, "web", 1).await;
+    assert!(received.removed.is_empty(), "{:?}", received.removed);
 }
