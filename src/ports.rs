@@ -23,8 +23,8 @@ use dataplane::Mac;
 use dpdk_sys::Eal;
 
 pub use error::PortsError;
+pub use handle::ReadPorts;
 use handle::{PortHandles, lock};
-pub use handle::{PortReading, ReadPorts};
 use hotplug::HotplugPort;
 pub use hotplug::{Hotplug, PortStates};
 pub use open::{WorkerPort, WorkerPorts};
@@ -64,10 +64,10 @@ impl Ports {
         lock(&self.handles).iter().map(|handle| handle.mac.unwrap_or_default()).collect()
     }
 
-    /// Reads all ports at any time, from any thread.
-    pub fn read_ports(&self) -> ReadPorts {
+    /// Reads all ports of this gateway at any time, from any thread.
+    pub fn read_ports(&self, gateway: String) -> ReadPorts {
         let handles = Arc::clone(&self.handles);
-        Arc::new(move || lock(&handles).iter().map(handle::PortHandle::read).collect())
+        Arc::new(move || lock(&handles).iter().map(|handle| handle.status(&gateway)).collect())
     }
 
     /// The task that attaches and detaches devices.

@@ -111,7 +111,7 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
         .map_err(failed)?
         .ok_or_else(|| AfPacketError::NoInterface { device: device.to_string(), interface: interface.to_owned() })?;
     let index = link.header.index;
-    let before = match standing_filter(&mut socket, index).await.map_err(failed)? {
+    let before = match our_filter(&mut socket, index).await.map_err(failed)? {
         Some(before) => {
             tracing::info!(interface, "found the filter of a gateway that did not exit cleanly; adopting it");
             before
@@ -173,20 +173,19 @@ async fn set_promiscuous(socket: &mut Socket, index: u32, on: bool) -> Result<()
 async fn filters(socket: &mut Socket, index: u32, parent: TcHandle) -> Result<Vec<TcMessage>, NetlinkError> {
     let mut request = TcMessage::with_index(index.cast_signed());
     request.header.parent = parent;
-    let mut found = Vec::new();
-    let dump = socket.dump(RouteNetlinkMessage::GetTrafficFilter(request), "list filters", |message| {
-        if let RouteNetlinkMessage::NewTrafficFilter(filter) = message {
-            found.push(filter.clone());
-        }
+    let found = socket.list(RouteNetlinkMessage::GetTrafficFilter(request), "list filters", |message| match message {
+        RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter.clone()),
+        _ => None,
     });
-    match dump.await {
+    match found.await {
         // Without a qdisc to hold filters there are none.
         Err(error) if error.is_refusal(Errno::INVAL) => Ok(Vec::new()),
-        outcome => outcome.map(|_| found),
+        outcome => outcome,
     }
 }
 
-async fn standing_filter(socket: &mut Socket, index: u32) -> Result<Option<SavedState>, NetlinkError> {
+/// The former state as recorded by our filter, if there is one.
+async fn our_filter(socket: &mut Socket, index: u32) -> Result<Option<SavedState>, NetlinkError> {
     let filters = filters(socket, index, INGRESS).await?;
     // The kernel lists each priority a second time, with handle 0, for the classifier itself.
     let ours = filters.iter().find(|f| f.header.info >> 16 == u32::from(PRIORITY) && u32::from(f.header.handle) != 0);
@@ -198,16 +197,15 @@ async fn has_filters(socket: &mut Socket, index: u32) -> Result<bool, NetlinkErr
 }
 
 async fn has_clsact(socket: &mut Socket, index: u32) -> Result<bool, NetlinkError> {
-    let mut found = false;
-    let request = TcMessage::with_index(index.cast_signed());
-    socket
-        .dump(RouteNetlinkMessage::GetQueueDiscipline(request), "list queue disciplines", |message| {
-            if let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = message {
-                found |= qdisc.header.index == index.cast_signed() && qdisc.header.parent == TcHandle::CLSACT;
-            }
-        })
-        .await?;
-    Ok(found)
+    let index = index.cast_signed();
+    let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index));
+    let clsact = socket.list(request, "list queue disciplines", |message| match message {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
+            (qdisc.header.index == index && qdisc.header.parent == TcHandle::CLSACT).then_some(())
+        }
+        _ => None,
+    });
+    Ok(!clsact.await?.is_empty())
 }
 
 async fn add_filter(socket: &mut Socket, index: u32, before: SavedState) -> Result<(), NetlinkError> {

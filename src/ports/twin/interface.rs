@@ -196,17 +196,14 @@ impl Interface {
 }
 
 async fn addresses(socket: &mut Socket, index: u32) -> Result<Vec<(IpNet, AddressMessage)>, NetlinkError> {
-    let mut found = Vec::new();
     let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    socket
-        .dump(all, "list addresses", |message| {
-            let RouteNetlinkMessage::NewAddress(address) = message else { return };
-            if address.header.index == index {
-                found.extend(interface_address(address).map(|net| (net, address.clone())));
-            }
-        })
-        .await?;
-    Ok(found)
+    let found = socket.list(all, "list addresses", |message| match message {
+        RouteNetlinkMessage::NewAddress(address) if address.header.index == index => {
+            interface_address(address).map(|net| (net, address.clone()))
+        }
+        _ => None,
+    });
+    found.await
 }
 
 fn is_ours(message: &AddressMessage) -> bool {
