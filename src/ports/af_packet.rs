@@ -9,8 +9,6 @@
 //! After a crash at any point, the next start or stop knows what to restore. Deliberately not here: af_xdp and real
 //! NICs, whose frames Linux does not see, and the offloads of a veth's peer, which may be in another namespace.
 
-use std::io;
-use std::path::PathBuf;
 use std::process::Command;
 
 use dpdk_sys::Device;
@@ -20,6 +18,7 @@ use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 use rustix::io::Errno;
 
+use super::setting::{self, SettingError};
 use crate::netlink::{NetlinkError, Socket, link_named};
 
 /// Priority of our filter, which identifies it.
@@ -55,15 +54,8 @@ pub enum AfPacketError {
         source: NetlinkError,
     },
     /// IPv6 could not be switched.
-    #[error("cannot write {value} to {}: {source}", path.display())]
-    Setting {
-        /// The file.
-        path: PathBuf,
-        /// The value.
-        value: &'static str,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Setting(#[from] SettingError),
 }
 
 /// The former state of an interface.
@@ -244,22 +236,13 @@ fn clsact_message(index: u32) -> TcMessage {
     message
 }
 
-fn ipv6_setting(interface: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"))
-}
-
 /// Whether IPv6 is disabled; a kernel without IPv6 counts as disabled.
 fn read_ipv6_disabled(interface: &str) -> bool {
-    std::fs::read_to_string(ipv6_setting(interface)).map_or(true, |value| value.trim() != "0")
+    std::fs::read_to_string(setting::path("ipv6", interface, "disable_ipv6")).map_or(true, |value| value.trim() != "0")
 }
 
-fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), AfPacketError> {
-    let path = ipv6_setting(interface);
-    let value = if disabled { "1" } else { "0" };
-    match std::fs::write(&path, value) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.map_err(|source| AfPacketError::Setting { path, value, source }),
-    }
+fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), SettingError> {
+    setting::write("ipv6", interface, "disable_ipv6", if disabled { "1" } else { "0" })
 }
 
 /// Warns of offloads. With them af_packet receives packets with a partial checksum, or longer than the MTU, which

@@ -107,11 +107,7 @@ pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
 /// Reads key `snat`.
 pub(super) fn snat(top: &mut Section<'_>) -> Vec<Located<IpAddr>> {
     let mut section = top.section("snat");
-    let mut addresses: Vec<Located<IpAddr>> = Vec::new();
-    for item in section.items("addresses", "addresses") {
-        let Some(value) = item.parse("an address of its own, such as 10.0.0.3", port::host) else { continue };
-        push_once(&mut addresses, &item, value);
-    }
+    let addresses = hosts(&mut section, "addresses", "an address of its own, such as 10.0.0.3");
     section.finish();
     addresses
 }
@@ -119,14 +115,21 @@ pub(super) fn snat(top: &mut Section<'_>) -> Vec<Located<IpAddr>> {
 /// Reads key `tunnel`.
 pub(super) fn tunnel(top: &mut Section<'_>) -> (Vec<Located<IpAddr>>, u16) {
     let mut section = top.section("tunnel");
-    let mut sources: Vec<Located<IpAddr>> = Vec::new();
-    for item in section.items("sources", "addresses") {
-        let Some(value) = item.parse("an address, such as 10.0.0.2", port::host) else { continue };
-        push_once(&mut sources, &item, value);
-    }
+    let sources = hosts(&mut section, "sources", "an address, such as 10.0.0.2");
     let gue_destination_port = section.number("gueDestinationPort", 1..=u16::MAX, GUE_PORT);
     section.finish();
     (sources, gue_destination_port)
+}
+
+/// Reads a list of addresses that a machine can have.
+fn hosts(section: &mut Section<'_>, key: &'static str, expected: &str) -> Vec<Located<IpAddr>> {
+    let mut addresses = Vec::new();
+    for item in section.items(key, "addresses") {
+        if let Some(value) = item.parse(expected, port::host) {
+            push_once(&mut addresses, &item, value);
+        }
+    }
+    addresses
 }
 
 /// Reads key `nodePortAddresses`. A CIDR means all port addresses within it.
