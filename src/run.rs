@@ -187,7 +187,7 @@ async fn serve(
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
     let pipeline = SnapshotPipeline { compiler, publisher };
-    // For the tasks: forwarding continues for a while after a signal, and the tasks that it needs.
+    // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();
     let has_state = channels.known.borrow().is_some();
     let running = match &settings.source {

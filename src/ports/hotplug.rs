@@ -195,7 +195,7 @@ impl Hotplug {
             let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
             for (port, (is_up, member)) in ports.iter_mut().zip(links) {
                 port.follow_member(member);
-                // A device that is going has no link, whatever its driver says.
+                // A device that is being detached has no link, whatever its driver reports.
                 port.follow_link(is_up && port.state.detaching.is_none()).await;
             }
             send_if_changed(&states, port_states(&lock(&self.handles), &ports));

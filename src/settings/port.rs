@@ -12,8 +12,8 @@ use serde::Serialize;
 const PORTS_MAX: usize = 32;
 /// Maximum length of an interface name: `IFNAMSIZ` with the terminating zero is 16.
 const NAME_BYTES_MAX: usize = 15;
-/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the
-/// device refuses what is too much for it).
+/// Maximum MTU in bytes that cards and switches commonly accept (9,216 with or without the Ethernet header; a device
+/// refuses more than it supports).
 const MTU_BYTES_MAX: u16 = 9216;
 /// Minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
 const IPV6_MTU_MIN: u16 = 1280;
@@ -118,7 +118,7 @@ fn take_device(section: &mut Section<'_>, others: &[LocatedPort]) -> (Device, Lo
     (device, field.location)
 }
 
-/// What no other port may have: the device and the members of a bond, each with its interface.
+/// The exclusive resources of a port: its device or the members of its bond, each with its interface.
 fn claims(device: &Device) -> Vec<String> {
     let of_part = |part: Device| [Some(part.port_name()), part.named_interface().map(|name| format!("interface {name}"))];
     device.parts().into_iter().flat_map(of_part).flatten().collect()
