@@ -203,7 +203,7 @@ fn a_bond_switches_to_its_other_member_when_the_active_one_loses_its_link() {
         edge.script(&format!("in_ns gw ip link set {up} up"));
         let start = Instant::now();
         edge.script(&format!("in_ns gw ip link set {down} down"));
-        until("the other member is active", || (edge.log().matches("another active member").count() == round + 1).then_some(()));
+        until("the other member is active", || (edge.log().matches("the bond changed its active member").count() == round + 1).then_some(()));
         edge.script(others);
         until("an answer through the other member", || edge.curl(VIP));
         println!("{up} took over after {:?}", start.elapsed());
