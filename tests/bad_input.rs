@@ -219,7 +219,7 @@ fn a_device_or_interface_that_does_not_exist_is_reported() {
         // The interface may appear later, so the gateway runs with the other port.
         let none = Case::with("net_null1,no-rx=1", "net_af_packet1,iface=nonesuch0");
         let mut running = none.runs(&[]);
-        for words in ["device net_af_packet1,iface=nonesuch0", "there is no interface", "`ip link`", "attached when it comes"] {
+        for words in ["device net_af_packet1,iface=nonesuch0", "there is no interface", "`ip link`", "attached when it appears"] {
             assert!(running.says(words).is_some(), "{words}");
         }
     }
