@@ -4,16 +4,13 @@
 //! Requests about the group of gateways go to the embedded controller. Invariant: it holds no snapshot, so that a slow
 //! reader keeps no table alive.
 
-mod controller;
 mod tables;
 
-pub use controller::ControllerAccess;
-
-use std::fmt;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use control::admin::View;
 use control::gateways::socket::{TakenAway, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
@@ -26,6 +23,34 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::ports::ReadPorts;
 use crate::reload::Reload;
+
+/// The controller as seen by the admin API.
+#[derive(Clone, Debug)]
+pub enum ControllerAccess {
+    /// In this process; `None` while it starts.
+    Embedded(watch::Receiver<Option<View>>),
+    /// In another process; the URLs that the gateway dials.
+    Remote(Vec<String>),
+}
+
+impl ControllerAccess {
+    /// The state of the embedded controller.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` with its address if it is not embedded, `UNAVAILABLE` while it starts.
+    pub fn view(&self) -> Result<View, Status> {
+        match self {
+            Self::Embedded(view) => {
+                view.borrow().clone().ok_or_else(|| Status::unavailable("the embedded controller starts; try again"))
+            }
+            Self::Remote(urls) => Err(Status::failed_precondition(format!(
+                "this gateway follows the controller at {}, which alone knows this; give its admin socket (key `admin.listen` of \
+                 its file) as --server unix:PATH",
+                urls.join(", ")
+            ))),
+        }
+    }
+}
 
 /// Inputs of the API.
 #[derive(Clone)]
@@ -54,12 +79,6 @@ pub struct Sources {
     pub reload: Arc<Reload>,
 }
 
-impl fmt::Debug for Sources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sources").field("gateway", &self.gateway).finish_non_exhaustive()
-    }
-}
-
 /// Serves the API on the socket `path` until `stop` completes.
 ///
 /// # Errors
@@ -73,26 +92,23 @@ pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = (
 impl Sources {
     fn services(&self) -> v1::ListServicesResponse {
         let services = self.served.borrow().services.clone();
-        let status = |service| v1::ServiceStatus { gateway: self.gateway.clone(), ..tables::service(service) };
-        v1::ListServicesResponse { services: services.values().map(|service| status(service)).collect(), silent: Vec::new() }
+        let services = services.values().map(|service| tables::service(&self.gateway, service)).collect();
+        v1::ListServicesResponse { services, silent: Vec::new() }
     }
 
     fn backends(&self) -> v1::ListBackendsResponse {
         let services = self.served.borrow().services.clone();
-        let mut backends: Vec<_> = services.values().flat_map(|service| tables::backends(service, &self.workers)).collect();
-        backends.iter_mut().for_each(|backend| backend.gateway.clone_from(&self.gateway));
+        let rows = services.values().flat_map(|service| tables::backends(&self.gateway, service, &self.workers));
+        let backends = rows.collect();
         v1::ListBackendsResponse { backends, silent: Vec::new() }
     }
 
     fn ports(&self) -> v1::ListPortsResponse {
-        let status = |reading| v1::PortStatus { gateway: self.gateway.clone(), ..tables::port(reading) };
-        v1::ListPortsResponse { ports: (self.ports)().into_iter().map(status).collect(), silent: Vec::new() }
+        v1::ListPortsResponse { ports: (self.ports)(), silent: Vec::new() }
     }
 
     fn drops(&self) -> v1::ListDropsResponse {
-        let mut drops = tables::drops(&self.workers);
-        drops.iter_mut().for_each(|count| count.gateway.clone_from(&self.gateway));
-        v1::ListDropsResponse { drops, silent: Vec::new() }
+        v1::ListDropsResponse { drops: tables::drops(&self.gateway, &self.workers), silent: Vec::new() }
     }
 
     /// Answers a request that the controller forwards for an operator.
@@ -191,7 +207,6 @@ pub(crate) mod tests {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
     use super::*;
-    use crate::ports::PortReading;
     pub(crate) use tables::tests::web;
 
     fn sources() -> Sources {
@@ -200,15 +215,11 @@ pub(crate) mod tests {
         counters.transmitted.add(9);
         counters.drops(dataplane::DropReason::NoFlow).add(1);
         let reached = watch::channel(Some(Generation { epoch: "e".to_owned(), counter: 4 })).1;
-        let reading = PortReading {
+        let port = v1::PortStatus {
             name: "uplink".to_owned(),
-            device: "net_tap0".to_owned(),
-            is_up: true,
-            is_there: true,
-            speed_mbps: None,
-            mtu_bytes: Some(1500),
-            stats: dpdk_sys::PortStats { rx_packets: 10, tx_packets: 9, ..dpdk_sys::PortStats::default() },
+            link: "up".to_owned(),
             steering: "one worker".to_owned(),
+            ..v1::PortStatus::default()
         };
         Sources {
             gateway: "edge-1".to_owned(),
@@ -224,7 +235,7 @@ pub(crate) mod tests {
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
-            ports: Arc::new(move || vec![reading.clone()]),
+            ports: Arc::new(move || vec![port.clone()]),
             reload: Arc::new(crate::reload::tests::reload()),
         }
     }

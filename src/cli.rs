@@ -77,7 +77,7 @@ struct SourceArgs {
     controller: Option<ControllerUrl>,
 }
 
-/// OutputFormat format.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
     /// JSON for programs.
@@ -199,7 +199,7 @@ pub struct BenchArgs {
     /// Core of the first worker.
     #[arg(long, value_name = "C", default_value_t = 1)]
     pub core: usize,
-    /// OutputFormat format; a table by default.
+    /// Output format; a table by default.
     #[arg(short, value_name = "FORMAT")]
     pub output: Option<OutputFormat>,
 }

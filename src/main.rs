@@ -1,19 +1,18 @@
 //! `sluiced`, the gateway. Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
 
 use std::fmt::Display;
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use control::config::Logs;
 use control::controller::ControllerError;
-use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, ReplayArgs};
+use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs};
 use sluice::reload::Reload;
 use sluice::run;
 use sluice::run::RunError;
-use sluice::settings::Settings;
-use sluice::tools::check::{CheckError, check};
-use sluice::tools::doctor::DoctorError;
+use sluice::settings::{Settings, SourceChoice};
 use sluice::tools::{bench, doctor, replay};
 
 #[global_allocator]
@@ -22,16 +21,8 @@ static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::Tables
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run_gateway(&args),
-        Command::Check(args) => match check(&args.config, &args.choice(), &mut io::stdout().lock()) {
-            Err(CheckError::Invalid(errors)) => invalid(&errors),
-            other => exit_code(other),
-        },
-        Command::Doctor(args) => match doctor::run(args.config.as_deref(), &mut io::stdout().lock()) {
-            Err(DoctorError::Invalid(errors)) => invalid(&errors),
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => exit_code(Err(error)),
-        },
+        Command::Check(args) => check(&args),
+        Command::Doctor(args) => run_doctor(&args),
         Command::Replay(args) => run_replay(&args),
         Command::Bench(args) => run_bench(&args),
     }
@@ -48,6 +39,31 @@ fn run_gateway(args: &ConfigArgs) -> ExitCode {
         // An unusable kubeconfig is a configuration error, too.
         Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
+    }
+}
+
+/// Prints the effective settings, which are themselves a valid file.
+fn check(args: &ConfigArgs) -> ExitCode {
+    match Settings::read(&args.config, &args.choice()) {
+        Ok(settings) => {
+            let written = io::stdout().lock().write_all(settings.effective().as_bytes());
+            exit_code(written.map_err(|error| format!("cannot write the settings: {error}")))
+        }
+        Err(errors) => invalid(&errors),
+    }
+}
+
+fn run_doctor(args: &DoctorArgs) -> ExitCode {
+    // As in `replay`, the source of Services is not required: it may be given by a flag of `run`.
+    let read = |file: &PathBuf| Settings::read(file, &SourceChoice::Replay("/".into()));
+    let settings = match args.config.as_ref().map(read).transpose() {
+        Ok(settings) => settings,
+        Err(errors) => return invalid(&errors),
+    };
+    match doctor::run(settings.as_ref(), &mut io::stdout().lock()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => exit_code(Err(format!("cannot write the table: {error}"))),
     }
 }
 

@@ -1,9 +1,9 @@
-//! The gateway's network ports: DPDK's memory and devices, their Linux twins, and the interfaces that Linux is kept
-//! off.
+//! The gateway's network ports: DPDK's memory and devices, their Linux twins, and interfaces whose frames are hidden
+//! from Linux.
 //!
 //! Invariant: when a step of opening fails, all that was opened before is closed. Twins stay (`twin`), and with them
-//! their routes and sessions. A port whose device is not there stops nothing as long as another's is: the hotplug task
-//! attaches it when it comes.
+//! their routes and sessions. A missing device is no error as long as another port has one: the hotplug task attaches
+//! it when it appears.
 
 pub mod af_packet;
 pub mod dpdk;
@@ -14,6 +14,7 @@ mod hotplug;
 mod numa;
 mod open;
 mod retry;
+mod setting;
 mod steering;
 pub mod twin;
 
@@ -23,11 +24,12 @@ use dataplane::Mac;
 use dpdk_sys::Eal;
 
 pub use error::PortsError;
+pub use handle::ReadPorts;
 use handle::{PortHandles, lock};
-pub use handle::{PortReading, ReadPorts};
 use hotplug::HotplugPort;
 pub use hotplug::{Hotplug, PortStates};
 pub use open::{WorkerPort, WorkerPorts};
+pub use setting::SettingError;
 use twin::TwinThread;
 
 use crate::settings::Settings;
@@ -41,7 +43,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Opens all that the settings name. Also gives each worker's part, in their order. `seed` is that of the workers'
+    /// Opens the configured ports. Also returns the part of each worker, in their order. `seed` is that of the workers'
     /// tables.
     ///
     /// # Errors
@@ -58,16 +60,16 @@ impl Ports {
         self.eal
     }
 
-    /// The Ethernet addresses of the ports; 00:00:00:00:00:00 where the device is not there to tell.
+    /// The Ethernet addresses of the ports; 00:00:00:00:00:00 while it is unknown.
     #[must_use]
     pub fn macs(&self) -> Vec<Mac> {
         lock(&self.handles).iter().map(|handle| handle.mac.unwrap_or_default()).collect()
     }
 
-    /// Reads all ports at any time, from any thread.
-    pub fn read_ports(&self) -> ReadPorts {
+    /// Reads all ports of this gateway at any time, from any thread.
+    pub fn read_ports(&self, gateway: String) -> ReadPorts {
         let handles = Arc::clone(&self.handles);
-        Arc::new(move || lock(&handles).iter().map(handle::PortHandle::read).collect())
+        Arc::new(move || lock(&handles).iter().map(|handle| handle.status(&gateway)).collect())
     }
 
     /// The task that attaches and detaches devices.

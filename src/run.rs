@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use crate::agent::probe;
 use control::admin::View;
 use control::config::settings::ControllerSettings;
 use control::config::url::ControllerUrl;
@@ -19,6 +18,7 @@ use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
+use proto::v1::question::Query;
 use proto::{GatewayState, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -27,14 +27,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
-use crate::agent::config_client::Facts;
-use crate::agent::config_client::Responder;
-use crate::agent::config_client::{self, ClientChannels, ClientSettings};
+use crate::agent::config_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::drain;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
-use crate::agent::zone;
+use crate::agent::{probe, zone};
 use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
@@ -94,7 +92,7 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     drop(listen(&settings.admin_listen).await?);
     let seed = seed();
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
-    let served = serve(settings, &ports, (worker_ports, seed), &reload, &stop).await;
+    let served = serve(settings, &ports, worker_ports, seed, &reload, &stop).await;
     stop.cancel();
     ports.close().await;
     served
@@ -160,7 +158,8 @@ struct Channels {
 async fn serve(
     settings: &Settings,
     ports: &Ports,
-    (worker_ports, seed): (Vec<WorkerPorts>, u64),
+    worker_ports: Vec<WorkerPorts>,
+    seed: u64,
     reload: &Arc<Reload>,
     stop: &CancellationToken,
 ) -> Result<(), RunError> {
@@ -188,16 +187,12 @@ async fn serve(
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
     let pipeline = SnapshotPipeline { compiler, publisher };
-    let controller = match &settings.source {
-        StateSource::Embedded(controller, _) => Some(controller),
-        StateSource::Remote(..) => None,
-    };
-    // For the tasks: forwarding continues for a while after a signal, and the tasks that it needs.
+    // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();
     let has_state = channels.known.borrow().is_some();
-    let running = match controller {
-        Some(controller) => start_controller((**controller).clone(), &ended, has_state).await?,
-        None => None,
+    let running = match &settings.source {
+        StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
+        StateSource::Remote(..) => None,
     };
     let workers = match start_workers(settings, ports, worker_ports.into_iter().zip(subscribers).zip(&counters), &channels, seed)
     {
@@ -209,17 +204,17 @@ async fn serve(
         }
     };
     let mut supervisor = Supervisor::new(ended.clone());
-    let controller = match (&settings.source, running) {
-        (StateSource::Remote(urls, _), _) => ControllerAccess::Remote(urls.iter().map(ToString::to_string).collect()),
-        (StateSource::Embedded(..), running) => {
+    let controller = match &settings.source {
+        StateSource::Remote(urls, _) => ControllerAccess::Remote(urls.iter().map(ToString::to_string).collect()),
+        StateSource::Embedded(..) => {
             ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
         }
     };
-    let sources = sources(settings, &channels, ports, counters, (reload, controller, supervisor.tasks()));
-    supervise_state(&mut supervisor, settings, &channels, &sources, (file, pipeline));
+    let sources = sources(settings, &channels, ports, counters, reload, controller, supervisor.tasks());
+    supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports);
-    let (path, end) = (settings.admin_listen.clone(), ended.clone());
-    supervisor.run("admin", move || admin::serve(path.clone(), sources.clone(), end.clone().cancelled_owned()));
+    let inputs = (settings.admin_listen.clone(), sources, ended.clone());
+    supervisor.run("admin", inputs, |(path, sources, ended)| admin::serve(path, sources, ended.cancelled_owned()));
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     leave(settings, &channels).await;
@@ -332,10 +327,9 @@ fn supervise_controller(
     running: Option<Running>,
     stop: &CancellationToken,
 ) -> watch::Receiver<Option<View>> {
-    let (first, stop) = (Arc::new(Mutex::new(running)), stop.clone());
+    let first = Mutex::new(running);
     let (view, shown) = watch::channel(None);
-    supervisor.run_to_its_end("controller", move || {
-        let (settings, view, stop) = (settings.clone(), view.clone(), stop.clone());
+    supervisor.run_to_its_end("controller", (settings, view, stop.clone()), move |(settings, view, stop)| {
         let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
         run_controller(settings, running, view, stop)
     });
@@ -374,7 +368,8 @@ fn supervise_state(
     settings: &Settings,
     channels: &Channels,
     sources: &Sources,
-    (file, pipeline): (StateFile, SnapshotPipeline),
+    file: StateFile,
+    pipeline: SnapshotPipeline,
 ) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
@@ -396,27 +391,23 @@ fn supervise_state(
         known: channels.known.clone(),
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
-        answering: Responder::new(move |ask| answers.answer(ask)),
+        answering: Arc::new(move |query: &Query| answers.answer(query)),
         facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
     };
-    supervisor.run("config", move || config_client::run(client.clone(), to_client.clone()));
+    supervisor.run("config", (client, to_client), |(settings, channels)| config_client::run(settings, channels));
 
-    let (known, connected) = (channels.known.subscribe(), channels.connected.subscribe());
-    supervisor.run("persist", move || persist::run(file.clone(), known.clone(), connected.clone()));
+    let inputs = (file, channels.known.subscribe(), channels.connected.subscribe());
+    supervisor.run("persist", inputs, |(file, known, connected)| persist::run(file, known, connected));
 
     if let Some(zone) = settings.zone.clone() {
-        let (known, near) = (channels.known.subscribe(), channels.near.clone());
-        supervisor.run("zone", move || zone::run(zone.clone(), known.clone(), near.clone()));
+        let inputs = (zone, channels.known.subscribe(), channels.near.clone());
+        supervisor.run("zone", inputs, |(zone, known, near)| zone::run(zone, known, near));
     }
 
-    let (known, findings) = (channels.near.subscribe(), channels.probed.clone());
-    let node_ports = settings.node_port_addresses.clone();
-    supervisor.run("probe", move || {
-        let (known, findings, node_ports) = (known.clone(), findings.clone(), node_ports.clone());
-        async move {
-            probe::run(probe::probe, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
-            Ok(())
-        }
+    let inputs = (channels.near.subscribe(), channels.probed.clone(), settings.node_port_addresses.clone());
+    supervisor.run("probe", inputs, |(known, findings, node_ports)| async move {
+        probe::run(probe::probe, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
+        Ok::<_, Failure>(())
     });
 
     let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));
@@ -434,7 +425,8 @@ fn supervise_state(
         served: channels.served.clone(),
         reached: channels.reached.clone(),
     };
-    supervisor.run("compile", move || compile_loop::run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
+    let inputs = (pipeline, inputs, outputs);
+    supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
 }
 
 /// Maximum number of file descriptors of this process.
@@ -453,27 +445,18 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
             requests: Arc::clone(&channels.neighbour_requests),
             network: channels.linux.clone(),
         };
-        supervisor.run("netlink", move || {
-            let follows = follows.clone();
-            async move { follow(follows).await.map(|never| match never {}).map_err(Failure::from) }
-        });
+        supervisor.run("netlink", follows, follow);
     }
-    let (routed, draining, announced) = (channels.routed.subscribe(), channels.draining.subscribe(), channels.announced.clone());
-    let leaving = channels.leaving.clone();
-    supervisor.run("drain", move || drain::run(routed.clone(), draining.clone(), leaving.clone(), announced.clone()));
-    let (at, routed) = (settings.announce, channels.announced.subscribe());
-    supervisor.run("announce", move || {
-        let routed = routed.clone();
-        async move { announce(at, routed).await.map(|never| match never {}).map_err(Failure::from) }
-    });
-    let (hotplug, states) = (ports.hotplug(), channels.ports.clone());
-    supervisor.run("ports", move || {
-        let (hotplug, states) = (hotplug.clone(), states.clone());
-        async move { match hotplug.run(states).await {} }
-    });
-    let (linux, ports, network) = (channels.linux.subscribe(), channels.ports.subscribe(), channels.network.clone());
-    let fixed = settings.fixed_network();
-    supervisor.run("network", move || merge(linux.clone(), ports.clone(), network.clone(), fixed.clone()));
+    let inputs =
+        (channels.routed.subscribe(), channels.draining.subscribe(), channels.leaving.clone(), channels.announced.clone());
+    supervisor.run("drain", inputs, |(routed, draining, leaving, announced)| drain::run(routed, draining, leaving, announced));
+    let inputs = (settings.announce, channels.announced.subscribe());
+    supervisor.run("announce", inputs, |(at, vips)| announce(at, vips));
+    let inputs = (ports.hotplug(), channels.ports.clone());
+    supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
+    let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());
+    let inputs = (linux, states, channels.network.clone(), settings.fixed_network());
+    supervisor.run("network", inputs, |(linux, states, network, fixed)| merge(linux, states, network, fixed));
 }
 
 /// The network: tables of Linux, static entries of the configuration, and ports without link.
@@ -509,7 +492,9 @@ fn sources(
     channels: &Channels,
     ports: &Ports,
     workers: Vec<Arc<WorkerCounters>>,
-    (reload, controller, tasks): (&Arc<Reload>, ControllerAccess, Tasks),
+    reload: &Arc<Reload>,
+    controller: ControllerAccess,
+    tasks: Tasks,
 ) -> Sources {
     Sources {
         gateway: settings.name.clone(),
@@ -521,7 +506,7 @@ fn sources(
         controller,
         tasks,
         workers,
-        ports: ports.read_ports(),
+        ports: ports.read_ports(settings.name.clone()),
         reload: Arc::clone(reload),
     }
 }

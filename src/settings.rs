@@ -3,7 +3,6 @@
 //! Invariant: the output of [`Settings::effective`] reads back as equal settings. Deliberately not here: facts of the
 //! running machine, such as whether a device, a core or an address exists. The file may be for another machine.
 
-mod announce;
 mod checks;
 mod effective;
 mod engine;
@@ -98,8 +97,8 @@ impl Settings {
         let logs = Logs::take(&mut top);
         let admin_listen = keys::admin(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
-        let announce = announce::take(&mut top);
-        let drain_on_stop = announce::drain_on_stop(&mut top);
+        let announce = keys::announce(&mut top);
+        let drain_on_stop = keys::drain_on_stop(&mut top);
         keys::unbuilt(&mut top);
         let source = source::take(&mut top, choice, &admin_listen);
         top.finish();

@@ -1,6 +1,5 @@
 //! The commands of `sluiced` other than `run`: each runs once, prints its result, and ends.
 
 pub mod bench;
-pub mod check;
 pub mod doctor;
 pub mod replay;

@@ -19,7 +19,7 @@ use rig::{CLUSTER, Rig, SECOND, UPLINK};
 use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use sluice::agent::probe;
 use sluice::agent::served::Served;
-use sluice::agent::supervisor::Supervisor;
+use sluice::agent::supervisor::{Failure, Supervisor};
 use sluice::settings::Poll;
 use sluice::workers::{self, Turn};
 use tokio::sync::{Mutex, watch};
@@ -73,9 +73,8 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     let stop = CancellationToken::new();
     let mut supervisor = Supervisor::new(stop.clone());
     let runs = AtomicU64::new(0);
-    supervisor.run("compile", move || {
+    supervisor.run("compile", (tables, inputs, outputs), move |(tables, inputs, outputs)| {
         let run = runs.fetch_add(1, Ordering::Relaxed);
-        let (tables, inputs, outputs) = (Arc::clone(&tables), inputs.clone(), outputs.clone());
         async move {
             if run < PANICS {
                 let _tables = tables.lock().await;
@@ -167,17 +166,13 @@ async fn a_task_that_panics_twenty_times_loses_no_packet() {
 
     let stop = CancellationToken::new();
     let mut supervisor = Supervisor::new(stop.clone());
-    let (panics, shared) = (Arc::new(AtomicU64::new(0)), Arc::clone(&traffic));
-    let (counted, ends) = (Arc::clone(&panics), stop.clone());
-    supervisor.run("shaky", move || {
-        let (traffic, panics, end) = (Arc::clone(&shared), Arc::clone(&counted), ends.clone());
-        async move {
-            wait_for_forwarded(&traffic, PACKETS).await;
-            let n = panics.fetch_add(1, Ordering::Relaxed) + 1;
-            assert!(n > PANICS_UNDER_LOAD, "panic {n}");
-            end.cancel();
-            Ok(())
-        }
+    let inputs = (Arc::clone(&traffic), Arc::new(AtomicU64::new(0)), stop.clone());
+    supervisor.run("shaky", inputs, |(traffic, panics, end)| async move {
+        wait_for_forwarded(&traffic, PACKETS).await;
+        let n = panics.fetch_add(1, Ordering::Relaxed) + 1;
+        assert!(n > PANICS_UNDER_LOAD, "panic {n}");
+        end.cancel();
+        Ok::<_, Failure>(())
     });
     let tasks = supervisor.tasks();
     supervisor.finished().await;

@@ -207,12 +207,7 @@ impl FromStr for AddressRange {
         }
         if text.contains('/') {
             let net: ipnet::IpNet = text.trim().parse().map_err(|_| malformed())?;
-            let net = net.trunc();
-            let last = match net {
-                ipnet::IpNet::V4(n) => IpAddr::V4(n.broadcast()),
-                ipnet::IpNet::V6(n) => IpAddr::V6(n.broadcast()),
-            };
-            return Self::new(net.network(), last);
+            return Self::new(net.network(), net.broadcast());
         }
         let address = text.trim().parse().map_err(|_| malformed())?;
         Self::new(address, address)

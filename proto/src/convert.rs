@@ -23,11 +23,11 @@ pub use error::ConvertError;
 pub use fields::{address, address_bytes, service_name};
 pub use refusal::{read_reported_refusal, reported_refusal};
 
-use fields::{address_of, milliseconds, optional_duration, optional_port, port};
+use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};
 
 use crate::{
-    AddressRange, Announce, Backend, BackendState, Family, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, Protocol,
-    Refusal, Service, ServicePort, ZoneBackends, limits, v1,
+    AddressRange, Announce, Backend, BackendState, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, Protocol, Refusal,
+    Service, ServicePort, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
@@ -209,10 +209,7 @@ impl From<&ServicePort> for v1::ServicePort {
         Self {
             name: port.name.clone(),
             protocol: port.protocol.number().into(),
-            family: match port.family {
-                Family::V4 => 4,
-                Family::V6 => 6,
-            },
+            family: family_number(port.family),
             vips: port.vips.iter().copied().map(address_bytes).collect(),
             port: port.port.into(),
             node_port: port.node_port.map_or(0, u32::from),
@@ -229,11 +226,7 @@ impl From<&ServicePort> for v1::ServicePort {
 }
 
 fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result<ServicePort, ConvertError> {
-    let family = match message.family {
-        4 => Family::V4,
-        6 => Family::V6,
-        other => return Err(ConvertError::Family(other)),
-    };
+    let family = family(message.family)?;
     let protocol = u8::try_from(message.protocol).ok().and_then(Protocol::from_number);
     if !limits::MAGLEV_SIZES.contains(&message.maglev_size) {
         return Err(ConvertError::MaglevSize(message.maglev_size));
@@ -268,7 +261,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Probe, Reason, Scheduler, ServiceName, Services, State, Target};
+    use crate::{Family, Probe, Reason, Scheduler, ServiceName, Services, State, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
         match family {

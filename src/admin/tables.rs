@@ -1,7 +1,7 @@
-//! Rows about services, backends, ports and workers for operators: pure functions of the published data and the
+//! Rows about services, backends and workers for operators: pure functions of the published data and the
 //! counters.
 //!
-//! The sender adds the name of the gateway. Invariant: the names are those of DESIGN section 8, and a backend has one
+//! Invariant: the names are those of DESIGN section 8, and a backend has one
 //! row per service, however many of its ports it serves.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,6 @@ use dataplane::{DropReason, WorkerCounters};
 use proto::v1;
 
 use crate::agent::served::BackendCounts;
-use crate::ports::PortReading;
 
 /// The counters of all workers, in their order.
 pub(super) type Workers = [Arc<WorkerCounters>];
@@ -50,7 +49,7 @@ fn frontends(port: &PortView) -> Vec<String> {
 }
 
 /// The row of a service; its backends are those that are not draining.
-pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
+pub(super) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
     let BackendCounts { backends, healthy } = BackendCounts::from(service);
     let refusal = service.refusal.as_ref();
     let app_protocols = |port: &PortView| {
@@ -69,12 +68,12 @@ pub(super) fn service(service: &ServiceView) -> v1::ServiceStatus {
         reason: refusal.map_or_else(String::new, |refusal| refusal.reason.as_str().to_owned()),
         message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
         app_protocols: service.ports.iter().flat_map(app_protocols).collect(),
-        gateway: String::new(),
+        gateway: gateway.to_owned(),
     }
 }
 
 /// The rows of a service's backends.
-pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
+pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
     let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
         address: address.to_string(),
@@ -82,20 +81,21 @@ pub(super) fn backends(service: &ServiceView, workers: &Workers) -> Vec<v1::Back
         healthy: row.healthy,
         weight: row.weight.into(),
         flows: row.flows,
-        gateway: String::new(),
+        gateway: gateway.to_owned(),
     };
     rows(service, workers).into_iter().map(status).collect()
 }
 
 /// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.
-pub(super) fn drops(workers: &Workers) -> Vec<v1::DropCount> {
-    let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
-        let packets = |reason: &DropReason| counters.drops(*reason).get();
-        let count =
-            |r: &DropReason| v1::DropCount { reason: r.as_str().to_owned(), worker, packets: packets(r), gateway: String::new() };
-        DropReason::ALL.iter().map(count).collect::<Vec<_>>()
+pub(super) fn drops(gateway: &str, workers: &Workers) -> Vec<v1::DropCount> {
+    let all = (0..).zip(workers).flat_map(|(worker, counters)| DropReason::ALL.iter().map(move |r| (worker, counters, *r)));
+    let count = |(worker, counters, reason): (u32, &Arc<WorkerCounters>, DropReason)| v1::DropCount {
+        reason: reason.as_str().to_owned(),
+        worker,
+        packets: counters.drops(reason).get(),
+        gateway: gateway.to_owned(),
     };
-    (0..).zip(workers).flat_map(of).collect()
+    all.map(count).collect()
 }
 
 /// The packet counters of every worker.
@@ -116,36 +116,6 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
         }
     };
     (0..).zip(workers).map(of).collect()
-}
-
-/// The text for a link; `absent` if the device does not exist.
-fn link(reading: &PortReading) -> &'static str {
-    match reading {
-        PortReading { is_there: false, .. } => "absent",
-        PortReading { is_up: true, .. } => "up",
-        PortReading { is_up: false, .. } => "down",
-    }
-}
-
-/// The row of a port.
-pub(super) fn port(reading: PortReading) -> v1::PortStatus {
-    let link = link(&reading).to_owned();
-    v1::PortStatus {
-        name: reading.name,
-        device: reading.device,
-        link,
-        rx_packets: reading.stats.rx_packets,
-        tx_packets: reading.stats.tx_packets,
-        rx_missed: reading.stats.rx_missed,
-        rx_bytes: reading.stats.rx_bytes,
-        tx_bytes: reading.stats.tx_bytes,
-        rx_errors: reading.stats.rx_errors + reading.stats.rx_no_buffer,
-        tx_errors: reading.stats.tx_errors,
-        speed_mbps: reading.speed_mbps,
-        mtu: reading.mtu_bytes.map(u32::from),
-        steering: reading.steering,
-        gateway: String::new(),
-    }
 }
 
 #[cfg(test)]
@@ -189,7 +159,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_service_shows_its_frontends_and_how_many_backends_are_healthy() {
-        let status = service(&web());
+        let status = service("edge-1", &web());
         assert_eq!(status.frontends, ["tcp 192.0.2.100:80", "tcp 192.0.2.2:30080", "tcp 192.0.2.100:443"]);
         assert_eq!((status.backends, status.healthy, status.reason.as_str()), (2, 1, ""));
         assert_eq!(status.app_protocols, status.frontends.iter().map(|f| (f.clone(), "http".to_owned())).collect());
@@ -198,7 +168,7 @@ pub(crate) mod tests {
     #[test]
     fn a_service_that_is_not_served_says_why() {
         let refusal = Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() };
-        let status = service(&ServiceView { refusal: Some(refusal), ports: Vec::new(), ..web() });
+        let status = service("edge-1", &ServiceView { refusal: Some(refusal), ports: Vec::new(), ..web() });
         assert_eq!((status.reason.as_str(), status.message.as_str()), ("Refused", "no SNAT address"));
     }
 
@@ -208,7 +178,8 @@ pub(crate) mod tests {
         for (slot, flows) in [(0, 3), (1, 1), (2, 5), (3, 2)] {
             workers.iter().for_each(|w| w.backend(slot).unwrap().flows.set(flows));
         }
-        let rows: Vec<_> = backends(&web(), &workers).into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
+        let rows: Vec<_> =
+            backends("edge-1", &web(), &workers).into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
         let expected =
             [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
         assert_eq!(rows, expected.map(|(address, state, healthy, flows)| (address.to_owned(), state.to_owned(), healthy, flows)));
@@ -218,7 +189,7 @@ pub(crate) mod tests {
     fn drops_name_every_reason_of_every_worker() {
         let workers = workers();
         workers[1].drops(DropReason::NoFlow).add(4);
-        let drops = drops(&workers);
+        let drops = drops("edge-1", &workers);
         assert_eq!(drops.len(), 2 * DropReason::ALL.len());
         let counted: Vec<_> = drops.into_iter().filter(|d| d.packets > 0).map(|d| (d.reason, d.worker, d.packets)).collect();
         assert_eq!(counted, [("no_flow".to_owned(), 1, 4)]);

@@ -11,6 +11,7 @@ mod fleet;
 pub(crate) mod received;
 mod report;
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ pub struct ClientSettings {
 }
 
 /// The channels of the client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ClientChannels {
     /// Output, and input at the start: the current state.
     pub known: watch::Sender<Option<GatewayState>>,
@@ -153,7 +154,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let error = follow(&url, &settings, &channels, &mut received, &mut backoffs).await;
+        let Err(error) = follow(&url, &settings, &channels, &mut received, &mut backoffs).await;
         leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
             logged.clear();
@@ -169,19 +170,17 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     }
 }
 
-/// Follows one controller until the stream ends; returns why.
+/// Follows one controller until the stream ends, which is always an error.
 async fn follow(
     url: &ControllerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
     backoffs: &mut Backoffs,
-) -> StreamError {
+) -> Result<Infallible, StreamError> {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
-    let (channel, group) = match dial(url, &settings.gateway, settings.certificates.as_ref()).await {
-        Ok(dialled) => dialled,
-        Err(error) => return StreamError::Connect { url: url.clone(), error },
-    };
+    let dialled = dial(url, &settings.gateway, settings.certificates.as_ref()).await;
+    let (channel, group) = dialled.map_err(|error| StreamError::Connect { url: url.clone(), error })?;
     let group = group.or_else(|| settings.group.clone()).unwrap_or_default();
     let (acknowledge, acknowledged) = watch::channel(None);
     let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
@@ -196,34 +195,18 @@ async fn follow(
     let mut client = ConfigClient::new(channel.clone())
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
-    let mut stream = match client.watch(requests).await {
-        Ok(response) => response.into_inner(),
-        Err(status) => return refused(status),
-    };
+    let mut stream = client.watch(requests).await.map_err(refused)?.into_inner();
     answers.spawn(fleet::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
     let (mut epoch, mut reassembly) = (None, Reassembly::default());
     loop {
         tokio::select! {
             message = stream.message() => {
-                let message = match message {
-                    Ok(Some(message)) => reassembly.add(message),
-                    Ok(None) => return StreamError::Closed(url.clone()),
-                    Err(status) => return refused(status),
-                };
-                let known = match message {
-                    Ok(Some(whole)) => {
-                        // Applied before the state, so that a drained gateway announces nothing in between.
-                        send_if_changed(&channels.draining, whole.draining);
-                        received.apply(whole)
-                    }
-                    Ok(None) => continue,
-                    Err(error) => return error.into(),
-                };
-                let known = match known {
-                    Ok(known) => known,
-                    Err(error) => return error.into(),
-                };
+                let message = message.map_err(refused)?.ok_or_else(|| StreamError::Closed(url.clone()))?;
+                let Some(whole) = reassembly.add(message)? else { continue };
+                // Applied before the state, so that a drained gateway announces nothing in between.
+                send_if_changed(&channels.draining, whole.draining);
+                let known = received.apply(whole)?;
                 *backoffs = Backoffs::new();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
@@ -354,7 +337,7 @@ mod tests {
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out };
             let (draining, draining_out) = watch::channel(false);
-            let answering = Responder::new(|ask| match ask {
+            let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
                 _ => Reply::Refusal("not today".to_owned()),
             });

@@ -21,24 +21,24 @@ pub use tracker::{Health, HealthTracker};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// What is asked, and where.
+/// Kind and address of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     /// A TCP connection.
     Tcp(SocketAddr),
-    /// What kube-proxy says there: `GET /healthz` is answered by 200.
+    /// kube-proxy's health check: `GET /healthz` must return 200.
     NodeHealth(SocketAddr),
-    /// A TCP connection to a VIP that this backend must take, as it takes those of clients.
+    /// A TCP connection to a VIP, which this backend must accept like those of clients.
     Vip {
         /// The frontend.
         vip: SocketAddr,
-        /// The backend that is asked.
+        /// The probed backend.
         backend: IpAddr,
     },
 }
 
 impl Target {
-    /// The backend that the source port must stand for.
+    /// The backend that the source port must identify.
     #[must_use]
     pub const fn tagged(self) -> Option<IpAddr> {
         match self {
@@ -58,13 +58,13 @@ impl fmt::Display for Target {
     }
 }
 
-/// What a probe found.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The target answers.
     Passed,
-    /// The target does not answer; why, for the log.
+    /// The target does not answer; the text for the log says why.
     Failed(String),
-    /// This machine could not ask; says nothing of the target.
+    /// This machine could not probe; the health of the target is unknown.
     NotAsked(String),
 }

@@ -5,8 +5,7 @@
 
 use std::error::Error;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -40,33 +39,25 @@ enum OnShutdown {
     Awaited,
 }
 
-#[derive(Debug)]
-struct Task {
-    name: &'static str,
-    restarts: AtomicU64,
-    last_failure: Mutex<String>,
-}
-
 /// Statuses of the tasks, for readers.
 #[derive(Clone, Debug, Default)]
-pub struct Tasks(Arc<Mutex<Vec<Arc<Task>>>>);
+pub struct Tasks(Arc<Mutex<Vec<v1::TaskStatus>>>);
 
 impl Tasks {
     /// One status per task, in the order they were started.
     #[must_use]
     pub fn status(&self) -> Vec<v1::TaskStatus> {
-        let status = |task: &Arc<Task>| v1::TaskStatus {
-            name: task.name.to_owned(),
-            restarts: task.restarts.load(Ordering::Relaxed),
-            last_failure: task.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-        };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(status).collect()
+        self.lock().clone()
     }
 
-    fn add(&self, name: &'static str) -> Arc<Task> {
-        let task = Arc::new(Task { name, restarts: AtomicU64::new(0), last_failure: Mutex::default() });
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&task));
-        task
+    fn lock(&self) -> MutexGuard<'_, Vec<v1::TaskStatus>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn update(&self, name: &str, change: impl FnOnce(&mut v1::TaskStatus)) {
+        if let Some(status) = self.lock().iter_mut().find(|status| status.name == name) {
+            change(status);
+        }
     }
 }
 
@@ -85,32 +76,39 @@ impl Supervisor {
         Self { stop, running: JoinSet::new(), tasks: Tasks::default() }
     }
 
-    /// Runs the future of `start`, and again after each end, until the supervisor ends and drops it.
-    pub fn run<F, Run>(&mut self, name: &'static str, start: F)
+    /// Runs the task that `start` makes of a copy of `inputs`, and again after each end, until the supervisor ends and
+    /// drops it.
+    pub fn run<I, Run, T, E>(&mut self, name: &'static str, inputs: I, start: impl Fn(I) -> Run + Send + 'static)
     where
-        F: Fn() -> Run + Send + 'static,
-        Run: Future<Output = Result<(), Failure>> + Send + 'static,
+        I: Clone + Send + 'static,
+        Run: Future<Output = Result<T, E>> + Send + 'static,
+        E: Into<Failure>,
     {
-        self.keep(name, OnShutdown::Dropped, start);
+        self.keep(name, OnShutdown::Dropped, move || start(inputs.clone()));
     }
 
     /// Runs a task that shuts down by itself: the supervisor cancels its token and waits for it.
-    pub fn run_to_its_end<F, Run>(&mut self, name: &'static str, start: F)
+    pub fn run_to_its_end<I, Run, T, E>(&mut self, name: &'static str, inputs: I, start: impl Fn(I) -> Run + Send + 'static)
     where
-        F: Fn() -> Run + Send + 'static,
-        Run: Future<Output = Result<(), Failure>> + Send + 'static,
+        I: Clone + Send + 'static,
+        Run: Future<Output = Result<T, E>> + Send + 'static,
+        E: Into<Failure>,
     {
-        self.keep(name, OnShutdown::Awaited, start);
+        self.keep(name, OnShutdown::Awaited, move || start(inputs.clone()));
     }
 
-    fn keep<F, Run>(&mut self, name: &'static str, on_shutdown: OnShutdown, start: F)
+    fn keep<Run, T, E>(&mut self, name: &'static str, on_shutdown: OnShutdown, start: impl Fn() -> Run + Send + 'static)
     where
-        F: Fn() -> Run + Send + 'static,
-        Run: Future<Output = Result<(), Failure>> + Send + 'static,
+        Run: Future<Output = Result<T, E>> + Send + 'static,
+        E: Into<Failure>,
     {
-        let task = self.tasks.add(name);
-        let stop = self.stop.clone();
-        self.running.spawn(async move { keep_running(&task, &stop, on_shutdown, start).await });
+        self.tasks.lock().push(v1::TaskStatus { name: name.to_owned(), ..v1::TaskStatus::default() });
+        let (tasks, stop) = (self.tasks.clone(), self.stop.clone());
+        let start = move || {
+            let run = start();
+            async move { run.await.map(drop).map_err(Into::into) }
+        };
+        self.running.spawn(async move { keep_running(name, &tasks, &stop, on_shutdown, start).await });
     }
 
     /// Statuses of the tasks; the handle may be cloned.
@@ -125,7 +123,7 @@ impl Supervisor {
     }
 }
 
-async fn keep_running<F, Run>(task: &Task, stop: &CancellationToken, on_shutdown: OnShutdown, start: F)
+async fn keep_running<F, Run>(name: &str, tasks: &Tasks, stop: &CancellationToken, on_shutdown: OnShutdown, start: F)
 where
     F: Fn() -> Run,
     Run: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -138,7 +136,7 @@ where
         run.spawn(start());
         let ended = match (stop.run_until_cancelled(run.join_next()).await, on_shutdown) {
             (None, OnShutdown::Dropped) => return,
-            (None, OnShutdown::Awaited) => return finish(task, run).await,
+            (None, OnShutdown::Awaited) => return finish(name, run).await,
             (Some(ended), _) => ended,
         };
         let failure = match ended {
@@ -152,24 +150,24 @@ where
             waits = BACKOFF.build();
         }
         let wait = waits.next().unwrap_or(LONGEST_DELAY);
-        tracing::error!(task = task.name, failure, wait_ms = wait.as_millis(), "task failed; restarting after a delay");
-        task.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&failure);
+        tracing::error!(task = name, failure, wait_ms = wait.as_millis(), "task failed; restarting after a delay");
+        tasks.update(name, |status| status.last_failure = failure);
         if stop.run_until_cancelled(sleep(wait)).await.is_none() {
             return;
         }
-        task.restarts.fetch_add(1, Ordering::Relaxed);
+        tasks.update(name, |status| status.restarts += 1);
     }
 }
 
 /// Waits for a task after its cancellation.
-async fn finish(task: &Task, mut run: JoinSet<Result<(), Failure>>) {
+async fn finish(name: &str, mut run: JoinSet<Result<(), Failure>>) {
     let why = match timeout(ENDING_MAX, run.join_next()).await {
         Ok(None | Some(Ok(Ok(())))) => return,
         Ok(Some(Ok(Err(failure)))) => failure.to_string(),
         Ok(Some(Err(error))) => panic_message(error),
         Err(_) => format!("not within {ENDING_MAX:?}"),
     };
-    tracing::warn!(task = task.name, why, "a task ended with an error");
+    tracing::warn!(task = name, why, "a task ended with an error");
 }
 
 fn panic_message(error: JoinError) -> String {
@@ -189,26 +187,20 @@ mod tests {
         let stop = CancellationToken::new();
         let mut supervisor = Supervisor::new(stop.clone());
         let (runs, mut seen) = watch::channel(0);
-        supervisor.run("shaky", move || {
-            let runs = runs.clone();
-            async move {
-                runs.send_modify(|n| *n += 1);
-                let n = *runs.borrow();
-                match n {
-                    1 => Err("a failure of its own".into()),
-                    2 => panic!("in run {n}"),
-                    _ => std::future::pending().await,
-                }
+        supervisor.run("shaky", runs, |runs| async move {
+            runs.send_modify(|n| *n += 1);
+            let n = *runs.borrow();
+            match n {
+                1 => Err("a failure of its own"),
+                2 => panic!("in run {n}"),
+                _ => std::future::pending::<Result<(), _>>().await,
             }
         });
         let (ticks, mut ticked) = watch::channel(0);
-        supervisor.run("steady", move || {
-            let ticks = ticks.clone();
-            async move {
-                loop {
-                    ticks.send_modify(|n| *n += 1);
-                    sleep(Duration::from_millis(10)).await;
-                }
+        supervisor.run("steady", ticks, async |ticks| -> Result<(), Failure> {
+            loop {
+                ticks.send_modify(|n| *n += 1);
+                sleep(Duration::from_millis(10)).await;
             }
         });
         let tasks = supervisor.tasks();
@@ -226,12 +218,9 @@ mod tests {
         let stop = CancellationToken::new();
         let mut supervisor = Supervisor::new(stop.clone());
         let (runs, mut seen) = watch::channel(0);
-        supervisor.run("early", move || {
-            let runs = runs.clone();
-            async move {
-                runs.send_modify(|n| *n += 1);
-                Ok(())
-            }
+        supervisor.run("early", runs, |runs| async move {
+            runs.send_modify(|n| *n += 1);
+            Ok::<_, Failure>(())
         });
         let tasks = supervisor.tasks();
         seen.wait_for(|n| *n == 3).await.unwrap();
@@ -245,23 +234,19 @@ mod tests {
     async fn a_task_that_has_something_to_do_at_the_end_does_it_and_no_task_holds_up_the_end_for_long() {
         let stop = CancellationToken::new();
         let mut supervisor = Supervisor::new(stop.clone());
-        let (told, done) = (stop.clone(), watch::Sender::new(false));
-        let did = done.clone();
-        supervisor.run_to_its_end("tidy", move || {
-            let (told, done) = (told.clone(), done.clone());
-            async move {
-                told.cancelled().await;
-                sleep(ENDING_MAX / 2).await;
-                done.send_replace(true);
-                Ok(())
-            }
+        let done = watch::Sender::new(false);
+        supervisor.run_to_its_end("tidy", (stop.clone(), done.clone()), |(stop, done)| async move {
+            stop.cancelled().await;
+            sleep(ENDING_MAX / 2).await;
+            done.send_replace(true);
+            Ok::<_, Failure>(())
         });
-        supervisor.run_to_its_end("deaf", std::future::pending);
+        supervisor.run_to_its_end("deaf", (), |()| std::future::pending::<Result<(), Failure>>());
         tokio::task::yield_now().await;
         let start = Instant::now();
         stop.cancel();
         supervisor.finished().await;
-        assert!(*did.borrow());
+        assert!(*done.borrow());
         // Time is paused and advances only while all tasks wait.
         assert_eq!(start.elapsed().as_secs(), ENDING_MAX.as_secs());
     }

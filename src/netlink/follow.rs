@@ -25,6 +25,7 @@ use super::neighbours::{NeighbourKey, NeighbourRequests, RequestKind, message};
 use super::routes::ROUTES_MAX;
 use super::socket::{DumpOutcome, NetlinkError, Socket};
 use super::tables::{Effect, Tables};
+use crate::watch::send_if_changed;
 
 /// Multicast groups, group n as bit n - 1: links, neighbours, IPv4 and IPv6 addresses and routes, next hop objects.
 const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 0x8000_0000;
@@ -208,11 +209,7 @@ impl Follower {
         let start = Instant::now();
         self.log_excess();
         let new = self.tables.network();
-        network.send_if_modified(|old| {
-            let changed = *old != new;
-            *old = new;
-            changed
-        });
+        send_if_changed(network, new);
         self.publishing.done(start, REST_PER_PUBLISHING);
     }
 

@@ -16,6 +16,8 @@ use super::socket::{NetlinkError, Socket};
 
 /// Maximum number of VLAN devices followed: all identifiers of one port. Frames of further devices go to Linux.
 const VLANS_MAX: usize = 4096;
+/// Maximum number of tags of a link.
+const TAGS_MAX: u8 = 2;
 
 /// Kind of a followed interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,25 +109,18 @@ impl Interfaces {
 
     /// The link of an interface.
     pub(super) fn link(&self, index: u32) -> Option<Link> {
-        let interface = self.by_index.get(&index)?;
-        match interface.kind {
-            InterfaceKind::Twin(port) => Some(port.into()),
-            InterfaceKind::Vlan { lower, tag, id } => {
-                let lower = self.tagged_once(lower)?;
-                Some(Link::new(lower.port(), lower.vlan().with(tag, id)?))
-            }
-        }
+        self.link_with_tags(index, TAGS_MAX)
     }
 
-    /// Like [`Interfaces::link`], for an interface that may have a VLAN device above it: a twin, or a VLAN device on a
-    /// twin.
-    fn tagged_once(&self, index: u32) -> Option<Link> {
+    /// The link of an interface if it has at most `tags_max` tags, which also ends the search if VLAN devices refer to
+    /// each other.
+    fn link_with_tags(&self, index: u32, tags_max: u8) -> Option<Link> {
         match self.by_index.get(&index)?.kind {
             InterfaceKind::Twin(port) => Some(port.into()),
-            InterfaceKind::Vlan { lower, tag, id } => match self.by_index.get(&lower)?.kind {
-                InterfaceKind::Twin(port) => Some(Link::new(port, Link::from(port).vlan().with(tag, id)?)),
-                InterfaceKind::Vlan { .. } => None,
-            },
+            InterfaceKind::Vlan { lower, tag, id } => {
+                let lower = self.link_with_tags(lower, tags_max.checked_sub(1)?)?;
+                Some(Link::new(lower.port(), lower.vlan().with(tag, id)?))
+            }
         }
     }
 
@@ -187,18 +182,13 @@ fn vlan_of(infos: &[LinkInfo]) -> Option<(TagKind, u16)> {
 
 /// The interface with this name, if it exists.
 pub(crate) async fn link_named(socket: &mut Socket, name: &str) -> Result<Option<LinkMessage>, NetlinkError> {
-    let mut found = None;
+    let is_named = |link: &LinkMessage| link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(n) if n == name));
     let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    socket
-        .dump(all, "list interfaces", |message| {
-            if let RouteNetlinkMessage::NewLink(link) = message
-                && link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(n) if n == name))
-            {
-                found = Some(link.clone());
-            }
-        })
-        .await?;
-    Ok(found)
+    let found = socket.list(all, "list interfaces", |message| match message {
+        RouteNetlinkMessage::NewLink(link) if is_named(link) => Some(link.clone()),
+        _ => None,
+    });
+    Ok(found.await?.pop())
 }
 
 /// The address of an interface with its prefix length.

@@ -149,6 +149,18 @@ impl Socket {
         self.exchange(message, NLM_F_DUMP, what, each).await
     }
 
+    /// Requests all entries of a kind and returns those that `select` picks.
+    pub(crate) async fn list<T>(
+        &mut self,
+        message: RouteNetlinkMessage,
+        what: &str,
+        mut select: impl FnMut(&RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        let mut found = Vec::new();
+        self.dump(message, what, |message| found.extend(select(message))).await?;
+        Ok(found)
+    }
+
     /// Sends a request and reads its replies up to the last one: an acknowledgement, an error, or the end of a dump.
     async fn exchange(
         &mut self,

@@ -9,8 +9,6 @@
 //! After a crash at any point, the next start or stop knows what to restore. Deliberately not here: af_xdp and real
 //! NICs, whose frames Linux does not see, and the offloads of a veth's peer, which may be in another namespace.
 
-use std::io;
-use std::path::PathBuf;
 use std::process::Command;
 
 use dpdk_sys::Device;
@@ -20,6 +18,7 @@ use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 use rustix::io::Errno;
 
+use super::setting::{self, SettingError};
 use crate::netlink::{NetlinkError, Socket, link_named};
 
 /// Priority of our filter, which identifies it.
@@ -55,15 +54,8 @@ pub enum AfPacketError {
         source: NetlinkError,
     },
     /// IPv6 could not be switched.
-    #[error("cannot write {value} to {}: {source}", path.display())]
-    Setting {
-        /// The file.
-        path: PathBuf,
-        /// The value.
-        value: &'static str,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Setting(#[from] SettingError),
 }
 
 /// The former state of an interface.
@@ -111,7 +103,7 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
         .map_err(failed)?
         .ok_or_else(|| AfPacketError::NoInterface { device: device.to_string(), interface: interface.to_owned() })?;
     let index = link.header.index;
-    let before = match standing_filter(&mut socket, index).await.map_err(failed)? {
+    let before = match our_filter(&mut socket, index).await.map_err(failed)? {
         Some(before) => {
             tracing::info!(interface, "found the filter of a gateway that did not exit cleanly; adopting it");
             before
@@ -173,20 +165,19 @@ async fn set_promiscuous(socket: &mut Socket, index: u32, on: bool) -> Result<()
 async fn filters(socket: &mut Socket, index: u32, parent: TcHandle) -> Result<Vec<TcMessage>, NetlinkError> {
     let mut request = TcMessage::with_index(index.cast_signed());
     request.header.parent = parent;
-    let mut found = Vec::new();
-    let dump = socket.dump(RouteNetlinkMessage::GetTrafficFilter(request), "list filters", |message| {
-        if let RouteNetlinkMessage::NewTrafficFilter(filter) = message {
-            found.push(filter.clone());
-        }
+    let found = socket.list(RouteNetlinkMessage::GetTrafficFilter(request), "list filters", |message| match message {
+        RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter.clone()),
+        _ => None,
     });
-    match dump.await {
+    match found.await {
         // Without a qdisc to hold filters there are none.
         Err(error) if error.is_refusal(Errno::INVAL) => Ok(Vec::new()),
-        outcome => outcome.map(|_| found),
+        outcome => outcome,
     }
 }
 
-async fn standing_filter(socket: &mut Socket, index: u32) -> Result<Option<SavedState>, NetlinkError> {
+/// The former state as recorded by our filter, if there is one.
+async fn our_filter(socket: &mut Socket, index: u32) -> Result<Option<SavedState>, NetlinkError> {
     let filters = filters(socket, index, INGRESS).await?;
     // The kernel lists each priority a second time, with handle 0, for the classifier itself.
     let ours = filters.iter().find(|f| f.header.info >> 16 == u32::from(PRIORITY) && u32::from(f.header.handle) != 0);
@@ -198,16 +189,15 @@ async fn has_filters(socket: &mut Socket, index: u32) -> Result<bool, NetlinkErr
 }
 
 async fn has_clsact(socket: &mut Socket, index: u32) -> Result<bool, NetlinkError> {
-    let mut found = false;
-    let request = TcMessage::with_index(index.cast_signed());
-    socket
-        .dump(RouteNetlinkMessage::GetQueueDiscipline(request), "list queue disciplines", |message| {
-            if let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = message {
-                found |= qdisc.header.index == index.cast_signed() && qdisc.header.parent == TcHandle::CLSACT;
-            }
-        })
-        .await?;
-    Ok(found)
+    let index = index.cast_signed();
+    let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(index));
+    let clsact = socket.list(request, "list queue disciplines", |message| match message {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
+            (qdisc.header.index == index && qdisc.header.parent == TcHandle::CLSACT).then_some(())
+        }
+        _ => None,
+    });
+    Ok(!clsact.await?.is_empty())
 }
 
 async fn add_filter(socket: &mut Socket, index: u32, before: SavedState) -> Result<(), NetlinkError> {
@@ -246,22 +236,13 @@ fn clsact_message(index: u32) -> TcMessage {
     message
 }
 
-fn ipv6_setting(interface: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"))
-}
-
 /// Whether IPv6 is disabled; a kernel without IPv6 counts as disabled.
 fn read_ipv6_disabled(interface: &str) -> bool {
-    std::fs::read_to_string(ipv6_setting(interface)).map_or(true, |value| value.trim() != "0")
+    std::fs::read_to_string(setting::path("ipv6", interface, "disable_ipv6")).map_or(true, |value| value.trim() != "0")
 }
 
-fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), AfPacketError> {
-    let path = ipv6_setting(interface);
-    let value = if disabled { "1" } else { "0" };
-    match std::fs::write(&path, value) {
-        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.map_err(|source| AfPacketError::Setting { path, value, source }),
-    }
+fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), SettingError> {
+    setting::write("ipv6", interface, "disable_ipv6", if disabled { "1" } else { "0" })
 }
 
 /// Warns of offloads. With them af_packet receives packets with a partial checksum, or longer than the MTU, which

@@ -1,4 +1,4 @@
-//! Why the ports could not be opened, or one of them not attached.
+//! The errors of opening the ports, and of attaching one of them.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use dpdk_sys::Device;
 use super::af_packet::AfPacketError;
 use super::twin::TwinError;
 
-/// See the module.
+/// Why the ports could not be opened, or one could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum PortsError {
     /// DPDK refused.
@@ -16,7 +16,7 @@ pub enum PortsError {
     /// The interface of an af_packet port could not be prepared.
     #[error(transparent)]
     AfPacket(#[from] AfPacketError),
-    /// A twin could not be made.
+    /// A twin could not be created.
     #[error(transparent)]
     Twin(#[from] TwinError),
     /// The twin thread could not be started.
@@ -36,7 +36,7 @@ pub enum PortsError {
 }
 
 impl PortsError {
-    /// Whether the device is just not there, and may come. A virtual device that works on no interface never comes by
+    /// Whether the device is only absent and may appear later. A virtual device without an interface never appears by
     /// itself.
     pub(super) fn is_absence(&self) -> bool {
         match self {

@@ -1,11 +1,12 @@
-//! The ports as the admin API and the hotplug task share them: DPDK's control calls, and what is known of each port.
+//! The ports as the admin API and the hotplug task share them: DPDK's control calls, and the state of each port.
 //!
-//! Invariant: DPDK's control calls on one port never run at the same time: whoever makes one holds the lock.
+//! Invariant: DPDK's control calls on one port never run at the same time: the caller holds the lock.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dataplane::Mac;
 use dpdk_sys::Device;
+use proto::v1;
 
 use super::steering::{PortSteering, ProofState};
 
@@ -14,9 +15,9 @@ use super::steering::{PortSteering, ProofState};
 pub(super) struct PortHandle {
     pub(super) name: String,
     pub(super) device: Device,
-    /// The last one known.
+    /// The last known Ethernet address.
     pub(super) mac: Option<Mac>,
-    /// None: the device is not there.
+    /// `None` while the device is absent.
     pub(super) port: Option<dpdk_sys::Port>,
     pub(super) steering: PortSteering,
     /// The state of the proof that was logged last.
@@ -26,57 +27,47 @@ pub(super) struct PortHandle {
 /// All ports, in the order of the configuration.
 pub(super) type PortHandles = Arc<Mutex<Vec<PortHandle>>>;
 
-/// A port at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortReading {
-    /// Its name.
-    pub name: String,
-    /// PCI address or virtual device.
-    pub device: String,
-    /// Whether the link is up.
-    pub is_up: bool,
-    /// Whether the device is there.
-    pub is_there: bool,
-    /// Rate of the link, where it is known.
-    pub speed_mbps: Option<u32>,
-    /// Largest IP packet, as the driver says.
-    pub mtu_bytes: Option<u16>,
-    /// What the driver has counted since the device was attached.
-    pub stats: dpdk_sys::PortStats,
-    /// How its packets come to their workers, and why.
-    pub steering: String,
-}
-
-/// Reads all ports.
-pub type ReadPorts = Arc<dyn Fn() -> Vec<PortReading> + Send + Sync>;
+/// Reads all ports; a row for operators each.
+pub type ReadPorts = Arc<dyn Fn() -> Vec<v1::PortStatus> + Send + Sync>;
 
 pub(super) fn lock(handles: &Mutex<Vec<PortHandle>>) -> MutexGuard<'_, Vec<PortHandle>> {
     handles.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PortHandle {
-    pub(super) fn read(&self) -> PortReading {
+    /// The row of the port for operators (DESIGN section 8).
+    pub(super) fn status(&self, gateway: &str) -> v1::PortStatus {
         let port = self.port.as_ref();
         let stats = port.and_then(|port| port.stats().ok()).unwrap_or_default();
-        let link = port.and_then(|port| port.link().ok());
-        PortReading {
+        let link = port.and_then(|port| port.link().ok()).filter(|link| link.is_up);
+        v1::PortStatus {
             name: self.name.clone(),
             device: self.device.to_string(),
-            is_up: link.is_some_and(|link| link.is_up),
-            is_there: port.is_some(),
-            speed_mbps: link.filter(|link| link.is_up).and_then(|link| link.speed_mbps),
-            mtu_bytes: port.and_then(|port| port.mtu_bytes().ok()),
-            stats,
+            link: match (port, link) {
+                (None, _) => "absent".to_owned(),
+                (Some(_), Some(_)) => "up".to_owned(),
+                (Some(_), None) => "down".to_owned(),
+            },
+            rx_packets: stats.rx_packets,
+            tx_packets: stats.tx_packets,
+            rx_missed: stats.rx_missed,
+            rx_bytes: stats.rx_bytes,
+            tx_bytes: stats.tx_bytes,
+            rx_errors: stats.rx_errors + stats.rx_no_buffer,
+            tx_errors: stats.tx_errors,
+            speed_mbps: link.and_then(|link| link.speed_mbps),
+            mtu: port.and_then(|port| port.mtu_bytes().ok()).map(u32::from),
             steering: self.steering.text(),
+            gateway: gateway.to_owned(),
         }
     }
 
-    /// Whether the device is there and has a link.
+    /// Whether the device is present and has a link.
     pub(super) fn is_up(&self) -> bool {
         self.port.as_ref().is_some_and(|port| port.link().is_ok_and(|link| link.is_up))
     }
 
-    /// The active member, where the port is a bond.
+    /// The active member, if the port is a bond.
     pub(super) fn active_member(&self) -> Option<Device> {
         self.port.as_ref()?.active_member()
     }

@@ -1,8 +1,8 @@
-//! The hand-over of a port's queues to a worker when the device comes, and back when it goes, while the worker polls.
+//! The hand-over of a port's queues to a polling worker when the device appears, and back when it disappears.
 //!
-//! Invariant: queues have one owner at any time, the worker or the hotplug task, and pass between them whole. The
-//! worker never waits and makes no system call for it: a poll reads one word that nobody writes while nothing changes.
-//! Deliberately not here: what a device is and when it comes (`hotplug`).
+//! Invariant: queues have one owner at any time, the worker or the hotplug task. The worker never waits and makes no
+//! system call for a hand-over: a poll reads one word that is not written while nothing changes. Deliberately not here:
+//! devices and when they appear (`hotplug`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,9 @@ const COMMANDS_MAX: usize = 4;
 /// One worker's queues of a port.
 #[derive(Debug)]
 pub struct QueuePair {
-    /// Where packets arrive; none where the device has fewer queues than there are workers.
+    /// Its receive queue; none if the device has fewer queues than there are workers.
     pub rx: Option<RxQueue>,
-    /// Where packets leave; likewise.
+    /// Its transmit queue, likewise.
     pub tx: Option<TxQueue>,
 }
 
@@ -63,7 +63,7 @@ impl<Q> QueueSender<Q> {
     /// Hands queues to the worker, which uses them from its next poll on. Its old queues come back.
     ///
     /// # Errors
-    /// The queues, when too many commands wait: the worker has not followed earlier ones.
+    /// Returns the queues if too many commands wait, because the worker has not handled earlier ones.
     pub fn send(&self, queues: Q) -> Result<(), Q> {
         let sent = self.0.commands.push(QueueCommand::Take(queues));
         self.0.has_commands.store(true, Ordering::Release);
@@ -96,14 +96,14 @@ impl<Q> QueueSender<Q> {
 }
 
 impl<Q> QueueReceiver<Q> {
-    /// Queues that stay.
+    /// A receiver that keeps these queues.
     #[must_use]
     pub fn fixed(queues: Q) -> Self {
         let (_, receiver) = channel();
         Self { queues: Some(queues), ..receiver }
     }
 
-    /// The queues, if the port's device is there.
+    /// The queues, if the port's device is present.
     #[inline]
     pub fn queues(&mut self) -> Option<&mut Q> {
         if self.shared.has_commands.load(Ordering::Relaxed) {

@@ -1,10 +1,10 @@
-//! The hotplug task: while the gateway runs, it attaches devices that come and hands their queues to the workers, and
-//! detaches devices that go. It also has twins follow their ports, and publishes links and Ethernet addresses for the
-//! engine.
+//! The hotplug task: while the gateway runs, it attaches devices that appear and hands their queues to the workers, and
+//! detaches devices that disappear. It also updates the twins of the ports, and publishes links and Ethernet addresses
+//! for the engine.
 //!
-//! Invariant: each port is handled by itself, and what fails at one is tried again without the others. A device is
+//! Invariant: each port is handled separately; a failure at one is retried and does not affect the others. A device is
 //! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
-//! Deliberately not here: workers, and what they do with a port (`handover`).
+//! Deliberately not here: how workers take and return queues (`handover`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use crate::watch::send_if_changed;
 /// How often links and devices are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The ports as the engine must know them, beside what Linux and the configuration say.
+/// The state of the ports that the engine needs besides Linux's tables and the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortStates {
-    /// Those without link, or without device.
+    /// Ports without a link or a device.
     pub down: Vec<PortIndex>,
-    /// How often the bond that a port is has changed its active member, by port.
+    /// Number of changes of the active member, by port; 0 for a port that is not a bond.
     pub moves: Vec<u64>,
-    /// Ethernet addresses of those whose device is there.
+    /// Ethernet addresses of the ports whose device is present.
     pub macs: Vec<(PortIndex, Mac)>,
 }
 
@@ -57,22 +57,17 @@ pub(super) struct HotplugPort {
     pub(super) state: DeviceState,
 }
 
-/// What the task has found out about a port's device.
+/// The state of a port's device as the task knows it.
+#[derive(Default)]
 pub(super) struct DeviceState {
-    /// Workers that were asked for their queues and have not given them back; none: nobody is asked.
+    /// Workers that were asked for their queues and have not returned them; `None`: the device is not being detached.
     detaching: Option<Vec<usize>>,
     retry: Retry,
     link: Option<bool>,
-    /// The active member of a bond, as it was found last.
+    /// The last known active member of a bond.
     member: Option<Device>,
-    /// How often it has changed.
+    /// Number of its changes.
     moves: u64,
-}
-
-impl DeviceState {
-    pub(super) fn new() -> Self {
-        Self { detaching: None, retry: Retry::new(), link: None, member: None, moves: 0 }
-    }
 }
 
 impl HotplugPort {
@@ -82,7 +77,7 @@ impl HotplugPort {
         sent.try_for_each(|sent| sent.map_err(|_| PortsError::Worker))
     }
 
-    /// Checks the device once: attaches one that has come, detaches one that has gone.
+    /// Checks the device once: attaches it if it appeared, and detaches it if it disappeared.
     async fn check(&mut self, handles: &PortHandles, position: usize) {
         let (port, device) = (&self.settings.name, &self.settings.device);
         let present = device.presence();
@@ -95,7 +90,7 @@ impl HotplugPort {
             match self.attach(handles, position).await {
                 Ok(()) => {
                     self.presence = present;
-                    self.state.retry = Retry::new();
+                    self.state.retry = Retry::default();
                     let (port, device) = (&self.settings.name, &self.settings.device);
                     tracing::info!(port, %device, "the port's device appeared and was attached");
                 }
@@ -152,8 +147,7 @@ impl HotplugPort {
         }
     }
 
-    /// Counts and logs that a bond has another active member. The first member is no change, nor is the one that is
-    /// found after the device was away.
+    /// Counts and logs a change of a bond's active member. The first member after the device appears is not a change.
     fn follow_member(&mut self, active: Option<Device>) {
         let state = &mut self.state;
         if state.member == active {
@@ -166,7 +160,7 @@ impl HotplugPort {
         state.member = active;
     }
 
-    /// Logs a changed link, and has the twin follow it.
+    /// Logs a changed link, and applies it to the twin.
     async fn follow_link(&mut self, is_up: bool) {
         if self.state.link.replace(is_up) != Some(is_up) {
             tracing::info!(port = self.settings.name, link = if is_up { "up" } else { "down" }, "the port's link");
@@ -201,7 +195,7 @@ impl Hotplug {
             let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
             for (port, (is_up, member)) in ports.iter_mut().zip(links) {
                 port.follow_member(member);
-                // A device that is going has no link, whatever its driver says.
+                // A device that is being detached has no link, whatever its driver reports.
                 port.follow_link(is_up && port.state.detaching.is_none()).await;
             }
             send_if_changed(&states, port_states(&lock(&self.handles), &ports));

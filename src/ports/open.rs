@@ -1,4 +1,4 @@
-//! Opening at the start: DPDK, the pool, all ports whose devices are there, and every twin.
+//! Opens DPDK, the packet pool, all ports whose devices are present, and every twin at the start.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub struct WorkerPorts {
     pub peers: Option<Peers<Packet>>,
 }
 
-/// All that was opened.
+/// The opened resources.
 pub(super) struct OpenedPorts {
     pub(super) eal: Eal,
     pub(super) handles: Vec<PortHandle>,
@@ -38,7 +38,7 @@ pub(super) struct OpenedPorts {
     pub(super) workers: Vec<WorkerPorts>,
 }
 
-/// Opens what the settings name. What fails leaves nothing open.
+/// Opens the configured ports. After an error nothing stays open.
 pub(super) async fn open(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsError> {
     let prepared = prepare(settings).await?;
     match open_all(settings, seed).await {
@@ -55,7 +55,7 @@ pub(super) async fn open(settings: &Settings, seed: u64) -> Result<OpenedPorts, 
     }
 }
 
-/// Keeps Linux off the interfaces of the ports, as far as they are there; by port.
+/// Prepares the existing interfaces of af_packet ports, by port.
 async fn prepare(settings: &Settings) -> Result<Vec<Option<PreparedInterface>>, PortsError> {
     let mut prepared = Vec::new();
     for port in &settings.ports {
@@ -71,7 +71,7 @@ async fn prepare(settings: &Settings) -> Result<Vec<Option<PreparedInterface>>, 
     Ok(prepared)
 }
 
-/// Gives interfaces back to Linux.
+/// Restores interfaces to their former state.
 pub(super) async fn restore(prepared: impl Iterator<Item = PreparedInterface>) {
     for interface in prepared {
         if let Err(error) = interface.restore().await {
@@ -111,7 +111,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
             prepared: None,
             twin: None,
             presence: presence.filter(|_| opened.is_some()),
-            state: DeviceState::new(),
+            state: DeviceState::default(),
         };
         let mut handle = PortHandle {
             name: settings.name.clone(),
@@ -148,7 +148,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     Ok(all)
 }
 
-/// Opens the devices that are there; by port, none where the device is not there.
+/// Opens the devices that are present, by port; `None` for an absent device.
 fn open_devices(
     eal: Eal,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! Waits between attempts at what failed: a device that cannot be attached, a twin that cannot be made.
+//! Delays between attempts after a failure: a device that cannot be attached, a twin that cannot be created.
 
 use std::time::Duration;
 
@@ -15,16 +15,18 @@ pub(super) struct Retry {
     delays: ExponentialBackoff,
 }
 
-impl Retry {
-    pub(super) fn new() -> Self {
+impl Default for Retry {
+    fn default() -> Self {
         Self { not_before: None, delays: BACKOFF.build() }
     }
+}
 
+impl Retry {
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.not_before.is_none_or(|at| at <= now)
     }
 
-    /// Notes a failure; returns the delay before the next attempt.
+    /// Records a failure; returns the delay before the next attempt.
     pub(super) fn failed(&mut self, now: Instant) -> Duration {
         let delay = self.delays.next().unwrap_or(MAX_DELAY);
         self.not_before = Some(now + delay);
@@ -38,7 +40,7 @@ mod tests {
 
     #[test]
     fn attempts_come_less_and_less_often_up_to_a_limit() {
-        let (start, mut retry) = (Instant::now(), Retry::new());
+        let (start, mut retry) = (Instant::now(), Retry::default());
         assert!(retry.is_due(start), "the first time at once");
         let waits = [(); 7].map(|()| {
             let wait = retry.failed(start);

@@ -1,5 +1,5 @@
-//! How each port's packets come to their workers: the queues and the RSS that are asked of devices, what the devices
-//! offer, and the text that explains the choice to an operator (`sluicectl ports`).
+//! Steering of each port's packets to their workers: the queues and the RSS that are requested of devices, what the
+//! devices offer, and the text that explains the choice to an operator (`sluicectl ports`).
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use dpdk_sys::Spread;
 
 use super::dpdk::{DeviceQueues, Packet, QueueRequest};
 
-/// How one port's packets come to their workers.
+/// Steering of one port's packets to their workers.
 #[derive(Clone, Debug)]
 pub(super) struct PortSteering {
     workers: u8,
     /// Whether owners are found by the hash that NICs compute.
     by_nic: bool,
-    /// None: the device was not there at the start.
+    /// `None`: the device was absent at the start.
     found: Option<DeviceQueues>,
     proofs: Option<Arc<[Arc<RssProof>]>>,
 }
@@ -32,7 +32,7 @@ pub(super) enum ProofState {
     Refuted(Refuted),
 }
 
-/// The queues and the RSS that are asked of every device.
+/// The queues and the RSS that are requested of every device.
 pub(super) fn request(workers: u8, by_nic: &Steering) -> QueueRequest {
     let spread = by_nic
         .rss_key()
@@ -41,8 +41,8 @@ pub(super) fn request(workers: u8, by_nic: &Steering) -> QueueRequest {
     QueueRequest { queues: workers.into(), spread }
 }
 
-/// Chooses the owner function once the devices are open: the hash of NICs where one of them spreads by it, else our
-/// own. `found` is by port, none where the device is not there.
+/// Chooses the owner function once the devices are open: the hash of NICs if one of them spreads by it, or else our
+/// own. `found` is by port, `None` for an absent device.
 pub(super) fn choose(
     workers: u8,
     by_nic: Steering,

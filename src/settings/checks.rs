@@ -69,31 +69,25 @@ fn check_address_count(reader: &Reader, used: &UsedAddresses<'_>) {
 
 fn snat_addresses_are_exclusive(reader: &Reader, used: &UsedAddresses<'_>) {
     for snat in used.snat {
-        let owner = used.ports.iter().find_map(|port| {
-            let index = port.settings.addresses.iter().position(|net| net.addr() == snat.value)?;
-            Some((port, port.address_locations.get(index)?))
+        let of_port = used.ports.iter().find_map(|port| {
+            let line = line_of(snat.value, &port.settings.addresses, &port.address_locations)?;
+            Some(format!("an address of port `{}` (line {line}) and so Linux's", port.settings.name))
         });
-        if let Some((port, location)) = owner {
-            reader.problem(
-                &snat.location,
-                format!(
-                    "found {}, which is an address of port `{}` (line {}) and so Linux's; give the engine an address of its own",
-                    snat.value, port.settings.name, location.line
-                ),
-            );
-        }
         let of_link = used.links.iter().find_map(|link| {
-            let index = link.settings.addresses.iter().position(|net| net.addr() == snat.value)?;
-            link.address_locations.get(index)
+            let line = line_of(snat.value, &link.settings.addresses, &link.address_locations)?;
+            Some(format!("an address of a link in `static.links` (line {line})"))
         });
-        if let Some(location) = of_link {
-            let message = format!(
-                "found {}, which is an address of a link in `static.links` (line {}); give the engine an address of its own",
-                snat.value, location.line
-            );
+        for owner in of_port.into_iter().chain(of_link) {
+            let message = format!("found {}, which is {owner}; give the engine an address of its own", snat.value);
             reader.problem(&snat.location, message);
         }
     }
+}
+
+/// The line of an address among those of a port or a link.
+fn line_of(address: IpAddr, addresses: &[IpNet], locations: &[Location]) -> Option<usize> {
+    let index = addresses.iter().position(|net| net.addr() == address)?;
+    locations.get(index).map(|location| location.line)
 }
 
 fn pools_contain_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pools: &[LocatedRange]) {

@@ -1,6 +1,7 @@
-//! The keys of the gateway, except `ports`, `announce` and the source.
+//! The keys of the gateway, except `ports`, `static.links` and the source.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 use super::links::{self, LocatedLink};
 use super::port::{self, LocatedPort};
+use crate::netlink::RouteTable;
 
 /// How a worker waits for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -47,6 +49,18 @@ const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
 const CORE: usize = 1;
 /// Highest core: `CPU_SETSIZE` of Linux is 1024.
 const CORE_MAX: usize = 1023;
+
+/// Linux route table and protocol unless configured; both unassigned in iproute2's files.
+const ROUTE_NUMBER: u8 = 150;
+/// 0 to 4 are the kernel's and the administrator's (rtnetlink(7)).
+const PROTOCOL_MIN: u8 = 5;
+/// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
+const LINUX_TABLES: RangeInclusive<u32> = 253..=255;
+
+/// Default time for routers to choose other routes: BGP informs its neighbours within milliseconds, and OSPF
+/// recalculates its routes after 5 to 10 s at most.
+const DRAIN_ON_STOP: Duration = Duration::from_secs(10);
+const DRAIN_ON_STOP_MAX: Duration = Duration::from_secs(3600);
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Maximum idle limit: limits are counted in 32-bit ticks of a few milliseconds, which wrap after several weeks.
@@ -107,11 +121,7 @@ pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
 /// Reads key `snat`.
 pub(super) fn snat(top: &mut Section<'_>) -> Vec<Located<IpAddr>> {
     let mut section = top.section("snat");
-    let mut addresses: Vec<Located<IpAddr>> = Vec::new();
-    for item in section.items("addresses", "addresses") {
-        let Some(value) = item.parse("an address of its own, such as 10.0.0.3", port::host) else { continue };
-        push_once(&mut addresses, &item, value);
-    }
+    let addresses = hosts(&mut section, "addresses", "an address of its own, such as 10.0.0.3");
     section.finish();
     addresses
 }
@@ -119,14 +129,21 @@ pub(super) fn snat(top: &mut Section<'_>) -> Vec<Located<IpAddr>> {
 /// Reads key `tunnel`.
 pub(super) fn tunnel(top: &mut Section<'_>) -> (Vec<Located<IpAddr>>, u16) {
     let mut section = top.section("tunnel");
-    let mut sources: Vec<Located<IpAddr>> = Vec::new();
-    for item in section.items("sources", "addresses") {
-        let Some(value) = item.parse("an address, such as 10.0.0.2", port::host) else { continue };
-        push_once(&mut sources, &item, value);
-    }
+    let sources = hosts(&mut section, "sources", "an address, such as 10.0.0.2");
     let gue_destination_port = section.number("gueDestinationPort", 1..=u16::MAX, GUE_PORT);
     section.finish();
     (sources, gue_destination_port)
+}
+
+/// Reads a list of addresses that a machine can have.
+fn hosts(section: &mut Section<'_>, key: &'static str, expected: &str) -> Vec<Located<IpAddr>> {
+    let mut addresses = Vec::new();
+    for item in section.items(key, "addresses") {
+        if let Some(value) = item.parse(expected, port::host) {
+            push_once(&mut addresses, &item, value);
+        }
+    }
+    addresses
 }
 
 /// Reads key `nodePortAddresses`. A CIDR means all port addresses within it.
@@ -244,6 +261,22 @@ fn neighbour(item: &Field<'_>, ports: &[LocatedPort], links: &[LocatedLink]) -> 
     let link = links::link_of(&mut section, ports, links);
     section.finish();
     Some(Neighbour { link: link?, address: address?, mac: mac? })
+}
+
+/// Reads key `drainOnStop`: the time between the withdrawal of the routes to VIPs and the end of the process.
+pub(super) fn drain_on_stop(top: &mut Section<'_>) -> Duration {
+    top.duration("drainOnStop", Duration::ZERO..=DRAIN_ON_STOP_MAX, DRAIN_ON_STOP)
+}
+
+/// Reads key `announce`: the Linux table of the routes to VIPs of `routed` pools.
+pub(super) fn announce(top: &mut Section<'_>) -> RouteTable {
+    let mut section = top.section("announce");
+    let expected = "the number of a table of its own, not 253 to 255";
+    let legal = |table: &u32| *table > 0 && !LINUX_TABLES.contains(table);
+    let table = section.parse("routeTable", expected, |text| text.parse().ok().filter(legal));
+    let protocol = section.number("routeProtocol", PROTOCOL_MIN..=u8::MAX, ROUTE_NUMBER);
+    section.finish();
+    RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }
 }
 
 /// Reads key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.

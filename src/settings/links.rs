@@ -3,7 +3,7 @@
 use control::config::{Field, Location, Section};
 use dataplane::{Link, TagKind, Vlan, VlanLink};
 
-use super::port::{self, IPV6_MTU_MIN, LocatedPort, MTU_BYTES_MAX, port_index};
+use super::port::{self, LocatedPort, port_index};
 
 /// Maximum number of links with tags: the identifiers of one tag. The same limit applies to VLAN devices of Linux.
 const LINKS_MAX: usize = 4094;
@@ -41,13 +41,7 @@ fn take_link(item: &Field<'_>, ports: &[LocatedPort], others: &[LocatedLink]) ->
     let used: Vec<_> = ports.iter().flat_map(|port| &port.settings.addresses).chain(of_links).copied().collect();
     let (addresses, address_locations) = port::take_addresses(&mut section, &used);
     let default_mtu = port.and_then(|port| ports.get(usize::from(port.0))).map_or(1500, |port| port.settings.mtu_bytes);
-    let mtu = section.number("mtu", 68..=MTU_BYTES_MAX, default_mtu);
-    if mtu < IPV6_MTU_MIN
-        && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
-    {
-        let message = format!("mtu {mtu} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
-        item.problem(message);
-    }
+    let mtu = port::take_mtu(&mut section, &addresses, default_mtu, item);
     section.finish();
     let link = Link::new(port?, vlan?);
     if others.iter().any(|other| other.settings.link == link) {
@@ -95,12 +89,9 @@ fn parse_tag(text: &str) -> Option<(TagKind, u16)> {
 
 /// The tags of a link in the form of key `tags`; none for untagged frames.
 pub(super) fn tag_texts(link: Link) -> Vec<String> {
-    link.vlan().tags().map(tag_text).collect()
-}
-
-fn tag_text((kind, id): (TagKind, u16)) -> String {
-    match kind {
+    let text = |(kind, id): (TagKind, u16)| match kind {
         TagKind::Customer => id.to_string(),
         TagKind::Service => format!("802.1ad:{id}"),
-    }
+    };
+    link.vlan().tags().map(text).collect()
 }

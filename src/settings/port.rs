@@ -12,11 +12,11 @@ use serde::Serialize;
 const PORTS_MAX: usize = 32;
 /// Maximum length of an interface name: `IFNAMSIZ` with the terminating zero is 16.
 const NAME_BYTES_MAX: usize = 15;
-/// Largest MTU, bytes: the most that cards and switches commonly take (9,216 with or without the Ethernet header; the
-/// device refuses what is too much for it).
-pub(super) const MTU_BYTES_MAX: u16 = 9216;
+/// Maximum MTU in bytes that cards and switches commonly accept (9,216 with or without the Ethernet header; a device
+/// refuses more than it supports).
+const MTU_BYTES_MAX: u16 = 9216;
 /// Minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
-pub(super) const IPV6_MTU_MIN: u16 = 1280;
+const IPV6_MTU_MIN: u16 = 1280;
 
 /// The kind of a port's Linux interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -80,14 +80,8 @@ fn take_port(item: &Field<'_>, others: &[LocatedPort]) -> LocatedPort {
     let used: Vec<_> = others.iter().flat_map(|port| &port.settings.addresses).copied().collect();
     let (addresses, address_locations) = take_addresses(&mut section, &used);
     let mac = section.parse("mac", "the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac);
-    let mtu_bytes = section.number("mtu", 68..=MTU_BYTES_MAX, 1500);
+    let mtu_bytes = take_mtu(&mut section, &addresses, 1500, item);
     let twin = section.one_of_built("twin", &[Twin::Tap, Twin::None], &["virtio-user"], Twin::default());
-    if mtu_bytes < IPV6_MTU_MIN
-        && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
-    {
-        let message = format!("mtu {mtu_bytes} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
-        item.problem(message);
-    }
     section.finish();
     LocatedPort { settings: PortSettings { name, device, addresses, mac, mtu_bytes, twin }, device_location, address_locations }
 }
@@ -124,7 +118,7 @@ fn take_device(section: &mut Section<'_>, others: &[LocatedPort]) -> (Device, Lo
     (device, field.location)
 }
 
-/// What no other port may have: the device and the members of a bond, each with its interface.
+/// The exclusive resources of a port: its device or the members of its bond, each with its interface.
 fn claims(device: &Device) -> Vec<String> {
     let of_part = |part: Device| [Some(part.port_name()), part.named_interface().map(|name| format!("interface {name}"))];
     device.parts().into_iter().flat_map(of_part).flatten().collect()
@@ -143,6 +137,18 @@ pub(super) fn take_addresses(section: &mut Section<'_>, used: &[IpNet]) -> (Vec<
         locations.push(item.location);
     }
     (addresses, locations)
+}
+
+/// Reads key `mtu` of the port or link `item`, in bytes.
+pub(super) fn take_mtu(section: &mut Section<'_>, addresses: &[IpNet], default: u16, item: &Field<'_>) -> u16 {
+    let mtu = section.number("mtu", 68..=MTU_BYTES_MAX, default);
+    if mtu < IPV6_MTU_MIN
+        && let Some(address) = addresses.iter().find(|net| net.addr().is_ipv6())
+    {
+        let message = format!("mtu {mtu} is too small for IPv6 ({address}), expected at least {IPV6_MTU_MIN}");
+        item.problem(message);
+    }
+    mtu
 }
 
 /// Whether an interface can have this address. Network and broadcast addresses of IPv4 prefixes are excluded.

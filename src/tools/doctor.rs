@@ -15,7 +15,6 @@ mod network;
 mod root;
 
 use std::io;
-use std::path::Path;
 
 use core_affinity::CoreId;
 
@@ -23,31 +22,16 @@ pub use finding::{Finding, Level, is_ready, print};
 pub use needs::Needs;
 pub use root::Root;
 
-use crate::settings::{Settings, SourceChoice};
+use crate::settings::Settings;
 use crate::workers::{self, WorkerError};
 
-/// Why `doctor` failed.
-#[derive(Debug, thiserror::Error)]
-pub enum DoctorError {
-    /// The configuration is invalid: exit code 2.
-    #[error(transparent)]
-    Invalid(#[from] control::config::Invalid),
-    /// The output could not be written: exit code 1.
-    #[error("cannot write the table: {0}")]
-    Output(#[from] io::Error),
-}
-
-/// Examines this machine with the requirements of `config`, if given, and prints the table. Returns whether all
+/// Examines this machine with the requirements of a configuration, if given, and prints the table. Returns whether all
 /// requirements are met.
 ///
 /// # Errors
-/// The configuration is invalid, or `out` cannot be written.
-pub fn run(config: Option<&Path>, out: &mut impl io::Write) -> Result<bool, DoctorError> {
-    let needs = match config {
-        // As in `replay`, the source of Services is not required: it may be given by a flag of `run`.
-        Some(file) => Needs::of(&Settings::read(file, &SourceChoice::Replay("/".into()))?),
-        None => Needs::default(),
-    };
+/// `out` cannot be written.
+pub fn run(settings: Option<&Settings>, out: &mut impl io::Write) -> io::Result<bool> {
+    let needs = settings.map(Needs::of).unwrap_or_default();
     let findings = examine(&Root::new("/"), &needs, &dpdk_sys::version(), &refused_cores(&needs.cores));
     print(&findings, out)?;
     Ok(is_ready(&findings))
@@ -81,6 +65,7 @@ mod tests {
 
     use super::root::tests::Machine;
     use super::*;
+    use crate::settings::SourceChoice;
 
     #[test]
     fn a_machine_of_nothing_lacks_only_what_is_needed() {

@@ -4,7 +4,8 @@
 //! waits or fails: it may receive nothing, or send nothing.
 //!
 //! Received frames have one segment. If the driver says that a queue does not scatter frames, its packets are not
-//! inspected; the packets of all other queues are, and frames in several segments are linearised (docs/internals/decisions/0025).
+//! inspected; the packets of all other queues are, and frames in several segments are linearised
+//! (docs/internals/decisions/0025).
 
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use super::interface;
+
 const DEVICE: &str = "/dev/net/tun";
 
 /// Errors of opening a tap.
@@ -92,11 +94,7 @@ fn request(name: &str) -> Result<libc::ifreq, TapError> {
     if bad {
         return Err(TapError::BadName { name: name.into() });
     }
-    // SAFETY: ifreq is a C struct of integers, for which all-zero bytes are a valid value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
-    }
+    let mut request = interface::request(name);
     #[allow(clippy::cast_possible_truncation)] // 0x1002
     let flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
     request.ifr_ifru.ifru_flags = flags;

@@ -6,16 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::error::ConvertError;
-use super::fields::{address_bytes, address_of, port};
+use super::fields::{self, address_bytes, address_of, family_number, port};
 use crate::{Backend, BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, ZoneBackends, limits, v1};
 
 impl From<&NodeSet> for v1::NodeSet {
     fn from(set: &NodeSet) -> Self {
-        let family = match set.family {
-            None => 0,
-            Some(Family::V4) => 4,
-            Some(Family::V6) => 6,
-        };
+        let family = set.family.map_or(0, family_number);
         let node = |node: &NodeBackend| v1::Node {
             address: address_bytes(node.address),
             weight: node.weight.into(),
@@ -30,23 +26,14 @@ impl From<&NodeSet> for v1::NodeSet {
 /// # Errors
 /// When the message is not a valid set.
 pub fn node_set(message: v1::NodeSet) -> Result<NodeSet, ConvertError> {
-    let family = match message.family {
-        0 => None,
-        4 => Some(Family::V4),
-        6 => Some(Family::V6),
-        other => return Err(ConvertError::Family(other)),
-    };
-    if message.nodes.len() > limits::BACKENDS_PER_PORT_MAX {
-        return Err(ConvertError::TooManyBackends(message.nodes.len()));
-    }
+    let family = if message.family == 0 { None } else { Some(fields::family(message.family)?) };
+    check_count(message.nodes.len())?;
     let node = |node: &v1::Node| {
-        let state = if node.draining { BackendState::Draining } else { BackendState::Active };
-        let weight = u16::try_from(node.weight).map_err(|_| ConvertError::Weight(node.weight))?;
+        let (weight, state) = share(node.weight, node.draining)?;
         Ok(NodeBackend { address: address_of(family, &node.address)?, weight, state })
     };
     let nodes: Vec<NodeBackend> = message.nodes.iter().map(node).collect::<Result<_, _>>()?;
-    let disorder = |pair: &&[NodeBackend]| pair[0].address >= pair[1].address;
-    match nodes.windows(2).find(disorder) {
+    match nodes.windows(2).find(|pair| pair[0].address >= pair[1].address) {
         Some(pair) => Err(ConvertError::NodeOrder(pair[1].address)),
         None => Ok(NodeSet { name: message.name, family, nodes }),
     }
@@ -66,6 +53,16 @@ pub fn node_sets(messages: Vec<v1::NodeSet>, before: &NodeSets) -> (NodeSets, Ve
         }
     }
     (sets, errors)
+}
+
+fn check_count(backends: usize) -> Result<(), ConvertError> {
+    if backends > limits::BACKENDS_PER_PORT_MAX { Err(ConvertError::TooManyBackends(backends)) } else { Ok(()) }
+}
+
+/// The weight and state of a backend or node.
+fn share(weight: u32, draining: bool) -> Result<(u16, BackendState), ConvertError> {
+    let state = if draining { BackendState::Draining } else { BackendState::Active };
+    Ok((u16::try_from(weight).map_err(|_| ConvertError::Weight(weight))?, state))
 }
 
 /// The nodes to which a port refers; `family` is the required one, if any.
@@ -100,13 +97,10 @@ pub(super) fn of_zone(message: v1::ZoneBackends, count: usize) -> Result<ZoneBac
 
 /// The listed backends of a port; `family` is the required one, if any.
 pub(super) fn listed(family: Option<Family>, messages: &[v1::Backend]) -> Result<Vec<Backend>, ConvertError> {
-    if messages.len() > limits::BACKENDS_PER_PORT_MAX {
-        return Err(ConvertError::TooManyBackends(messages.len()));
-    }
+    check_count(messages.len())?;
     let backend = |message: &v1::Backend| {
-        let state = if message.draining { BackendState::Draining } else { BackendState::Active };
         let address = SocketAddr::new(address_of(family, &message.address)?, port("backend port", message.port)?);
-        let weight = u16::try_from(message.weight).map_err(|_| ConvertError::Weight(message.weight))?;
+        let (weight, state) = share(message.weight, message.draining)?;
         Ok(Backend { address, weight, state })
     };
     let backends: Vec<Backend> = messages.iter().map(backend).collect::<Result<_, _>>()?;

@@ -46,18 +46,35 @@ pub(super) fn address_of(family: Option<Family>, bytes: &[u8]) -> Result<IpAddr,
     }
 }
 
-/// Converts a port; 0 is none.
+/// The number of a family in messages: 4 or 6.
+pub(super) fn family_number(family: Family) -> u32 {
+    match family {
+        Family::V4 => 4,
+        Family::V6 => 6,
+    }
+}
+
+/// Converts the number of a family.
+pub(super) fn family(number: u32) -> Result<Family, ConvertError> {
+    match number {
+        4 => Ok(Family::V4),
+        6 => Ok(Family::V6),
+        other => Err(ConvertError::Family(other)),
+    }
+}
+
+/// Converts a required port.
 pub(super) fn port(field: &'static str, found: u32) -> Result<u16, ConvertError> {
     optional_port(field, found)?.ok_or(ConvertError::Port { field, found })
 }
 
-/// Converts an optional value: 0 means none.
+/// Converts an optional port: 0 means none.
 pub(super) fn optional_port(field: &'static str, found: u32) -> Result<Option<u16>, ConvertError> {
     let port = u16::try_from(found).map_err(|_| ConvertError::Port { field, found })?;
     Ok((port != 0).then_some(port))
 }
 
-/// Converts an optional value: 0 means none.
+/// Converts an optional time: 0 means none.
 pub(super) fn optional_duration(ms: u64) -> Option<Duration> {
     (ms != 0).then(|| Duration::from_millis(ms))
 }

@@ -5,7 +5,6 @@
 //! this stream only, with one pending answer. Deliberately not here: the answers themselves, which come from the admin
 //! API.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,21 +20,7 @@ use tonic::{Code, Status};
 const WAIT: Duration = Duration::from_secs(1);
 
 /// Source of the answers.
-#[derive(Clone)]
-pub struct Responder(Arc<dyn Fn(&Query) -> Reply + Send + Sync>);
-
-impl Responder {
-    /// A function of the request.
-    pub fn new(answer: impl Fn(&Query) -> Reply + Send + Sync + 'static) -> Self {
-        Self(Arc::new(answer))
-    }
-}
-
-impl fmt::Debug for Responder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Responder").finish_non_exhaustive()
-    }
-}
+pub type Responder = Arc<dyn Fn(&Query) -> Reply + Send + Sync>;
 
 /// Keeps the gateway registered while it is polled, unless the controller is too old to send requests.
 pub(super) async fn run(channel: Channel, gateway: String, answering: Responder) {
@@ -59,7 +44,7 @@ async fn serve(channel: &Channel, gateway: &str, answering: &Responder) -> Resul
     let mut questions = client.serve(ReceiverStream::new(outbound)).await?.into_inner();
     while let Some(Question { number, query }) = questions.message().await? {
         let reply = match query {
-            Some(ask) => (answering.0)(&ask),
+            Some(query) => answering(&query),
             None => Reply::Refusal("this gateway does not know the question; it is older than its controller".to_owned()),
         };
         if answers.send(Answer { number, reply: Some(reply) }).await.is_err() {

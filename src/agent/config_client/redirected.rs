@@ -78,7 +78,7 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
     let (known, mut known_in) = watch::channel(None);
     let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1 };
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
-    let answering = Responder::new(|_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
+    let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
     let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
     let is_there = |known: &Option<GatewayState>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
     timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();

@@ -13,7 +13,8 @@ use dataplane::snapshot::{ServiceView, Views};
 use imbl::ordmap::DiffItem;
 use proto::convert::reported_refusal;
 use proto::v1::watch_request::Message;
-use proto::{Generation, Refusal, ServiceName, v1};
+use proto::{Generation, ServiceName, v1};
+use tokio::sync::watch::error::RecvError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -33,19 +34,21 @@ pub struct Facts {
     pub reached: watch::Receiver<Option<Generation>>,
 }
 
+impl Facts {
+    async fn changed(&mut self) -> Result<(), RecvError> {
+        tokio::select! {
+            changed = self.served.changed() => changed,
+            changed = self.reached.changed() => changed,
+        }
+    }
+}
+
 /// Values already reported on one stream.
 #[derive(Debug, Default)]
 struct Reported {
     ready: bool,
     services: Views,
-    sent: BTreeMap<Arc<ServiceName>, ReportedService>,
-}
-
-/// Report of one service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct ReportedService {
-    counts: BackendCounts,
-    refusal: Option<Refusal>,
+    sent: BTreeMap<Arc<ServiceName>, v1::ServiceHealth>,
 }
 
 /// Reports and acknowledges on one stream until it is closed. Refused services are reported before their generation is
@@ -67,14 +70,7 @@ pub(super) async fn run(
                 }
                 continue;
             }
-            changed = facts.served.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                has_news = true;
-                continue;
-            }
-            changed = facts.reached.changed() => {
+            changed = facts.changed() => {
                 if changed.is_err() {
                     return;
                 }
@@ -125,8 +121,10 @@ async fn acknowledge(
 }
 
 /// The report of a service, without the details for operators.
-fn reported_service(view: &ServiceView) -> ReportedService {
-    ReportedService { counts: BackendCounts::from(view), refusal: view.refusal.clone() }
+fn service_health(view: &ServiceView) -> v1::ServiceHealth {
+    let BackendCounts { backends, healthy } = BackendCounts::from(view);
+    let refusal = view.refusal.as_ref().map(reported_refusal);
+    v1::ServiceHealth { service: view.name.to_string(), backends, healthy, refusal }
 }
 
 impl Reported {
@@ -134,7 +132,7 @@ impl Reported {
     fn refuses_otherwise(&self, services: &Views) -> bool {
         self.services.diff(services).any(|item| match item {
             DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
-                self.sent.get(name).and_then(|sent| sent.refusal.as_ref()) != view.refusal.as_ref()
+                self.sent.get(name).and_then(|sent| sent.refusal.clone()) != view.refusal.as_ref().map(reported_refusal)
             }
             DiffItem::Remove(..) => false,
         })
@@ -148,11 +146,9 @@ impl Reported {
         for item in self.services.diff(&served.services) {
             match item {
                 DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
-                    let new = reported_service(view);
+                    let new = service_health(view);
                     if self.sent.get(name) != Some(&new) {
-                        let BackendCounts { backends, healthy } = new.counts;
-                        let refusal = new.refusal.as_ref().map(reported_refusal);
-                        changed.push(v1::ServiceHealth { service: name.to_string(), backends, healthy, refusal });
+                        changed.push(new.clone());
                         self.sent.insert(Arc::clone(name), new);
                     }
                 }
@@ -173,7 +169,7 @@ impl Reported {
 mod tests {
     use std::time::Duration;
 
-    use proto::Reason;
+    use proto::{Reason, Refusal};
     use tokio::time::timeout;
 
     use super::*;

@@ -10,6 +10,7 @@ use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustix::io::Errno;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::{Outcome, Target};
@@ -61,12 +62,9 @@ async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
 /// and permits this for sockets with SO_REUSEADDR.
 async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<TcpStream> {
     let Some(port) = source_port else { return TcpStream::connect(address).await };
-    let (socket, any) = match address {
-        SocketAddr::V4(_) => (TcpSocket::new_v4()?, IpAddr::from(Ipv4Addr::UNSPECIFIED)),
-        SocketAddr::V6(_) => (TcpSocket::new_v6()?, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
-    };
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
-    socket.bind(SocketAddr::new(any, port))?;
+    socket.bind(SocketAddr::new(any_address(address), port))?;
     socket.connect(address).await
 }
 
@@ -101,21 +99,19 @@ async fn ask_node_health(stream: TcpStream, target: SocketAddr) -> Outcome {
 /// use routes of Linux, so a gateway without a route to the VIP, which is possible for a `routed` pool, must not blame
 /// backends. An unreachable message of a node for the VIP still counts.
 fn has_route(to: SocketAddr) -> bool {
-    let any = if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
-    UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(to).is_ok())
+    UdpSocket::bind((any_address(to), 0)).is_ok_and(|socket| socket.connect(to).is_ok())
+}
+
+/// The unspecified address of the same family, to bind to.
+fn any_address(to: SocketAddr) -> IpAddr {
+    if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// Whether an error means that this machine lacks a resource. "Unreachable" is not one of them: forwarding to an
 /// unreachable target fails as well.
 fn is_ours(error: &io::Error) -> bool {
-    /// Error numbers of Linux, equal on every architecture that DPDK supports.
-    const ENOMEM: i32 = 12;
-    const ENFILE: i32 = 23;
-    const EMFILE: i32 = 24;
-    const EADDRINUSE: i32 = 98;
-    const EADDRNOTAVAIL: i32 = 99;
-    const ENOBUFS: i32 = 105;
-    matches!(error.raw_os_error(), Some(ENOMEM | ENFILE | EMFILE | EADDRINUSE | EADDRNOTAVAIL | ENOBUFS))
+    let lacking = [Errno::NOMEM, Errno::NFILE, Errno::MFILE, Errno::ADDRINUSE, Errno::ADDRNOTAVAIL, Errno::NOBUFS];
+    Errno::from_io_error(error).is_some_and(|error| lacking.contains(&error))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!
 //! Invariant: a backend keeps its port while it is probed. Prober and engine use the same table.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use proto::ProbeTags;
@@ -33,10 +33,10 @@ impl Tags {
     /// Assigns a port to every backend that is probed through a VIP, and releases the ports of all others. Targets
     /// without a free port are removed from `targets`; returns their number.
     pub(super) fn follow(&mut self, targets: &mut Targets) -> usize {
-        let wanted: BTreeMap<IpAddr, ()> = targets.keys().filter_map(|target| Some((target.tagged()?, ()))).collect();
-        self.ports.retain(|backend, _| wanted.contains_key(backend));
-        self.table.retain(|_, backend| wanted.contains_key(backend));
-        for backend in wanted.into_keys() {
+        let wanted: BTreeSet<IpAddr> = targets.keys().filter_map(|target| target.tagged()).collect();
+        self.ports.retain(|backend, _| wanted.contains(backend));
+        self.table.retain(|_, backend| wanted.contains(backend));
+        for backend in wanted {
             if !self.ports.contains_key(&backend)
                 && let Some(port) = self.free()
             {

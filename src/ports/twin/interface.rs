@@ -4,9 +4,7 @@
 //! and each address a protocol number, so that the next process recognises them. (Linux before 5.18 has no protocol
 //! number of addresses: there, addresses are added and never removed.)
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 
 use dataplane::Mac;
 use dpdk_sys::tap::{self, TapError};
@@ -19,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 
 use crate::netlink::{NetlinkError, OUR_PROTOCOL, Socket, interface_address, link_named};
+use crate::ports::setting::{self, SettingError};
 
 /// Alias that marks an interface as ours; `ip link` shows it.
 const ALIAS: &str = "sluice twin";
@@ -66,15 +65,8 @@ pub enum TwinError {
         name: String,
     },
     /// A kernel setting could not be written.
-    #[error("cannot write {value:?} to {}: {source}", path.display())]
-    Setting {
-        /// The file.
-        path: PathBuf,
-        /// The value.
-        value: &'static str,
-        /// The cause.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Setting(#[from] SettingError),
 }
 
 /// The interface of a twin. Dropping this leaves the interface in place.
@@ -150,7 +142,7 @@ impl Interface {
     /// Settings of a router's interface: it ignores router advertisements. Its link-local address skips the second of
     /// duplicate address detection, during which neighbours would get no answer. The removal of an address keeps others
     /// of its subnet.
-    fn write_settings(&self, config: &TwinConfig) -> Result<(), TwinError> {
+    fn write_settings(&self, config: &TwinConfig) -> Result<(), SettingError> {
         let mut settings = vec![
             ("ipv4", "promote_secondaries", "1"),
             ("ipv6", "accept_dad", "0"),
@@ -160,15 +152,7 @@ impl Interface {
         if config.addresses.iter().any(|a| a.addr().is_ipv6()) {
             settings.push(("ipv6", "disable_ipv6", "0"));
         }
-        for (family, setting, value) in settings {
-            let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{}/{setting}", self.name));
-            match std::fs::write(&path, value) {
-                // The kernel has no IPv6.
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                outcome => outcome.map_err(|source| TwinError::Setting { path, value, source })?,
-            }
-        }
-        Ok(())
+        settings.into_iter().try_for_each(|(family, setting, value)| setting::write(family, &self.name, setting, value))
     }
 
     /// Adds the missing addresses, and removes those of ours that are not wanted.
@@ -196,17 +180,14 @@ impl Interface {
 }
 
 async fn addresses(socket: &mut Socket, index: u32) -> Result<Vec<(IpNet, AddressMessage)>, NetlinkError> {
-    let mut found = Vec::new();
     let all = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    socket
-        .dump(all, "list addresses", |message| {
-            let RouteNetlinkMessage::NewAddress(address) = message else { return };
-            if address.header.index == index {
-                found.extend(interface_address(address).map(|net| (net, address.clone())));
-            }
-        })
-        .await?;
-    Ok(found)
+    let found = socket.list(all, "list addresses", |message| match message {
+        RouteNetlinkMessage::NewAddress(address) if address.header.index == index => {
+            interface_address(address).map(|net| (net, address.clone()))
+        }
+        _ => None,
+    });
+    found.await
 }
 
 fn is_ours(message: &AddressMessage) -> bool {

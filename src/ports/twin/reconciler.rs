@@ -1,7 +1,7 @@
-//! Reconciles the twin of a port while the gateway runs: it gets the port's Ethernet address and follows its link, and
-//! one that somebody deleted is made again.
+//! Reconciles the twin of a port while the gateway runs: it has the port's Ethernet address and link state, and is
+//! created again after it was deleted.
 //!
-//! Invariant: what goes wrong with one twin is tried again later, and touches no other port. Deliberately not here:
+//! Invariant: a failure at one twin is retried later, and does not affect other ports. Deliberately not here:
 //! routes over a twin, which Linux removes when the twin is deleted, and which the operator must add again.
 
 use dataplane::Mac;
@@ -11,7 +11,7 @@ use super::interface::{Interface, TwinConfig, TwinError};
 use super::thread::NewTap;
 use crate::ports::retry::Retry;
 
-/// What of a twin follows its port.
+/// The part of a twin's state that follows its port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct TwinState {
     mac: Option<Mac>,
@@ -21,20 +21,20 @@ struct TwinState {
 /// The twin of one port.
 pub(in crate::ports) struct TwinReconciler {
     config: TwinConfig,
-    /// None: it is gone.
+    /// `None`: it was deleted.
     interface: Option<Interface>,
     wanted: TwinState,
-    /// The state that was applied last; none: it is not known.
+    /// The state that was applied last; `None`: unknown.
     applied: Option<TwinState>,
     tap: NewTap,
     retry: Retry,
 }
 
 impl TwinReconciler {
-    /// For a twin that was just made.
+    /// For a twin that was just created.
     pub(in crate::ports) fn new(config: TwinConfig, interface: Interface, tap: NewTap) -> Self {
         let wanted = TwinState { mac: config.mac, carrier: false };
-        Self { config, interface: Some(interface), wanted, applied: None, tap, retry: Retry::new() }
+        Self { config, interface: Some(interface), wanted, applied: None, tap, retry: Retry::default() }
     }
 
     /// Sets the Ethernet address of the port, for the next [`TwinReconciler::reconcile`].
@@ -47,7 +47,7 @@ impl TwinReconciler {
         self.wanted.carrier = is_up;
     }
 
-    /// Applies the wanted state where it differs, and makes the twin again when it is gone.
+    /// Applies the wanted state where it differs, and creates the twin again if it was deleted.
     pub(in crate::ports) async fn reconcile(&mut self) {
         let interface = &self.config.name;
         if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
@@ -58,7 +58,7 @@ impl TwinReconciler {
             return;
         }
         match self.apply().await {
-            Ok(()) => self.retry = Retry::new(),
+            Ok(()) => self.retry = Retry::default(),
             Err(error) => {
                 self.retry.failed(Instant::now());
                 tracing::warn!(interface = self.config.name, %error, "the twin cannot be configured; retrying");

@@ -2,7 +2,7 @@
 
 use dpdk_sys::Device;
 
-use super::finding::{Finding, Level};
+use super::finding::Finding;
 use super::needs::Needs;
 use super::root::{Root, show_list};
 
@@ -146,18 +146,14 @@ fn network_devices(root: &Root) -> Vec<Finding> {
         let driver = root.link(&format!("{directory}/driver")).unwrap_or_else(|| "no driver".into());
         let node = root.text(&format!("{directory}/numa_node")).filter(|node| !node.starts_with('-'));
         let node = node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
-        Finding {
-            level: Level::Ok,
-            subject: "network device".into(),
-            found: format!("{address}, {driver}{node}"),
-            advice: String::new(),
-        }
+        Finding::ok("network device", format!("{address}, {driver}{node}"))
     };
     root.names("/sys/bus/pci/devices").into_iter().filter(on_pci).map(describe).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::Level;
     use super::super::root::tests::Machine;
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Hugepages, per size and NUMA node, and transparent huge pages.
 
-use super::finding::{Finding, Level};
+use super::finding::Finding;
 use super::needs::Needs;
 use super::root::Root;
 
@@ -22,19 +22,16 @@ fn hugepages(root: &Root, needs: &Needs) -> Vec<Finding> {
     }
     let required = needs.hugepages_required || needs.has_pci_device();
     let wanted_mb = needs.memory_mb.max(1);
-    let level = match (free_mb >= wanted_mb, required) {
-        (true, _) => Level::Ok,
-        (false, true) => Level::Missing,
-        (false, false) => Level::Note,
-    };
     let found =
         if needs.memory_mb == 0 { format!("{free_mb} MB free") } else { format!("{free_mb} MB free, {wanted_mb} MB needed") };
-    let advice = match level {
-        Level::Ok => String::new(),
-        Level::Note => "without them, packets live in ordinary pages, which is slower; PCI ports do not work".into(),
-        Level::Missing => format!("sysctl vm.nr_hugepages={} (2 MB each)", wanted_mb.div_ceil(2)),
-    };
-    findings.push(Finding { level, subject: "hugepage memory".into(), found, advice });
+    let subject = "hugepage memory";
+    findings.push(if free_mb >= wanted_mb {
+        Finding::ok(subject, found)
+    } else if required {
+        Finding::missing(subject, found, format!("sysctl vm.nr_hugepages={} (2 MB each)", wanted_mb.div_ceil(2)))
+    } else {
+        Finding::note(subject, found, "without them, packets live in ordinary pages, which is slower; PCI ports do not work")
+    });
     findings
 }
 
@@ -88,6 +85,7 @@ fn transparent(root: &Root) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::Level;
     use super::super::root::tests::Machine;
     use super::*;
 
