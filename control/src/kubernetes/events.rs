@@ -103,7 +103,7 @@ impl Waiting {
         namespace(&self.note.subject).unwrap_or(NO_NAMESPACE)
     }
 
-    const fn is_routine(&self) -> bool {
+    fn is_routine(&self) -> bool {
         self.note.remark.cause.is_ordinary()
     }
 
