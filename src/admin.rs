@@ -14,7 +14,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use control::gateways::socket::{TakenAway, listen};
+use control::gateways::socket::{SocketGuard, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
@@ -66,7 +66,7 @@ impl fmt::Debug for Sources {
 /// If the socket is in use or cannot be created, or the server fails.
 pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
     let listener = listen(&path).await?;
-    let _taken_away = TakenAway(path);
+    let _socket_guard = SocketGuard(path);
     Ok(control::admin::serve(listener, sources, stop).await?)
 }
 

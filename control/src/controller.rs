@@ -1,12 +1,14 @@
 //! The controller. Changes from one source become plans; a plan becomes the state that gateways follow and the statuses
 //! that are written back. `sluiced` embeds the controller; `sluice-controller` consists of it.
 //!
-//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error withdraws
-//! an address or a Service.
+//! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error
+//! withdraws an address or a Service.
 //!
 //! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
-//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its predecessor wrote.
-//! Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`, `status`, `gateways`).
+//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its
+//! predecessor wrote.
+//! Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`, `status`,
+//! `gateways`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,7 +27,7 @@ use crate::gateways::fleet::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{self, ConfigService};
-use crate::gateways::socket::{self, TakenAway};
+use crate::gateways::socket::{self, SocketGuard};
 use crate::gateways::tls::TlsError;
 use crate::gateways::tls::secret::FollowedSecret;
 use crate::healthz::{Heartbeat, Probes, STALLED_AFTER};
@@ -81,7 +83,7 @@ pub struct Running {
     pub view: View,
     /// State for the probes of a Deployment.
     pub probes: Probes,
-    _socket: Option<TakenAway>,
+    _socket: Option<SocketGuard>,
     tasks: Tasks,
     shutdown: CancellationToken,
 }
@@ -203,7 +205,7 @@ fn begin(
 async fn listen(
     settings: &ControllerSettings,
     origin: &Origin,
-) -> Result<(Listeners, Option<TakenAway>, Option<FollowedSecret>), ControllerError> {
+) -> Result<(Listeners, Option<SocketGuard>, Option<FollowedSecret>), ControllerError> {
     let (mut listeners, mut socket, mut secret) = (Listeners::default(), None, None);
     if let Some(tcp) = &settings.listen.tcp {
         let tls = match (&tcp.certificates, origin) {
@@ -223,7 +225,7 @@ async fn listen(
     }
     if let Some(path) = &settings.listen.unix {
         listeners.unix = Some(socket::listen(path).await?);
-        socket = Some(TakenAway(path.clone()));
+        socket = Some(SocketGuard(path.clone()));
     }
     Ok((listeners, socket, secret))
 }

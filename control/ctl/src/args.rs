@@ -45,8 +45,8 @@ pub enum Command {
     Events(ListArguments),
     /// Manual overrides: drains and weights, with author and time.
     Overrides(ListArguments),
-    /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a gateway,
-    /// whose routes to VIPs are withdrawn. Existing flows continue.
+    /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a
+    /// gateway, whose routes to VIPs are withdrawn. Existing flows continue.
     Drain {
         /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME if both have it.
         #[arg(value_name = "BACKEND|NODE|GATEWAY")]

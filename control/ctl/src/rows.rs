@@ -1,5 +1,5 @@
-//! The lists of `sluicectl`: how the rows of each kind are fetched, compared and shown in a table. JSON and YAML show the
-//! messages of `sluice.v1` themselves, whose fields and their order are those of DESIGN section 8.
+//! The lists of `sluicectl`: how the rows of each kind are fetched, compared and shown in a table. JSON and YAML show
+//! the messages of `sluice.v1` themselves, whose fields and their order are those of DESIGN section 8.
 
 use proto::v1;
 use proto::v1::admin_client::AdminClient;

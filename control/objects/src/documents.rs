@@ -75,8 +75,8 @@ pub struct DocumentText {
     pub first_line: u64,
 }
 
-/// Splits a text at document markers, which end a document everywhere, so that a search by lines suffices. Lines before a
-/// document are left blank, so that positions in it are those of the file.
+/// Splits a text at document markers, which end a document everywhere, so that a search by lines suffices. Lines before
+/// a document are left blank, so that positions in it are those of the file.
 pub fn split(text: &str) -> Vec<DocumentText> {
     let mut parts = vec![DocumentText { text: String::new(), first_line: 1 }];
     for (index, line) in (1u64..).zip(text.lines()) {

@@ -1,7 +1,7 @@
 //! A parsed pool, from the configuration or an `AddressPool` object.
 //!
-//! Invariant: the rules of the CRD's schema apply here too, because manifests have no API server. A pool with an unusable
-//! address is an error as a whole; no pool is used in part.
+//! Invariant: the rules of the CRD's schema apply here too, because manifests have no API server. A pool with an
+//! unusable address is an error as a whole; no pool is used in part.
 //! Deliberately not here: overlaps between pools (the controller's `plan`).
 
 use ipnet::IpNet;

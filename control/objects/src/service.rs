@@ -1,4 +1,5 @@
-//! A parsed Service: its identity, its current status, and either its specification or the reason why it cannot be served.
+//! A parsed Service: its identity, its current status, and either its specification or the reason why it cannot be
+//! served.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -81,8 +82,8 @@ impl Candidate {
         is_same && asked(self) == asked(other) && self.wanted == other.wanted
     }
 
-    /// Whether it was ours before, as the installation of `group`: it has our finalizer or a status that sluice wrote, and no
-    /// other group.
+    /// Whether it was ours before, as the installation of `group`: it has our finalizer or a status that sluice wrote,
+    /// and no other group.
     #[must_use]
     pub fn is_held_by(&self, group: &str) -> bool {
         self.is_held() && !self.held.is_of_another(group)
@@ -214,9 +215,9 @@ fn node_health_port(fields: &ServiceFields, kind: Kind, local: bool) -> Option<u
     u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
-/// Families in order, and whether the second is optional. In a cluster only `ipFamilies` counts: the API server knows the
-/// families of the cluster, and a family that it left out has no endpoints. A manifest gets the default of a dual-stack
-/// cluster, IPv4 first.
+/// Families in order, and whether the second is optional. In a cluster only `ipFamilies` counts: the API server knows
+/// the families of the cluster, and a family that it left out has no endpoints. A manifest gets the default of a
+/// dual-stack cluster, IPv4 first.
 fn families(fields: &ServiceFields, is_in_cluster: bool) -> Result<(Vec<Family>, bool), SpecError> {
     let mut families = Vec::new();
     for text in fields.ip_families.as_deref().unwrap_or_default() {

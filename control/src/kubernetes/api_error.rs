@@ -1,7 +1,7 @@
 //! Errors of the API server, with messages that tell the operator what to do, and the delay before a retry.
 //!
-//! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server requests,
-//! by [`ASKED_MAX`].
+//! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server
+//! requests, by [`ASKED_MAX`].
 
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
@@ -63,8 +63,8 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern one object
-    /// or namespace only: admission webhooks decide per object, quotas per namespace.
+    /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern
+    /// one object or namespace only: admission webhooks decide per object, quotas per namespace.
     pub(super) const fn concerns_all(&self) -> bool {
         match self {
             Self::Unauthorized(_) | Self::Busy { .. } | Self::Unreachable(_) | Self::Senseless(_) => true,
@@ -144,14 +144,17 @@ impl Retry {
         Self { what, server: server.to_owned(), waits: BACKOFF.build(), last: None }
     }
 
-    /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next attempt.
+    /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next
+    /// attempt.
     pub fn failed(&mut self, outage: ApiError, now: Instant) -> Duration {
         if self.last.as_ref().is_some_and(|(_, at)| now.duration_since(*at) > NEW_STORY) {
             self.succeeded();
         }
         let is_new = self.last.as_ref().is_none_or(|(last, _)| std::mem::discriminant(last) != std::mem::discriminant(&outage));
-        if is_new {
-            self.say(&outage);
+        match &outage {
+            _ if !is_new => {}
+            ApiError::Expired(_) => info!(server = self.server, "{}: {outage}", self.what),
+            _ => warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what),
         }
         let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {
@@ -168,14 +171,6 @@ impl Retry {
         match self.last.take() {
             None | Some((ApiError::Expired(_), _)) => {}
             Some(_) => info!(server = self.server, "the API server answers again: {}", self.what),
-        }
-    }
-
-    fn say(&self, outage: &ApiError) {
-        if let ApiError::Expired(_) = outage {
-            info!(server = self.server, "{}: {outage}", self.what);
-        } else {
-            warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what);
         }
     }
 }

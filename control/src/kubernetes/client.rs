@@ -1,8 +1,9 @@
 //! The client of one API server, from a kubeconfig or from the service account of the pod.
 //!
-//! Invariant: no request hangs. Socket options detect a dead link ([`PEER_LOST_AFTER`]), and [`SILENCE_MAX`] detects a server
-//! that accepts requests and does not answer: the server ends watches well before that time, so silence is always an error.
-//! The client does not retry; callers decide when to retry, and errors carry the delay that the server asks for.
+//! Invariant: no request hangs. Socket options detect a dead link ([`PEER_LOST_AFTER`]), and [`SILENCE_MAX`] detects a
+//! server that accepts requests and does not answer: the server ends watches well before that time, so silence is
+//! always an error. The client does not retry; callers decide when to retry, and errors carry the delay that the server
+//! asks for.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,11 +21,12 @@ use proto::limits::FIELD_MANAGER;
 use thiserror::Error;
 use tower::ServiceBuilder;
 
-/// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so that
-/// a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a server.
+/// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so
+/// that a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a
+/// server.
 pub(super) const WATCH_SECONDS: u32 = 12;
-/// Duration of watches of kinds that rarely change. Socket options detect a dead link there too; the short watches detect a
-/// silent server and restart the long ones (`watch`).
+/// Duration of watches of kinds that rarely change. Socket options detect a dead link there too; the short watches
+/// detect a silent server and restart the long ones (`watch`).
 pub(super) const LONG_WATCH_SECONDS: u32 = 120;
 /// Read timeout of a connection: longer than a watch, shorter than 20 s.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
@@ -33,8 +35,8 @@ const LONG_SILENCE_MAX: Duration = Duration::from_secs(LONG_WATCH_SECONDS as u64
 /// Idle time after which the first TCP keep-alive probe is sent; further ones follow every [`ASKED_AGAIN`].
 const IDLE_BEFORE_ASKED: Duration = Duration::from_secs(4);
 const ASKED_AGAIN: Duration = Duration::from_secs(3);
-/// `TCP_USER_TIMEOUT`: the longest time that data or a probe may stay unacknowledged. 4 s and two more probes make 10 s for
-/// an idle connection, and at most 13 s if a request was sent meanwhile. kube's own sockets need about 295 s.
+/// `TCP_USER_TIMEOUT`: the longest time that data or a probe may stay unacknowledged. 4 s and two more probes make 10 s
+/// for an idle connection, and at most 13 s if a request was sent meanwhile. kube's own sockets need about 295 s.
 const PEER_LOST_AFTER: Duration = Duration::from_secs(9);
 /// Connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,10 +1,11 @@
 //! Writes notes as Events (events.k8s.io/v1) of the objects that they are about.
 //!
-//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is counted in
-//! the `series` of the same object, because Events expire after an hour. Warnings are written before normal Events, round
-//! robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is written about an
-//! object that is being deleted. Recording never blocks; Events that do not fit into the queue are dropped, normal ones
-//! first, and remain in the log. Deliberately not here: which notes exist.
+//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is
+//! counted in the `series` of the same object, because Events expire after an hour. Warnings are written before normal
+//! Events, round robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is
+//! written about an object that is being deleted. Recording never blocks; Events that do not fit into the queue are
+//! dropped, normal ones first, and remain in the log.
+//! Deliberately not here: which notes exist.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,14 +30,16 @@ use crate::kubernetes::api_error::{ApiError, Retry};
 use crate::kubernetes::client::{Cluster, patch_params, post_params};
 use objects::note::{Cause, Note, Subject};
 
-/// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an outage.
+/// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an
+/// outage.
 pub const REPEATED_AFTER: Duration = Duration::from_secs(1_800);
 /// Size of the queue: seven minutes at 10 Events a second, 6 MB at 1.5 kB each.
 const WAITING_MAX: usize = 4_096;
-/// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier ones.
+/// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier
+/// ones.
 const MERGED_FROM: usize = 100;
 /// Maximum number of known notes, as many as there may be Services: 6.5 MB at about 100 bytes each.
-const TOLD_MAX: usize = 65_536;
+const REPORTED_MAX: usize = 65_536;
 /// Minimum time between two writes: 10 a second bounds the load on the API server.
 const PACE: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
@@ -107,7 +110,8 @@ impl Waiting {
         self.note.remark.cause.is_ordinary()
     }
 
-    /// Key for replacement: of two normal notes with the same object and cause the newer suffices; every warning is kept.
+    /// Key for replacement: of two normal notes with the same object and cause the newer suffices; every warning is
+    /// kept.
     fn turn(&self) -> u64 {
         if self.is_routine() { routine_turn(&self.note.subject, self.uid.as_deref(), self.note.remark.cause) } else { self.key }
     }
@@ -160,24 +164,24 @@ impl EventWriter {
 
     /// Enqueues a note, unless it was written recently or its namespace is being deleted.
     pub fn record(&self, note: &Note, uid: Option<&str>) {
-        self.tell_at(note, uid, Instant::now());
+        self.record_at(note, uid, Instant::now());
     }
 
-    fn tell_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
+    fn record_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
         let key = key(note, uid);
         let mut state = self.state();
-        let is_told = state.reported.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
-        if is_told || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
+        let is_recent = state.reported.get(&key).is_some_and(|reported| now.duration_since(reported.last) < REPEATED_AFTER);
+        if is_recent || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
-        if state.reported.len() >= TOLD_MAX {
-            state.reported.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
+        if state.reported.len() >= REPORTED_MAX {
+            state.reported.retain(|_, reported| now.duration_since(reported.last) < REPEATED_AFTER);
         }
-        if state.reported.len() >= TOLD_MAX {
+        if state.reported.len() >= REPORTED_MAX {
             // Clearing the set costs one Event each.
             state.reported.clear();
         }
-        let count = state.reported.get(&key).map_or(1, |told| told.count.saturating_add(1));
+        let count = state.reported.get(&key).map_or(1, |reported| reported.count.saturating_add(1));
         let (note, uid) = (note.clone(), uid.map(str::to_owned));
         let is_full = state.warnings.len() + state.routine.len() >= WAITING_MAX;
         if state.put(Waiting { key, note, uid, time: Timestamp::now(), count, attempts: 0 }) {
@@ -425,12 +429,12 @@ mod tests {
     fn the_same_note_is_an_event_once_and_repeated_after_half_an_hour() {
         let (writer, now) = (EventWriter::new("edge-1"), Instant::now());
         for after in [0, 1, 1_799] {
-            writer.tell_at(&note("one"), Some("u"), now + Duration::from_secs(after));
+            writer.record_at(&note("one"), Some("u"), now + Duration::from_secs(after));
         }
-        writer.tell_at(&note("two"), Some("u"), now);
+        writer.record_at(&note("two"), Some("u"), now);
         let told: Vec<_> = all(&writer).into_iter().map(|w| (w.note.remark.text, w.count)).collect();
         assert_eq!(told, [("one".to_owned(), 1), ("two".to_owned(), 1)]);
-        writer.tell_at(&note("one"), Some("u"), now + REPEATED_AFTER);
+        writer.record_at(&note("one"), Some("u"), now + REPEATED_AFTER);
         assert_eq!(all(&writer)[0].count, 2);
     }
 

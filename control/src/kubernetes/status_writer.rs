@@ -1,10 +1,10 @@
 //! The queue of status writes: the newest one per Service, round robin over namespaces, in order of arrival within a
 //! namespace, limited by the rate limit.
 //!
-//! Invariant: a write is retried until the server accepts or rejects it, and is not sent again after that: an equal write
-//! is dropped until the object or the desired status changes. A Service whose writes fail, or a namespace with slow
-//! admission webhooks, delays no other. Notes about a write are recorded once the server accepted it. Enqueuing never
-//! blocks.
+//! Invariant: a write is retried until the server accepts or rejects it, and is not sent again after that: an equal
+//! write is dropped until the object or the desired status changes. A Service whose writes fail, or a namespace with
+//! slow admission webhooks, delays no other. Notes about a write are recorded once the server accepted it. Enqueuing
+//! never blocks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -157,7 +157,7 @@ impl StatusWriter {
                 if sending.backoff.is_empty() {
                     sending.of_some.succeeded();
                 }
-                tell(&pending.write, &result);
+                log(&pending.write, &result);
                 let is_written = result == Ok(PatchOutcome::Written);
                 if is_written {
                     pending.notes.iter().for_each(|note| self.recorder.record(note, Some(&pending.write.uid)));
@@ -215,7 +215,7 @@ impl Sending {
     }
 }
 
-fn tell(write: &StatusWrite, result: &Result<PatchOutcome, StatusError>) {
+fn log(write: &StatusWrite, result: &Result<PatchOutcome, StatusError>) {
     match result {
         Ok(PatchOutcome::Written) => debug!(service = %write.service, "status written"),
         Ok(PatchOutcome::Stale) => {

@@ -12,8 +12,8 @@ use super::selectors::{any_of, named};
 use objects::crd::{AddressPoolSpec, AnnounceKind, PRIORITY_MAX};
 
 const GROUP: &str = "metallb.io";
-/// MetalLB tries pools with selectors before those without, regardless of priority. sluice uses the number alone, and 0 comes
-/// last.
+/// MetalLB tries pools with selectors before those without, regardless of priority. sluice uses the number alone, and 0
+/// comes last.
 const PRIORITY_WITH_SELECTOR: u32 = PRIORITY_MAX;
 
 /// IPAddressPool, and the common fields of AddressPool (until 0.13).

@@ -1,9 +1,9 @@
 //! The annotations that sluice reads: its own, and equivalent ones of other products, so that users can migrate without
 //! editing. Our own annotation wins; a difference is a note.
 //!
-//! Invariant: an unsupported or invalid value that changes who may connect or what a backend sees is an error. Any other
-//! invalid value is a note, and the previous value stays in force ([`Unread`]). Text of unlimited length never leaves this
-//! module: it is parsed or truncated.
+//! Invariant: an unsupported or invalid value that changes who may connect or what a backend sees is an error. Any
+//! other invalid value is a note, and the previous value stays in force ([`Unread`]). Text of unlimited length never
+//! leaves this module: it is parsed or truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -57,8 +57,8 @@ const DRAIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(86_
 /// At most a week, as for the gateways' own limits; below a second a flow would end between two of its packets.
 const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(7 * 86_400);
 
-/// Parses `annotations` into a specification that has nothing else; `load_balancer_ip` is the deprecated field that requests an
-/// address.
+/// Parses `annotations` into a specification that has nothing else; `load_balancer_ip` is the deprecated field that
+/// requests an address.
 pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<ServiceSpec, SpecError> {
     refuse_what_is_not_built(annotations)?;
     let notes = foreign::remarks(annotations)?;

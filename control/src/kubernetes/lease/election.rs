@@ -1,8 +1,8 @@
 //! Leader election: acquires and renews the Lease of the installation, or observes its holder.
 //!
-//! Invariant: optimistic concurrency alone decides who acquires the Lease, because every write names the version that it
-//! replaces. A leader whose renewals fail steps down no later than [`LED_AT_MOST`] after it sent the last accepted one, even
-//! while a request hangs.
+//! Invariant: optimistic concurrency alone decides who acquires the Lease, because every write names the version that
+//! it replaces. A leader whose renewals fail steps down no later than [`LED_AT_MOST`] after it sent the last accepted
+//! one, even while a request hangs.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ struct HeldLease {
 /// Result of an attempt that the server answered.
 enum Answer {
     /// This replica holds the Lease, by a request sent at the start of the attempt.
-    OwnedParts(Lease),
+    Held(Lease),
     /// The renewal conflicted with a version that is also ours: the answer to an earlier renewal was lost.
     Newer(Lease),
     /// Another replica holds it, or none does yet.
@@ -58,7 +58,7 @@ pub async fn elect(
             None => break,
             Some(Ok(Ok(answer))) => {
                 retry.succeeded();
-                if matches!(answer, Answer::OwnedParts(_)) {
+                if matches!(answer, Answer::Held(_)) {
                     wait = RENEWED_EVERY;
                 }
                 take(answer, (started, &candidate), &mut held, leadership);
@@ -104,7 +104,7 @@ fn take(
     leadership: &watch::Sender<Leadership>,
 ) {
     match answer {
-        Answer::OwnedParts(lease) => {
+        Answer::Held(lease) => {
             let is_new = held.is_none();
             let epoch = lease::epoch(&lease);
             *held = Some(HeldLease { lease, renewed_at: sent_at });
@@ -141,7 +141,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
     if let Some(held) = held {
         match leases.replace(&candidate.lease, &post_params(), &candidate.renew(&held.lease)).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-            result => return result.map(Answer::OwnedParts),
+            result => return result.map(Answer::Held),
         }
     }
     let Some(now) = leases.get_opt(&candidate.lease).await? else {
@@ -150,7 +150,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
         }
         return match leases.create(&post_params(), &candidate.create()).await {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::NotOurs(None)),
-            result => result.map(Answer::OwnedParts),
+            result => result.map(Answer::Held),
         };
     };
     if held.is_some_and(|held| candidate.holds(&held.lease, &now)) {
@@ -162,6 +162,6 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
     let Some(taken) = candidate.take(&now, Instant::now()) else { return Ok(Answer::NotOurs(Some(now))) };
     match leases.replace(&candidate.lease, &post_params(), &taken).await {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Answer::NotOurs(None)),
-        result => result.map(Answer::OwnedParts),
+        result => result.map(Answer::Held),
     }
 }
