@@ -143,13 +143,13 @@ impl View {
     pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
         let state = self.complete()?;
         let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
-        let said = author(&request.by);
+        let set_by = author(&request.by);
         let is_new = |all: &mut Overrides| {
             let is_new = !all.drains().contains_key(&what);
-            all.drain(what.clone(), said.clone()).map(|()| is_new)
+            all.drain(what.clone(), set_by.clone()).map(|()| is_new)
         };
         let is_new = self.change(is_new).await?;
-        tracing::info!(%what, by = said.by, is_new, "drained");
+        tracing::info!(%what, by = set_by.by, is_new, "drained");
         let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
         Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
     }
@@ -255,10 +255,10 @@ fn author(by: &str) -> Author {
 }
 
 fn rows(overrides: &Overrides) -> Vec<v1::Override> {
-    let drain = |(what, said): (&Drained, &Author)| {
+    let drain = |(what, set_by): (&Drained, &Author)| {
         let text = what.to_string();
         let (kind, name) = text.split_once('/').unwrap_or_default();
-        let (by, at) = (said.by.clone(), said.at());
+        let (by, at) = (set_by.by.clone(), set_by.at());
         v1::Override { kind: kind.to_owned(), name: name.to_owned(), by, at, ..v1::Override::default() }
     };
     let weights = overrides.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));

@@ -87,12 +87,12 @@ impl Drop for Registration {
 
 impl Fleet {
     fn add(&self, gateway: String) -> (Registration, mpsc::Receiver<PendingQuestion>) {
-        let (questions, asked) = mpsc::channel(WAITING_MAX);
+        let (questions, receiver) = mpsc::channel(WAITING_MAX);
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         registered.last += 1;
         let number = registered.last;
         registered.open.insert(number, Registered { gateway, questions });
-        (Registration { fleet: self.clone(), number }, asked)
+        (Registration { fleet: self.clone(), number }, receiver)
     }
 
     /// Queries all gateways of these names and waits for the slowest.
@@ -119,7 +119,7 @@ impl Fleet {
             Err(_) => Err(SilentError::TimedOut),
             Ok(Err(_)) => Err(SilentError::Gone),
             Ok(Ok(Reply::Refusal(why))) => Err(SilentError::Refused(why)),
-            Ok(Ok(said)) => Ok(said),
+            Ok(Ok(reply)) => Ok(reply),
         }
     }
 }
@@ -167,7 +167,7 @@ impl FleetService {
     ) -> Result<(), Status> {
         let gateway = offer(&mut answers).await?;
         peer.may_speak_for(&gateway, &self.group)?;
-        let (_registration, mut asked) = self.fleet.add(gateway);
+        let (_registration, mut receiver) = self.fleet.add(gateway);
         let mut waiting: HashMap<u64, oneshot::Sender<Reply>> = HashMap::new();
         let mut number = 0;
         loop {
@@ -182,7 +182,7 @@ impl FleetService {
                         let _ = answer.send(reply);
                     }
                 }
-                next = asked.recv(), if waiting.len() < WAITING_MAX => {
+                next = receiver.recv(), if waiting.len() < WAITING_MAX => {
                     let Some(PendingQuestion { query, answer }) = next else { return Ok(()) };
                     if answer.is_closed() {
                         continue;

@@ -1,7 +1,7 @@
 //! The Lease `sluice-controller-<group>`: which replica leads.
 //!
 //! Invariant: clocks of different machines are never compared. A replica acquires a Lease that it has itself seen
-//! unchanged for [`LEASE`], by its own clock. The holder stops at the latest [`LED_AT_MOST`] after it sent the last
+//! unchanged for [`LEASE`], by its own clock. The holder stops at the latest [`RENEW_DEADLINE`] after it sent the last
 //! accepted renewal. No other replica can have seen that renewal before it was sent, so at least 5 s lie between the
 //! two: enough for clocks whose rates differ by a third, and for requests still on their way to the API server. Only a
 //! holder that has provably ended on this machine (`lock`) is replaced earlier.
@@ -28,15 +28,15 @@ use lock::ProcessLock;
 pub const LEASE: Duration = Duration::from_secs(15);
 /// Renew deadline: a leader that cannot renew steps down this long after it sent its last renewal; two thirds of
 /// [`LEASE`].
-pub const LED_AT_MOST: Duration = Duration::from_secs(10);
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Retry period: interval of reading another replica's Lease, and the longest time between attempts of a failed
 /// renewal.
-pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
+pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// Interval of renewals, which are half of our requests at rest. A renewal that hangs leaves time for another one
 /// before the leader must step down.
-pub const RENEWED_EVERY: Duration = Duration::from_secs(4);
+pub const RENEW_PERIOD: Duration = Duration::from_secs(4);
 /// A leader whose renewals were not seen for this long may be dead, and gateways are no longer sent to it.
-const SILENT: Duration = LED_AT_MOST;
+const SILENT: Duration = RENEW_DEADLINE;
 /// Maximum duration in a Lease of another version, so that the group is not without a leader for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Annotation with the address of the leader, because the holder's identity is opaque.
@@ -156,12 +156,12 @@ impl LeaseCandidate {
     #[must_use]
     pub fn leader(&self, lease: &Lease, now: Instant) -> Option<Leader> {
         let leader = holder(lease)?;
-        Some(Leader { address: leader.address.filter(|_| self.sees_life(now)), ..leader })
+        Some(Leader { address: leader.address.filter(|_| self.saw_renewal(now)), ..leader })
     }
 
     /// Whether the Lease changed recently.
     #[must_use]
-    pub fn sees_life(&self, now: Instant) -> bool {
+    pub fn saw_renewal(&self, now: Instant) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.is_renewal && now.duration_since(seen.since) < SILENT)
     }
 

@@ -38,7 +38,7 @@ pub struct StatusWriter {
     waiting: Mutex<FairQueue<ServiceName, Pending>>,
     /// The last accepted write of each Service.
     written: Mutex<HashMap<ServiceName, StatusWrite>>,
-    came: Notify,
+    added: Notify,
     recorder: Arc<Recorder>,
 }
 
@@ -77,7 +77,7 @@ impl StatusWriter {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.put(&service.namespace, service.clone(), Pending { write, notes });
         drop(waiting);
-        self.came.notify_one();
+        self.added.notify_one();
     }
 
     /// Whether the server accepted `write` and no other write for its Service followed.
@@ -117,7 +117,7 @@ impl StatusWriter {
             let wake_at = sending.backoff.first_over(now).into_iter().chain(paced).min();
             tokio::select! {
                 Some((pending, result, took)) = in_flight.next() => self.answered(&mut sending, pending, result, took),
-                () = self.came.notified() => {}
+                () = self.added.notified() => {}
                 () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
             }
         }

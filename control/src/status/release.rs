@@ -1,8 +1,8 @@
 //! `sluice-controller release` and `uninstall`: remove our addresses, conditions and finalizer from Services while no
 //! controller runs.
 //!
-//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately not
-//! here: the release of Services by a running controller (`finalizer`), and the output of the command.
+//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads.
+//! Deliberately not here: the release of Services by a running controller (`finalizer`), and the output of the command.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
 use crate::config::settings::ControllerSettings;
-use crate::kubernetes::lease::{LOOKED_AT_EVERY, LeaseCandidate};
+use crate::kubernetes::lease::{LeaseCandidate, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
 use crate::world::World;
@@ -24,7 +24,7 @@ use objects::status::StatusWrite;
 use objects::{Candidate, OwnedParts};
 
 /// Observation time of the Lease, in which a leader renews it at least twice.
-const LEADER_LOOKED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
+const LEADER_LOOKED_FOR: Duration = Duration::from_secs(RETRY_PERIOD.as_secs() * 2 + 1);
 /// Objects per request of a list.
 const PAGE: u32 = 500;
 /// Maximum number of attempts for a Service that changes all the time.
