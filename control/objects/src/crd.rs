@@ -1,8 +1,8 @@
-//! The kinds that sluice adds to a cluster: `AddressPool`, which operators write, and `EdgeGateway`, which shows them
-//! the gateways.
+//! The kinds that sluice adds to a cluster: `AddressPool`, which operators write, and `EdgeGateway`, which shows them the
+//! gateways.
 //!
-//! Invariant: additive only within v1beta1; a field that was ever served keeps its name and meaning. What the API
-//! server refuses by the schema, the controller refuses too (`pool`): manifests have no API server.
+//! Invariant: additive only within v1beta1; a field that was ever served keeps its name and meaning. What the API server
+//! refuses by the schema, the controller refuses too (`pool`): manifests have no API server.
 //! Deliberately not here: which values are legal together (`pool`), and who writes their status.
 
 mod schema;
@@ -81,8 +81,8 @@ pub struct AddressPoolSpec {
     /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
     #[serde(default)]
     pub allow_cross_namespace_sharing: bool,
-    /// Whether these addresses are internal. Services that request an internal load balancer get addresses only from
-    /// internal pools; other Services get one only if they request the pool or the address.
+    /// Whether these addresses are internal. Services that request an internal load balancer get addresses only from internal
+    /// pools; other Services get one only if they request the pool or the address.
     #[serde(default)]
     pub internal: bool,
 }
@@ -147,8 +147,8 @@ pub struct EdgeGatewayStatus {
     /// When it was last connected, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<String>,
-    /// Addresses that it uses itself: of its ports, next hops, SNAT and node ports. No Service gets one of them, and no
-    /// backend may have one, also while the gateway is not connected.
+    /// Addresses that it uses itself: of its ports, next hops, SNAT and node ports. No Service gets one of them, and no backend
+    /// may have one, also while the gateway is not connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096), inner(length(max = 39)))]
     pub addresses: Option<Vec<String>>,
