@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::admin::View;
-use control::gateways::socket::{TakenAway, listen};
+use control::gateways::socket::{SocketGuard, listen};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
@@ -85,7 +85,7 @@ pub struct Sources {
 /// If the socket is in use or cannot be created, or the server fails.
 pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
     let listener = listen(&path).await?;
-    let _taken_away = TakenAway(path);
+    let _socket_guard = SocketGuard(path);
     Ok(control::admin::serve(listener, sources, stop).await?)
 }
 

@@ -1,12 +1,12 @@
 //! The admin API across gateways: the controller's part of `sluice.v1.Admin`, and all of it in `sluice-controller`.
 //!
-//! Invariant: rows about gateways come from the gateways, which are queried concurrently; one that does not answer is named.
-//! An override is validated, then stored, and only then confirmed.
+//! Invariant: rows about gateways come from the gateways, which are queried concurrently; one that does not answer is
+//! named. An override is validated, then stored, and only then confirmed.
 //! Deliberately not here: the answers of a gateway about itself.
 
 mod names;
 mod service;
 mod view;
 
-pub use service::{AdminError, ControllerAdmin, serve};
+pub use service::{ControllerAdmin, serve};
 pub use view::View;

@@ -1,15 +1,14 @@
 //! Reads configuration files. YAML text becomes a tree with lines ([`tree`]), sections are read from it key by key
-//! ([`Section`]), and every mistake is collected, so that one run reports all of them with file, line and key. Settings are
-//! printed and compared as keys with values ([`KeyValues`]).
+//! ([`Section`]), and every mistake is collected, so that one run reports all of them with file, line and key. Settings
+//! are printed and compared as keys with values ([`KeyValues`]).
 //!
-//! Invariant: a reader with a [`Problem`] returns no settings, so settings are always valid. Deliberately not here: facts of a
-//! running machine (devices, cores, free addresses).
+//! Invariant: a reader with a [`Problem`] returns no settings, so settings are always valid.
+//! Deliberately not here: facts of a running machine (devices, cores, free addresses).
 
 pub mod controller;
 mod key_values;
 pub mod listen;
 pub mod logging;
-mod logs;
 mod pools;
 mod problem;
 mod section;
@@ -19,7 +18,7 @@ pub mod tree;
 pub mod url;
 
 pub use key_values::KeyValues;
-pub use logs::{LogFormat, LogLevel, Logs};
+pub use logging::{LogFormat, LogLevel, Logs};
 pub use objects::scalar;
 pub use pools::LocatedRange;
 pub use problem::{Invalid, Located, Location, Problem};

@@ -27,7 +27,7 @@ use crate::gateways::fleet::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{self, ConfigService};
-use crate::gateways::socket::{self, TakenAway};
+use crate::gateways::socket::{self, SocketGuard};
 use crate::gateways::tls::TlsError;
 use crate::gateways::tls::secret::FollowedSecret;
 use crate::healthz::{Heartbeat, Probes, STALLED_AFTER};
@@ -82,7 +82,7 @@ pub struct Running {
     pub view: View,
     /// State for the probes of a Deployment.
     pub probes: Probes,
-    _socket: Option<TakenAway>,
+    _socket: Option<SocketGuard>,
     tasks: Tasks,
     shutdown: CancellationToken,
 }
@@ -199,7 +199,7 @@ fn begin(
 async fn listen(
     settings: &ControllerSettings,
     origin: &Origin,
-) -> Result<(Listeners, Option<TakenAway>, Option<FollowedSecret>), ControllerError> {
+) -> Result<(Listeners, Option<SocketGuard>, Option<FollowedSecret>), ControllerError> {
     let (mut listeners, mut socket, mut secret) = (Listeners::default(), None, None);
     if let Some(tcp) = &settings.listen.tcp {
         let tls = match (&tcp.certificates, origin) {
@@ -219,7 +219,7 @@ async fn listen(
     }
     if let Some(path) = &settings.listen.unix {
         listeners.unix = Some(socket::listen(path).await?);
-        socket = Some(TakenAway(path.clone()));
+        socket = Some(SocketGuard(path.clone()));
     }
     Ok((listeners, socket, secret))
 }

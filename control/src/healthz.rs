@@ -1,7 +1,7 @@
 //! `/livez` and `/readyz` over plain HTTP (key `health.listen`), as the probes of a Deployment ask for them.
 //!
-//! Invariant: `/livez` takes no lock that the planner holds while it works, so that it reports a hung planner instead of
-//! waiting for it. Answers are public: they contain no names and no foreign text, which are in the log.
+//! Invariant: `/livez` takes no lock that the planner holds while it works, so that it reports a hung planner instead
+//! of waiting for it. Answers are public: they contain no names and no foreign text, which are in the log.
 //! Deliberately not here: the gRPC health service, which is beside the configuration API (`gateways::server`).
 
 use std::convert::Infallible;

@@ -54,7 +54,8 @@ impl SourceKeys {
     pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path) -> StateSource {
         match self {
             Self::Embedded(keys, source, tls) => {
-                StateSource::Embedded(Box::new(keys.settings(source, reserved, Some(state_dir))), tls)
+                let lock_dir = Some(state_dir.to_owned());
+                StateSource::Embedded(Box::new(ControllerSettings { source, reserved, lock_dir, ..keys.settings }), tls)
             }
             Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
@@ -76,10 +77,10 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
         return SourceKeys::Remote(urls, tls);
     }
     let keys = ControllerKeys::take(top);
-    if keys.listen.unix.is_none() {
+    if keys.settings.listen.unix.is_none() {
         top.problem_of("listen", "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
     }
-    if keys.listen.unix.as_deref() == Some(admin_listen) {
+    if keys.settings.listen.unix.as_deref() == Some(admin_listen) {
         top.problem_of(
             "listen",
             format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()),

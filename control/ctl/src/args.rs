@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -17,8 +17,8 @@ use objects::scalar;
 #[command(name = "sluicectl", version)]
 pub struct Arguments {
     /// The admin API of a gateway or a controller: unix:PATH.
-    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
-    pub server: Server,
+    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN, value_parser = socket)]
+    pub server: PathBuf,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -45,8 +45,8 @@ pub enum Command {
     Events(ListArguments),
     /// Manual overrides: drains and weights, with author and time.
     Overrides(ListArguments),
-    /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a gateway,
-    /// whose routes to VIPs are withdrawn. Existing flows continue.
+    /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a
+    /// gateway, whose routes to VIPs are withdrawn. Existing flows continue.
     Drain {
         /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME if both have it.
         #[arg(value_name = "BACKEND|NODE|GATEWAY")]
@@ -128,30 +128,15 @@ impl FromStr for ChosenWeight {
     }
 }
 
-/// Address of the admin API.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server(PathBuf);
-
-impl Server {
-    /// The socket.
-    #[must_use]
-    pub fn socket(&self) -> &Path {
-        &self.0
+/// Parses the address of the admin API.
+fn socket(text: &str) -> Result<PathBuf, String> {
+    if text.starts_with("https://") || text.starts_with("http://") {
+        return Err("TCP and TLS are not built in this version; \
+                    use unix:PATH on the gateway itself, or forward its socket: ssh -L ./admin.sock:/run/sluice/admin.sock GATEWAY"
+            .to_owned());
     }
-}
-
-impl FromStr for Server {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.starts_with("https://") || text.starts_with("http://") {
-            return Err("TCP and TLS are not built in this version; \
-                        use unix:PATH on the gateway itself, or forward its socket: ssh -L ./admin.sock:/run/sluice/admin.sock GATEWAY"
-                .to_owned());
-        }
-        let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
-        scalar::socket(text, &here).map(Self)
-    }
+    let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
+    scalar::socket(text, &here)
 }
 
 /// Writes the completion script of a shell.

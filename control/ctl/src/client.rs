@@ -8,9 +8,7 @@ use std::time::Duration;
 use proto::v1::admin_client::AdminClient;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
-
-use crate::args::Server;
+use tonic::{Code, Response, Status};
 
 /// Timeout of an answer; the API answers from memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -95,14 +93,25 @@ fn chain(error: &dyn Error) -> String {
 ///
 /// # Errors
 /// If no HTTP/2 server listens there.
-pub(super) async fn connect(server: &Server) -> Result<AdminClient<Channel>, ClientError> {
-    let path = server.socket();
+pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, ClientError> {
     // The transport hides why a socket cannot be opened, so this opens it once before.
     drop(UnixStream::connect(path).await.map_err(|error| socket_error(path, error))?);
     let foreign = |error: tonic::transport::Error| ClientError::Foreign { path: path.to_owned(), detail: chain(&error) };
     let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).map_err(foreign)?;
     let channel = endpoint.connect_timeout(ANSWER_TIMEOUT).timeout(ANSWER_TIMEOUT).connect().await.map_err(foreign)?;
     Ok(AdminClient::new(channel))
+}
+
+/// Connects, sends one request and returns the answer.
+///
+/// # Errors
+/// If the server refuses the request, or does not answer.
+pub(super) async fn ask<T>(
+    path: &Path,
+    request: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<T>, Status>,
+) -> Result<T, ClientError> {
+    let answer = request(connect(path).await?).await;
+    answer.map(Response::into_inner).map_err(|status| ClientError::from_status(path, &status, false))
 }
 
 fn socket_error(path: &Path, error: io::Error) -> ClientError {

@@ -1,8 +1,9 @@
 //! `sluicectl convert`: address pools of MetalLB or Cilium as AddressPools of sluice.
 //!
-//! Invariant: a converted pool gives no address to a Service that could not have had it before. Settings without equivalent
-//! are left out, and a note says what to do instead.
-//! Deliberately not here: reading files or a cluster, and changing Services; the migration guide has the order of steps.
+//! Invariant: a converted pool gives no address to a Service that could not have had it before. Settings without
+//! equivalent are left out, and a note says what to do instead.
+//! Deliberately not here: reading files or a cluster, and changing Services; the migration guide has the order of
+//! steps.
 
 mod cilium;
 mod input;

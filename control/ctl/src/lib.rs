@@ -15,13 +15,11 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use proto::v1;
-use proto::v1::admin_client::AdminClient;
-use tonic::transport::Channel;
-use tonic::{Response, Status};
 
 use args::ConvertArguments;
-pub use args::{Arguments, Command, ListArguments, Output, Server};
+pub use args::{Arguments, Command, ListArguments, Output};
 pub use client::ClientError;
+use client::ask;
 use convert::convert;
 pub use convert::{ConvertError, Input, Product};
 pub use error::CtlError;
@@ -48,27 +46,23 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Overrides(list) => follow::<v1::Override>(server, list, out, notes, screen).await,
         Command::Drain { target } => {
             let request = v1::DrainRequest { target: target.clone(), by: user() };
-            change(server, async |mut admin| admin.drain(request).await, out, notes).await
+            print(ask(server, async |mut admin| admin.drain(request).await).await?, out, notes)
         }
         Command::Undrain { target } => {
             let request = v1::UndrainRequest { target: target.clone() };
-            change(server, async |mut admin| admin.undrain(request).await, out, notes).await
+            print(ask(server, async |mut admin| admin.undrain(request).await).await?, out, notes)
         }
         Command::Weight { service, backend, weight } => {
             let (service, backend, weight) = (service.clone(), backend.to_string(), weight.0.map(u32::from));
             let request = v1::SetWeightRequest { service, backend, weight, by: user() };
-            change(server, async |mut admin| admin.set_weight(request).await, out, notes).await
+            print(ask(server, async |mut admin| admin.set_weight(request).await).await?, out, notes)
         }
         Command::Reload => {
-            let mut admin = client::connect(server).await?;
-            let answer = admin.reload(v1::ReloadRequest {}).await;
-            let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+            let answer = ask(server, async |mut admin| admin.reload(v1::ReloadRequest {}).await).await?;
             Ok(writeln!(out, "{}", answer.summary)?)
         }
         Command::Config => {
-            let mut admin = client::connect(server).await?;
-            let answer = admin.get_config(v1::GetConfigRequest {}).await;
-            let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
+            let answer = ask(server, async |mut admin| admin.get_config(v1::GetConfigRequest {}).await).await?;
             Ok(write!(out, "{}", answer.yaml)?)
         }
         Command::Convert(arguments) => convert_files(arguments, out, notes),
@@ -77,17 +71,10 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
     }
 }
 
-/// Changes an override and prints the result.
-async fn change(
-    server: &Server,
-    ask: impl AsyncFnOnce(AdminClient<Channel>) -> Result<Response<v1::ChangeResponse>, Status>,
-    out: &mut impl Write,
-    notes: &mut impl Write,
-) -> Result<(), CtlError> {
-    let answer = ask(client::connect(server).await?).await;
-    let answer = answer.map_err(|status| ClientError::from_status(server.socket(), &status, false))?.into_inner();
-    writeln!(out, "{}", answer.summary)?;
-    for note in &answer.notes {
+/// Prints the result of a change of an override.
+fn print(change: v1::ChangeResponse, out: &mut impl Write, notes: &mut impl Write) -> Result<(), CtlError> {
+    writeln!(out, "{}", change.summary)?;
+    for note in change.notes {
         writeln!(notes, "{note}")?;
     }
     Ok(())

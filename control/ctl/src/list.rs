@@ -1,15 +1,19 @@
 //! A list, printed once or repeatedly: as a table, as JSON, as YAML.
 
-use std::io::{self, Write};
+use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use proto::v1;
+use serde_json::Value;
 
-use crate::args::{ListArguments, Output, Server};
+use crate::args::{ListArguments, Output};
 use crate::client::{self, ClientError};
 use crate::error::CtlError;
-use crate::rows::{Listed, Row};
+use crate::rows::{Row, field_of};
 
+/// Moves the cursor of a terminal to its first line, and clears it.
+const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
 /// Blanks between two columns.
 const GAP: usize = 2;
 
@@ -24,18 +28,18 @@ pub struct Screen {
 
 /// Prints the list; with `--watch` also its changes, until the output is closed or the gateway ends.
 pub(super) async fn follow<R: Row>(
-    server: &Server,
+    server: &Path,
     arguments: &ListArguments,
     out: &mut impl Write,
     notes: &mut impl Write,
     screen: Screen,
 ) -> Result<(), CtlError> {
     let mut client = client::connect(server).await?;
-    let path = server.socket();
-    let first = R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, false))?;
+    let first = R::list(&mut client).await.map_err(|status| ClientError::from_status(server, &status, false))?;
     if !arguments.watch {
-        list(&first.rows, arguments.output, out, notes)?;
-        return if first.silent.is_empty() { Ok(()) } else { Err(CtlError::Silent(told(&first.silent))) };
+        let (rows, silent) = first;
+        list(&rows, arguments.output, out, notes)?;
+        return if silent.is_empty() { Ok(()) } else { Err(CtlError::Silent(silent_text(&silent))) };
     }
     let mut period = tokio::time::interval(screen.period);
     let mut shown: Vec<R> = Vec::new();
@@ -44,17 +48,17 @@ pub(super) async fn follow<R: Row>(
     let mut listed = Some(first);
     loop {
         period.tick().await;
-        let Listed { rows: now, silent: silent_now } = match listed.take() {
+        let (now, silent_now) = match listed.take() {
             Some(listed) => listed,
-            None => R::list(&mut client).await.map_err(|status| ClientError::from_status(path, &status, true))?,
+            None => R::list(&mut client).await.map_err(|status| ClientError::from_status(server, &status, true))?,
         };
         if silent_now != silent && !silent_now.is_empty() {
-            writeln!(notes, "{}", told(&silent_now))?;
+            writeln!(notes, "{}", silent_text(&silent_now))?;
         }
         match arguments.output {
             Output::Table if is_first || now != shown => {
                 if screen.redraw {
-                    clear(out)?;
+                    out.write_all(CLEAR)?;
                 }
                 list(&now, Output::Table, out, notes)?;
             }
@@ -107,11 +111,12 @@ fn format_error(error: impl ToString) -> CtlError {
 
 /// Formats aligned columns under their titles. If rows come from several gateways, the gateway is the first column.
 pub(super) fn table<R: Row>(rows: &[R]) -> String {
-    let of_several = rows.iter().any(|row| row.gateway() != rows[0].gateway());
-    let whose = |gateway: &str| of_several.then(|| gateway.to_owned());
-    let titles = whose("GATEWAY").into_iter().chain(R::TITLES.iter().map(|title| (*title).to_owned())).collect();
-    let cells = |row: &R| whose(row.gateway()).into_iter().chain(row.cells()).collect();
-    let lines: Vec<Vec<String>> = std::iter::once(titles).chain(rows.iter().map(cells)).collect();
+    let rows: Vec<Value> = rows.iter().map(R::shown).collect();
+    let of_several = rows.iter().any(|row| row["gateway"] != rows[0]["gateway"]);
+    let titles: Vec<&str> = of_several.then_some("GATEWAY").into_iter().chain(R::TITLES.iter().copied()).collect();
+    let cells = |row: &Value| titles.iter().map(|title| cell(&row[field_of(title)])).collect();
+    let header = titles.iter().map(ToString::to_string).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..lines[0].len()).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
@@ -123,18 +128,24 @@ pub(super) fn table<R: Row>(rows: &[R]) -> String {
     text
 }
 
-/// Clears a terminal and moves the cursor to its first line.
-fn clear(out: &mut impl Write) -> io::Result<()> {
-    out.write_all(b"\x1b[H\x1b[2J")
+/// The text of a JSON field in a table.
+fn cell(field: &Value) -> String {
+    match field {
+        Value::Null => String::new(),
+        Value::Bool(is_so) => if *is_so { "yes" } else { "no" }.to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
 }
 
 /// The gateways that did not answer, and why.
-fn told(silent: &[v1::Silent]) -> String {
+fn silent_text(silent: &[v1::Silent]) -> String {
     let one = |v1::Silent { gateway, reason }: &v1::Silent| format!("nothing of gateway {gateway}: {reason}");
     silent.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
 /// The objects of `now` that are new or differ from the last output.
 fn changed<'a, R: Row>(shown: &[R], now: &'a [R]) -> impl Iterator<Item = &'a R> {
-    now.iter().filter(|row| shown.iter().find(|old| old.same_object(row)).is_none_or(|old| old != *row))
+    now.iter().filter(|row| shown.iter().find(|old| old.key() == row.key()).is_none_or(|old| old != *row))
 }

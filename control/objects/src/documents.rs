@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube_core::Resource;
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -63,8 +64,7 @@ struct Header {
 /// # Errors
 /// If one of them cannot be parsed; then the whole file is unused.
 pub fn documents(text: &str) -> Result<Vec<Document>, DocumentError> {
-    let parts = split(text);
-    parts.into_iter().enumerate().filter_map(|(index, part)| document(index + 1, &part).transpose()).collect()
+    split(text).iter().enumerate().map(|(index, part)| document(index + 1, part)).collect()
 }
 
 /// A document and its first line in the file.
@@ -75,8 +75,8 @@ pub struct DocumentText {
     pub first_line: u64,
 }
 
-/// Splits a text at document markers, which end a document everywhere, so that a search by lines suffices. Lines before a
-/// document are left blank, so that positions in it are those of the file.
+/// Splits a text at document markers, which end a document everywhere, so that a search by lines suffices. Lines before
+/// a document are left blank, so that positions in it are those of the file.
 pub fn split(text: &str) -> Vec<DocumentText> {
     let mut parts = vec![DocumentText { text: String::new(), first_line: 1 }];
     for (index, line) in (1u64..).zip(text.lines()) {
@@ -94,35 +94,28 @@ pub fn split(text: &str) -> Vec<DocumentText> {
     parts
 }
 
-fn document(number: usize, part: &DocumentText) -> Result<Option<Document>, DocumentError> {
+fn document(number: usize, part: &DocumentText) -> Result<Document, DocumentError> {
     let error = |message: String| DocumentError { number, line: part.first_line, message };
     let header: Header = parse(number, part)?;
     let mut notes = Vec::new();
     let object = match (header.api_version.as_str(), header.kind.as_str()) {
         ("v1", "Service") => {
-            let mut service: Service = typed(number, part, &mut notes)?;
-            let name = name(&service.metadata).map_err(error)?;
-            service.metadata = own(&service.metadata);
-            service.status = None;
-            Some((name, Object::Service(Box::new(service))))
+            let (name, service) = named::<Service>(number, part, &mut notes)?;
+            Some((name, Object::Service(Box::new(Service { status: None, ..service }))))
         }
         ("discovery.k8s.io/v1", "EndpointSlice") => {
-            let mut slice: EndpointSlice = typed(number, part, &mut notes)?;
-            let name = name(&slice.metadata).map_err(error)?;
-            slice.metadata = own(&slice.metadata);
+            let (name, slice) = named(number, part, &mut notes)?;
             Some((name, Object::Slice(Box::new(slice))))
         }
         ("sluice.dev/v1beta1", "AddressPool") => {
-            let mut pool: AddressPool = typed(number, part, &mut notes)?;
-            let name = name(&pool.metadata).map_err(error)?;
-            pool.metadata = ObjectMeta { namespace: None, ..own(&pool.metadata) };
+            let (name, mut pool) = named::<AddressPool>(number, part, &mut notes)?;
+            pool.metadata.namespace = None;
             pool.status = None;
             Some((name, Object::Pool(Box::new(pool))))
         }
         ("v1", "Node") => {
-            let mut node: Node = typed(number, part, &mut notes)?;
-            let name = name(&node.metadata).map_err(error)?;
-            node.metadata = ObjectMeta { namespace: None, ..own(&node.metadata) };
+            let (name, mut node) = named::<Node>(number, part, &mut notes)?;
+            node.metadata.namespace = None;
             Some((name, Object::Node(Box::new(node))))
         }
         ("", _) | (_, "") => {
@@ -135,32 +128,43 @@ fn document(number: usize, part: &DocumentText) -> Result<Option<Document>, Docu
             None
         }
     };
-    Ok(Some(Document { number, object, notes }))
+    Ok(Document { number, object, notes })
 }
 
-fn parse<T: DeserializeOwned>(number: usize, part: &DocumentText) -> Result<T, DocumentError> {
-    serde_saphyr::from_str(&part.text).map_err(|error| {
-        let line = error.location().map_or(part.first_line, |location| location.line());
+/// Parses the text of a document. An error has its line, or `first_line`, and a message.
+///
+/// # Errors
+/// If it is no YAML, or not of type `T`.
+pub fn from_yaml<T: DeserializeOwned>(text: &str, first_line: u64) -> Result<T, (u64, String)> {
+    serde_saphyr::from_str(text).map_err(|error| {
+        let line = error.location().map_or(first_line, |location| location.line());
         // The first line is the message; the others show the position, which the line number already gives.
         let message = error.without_snippet().to_string();
-        DocumentError { number, line, message: message.lines().next().unwrap_or_default().to_owned() }
+        (line, message.lines().next().unwrap_or_default().to_owned())
     })
 }
 
-/// Parses an object, with a note for every unknown field, so that a misspelt restriction is noticed.
-fn typed<T: DeserializeOwned + serde::Serialize>(
+fn parse<T: DeserializeOwned>(number: usize, part: &DocumentText) -> Result<T, DocumentError> {
+    from_yaml(&part.text, part.first_line).map_err(|(line, message)| DocumentError { number, line, message })
+}
+
+/// Parses an object and its name, with a note for every unknown field, so that a misspelt restriction is noticed.
+fn named<K: Resource + DeserializeOwned + serde::Serialize>(
     number: usize,
     part: &DocumentText,
     notes: &mut Vec<String>,
-) -> Result<T, DocumentError> {
-    let object: T = parse(number, part)?;
+) -> Result<(ServiceName, K), DocumentError> {
+    let mut object: K = parse(number, part)?;
     let written: Value = parse(number, part)?;
     if let Ok(read) = serde_json::to_value(&object) {
         let mut lost = Vec::new();
         lost_fields(&written, &read, "", &mut lost);
         notes.extend(lost.into_iter().map(|field| format!("field {field} is unknown and has no effect; check its spelling")));
     }
-    Ok(object)
+    let error = |message| DocumentError { number, line: part.first_line, message };
+    let name = name(object.meta()).map_err(error)?;
+    *object.meta_mut() = own(object.meta());
+    Ok((name, object))
 }
 
 fn lost_fields(written: &Value, read: &Value, path: &str, lost: &mut Vec<String>) {

@@ -1,7 +1,7 @@
 //! A parsed Node: its addresses, and whether load balancers may send traffic to it.
 //!
-//! Deliberately not here: whether a node is ready. Kubernetes ignores this too (KEP-3458): a node without kubelet may still
-//! forward, and probes find out whether it does.
+//! Deliberately not here: whether a node is ready. Kubernetes ignores this too (KEP-3458): a node without kubelet may
+//! still forward, and probes find out whether it does.
 
 use std::net::IpAddr;
 

@@ -107,8 +107,8 @@ impl Cause {
 
     /// Whether the note is normal rather than a warning.
     #[must_use]
-    pub const fn is_ordinary(self) -> bool {
-        matches!(self, Self::AddressAssigned | Self::Programmed | Self::Released)
+    pub fn is_ordinary(self) -> bool {
+        Self::ORDINARY.contains(&self)
     }
 
     /// The `action` of the Event: what sluice did, as a word.

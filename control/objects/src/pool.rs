@@ -1,10 +1,11 @@
 //! A parsed pool, from the configuration or an `AddressPool` object.
 //!
-//! Invariant: the rules of the CRD's schema apply here too, because manifests have no API server. A pool with an unusable
-//! address is an error as a whole; no pool is used in part.
+//! Invariant: the rules of the CRD's schema apply here too, because manifests have no API server. A pool with an
+//! unusable address is an error as a whole; no pool is used in part.
 //! Deliberately not here: overlaps between pools (the controller's `plan`).
 
 use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_core::Selector;
 use proto::{AddressRange, AddressRangeError, Announce, Pool};
 
@@ -73,16 +74,17 @@ impl PoolSpec {
         }
     }
 
-    /// The pool as sent to gateways.
-    #[must_use]
-    pub fn told(&self) -> Pool {
-        Pool { name: self.name.clone(), ranges: self.ranges.clone(), announce: self.announce }
-    }
-
     /// Its addresses in the format that operators write.
     #[must_use]
     pub fn ranges_text(&self) -> String {
         self.ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl From<&PoolSpec> for Pool {
+    /// The pool as sent to gateways.
+    fn from(spec: &PoolSpec) -> Self {
+        Self { name: spec.name.clone(), ranges: spec.ranges.clone(), announce: spec.announce }
     }
 }
 
@@ -217,21 +219,14 @@ fn ranges(addresses: &[String]) -> Result<Vec<AddressRange>, PoolError> {
     Ok(ranges)
 }
 
-fn selector(
-    field: &'static str,
-    written: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector>,
-) -> Result<Selector, PoolError> {
+fn selector(field: &'static str, written: Option<&LabelSelector>) -> Result<Selector, PoolError> {
     let Some(written) = written else { return Ok(Selector::default()) };
     for one in written.match_expressions.iter().flatten() {
         let takes_values = matches!(one.operator.as_str(), "In" | "NotIn");
         let has_values = one.values.as_ref().is_some_and(|values| !values.is_empty());
         if takes_values != has_values {
-            let error = format!(
-                "operator {} of key {} {}",
-                one.operator,
-                one.key,
-                if has_values { "takes no values" } else { "has no values" }
-            );
+            let what = if has_values { "takes no values" } else { "has no values" };
+            let error = format!("operator {} of key {} {what}", one.operator, one.key);
             return Err(PoolError::Selector { field, error });
         }
     }

@@ -39,7 +39,8 @@ pub fn scheduler(text: &str) -> Option<Scheduler> {
     })
 }
 
-/// Formats a duration so that [`duration`] parses it, in the largest exact unit. Configured durations have whole milliseconds.
+/// Formats a duration so that [`duration`] parses it, in the largest exact unit. Configured durations have whole
+/// milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DurationText(pub Duration);
 

@@ -1,16 +1,14 @@
-//! A parsed Service: its identity, its current status, and either its specification or the reason why it cannot be served.
+//! A parsed Service: its identity, its current status, and either its specification or the reason why it cannot be
+//! served.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
 
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
-use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
+use proto::{Family, Protocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
-use crate::status::IpMode;
 
 mod affinity;
 mod annotations;
@@ -18,15 +16,15 @@ mod error;
 pub mod foreign;
 mod owned;
 mod source_ranges;
+mod spec;
 
 use affinity::affinity;
-use annotations::Annotations;
-pub use annotations::{HealthSpec, Namespaces, Sharing};
 pub use error::{NotServable, SpecError, Unread};
 use error::{STAYS, word};
 use owned::writers;
 pub use owned::{Leftover, OwnedParts};
 use source_ranges::{clients, note_denied_families};
+pub use spec::{HealthSpec, Namespaces, PortSpec, ServiceSpec, Sharing};
 
 /// Label of a Service that kube-proxy does not serve.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -73,74 +71,6 @@ pub struct Candidate {
     pub wanted: Result<ServiceSpec, SpecError>,
 }
 
-/// The specification of a Service that can be served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServiceSpec {
-    /// In the order of `spec.ipFamilies`; one or two.
-    pub families: Vec<Family>,
-    /// Whether the address of the second family is optional (`PreferDualStack`).
-    pub second_family_optional: bool,
-    /// At least one.
-    pub ports: Vec<PortSpec>,
-    /// Requested addresses, at most one per family.
-    pub addresses: Vec<IpAddr>,
-    /// `spec.externalIPs`, without invalid addresses.
-    pub external_ips: Vec<IpAddr>,
-    /// Requested pool.
-    pub pool: Option<String>,
-    /// Whether it requests an address of an internal pool.
-    pub internal: bool,
-    /// `readdress`: whether an address outside the requested pool or list is to be exchanged.
-    pub readdress: bool,
-    /// Whether and with whom it shares its addresses.
-    pub sharing: Option<Sharing>,
-    /// Requested mode.
-    pub mode: Option<Mode>,
-    /// Requested target.
-    pub target: Option<Target>,
-    /// Requested scheduler.
-    pub scheduler: Option<Scheduler>,
-    /// Requested `ipMode`.
-    pub ip_mode: Option<IpMode>,
-    /// `sessionAffinity: ClientIP`: how long a client keeps its backend.
-    pub affinity: Option<Duration>,
-    /// Clients that may connect; `None` means all.
-    pub source_ranges: Option<Vec<IpNet>>,
-    /// `externalTrafficPolicy: Local`.
-    pub local: bool,
-    /// Port at which nodes report whether they have ready endpoints: `healthCheckNodePort`.
-    pub node_health_port: Option<u16>,
-    /// Name of the proxy that serves it on nodes instead of kube-proxy: `service.kubernetes.io/service-proxy-name`.
-    pub proxy_name: Option<String>,
-    /// Requested health check.
-    pub health: HealthSpec,
-    /// Requested drain timeout.
-    pub drain_timeout: Option<Duration>,
-    /// Requested idle timeout.
-    pub idle_timeout: Option<Duration>,
-    /// Settings that cannot be parsed; their previous values stay in force.
-    pub unread: BTreeSet<Unread>,
-    /// Remarks about settings that the author may have meant differently.
-    pub notes: Vec<Remark>,
-}
-
-/// One port of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortSpec {
-    /// Its name, possibly empty; EndpointSlice ports match by name and protocol.
-    pub name: String,
-    /// Protocol of the frontend and the endpoints.
-    pub protocol: Protocol,
-    /// Port at the VIPs.
-    pub port: u16,
-    /// Port at the node port addresses of gateways; only for type `NodePort`.
-    pub node_port: Option<u16>,
-    /// Port at the cluster's nodes, where kube-proxy listens; `None` if none is allocated.
-    pub port_of_nodes: Option<u16>,
-    /// Application protocol, for display only.
-    pub app_protocol: Option<String>,
-}
-
 impl Candidate {
     /// Whether both have the same specification, ignoring fields that the API server changes by itself.
     #[must_use]
@@ -152,8 +82,8 @@ impl Candidate {
         is_same && asked(self) == asked(other) && self.wanted == other.wanted
     }
 
-    /// Whether it was ours before, as the installation of `group`: it has our finalizer or a status that sluice wrote, and no
-    /// other group.
+    /// Whether it was ours before, as the installation of `group`: it has our finalizer or a status that sluice wrote,
+    /// and no other group.
     #[must_use]
     pub fn is_held_by(&self, group: &str) -> bool {
         self.is_held() && !self.held.is_of_another(group)
@@ -162,32 +92,6 @@ impl Candidate {
     /// Whether it was served by any installation: all have the same finalizer and field manager.
     fn is_held(&self) -> bool {
         self.held.finalizer || (self.status_is_ours && !self.held.ingress.is_empty())
-    }
-}
-
-impl ServiceSpec {
-    /// Copies settings that cannot be parsed from the previous specification.
-    pub fn keep(&mut self, before: &Self) {
-        for what in self.unread.clone() {
-            match what {
-                Unread::Addresses => self.addresses.clone_from(&before.addresses),
-                Unread::Pool => self.pool.clone_from(&before.pool),
-                Unread::Readdress => self.readdress = before.readdress,
-                Unread::Sharing => self.sharing.clone_from(&before.sharing),
-                Unread::Scheduler => self.scheduler = before.scheduler,
-                Unread::IpMode => self.ip_mode = before.ip_mode,
-                Unread::Probe => self.health.probe = before.health.probe,
-                Unread::HealthPort => self.health.port = before.health.port,
-                Unread::Interval => self.health.interval = before.health.interval,
-                Unread::Timeout => self.health.timeout = before.health.timeout,
-                Unread::Rise => self.health.rise = before.health.rise,
-                Unread::Fall => self.health.fall = before.health.fall,
-                Unread::DrainTimeout => self.drain_timeout = before.drain_timeout,
-                Unread::IdleTimeout => self.idle_timeout = before.idle_timeout,
-            }
-        }
-        // The Service may have lost a family in the meantime.
-        self.addresses.retain(|address| self.families.contains(&proto::Family::of(*address)));
     }
 }
 
@@ -261,44 +165,30 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         return Err(SpecError::Headless);
     }
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
-    let wishes = Annotations::read(&annotations, fields.load_balancer_ip.as_deref())?;
+    let mut spec = annotations::read(&annotations, fields.load_balancer_ip.as_deref())?;
     let is_in_cluster = service.metadata.uid.is_some();
     let (families, second_family_optional) = families(fields, is_in_cluster)?;
-    let (mut addresses, mut unread, mut notes) = (wishes.addresses, wishes.unread, wishes.notes);
-    if let Some(why) = misfit(&addresses, &families) {
+    if let Some(why) = misfit(&spec.addresses, &families) {
         let text = format!("{why}; ask for one address of each family in spec.ipFamilies; {STAYS}");
-        notes.push(Remark::new(Cause::AnnotationIgnored, text));
-        unread.insert(Unread::Addresses);
-        addresses.clear();
+        spec.notes.push(Remark::new(Cause::AnnotationIgnored, text));
+        spec.unread.insert(Unread::Addresses);
+        spec.addresses.clear();
     }
-    let source_ranges = clients(fields, wishes.source_ranges, &mut notes)?;
-    note_denied_families(source_ranges.as_deref(), &families, &mut notes);
+    let source_ranges = clients(fields, spec.source_ranges.take(), &mut spec.notes)?;
+    note_denied_families(source_ranges.as_deref(), &families, &mut spec.notes);
     let local = is_local(fields)?;
     let labels = service.metadata.labels.as_ref();
     Ok(ServiceSpec {
         families,
         second_family_optional,
         ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
-        addresses,
-        external_ips: external_ips(fields, &mut notes),
-        pool: wishes.pool,
-        internal: wishes.internal,
-        readdress: wishes.readdress,
-        sharing: wishes.sharing,
-        mode: wishes.mode,
-        target: wishes.target,
-        scheduler: wishes.scheduler,
-        ip_mode: wishes.ip_mode,
-        affinity: affinity(fields, &mut notes)?,
+        external_ips: external_ips(fields, &mut spec.notes),
+        affinity: affinity(fields, &mut spec.notes)?,
         source_ranges,
         local,
         node_health_port: node_health_port(fields, kind, local),
         proxy_name: labels.and_then(|labels| labels.get(PROXY_NAME_LABEL)).cloned(),
-        health: wishes.health,
-        drain_timeout: wishes.drain_timeout,
-        idle_timeout: wishes.idle_timeout,
-        unread,
-        notes,
+        ..spec
     })
 }
 
@@ -325,9 +215,9 @@ fn node_health_port(fields: &ServiceFields, kind: Kind, local: bool) -> Option<u
     u16::try_from(port).ok().filter(|port| *port != 0)
 }
 
-/// Families in order, and whether the second is optional. In a cluster only `ipFamilies` counts: the API server knows the
-/// families of the cluster, and a family that it left out has no endpoints. A manifest gets the default of a dual-stack
-/// cluster, IPv4 first.
+/// Families in order, and whether the second is optional. In a cluster only `ipFamilies` counts: the API server knows
+/// the families of the cluster, and a family that it left out has no endpoints. A manifest gets the default of a
+/// dual-stack cluster, IPv4 first.
 fn families(fields: &ServiceFields, is_in_cluster: bool) -> Result<(Vec<Family>, bool), SpecError> {
     let mut families = Vec::new();
     for text in fields.ip_families.as_deref().unwrap_or_default() {
@@ -428,6 +318,8 @@ fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecE
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn service(spec: &serde_json::Value) -> Service {

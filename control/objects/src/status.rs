@@ -115,8 +115,8 @@ pub struct Condition {
     pub holds: bool,
     /// One word.
     pub reason: Cow<'static, str>,
-    /// A message that, apart from names of pools and of gateways that refuse it, is the same for every Service. Details of one
-    /// Service are in Events.
+    /// A message that, apart from names of pools and of gateways that refuse it, is the same for every Service. Details
+    /// of one Service are in Events.
     pub message: Cow<'static, str>,
     /// When `holds` last changed; `None` means when it is written.
     pub since: Option<Timestamp>,

@@ -1,12 +1,14 @@
 //! Resolution of names of backends, nodes, gateways and Services in requests of operators.
 //!
-//! Invariant: the error for an unknown name lists the existing ones; the error for an ambiguous name says how to qualify it.
+//! Invariant: the error for an unknown name lists the existing ones; the error for an ambiguous name says how to
+//! qualify it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use proto::convert::service_name;
-use proto::{ServiceName, State};
+use proto::{Service, ServiceName, State};
 
 use crate::world::overrides::{Drained, Overrides};
 
@@ -27,18 +29,14 @@ pub(super) struct Names {
 pub(super) enum NameError {
     #[error("{found:?} is neither a gateway ({gateways}) nor a node ({nodes}); a backend is ADDRESS:PORT or ADDRESS")]
     Unknown { found: String, gateways: String, nodes: String },
-    #[error("there is no gateway {found:?}; there are: {gateways}")]
-    NoGateway { found: String, gateways: String },
-    #[error("there is no node {found:?}; there are: {nodes}")]
-    NoNode { found: String, nodes: String },
+    #[error("there is no {kind} {found:?}; there are: {existing}")]
+    Missing { kind: &'static str, found: String, existing: String },
     #[error("no Service has a backend {found}; there are: {backends}")]
     NoBackend { found: String, backends: String },
     #[error("{0:?} is the name of a gateway and of a node; write gateway/{0} or node/{0}")]
     Both(String),
     #[error("{found} is not drained; drained are: {drained}")]
     NotDrained { found: String, drained: String },
-    #[error("there is no Service {found:?}; there are: {services}")]
-    NoService { found: String, services: String },
     #[error("Services of several namespaces are called {found:?}: {services}; write namespace/name")]
     SeveralServices { found: String, services: String },
     #[error("{service} has no backend {found}; it has: {backends}")]
@@ -52,15 +50,12 @@ pub(super) enum NameError {
 /// Resolves the target of a drain.
 pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<Drained, NameError> {
     let what = if text.contains('/') { text.parse().map_err(|_| unknown(text, names))? } else { by_bare_name(text, names)? };
+    let all_backends = || backends(state.services.values());
     match &what {
-        Drained::Gateway(name) if !names.gateways.contains(name) => {
-            Err(NameError::NoGateway { found: name.clone(), gateways: listed(&names.gateways) })
-        }
-        Drained::Node(name) if !names.nodes.contains(name) => {
-            Err(NameError::NoNode { found: name.clone(), nodes: listed(&names.nodes) })
-        }
-        Drained::Backend(address) if !backends(state).any(|backend| backend == *address) => Err(no_backend(text, state)),
-        Drained::Address(address) if !backends(state).any(|backend| backend.ip() == *address) => Err(no_backend(text, state)),
+        Drained::Gateway(name) if !names.gateways.contains(name) => Err(missing("gateway", name, &names.gateways)),
+        Drained::Node(name) if !names.nodes.contains(name) => Err(missing("node", name, &names.nodes)),
+        Drained::Backend(address) if !all_backends().any(|backend| backend == *address) => Err(no_backend(text, state)),
+        Drained::Address(address) if !all_backends().any(|backend| backend.ip() == *address) => Err(no_backend(text, state)),
         _ => Ok(what),
     }
 }
@@ -68,9 +63,10 @@ pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<Drain
 /// Resolves the target of an undrain. The target may no longer exist.
 pub(super) fn to_undrain(text: &str, overrides: &Overrides) -> Result<Drained, NameError> {
     let is_meant = |what: &&Drained| match what {
-        Drained::Gateway(name) | Drained::Node(name) => name == text || what.to_string() == text,
-        Drained::Backend(address) => text.parse() == Ok(*address) || what.to_string() == text,
-        Drained::Address(address) => text.parse() == Ok(*address) || what.to_string() == text,
+        _ if what.to_string() == text => true,
+        Drained::Gateway(name) | Drained::Node(name) => name == text,
+        Drained::Backend(address) => text.parse() == Ok(*address),
+        Drained::Address(address) => text.parse() == Ok(*address),
     };
     let mut meant = overrides.drains().keys().filter(is_meant);
     match (meant.next(), meant.next()) {
@@ -87,7 +83,7 @@ pub(super) fn service(text: &str, state: &State) -> Result<ServiceName, NameErro
     let meant: Vec<&ServiceName> = state.services.keys().filter(is_meant).collect();
     match meant.as_slice() {
         [one] => Ok((*one).clone()),
-        [] => Err(NameError::NoService { found: text.to_owned(), services: listed(state.services.keys()) }),
+        [] => Err(missing("Service", text, state.services.keys())),
         several => Err(NameError::SeveralServices { found: text.to_owned(), services: listed(several) }),
     }
 }
@@ -95,13 +91,7 @@ pub(super) fn service(text: &str, state: &State) -> Result<ServiceName, NameErro
 /// A backend of a service.
 pub(super) fn backend_of(text: &str, service: &ServiceName, state: &State) -> Result<SocketAddr, NameError> {
     let address: SocketAddr = text.parse().map_err(|_| NameError::NoAddress(text.to_owned()))?;
-    let of = state.services.get(service);
-    let all: BTreeSet<SocketAddr> = of
-        .iter()
-        .flat_map(|service| &service.ports)
-        .flat_map(|port| port.all_backends())
-        .map(|backend| backend.address)
-        .collect();
+    let all: BTreeSet<SocketAddr> = backends(state.services.get(service)).collect();
     if all.contains(&address) {
         return Ok(address);
     }
@@ -137,17 +127,22 @@ fn by_bare_name(text: &str, names: &Names) -> Result<Drained, NameError> {
     }
 }
 
+fn missing<T: ToString>(kind: &'static str, found: &str, existing: impl IntoIterator<Item = T>) -> NameError {
+    NameError::Missing { kind, found: found.to_owned(), existing: listed(existing) }
+}
+
 fn unknown(text: &str, names: &Names) -> NameError {
     NameError::Unknown { found: text.to_owned(), gateways: listed(&names.gateways), nodes: listed(&names.nodes) }
 }
 
 fn no_backend(text: &str, state: &State) -> NameError {
-    let all: BTreeSet<SocketAddr> = backends(state).collect();
+    let all: BTreeSet<SocketAddr> = backends(state.services.values()).collect();
     NameError::NoBackend { found: text.trim_start_matches("backend/").to_owned(), backends: listed(&all) }
 }
 
-fn backends(state: &State) -> impl Iterator<Item = SocketAddr> {
-    let ports = state.services.values().flat_map(|service| &service.ports);
+/// The addresses of all backends of these Services.
+fn backends<'a>(services: impl IntoIterator<Item = &'a Arc<Service>>) -> impl Iterator<Item = SocketAddr> {
+    let ports = services.into_iter().flat_map(|service| &service.ports);
     ports.flat_map(|port| port.all_backends()).map(|backend| backend.address)
 }
 

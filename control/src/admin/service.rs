@@ -9,20 +9,11 @@ use proto::v1::admin_server::{Admin, AdminServer};
 use proto::v1::{answer::Reply, question::Query};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::view::View;
-
-/// Why the API ended.
-#[derive(Debug, thiserror::Error)]
-pub enum AdminError {
-    /// The descriptors for server reflection are invalid.
-    #[error("server reflection: {0}")]
-    Reflection(#[from] tonic_reflection::server::Error),
-    /// The transport failed.
-    #[error("the admin API failed: {0}")]
-    Transport(#[from] tonic::transport::Error),
-}
+use crate::gateways::server::{ServeError, with_health_and_reflection};
 
 /// The API of a controller.
 #[derive(Clone, Debug)]
@@ -38,93 +29,72 @@ pub struct ControllerAdmin {
 ///
 /// # Errors
 /// If the transport fails.
-pub async fn serve<A: Admin>(listener: UnixListener, admin: A, stop: impl Future<Output = ()>) -> Result<(), AdminError> {
-    let (reporter, health) = tonic_health::server::health_reporter();
-    reporter.set_serving::<AdminServer<A>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(v1::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
-    tonic::transport::Server::builder()
-        .add_service(health)
-        .add_service(reflection)
+pub async fn serve<A: Admin>(listener: UnixListener, admin: A, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
+    with_health_and_reflection::<AdminServer<A>>(Server::builder())
+        .await?
         .add_service(AdminServer::new(admin).max_encoding_message_size(MESSAGE_BYTES_MAX))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
         .await?;
     Ok(())
 }
 
-/// The rows of all gateways, and the gateways that did not answer.
-struct Gathered<R> {
-    rows: Vec<R>,
-    silent: Vec<v1::Silent>,
-}
-
 impl ControllerAdmin {
-    /// Queries every connected gateway if this controller leads. `rows` extracts the rows from an answer, with the gateway's
-    /// name in each.
-    async fn gather<R>(&self, query: Query, rows: impl Fn(Reply, &str) -> Option<Vec<R>>) -> Result<Gathered<R>, Status> {
+    /// Queries every connected gateway if this controller leads. Returns the rows of all, and the gateways that did not
+    /// answer. `rows` extracts the rows from an answer. The gateway's name replaces whatever it sent in the field
+    /// `name` of its rows.
+    async fn gather<R>(
+        &self,
+        query: Query,
+        rows: fn(Reply) -> Option<Vec<R>>,
+        name: fn(&mut R) -> &mut String,
+    ) -> Result<(Vec<R>, Vec<v1::Silent>), Status> {
         self.view.leads()?;
         let names: BTreeSet<String> = self.view.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
-        let mut gathered = Gathered { rows: Vec::new(), silent: Vec::new() };
+        let (mut all, mut silent) = (Vec::new(), Vec::new());
         for (gateway, answer) in self.view.fleet.ask(names.into_iter().collect(), &query).await {
-            let silent = |reason: String| v1::Silent { gateway: gateway.clone(), reason };
-            match answer.map(|said| rows(said, &gateway)) {
-                Ok(Some(rows)) => gathered.rows.extend(rows),
-                Ok(None) => gathered.silent.push(silent("it answered another question".to_owned())),
-                Err(error) => gathered.silent.push(silent(error.to_string())),
-            }
+            let reason = match answer.map(rows) {
+                Ok(Some(mut rows)) => {
+                    rows.iter_mut().for_each(|row| gateway.clone_into(name(row)));
+                    all.extend(rows);
+                    continue;
+                }
+                Ok(None) => "it answered another question".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            silent.push(v1::Silent { gateway, reason });
         }
-        Ok(gathered)
+        Ok((all, silent))
     }
-}
-
-/// Sets the name of the gateway in its rows, regardless of what it sent.
-fn of<R>(gateway: &str, mut rows: Vec<R>, field: impl Fn(&mut R) -> &mut String) -> Vec<R> {
-    rows.iter_mut().for_each(|row| gateway.clone_into(field(row)));
-    rows
 }
 
 #[tonic::async_trait]
 impl Admin for ControllerAdmin {
     async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
-        let Gathered { rows, silent } = self
-            .gather(Query::Services(v1::ListServicesRequest {}), |said, gateway| match said {
-                Reply::Services(answer) => Some(of(gateway, answer.services, |row| &mut row.gateway)),
-                _ => None,
-            })
-            .await?;
-        Ok(Response::new(v1::ListServicesResponse { services: rows, silent }))
+        let rows = |reply| if let Reply::Services(answer) = reply { Some(answer.services) } else { None };
+        let query = Query::Services(v1::ListServicesRequest {});
+        let (services, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
+        Ok(Response::new(v1::ListServicesResponse { services, silent }))
     }
 
     async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
-        let Gathered { rows, silent } = self
-            .gather(Query::Backends(v1::ListBackendsRequest {}), |said, gateway| match said {
-                Reply::Backends(answer) => Some(of(gateway, answer.backends, |row| &mut row.gateway)),
-                _ => None,
-            })
-            .await?;
-        Ok(Response::new(v1::ListBackendsResponse { backends: rows, silent }))
+        let rows = |reply| if let Reply::Backends(answer) = reply { Some(answer.backends) } else { None };
+        let query = Query::Backends(v1::ListBackendsRequest {});
+        let (backends, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
+        Ok(Response::new(v1::ListBackendsResponse { backends, silent }))
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
-        let Gathered { rows, silent } = self
-            .gather(Query::Ports(v1::ListPortsRequest {}), |said, gateway| match said {
-                Reply::Ports(answer) => Some(of(gateway, answer.ports, |row| &mut row.gateway)),
-                _ => None,
-            })
-            .await?;
-        Ok(Response::new(v1::ListPortsResponse { ports: rows, silent }))
+        let rows = |reply| if let Reply::Ports(answer) = reply { Some(answer.ports) } else { None };
+        let query = Query::Ports(v1::ListPortsRequest {});
+        let (ports, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
+        Ok(Response::new(v1::ListPortsResponse { ports, silent }))
     }
 
     async fn list_drops(&self, _: Request<v1::ListDropsRequest>) -> Result<Response<v1::ListDropsResponse>, Status> {
-        let Gathered { rows, silent } = self
-            .gather(Query::Drops(v1::ListDropsRequest {}), |said, gateway| match said {
-                Reply::Drops(answer) => Some(of(gateway, answer.drops, |row| &mut row.gateway)),
-                _ => None,
-            })
-            .await?;
-        Ok(Response::new(v1::ListDropsResponse { drops: rows, silent }))
+        let rows = |reply| if let Reply::Drops(answer) = reply { Some(answer.drops) } else { None };
+        let query = Query::Drops(v1::ListDropsRequest {});
+        let (drops, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
+        Ok(Response::new(v1::ListDropsResponse { drops, silent }))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

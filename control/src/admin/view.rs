@@ -24,8 +24,8 @@ use crate::store::overrides::OverrideStoreError;
 use crate::world::overrides::{Author, Drained, Overrides, TooManyOverrides, Weight};
 use objects::note::Note;
 
-/// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout of
-/// `sluicectl`.
+/// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout
+/// of `sluicectl`.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum length of the name of an operator, in characters.
 const BY_CHARS_MAX: usize = 253;
@@ -133,12 +133,7 @@ impl View {
     /// # Errors
     /// If they are not known.
     pub fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
-        self.leads()?;
-        match self.editor.state() {
-            OverridesState::Loaded(overrides) => Ok(v1::ListOverridesResponse { overrides: rows(&overrides) }),
-            OverridesState::NotLeading => Err(status(ChangeError::NotLeading)),
-            OverridesState::Unreadable(why) => Err(status(ChangeError::Unreadable(why))),
-        }
+        Ok(v1::ListOverridesResponse { overrides: rows(&*self.overrides()?) })
     }
 
     /// Drains a backend, a node or a gateway.
@@ -148,13 +143,13 @@ impl View {
     pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
         let state = self.complete()?;
         let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
-        let said = author(&request.by);
+        let set_by = author(&request.by);
         let is_new = |all: &mut Overrides| {
             let is_new = !all.drains().contains_key(&what);
-            all.drain(what.clone(), said.clone()).map(|()| is_new)
+            all.drain(what.clone(), set_by.clone()).map(|()| is_new)
         };
         let is_new = self.change(is_new).await?;
-        tracing::info!(%what, by = said.by, is_new, "drained");
+        tracing::info!(%what, by = set_by.by, is_new, "drained");
         let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
         Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
     }
@@ -164,9 +159,7 @@ impl View {
     /// # Errors
     /// If it is not drained, or storing fails.
     pub async fn undrain(&self, request: v1::UndrainRequest) -> Result<v1::ChangeResponse, Status> {
-        self.leads()?;
-        let OverridesState::Loaded(now) = self.editor.state() else { return Err(status(ChangeError::NotLeading)) };
-        let what = names::to_undrain(&request.target, &now).map_err(not_found)?;
+        let what = names::to_undrain(&request.target, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.undrain(&what))).await?;
         tracing::info!(%what, "no longer drained");
         Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), notes: Vec::new() })
@@ -190,12 +183,20 @@ impl View {
     }
 
     async fn unset_weight(&self, request: &v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
-        self.leads()?;
-        let OverridesState::Loaded(now) = self.editor.state() else { return Err(status(ChangeError::NotLeading)) };
-        let (service, backend) = names::weighed(&request.service, &request.backend, &now).map_err(not_found)?;
+        let (service, backend) = names::weighed(&request.service, &request.backend, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
         tracing::info!(%service, %backend, "weight override removed");
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
+    }
+
+    /// The overrides in effect.
+    fn overrides(&self) -> Result<Arc<Overrides>, Status> {
+        self.leads()?;
+        match self.editor.state() {
+            OverridesState::Loaded(overrides) => Ok(overrides),
+            OverridesState::NotLeading => Err(status(ChangeError::NotLeading)),
+            OverridesState::Unreadable(why) => Err(status(ChangeError::Unreadable(why))),
+        }
     }
 
     async fn change<T>(&self, change: impl Fn(&mut Overrides) -> Result<T, TooManyOverrides>) -> Result<T, Status> {
@@ -254,10 +255,10 @@ fn author(by: &str) -> Author {
 }
 
 fn rows(overrides: &Overrides) -> Vec<v1::Override> {
-    let drain = |(what, said): (&Drained, &Author)| {
+    let drain = |(what, set_by): (&Drained, &Author)| {
         let text = what.to_string();
         let (kind, name) = text.split_once('/').unwrap_or_default();
-        let (by, at) = (said.by.clone(), said.at());
+        let (by, at) = (set_by.by.clone(), set_by.at());
         v1::Override { kind: kind.to_owned(), name: name.to_owned(), by, at, ..v1::Override::default() }
     };
     let weights = overrides.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));

@@ -11,7 +11,7 @@ use control::config::controller::ControllerFile;
 use control::config::logging;
 use control::config::settings::Source;
 use control::controller::{self, ControllerError};
-use control::gateways::socket::{self, TakenAway};
+use control::gateways::socket::{self, SocketGuard};
 use control::healthz;
 use control::kubernetes;
 use control::status::release::{self, Extent};
@@ -28,7 +28,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Follow the cluster or the manifests, allocate addresses, serve gateways and write status, until SIGTERM or SIGINT.
+    /// Follow the cluster or the manifests, allocate addresses, serve gateways and write status, until SIGTERM or
+    /// SIGINT.
     Run {
         /// The configuration.
         #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
@@ -36,8 +37,9 @@ enum Command {
     },
     /// Print the definitions of the kinds that sluice adds to a cluster, for `kubectl apply -f -`.
     Crds,
-    /// Remove addresses, conditions and the finalizer of sluice from Services. Without `--class` or `--all`: from Services
-    /// that the configuration no longer claims, because they have no class or are no longer of type LoadBalancer.
+    /// Remove addresses, conditions and the finalizer of sluice from Services. Without `--class` or `--all`: from
+    /// Services that the configuration no longer claims, because they have no class or are no longer of type
+    /// LoadBalancer.
     Release {
         /// The configuration.
         #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
@@ -78,19 +80,10 @@ fn main() -> ExitCode {
         Command::Run { config } => with_file(&config, run),
         Command::Release { config, class, all, dry_run } => with_file(&config, |file| {
             let extent = class.map_or(if all { Extent::All } else { Extent::Unclaimed }, Extent::Class);
-            leave(&file, &extent, false, dry_run)
+            release(&file, &extent, false, dry_run)
         }),
-        Command::Uninstall { config, dry_run } => with_file(&config, |file| leave(&file, &Extent::All, true, dry_run)),
-        Command::Crds => match objects::crd::definitions() {
-            Ok(text) => {
-                print!("{text}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                eprintln!("sluice-controller: {error}");
-                ExitCode::FAILURE
-            }
-        },
+        Command::Uninstall { config, dry_run } => with_file(&config, |file| release(&file, &Extent::All, true, dry_run)),
+        Command::Crds => exit_code(objects::crd::definitions().map(|text| print!("{text}")).map_err(Into::into)),
     }
 }
 
@@ -106,37 +99,31 @@ fn with_file(config: &Path, act: impl FnOnce(ControllerFile) -> ExitCode) -> Exi
 
 fn run(file: ControllerFile) -> ExitCode {
     logging::start(file.logs);
-    match serve(file) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("sluice-controller: {error}");
-            // An unusable kubeconfig is a configuration error, too.
-            let is_configuration = matches!(error.downcast_ref(), Some(ControllerError::Kubernetes(_)));
-            ExitCode::from(if is_configuration { 2 } else { 1 })
-        }
-    }
+    exit_code(serve(file))
+}
+
+/// Prints the error. An unusable kubeconfig is a configuration error, too.
+fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    eprintln!("sluice-controller: {error}");
+    let is_configuration = matches!(error.downcast_ref(), Some(ControllerError::Kubernetes(_)))
+        || error.downcast_ref::<kubernetes::ConnectError>().is_some();
+    ExitCode::from(if is_configuration { 2 } else { 1 })
 }
 
 /// Releases Services, and with `is_uninstalled` deletes our other objects. Exit code 2 if no cluster is configured.
-fn leave(file: &ControllerFile, extent: &Extent, is_uninstalled: bool, is_dry: bool) -> ExitCode {
+fn release(file: &ControllerFile, extent: &Extent, is_uninstalled: bool, is_dry: bool) -> ExitCode {
     let Source::Kubernetes { kubeconfig, namespace } = &file.settings.source else {
         eprintln!(
             "sluice-controller: expected a Kubernetes cluster, found `manifests`: stop the controller and remove the status files"
         );
         return ExitCode::from(2);
     };
-    match let_go(file, kubeconfig.as_deref(), namespace.as_deref(), (extent, is_uninstalled, is_dry)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("sluice-controller: {error}");
-            let is_configuration = error.downcast_ref::<kubernetes::ConnectError>().is_some();
-            ExitCode::from(if is_configuration { 2 } else { 1 })
-        }
-    }
+    exit_code(release_services(file, kubeconfig.as_deref(), namespace.as_deref(), (extent, is_uninstalled, is_dry)))
 }
 
 #[tokio::main]
-async fn let_go(
+async fn release_services(
     file: &ControllerFile,
     kubeconfig: Option<&Path>,
     namespace: Option<&str>,
@@ -176,13 +163,13 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let config = file.effective();
     let listener = socket::listen(&file.admin_listen).await?;
-    let _taken_away = TakenAway(file.admin_listen);
-    let asked_for_health = match file.health_listen {
+    let _socket_guard = SocketGuard(file.admin_listen);
+    let health_listener = match file.health_listen {
         Some(address) => Some(socket::listen_tcp(address).await?),
         None => None,
     };
     let running = controller::start(file.settings, shutdown.clone()).await?;
-    if let Some(listener) = asked_for_health {
+    if let Some(listener) = health_listener {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
     }
     let admin = ControllerAdmin { view: running.view.clone(), config };

@@ -2,7 +2,7 @@
 //!
 //! Invariant: [`key_values`] has every key, and reads back as the same settings.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,12 +13,11 @@ use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS}
 use proto::{AddressRange, HealthCheck, Mode, Scheduler};
 
 use super::key_values::KeyValues;
-use super::logs::Logs;
+use super::logging::Logs;
 use super::pools::LocatedRange;
 use super::problem::{Invalid, Located};
 use super::section::{Field, Reader, Section};
-use crate::config::settings::{ClaimClassless, ControllerSettings, Defaults, Listen, OwnershipRules, Source};
-use objects::PoolSpec;
+use crate::config::settings::{ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
 use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to the controller and not to the gateway.
@@ -47,11 +46,11 @@ const GROUP_BYTES_MAX: usize = 45;
 /// Longest name of a Namespace, a DNS label.
 const NAMESPACE_BYTES_MAX: usize = 63;
 
-/// The keys of a controller as read, before the source is chosen.
+/// The keys of a controller as read.
 #[derive(Clone, Debug)]
 pub struct ControllerKeys {
-    /// Keys `listen`, `tls` and `advertise`.
-    pub listen: Listen,
+    /// The settings, with the source that the file names; without `reserved` and `lock_dir`, which other keys decide.
+    pub settings: ControllerSettings,
     /// Key `kubernetes.kubeconfig`.
     pub kubeconfig: Option<Located<PathBuf>>,
     /// Key `kubernetes.namespace`.
@@ -64,14 +63,6 @@ pub struct ControllerKeys {
     pub health_listen: Option<Located<SocketAddr>>,
     /// The ranges of all pools with their locations, for checks against other uses of addresses.
     pub ranges: Vec<LocatedRange>,
-    group: String,
-    load_balancer_class: String,
-    ownership: OwnershipRules,
-    defaults: Defaults,
-    health: HealthCheck,
-    backends_allowed: Option<Vec<IpNet>>,
-    cluster_cidrs: Vec<IpNet>,
-    pools: Vec<PoolSpec>,
 }
 
 impl ControllerKeys {
@@ -93,15 +84,19 @@ impl ControllerKeys {
             }
         }
         let (health, health_listen) = take_health(top);
-        Self {
-            listen: super::listen::take(top),
-            health_listen,
-            kubeconfig,
-            namespace,
-            manifests,
-            status_dir: top.path_of("statusDir").unwrap_or_else(|| STATUS_DIR.into()),
-            ranges,
+        let listen = super::listen::take(top);
+        let status_dir = top.path_of("statusDir").unwrap_or_else(|| STATUS_DIR.into());
+        let source = match &manifests {
+            Some(dir) => Source::Manifests { dir: dir.value.clone(), status_dir: status_dir.clone() },
+            None => Source::Kubernetes {
+                kubeconfig: kubeconfig.as_ref().map(|located| located.value.clone()),
+                namespace: namespace.clone(),
+            },
+        };
+        let settings = ControllerSettings {
+            listen,
             group: take_group(top),
+            source,
             load_balancer_class,
             ownership,
             defaults: take_defaults(top),
@@ -109,27 +104,10 @@ impl ControllerKeys {
             backends_allowed: take_allowed(top),
             cluster_cidrs,
             pools,
-        }
-    }
-
-    /// The settings of a controller that watches `source` and keeps its lock in `lock_dir`. `reserved` are the addresses of
-    /// the gateway that embeds it.
-    #[must_use]
-    pub fn settings(self, source: Source, reserved: Vec<IpAddr>, lock_dir: Option<&Path>) -> ControllerSettings {
-        ControllerSettings {
-            listen: self.listen,
-            group: self.group,
-            source,
-            load_balancer_class: self.load_balancer_class,
-            ownership: self.ownership,
-            defaults: self.defaults,
-            health: self.health,
-            backends_allowed: self.backends_allowed,
-            cluster_cidrs: self.cluster_cidrs,
-            pools: self.pools,
-            reserved,
-            lock_dir: lock_dir.map(Path::to_owned),
-        }
+            reserved: Vec::new(),
+            lock_dir: None,
+        };
+        Self { settings, kubeconfig, namespace, manifests, status_dir, health_listen, ranges }
     }
 }
 
@@ -258,13 +236,13 @@ impl ControllerFile {
         let mut top = reader.section(&root);
         let keys = ControllerKeys::take(&mut top);
         let logs = Logs::take(&mut top);
-        let admin_listen = take_admin(&mut top, keys.listen.unix.as_deref());
+        let admin_listen = take_admin(&mut top, keys.settings.listen.unix.as_deref());
         top.finish();
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
             reader.problem(&manifests.location, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
         }
         let health_listen = keys.health_listen.as_ref().map(|located| located.value);
-        let tcp = keys.listen.tcp.as_ref().map(|tcp| tcp.address);
+        let tcp = keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address);
         if let (Some(health), Some(tcp)) =
             (&keys.health_listen, tcp.filter(|tcp| health_listen.map(|at| at.port()) == Some(tcp.port())))
         {
@@ -272,14 +250,7 @@ impl ControllerFile {
             reader.problem(&health.location, format!("found {found}, the port of `listen` ({tcp}); give each a port of its own"));
         }
         reader.finish()?;
-        let source = match (&keys.manifests, &keys.kubeconfig) {
-            (Some(dir), _) => Source::Manifests { dir: dir.value.clone(), status_dir: keys.status_dir.clone() },
-            (None, kubeconfig) => Source::Kubernetes {
-                kubeconfig: kubeconfig.as_ref().map(|located| located.value.clone()),
-                namespace: keys.namespace.clone(),
-            },
-        };
-        let settings = keys.settings(source, Vec::new(), admin_listen.parent());
+        let settings = ControllerSettings { lock_dir: admin_listen.parent().map(Path::to_owned), ..keys.settings };
         Ok(Self { settings, admin_listen, health_listen, logs })
     }
 
@@ -342,6 +313,8 @@ pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAdd
 
 #[cfg(test)]
 mod tests {
+    use crate::config::settings::Listen;
+
     use super::*;
 
     fn read(text: &str) -> Result<ControllerFile, String> {

@@ -32,7 +32,8 @@ impl KeyValues {
     /// Adds a key. An absent value is printed as `null`; a list or a mapping on one line.
     #[must_use]
     pub fn with(self, key: &'static str, value: impl Serialize) -> Self {
-        // Only a map with keys that are no texts, or a path that is no UTF-8, cannot be converted; settings have neither.
+        // Only a map with keys that are no texts, or a path that is no UTF-8, cannot be converted; settings have
+        // neither.
         let value = match serde_json::to_value(value).unwrap_or_default() {
             // An empty `FlowSeq` would make serde-saphyr 2.0 print the next list on one line too.
             Json::Array(items) if !items.is_empty() => KeyValue::List(FlowSeq(items)),

@@ -1,4 +1,5 @@
-//! Key `pools`: the addresses that VIPs are allocated from, without overlaps. A pool has the fields of an `AddressPool`.
+//! Key `pools`: the addresses that VIPs are allocated from, without overlaps. A pool has the fields of an
+//! `AddressPool`.
 //!
 //! Invariant: [`key_values`] has every key, and reads back as the same pool.
 
@@ -8,11 +9,9 @@ use proto::{AddressRange, Announce};
 use super::key_values::KeyValues;
 use super::problem::Location;
 use super::section::{Field, Section};
-use objects::PoolSpec;
-use objects::crd;
 use objects::pool::unreachable;
-use objects::scalar;
-use objects::scalar::{CLASS_EXPECTED, is_class};
+use objects::scalar::{self, CLASS_EXPECTED, is_class};
+use objects::{PoolSpec, crd};
 
 /// A range of a pool with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]

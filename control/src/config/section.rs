@@ -1,5 +1,5 @@
-//! Reads the keys of a mapping. Each key that is read becomes a known key, every mistake is collected, and keys of the file
-//! that were never read are reported as unknown.
+//! Reads the keys of a mapping. Each key that is read becomes a known key, every mistake is collected, and keys of the
+//! file that were never read are reported as unknown.
 //!
 //! Invariant: a method that returns a default or nothing although the file has a value has reported a problem.
 
@@ -71,8 +71,8 @@ impl Reader {
         Field { reader: self, location: Location { line: root.line, key: String::new() }, node: root }.section()
     }
 
-    /// The base of relative paths: the directory of the file as an absolute path, so that the output of `check` means the same
-    /// in any directory.
+    /// The base of relative paths: the directory of the file as an absolute path, so that the output of `check` means
+    /// the same in any directory.
     #[must_use]
     pub fn base(&self) -> PathBuf {
         let dir = self.file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -167,7 +167,8 @@ impl<'a> Field<'a> {
         items.iter().enumerate().map(|(i, node)| Self { reader: self.reader, location: location(i, node), node }).collect()
     }
 
-    /// Its keys and values; none, with a problem recorded, if it is no mapping. For mappings with free keys, such as labels.
+    /// Its keys and values; none, with a problem recorded, if it is no mapping. For mappings with free keys, such as
+    /// labels.
     #[must_use]
     pub fn entries(&self) -> Vec<(&'a str, Self)> {
         let Section { reader, location, entries, .. } = self.section();

@@ -1,7 +1,9 @@
-//! Label selectors in the configuration, in the form of Kubernetes with `matchLabels` and `matchExpressions`, or as labels
-//! alone, such as `{team: edge}`. An empty selector selects everything.
+//! Label selectors in the configuration, in the form of Kubernetes with `matchLabels` and `matchExpressions`, or as
+//! labels alone, such as `{team: edge}`. An empty selector selects everything.
 //!
 //! Invariant: what the API server would refuse is refused here.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::Selector;
@@ -41,7 +43,7 @@ fn selector(field: &Field<'_>) -> Selector {
     Selector::try_from(read).unwrap_or_default()
 }
 
-fn labels_of(entries: &[(&str, Field<'_>)]) -> std::collections::BTreeMap<String, String> {
+fn labels_of(entries: &[(&str, Field<'_>)]) -> BTreeMap<String, String> {
     let label = |(key, field): &(&str, Field<'_>)| {
         if !is_label_key(key) {
             field.problem(format!("found `{key}`, expected {EXPECTED_KEY}"));
@@ -55,12 +57,10 @@ fn labels_of(entries: &[(&str, Field<'_>)]) -> std::collections::BTreeMap<String
 
 fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
     let mut section = field.section();
-    let key = section.required("key", EXPECTED_KEY);
-    let key = key.and_then(|key| key.parse(EXPECTED_KEY, |text| is_label_key(text).then(|| text.to_owned())));
+    let key = section.parse_required("key", EXPECTED_KEY, |text| is_label_key(text).then(|| text.to_owned()));
     let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
     let expected = operators.join(" or ");
-    let operator = section.required("operator", &expected);
-    let operator = operator.and_then(|field| field.parse(&expected, |text| operators.into_iter().find(|name| *name == text)));
+    let operator = section.parse_required("operator", expected, |text| operators.into_iter().find(|name| *name == text));
     let listed = section.field("values");
     let items = listed.as_ref().map(|field| field.items("values")).unwrap_or_default();
     let parse = |text: &str| is_label_value(text).then(|| text.to_owned());

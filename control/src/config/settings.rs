@@ -25,7 +25,8 @@ pub enum Source {
     Kubernetes {
         /// The kubeconfig; none: the service account of the pod.
         kubeconfig: Option<PathBuf>,
-        /// The namespace of the Lease and of what else is ours alone; none: the pod's, or that of the kubeconfig's context.
+        /// The namespace of the Lease and of what else is ours alone; none: the pod's, or that of the kubeconfig's
+        /// context.
         namespace: Option<String>,
     },
 }
@@ -104,7 +105,8 @@ pub struct OwnershipRules {
     pub node_port_namespaces: Selector,
     /// Key `externalIPs.allowed`: where `spec.externalIPs` may lie. Empty: they have no effect.
     pub external_ips_allowed: Vec<IpNet>,
-    /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. The others are somebody else's.
+    /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. The others are somebody
+    /// else's.
     pub pools: Selector,
 }
 
@@ -144,7 +146,8 @@ pub struct ControllerSettings {
     pub pools: Vec<PoolSpec>,
     /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known when embedded.
     pub reserved: Vec<IpAddr>,
-    /// A directory of this machine where controllers of a cluster keep locks, by which one that starts again knows that the one
-    /// before it has ended: the gateway's `stateDir`, or that of a controller's admin socket. None: none is kept.
+    /// A directory of this machine where controllers of a cluster keep locks, by which one that starts again knows that
+    /// the one before it has ended: the gateway's `stateDir`, or that of a controller's admin socket. None: none is
+    /// kept.
     pub lock_dir: Option<PathBuf>,
 }

@@ -1,9 +1,9 @@
 //! YAML text as a tree with the line of each node. Scalars keep their text as written: the reader of a key decides what
 //! `off`, `1e3` or `0000:3b:00.0` mean, not a YAML schema.
 //!
-//! Deliberately not here: anchors, aliases, tags and merge keys, which are refused with their line. A configuration needs none
-//! of them, and with each of them a file can mean something else than it appears to. serde-saphyr, which is built on the same
-//! parser, accepts them silently and stops at the first mistake (decision 40).
+//! Deliberately not here: anchors, aliases, tags and merge keys, which are refused with their line. A configuration
+//! needs none of them, and with each of them a file can mean something else than it appears to. serde-saphyr, which is
+//! built on the same parser, accepts them silently and stops at the first mistake (decision 40).
 
 use std::collections::HashMap;
 
@@ -52,8 +52,8 @@ pub struct SyntaxError {
     pub message: String,
 }
 
-/// Parses one YAML document. An empty file is an empty mapping. Duplicate keys and refused constructs are returned beside the
-/// tree, in the order of the file, so that the rest of the file can be checked too.
+/// Parses one YAML document. An empty file is an empty mapping. Duplicate keys and refused constructs are returned
+/// beside the tree, in the order of the file, so that the rest of the file can be checked too.
 ///
 /// # Errors
 /// The first syntax error; the text behind it cannot be interpreted.

@@ -1,4 +1,5 @@
-//! `sluice.v1.Fleet`: gateways register to answer requests of operators, and the controller queries all of them at once.
+//! `sluice.v1.Fleet`: gateways register to answer requests of operators, and the controller queries all of them at
+//! once.
 //!
 //! Invariant: a gateway that does not answer in time is named in the result and does not delay the answers of others.
 //! Requests that wait for one gateway are bounded.
@@ -20,11 +21,11 @@ use crate::gateways::listener::Peer;
 
 /// Time in which a gateway must send its registration after it opened the stream.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of one answer. A gateway answers from memory. It is shorter than the timeout of `sluicectl`, so that the client
-/// learns which gateway did not answer.
+/// Timeout of one answer. A gateway answers from memory. It is shorter than the timeout of `sluicectl`, so that the
+/// client learns which gateway did not answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum number of requests that wait to be sent to one gateway, and of those that wait for an answer; further ones are
-/// refused at once. A dozen operators may watch one list each.
+/// Maximum number of requests that wait to be sent to one gateway, and of those that wait for an answer; further ones
+/// are refused at once. A dozen operators may watch one list each.
 const WAITING_MAX: usize = 16;
 
 /// A request and the channel for its answer.
@@ -34,7 +35,7 @@ struct PendingQuestion {
 }
 
 /// The registration of a gateway.
-#[derive(Clone)]
+#[derive(Debug)]
 struct Registered {
     gateway: String,
     questions: mpsc::Sender<PendingQuestion>,
@@ -61,22 +62,15 @@ pub enum SilentError {
 }
 
 /// The registered gateways.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Fleet {
     registered: Arc<Mutex<Registrations>>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Registrations {
     open: BTreeMap<u64, Registered>,
     last: u64,
-}
-
-impl std::fmt::Debug for Fleet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        f.debug_list().entries(registered.open.values().map(|line| &line.gateway)).finish()
-    }
 }
 
 /// Registration of a stream, which is removed when this is dropped.
@@ -93,12 +87,12 @@ impl Drop for Registration {
 
 impl Fleet {
     fn add(&self, gateway: String) -> (Registration, mpsc::Receiver<PendingQuestion>) {
-        let (questions, asked) = mpsc::channel(WAITING_MAX);
+        let (questions, receiver) = mpsc::channel(WAITING_MAX);
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         registered.last += 1;
         let number = registered.last;
         registered.open.insert(number, Registered { gateway, questions });
-        (Registration { fleet: self.clone(), number }, asked)
+        (Registration { fleet: self.clone(), number }, receiver)
     }
 
     /// Queries all gateways of these names and waits for the slowest.
@@ -115,8 +109,8 @@ impl Fleet {
         {
             let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
             // The newest stream: an older one of the same name is about to end.
-            let line = registered.open.values().rev().find(|line| line.gateway == gateway).ok_or(SilentError::NoOffer)?;
-            line.questions.try_send(PendingQuestion { query, answer }).map_err(|error| match error {
+            let newest = registered.open.values().rev().find(|one| one.gateway == gateway).ok_or(SilentError::NoOffer)?;
+            newest.questions.try_send(PendingQuestion { query, answer }).map_err(|error| match error {
                 mpsc::error::TrySendError::Full(_) => SilentError::Busy,
                 mpsc::error::TrySendError::Closed(_) => SilentError::Gone,
             })?;
@@ -125,7 +119,7 @@ impl Fleet {
             Err(_) => Err(SilentError::TimedOut),
             Ok(Err(_)) => Err(SilentError::Gone),
             Ok(Ok(Reply::Refusal(why))) => Err(SilentError::Refused(why)),
-            Ok(Ok(said)) => Ok(said),
+            Ok(Ok(reply)) => Ok(reply),
         }
     }
 }
@@ -146,9 +140,7 @@ impl FleetApi for FleetService {
     type ServeStream = ReceiverStream<Result<Question, Status>>;
 
     async fn serve(&self, request: Request<Streaming<Answer>>) -> Result<Response<Self::ServeStream>, Status> {
-        let Some(peer) = request.extensions().get::<Peer>().cloned() else {
-            return Err(Status::internal("the connection does not say who is at its other end"));
-        };
+        let peer = Peer::of(&request)?;
         let (questions, stream) = mpsc::channel(1);
         let service = self.clone();
         tokio::spawn(async move {
@@ -175,7 +167,7 @@ impl FleetService {
     ) -> Result<(), Status> {
         let gateway = offer(&mut answers).await?;
         peer.may_speak_for(&gateway, &self.group)?;
-        let (_registration, mut asked) = self.fleet.add(gateway);
+        let (_registration, mut receiver) = self.fleet.add(gateway);
         let mut waiting: HashMap<u64, oneshot::Sender<Reply>> = HashMap::new();
         let mut number = 0;
         loop {
@@ -190,7 +182,7 @@ impl FleetService {
                         let _ = answer.send(reply);
                     }
                 }
-                next = asked.recv(), if waiting.len() < WAITING_MAX => {
+                next = receiver.recv(), if waiting.len() < WAITING_MAX => {
                     let Some(PendingQuestion { query, answer }) = next else { return Ok(()) };
                     if answer.is_closed() {
                         continue;

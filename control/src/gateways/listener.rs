@@ -1,8 +1,8 @@
 //! Listeners for connections of gateways, on a unix socket and on TCP with TLS, and the identity of each peer.
 //!
-//! Invariant: a TCP peer presents a certificate of our authority before any other byte of it is read. Handshakes are bounded
-//! in number and time, and stalled handshakes cannot block new ones. Changed certificates are loaded again at each
-//! handshake.
+//! Invariant: a TCP peer presents a certificate of our authority before any other byte of it is read. Handshakes are
+//! bounded in number and time, and stalled handshakes cannot block new ones. Changed certificates are loaded again at
+//! each handshake.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,8 +21,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
 use tonic::transport::server::Connected;
+use tonic::{Request, Status};
 
 use crate::config::settings::CertificateFiles;
 use crate::gateways::tls::{self, Acceptance, CONTROLLER, Credential, Identity, Material, TlsError};
@@ -44,7 +44,14 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Waits until the peer's certificate has expired and returns the message for it. Without a certificate it never returns.
+    /// The peer of a request's connection.
+    pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+        let peer = request.extensions().get::<Self>().cloned();
+        peer.ok_or_else(|| Status::internal("the connection does not say who is at its other end"))
+    }
+
+    /// Waits until the peer's certificate has expired and returns the message for it. Without a certificate it never
+    /// returns.
     pub async fn expired(&self) -> Status {
         let Self::Named(credential) = self else { return std::future::pending().await };
         let error = credential.expired().await;
@@ -133,8 +140,8 @@ pub enum CertificateSource {
 pub struct ServerTls {
     source: CertificateSource,
     group: String,
-    good: Mutex<Option<(Material, Acceptance)>>,
-    said: Mutex<String>,
+    last_valid: Mutex<Option<(Material, Acceptance)>>,
+    logged_error: Mutex<String>,
     /// Serializes reads; connections that arrive faster than files are read wait here and can be cancelled.
     turn: tokio::sync::Mutex<()>,
 }
@@ -143,8 +150,8 @@ impl ServerTls {
     /// For a controller of `group`.
     #[must_use]
     pub fn new(source: CertificateSource, group: &str) -> Self {
-        let (good, said, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
-        Self { source, group: group.to_owned(), good, said, turn }
+        let (last_valid, logged_error, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
+        Self { source, group: group.to_owned(), last_valid, logged_error, turn }
     }
 
     /// Reads them and creates the TLS settings for incoming connections.
@@ -159,13 +166,13 @@ impl ServerTls {
                 newest.ok_or_else(|| TlsError::NotYet(name.clone()))?
             }
         };
-        let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, acceptance)) = good.as_ref().filter(|(kept, _)| *kept == material) {
+        let mut last_valid = self.last_valid.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, acceptance)) = last_valid.as_ref().filter(|(kept, _)| *kept == material) {
             return Ok(acceptance.clone());
         }
         let acceptance = tls::acceptance(&material, &self.group)?;
         tracing::info!(from = material.from, "certificates loaded");
-        *good = Some((material, acceptance.clone()));
+        *last_valid = Some((material, acceptance.clone()));
         Ok(acceptance)
     }
 
@@ -174,17 +181,17 @@ impl ServerTls {
         let _turn = self.turn.lock().await;
         let error = match self.read().await {
             Ok(acceptance) => {
-                self.said.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                self.logged_error.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 return Some(acceptance);
             }
             Err(error) => error.to_string(),
         };
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if *said != error {
+        let mut logged_error = self.logged_error.lock().unwrap_or_else(PoisonError::into_inner);
+        if *logged_error != error {
             tracing::error!(error, "the certificates are unusable; the last valid ones stay in use, if there are any");
-            *said = error;
+            *logged_error = error;
         }
-        self.good.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, acceptance)| acceptance.clone())
+        self.last_valid.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(_, acceptance)| acceptance.clone())
     }
 }
 

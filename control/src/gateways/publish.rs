@@ -1,8 +1,8 @@
 //! The published state, its generation, and a log of recent changes.
 //!
 //! Invariant: within an epoch the counter grows by one with every state that differs from the previous one. A connected
-//! gateway always gets the difference to the newest state; nothing is queued for a slow one. A changed set of nodes is sent
-//! by itself, without the Services that name it, unless the gateway does not support sets.
+//! gateway always gets the difference to the newest state; nothing is queued for a slow one. A changed set of nodes is
+//! sent by itself, without the Services that name it, unless the gateway does not support sets.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use imbl::ordmap::DiffItem;
 use proto::convert;
 use proto::{Generation, NodeSets, Pool, Service, ServiceName, Services, State, v1};
 
-/// Maximum number of changed names in the log. A gateway that missed fewer changes gets only those. 65,536 names of about
-/// 100 bytes are 7 MB; beyond that a comparison by content hashes is as good.
+/// Maximum number of changed names in the log. A gateway that missed fewer changes gets only those. 65,536 names of
+/// about 100 bytes are 7 MB; beyond that a comparison by content hashes is as good.
 const NAMES_MAX: usize = 65_536;
 
 /// A published state and the recent changes that led to it.
@@ -111,7 +111,8 @@ impl Published {
         }
     }
 
-    /// The changes since `have` if the log reaches back that far, for a gateway with or without support for sets of nodes.
+    /// The changes since `have` if the log reaches back that far, for a gateway with or without support for sets of
+    /// nodes.
     #[must_use]
     pub fn since(&self, have: &Generation, knows_sets: bool) -> Option<v1::WatchResponse> {
         let now = &self.state.generation;

@@ -103,32 +103,35 @@ impl Gateways {
         self.iter().any(|gateway| gateway.acknowledged >= Some(counter))
     }
 
-    /// Counter of the newest generation that all of them have applied; 0 while one has applied none of this epoch; `None` if no
-    /// gateway is connected.
+    /// Counter of the newest generation that all of them have applied; 0 while one has applied none of this epoch;
+    /// `None` if no gateway is connected.
     #[must_use]
     pub fn reached_by_all(&self) -> Option<u64> {
         self.iter().map(|gateway| gateway.acknowledged.unwrap_or(0)).min()
     }
 
-    /// Whether all relevant gateways have applied `counter` or a newer generation: those that are not drained, or all if all are
-    /// drained. False if none is connected.
+    /// The gateways that count: those that are not drained, or all if all are drained.
+    fn relevant(&self) -> impl Iterator<Item = &Gateway> {
+        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
+        self.iter().filter(move |gateway| !(is_any_undrained && self.is_drained(&gateway.name)))
+    }
+
+    /// Whether all relevant gateways have applied `counter` or a newer generation: those that are not drained, or all
+    /// if all are drained. False if none is connected.
     #[must_use]
     pub fn all_reached(&self, counter: u64) -> bool {
-        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
-        let mut awaited = self.iter().filter(|gateway| !(is_any_undrained && self.is_drained(&gateway.name))).peekable();
+        let mut awaited = self.relevant().peekable();
         awaited.peek().is_some() && awaited.all(|gateway| gateway.acknowledged >= Some(counter))
     }
 
-    /// The gateways that have applied `counter` or a newer generation and refuse the Service wholly or in part, and the refusal
-    /// of the first of them by name. Drained gateways count only if all are drained.
+    /// The gateways that have applied `counter` or a newer generation and refuse the Service wholly or in part, and the
+    /// refusal of the first of them by name. Drained gateways count only if all are drained.
     #[must_use]
     pub fn refusal(&self, service: &ServiceName, counter: u64) -> Option<(BTreeSet<&str>, &Refusal)> {
-        let is_any_undrained = self.iter().any(|gateway| !self.is_drained(&gateway.name));
-        let counts =
-            |gateway: &&Gateway| gateway.acknowledged >= Some(counter) && !(is_any_undrained && self.is_drained(&gateway.name));
-        let told =
-            self.iter().filter(counts).filter_map(|gateway| Some((gateway, gateway.health.get(service)?.refusal.as_deref()?)));
-        let refusals: BTreeMap<&str, &Refusal> = told.map(|(gateway, refusal)| (gateway.name.as_str(), refusal)).collect();
+        let applied = self.relevant().filter(|gateway| gateway.acknowledged >= Some(counter));
+        let refusals: BTreeMap<&str, &Refusal> = applied
+            .filter_map(|gateway| Some((gateway.name.as_str(), gateway.health.get(service)?.refusal.as_deref()?)))
+            .collect();
         let first = *refusals.values().next()?;
         Some((refusals.into_keys().collect(), first))
     }

@@ -1,8 +1,8 @@
 //! `sluice.v1.Config`, and `sluice.v1.Fleet` beside it: gateways dial it, report their generation, and get the changes.
 //!
-//! Invariant: nothing is sent before the first complete state, so that a controller that has just started never looks like
-//! an empty cluster. At most one message is queued for a slow gateway; the next one is the newest state.
-//! A gateway can report only for itself: over TCP its name must match its certificate, and its group must be ours.
+//! Invariant: nothing is sent before the first complete state, so that a controller that has just started never looks
+//! like an empty cluster. At most one message is queued for a slow gateway; the next one is the newest state. A gateway
+//! can report only for itself: over TCP its name must match its certificate, and its group must be ours.
 //! Deliberately not here: sockets and TLS (`listener`).
 
 use std::net::IpAddr;
@@ -17,7 +17,9 @@ use proto::{Generation, parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
+use tonic::server::NamedService;
 use tonic::transport::Server;
+use tonic::transport::server::Router;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::gateways::fleet::{Fleet, FleetService};
@@ -52,14 +54,14 @@ pub struct ConfigService {
     pub shutdown: CancellationToken,
 }
 
-/// Why the server ended.
+/// Why a gRPC server ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The descriptors for server reflection are invalid.
     #[error("server reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     /// The transport failed.
-    #[error("the configuration API failed: {0}")]
+    #[error("the gRPC server failed: {0}")]
     Transport(#[from] tonic::transport::Error),
 }
 
@@ -69,22 +71,14 @@ pub enum ServeError {
 /// If the transport fails.
 pub async fn serve(listeners: impl Into<Listeners>, service: ConfigService) -> Result<(), ServeError> {
     let shutdown = service.shutdown.clone();
-    let (reporter, health) = tonic_health::server::health_reporter();
-    reporter.set_serving::<ConfigServer<ConfigService>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
     let fleet = FleetService { fleet: service.fleet.clone(), group: service.group.clone(), shutdown: shutdown.clone() };
     let config =
         ConfigServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+    let server = Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE)).http2_keepalive_timeout(Some(KEEP_ALIVE));
+    let server = with_health_and_reflection::<ConfigServer<ConfigService>>(server)
+        .await?
         .add_service(config)
         .add_service(FleetServer::new(fleet).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(health)
-        .add_service(reflection)
         .serve_with_incoming_shutdown(listeners.into().incoming(), shutdown.clone().cancelled_owned());
     // Streams end at once. A peer that ignores this does not delay the shutdown.
     let grace_is_over = async {
@@ -97,6 +91,17 @@ pub async fn serve(listeners: impl Into<Listeners>, service: ConfigService) -> R
     }
 }
 
+/// Adds the health service, which reports `S` as serving, and server reflection.
+pub(crate) async fn with_health_and_reflection<S: NamedService>(mut server: Server) -> Result<Router, ServeError> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_serving::<S>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    Ok(server.add_service(health).add_service(reflection))
+}
+
 #[tonic::async_trait]
 impl Config for ConfigService {
     type WatchStream = ReceiverStream<Result<WatchResponse, Status>>;
@@ -106,9 +111,7 @@ impl Config for ConfigService {
         if !matches!(leads_since, Leadership::Leading { .. }) {
             return Err(not_leading(&leads_since));
         }
-        let Some(peer) = request.extensions().get::<Peer>().cloned() else {
-            return Err(Status::internal("the connection does not say who is at its other end"));
-        };
+        let peer = Peer::of(&request)?;
         // Capacity of one message: further changes while the gateway reads it are sent as one difference.
         let (messages, stream) = mpsc::channel(1);
         let (service, shutdown) = (self.clone(), self.shutdown.clone());
@@ -140,14 +143,14 @@ impl ConfigService {
         leads_since: Leadership,
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
-        speaks_for_itself(&hello, peer, &self.group)?;
+        check_identity(&hello, peer, &self.group)?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
-        let (mut gateways, mut said_draining) = (self.gateways.subscribe(), false);
+        let (mut gateways, mut sent_draining) = (self.gateways.subscribe(), false);
         loop {
             let draining = gateways.borrow_and_update().is_drained(&hello.gateway);
-            let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || said_draining != draining;
+            let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || sent_draining != draining;
             let has_news = self.states.borrow().as_ref().is_some_and(is_news);
             tokio::select! {
                 () = self.shutdown.cancelled() => return Err(Status::unavailable("the controller stops; dial again")),
@@ -171,7 +174,7 @@ impl ConfigService {
                         now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
                         is_taken = send(messages, parts) => if !is_taken { return Ok(()) },
                     }
-                    said_draining = draining;
+                    sent_draining = draining;
                     sent = Some(newest.state.generation.clone());
                 }
                 // The other tasks notice the closed channel, because this task owns the sender.
@@ -244,7 +247,7 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
 }
 
 /// Whether the gateway belongs to our group and its name matches its certificate. Peers on the unix socket are trusted.
-fn speaks_for_itself(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Status> {
+fn check_identity(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Status> {
     if !(hello.group.is_empty() || hello.group == group) {
         return Err(Status::invalid_argument(format!(
             "gateway {} belongs to group {}, and this controller serves group {group}; correct `group`, the gateway's certificate, or \

@@ -1,7 +1,7 @@
 //! Listening sockets of sluice's programs.
 //!
-//! Invariant: a unix socket with a listening process is never replaced; a stale one, whose process was killed, is. Owner and
-//! group of the socket may connect.
+//! Invariant: a unix socket with a listening process is never replaced; a stale one, whose process was killed, is.
+//! Owner and group of the socket may connect.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -65,11 +65,12 @@ pub async fn listen_tcp(address: SocketAddr) -> Result<TcpListener, ListenError>
     TcpListener::bind(address).await.map_err(|error| ListenError::Tcp { address, error })
 }
 
-/// Removes the socket of this process when its server ends. The next process replaces a socket that a crash left behind.
+/// Removes the socket of this process when its server ends. The next process replaces a socket that a crash left
+/// behind.
 #[derive(Debug)]
-pub struct TakenAway(pub PathBuf);
+pub struct SocketGuard(pub PathBuf);
 
-impl Drop for TakenAway {
+impl Drop for SocketGuard {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_file(&self.0) {
             tracing::warn!(path = %self.0.display(), %error, "cannot remove a socket of ours");

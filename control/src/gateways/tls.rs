@@ -1,9 +1,9 @@
 //! TLS between gateways and controllers: 1.3 only, both sides with certificates of one authority, names in URI SANs
 //! (`sluice://<group>/<gateway>`, `sluice://<group>/controller`).
 //!
-//! Invariant: certificates are loaded for each connection, so that a renewed one is used from the next connection on. Open
-//! connections last until the gateway's certificate expires. An invalid certificate never replaces a valid one. Only the
-//! name in the certificate counts; a controller may have any address.
+//! Invariant: certificates are loaded for each connection, so that a renewed one is used from the next connection on.
+//! Open connections last until the gateway's certificate expires. An invalid certificate never replaces a valid one.
+//! Only the name in the certificate counts; a controller may have any address.
 //! Deliberately not here: the rights of a gateway with that name (`server`), and sockets (`listener`).
 
 mod credential;
@@ -45,7 +45,7 @@ pub fn acceptance(material: &Material, group: &str) -> Result<Acceptance, TlsErr
     let parsed = material.parse()?;
     let unusable = |error| TlsError::Unusable { from: material.from.clone(), error };
     let wanted = Identity::new(group, CONTROLLER);
-    expect_name(material, &parsed, |found| found.contains(&wanted), &wanted.to_string())?;
+    expect_identity(material, &parsed, |found| *found == wanted, &wanted.to_string())?;
     let roots = Arc::new(parsed.roots);
     // The same check as in gateways, so that the error shows here and not in each of them.
     let verifier = ControllerVerifier::new(Arc::clone(&roots), group);
@@ -67,10 +67,8 @@ pub fn acceptance(material: &Material, group: &str) -> Result<Acceptance, TlsErr
 pub fn client_config(material: &Material, gateway: &str) -> Result<(ClientConfig, String), TlsError> {
     let parsed = material.parse()?;
     let unusable = |error| TlsError::Unusable { from: material.from.clone(), error };
-    let is_ours = |identity: &&Identity| identity.name == gateway;
     let expected = format!("sluice://GROUP/{gateway}");
-    expect_name(material, &parsed, |found| found.iter().any(|identity| is_ours(&identity)), &expected)?;
-    let group = identities(&parsed.chain[0]).iter().find(is_ours).map(|identity| identity.group.clone()).unwrap_or_default();
+    let Identity { group, .. } = expect_identity(material, &parsed, |found| found.name == gateway, &expected)?;
     let roots = Arc::new(parsed.roots);
     let controllers = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), verify::provider()).build();
     let controllers = controllers.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
@@ -84,15 +82,16 @@ pub fn client_config(material: &Material, gateway: &str) -> Result<(ClientConfig
     Ok((config, group))
 }
 
-fn expect_name(
+/// The first identity of the certificate that is wanted.
+fn expect_identity(
     material: &Material,
     parsed: &Parsed,
-    is_there: impl FnOnce(&[Identity]) -> bool,
+    is_wanted: impl Fn(&Identity) -> bool,
     expected: &str,
-) -> Result<(), TlsError> {
+) -> Result<Identity, TlsError> {
     let found = identities(&parsed.chain[0]);
-    if is_there(&found) {
-        return Ok(());
+    if let Some(identity) = found.iter().find(|identity| is_wanted(identity)) {
+        return Ok(identity.clone());
     }
     let found = if found.is_empty() { "none".to_owned() } else { Identity::list(&found) };
     Err(TlsError::Name { from: material.from.clone(), expected: expected.to_owned(), found })

@@ -1,7 +1,7 @@
 //! Errors of the API server, with messages that tell the operator what to do, and the delay before a retry.
 //!
-//! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server requests,
-//! by [`ASKED_MAX`].
+//! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server
+//! requests, by [`RETRY_AFTER_MAX`].
 
 use std::error::Error as StdError;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ const WAIT_MIN: Duration = Duration::from_millis(200);
 /// Maximum delay of our own backoff.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Maximum delay that the server may request, so that a misconfigured proxy cannot stop us for longer.
-const ASKED_MAX: Duration = Duration::from_secs(60);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// A failure this long after the previous one begins a new sequence.
-const NEW_STORY: Duration = Duration::from_secs(60);
+const SEQUENCE_GAP: Duration = Duration::from_secs(60);
 /// Maximum length of a server message, in characters: some answers embed the whole object.
 const MESSAGE_CHARS_MAX: usize = 1_000;
 
@@ -63,8 +63,8 @@ pub enum ApiError {
 }
 
 impl ApiError {
-    /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern one object
-    /// or namespace only: admission webhooks decide per object, quotas per namespace.
+    /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern
+    /// one object or namespace only: admission webhooks decide per object, quotas per namespace.
     pub(super) const fn concerns_all(&self) -> bool {
         match self {
             Self::Unauthorized(_) | Self::Busy { .. } | Self::Unreachable(_) | Self::Senseless(_) => true,
@@ -144,18 +144,21 @@ impl Retry {
         Self { what, server: server.to_owned(), waits: BACKOFF.build(), last: None }
     }
 
-    /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next attempt.
+    /// Records a failure, logs it unless the previous one had the same cause, and returns the delay before the next
+    /// attempt.
     pub fn failed(&mut self, outage: ApiError, now: Instant) -> Duration {
-        if self.last.as_ref().is_some_and(|(_, at)| now.duration_since(*at) > NEW_STORY) {
+        if self.last.as_ref().is_some_and(|(_, at)| now.duration_since(*at) > SEQUENCE_GAP) {
             self.succeeded();
         }
         let is_new = self.last.as_ref().is_none_or(|(last, _)| std::mem::discriminant(last) != std::mem::discriminant(&outage));
-        if is_new {
-            self.say(&outage);
+        match &outage {
+            _ if !is_new => {}
+            ApiError::Expired(_) => info!(server = self.server, "{}: {outage}", self.what),
+            _ => warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what),
         }
         let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {
-            ApiError::Busy { retry_after, .. } => ours.max((*retry_after).min(ASKED_MAX)),
+            ApiError::Busy { retry_after, .. } => ours.max((*retry_after).min(RETRY_AFTER_MAX)),
             _ => ours,
         };
         self.last = Some((outage, now));
@@ -168,14 +171,6 @@ impl Retry {
         match self.last.take() {
             None | Some((ApiError::Expired(_), _)) => {}
             Some(_) => info!(server = self.server, "the API server answers again: {}", self.what),
-        }
-    }
-
-    fn say(&self, outage: &ApiError) {
-        if let ApiError::Expired(_) = outage {
-            info!(server = self.server, "{}: {outage}", self.what);
-        } else {
-            warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what);
         }
     }
 }
@@ -203,14 +198,14 @@ mod tests {
         for _ in 0..5 {
             retry.failed(ApiError::Unreachable(String::new()), now);
         }
-        let now = now + NEW_STORY + Duration::from_secs(1);
+        let now = now + SEQUENCE_GAP + Duration::from_secs(1);
         assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
     }
 
     #[test]
     fn the_server_is_left_alone_as_long_as_it_asks_but_no_longer_than_a_minute() {
         assert_eq!(Retry::new("list services", "").failed(busy(3), Instant::now()), Duration::from_secs(3));
-        assert_eq!(Retry::new("list services", "").failed(busy(86_400), Instant::now()), ASKED_MAX);
+        assert_eq!(Retry::new("list services", "").failed(busy(86_400), Instant::now()), RETRY_AFTER_MAX);
     }
 
     /// Captured log output.

@@ -1,8 +1,9 @@
 //! The client of one API server, from a kubeconfig or from the service account of the pod.
 //!
-//! Invariant: no request hangs. Socket options detect a dead link ([`PEER_LOST_AFTER`]), and [`SILENCE_MAX`] detects a server
-//! that accepts requests and does not answer: the server ends watches well before that time, so silence is always an error.
-//! The client does not retry; callers decide when to retry, and errors carry the delay that the server asks for.
+//! Invariant: no request hangs. Socket options detect a dead link ([`TCP_USER_TIMEOUT`]), and [`READ_TIMEOUT`] detects
+//! a server that accepts requests and does not answer: the server ends watches well before that time, so silence is
+//! always an error. The client does not retry; callers decide when to retry, and errors carry the delay that the server
+//! asks for.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,22 +21,23 @@ use proto::limits::FIELD_MANAGER;
 use thiserror::Error;
 use tower::ServiceBuilder;
 
-/// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so that
-/// a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a server.
+/// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so
+/// that a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a
+/// server.
 pub(super) const WATCH_SECONDS: u32 = 12;
-/// Duration of watches of kinds that rarely change. Socket options detect a dead link there too; the short watches detect a
-/// silent server and restart the long ones (`watch`).
+/// Duration of watches of kinds that rarely change. Socket options detect a dead link there too; the short watches
+/// detect a silent server and restart the long ones (`watch`).
 pub(super) const LONG_WATCH_SECONDS: u32 = 120;
 /// Read timeout of a connection: longer than a watch, shorter than 20 s.
-const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
+const READ_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
 /// Read timeout of long watches.
-const LONG_SILENCE_MAX: Duration = Duration::from_secs(LONG_WATCH_SECONDS as u64 + 5);
-/// Idle time after which the first TCP keep-alive probe is sent; further ones follow every [`ASKED_AGAIN`].
-const IDLE_BEFORE_ASKED: Duration = Duration::from_secs(4);
-const ASKED_AGAIN: Duration = Duration::from_secs(3);
-/// `TCP_USER_TIMEOUT`: the longest time that data or a probe may stay unacknowledged. 4 s and two more probes make 10 s for
-/// an idle connection, and at most 13 s if a request was sent meanwhile. kube's own sockets need about 295 s.
-const PEER_LOST_AFTER: Duration = Duration::from_secs(9);
+const LONG_READ_TIMEOUT: Duration = Duration::from_secs(LONG_WATCH_SECONDS as u64 + 5);
+/// Idle time after which the first TCP keep-alive probe is sent; further ones follow every [`KEEPALIVE_INTERVAL`].
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(4);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+/// `TCP_USER_TIMEOUT`: the longest time that data or a probe may stay unacknowledged. 4 s and two more probes make 10 s
+/// for an idle connection, and at most 13 s if a request was sent meanwhile. kube's own sockets need about 295 s.
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(9);
 /// Connect timeout.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -97,15 +99,15 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
         None => (Config::incluster()?, "service account of the pod".to_owned()),
     };
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.read_timeout = Some(SILENCE_MAX);
+    config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     config.default_retry = false;
     let server = config.cluster_url.to_string();
     let namespace = config.default_namespace.clone();
     let mut patient = config.clone();
-    patient.read_timeout = Some(LONG_SILENCE_MAX);
-    let telling = |client| telling_retry_after(client, namespace.clone());
-    match client_of(config).and_then(|client| Ok((telling(client), telling(client_of(patient)?)))) {
+    patient.read_timeout = Some(LONG_READ_TIMEOUT);
+    let with_header = |client| with_retry_after(client, namespace.clone());
+    match client_of(config).and_then(|client| Ok((with_header(client), with_header(client_of(patient)?)))) {
         Ok((client, patient)) => Ok(Cluster { client, patient, server, namespace }),
         Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
     }
@@ -120,9 +122,9 @@ fn client_of(config: Config) -> Result<Client, kube::Error> {
     let mut sockets = HttpConnector::new();
     sockets.enforce_http(false);
     sockets.set_nodelay(true);
-    sockets.set_keepalive(Some(IDLE_BEFORE_ASKED));
-    sockets.set_keepalive_interval(Some(ASKED_AGAIN));
-    sockets.set_tcp_user_timeout(Some(PEER_LOST_AFTER));
+    sockets.set_keepalive(Some(KEEPALIVE_IDLE));
+    sockets.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    sockets.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(sockets)?);
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(config.read_timeout);
@@ -150,7 +152,7 @@ fn first_line(cause: &KubeconfigError) -> String {
 
 /// The API server says in a header when to come back, with a body that is no Status; kube keeps only the body. So the
 /// answer is put into words that kube keeps.
-fn telling_retry_after(client: Client, namespace: String) -> Client {
+fn with_retry_after(client: Client, namespace: String) -> Client {
     let service = tower::service_fn(move |request| {
         let client = client.clone();
         async move {

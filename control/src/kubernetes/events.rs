@@ -1,10 +1,11 @@
 //! Writes notes as Events (events.k8s.io/v1) of the objects that they are about.
 //!
-//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is counted in
-//! the `series` of the same object, because Events expire after an hour. Warnings are written before normal Events, round
-//! robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is written about an
-//! object that is being deleted. Recording never blocks; Events that do not fit into the queue are dropped, normal ones
-//! first, and remain in the log. Deliberately not here: which notes exist.
+//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is
+//! counted in the `series` of the same object, because Events expire after an hour. Warnings are written before normal
+//! Events, round robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is
+//! written about an object that is being deleted. Recording never blocks; Events that do not fit into the queue are
+//! dropped, normal ones first, and remain in the log.
+//! Deliberately not here: which notes exist.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,14 +30,16 @@ use crate::kubernetes::api_error::{ApiError, Retry};
 use crate::kubernetes::client::{Cluster, patch_params, post_params};
 use objects::note::{Cause, Note, Subject};
 
-/// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an outage.
+/// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an
+/// outage.
 pub const REPEATED_AFTER: Duration = Duration::from_secs(1_800);
 /// Size of the queue: seven minutes at 10 Events a second, 6 MB at 1.5 kB each.
 const WAITING_MAX: usize = 4_096;
-/// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier ones.
+/// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier
+/// ones.
 const MERGED_FROM: usize = 100;
 /// Maximum number of known notes, as many as there may be Services: 6.5 MB at about 100 bytes each.
-const TOLD_MAX: usize = 65_536;
+const REPORTED_MAX: usize = 65_536;
 /// Minimum time between two writes: 10 a second bounds the load on the API server.
 const PACE: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
@@ -57,17 +60,17 @@ const NO_NAMESPACE: &str = "default";
 pub struct EventWriter {
     instance: String,
     state: Mutex<State>,
-    came: Notify,
+    added: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     warnings: FairQueue<u64, Waiting>,
-    routine: FairQueue<u64, Waiting>,
+    ordinary: FairQueue<u64, Waiting>,
     reported: HashMap<u64, Reported>,
     /// Namespaces that are being deleted and accept no new objects.
     ending: BTreeSet<String>,
-    is_loss_said: bool,
+    is_loss_logged: bool,
 }
 
 #[derive(Debug)]
@@ -103,13 +106,14 @@ impl Waiting {
         namespace(&self.note.subject).unwrap_or(NO_NAMESPACE)
     }
 
-    const fn is_routine(&self) -> bool {
+    fn is_ordinary(&self) -> bool {
         self.note.remark.cause.is_ordinary()
     }
 
-    /// Key for replacement: of two normal notes with the same object and cause the newer suffices; every warning is kept.
-    fn turn(&self) -> u64 {
-        if self.is_routine() { routine_turn(&self.note.subject, self.uid.as_deref(), self.note.remark.cause) } else { self.key }
+    /// Key for replacement: of two normal notes with the same object and cause the newer suffices; every warning is
+    /// kept.
+    fn queue_key(&self) -> u64 {
+        if self.is_ordinary() { ordinary_key(&self.note.subject, self.uid.as_deref(), self.note.remark.cause) } else { self.key }
     }
 }
 
@@ -117,33 +121,33 @@ impl State {
     /// Enqueues it; returns false if it is dropped.
     fn put(&mut self, waiting: Waiting) -> bool {
         let namespace = waiting.namespace().to_owned();
-        if self.warnings.len() + self.routine.len() >= WAITING_MAX {
-            let lost = match self.routine.shed() {
-                None if waiting.is_routine() => return false,
+        if self.warnings.len() + self.ordinary.len() >= WAITING_MAX {
+            let lost = match self.ordinary.shed() {
+                None if waiting.is_ordinary() => return false,
                 None => self.warnings.shed(),
-                routine => routine,
+                ordinary => ordinary,
             };
             // The note may be recorded again later.
             if let Some(lost) = lost {
                 self.reported.remove(&lost.key);
             }
         }
-        if !waiting.is_routine() {
-            self.warnings.put(&namespace, waiting.turn(), waiting);
+        if !waiting.is_ordinary() {
+            self.warnings.put(&namespace, waiting.queue_key(), waiting);
             return true;
         }
-        if self.routine.len() >= MERGED_FROM {
+        if self.ordinary.len() >= MERGED_FROM {
             for cause in Cause::ORDINARY {
-                self.routine.remove(&namespace, &routine_turn(&waiting.note.subject, waiting.uid.as_deref(), cause));
+                self.ordinary.remove(&namespace, &ordinary_key(&waiting.note.subject, waiting.uid.as_deref(), cause));
             }
         }
-        self.routine.put(&namespace, waiting.turn(), waiting);
+        self.ordinary.put(&namespace, waiting.queue_key(), waiting);
         true
     }
 
     /// Drops queued Events about objects that are not `kept`.
     fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
-        for queue in [&mut self.warnings, &mut self.routine] {
+        for queue in [&mut self.warnings, &mut self.ordinary] {
             for dropped in queue.clear(namespace, &is_kept) {
                 self.reported.remove(&dropped.key);
             }
@@ -155,39 +159,39 @@ impl EventWriter {
     /// A writer whose Events name `instance`, the machine or pod, as their source.
     #[must_use]
     pub fn new(instance: &str) -> Self {
-        Self { instance: cut(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), came: Notify::new() }
+        Self { instance: cut(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), added: Notify::new() }
     }
 
     /// Enqueues a note, unless it was written recently or its namespace is being deleted.
     pub fn record(&self, note: &Note, uid: Option<&str>) {
-        self.tell_at(note, uid, Instant::now());
+        self.record_at(note, uid, Instant::now());
     }
 
-    fn tell_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
+    fn record_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
         let key = key(note, uid);
         let mut state = self.state();
-        let is_told = state.reported.get(&key).is_some_and(|told| now.duration_since(told.last) < REPEATED_AFTER);
-        if is_told || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
+        let is_recent = state.reported.get(&key).is_some_and(|reported| now.duration_since(reported.last) < REPEATED_AFTER);
+        if is_recent || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
-        if state.reported.len() >= TOLD_MAX {
-            state.reported.retain(|_, told| now.duration_since(told.last) < REPEATED_AFTER);
+        if state.reported.len() >= REPORTED_MAX {
+            state.reported.retain(|_, reported| now.duration_since(reported.last) < REPEATED_AFTER);
         }
-        if state.reported.len() >= TOLD_MAX {
+        if state.reported.len() >= REPORTED_MAX {
             // Clearing the set costs one Event each.
             state.reported.clear();
         }
-        let count = state.reported.get(&key).map_or(1, |told| told.count.saturating_add(1));
+        let count = state.reported.get(&key).map_or(1, |reported| reported.count.saturating_add(1));
         let (note, uid) = (note.clone(), uid.map(str::to_owned));
-        let is_full = state.warnings.len() + state.routine.len() >= WAITING_MAX;
+        let is_full = state.warnings.len() + state.ordinary.len() >= WAITING_MAX;
         if state.put(Waiting { key, note, uid, time: Timestamp::now(), count, attempts: 0 }) {
             state.reported.insert(key, Reported { last: now, count });
         }
-        if is_full && !std::mem::replace(&mut state.is_loss_said, true) {
+        if is_full && !std::mem::replace(&mut state.is_loss_logged, true) {
             warn!("more than {WAITING_MAX} Events are queued; some are dropped, normal ones first; the log has them");
         }
         drop(state);
-        self.came.notify_one();
+        self.added.notify_one();
     }
 
     /// Drops queued Events about these objects, which are deleted or being deleted.
@@ -233,7 +237,7 @@ impl EventWriter {
             let wake_at = backoff.first_over(now).into_iter().chain([next_at].into_iter().filter(|at| *at > now)).min();
             let (waiting, answered) = tokio::select! {
                 Some(done) = in_flight.next() => done,
-                () = self.came.notified() => continue,
+                () = self.added.notified() => continue,
                 () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => continue,
             };
             let (now, namespace) = (Instant::now(), waiting.namespace().to_owned());
@@ -266,8 +270,8 @@ impl EventWriter {
     fn next(&self, is_open: impl Fn(&str) -> bool) -> Option<Waiting> {
         let mut state = self.state();
         let warning = state.warnings.take(&is_open, |_| true);
-        let next = warning.or_else(|| state.routine.take(&is_open, |_| true));
-        state.is_loss_said &= next.is_some();
+        let next = warning.or_else(|| state.ordinary.take(&is_open, |_| true));
+        state.is_loss_logged &= next.is_some();
         next
     }
 
@@ -278,9 +282,9 @@ impl EventWriter {
         if waiting.attempts >= ATTEMPTS_MAX || state.ending.contains(waiting.namespace()) {
             return;
         }
-        let (namespace, turn) = (waiting.namespace().to_owned(), waiting.turn());
-        let queue = if waiting.is_routine() { &mut state.routine } else { &mut state.warnings };
-        queue.put_back(&namespace, turn, waiting);
+        let (namespace, queue_key) = (waiting.namespace().to_owned(), waiting.queue_key());
+        let queue = if waiting.is_ordinary() { &mut state.ordinary } else { &mut state.warnings };
+        queue.put_back(&namespace, queue_key, waiting);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -335,7 +339,7 @@ fn namespace(subject: &Subject) -> Option<&str> {
     }
 }
 
-fn routine_turn(subject: &Subject, uid: Option<&str>, cause: Cause) -> u64 {
+fn ordinary_key(subject: &Subject, uid: Option<&str>, cause: Cause) -> u64 {
     fnv(&[subject.to_string().as_str(), uid.unwrap_or_default(), cause.as_str()])
 }
 
@@ -425,12 +429,12 @@ mod tests {
     fn the_same_note_is_an_event_once_and_repeated_after_half_an_hour() {
         let (writer, now) = (EventWriter::new("edge-1"), Instant::now());
         for after in [0, 1, 1_799] {
-            writer.tell_at(&note("one"), Some("u"), now + Duration::from_secs(after));
+            writer.record_at(&note("one"), Some("u"), now + Duration::from_secs(after));
         }
-        writer.tell_at(&note("two"), Some("u"), now);
+        writer.record_at(&note("two"), Some("u"), now);
         let told: Vec<_> = all(&writer).into_iter().map(|w| (w.note.remark.text, w.count)).collect();
         assert_eq!(told, [("one".to_owned(), 1), ("two".to_owned(), 1)]);
-        writer.tell_at(&note("one"), Some("u"), now + REPEATED_AFTER);
+        writer.record_at(&note("one"), Some("u"), now + REPEATED_AFTER);
         assert_eq!(all(&writer)[0].count, 2);
     }
 
@@ -461,30 +465,30 @@ mod tests {
 
     #[test]
     fn routine_is_merged_while_much_waits_and_lost_before_any_warning() {
-        let routine = |name: &str, cause| about("shop", name, cause, "as it should be");
+        let ordinary = |name: &str, cause| about("shop", name, cause, "as it should be");
         let writer = EventWriter::new("edge-1");
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
-            writer.record(&routine("quiet", cause), None);
+            writer.record(&ordinary("quiet", cause), None);
         }
         assert_eq!(all(&writer).len(), 2, "both, while nothing else waits");
         for number in 0..MERGED_FROM {
-            writer.record(&routine(&format!("before-{number}"), Cause::Programmed), None);
+            writer.record(&ordinary(&format!("before-{number}"), Cause::Programmed), None);
         }
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
-            writer.record(&routine("web", cause), None);
+            writer.record(&ordinary("web", cause), None);
         }
         let told: Vec<_> = all(&writer).into_iter().filter(|w| w.note.subject.to_string() == "Service shop/web").collect();
         assert_eq!(told.iter().map(|w| w.note.remark.cause).collect::<Vec<_>>(), [Cause::Programmed]);
         for number in 0..WAITING_MAX {
-            writer.record(&routine(&number.to_string(), Cause::Released), None);
+            writer.record(&ordinary(&number.to_string(), Cause::Released), None);
         }
         for number in 0..WAITING_MAX {
             writer.record(&note(&number.to_string()), None);
         }
-        writer.record(&routine("late", Cause::Released), None);
+        writer.record(&ordinary("late", Cause::Released), None);
         let left = all(&writer);
-        assert!(left.len() == WAITING_MAX && left.iter().all(|waiting| !waiting.is_routine()));
-        writer.record(&routine("late", Cause::Released), None);
+        assert!(left.len() == WAITING_MAX && left.iter().all(|waiting| !waiting.is_ordinary()));
+        writer.record(&ordinary("late", Cause::Released), None);
         assert_eq!(all(&writer).len(), 1, "what was lost may be told again");
     }
 

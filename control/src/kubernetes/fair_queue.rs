@@ -1,43 +1,27 @@
 //! A fair queue: round robin over namespaces, first in first out within a namespace.
 //!
-//! Invariant: however many values one namespace has, another waits for at most one value of each other namespace. A value
-//! that is enqueued again keeps its position.
+//! Invariant: however many values one namespace has, another waits for at most one value of each other namespace. A
+//! value that is enqueued again keeps its position.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
+
+use indexmap::IndexMap;
 
 /// Values by namespace and key.
 #[derive(Debug)]
 pub(super) struct FairQueue<K, V> {
-    /// Namespaces with queued values, the next one first.
-    order: VecDeque<String>,
-    namespaces: HashMap<String, NamespaceQueue<K, V>>,
-    /// Sequence number for values at the end; it grows.
-    last: i64,
-    /// Sequence number for values at the front; it falls.
-    first: i64,
+    /// The queue of each namespace that has values. The next namespace and the next value come first.
+    namespaces: IndexMap<String, IndexMap<K, V>>,
     len: usize,
-}
-
-#[derive(Debug)]
-struct NamespaceQueue<K, V> {
-    waiting: BTreeMap<i64, (K, V)>,
-    positions: HashMap<K, i64>,
 }
 
 impl<K, V> Default for FairQueue<K, V> {
     fn default() -> Self {
-        Self { order: VecDeque::new(), namespaces: HashMap::new(), last: 0, first: 0, len: 0 }
+        Self { namespaces: IndexMap::new(), len: 0 }
     }
 }
 
-impl<K, V> Default for NamespaceQueue<K, V> {
-    fn default() -> Self {
-        Self { waiting: BTreeMap::new(), positions: HashMap::new() }
-    }
-}
-
-impl<K: Clone + Eq + Hash, V> FairQueue<K, V> {
+impl<K: Eq + Hash, V> FairQueue<K, V> {
     /// Number of queued values.
     pub(super) const fn len(&self) -> usize {
         self.len
@@ -45,79 +29,58 @@ impl<K: Clone + Eq + Hash, V> FairQueue<K, V> {
 
     /// Appends a value to its namespace, or replaces the value with the same key in position.
     pub(super) fn put(&mut self, namespace: &str, key: K, value: V) {
-        self.last += 1;
-        let position = self.position(namespace, &key).unwrap_or(self.last);
-        self.insert(namespace, position, key, value);
+        let queue = self.namespaces.entry(namespace.to_owned()).or_default();
+        self.len += usize::from(queue.insert(key, value).is_none());
     }
 
     /// Returns a value to the front of its namespace, unless a newer one with the same key arrived.
     pub(super) fn put_back(&mut self, namespace: &str, key: K, value: V) {
-        if self.position(namespace, &key).is_none() {
-            self.first -= 1;
-            self.insert(namespace, self.first, key, value);
+        let queue = self.namespaces.entry(namespace.to_owned()).or_default();
+        if !queue.contains_key(&key) {
+            queue.shift_insert(0, key, value);
+            self.len += 1;
         }
     }
 
-    /// Removes the next value whose namespace and key are ready.
+    /// Removes the next value whose namespace and key are ready. The namespace moves to the end.
     pub(super) fn take(&mut self, is_open: impl Fn(&str) -> bool, may_go: impl Fn(&K) -> bool) -> Option<V> {
-        let mut found = None;
-        for (at, namespace) in self.order.iter().enumerate().filter(|(_, namespace)| is_open(namespace)) {
-            let waiting = self.namespaces.get(namespace).map(|queue| &queue.waiting).into_iter().flatten();
-            if let Some((position, _)) = waiting.into_iter().find(|(_, (key, _))| may_go(key)) {
-                found = Some((at, *position));
-                break;
-            }
-        }
-        let (at, position) = found?;
-        // The namespace moves to the end.
-        let namespace = self.order.remove(at)?;
-        self.order.push_back(namespace.clone());
-        self.remove_at(&namespace, position)
+        let mut open = self.namespaces.iter().enumerate().filter(|(_, (namespace, _))| is_open(namespace));
+        let (at, position) = open.find_map(|(at, (_, queue))| Some((at, queue.keys().position(&may_go)?)))?;
+        let end = self.namespaces.len() - 1;
+        self.namespaces.move_index(at, end);
+        self.remove_at(end, position)
     }
 
     /// Removes the value of a key.
     pub(super) fn remove(&mut self, namespace: &str, key: &K) -> Option<V> {
-        let position = self.position(namespace, key)?;
-        self.remove_at(namespace, position)
+        let (at, _, queue) = self.namespaces.get_full(namespace)?;
+        let position = queue.get_index_of(key)?;
+        self.remove_at(at, position)
     }
 
     /// Removes all values of a namespace that are not kept.
     pub(super) fn clear(&mut self, namespace: &str, is_kept: impl Fn(&V) -> bool) -> Vec<V> {
-        let Some(queue) = self.namespaces.get(namespace) else { return Vec::new() };
-        let positions: Vec<i64> =
-            queue.waiting.iter().filter(|(_, (_, value))| !is_kept(value)).map(|(position, _)| *position).collect();
-        positions.into_iter().filter_map(|position| self.remove_at(namespace, position)).collect()
+        let Some(queue) = self.namespaces.get_mut(namespace) else { return Vec::new() };
+        let removed: Vec<V> = queue.extract_if(.., |_, value| !is_kept(value)).map(|(_, value)| value).collect();
+        if queue.is_empty() {
+            self.namespaces.shift_remove(namespace);
+        }
+        self.len -= removed.len();
+        removed
     }
 
     /// Removes the newest value of the longest namespace.
     pub(super) fn shed(&mut self) -> Option<V> {
-        let (namespace, queue) = self.namespaces.iter().max_by_key(|(_, queue)| queue.waiting.len())?;
-        let (namespace, position) = (namespace.clone(), *queue.waiting.last_key_value()?.0);
-        self.remove_at(&namespace, position)
+        let (at, queue) = self.namespaces.values().enumerate().max_by_key(|(_, queue)| queue.len())?;
+        self.remove_at(at, queue.len() - 1)
     }
 
-    fn position(&self, namespace: &str, key: &K) -> Option<i64> {
-        self.namespaces.get(namespace)?.positions.get(key).copied()
-    }
-
-    fn insert(&mut self, namespace: &str, position: i64, key: K, value: V) {
-        if !self.namespaces.contains_key(namespace) {
-            self.order.push_back(namespace.to_owned());
-            self.namespaces.insert(namespace.to_owned(), NamespaceQueue::default());
-        }
-        let Some(queue) = self.namespaces.get_mut(namespace) else { return };
-        queue.positions.insert(key.clone(), position);
-        self.len += usize::from(queue.waiting.insert(position, (key, value)).is_none());
-    }
-
-    fn remove_at(&mut self, namespace: &str, position: i64) -> Option<V> {
-        let queue = self.namespaces.get_mut(namespace)?;
-        let (key, value) = queue.waiting.remove(&position)?;
-        queue.positions.remove(&key);
+    fn remove_at(&mut self, namespace: usize, position: usize) -> Option<V> {
+        let (_, queue) = self.namespaces.get_index_mut(namespace)?;
+        let (_, value) = queue.shift_remove_index(position)?;
         self.len -= 1;
-        if queue.waiting.is_empty() {
-            self.namespaces.remove(namespace);
-            self.order.retain(|one| one != namespace);
+        if queue.is_empty() {
+            self.namespaces.shift_remove_index(namespace);
         }
         Some(value)
     }

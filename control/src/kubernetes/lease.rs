@@ -1,10 +1,10 @@
 //! The Lease `sluice-controller-<group>`: which replica leads.
 //!
-//! Invariant: clocks of different machines are never compared. A replica acquires a Lease that it has itself seen unchanged
-//! for [`LEASE`], by its own clock. The holder stops at the latest [`LED_AT_MOST`] after it sent the last accepted renewal.
-//! No other replica can have seen that renewal before it was sent, so at least 5 s lie between the two: enough for clocks
-//! whose rates differ by a third, and for requests still on their way to the API server. Only a holder that has provably
-//! ended on this machine (`lock`) is replaced earlier.
+//! Invariant: clocks of different machines are never compared. A replica acquires a Lease that it has itself seen
+//! unchanged for [`LEASE`], by its own clock. The holder stops at the latest [`RENEW_DEADLINE`] after it sent the last
+//! accepted renewal. No other replica can have seen that renewal before it was sent, so at least 5 s lie between the
+//! two: enough for clocks whose rates differ by a third, and for requests still on their way to the API server. Only a
+//! holder that has provably ended on this machine (`lock`) is replaced earlier.
 //! Deliberately not here: requests to the API server (`election`), and the work of a leader (`controller`).
 
 use std::collections::BTreeMap;
@@ -21,19 +21,22 @@ use kube::api::ObjectMeta;
 pub mod election;
 mod lock;
 
+use super::client::instance;
 use lock::ProcessLock;
 
 /// Lease duration: a Lease that was not renewed for this long may be acquired.
 pub const LEASE: Duration = Duration::from_secs(15);
-/// Renew deadline: a leader that cannot renew steps down this long after it sent its last renewal; two thirds of [`LEASE`].
-pub const LED_AT_MOST: Duration = Duration::from_secs(10);
-/// Retry period: interval of reading another replica's Lease, and the longest time between attempts of a failed renewal.
-pub const LOOKED_AT_EVERY: Duration = Duration::from_secs(2);
-/// Interval of renewals, which are half of our requests at rest. A renewal that hangs leaves time for another one before the
-/// leader must step down.
-pub const RENEWED_EVERY: Duration = Duration::from_secs(4);
+/// Renew deadline: a leader that cannot renew steps down this long after it sent its last renewal; two thirds of
+/// [`LEASE`].
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// Retry period: interval of reading another replica's Lease, and the longest time between attempts of a failed
+/// renewal.
+pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
+/// Interval of renewals, which are half of our requests at rest. A renewal that hangs leaves time for another one
+/// before the leader must step down.
+pub const RENEW_PERIOD: Duration = Duration::from_secs(4);
 /// A leader whose renewals were not seen for this long may be dead, and gateways are no longer sent to it.
-const SILENT: Duration = LED_AT_MOST;
+const SILENT: Duration = RENEW_DEADLINE;
 /// Maximum duration in a Lease of another version, so that the group is not without a leader for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Annotation with the address of the leader, because the holder's identity is opaque.
@@ -86,13 +89,12 @@ impl LeaseCandidate {
     /// A candidate of a group. Its identity is the host name, for people, and a random part that makes it unique.
     #[must_use]
     pub fn new(group: &str, address: Option<String>) -> Self {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let identity = format!("{}_{:016x}", host.trim(), RandomState::new().hash_one(std::process::id()));
+        let identity = format!("{}_{:016x}", instance(), RandomState::new().hash_one(std::process::id()));
         Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None, lock: None }
     }
 
-    /// A candidate with a lock in `dir`, which shows other replicas on this machine that it runs, and tells it which of them
-    /// have ended. Without the lock it waits for Leases to expire.
+    /// A candidate with a lock in `dir`, which shows other replicas on this machine that it runs, and tells it which of
+    /// them have ended. Without the lock it waits for Leases to expire.
     #[must_use]
     pub fn locked_in(mut self, dir: &Path) -> Self {
         match ProcessLock::take(dir, &self.identity) {
@@ -119,8 +121,8 @@ impl LeaseCandidate {
         lease
     }
 
-    /// The Lease with this replica as holder, if it may acquire it: it has no holder, its holder did not renew in time, or has
-    /// ended. To be called with every version that is seen, and the time after it was seen.
+    /// The Lease with this replica as holder, if it may acquire it: it has no holder, its holder did not renew in time,
+    /// or has ended. To be called with every version that is seen, and the time after it was seen.
     #[must_use]
     pub fn take(&mut self, lease: &Lease, now: Instant) -> Option<Lease> {
         let version = lease.metadata.resource_version.clone();
@@ -149,17 +151,17 @@ impl LeaseCandidate {
         Some(taken)
     }
 
-    /// The holder of the Lease that [`LeaseCandidate::take`] saw last, with its address as long as it is known to be alive. A holder
-    /// that was never seen to renew, or not recently, has no address.
+    /// The holder of the Lease that [`LeaseCandidate::take`] saw last, with its address as long as it is known to be
+    /// alive. A holder that was never seen to renew, or not recently, has no address.
     #[must_use]
     pub fn leader(&self, lease: &Lease, now: Instant) -> Option<Leader> {
         let leader = holder(lease)?;
-        Some(Leader { address: leader.address.filter(|_| self.sees_life(now)), ..leader })
+        Some(Leader { address: leader.address.filter(|_| self.saw_renewal(now)), ..leader })
     }
 
     /// Whether the Lease changed recently.
     #[must_use]
-    pub fn sees_life(&self, now: Instant) -> bool {
+    pub fn saw_renewal(&self, now: Instant) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.is_renewal && now.duration_since(seen.since) < SILENT)
     }
 

@@ -1,7 +1,7 @@
 //! Rate limit of status writes, each of which goes to every kube-proxy (CONTROL section 5).
 //!
-//! Invariant: no second has more writes than the current rate, which is between [`RATE_MIN`] and [`RATE_MAX`]. The rate rises
-//! only while more than one second's writes wait and the server answers as fast as before and does not throttle.
+//! Invariant: no second has more writes than the current rate, which is between [`RATE_MIN`] and [`RATE_MAX`]. The rate
+//! rises only while more than one second's writes wait and the server answers as fast as before and does not throttle.
 //! Time is an argument.
 
 use std::collections::VecDeque;
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(rate_limit.next_at(now + PERIOD), now + PERIOD + Duration::from_millis(1));
     }
 
-    /// Two writes for each Service of the first ten seconds, and one for each later Service, which gateways get without waiting
-    /// for the finalizer.
+    /// Two writes for each Service of the first ten seconds, and one for each later Service, which gateways get without
+    /// waiting for the finalizer.
     #[test]
     fn ten_thousand_services_have_their_statuses_within_three_minutes() {
         let (mut rate_limit, start) = (RateLimit::default(), Instant::now());

@@ -1,7 +1,7 @@
 //! The event recorder: each note goes to the log, to a list of recent notes, and to the cluster as an Event.
 //!
-//! Invariant: the list is bounded by `NEWEST_MAX`, and recording never blocks. Deliberately not here: how Events are written
-//! (`events`).
+//! Invariant: the list is bounded by `NEWEST_MAX`, and recording never blocks.
+//! Deliberately not here: how Events are written (`events`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,9 +51,7 @@ impl Recorder {
         }
         newest.push_back(RecordedNote { time: SystemTime::now(), note: note.clone() });
         drop(newest);
-        if let Some(events) = &self.events {
-            events.record(note, uid);
-        }
+        self.repeat(note, uid);
     }
 
     /// Records that a note still holds, so that its Event is repeated when due.

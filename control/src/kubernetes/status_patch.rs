@@ -2,7 +2,8 @@
 //! section 5).
 //!
 //! Invariant: a write applies only to the object version for which it was decided, because it contains `uid` and
-//! `resourceVersion`. Deliberately not here: whether and when to write.
+//! `resourceVersion`.
+//! Deliberately not here: whether and when to write.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -66,8 +67,8 @@ pub async fn patch(client: &kube::Client, write: &StatusWrite) -> Result<PatchOu
     }
 }
 
-/// Unchanged fields are omitted. `null` removes the list of addresses, and a list replaces it as a whole, because the API
-/// declares it atomic. Conditions and finalizers are merged with those of other controllers.
+/// Unchanged fields are omitted. `null` removes the list of addresses, and a list replaces it as a whole, because the
+/// API declares it atomic. Conditions and finalizers are merged with those of other controllers.
 fn body(write: &StatusWrite, now: Timestamp) -> Value {
     let mut metadata = json!({"uid": write.uid, "resourceVersion": write.resource_version});
     match write.finalizer {

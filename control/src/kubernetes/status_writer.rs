@@ -1,10 +1,10 @@
 //! The queue of status writes: the newest one per Service, round robin over namespaces, in order of arrival within a
 //! namespace, limited by the rate limit.
 //!
-//! Invariant: a write is retried until the server accepts or rejects it, and is not sent again after that: an equal write
-//! is dropped until the object or the desired status changes. A Service whose writes fail, or a namespace with slow
-//! admission webhooks, delays no other. Notes about a write are recorded once the server accepted it. Enqueuing never
-//! blocks.
+//! Invariant: a write is retried until the server accepts or rejects it, and is not sent again after that: an equal
+//! write is dropped until the object or the desired status changes. A Service whose writes fail, or a namespace with
+//! slow admission webhooks, delays no other. Notes about a write are recorded once the server accepted it. Enqueuing
+//! never blocks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +38,7 @@ pub struct StatusWriter {
     waiting: Mutex<FairQueue<ServiceName, Pending>>,
     /// The last accepted write of each Service.
     written: Mutex<HashMap<ServiceName, StatusWrite>>,
-    came: Notify,
+    added: Notify,
     recorder: Arc<Recorder>,
 }
 
@@ -77,7 +77,7 @@ impl StatusWriter {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.put(&service.namespace, service.clone(), Pending { write, notes });
         drop(waiting);
-        self.came.notify_one();
+        self.added.notify_one();
     }
 
     /// Whether the server accepted `write` and no other write for its Service followed.
@@ -117,7 +117,7 @@ impl StatusWriter {
             let wake_at = sending.backoff.first_over(now).into_iter().chain(paced).min();
             tokio::select! {
                 Some((pending, result, took)) = in_flight.next() => self.answered(&mut sending, pending, result, took),
-                () = self.came.notified() => {}
+                () = self.added.notified() => {}
                 () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
             }
         }
@@ -157,7 +157,7 @@ impl StatusWriter {
                 if sending.backoff.is_empty() {
                     sending.of_some.succeeded();
                 }
-                tell(&pending.write, &result);
+                log(&pending.write, &result);
                 let is_written = result == Ok(PatchOutcome::Written);
                 if is_written {
                     pending.notes.iter().for_each(|note| self.recorder.record(note, Some(&pending.write.uid)));
@@ -215,7 +215,7 @@ impl Sending {
     }
 }
 
-fn tell(write: &StatusWrite, result: &Result<PatchOutcome, StatusError>) {
+fn log(write: &StatusWrite, result: &Result<PatchOutcome, StatusError>) {
     match result {
         Ok(PatchOutcome::Written) => debug!(service = %write.service, "status written"),
         Ok(PatchOutcome::Stale) => {

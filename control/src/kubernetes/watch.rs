@@ -1,7 +1,7 @@
 //! List and watch of Services, EndpointSlices and Nodes, with a new list when the resource version has expired.
 //!
-//! Invariant: `*Replaced` of every kind is sent before any single change. Nothing is withdrawn because of an error, neither
-//! of the server nor in decoding an object.
+//! Invariant: `*Replaced` of every kind is sent before any single change. Nothing is withdrawn because of an error,
+//! neither of the server nor in decoding an object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -28,7 +28,8 @@ use crate::world::change::Change;
 use objects::crd::{AddressPool, EdgeGateway, EdgeGatewayStatus};
 use objects::note::{Cause, Note, Remark, Subject};
 
-/// Signal of short watches that the server was unreachable. Long watches, which may hang on the same server, then restart.
+/// Signal of short watches that the server was unreachable. Long watches, which may hang on the same server, then
+/// restart.
 type Alarm = watch::Sender<()>;
 
 /// Interval at which a missing kind is looked up again.
@@ -46,114 +47,58 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
     /// Whether it changes so rarely that long watches suffice. At rest, most of our requests are watches.
     const IS_QUIET: bool = false;
 
-    fn replaced(all: Vec<Self>) -> Change;
-    fn applied(object: Self) -> Change;
-    fn deleted(name: ServiceName) -> Change;
-    fn subject(name: ServiceName) -> Subject;
+    /// The change that replaces all objects.
+    const REPLACED: fn(Vec<Self>) -> Change;
+    /// The change that adds or replaces one object.
+    const APPLIED: fn(Box<Self>) -> Change;
+    /// The change that deletes an object.
+    const DELETED: fn(ServiceName) -> Change;
+    /// The object of a note.
+    const SUBJECT: fn(ServiceName) -> Subject;
 }
 
 impl WatchedKind for Service {
     const RIGHTS: &'static str = "list and watch services";
-
-    fn replaced(all: Vec<Self>) -> Change {
-        Change::ServicesReplaced(all)
-    }
-
-    fn applied(object: Self) -> Change {
-        Change::ServiceApplied(Box::new(object))
-    }
-
-    fn deleted(name: ServiceName) -> Change {
-        Change::ServiceDeleted(name)
-    }
-
-    fn subject(name: ServiceName) -> Subject {
-        Subject::Service(name)
-    }
+    const REPLACED: fn(Vec<Self>) -> Change = Change::ServicesReplaced;
+    const APPLIED: fn(Box<Self>) -> Change = Change::ServiceApplied;
+    const DELETED: fn(ServiceName) -> Change = Change::ServiceDeleted;
+    const SUBJECT: fn(ServiceName) -> Subject = Subject::Service;
 }
 
 impl WatchedKind for EndpointSlice {
     const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
-
-    fn replaced(all: Vec<Self>) -> Change {
-        Change::SlicesReplaced(all)
-    }
-
-    fn applied(object: Self) -> Change {
-        Change::SliceApplied(Box::new(object))
-    }
-
-    fn deleted(name: ServiceName) -> Change {
-        Change::SliceDeleted(name)
-    }
-
-    fn subject(name: ServiceName) -> Subject {
-        Subject::Slice(name)
-    }
+    const REPLACED: fn(Vec<Self>) -> Change = Change::SlicesReplaced;
+    const APPLIED: fn(Box<Self>) -> Change = Change::SliceApplied;
+    const DELETED: fn(ServiceName) -> Change = Change::SliceDeleted;
+    const SUBJECT: fn(ServiceName) -> Subject = Subject::Slice;
 }
 
 impl WatchedKind for Node {
     const RIGHTS: &'static str = "list and watch nodes";
     const IS_QUIET: bool = true;
-
-    fn replaced(all: Vec<Self>) -> Change {
-        Change::NodesReplaced(all)
-    }
-
-    fn applied(object: Self) -> Change {
-        Change::NodeApplied(Box::new(object))
-    }
-
-    fn deleted(name: ServiceName) -> Change {
-        Change::NodeDeleted(name.name)
-    }
-
-    fn subject(name: ServiceName) -> Subject {
-        Subject::Node(name.name)
-    }
+    const REPLACED: fn(Vec<Self>) -> Change = Change::NodesReplaced;
+    const APPLIED: fn(Box<Self>) -> Change = Change::NodeApplied;
+    const DELETED: fn(ServiceName) -> Change = |name| Change::NodeDeleted(name.name);
+    const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Node(name.name);
 }
 
 impl WatchedKind for Namespace {
     const RIGHTS: &'static str = "list and watch namespaces";
     const IS_QUIET: bool = true;
-
-    fn replaced(all: Vec<Self>) -> Change {
-        Change::NamespacesReplaced(all)
-    }
-
-    fn applied(object: Self) -> Change {
-        Change::NamespaceApplied(Box::new(object))
-    }
-
-    fn deleted(name: ServiceName) -> Change {
-        Change::NamespaceDeleted(name.name)
-    }
-
-    fn subject(name: ServiceName) -> Subject {
-        Subject::Namespace(name.name)
-    }
+    const REPLACED: fn(Vec<Self>) -> Change = Change::NamespacesReplaced;
+    const APPLIED: fn(Box<Self>) -> Change = Change::NamespaceApplied;
+    const DELETED: fn(ServiceName) -> Change = |name| Change::NamespaceDeleted(name.name);
+    const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Namespace(name.name);
 }
 
 impl WatchedKind for AddressPool {
     const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
     const IS_OPTIONAL: bool = true;
     const IS_QUIET: bool = true;
-
-    fn replaced(all: Vec<Self>) -> Change {
-        Change::PoolsReplaced(all)
-    }
-
-    fn applied(object: Self) -> Change {
-        Change::PoolApplied(Box::new(object))
-    }
-
-    fn deleted(name: ServiceName) -> Change {
-        Change::PoolDeleted(name.name)
-    }
-
-    fn subject(name: ServiceName) -> Subject {
-        Subject::Pool(name.name)
-    }
+    const REPLACED: fn(Vec<Self>) -> Change = Change::PoolsReplaced;
+    const APPLIED: fn(Box<Self>) -> Change = Change::PoolApplied;
+    const DELETED: fn(ServiceName) -> Change = |name| Change::PoolDeleted(name.name);
+    const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Pool(name.name);
 }
 
 /// Sends the known gateways and every change of all kinds, until the receiver is dropped.
@@ -211,7 +156,7 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
                 Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if K::IS_OPTIONAL && status.code == 404 => {
                     if std::mem::take(&mut is_first) {
                         info!(server = cluster.server, "the kind {} is not installed; continuing without it", K::kind(&()));
-                        if changes.send(K::replaced(Vec::new())).await.is_err() {
+                        if changes.send((K::REPLACED)(Vec::new())).await.is_err() {
                             return;
                         }
                         all_listed.wait().await;
@@ -281,7 +226,7 @@ impl<K: WatchedKind> KnownObjects<K> {
                     let name = name_of(&object);
                     self.undecodable.remove(&name);
                     self.names.insert(name);
-                    vec![K::applied(object)]
+                    vec![(K::APPLIED)(Box::new(object))]
                 }
                 Err((name, error)) => self.note(name, error).into_iter().collect(),
             },
@@ -289,7 +234,7 @@ impl<K: WatchedKind> KnownObjects<K> {
                 let name = name_of(&object);
                 self.names.remove(&name);
                 self.undecodable.remove(&name);
-                vec![K::deleted(name)]
+                vec![(K::DELETED)(name)]
             }
         }
     }
@@ -302,12 +247,12 @@ impl<K: WatchedKind> KnownObjects<K> {
         let was_listed = std::mem::replace(&mut self.was_listed, true);
         if !was_listed || kept.is_empty() {
             self.names = names;
-            return vec![K::replaced(listed)];
+            return vec![(K::REPLACED)(listed)];
         }
         names.extend(kept);
-        let gone: Vec<_> = self.names.difference(&names).cloned().map(K::deleted).collect();
+        let gone: Vec<_> = self.names.difference(&names).cloned().map(K::DELETED).collect();
         self.names = names;
-        gone.into_iter().chain(listed.into_iter().map(K::applied)).collect()
+        gone.into_iter().chain(listed.into_iter().map(|object| (K::APPLIED)(Box::new(object)))).collect()
     }
 
     /// The note for the owner of an object that cannot be decoded; `None` if it was reported already.
@@ -319,7 +264,7 @@ impl<K: WatchedKind> KnownObjects<K> {
         let stays = if is_known { "its last good version stays in use" } else { "it is not used" };
         let text = format!("{stays}: expected an object of {}, found: {error}; correct the object", K::api_version(&()));
         self.undecodable.insert(name.clone(), error);
-        Some(Change::Noted(Note { subject: K::subject(name), remark: Remark::new(Cause::Undecodable, text) }))
+        Some(Change::Noted(Note { subject: (K::SUBJECT)(name), remark: Remark::new(Cause::Undecodable, text) }))
     }
 }
 
@@ -336,16 +281,16 @@ fn name_of(object: &impl Resource) -> ServiceName {
     ServiceName { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
 }
 
-/// The addresses that each gateway uses itself, those of other groups included, as its object tells. Waits until the API server has answered: an
-/// address of a gateway that somebody wrote into a Service's status must not be taken for the Service's.
+/// The addresses that each gateway uses itself, from its object, including gateways of other groups. Waits until the
+/// API server has answered: an address of a gateway in the status of a Service must not count as an address of the
+/// Service.
 async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr>> {
     let api: Api<EdgeGateway> = Api::all(cluster.client.clone());
     let mut retry = Retry::new("list edgegateways.sluice.dev", &cluster.server);
     loop {
         match api.list(&ListParams::default()).await {
             Ok(list) => {
-                let told = |object: EdgeGateway| (object.name_any(), told_addresses(object.status.as_ref()));
-                return list.items.into_iter().map(told).collect();
+                return list.items.iter().map(|object| (object.name_any(), gateway_addresses(object.status.as_ref()))).collect();
             }
             // The kind is not installed: no gateway was ever shown.
             Err(kube::Error::Api(status)) if status.code == 404 => return BTreeMap::new(),
@@ -354,7 +299,7 @@ async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr
     }
 }
 
-fn told_addresses(status: Option<&EdgeGatewayStatus>) -> Vec<IpAddr> {
+fn gateway_addresses(status: Option<&EdgeGatewayStatus>) -> Vec<IpAddr> {
     let addresses = status.and_then(|status| status.addresses.as_ref());
     addresses.into_iter().flatten().filter_map(|text| text.parse().ok()).collect()
 }
@@ -434,6 +379,6 @@ mod tests {
     fn addresses_of_a_gateway_are_those_that_its_object_holds() {
         let addresses = Some(vec!["192.0.2.2".to_owned(), "no address".to_owned()]);
         let status = EdgeGatewayStatus { addresses, ..EdgeGatewayStatus::default() };
-        assert_eq!(told_addresses(Some(&status)), ["192.0.2.2".parse::<IpAddr>().unwrap()]);
+        assert_eq!(gateway_addresses(Some(&status)), ["192.0.2.2".parse::<IpAddr>().unwrap()]);
     }
 }

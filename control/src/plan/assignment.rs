@@ -24,7 +24,7 @@ use crate::plan::selection::Fence;
 use crate::world::checkpoint::{Checkpoint, Decided};
 use crate::world::{Labels, Revisions, World};
 use objects::note::{Cause, Note, Remark, Subject};
-use objects::{Candidate, Leftover, PoolSpec};
+use objects::{Candidate, Leftover};
 
 /// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
 const OUTSIDE: &str = "outside-pools";
@@ -222,7 +222,7 @@ fn conflict_note((name, why): (&String, &String)) -> Note {
 /// Pools as sent to gateways: those in use, and one with the VIPs outside every pool. If the pool of a VIP disappeared
 /// before this controller started, its announcement method is unknown, and gateways use both methods.
 fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
-    let mut all: Vec<Pool> = pools.iter().map(PoolSpec::told).collect();
+    let mut all: Vec<Pool> = pools.iter().map(Pool::from).collect();
     for announce in [Announce::L2, Announce::Routed] {
         let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
         let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();

@@ -15,7 +15,7 @@ use proto::ServiceName;
 use super::accepted;
 use super::finalizer::removal;
 use crate::config::settings::ControllerSettings;
-use crate::kubernetes::lease::{LOOKED_AT_EVERY, LeaseCandidate};
+use crate::kubernetes::lease::{LeaseCandidate, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
 use crate::world::World;
@@ -25,7 +25,7 @@ use objects::status::StatusWrite;
 use objects::{Candidate, OwnedParts};
 
 /// Observation time of the Lease, in which a leader renews it at least twice.
-const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(LOOKED_AT_EVERY.as_secs() * 2 + 1);
+const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(RETRY_PERIOD.as_secs() * 2 + 1);
 /// Objects per request of a list.
 const PAGE: u32 = 500;
 /// Maximum number of attempts for a Service that changes all the time.

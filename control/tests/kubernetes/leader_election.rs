@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use control::kubernetes::lease::{LEASE, LED_AT_MOST, LOOKED_AT_EVERY};
+use control::kubernetes::lease::{LEASE, RENEW_DEADLINE, RETRY_PERIOD};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::v1::{Generation, Hello, WatchRequest, WatchResponse};
@@ -140,9 +140,9 @@ async fn a_killed_leader_is_replaced_when_its_lease_expires_and_no_address_chang
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(LEASE + LOOKED_AT_EVERY + SLACK, wait).await.unwrap();
+    tokio::time::timeout(LEASE + RETRY_PERIOD + SLACK, wait).await.unwrap();
     println!("another controller leads {:?} after the kill", killed_at.elapsed());
-    assert!(killed_at.elapsed() > LED_AT_MOST - LOOKED_AT_EVERY, "it led before the Lease of the other had expired");
+    assert!(killed_at.elapsed() > RENEW_DEADLINE - RETRY_PERIOD, "it led before the Lease of the other had expired");
     // A gateway that moves to the new leader does not receive its state a second time.
     let resumed = standby.first_response(hello_after(&first_state)).await.unwrap();
     let epoch = |generation: &Option<Generation>| generation.as_ref().unwrap().epoch.clone();
@@ -202,7 +202,7 @@ async fn a_killed_leader_that_restarts_on_its_machine_leads_immediately() {
     assert_eq!(lease_holder(&server, &user), Some(before.clone()), "a killed controller does not release its Lease");
     let restarted = Replica::start(&user, "one");
     wait_for("a leader again", async || restarted.leads().await, |leads| *leads).await;
-    assert!(killed_at.elapsed() < LED_AT_MOST, "as slow as a take-over by another machine: {:?}", killed_at.elapsed());
+    assert!(killed_at.elapsed() < RENEW_DEADLINE, "as slow as a take-over by another machine: {:?}", killed_at.elapsed());
     assert_ne!(lease_holder(&server, &user), Some(before));
 }
 

@@ -4,8 +4,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use serde::Deserialize;
 
-use super::input::ConvertError;
-use super::input::Found;
+use super::input::{ConvertError, Found};
 use super::pool::{ConvertedPool, addresses};
 use super::selectors::NAMESPACE_NAME;
 use objects::crd::{AddressPoolSpec, AnnounceKind};
@@ -16,13 +15,8 @@ const NAMESPACE: &str = "io.kubernetes.service.namespace";
 const NAME: &str = "io.kubernetes.service.name";
 
 #[derive(Deserialize)]
-struct CiliumPool {
-    spec: CiliumPoolSpec,
-}
-
-#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct CiliumPoolSpec {
+struct CiliumPool {
     /// `cidrs` until 1.15.
     #[serde(default, alias = "cidrs")]
     blocks: Vec<Block>,
@@ -52,7 +46,7 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
     let announce = if routed { AnnounceKind::Routed } else { AnnounceKind::L2 };
     for object in found.iter().filter(|object| object.group == GROUP) {
         if let Some(instead) = no_equivalent(&object.kind) {
-            notes.push(format!("{}: {} has no equivalent: {instead}", object.place, object.title()));
+            notes.push(object.note(format_args!(" has no equivalent: {instead}")));
         }
     }
     if l2 && routed {
@@ -87,29 +81,23 @@ fn no_equivalent(kind: &str) -> Option<&'static str> {
 }
 
 fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Result<Option<ConvertedPool>, ConvertError> {
-    let title = object.title();
-    let pool = object.typed::<CiliumPool>()?.spec;
-    let mut note = |text: String| notes.push(format!("{}: {title}{text}", object.place));
+    let pool: CiliumPool = object.spec()?;
+    let mut note = |text: &str| notes.push(object.note(text));
     let Some((namespace_selector, service_selector)) = divide(pool.service_selector) else {
-        note(format!(
-            " is left out: it selects by `{NAME}`, and a pool of ours selects by labels; give the Service a label, and select that"
-        ));
+        note(
+            " is left out: it selects by `io.kubernetes.service.name`, and a pool of ours selects by labels; give the Service a \
+             label, and select that",
+        );
         return Ok(None);
     };
     if pool.disabled {
-        note(
-            ": `disabled` becomes `autoAssign: false`: a Service that asks for the pool or an address of it still gets one"
-                .into(),
-        );
+        note(": `disabled` becomes `autoAssign: false`: a Service that asks for the pool or an address of it still gets one");
     }
     let keeps_ends = pool.allow_first_last_ips.as_deref() != Some("No");
-    let mut texts = Vec::new();
-    for block in &pool.blocks {
-        let text = range(block, keeps_ends).map_err(|message| object.place.error(format!("{title}: {message}")))?;
-        texts.push(text);
-    }
+    let wrong = |message| object.place.error(format!("{}: {message}", object.title()));
+    let texts: Vec<_> = pool.blocks.iter().map(|block| range(block, keeps_ends).map_err(wrong)).collect::<Result<_, _>>()?;
     if texts.is_empty() {
-        note(" is left out: it has no addresses".into());
+        note(" is left out: it has no addresses");
         return Ok(None);
     }
     let spec = AddressPoolSpec {
@@ -120,8 +108,7 @@ fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Resu
         announce,
         ..AddressPoolSpec::default()
     };
-    let name = object.metadata.name.clone().unwrap_or_default();
-    Ok(Some(ConvertedPool { place: object.place.clone(), origin: title, name, spec }))
+    Ok(Some(ConvertedPool::new(object, spec)))
 }
 
 /// A block as a range in our format.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use objects::documents::{DocumentText, split};
+use objects::documents::{DocumentText, from_yaml, split};
 
 /// A text of YAML documents, and its name for messages.
 #[derive(Clone, Copy, Debug)]
@@ -88,8 +88,18 @@ impl Found {
         }
     }
 
+    /// A note about the object: its position, kind and name, and a text that begins with a blank or a colon.
+    pub(super) fn note(&self, text: impl fmt::Display) -> String {
+        format!("{}: {}{text}", self.place, self.title())
+    }
+
     pub(super) fn is(&self, group: &str, kind: &str) -> bool {
         self.group == group && self.kind == kind
+    }
+
+    /// Parses the field `spec` of the object into its type.
+    pub(super) fn spec<T: DeserializeOwned>(&self) -> Result<T, ConvertError> {
+        self.typed::<WithSpec<T>>().map(|object| object.spec)
     }
 
     /// Parses the object into its type.
@@ -101,6 +111,12 @@ impl Found {
             }
         }
     }
+}
+
+/// An object as far as its converter reads it.
+#[derive(Deserialize)]
+struct WithSpec<T> {
+    spec: T,
 }
 
 /// Every object of `input`.
@@ -140,10 +156,5 @@ fn object(place: SourcePosition, header: Header, content: Content) -> Result<Fou
 }
 
 fn parse<T: DeserializeOwned>(place: &SourcePosition, text: &str) -> Result<T, ConvertError> {
-    serde_saphyr::from_str(text).map_err(|error| {
-        let line = error.location().map_or(place.line, |location| location.line());
-        // The first line is the message; the others show the position, which the line number already gives.
-        let message = error.without_snippet().to_string();
-        SourcePosition { line, ..place.clone() }.error(message.lines().next().unwrap_or_default())
-    })
+    from_yaml(text, place.line).map_err(|(line, message)| SourcePosition { line, ..place.clone() }.error(message))
 }

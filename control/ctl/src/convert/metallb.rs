@@ -6,21 +6,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_core::{Selector, SelectorExt};
 use serde::Deserialize;
 
-use super::input::ConvertError;
-use super::input::Found;
+use super::input::{ConvertError, Found};
 use super::pool::{ConvertedPool, addresses};
 use super::selectors::{any_of, named};
 use objects::crd::{AddressPoolSpec, AnnounceKind, PRIORITY_MAX};
 
 const GROUP: &str = "metallb.io";
-/// MetalLB tries pools with selectors before those without, regardless of priority. sluice uses the number alone, and 0 comes
-/// last.
+/// MetalLB tries pools with selectors before those without, regardless of priority. sluice uses the number alone, and 0
+/// comes last.
 const PRIORITY_WITH_SELECTOR: u32 = PRIORITY_MAX;
-
-#[derive(Deserialize)]
-struct MetallbObject<T> {
-    spec: T,
-}
 
 /// IPAddressPool, and the common fields of AddressPool (until 0.13).
 #[derive(Deserialize)]
@@ -92,11 +86,9 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
             "L2Advertisement" => advertised.push(advertisement(object, AnnounceKind::L2, notes)?),
             "BGPAdvertisement" => advertised.push(advertisement(object, AnnounceKind::Routed, notes)?),
             "BGPPeer" => notes.push(peer(object)?),
-            "BFDProfile" | "Community" => notes.push(format!(
-                "{}: {} has no equivalent: it belongs into the configuration of FRR or BIRD on each gateway",
-                object.place,
-                object.title()
-            )),
+            "BFDProfile" | "Community" => {
+                notes.push(object.note(" has no equivalent: it belongs into the configuration of FRR or BIRD on each gateway"))
+            }
             _ => {}
         }
     }
@@ -105,29 +97,24 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
         if object.is(GROUP, "IPAddressPool") || object.is(GROUP, "AddressPool") {
             pools.extend(pool(object, &advertised, notes)?);
         } else if object.is("", "ConfigMap") {
-            notes.push(format!(
-                "{}: {} is not read: the configuration of MetalLB 0.12 and before has to become objects of MetalLB first",
-                object.place,
-                object.title()
-            ));
+            let text = " is not read: the configuration of MetalLB 0.12 and before has to become objects of MetalLB first";
+            notes.push(object.note(text));
         }
     }
     Ok(pools)
 }
 
 fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> Result<Option<ConvertedPool>, ConvertError> {
-    let title = object.title();
-    let pool = object.typed::<MetallbObject<MetallbPool>>()?.spec;
+    let pool: MetallbPool = object.spec()?;
     let Allocation { priority, namespaces, mut namespace_selectors, service_selectors } =
         pool.service_allocation.unwrap_or_default();
     if !namespaces.is_empty() {
         namespace_selectors.push(named(&namespaces));
     }
     let (Ok(namespace_selector), Ok(service_selector)) = (any_of(namespace_selectors), any_of(service_selectors)) else {
-        notes.push(format!(
-            "{}: {title} is left out: of its selectors any suffices, and one selector cannot say that; give what they select \
-             a label of its own, or divide the addresses over pools with a selector each",
-            object.place
+        notes.push(object.note(
+            " is left out: of its selectors any suffices, and one selector cannot say that; give what they select a label of \
+             its own, or divide the addresses over pools with a selector each",
         ));
         return Ok(None);
     };
@@ -142,12 +129,10 @@ fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) 
         announce: announce(object, pool.protocol.as_deref(), advertised, notes),
         ..AddressPoolSpec::default()
     };
-    let name = object.metadata.name.clone().unwrap_or_default();
-    Ok(Some(ConvertedPool { place: object.place.clone(), origin: title, name, spec }))
+    Ok(Some(ConvertedPool::new(object, spec)))
 }
 
 fn announce(object: &Found, protocol: Option<&str>, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> AnnounceKind {
-    let title = object.title();
     if let Some(protocol) = protocol {
         return if protocol == "bgp" { AnnounceKind::Routed } else { AnnounceKind::L2 };
     }
@@ -156,23 +141,20 @@ fn announce(object: &Found, protocol: Option<&str>, advertised: &[Advertised<'_>
     let (l2, routed) = (has(AnnounceKind::L2), has(AnnounceKind::Routed));
     if l2 && routed {
         let names = of_this.iter().map(|advertised| advertised.found.title()).collect::<Vec<_>>().join(", ");
-        notes.push(format!(
-            "{}: {title} is announced in both ways ({names}); a pool of ours has one: it becomes `announce: routed`, make it \
-             `l2` if its addresses are of a network that the gateways are on",
-            object.place
-        ));
+        notes.push(object.note(format_args!(
+            " is announced in both ways ({names}); a pool of ours has one: it becomes `announce: routed`, make it `l2` if its \
+             addresses are of a network that the gateways are on"
+        )));
     } else if !l2 && !routed {
-        notes.push(format!("{}: {title}: no advertisement of it was read; it becomes `announce: l2`", object.place));
+        notes.push(object.note(": no advertisement of it was read; it becomes `announce: l2`"));
     }
     if routed { AnnounceKind::Routed } else { AnnounceKind::L2 }
 }
 
 fn advertisement<'a>(object: &'a Found, how: AnnounceKind, notes: &mut Vec<String>) -> Result<Advertised<'a>, ConvertError> {
-    let said = object.typed::<serde_json::Value>()?.get("spec").cloned().unwrap_or_default();
-    let spec = if said.is_null() { Advertisement::default() } else { object.typed::<MetallbObject<Advertisement>>()?.spec };
-    let nodes = !spec.node_selectors.is_empty();
+    let spec: Advertisement = object.spec::<Option<Advertisement>>()?.unwrap_or_default();
     let lost = [
-        ("nodeSelectors", nodes),
+        ("nodeSelectors", !spec.node_selectors.is_empty()),
         ("interfaces", !spec.interfaces.is_empty()),
         ("aggregationLength", spec.aggregation_length.is_some() || spec.aggregation_length_v6.is_some()),
         ("localPref", spec.local_pref.is_some()),
@@ -185,13 +167,11 @@ fn advertisement<'a>(object: &'a Found, how: AnnounceKind, notes: &mut Vec<Strin
             AnnounceKind::L2 => "the gateways answer for the VIPs, on the port whose network they are of",
             AnnounceKind::Routed => "FRR or BIRD on each gateway announces the VIPs: say it there",
         };
-        notes.push(format!("{}: {}: no equivalent of {}: {instead}", object.place, object.title(), lost.join(", ")));
+        notes.push(object.note(format_args!(": no equivalent of {}: {instead}", lost.join(", "))));
     }
-    let mut selectors = Vec::new();
-    for selector in spec.ip_address_pool_selectors {
-        let error = |error| object.place.error(format!("{}: ipAddressPoolSelectors: {error}", object.title()));
-        selectors.push(Selector::try_from(selector).map_err(error)?);
-    }
+    let wrong = |error| object.place.error(format!("{}: ipAddressPoolSelectors: {error}", object.title()));
+    let selectors = spec.ip_address_pool_selectors.into_iter().map(|selector| Selector::try_from(selector).map_err(wrong));
+    let selectors = selectors.collect::<Result<_, _>>()?;
     Ok(Advertised { found: object, how, pools: spec.ip_address_pools.into_iter().collect(), selectors })
 }
 
@@ -206,15 +186,13 @@ struct Peer {
 }
 
 fn peer(object: &Found) -> Result<String, ConvertError> {
-    let Peer { my_asn, peer_asn, peer_address } = object.typed::<MetallbObject<Peer>>()?.spec;
+    let Peer { my_asn, peer_asn, peer_address } = object.spec()?;
     let number = |asn: Option<u32>| asn.map_or_else(|| "?".to_owned(), |asn| asn.to_string());
-    Ok(format!(
-        "{}: {} has no equivalent: a gateway is a neighbour of {} (AS {}, from AS {}) by FRR or BIRD on it, see \
+    Ok(object.note(format_args!(
+        " has no equivalent: a gateway is a neighbour of {} (AS {}, from AS {}) by FRR or BIRD on it, see \
          docs/guide/addresses.md; the router must take sessions from the gateways",
-        object.place,
-        object.title(),
         peer_address.as_deref().unwrap_or("?"),
         number(peer_asn),
         number(my_asn)
-    ))
+    )))
 }

@@ -14,6 +14,14 @@ pub(super) struct ConvertedPool {
     pub(super) spec: AddressPoolSpec,
 }
 
+impl ConvertedPool {
+    /// The pool that `found` becomes.
+    pub(super) fn new(found: &Found, spec: AddressPoolSpec) -> Self {
+        let name = found.metadata.name.clone().unwrap_or_default();
+        Self { place: found.place.clone(), origin: found.title(), name, spec }
+    }
+}
+
 /// The ranges in our format: CIDRs stay, blanks are removed.
 pub(super) fn addresses<'a>(found: &Found, texts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ConvertError> {
     let trimmed = texts.map(|text| text.split('-').map(str::trim).collect::<Vec<_>>().join("-"));

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Service;
 use proto::limits::LOAD_BALANCER_CLASS;
 
-use super::input::ConvertError;
-use super::input::Found;
+use super::input::{ConvertError, Found};
 use objects::service::foreign;
 
 /// MetalLB's sharing key, which applies to all namespaces.
@@ -22,25 +21,23 @@ pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), Conv
         if spec.type_.as_deref() != Some("LoadBalancer") {
             continue;
         }
-        let title = object.title();
         let annotations = service.metadata.annotations.unwrap_or_default();
         match foreign::remarks(&annotations) {
-            Ok(remarks) => notes.extend(remarks.into_iter().map(|remark| format!("{}: {title}: {}", object.place, remark.text))),
-            Err(refusal) => notes.push(format!("{}: {title} will not be served: {refusal}", object.place)),
+            Ok(remarks) => notes.extend(remarks.iter().map(|remark| object.note(format_args!(": {}", remark.text)))),
+            Err(refusal) => notes.push(object.note(format_args!(" will not be served: {refusal}"))),
         }
         if let Some(key) = SHARING.iter().find_map(|name| annotations.get(*name)) {
             let namespace = service.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
             sharers.entry(key.clone()).or_default().insert(namespace);
         }
         match spec.load_balancer_class {
-            None => without_class.push(title),
+            None => without_class.push(object.title()),
             Some(class) if class == LOAD_BALANCER_CLASS => {}
-            Some(class) => notes.push(format!(
-                "{}: {title}: class {class} stays while the type is LoadBalancer: either `kubernetes.loadBalancerClass: {class}` once \
-                 nobody else serves that class, or type ClusterIP and back to LoadBalancer with class {LOAD_BALANCER_CLASS}, which gives \
-                 the address up in between: ask for it by `sluice.dev/addresses` first",
-                object.place
-            )),
+            Some(class) => notes.push(object.note(format_args!(
+                ": class {class} stays while the type is LoadBalancer: either `kubernetes.loadBalancerClass: {class}` once \
+                 nobody else serves that class, or type ClusterIP and back to LoadBalancer with class {LOAD_BALANCER_CLASS}, which \
+                 gives the address up in between: ask for it by `sluice.dev/addresses` first"
+            ))),
         }
     }
     for (key, namespaces) in sharers.into_iter().filter(|(_, namespaces)| namespaces.len() > 1) {

@@ -22,8 +22,8 @@ pub const CLASS_CHARS_MAX: usize = 317;
 const EXPRESSIONS_MAX: usize = 32;
 const VALUES_MAX: usize = 64;
 
-/// An address, a CIDR, or two addresses of one family with a hyphen between them. A rule cannot check their order, because
-/// CEL does not compare addresses.
+/// An address, a CIDR, or two addresses of one family with a hyphen between them. A rule cannot check their order,
+/// because CEL does not compare addresses.
 pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
     let first = "self.substring(0, self.indexOf('-'))";
     let last = "self.substring(self.indexOf('-') + 1)";

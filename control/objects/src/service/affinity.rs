@@ -20,12 +20,12 @@ pub(super) fn affinity(fields: &ServiceFields, notes: &mut Vec<Remark>) -> Resul
         Some(other) => return Err(word("spec.sessionAffinity", other, "None or ClientIP")),
     }
     let client_ip = fields.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-    let asked = client_ip.and_then(|config| config.timeout_seconds).unwrap_or(AFFINITY_DEFAULT_S);
-    let seconds = if (1..=AFFINITY_MAX_S).contains(&asked) {
-        asked
+    let requested = client_ip.and_then(|config| config.timeout_seconds).unwrap_or(AFFINITY_DEFAULT_S);
+    let seconds = if (1..=AFFINITY_MAX_S).contains(&requested) {
+        requested
     } else {
         let place = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
-        let text = format!("{place} is {asked}, expected 1 to {AFFINITY_MAX_S}; {AFFINITY_DEFAULT_S} is used");
+        let text = format!("{place} is {requested}, expected 1 to {AFFINITY_MAX_S}; {AFFINITY_DEFAULT_S} is used");
         notes.push(Remark::new(Cause::FieldIgnored, text));
         AFFINITY_DEFAULT_S
     };

@@ -1,9 +1,9 @@
 //! The annotations that sluice reads: its own, and equivalent ones of other products, so that users can migrate without
 //! editing. Our own annotation wins; a difference is a note.
 //!
-//! Invariant: an unsupported or invalid value that changes who may connect or what a backend sees is an error. Any other
-//! invalid value is a note, and the previous value stays in force ([`Unread`]). Text of unlimited length never leaves this
-//! module: it is parsed or truncated.
+//! Invariant: an unsupported or invalid value that changes who may connect or what a backend sees is an error. Any
+//! other invalid value is a note, and the previous value stays in force ([`Unread`]). Text of unlimited length never
+//! leaves this module: it is parsed or truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,12 +12,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use proto::Scheduler;
 use proto::limits::ANNOTATION_PREFIX;
-use proto::{HealthCheck, Mode, Probe, Scheduler, Target};
 
 use super::error::{STAYS, SpecError, Unread};
 use super::foreign;
 use super::source_ranges::source_ranges;
+use super::spec::{HealthSpec, Namespaces, ServiceSpec, Sharing};
 use crate::note::{self, Cause, Remark};
 use crate::scalar::{DurationText, duration, is_dns_label, scheduler};
 use crate::status::IpMode;
@@ -25,37 +26,14 @@ use crate::status::IpMode;
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
-const CILIUM: &str = "lbipam.cilium.io/";
-/// Its name before Cilium 1.15.
-const CILIUM_BEFORE: &str = "io.cilium/lb-ipam-";
+/// The second is the prefix before Cilium 1.15.
+const CILIUM: [&str; 2] = ["lbipam.cilium.io/", "io.cilium/lb-ipam-"];
 const KUBE_VIP: &str = "kube-vip.io/";
 
-/// Every known annotation below `sluice.dev/`; any other one is a typing error.
-const OURS: [&str; 23] = [
-    "group",
-    "addresses",
-    "address-pool",
-    "readdress",
-    "sharing-key",
-    "sharing-namespaces",
-    "mode",
-    "target",
-    "ip-mode",
-    "scheduler",
-    "proxy-protocol",
-    "health-check",
-    "health-check-port",
-    "health-check-path",
-    "health-check-host",
-    "health-check-status",
-    "health-check-tls-verify",
-    "health-check-interval",
-    "health-check-timeout",
-    "health-check-rise",
-    "health-check-fall",
-    "drain-timeout",
-    "idle-timeout",
-];
+/// Our annotations that only the probes of a later version read.
+const HTTP_ONLY: [&str; 4] = ["health-check-path", "health-check-host", "health-check-status", "health-check-tls-verify"];
+/// Our annotations that are read elsewhere: by `owned`, and by [`refuse_what_is_not_built`].
+const READ_ELSEWHERE: [&str; 2] = ["group", "proxy-protocol"];
 /// Maximum length of a label key.
 const SHARING_KEY_CHARS_MAX: usize = 253;
 /// Maximum length of an object name.
@@ -79,115 +57,43 @@ const DRAIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(86_
 /// At most a week, as for the gateways' own limits; below a second a flow would end between two of its packets.
 const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(7 * 86_400);
 
-/// Health check settings of a Service; the rest comes from the configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HealthSpec {
-    /// Protocol of the probe.
-    pub probe: Option<Probe>,
-    /// Port to probe instead of the backend's own.
-    pub port: Option<u16>,
-    /// Time between two probes.
-    pub interval: Option<Duration>,
-    /// Timeout of a probe.
-    pub timeout: Option<Duration>,
-    /// Number of passed probes that make a target healthy.
-    pub rise: Option<u32>,
-    /// Number of failed probes that make a target unhealthy.
-    pub fall: Option<u32>,
-}
-
-impl HealthSpec {
-    /// The health check of the Service, completed from `defaults`.
-    #[must_use]
-    pub fn over(&self, defaults: &HealthCheck) -> HealthCheck {
-        HealthCheck {
-            probe: self.probe.unwrap_or(defaults.probe),
-            port: self.port.or(defaults.port),
-            node_health_port: None,
-            interval: self.interval.unwrap_or(defaults.interval),
-            timeout: self.timeout.unwrap_or(defaults.timeout),
-            rise: self.rise.unwrap_or(defaults.rise),
-            fall: self.fall.unwrap_or(defaults.fall),
-            fail_open: defaults.fail_open,
-        }
-    }
-}
-
-/// What a Service declares about sharing its address.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Sharing {
-    /// `sharing-key`: Services with equal keys share.
-    pub key: String,
-    /// Whether it comes from MetalLB's annotation, which has no list of namespaces.
-    pub is_metallb: bool,
-    /// `sharing-namespaces`: other namespaces with which it shares.
-    pub namespaces: Namespaces,
-}
-
-/// Other namespaces with which a Service shares an address.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Namespaces {
-    /// The listed ones; none by default.
-    Named(BTreeSet<String>),
-    /// `*`: all.
-    All,
-}
-
-/// The parsed annotations of one Service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Annotations {
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) pool: Option<String>,
-    pub(super) internal: bool,
-    pub(super) readdress: bool,
-    pub(super) sharing: Option<Sharing>,
-    pub(super) mode: Option<Mode>,
-    pub(super) target: Option<Target>,
-    pub(super) scheduler: Option<Scheduler>,
-    pub(super) ip_mode: Option<IpMode>,
-    pub(super) source_ranges: Option<Vec<IpNet>>,
-    pub(super) health: HealthSpec,
-    pub(super) drain_timeout: Option<Duration>,
-    pub(super) idle_timeout: Option<Duration>,
-    /// The settings above that are present but cannot be parsed.
-    pub(super) unread: BTreeSet<Unread>,
-    pub(super) notes: Vec<Remark>,
-}
-
-impl Annotations {
-    /// Parses `annotations`; `load_balancer_ip` is the deprecated field that requests an address.
-    pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<Self, SpecError> {
-        refuse_what_is_not_built(annotations)?;
-        let (notes, unread) = (foreign::remarks(annotations)?, BTreeSet::new());
-        let mut reader = Reader { annotations, unread, notes };
-        let wishes = Self {
-            addresses: reader.addresses(load_balancer_ip),
-            pool: reader.pool(),
-            internal: reader.internal()?,
-            readdress: reader.readdress(),
-            sharing: reader.sharing(),
-            mode: reader.must_be("mode")?,
-            target: reader.must_be("target")?,
-            scheduler: reader.scheduler(),
-            ip_mode: reader.ip_mode(),
-            source_ranges: reader.source_ranges()?,
-            health: reader.health(),
-            drain_timeout: reader.drain_timeout(),
-            idle_timeout: reader.time(Unread::IdleTimeout, &ours("idle-timeout"), &aws("connection-idle-timeout"), IDLE),
-            ..Self::default()
-        };
-        // Unknown annotations come last, because the last remarks are omitted if there are too many.
-        reader.note_unknown();
-        Ok(Self { unread: reader.unread, notes: note::bounded(reader.notes, REMARKS_MAX), ..wishes })
-    }
+/// Parses `annotations` into a specification that has nothing else; `load_balancer_ip` is the deprecated field that
+/// requests an address.
+pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<ServiceSpec, SpecError> {
+    refuse_what_is_not_built(annotations)?;
+    let notes = foreign::remarks(annotations)?;
+    let mut reader = Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), notes };
+    let spec = ServiceSpec {
+        addresses: reader.addresses(load_balancer_ip),
+        pool: reader.pool(),
+        internal: reader.internal()?,
+        readdress: reader.readdress(),
+        sharing: reader.sharing(),
+        mode: reader.must_be("mode")?,
+        target: reader.must_be("target")?,
+        scheduler: reader.scheduler(),
+        ip_mode: reader.ip_mode(),
+        source_ranges: reader.source_ranges()?,
+        health: reader.health(),
+        drain_timeout: reader.drain_timeout(),
+        idle_timeout: reader.time(Unread::IdleTimeout, &ours("idle-timeout"), &aws("connection-idle-timeout"), IDLE),
+        ..ServiceSpec::default()
+    };
+    // Unknown annotations come last, because the last remarks are omitted if there are too many.
+    reader.note_unknown();
+    Ok(ServiceSpec { unread: reader.unread, notes: note::bounded(reader.notes, REMARKS_MAX), ..spec })
 }
 
 fn ours(name: &str) -> String {
     format!("{ANNOTATION_PREFIX}{name}")
 }
 
-fn metallb(prefix: usize, name: &str) -> String {
-    format!("{}{name}", METALLB[prefix])
+fn metallb(name: &str) -> Vec<String> {
+    METALLB.map(|prefix| format!("{prefix}{name}")).into()
+}
+
+fn cilium(name: &str) -> Vec<String> {
+    CILIUM.map(|prefix| format!("{prefix}{name}")).into()
 }
 
 fn aws(name: &str) -> String {
@@ -216,6 +122,8 @@ fn sharing_namespaces(value: &str) -> Option<Namespaces> {
 
 struct Reader<'a> {
     annotations: &'a BTreeMap<String, String>,
+    /// The keys that were looked up.
+    known: Vec<String>,
     unread: BTreeSet<Unread>,
     notes: Vec<Remark>,
 }
@@ -226,19 +134,19 @@ impl Reader<'_> {
     }
 
     fn note_unknown(&mut self) {
-        let http_only = ["health-check-path", "health-check-host", "health-check-status", "health-check-tls-verify"];
         for key in self.annotations.keys() {
             let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
-            if !OURS.contains(&name) {
-                self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; check its spelling"));
-            } else if http_only.contains(&name) {
+            if HTTP_ONLY.contains(&name) {
                 self.note(Cause::AnnotationIgnored, format!("annotation {key} has no effect on a tcp health check"));
+            } else if !READ_ELSEWHERE.contains(&name) && !self.known.contains(key) {
+                self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; check its spelling"));
             }
         }
     }
 
     /// The trimmed value of the first of `keys` that is set. Later ones that differ become notes.
     fn first(&mut self, keys: &[String]) -> Option<(String, String)> {
+        self.known.extend_from_slice(keys);
         let annotations = self.annotations;
         let value = |key: &String| annotations.get(key).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let mut set = keys.iter().filter_map(|key| value(key).map(|value| (key.clone(), value)));
@@ -267,9 +175,8 @@ impl Reader<'_> {
 
     /// The requested addresses.
     fn addresses(&mut self, load_balancer_ip: Option<&str>) -> Vec<IpAddr> {
-        let (name, of_kube_vip) = ("loadBalancerIPs", format!("{KUBE_VIP}loadbalancerIPs"));
-        let of_cilium = [format!("{CILIUM}ips"), format!("{CILIUM_BEFORE}ips")];
-        let keys = [vec![ours("addresses"), metallb(0, name), metallb(1, name)], of_cilium.to_vec(), vec![of_kube_vip]].concat();
+        let of_kube_vip = vec![format!("{KUBE_VIP}loadbalancerIPs")];
+        let keys = [vec![ours("addresses")], metallb("loadBalancerIPs"), cilium("ips"), of_kube_vip].concat();
         let field = load_balancer_ip.map(str::trim).filter(|ip| !ip.is_empty());
         let (place, text) = match (self.first(&keys), field) {
             (Some((key, value)), field) => {
@@ -305,7 +212,7 @@ impl Reader<'_> {
 
     /// Parses an object name.
     fn pool(&mut self) -> Option<String> {
-        let keys = [ours("address-pool"), metallb(0, "address-pool"), metallb(1, "address-pool")];
+        let keys = [vec![ours("address-pool")], metallb("address-pool")].concat();
         let expected = format!("the name of a pool, of at most {POOL_CHARS_MAX} characters");
         let name = |value: &str| (value.chars().count() <= POOL_CHARS_MAX).then(|| value.to_owned());
         self.parsed(Unread::Pool, &keys, &expected, name)
@@ -335,15 +242,13 @@ impl Reader<'_> {
     /// Sharing of addresses. With an invalid key the Service gets an address that it does not share.
     fn sharing(&mut self) -> Option<Sharing> {
         let expected = format!("a key of at most {SHARING_KEY_CHARS_MAX} characters");
-        let of_metallb = [metallb(0, "allow-shared-ip"), metallb(1, "allow-shared-ip")];
-        let [first, second] = of_metallb.clone();
-        let keys = [ours("sharing-key"), first, second, format!("{CILIUM}sharing-key"), format!("{CILIUM_BEFORE}sharing-key")];
+        let of_metallb = metallb("allow-shared-ip");
+        let keys = [vec![ours("sharing-key")], of_metallb.clone(), cilium("sharing-key")].concat();
         let chosen = keys.iter().find(|key| self.annotations.get(*key).is_some_and(|value| !value.trim().is_empty()));
         let is_metallb = chosen.is_some_and(|key| of_metallb.contains(key));
         let fits = |value: &str| (value.chars().count() <= SHARING_KEY_CHARS_MAX).then(|| value.to_owned());
         let key = self.parsed(Unread::Sharing, &keys, &expected, fits);
-        let cross = [CILIUM, CILIUM_BEFORE].map(|prefix| format!("{prefix}sharing-cross-namespace"));
-        let named: Vec<String> = [ours("sharing-namespaces")].into_iter().chain(cross).collect();
+        let named = [vec![ours("sharing-namespaces")], cilium("sharing-cross-namespace")].concat();
         let expected = format!("`*` or at most {SHARING_NAMESPACES_MAX} names of namespaces, with commas between them");
         let namespaces = self.parsed(Unread::Sharing, &named, &expected, sharing_namespaces);
         let Some(key) = key else {
@@ -416,18 +321,17 @@ impl Reader<'_> {
 
     /// A duration: ours with a unit, the alias in whole seconds.
     fn time(&mut self, what: Unread, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
-        let (least, most) = (DurationText(*limits.start()), DurationText(*limits.end()));
-        let expected = format!("a duration such as 500ms, 5s or 2m, from {least} to {most}");
-        let with_unit = |value: &str| duration(value).filter(|time| limits.contains(time));
-        let seconds = |value: &str| value.parse().ok().map(Duration::from_secs).filter(|time| limits.contains(time));
+        let range = format!("from {} to {}", DurationText(*limits.start()), DurationText(*limits.end()));
+        let within = |time: Duration| limits.contains(&time).then_some(time);
         if !self.annotations.contains_key(key) {
-            let expected = format!("a number of seconds, from {least} to {most}");
-            return self.parsed(what, &[alias.to_owned()], &expected, seconds);
+            let seconds = |value: &str| value.parse().ok().map(Duration::from_secs).and_then(within);
+            return self.parsed(what, &[alias.to_owned()], &format!("a number of seconds, {range}"), seconds);
         }
         if self.annotations.contains_key(alias) {
             self.note(Cause::AnnotationsDiffer, format!("annotation {alias} is not used, because {key} is there"));
         }
-        self.parsed(what, &[key.to_owned()], &expected, with_unit)
+        let expected = format!("a duration such as 500ms, 5s or 2m, {range}");
+        self.parsed(what, &[key.to_owned()], &expected, |value| duration(value).and_then(within))
     }
 
     fn drain_timeout(&mut self) -> Option<Duration> {
@@ -443,15 +347,17 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proto::{Mode, Probe, Target};
+
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Annotations, SpecError> {
-        Annotations::read(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), None)
+    fn read(pairs: &[(&str, &str)]) -> Result<ServiceSpec, SpecError> {
+        super::read(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), None)
     }
 
     #[test]
     fn nothing_said_means_nothing_wished() {
-        assert_eq!(read(&[("example.com/other", "x")]), Ok(Annotations::default()));
+        assert_eq!(read(&[("example.com/other", "x")]), Ok(ServiceSpec::default()));
     }
 
     #[test]
@@ -499,7 +405,7 @@ mod tests {
     #[test]
     fn every_annotation_of_others_that_counts_as_read_is() {
         for key in foreign::READ {
-            let is_read = |value| read(&[(key, value)]) != Ok(Annotations::default());
+            let is_read = |value| read(&[(key, value)]) != Ok(ServiceSpec::default());
             assert!(is_read("false") || is_read("true"), "{key}");
         }
     }
@@ -628,7 +534,7 @@ mod tests {
             assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
             assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
             let (notes, unread) = (wishes.notes.clone(), what.into_iter().collect());
-            assert_eq!(wishes, Annotations { notes, unread, ..Annotations::default() });
+            assert_eq!(wishes, ServiceSpec { notes, unread, ..ServiceSpec::default() });
         }
     }
 
@@ -656,7 +562,7 @@ mod tests {
     #[test]
     fn of_ten_thousand_unknown_annotations_a_few_are_named() {
         let many = (0..10_000).map(|number| (format!("sluice.dev/x-{number}"), String::new())).collect();
-        let notes = Annotations::read(&many, None).unwrap().notes;
+        let notes = super::read(&many, None).unwrap().notes;
         assert!(notes.len() == REMARKS_MAX && notes.last().unwrap().text.contains("9985"), "{notes:?}");
     }
 

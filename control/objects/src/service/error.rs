@@ -1,9 +1,9 @@
 //! Errors of Services: why one cannot be served, and which settings cannot be parsed.
 //!
 //! Invariant: for a setting that cannot be parsed ([`Unread`]) the previous value stays in force. This applies only to
-//! settings whose mistyping is harmless; those that decide who may connect or what a backend receives are a [`SpecError`].
-//! After a restart of the controller there is no previous value and the default applies; an address stays, because it is in
-//! the status.
+//! settings whose mistyping is harmless; those that decide who may connect or what a backend receives are a
+//! [`SpecError`]. After a restart of the controller there is no previous value and the default applies; an address
+//! stays, because it is in the status.
 
 use proto::{Reason, Refusal, ServiceName};
 

@@ -1,8 +1,9 @@
-//! Annotations of other load balancers that sluice does not read. Owners get a remark, so that nobody who migrates relies
-//! on an annotation without effect.
+//! Annotations of other load balancers that sluice does not read. Owners get a remark, so that nobody who migrates
+//! relies on an annotation without effect.
 //!
-//! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`), written by its own controller
-//! (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives, or named in a remark.
+//! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`), written by its own
+//! controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives, or named in a
+//! remark.
 
 use std::collections::BTreeMap;
 

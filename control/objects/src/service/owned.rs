@@ -1,8 +1,9 @@
-//! The parts of a Service object that are ours: addresses in its status, conditions, the finalizer; and Services that are no
-//! longer candidates but still have such parts.
+//! The parts of a Service object that are ours: addresses in its status, conditions, the finalizer; and Services that
+//! are no longer candidates but still have such parts.
 //!
 //! Invariant: conditions and finalizers of other controllers are never treated as ours, and so never changed.
-//! Deliberately not here: the desired content (`status`), and when parts are removed (the controller's `status::finalizer`).
+//! Deliberately not here: the desired content (`status`), and when parts are removed (the controller's
+//! `status::finalizer`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -84,8 +85,8 @@ fn conditions(service: &Service) -> BTreeMap<ConditionType, Condition> {
     ConditionType::ALL.into_iter().filter_map(read).collect()
 }
 
-/// Whether our field manager wrote the addresses of the status (a condition of ours beside foreign addresses proves nothing),
-/// and another manager of the status: the one that wrote the addresses, else the one that wrote last.
+/// Whether our field manager wrote the addresses of the status (a condition of ours beside foreign addresses proves
+/// nothing), and another manager of the status: the one that wrote the addresses, else the one that wrote last.
 #[must_use]
 pub(super) fn writers(service: &Service) -> (bool, Option<String>) {
     let entries = service.metadata.managed_fields.iter().flatten();
@@ -150,8 +151,8 @@ impl Leftover {
         })
     }
 
-    /// Whether its addresses are not available to others: it is being deleted and still has our finalizer, so gateways may
-    /// still forward for it.
+    /// Whether its addresses are not available to others: it is being deleted and still has our finalizer, so gateways
+    /// may still forward for it.
     #[must_use]
     pub fn holds_addresses(&self) -> bool {
         self.is_deleted && self.is_load_balancer && self.held.finalizer && !self.held.ingress.is_empty()

@@ -25,7 +25,8 @@ use crate::kubernetes::lease::{Leader, Leadership};
 
 const WAIT: Duration = Duration::from_secs(20);
 
-/// A channel to a controller as a gateway opens it, and the group of the certificate. Of an error: its text with its causes.
+/// A channel to a controller as a gateway opens it, and the group of the certificate. Of an error: its text with its
+/// causes.
 async fn dial(url: &ControllerUrl, gateway: &str, material: &Material) -> Result<(Channel, String), String> {
     let ControllerUrl::Https { host, port } = url.clone() else { panic!("not over TCP") };
     let (config, group) = client_config(material, gateway).map_err(|error| error.to_string())?;

@@ -10,8 +10,8 @@ use rustls::{CertificateError, Error};
 
 use super::identity::{Identity, identities};
 
-/// Interval of checks, and so the longest time a stream outlives its certificate. Each check verifies two signatures, about
-/// 0.2 ms: a group of 64 gateways costs 0.3 % of a core.
+/// Interval of checks, and so the longest time a stream outlives its certificate. Each check verifies two signatures,
+/// about 0.2 ms: a group of 64 gateways costs 0.3 % of a core.
 const CHECKED_EVERY: Duration = Duration::from_secs(5);
 
 /// A certificate with its chain, and the verifier of the handshake.

@@ -1,5 +1,5 @@
-//! Certificates in a Secret of the controller's own namespace, read by polling, which needs only the right to `get` that one
-//! Secret.
+//! Certificates in a Secret of the controller's own namespace, read by polling, which needs only the right to `get`
+//! that one Secret.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use tracing::error;
 use crate::gateways::tls::Material;
 use crate::kubernetes::{ApiError, Cluster, Retry};
 
-/// Polling interval, after which a renewed certificate is used at the latest; the kubelet uses the same for mounted Secrets.
+/// Polling interval, after which a renewed certificate is used at the latest; the kubelet uses the same for mounted
+/// Secrets.
 const READ_EVERY: Duration = Duration::from_secs(60);
 
 /// A Secret to read.
@@ -24,7 +25,8 @@ pub struct FollowedSecret {
 }
 
 impl FollowedSecret {
-    /// Reads it repeatedly while this is polled. The last content stays while the Secret cannot be read or does not exist.
+    /// Reads it repeatedly while this is polled. The last content stays while the Secret cannot be read or does not
+    /// exist.
     pub async fn follow(self, cluster: &Cluster) {
         let secrets = Api::<Secret>::namespaced(cluster.client.clone(), &cluster.namespace);
         let mut retry = Retry::new("get the Secret of key `tls.secret`", &cluster.server);
@@ -60,8 +62,8 @@ impl FollowedSecret {
         }
     }
 
-    /// Reads the keys that cert-manager and `kubectl create secret` write. A missing key becomes an empty text, which is reported
-    /// when it is used.
+    /// Reads the keys that cert-manager and `kubectl create secret` write. A missing key becomes an empty text, which
+    /// is reported when it is used.
     fn material(&self, secret: Secret) -> Material {
         let mut data = secret.data.unwrap_or_default();
         let mut take = |key: &str| data.remove(key).unwrap_or_default().0;

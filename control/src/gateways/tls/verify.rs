@@ -1,5 +1,5 @@
-//! How a gateway verifies a controller: by its own authority, and by the controller name of its own group. The dialled host
-//! name does not count, because controllers may be reached by any address.
+//! How a gateway verifies a controller: by its own authority, and by the controller name of its own group. The dialled
+//! host name does not count, because controllers may be reached by any address.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Leader election: acquires and renews the Lease of the installation, or observes its holder.
 //!
-//! Invariant: optimistic concurrency alone decides who acquires the Lease, because every write names the version that it
-//! replaces. A leader whose renewals fail steps down no later than [`LED_AT_MOST`] after it sent the last accepted one, even
-//! while a request hangs.
+//! Invariant: optimistic concurrency alone decides who acquires the Lease, because every write names the version that
+//! it replaces. A leader whose renewals fail steps down no later than [`RENEW_DEADLINE`] after it sent the last
+//! accepted one, even while a request hangs.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::kubernetes::api_error::{ApiError, Retry};
 use crate::kubernetes::client::{Cluster, post_params};
-use crate::kubernetes::lease::{self, LED_AT_MOST, LOOKED_AT_EVERY, Leadership, LeaseCandidate, RENEWED_EVERY};
+use crate::kubernetes::lease::{self, Leadership, LeaseCandidate, RENEW_DEADLINE, RENEW_PERIOD, RETRY_PERIOD};
 
 /// Timeout of an attempt, which leaves time for another one before the leader must step down.
 const ATTEMPT_MAX: Duration = Duration::from_secs(3);
@@ -31,7 +31,7 @@ struct HeldLease {
 /// Result of an attempt that the server answered.
 enum Answer {
     /// This replica holds the Lease, by a request sent at the start of the attempt.
-    OwnedParts(Lease),
+    Held(Lease),
     /// The renewal conflicted with a version that is also ours: the answer to an earlier renewal was lost.
     Newer(Lease),
     /// Another replica holds it, or none does yet.
@@ -50,31 +50,31 @@ pub async fn elect(
     let mut held: Option<HeldLease> = None;
     while !stop.is_cancelled() {
         let started = Instant::now();
-        let must_stop_at = held.as_ref().map(|held| held.renewed_at + LED_AT_MOST);
+        let must_stop_at = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
         let attempt_ends = must_stop_at.map_or(started + ATTEMPT_MAX, |at| at.min(started + ATTEMPT_MAX));
         let attempt = timeout_at(attempt_ends.into(), attempt(&leases, &mut candidate, held.as_ref()));
-        let mut wait = LOOKED_AT_EVERY;
+        let mut wait = RETRY_PERIOD;
         match stop.run_until_cancelled(attempt).await {
             None => break,
             Some(Ok(Ok(answer))) => {
                 retry.succeeded();
-                if matches!(answer, Answer::OwnedParts(_)) {
-                    wait = RENEWED_EVERY;
+                if matches!(answer, Answer::Held(_)) {
+                    wait = RENEW_PERIOD;
                 }
                 take(answer, (started, &candidate), &mut held, leadership);
             }
-            Some(Ok(Err(error))) => wait = retry.failed(ApiError::from(&error), Instant::now()).min(LOOKED_AT_EVERY),
+            Some(Ok(Err(error))) => wait = retry.failed(ApiError::from(&error), Instant::now()).min(RETRY_PERIOD),
             Some(Err(_)) => _ = retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now()),
         }
-        if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + LED_AT_MOST) {
-            warn!("the Lease could not be renewed for {LED_AT_MOST:?}; no longer leading, gateways keep their state");
+        if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + RENEW_DEADLINE) {
+            warn!("the Lease could not be renewed for {RENEW_DEADLINE:?}; no longer leading, gateways keep their state");
             held = None;
             leadership.send_replace(Leadership::Following(None));
         }
-        if held.is_none() && !candidate.sees_life(Instant::now()) {
+        if held.is_none() && !candidate.saw_renewal(Instant::now()) {
             leadership.send_if_modified(forget_address);
         }
-        let fence = held.as_ref().map(|held| held.renewed_at + LED_AT_MOST);
+        let fence = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
         let next = fence.map_or(started + wait, |fence| fence.min(started + wait));
         stop.run_until_cancelled(sleep_until(next.into())).await;
     }
@@ -104,7 +104,7 @@ fn take(
     leadership: &watch::Sender<Leadership>,
 ) {
     match answer {
-        Answer::OwnedParts(lease) => {
+        Answer::Held(lease) => {
             let is_new = held.is_none();
             let epoch = lease::epoch(&lease);
             *held = Some(HeldLease { lease, renewed_at: sent_at });
@@ -141,7 +141,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
     if let Some(held) = held {
         match leases.replace(&candidate.lease, &post_params(), &candidate.renew(&held.lease)).await {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-            result => return result.map(Answer::OwnedParts),
+            result => return result.map(Answer::Held),
         }
     }
     let Some(now) = leases.get_opt(&candidate.lease).await? else {
@@ -150,7 +150,7 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
         }
         return match leases.create(&post_params(), &candidate.create()).await {
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(Answer::NotOurs(None)),
-            result => result.map(Answer::OwnedParts),
+            result => result.map(Answer::Held),
         };
     };
     if held.is_some_and(|held| candidate.holds(&held.lease, &now)) {
@@ -162,6 +162,6 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
     let Some(taken) = candidate.take(&now, Instant::now()) else { return Ok(Answer::NotOurs(Some(now))) };
     match leases.replace(&candidate.lease, &post_params(), &taken).await {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Answer::NotOurs(None)),
-        result => result.map(Answer::OwnedParts),
+        result => result.map(Answer::Held),
     }
 }

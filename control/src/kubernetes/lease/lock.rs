@@ -1,10 +1,10 @@
 //! File locks that tell controllers on the same machine whether another one still runs.
 //!
-//! Invariant: a controller locks a file named after its identity before that identity appears in a Lease, and holds the lock
-//! until its process ends; only then the kernel releases it (flock(2)). Whoever acquires the lock of such a file has proved
-//! that its owner has stopped writing. Requests of a killed process that the kernel still sends are harmless, because every
-//! write names the version of the object that it replaces.
-//! A file from another boot or another machine proves nothing.
+//! Invariant: a controller locks a file named after its identity before that identity appears in a Lease, and holds the
+//! lock until its process ends; only then the kernel releases it (flock(2)). Whoever acquires the lock of such a file
+//! has proved that its owner has stopped writing. Requests of a killed process that the kernel still sends are
+//! harmless, because every write names the version of the object that it replaces. A file from another boot or another
+//! machine proves nothing.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Write as _};

@@ -1,0 +1,160 @@
+//! The specification of a Service, as its fields and annotations request it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proto::{Family, HealthCheck, Mode, Probe, Protocol, Scheduler, Target};
+
+use super::error::Unread;
+use crate::note::Remark;
+use crate::status::IpMode;
+
+/// The specification of a Service that can be served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceSpec {
+    /// In the order of `spec.ipFamilies`; one or two.
+    pub families: Vec<Family>,
+    /// Whether the address of the second family is optional (`PreferDualStack`).
+    pub second_family_optional: bool,
+    /// At least one.
+    pub ports: Vec<PortSpec>,
+    /// Requested addresses, at most one per family.
+    pub addresses: Vec<IpAddr>,
+    /// `spec.externalIPs`, without invalid addresses.
+    pub external_ips: Vec<IpAddr>,
+    /// Requested pool.
+    pub pool: Option<String>,
+    /// Whether it requests an address of an internal pool.
+    pub internal: bool,
+    /// `readdress`: whether an address outside the requested pool or list is to be exchanged.
+    pub readdress: bool,
+    /// Whether and with whom it shares its addresses.
+    pub sharing: Option<Sharing>,
+    /// Requested mode.
+    pub mode: Option<Mode>,
+    /// Requested target.
+    pub target: Option<Target>,
+    /// Requested scheduler.
+    pub scheduler: Option<Scheduler>,
+    /// Requested `ipMode`.
+    pub ip_mode: Option<IpMode>,
+    /// `sessionAffinity: ClientIP`: how long a client keeps its backend.
+    pub affinity: Option<Duration>,
+    /// Clients that may connect; `None` means all.
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// `externalTrafficPolicy: Local`.
+    pub local: bool,
+    /// Port at which nodes report whether they have ready endpoints: `healthCheckNodePort`.
+    pub node_health_port: Option<u16>,
+    /// Name of the proxy that serves it on nodes instead of kube-proxy: `service.kubernetes.io/service-proxy-name`.
+    pub proxy_name: Option<String>,
+    /// Requested health check.
+    pub health: HealthSpec,
+    /// Requested drain timeout.
+    pub drain_timeout: Option<Duration>,
+    /// Requested idle timeout.
+    pub idle_timeout: Option<Duration>,
+    /// Settings that cannot be parsed; their previous values stay in force.
+    pub unread: BTreeSet<Unread>,
+    /// Remarks about settings that the author may have meant differently.
+    pub notes: Vec<Remark>,
+}
+
+impl ServiceSpec {
+    /// Copies settings that cannot be parsed from the previous specification.
+    pub fn keep(&mut self, before: &Self) {
+        for what in self.unread.clone() {
+            match what {
+                Unread::Addresses => self.addresses.clone_from(&before.addresses),
+                Unread::Pool => self.pool.clone_from(&before.pool),
+                Unread::Readdress => self.readdress = before.readdress,
+                Unread::Sharing => self.sharing.clone_from(&before.sharing),
+                Unread::Scheduler => self.scheduler = before.scheduler,
+                Unread::IpMode => self.ip_mode = before.ip_mode,
+                Unread::Probe => self.health.probe = before.health.probe,
+                Unread::HealthPort => self.health.port = before.health.port,
+                Unread::Interval => self.health.interval = before.health.interval,
+                Unread::Timeout => self.health.timeout = before.health.timeout,
+                Unread::Rise => self.health.rise = before.health.rise,
+                Unread::Fall => self.health.fall = before.health.fall,
+                Unread::DrainTimeout => self.drain_timeout = before.drain_timeout,
+                Unread::IdleTimeout => self.idle_timeout = before.idle_timeout,
+            }
+        }
+        // The Service may have lost a family in the meantime.
+        self.addresses.retain(|address| self.families.contains(&Family::of(*address)));
+    }
+}
+
+/// One port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Its name, possibly empty; EndpointSlice ports match by name and protocol.
+    pub name: String,
+    /// Protocol of the frontend and the endpoints.
+    pub protocol: Protocol,
+    /// Port at the VIPs.
+    pub port: u16,
+    /// Port at the node port addresses of gateways; only for type `NodePort`.
+    pub node_port: Option<u16>,
+    /// Port at the cluster's nodes, where kube-proxy listens; `None` if none is allocated.
+    pub port_of_nodes: Option<u16>,
+    /// Application protocol, for display only.
+    pub app_protocol: Option<String>,
+}
+
+/// Health check settings of a Service; the rest comes from the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HealthSpec {
+    /// Protocol of the probe.
+    pub probe: Option<Probe>,
+    /// Port to probe instead of the backend's own.
+    pub port: Option<u16>,
+    /// Time between two probes.
+    pub interval: Option<Duration>,
+    /// Timeout of a probe.
+    pub timeout: Option<Duration>,
+    /// Number of passed probes that make a target healthy.
+    pub rise: Option<u32>,
+    /// Number of failed probes that make a target unhealthy.
+    pub fall: Option<u32>,
+}
+
+impl HealthSpec {
+    /// The health check of the Service, completed from `defaults`.
+    #[must_use]
+    pub fn over(&self, defaults: &HealthCheck) -> HealthCheck {
+        HealthCheck {
+            probe: self.probe.unwrap_or(defaults.probe),
+            port: self.port.or(defaults.port),
+            node_health_port: None,
+            interval: self.interval.unwrap_or(defaults.interval),
+            timeout: self.timeout.unwrap_or(defaults.timeout),
+            rise: self.rise.unwrap_or(defaults.rise),
+            fall: self.fall.unwrap_or(defaults.fall),
+            fail_open: defaults.fail_open,
+        }
+    }
+}
+
+/// What a Service declares about sharing its address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sharing {
+    /// `sharing-key`: Services with equal keys share.
+    pub key: String,
+    /// Whether it comes from MetalLB's annotation, which has no list of namespaces.
+    pub is_metallb: bool,
+    /// `sharing-namespaces`: other namespaces with which it shares.
+    pub namespaces: Namespaces,
+}
+
+/// Other namespaces with which a Service shares an address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Namespaces {
+    /// The listed ones; none by default.
+    Named(BTreeSet<String>),
+    /// `*`: all.
+    All,
+}
