@@ -15,7 +15,8 @@ use super::rewrite;
 use super::sort::Lookup;
 use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Changes, DirectForward, FlowFamily, FlowMatch, FlowTables, Flows, NatForward, Packet, Verdict, decide, follow, follow_plain,
+    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
+    follow_plain,
 };
 use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
@@ -110,7 +111,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.apply(snapshot, arrival, buffer, packet.headers, verdict);
     }
 
-    /// The verdict of [`decide`]; counts its changes and sends the resets that it neighbour_requests for.
+    /// The verdict of [`decide`]; counts its changes and sends the resets that it requests.
     #[inline(always)]
     pub(super) fn verdict<'s, A: FlowFamily>(
         &mut self,
@@ -124,8 +125,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
         let Self { ports, limits, worker, .. } = self;
-        let mut flows = Flows { table, others, ports, limits, changes: &mut changes, room, worker: *worker };
-        let verdict = decide(packet, segment, found, snapshot, &mut flows, Tick::at(arrival.now_ns));
+        let (now, worker) = (Tick::at(arrival.now_ns), *worker);
+        let mut context = DecisionContext { snapshot, now, table, others, ports, limits, changes: &mut changes, room, worker };
+        let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
             self.originate(arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
