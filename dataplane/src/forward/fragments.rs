@@ -14,7 +14,7 @@ use crate::fragment::{EarlyFragment, Fragment, LaterFragments, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
 use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers, Ipv4, Parsed, Transport, Tuple, parse, sctp_chunk, take};
+use crate::wire::{Address, Buffer, Headers, Ipv4, Transport, Tuple, parse, sctp_chunk, take};
 use crate::workers::{Egress, HandoverTask, WorkerId};
 
 /// A fragment with the entry of its datagram.
@@ -159,7 +159,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         later: LaterFragments,
     ) {
         let EarlyFragment { buffer, arrival: came, .. } = early;
-        let Some(headers) = parse(buffer.bytes()).ok().and_then(Parsed::headers::<A>) else {
+        let Some(headers) = parse(buffer.bytes()).ok().and_then(A::headers) else {
             return self.drop(buffer, DropReason::Malformed);
         };
         match Fragment::of(buffer.bytes(), &headers) {

@@ -9,14 +9,13 @@
 //! Not here: packets that never go to the kernel, which the decision drops.
 
 use super::twin::KernelExchanges;
-use crate::wire::{Headers, Parsed, Transport, Tuple, parse};
+use crate::wire::{Headers, Parsed, Transport, Tuple, icmpv6, parse};
 
 /// ARP for IPv4 over Ethernet: offset of the operation in an untagged frame, and the operation "reply" (RFC 826).
 const ARP_OPERATION: std::ops::Range<usize> = 20..22;
 const ARP_REPLY: [u8; 2] = [0, 2];
-/// ICMPv6: 133 to 137 are neighbour discovery (RFC 4861 section 4), of which 136 is the answer.
+/// Types of ICMPv6 that are neighbour discovery (RFC 4861 section 4).
 const NEIGHBOUR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Protocols that routers speak over IP itself: EIGRP, OSPF, PIM, VRRP.
 const ROUTING_PROTOCOLS: [u8; 4] = [88, 89, 103, 112];
 /// Ports of routing protocols over TCP or UDP: BGP, RIP, RIPng, LDP, BFD (RFC 5881, 5883, 7130).
@@ -109,7 +108,7 @@ pub(crate) fn class(frame: &[u8], begun: &KernelExchanges) -> Class {
 
 fn of_ipv6(headers: &Headers<u128>, begun: &KernelExchanges) -> Class {
     match headers.transport {
-        Transport::Icmp { kind: NEIGHBOUR_ADVERTISEMENT, .. } => Class::Resolution,
+        Transport::Icmp { kind: icmpv6::NEIGHBOUR_ADVERTISEMENT, .. } => Class::Resolution,
         Transport::Icmp { kind, .. } if NEIGHBOUR_DISCOVERY.contains(&kind) => Class::Question,
         _ => exchange_class(begun.knows(headers)),
     }

@@ -51,6 +51,18 @@ pub fn apply(checksum: u16, delta: u16) -> u16 {
     !(sum.wrapping_add(u16::from(carry)))
 }
 
+/// As [`apply`], for UDP: 0 means "none computed" (RFC 768; RFC 6935 permits it for IPv6 tunnels) and stays; a computed 0
+/// is sent as 0xffff.
+#[inline]
+#[must_use]
+pub fn apply_udp(checksum: u16, delta: u16) -> u16 {
+    match (checksum, apply(checksum, delta)) {
+        (0, _) => 0,
+        (_, 0) => 0xffff,
+        (_, changed) => changed,
+    }
+}
+
 /// The difference between one 16-bit word and its replacement.
 #[must_use]
 pub fn word_delta(old: u16, new: u16) -> u16 {

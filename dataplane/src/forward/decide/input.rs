@@ -6,7 +6,7 @@ use super::verdict::Changes;
 use crate::flow::{BackendId, Candidate, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
 use crate::port::Link;
 use crate::snapshot::Snapshot;
-use crate::wire::{Address, Headers};
+use crate::wire::{Address, Headers, Parsed};
 
 /// The flow table of the other family: both families share `maxPerWorker`.
 #[derive(Debug)]
@@ -75,6 +75,8 @@ pub(in crate::forward) struct FlowTables {
 pub(in crate::forward) trait FlowFamily: Address {
     /// The flow table of the family, and that of the other.
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<Self>, OtherFlows<'_>);
+    /// The headers of a packet, if it is of this family.
+    fn headers(packet: Parsed) -> Option<Headers<Self>>;
 }
 
 impl FlowFamily for u32 {
@@ -82,11 +84,19 @@ impl FlowFamily for u32 {
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<u32>, OtherFlows<'_>) {
         (&mut tables.v4, OtherFlows::V6(&mut tables.v6))
     }
+
+    fn headers(packet: Parsed) -> Option<Headers<Self>> {
+        if let Parsed::V4(headers) = packet { Some(headers) } else { None }
+    }
 }
 
 impl FlowFamily for u128 {
     #[inline(always)]
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<u128>, OtherFlows<'_>) {
         (&mut tables.v6, OtherFlows::V4(&mut tables.v4))
+    }
+
+    fn headers(packet: Parsed) -> Option<Headers<Self>> {
+        if let Parsed::V6(headers) = packet { Some(headers) } else { None }
     }
 }

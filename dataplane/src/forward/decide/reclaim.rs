@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatPorts, SnatTarget,
-    Ticks, YieldClass,
+    BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget, Ticks,
+    YieldClass,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
@@ -94,7 +94,7 @@ fn scarce_lease<A: Address>(
 ) -> Option<SnatLease<A>> {
     let DecisionContext { snapshot, now, .. } = *context;
     let oldest = YieldClass::ALL.map(|class| {
-        let pools = addresses.iter().map(|address| SnatPorts::pool(target.slot, address.index));
+        let pools = addresses.iter().map(|address| PoolId::new(target.slot, address.index));
         let of_pool = |pool| context.table.oldest_of(class, pool).map(|(index, since)| (now.since(since), index));
         pools.filter_map(of_pool).max_by_key(|&(age, _)| age)
     });
@@ -104,7 +104,7 @@ fn scarce_lease<A: Address>(
             settle(context, &yielded);
         }
         let reused_early = context.ports.reused_early();
-        let lease = context.ports.allocate(target, addresses, start, now).ok();
+        let lease = context.ports.allocate(target, addresses, start, now);
         context.changes.reused_early = context.ports.reused_early() > reused_early;
         lease
     };
