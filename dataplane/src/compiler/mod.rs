@@ -27,12 +27,11 @@ use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
 use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
-use services::{CompileContext, CompiledService};
+use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
 use targets::TargetKey;
 
-use crate::port::PortIndex;
-use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views, VlanLink};
+use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views};
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
 
@@ -51,10 +50,6 @@ pub struct Compiler {
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
-    addresses: Vec<IpAddr>,
-    down: Vec<PortIndex>,
-    moves: Vec<u64>,
-    vlans: Vec<VlanLink>,
     announced_addresses: AnnouncedAddresses,
     dnat_steering: DnatSteering,
     conflicts: Vec<String>,
@@ -120,11 +115,7 @@ impl Compiler {
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
             pools: Vec::new(),
-            addresses: Vec::new(),
-            down: Vec::new(),
-            moves: Vec::new(),
             dnat_steering: DnatSteering::default(),
-            vlans: Vec::new(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
             graces: BTreeSet::new(),
@@ -154,20 +145,17 @@ impl Compiler {
         }
         self.last.sequence += 1;
         self.backends.expire(now_ns);
+        let before = self.ways.network();
+        let ours_changed = before.addresses != network.addresses || before.down != network.down || before.moves != network.moves;
         let vlans_changed = self.follow_vlans(network);
-        let all = self.follow_network(network, health, vlans_changed, now_ns);
+        let all = self.follow_network(network, vlans_changed);
         let changes = self.follow_services(state, health, all, now_ns);
         let listens_changed = changes.listens;
         if listens_changed {
             self.index_frontends();
         }
-        let links_changed = self.down != network.down || self.moves != network.moves;
-        let ours_changed = vlans_changed || self.addresses != network.addresses || links_changed;
-        if listens_changed || ours_changed || self.pools != state.pools {
+        if listens_changed || vlans_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
-            self.addresses.clone_from(&network.addresses);
-            self.down.clone_from(&network.down);
-            self.moves.clone_from(&network.moves);
             self.update_roles(network);
         }
         if changes.dnat || self.is_anew || self.dnat_steering.is_due(listens_changed, now_ns) {
@@ -217,10 +205,9 @@ impl Compiler {
 
     /// Takes over the VLAN devices. Returns true when any was added, removed or changed.
     fn follow_vlans(&mut self, network: &Network) -> bool {
-        if self.vlans == network.vlans {
+        if self.ways.network().vlans == network.vlans {
             return false;
         }
-        self.vlans.clone_from(&network.vlans);
         self.snat = SnatTables::new(&self.config, network);
         let last = &mut self.last;
         (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
@@ -230,7 +217,7 @@ impl Compiler {
     }
 
     /// Takes over routes and neighbours. Returns true when every service must be recompiled.
-    fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
+    fn follow_network(&mut self, network: &Network, vlans_changed: bool) -> bool {
         self.follow_macs(network);
         let news = self.ways.follow(network);
         let must_resolve = news == NetworkChange::Routes || vlans_changed || self.is_anew;
@@ -239,18 +226,7 @@ impl Compiler {
         }
         let mut all = false;
         if must_resolve {
-            let mut context = CompileContext {
-                ways: &mut self.ways,
-                snat: &self.snat,
-                tunnels: &self.tunnels,
-                health,
-                node_port_addresses: &[],
-                counters: &self.counters,
-                affinity: None,
-                grace: self.config.flows.table_grace,
-                now_ns,
-            };
-            all = self.backends.targets.resolve(|address| context.reach(address));
+            all = self.backends.targets.resolve(|address| reach(address, &mut self.ways, &self.snat, &self.tunnels));
             self.backends.follow_targets();
         }
         self.ways.forget(self.backends.targets.next_hops());

@@ -92,6 +92,11 @@ impl RouteBook {
         ways
     }
 
+    /// The network that was taken over last.
+    pub(super) fn network(&self) -> &Network {
+        &self.network
+    }
+
     /// Continues after the epoch of `before`, of whose slots none are kept: flows look up again.
     pub(super) fn follow_epoch(&mut self, before: &Routes) {
         self.routes.epoch = before.epoch;

@@ -72,7 +72,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
             Direction::ToClient => (flow.vip, flow.client, flow.tuple(Direction::ToBackend)),
         };
-        let (source_mac, destination_mac) = (exit.source_mac, exit.destination_mac);
+        let Exit { source_mac, destination_mac, .. } = *exit;
         let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
         icmp::mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
         if !headers.dont_fragment {
@@ -103,13 +103,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.tally.hits += 1;
         match (followed, &quote.inner) {
             (Err(verdict), _) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
-            (Ok(exit), Inner::V4(inner)) => self.tell_client(arrival, buffer, &quote, inner, exit),
-            (Ok(exit), Inner::V6(inner)) => self.tell_client(arrival, buffer, &quote, inner, exit),
+            (Ok(exit), Inner::V4(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
+            (Ok(exit), Inner::V6(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
         }
         Ok(())
     }
 
-    fn tell_client<A: Address, I: Address>(
+    fn report_to_client<A: Address, I: Address>(
         &mut self,
         arrival: Arrival,
         mut buffer: P::Buffer,
@@ -121,9 +121,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             TunnelErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
             TunnelErrorKind::Unreachable => IcmpError::HostUnreachable,
         };
-        let told = self.limiter.allow(inner.source, arrival.now_ns)
+        let written = self.limiter.allow(inner.source, arrival.now_ns)
             && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
-        if !told {
+        if !written {
             return self.drop(buffer, DropReason::AnswerLimited);
         }
         self.observer.observe(&buffer, PacketOutcome::Reply(exit.port), || None);

@@ -9,7 +9,7 @@ use proto::Family;
 use super::quote::{Quote, QuotedChecksum};
 use crate::wire::checksum::{apply, apply_udp, delta, difference, sum};
 use crate::wire::{
-    Address, Ethernet, Headers, Icmp, Mac, Tuple, Udp, crc32c, lower_hop_limit, network_len, protocol, set_addresses, take_mut,
+    Address, Ethernet, Headers, Icmp, Mac, Tuple, Udp, crc32c, forward_header, network_len, protocol, set_addresses, take_mut,
 };
 
 /// The new fields of an error.
@@ -49,8 +49,7 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
     icmp.checksum.set(apply(icmp.checksum.get(), difference(before, sum(quoted))));
     let to = Tuple { source: rewrite.source, destination: rewrite.destination, ..headers.tuple };
     let addresses = delta(&headers.tuple, &to).l3;
-    set_addresses(network, rewrite.source, rewrite.destination, addresses)?;
-    lower_hop_limit::<A>(network)?;
+    forward_header(network, rewrite.source, rewrite.destination, addresses)?;
     if A::FAMILY == Family::V6 {
         // ICMPv6 includes the addresses by a pseudo header (RFC 4443 section 2.3).
         icmp.checksum.set(apply(icmp.checksum.get(), addresses));

@@ -8,6 +8,7 @@
 //!
 //! Not here: packets that never go to the kernel, which the decision drops.
 
+use super::token_bucket::TokenBucket;
 use super::twin::KernelExchanges;
 use crate::wire::{Headers, Parsed, Transport, Tuple, icmpv6, parse};
 
@@ -41,54 +42,23 @@ pub(crate) enum Class {
 /// tap on one core; a tenth of that for all classes leaves room for several workers and the other work of that core.
 /// 2,000 answered requests are four /24 full of hosts; 8,000 packets of routing protocols carry 80 Mbit/s of BGP;
 /// 20,000 replies are 10,000 probes of two packets each.
-const PER_SECOND: [u64; 5] = [2_000, 2_000, 8_000, 20_000, 18_000];
-/// Burst size: this fraction of a second's packets, 100 ms.
-const BURST_PER_SECOND: u64 = 10;
-
-/// A token bucket whose tokens are nanoseconds.
-#[derive(Clone, Copy, Debug)]
-struct ClassBucket {
-    saved_ns: u64,
-    last_ns: u64,
-    packet_ns: u64,
-    full_ns: u64,
-}
-
-impl ClassBucket {
-    const fn new(per_second: u64) -> Self {
-        let packet_ns = 1_000_000_000 / per_second;
-        let full_ns = per_second / BURST_PER_SECOND * packet_ns;
-        Self { saved_ns: full_ns, last_ns: 0, packet_ns, full_ns }
-    }
-
-    fn take(&mut self, now_ns: u64) -> bool {
-        let earned = now_ns.saturating_sub(self.last_ns);
-        self.last_ns = self.last_ns.max(now_ns);
-        self.saved_ns = self.saved_ns.saturating_add(earned).min(self.full_ns);
-        let allowed = self.saved_ns >= self.packet_ns;
-        if allowed {
-            self.saved_ns -= self.packet_ns;
-        }
-        allowed
-    }
-}
-
+const PER_SECOND: [u32; 5] = [2_000, 2_000, 8_000, 20_000, 18_000];
 /// The token buckets of one worker, for all its twins.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TwinRate {
-    buckets: [ClassBucket; 5],
-}
-
-impl Default for TwinRate {
-    fn default() -> Self {
-        Self { buckets: PER_SECOND.map(ClassBucket::new) }
-    }
+    buckets: [TokenBucket; PER_SECOND.len()],
 }
 
 impl TwinRate {
     /// Whether one more packet of this class may go to the kernel now.
     pub(crate) fn allow(&mut self, class: Class, now_ns: u64) -> bool {
-        self.buckets[class as usize].take(now_ns) || (class != Class::Rest && self.buckets[Class::Rest as usize].take(now_ns))
+        let mut take = |class: Class| {
+            let bucket = &mut self.buckets[class as usize];
+            let after = bucket.after_one(now_ns, PER_SECOND[class as usize]);
+            *bucket = after.unwrap_or(*bucket);
+            after.is_some()
+        };
+        take(class) || (class != Class::Rest && take(Class::Rest))
     }
 }
 
@@ -138,9 +108,9 @@ mod tests {
     #[test]
     fn the_rest_gets_a_burst_and_then_its_rate() {
         let mut rate = TwinRate::default();
-        let expected = PER_SECOND[Class::Rest as usize];
+        let expected = u64::from(PER_SECOND[Class::Rest as usize]);
         let at_once = (0..2 * expected).filter(|_| rate.allow(Class::Rest, 1)).count() as u64;
-        assert_eq!(at_once, expected / BURST_PER_SECOND);
+        assert_eq!(at_once, expected / 10, "a burst of 100 ms");
         let in_one_second = allowed(&mut rate, Class::Rest, 1, 200);
         assert!((expected - 100..=expected).contains(&in_one_second), "{in_one_second}");
     }
@@ -159,7 +129,7 @@ mod tests {
             assert!(own >= per_second, "{class:?}: {own}");
             let mut rate = TwinRate::default();
             let alone = allowed(&mut rate, class, 0, 100);
-            assert!(alone >= per_second + PER_SECOND[Class::Rest as usize], "{class:?}: {alone}");
+            assert!(alone >= per_second + u64::from(PER_SECOND[Class::Rest as usize]), "{class:?}: {alone}");
         }
     }
 

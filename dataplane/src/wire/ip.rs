@@ -58,6 +58,17 @@ impl Ipv6 {
     pub fn version(&self) -> u8 {
         (self.version_class_label.get() >> 28) as u8
     }
+
+    #[inline(always)]
+    fn set_addresses(&mut self, source: u128, destination: u128) {
+        self.source.set(source);
+        self.destination.set(destination);
+    }
+
+    #[inline(always)]
+    fn lower_hop_limit(&mut self) {
+        self.hop_limit = self.hop_limit.wrapping_sub(1);
+    }
 }
 
 /// The first two bytes of hop-by-hop options, destination options and routing headers.
@@ -172,6 +183,19 @@ impl Ipv4 {
     #[must_use]
     pub fn is_fragment(&self) -> bool {
         self.fragmentation.get() & 0x3fff != 0
+    }
+
+    #[inline(always)]
+    fn set_addresses(&mut self, source: u32, destination: u32, delta: u16) {
+        self.source.set(source);
+        self.destination.set(destination);
+        self.checksum.set(checksum::apply(self.checksum.get(), delta));
+    }
+
+    #[inline(always)]
+    fn lower_ttl(&mut self) {
+        self.ttl = self.ttl.wrapping_sub(1);
+        self.checksum.set(checksum::apply(self.checksum.get(), checksum::HOP_DELTA));
     }
 }
 
@@ -307,6 +331,7 @@ impl<A: Address> NetworkHeader<A> {
     }
 
     /// Writes the header at the start of `bytes` and returns the bytes after it.
+    #[inline(always)]
     pub(crate) fn write<'a>(&self, bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
         match A::FAMILY {
             Family::V4 => {
@@ -322,6 +347,7 @@ impl<A: Address> NetworkHeader<A> {
         }
     }
 
+    #[inline(always)]
     fn ipv4(&self) -> Ipv4 {
         let mut ip = Ipv4 {
             version_ihl: Ipv4::PLAIN,
@@ -339,6 +365,7 @@ impl<A: Address> NetworkHeader<A> {
         ip
     }
 
+    #[inline(always)]
     fn ipv6(&self) -> Ipv6 {
         Ipv6 {
             version_class_label: U32::new(Ipv6::PLAIN | u32::from(self.traffic_class) << 20 | self.flow_label),
@@ -356,17 +383,8 @@ impl<A: Address> NetworkHeader<A> {
 #[inline(always)]
 pub(crate) fn set_addresses<A: Address>(packet: &mut [u8], source: A, destination: A, delta: u16) -> Option<()> {
     match A::FAMILY {
-        Family::V4 => {
-            let (ip, _) = take_mut::<Ipv4>(packet)?;
-            ip.source.set(low_half(source));
-            ip.destination.set(low_half(destination));
-            ip.checksum.set(checksum::apply(ip.checksum.get(), delta));
-        }
-        Family::V6 => {
-            let (ip, _) = take_mut::<Ipv6>(packet)?;
-            ip.source.set(source.wide());
-            ip.destination.set(destination.wide());
-        }
+        Family::V4 => take_mut::<Ipv4>(packet)?.0.set_addresses(low_half(source), low_half(destination), delta),
+        Family::V6 => take_mut::<Ipv6>(packet)?.0.set_addresses(source.wide(), destination.wide()),
     }
     Some(())
 }
@@ -375,14 +393,25 @@ pub(crate) fn set_addresses<A: Address>(packet: &mut [u8], source: A, destinatio
 #[inline(always)]
 pub(crate) fn lower_hop_limit<A: Address>(packet: &mut [u8]) -> Option<()> {
     match A::FAMILY {
+        Family::V4 => take_mut::<Ipv4>(packet)?.0.lower_ttl(),
+        Family::V6 => take_mut::<Ipv6>(packet)?.0.lower_hop_limit(),
+    }
+    Some(())
+}
+
+/// [`set_addresses`] and [`lower_hop_limit`] with one check of the length, for the fast path.
+#[inline(always)]
+pub(crate) fn forward_header<A: Address>(packet: &mut [u8], source: A, destination: A, delta: u16) -> Option<()> {
+    match A::FAMILY {
         Family::V4 => {
             let (ip, _) = take_mut::<Ipv4>(packet)?;
-            ip.ttl = ip.ttl.wrapping_sub(1);
-            ip.checksum.set(checksum::apply(ip.checksum.get(), checksum::HOP_DELTA));
+            ip.set_addresses(low_half(source), low_half(destination), delta);
+            ip.lower_ttl();
         }
         Family::V6 => {
             let (ip, _) = take_mut::<Ipv6>(packet)?;
-            ip.hop_limit = ip.hop_limit.wrapping_sub(1);
+            ip.set_addresses(source.wide(), destination.wide());
+            ip.lower_hop_limit();
         }
     }
     Some(())

@@ -30,7 +30,7 @@ pub(crate) use headers::{FrontendKey, transport_bytes};
 pub use headers::{Headers, Parsed, Transport, Tuple, sctp_chunk, tcp_flags};
 pub use icmp::{Icmp, LinkLayerOption, NeighbourMessage, icmpv4, icmpv6, neighbour};
 pub(crate) use ip::{
-    ChainEnd, HOP_LIMIT, NetworkHeader, ether_type_of, lower_hop_limit, network_len, set_addresses, walk,
+    ChainEnd, HOP_LIMIT, NetworkHeader, ether_type_of, forward_header, lower_hop_limit, network_len, set_addresses, walk,
     written_transport_offset,
 };
 pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, protocol};

@@ -11,9 +11,7 @@ use zerocopy::network_endian::U32;
 use crate::flow::{Direction, Flow};
 use crate::snapshot::Exit;
 use crate::wire::checksum::{Deltas, apply, apply_udp, word_delta};
-use crate::wire::{
-    Address, Ethernet, Headers, Ipv4, Mac, Sctp, Tcp, Transport, Udp, crc32c, lower_hop_limit, set_addresses, take_mut,
-};
+use crate::wire::{Address, Ethernet, Headers, Ipv4, Mac, Sctp, Tcp, Transport, Udp, crc32c, forward_header, take_mut};
 
 /// The new fields of a packet, and the differences that they make to its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +66,9 @@ fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite
         Transport::Udp => Ports::Udp(take_mut::<Udp>(transport)?.0),
         _ => return None,
     };
-    set_addresses(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
-    lower_hop_limit::<A>(network)?;
-    ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
+    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
+    ethernet.destination = rewrite.destination_mac.0;
+    ethernet.source = rewrite.source_mac.0;
     match ports {
         Ports::Tcp(tcp) => {
             tcp.source_port.set(rewrite.source_port);
@@ -80,7 +78,9 @@ fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite
         Ports::Udp(udp) => {
             udp.source_port.set(rewrite.source_port);
             udp.destination_port.set(rewrite.destination_port);
-            udp.checksum.set(apply_udp(udp.checksum.get(), rewrite.deltas.l4));
+            if udp.checksum.get() != 0 {
+                udp.checksum.set(apply_udp(udp.checksum.get(), rewrite.deltas.l4));
+            }
         }
     }
     Some(())
@@ -96,8 +96,7 @@ pub(super) fn try_sctp<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewri
     let (network, transport) = packet.split_at_mut_checked(usize::from(network_len))?;
     let (ethernet, _) = take_mut::<Ethernet>(link)?;
     let (sctp, _) = take_mut::<Sctp>(transport)?;
-    set_addresses(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
-    lower_hop_limit::<A>(network)?;
+    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
     ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
     let (old, new) = ([sctp.source_port.get(), sctp.destination_port.get()], [rewrite.source_port, rewrite.destination_port]);
     let change = crc32c::difference(old, new, sctp_len);
@@ -117,8 +116,7 @@ pub fn later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrit
 fn try_later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
     let (link, network) = frame.split_at_mut_checked(usize::from(headers.network_offset))?;
     let (ethernet, _) = take_mut::<Ethernet>(link)?;
-    set_addresses(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
-    lower_hop_limit::<A>(network)?;
+    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
     ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
     Some(())
 }
