@@ -28,7 +28,7 @@ use crate::wire::{TableHash, TupleHash};
 
 /// The inputs that services are compiled against.
 pub(super) struct CompileContext<'a> {
-    pub(super) ways: &'a mut RouteBook,
+    pub(super) routes: &'a mut RouteBook,
     pub(super) snat: &'a SnatTables,
     pub(super) tunnels: &'a Tunnels,
     pub(super) health: &'a Health,
@@ -43,13 +43,13 @@ pub(super) struct CompileContext<'a> {
 }
 
 /// How a target is currently reached.
-pub(super) fn reach(address: SocketAddr, ways: &mut RouteBook, snat: &SnatTables, tunnels: &Tunnels) -> Reach {
-    let next_hop = ways.next_hop_to(address.ip());
-    let (family, link) = (Family::of(address.ip()), ways.link_of(next_hop));
+pub(super) fn reach(address: SocketAddr, routes: &mut RouteBook, snat: &SnatTables, tunnels: &Tunnels) -> Reach {
+    let next_hop = routes.next_hop_to(address.ip());
+    let (family, link) = (Family::of(address.ip()), routes.link_of(next_hop));
     Reach {
         next_hop,
         snat: snat.serves(family, link),
-        on_link: next_hop == UNRESOLVED || ways.is_on_link(address.ip(), next_hop),
+        on_link: next_hop == UNRESOLVED || routes.is_on_link(address.ip(), next_hop),
         tunnel_source: tunnels.serves(family, link.map(Link::port)),
     }
 }
@@ -200,7 +200,7 @@ impl CompiledService {
             if self.backends.contains_key(&key) {
                 continue;
             }
-            let mut reach = |address| reach(address, context.ways, context.snat, context.tunnels);
+            let mut reach = |address| reach(address, context.routes, context.snat, context.tunnels);
             match old.remove(&key).or_else(|| backends.add(&self.name, key, context.now_ns, &mut reach)) {
                 Some(id) => drop(self.backends.insert(key, id)),
                 None => no_room = true,

@@ -604,10 +604,10 @@ proptest! {
                 failing.iter().map(|last| (Protocol::Tcp, format!("10.0.0.{last}:80").parse().unwrap())).collect();
             rig.now_ns += SECOND_NS;
             let after = rig.compile();
-            let anew = Compiler::new(config()).compile(&rig.state, &rig.network, &rig.health, rig.now_ns);
-            prop_assert_eq!(described(&after), described(&anew));
+            let fresh = Compiler::new(config()).compile(&rig.state, &rig.network, &rig.health, rig.now_ns);
+            prop_assert_eq!(described(&after), described(&fresh));
             // Next hops of draining backends are managed, too.
-            prop_assert!(anew.managed_next_hops().iter().all(|hop| after.managed_next_hops().contains(hop)));
+            prop_assert!(fresh.managed_next_hops().iter().all(|hop| after.managed_next_hops().contains(hop)));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! SNAT ports: which source ports of the gateway are free towards a target (docs/internals/decisions/0001-snat-ports.md).
+//! SNAT ports: which source ports of the gateway are free towards a target
+//! (docs/internals/decisions/0001-snat-ports.md).
 //!
 //! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out unused ports
 //! in order and queues freed ports, oldest first. A pool belongs to one generation of its target: when the target's

@@ -113,13 +113,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// then it gets the frame, unless it is for an address or frontend of the gateway.
     #[cold]
     fn foreign(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
-        let may_be_linuxs = || match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => is_linuxs(&headers, snapshot),
-            Ok(Parsed::V6(headers)) => is_linuxs(&headers, snapshot),
+        let may_be_for_kernel = || match parse(buffer.bytes()) {
+            Ok(Parsed::V4(headers)) => is_for_kernel(&headers, snapshot),
+            Ok(Parsed::V6(headers)) => is_for_kernel(&headers, snapshot),
             Ok(Parsed::Arp | Parsed::Other) => true,
             Err(_) => false,
         };
-        if snapshot.is_promiscuous(arrival.link.port()) && may_be_linuxs() {
+        if snapshot.is_promiscuous(arrival.link.port()) && may_be_for_kernel() {
             self.give_to_linux(snapshot, arrival, buffer);
         } else {
             self.drop(buffer, DropReason::NotOurMac);
@@ -142,7 +142,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 }
 
 /// Whether a packet is for no address or frontend of the engine.
-fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
+fn is_for_kernel<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
     let Tuple { destination, destination_port, protocol, .. } = headers.tuple;
     let is_frontend = || snapshot.frontend(destination, protocol, destination_port).is_some();
     is_group_address(destination)

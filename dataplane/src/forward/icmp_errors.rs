@@ -64,7 +64,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let NatForward { flow, direction, exit } = nat;
         let flow = *self.flows::<A>().0.get(flow);
         // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
-        // knows no other address, and its network may filter the addresses behind the gateway (docs/internals/decisions/0009).
+        // knows no other address, and its network may filter the addresses behind the gateway
+        // (docs/internals/decisions/0009).
         let (source, destination, quoted) = match direction {
             Direction::ToBackend if flow.mode == FlowMode::Dnat => {
                 (headers.tuple.source, flow.backend_address, flow.tuple(Direction::ToClient))

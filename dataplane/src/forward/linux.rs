@@ -61,8 +61,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 let asked = icmp::neighbour_question(buffer.bytes(), &headers);
                 // An answer to an address of the engine would go to the kernel, which must not receive packets for
                 // those.
-                let is_linuxs = matches!(snapshot.role(headers.tuple.source), AddressRole::Twin(_) | AddressRole::Elsewhere);
-                if !is_linuxs || !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
+                let is_from_kernel = matches!(snapshot.role(headers.tuple.source), AddressRole::Twin(_) | AddressRole::Elsewhere);
+                if !is_from_kernel || !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
                     return self.packet_of_linux(snapshot, twin, buffer, &headers);
                 }
                 let done = icmp::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);

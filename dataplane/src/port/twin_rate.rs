@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_class_has_its_own_rate_under_a_flood_of_the_rest_and_more_without() {
         let classes = [Class::Resolution, Class::Question, Class::Routing, Class::Answer];
-        for (class, per_second) in classes.into_iter().zip(PER_SECOND) {
+        for (class, per_second) in classes.into_iter().zip(PER_SECOND.map(u64::from)) {
             let mut rate = TwinRate::default();
             let own = (0..1000).map(|ms| {
                 let at = ms * 1_000_000;

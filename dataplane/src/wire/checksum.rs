@@ -51,8 +51,8 @@ pub fn apply(checksum: u16, delta: u16) -> u16 {
     !(sum.wrapping_add(u16::from(carry)))
 }
 
-/// As [`apply`], for UDP: 0 means "none computed" (RFC 768; RFC 6935 permits it for IPv6 tunnels) and stays; a computed 0
-/// is sent as 0xffff.
+/// As [`apply`], for UDP: 0 means "none computed" (RFC 768; RFC 6935 permits it for IPv6 tunnels) and stays; a computed
+/// 0 is sent as 0xffff.
 #[inline(always)]
 #[must_use]
 pub fn apply_udp(checksum: u16, delta: u16) -> u16 {

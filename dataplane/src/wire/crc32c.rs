@@ -65,8 +65,8 @@ pub(crate) fn full(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| times_x8(crc ^ u32::from(*byte)))
 }
 
-/// The exclusive-or difference that a change of source and destination port, the first four bytes, makes to the CRC of an
-/// SCTP packet of `len` bytes.
+/// The exclusive-or difference that a change of source and destination port, the first four bytes, makes to the CRC of
+/// an SCTP packet of `len` bytes.
 #[must_use]
 pub(crate) fn difference(old: [u16; 2], new: [u16; 2], len: u16) -> u32 {
     let [page, byte] = len.to_be_bytes();

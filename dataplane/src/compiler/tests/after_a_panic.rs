@@ -46,7 +46,7 @@ fn rig() -> Rig {
 fn break_apart(rig: &mut Rig) {
     let compiler = &mut rig.compiler;
     compiler.is_whole = false;
-    compiler.ways.follow(&rig.network);
+    compiler.routes.follow(&rig.network);
     compiler.state = rig.state.services.clone();
     compiler.pools = Vec::new();
     compiler.services.pop_first();

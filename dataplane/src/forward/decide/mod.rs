@@ -2,8 +2,9 @@
 //! time; it reads no clock, touches no packet and does no I/O.
 //!
 //! [`follow_plain`] takes packets of known flows that are only rewritten and sent, [`follow`] those that do not change
-//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/internals/decisions/0037). ICMP errors go
-//! by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by [`follow_probe`].
+//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/internals/decisions/0037).
+//! ICMP errors go by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by
+//! [`follow_probe`].
 //!
 //! **Invariant:** a packet for an address of the gateway is never passed to the kernel, and nothing is answered before
 //! the first complete state (FORWARDING 1).
