@@ -145,10 +145,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
                 engine.process(snapshot, arrival, &mut burst);
             }
-            handled += engine.from_linux(snapshot, in_port);
+            handled += engine.process_from_linux(snapshot, in_port);
         }
         if engine.egress.peers.is_some() {
-            handled += engine.from_peers(snapshot, now_ns);
+            handled += engine.process_from_peers(snapshot, now_ns);
         }
         if engine.neighbour_queue.len() > 0 {
             engine.neighbours_changed |= changed;
@@ -167,7 +167,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes the packets that the kernel sends by the port.
-    fn from_linux(&mut self, snapshot: &Snapshot, port: PortIndex) -> usize {
+    fn process_from_linux(&mut self, snapshot: &Snapshot, port: PortIndex) -> usize {
         let Some(burst) = self.egress.burst_of_linux(port) else { return 0 };
         let count = burst.len();
         self.tally.received += count as u64;
@@ -176,7 +176,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Processes packets from other workers: some to decide on, some to transmit.
-    fn from_peers(&mut self, snapshot: &Snapshot, now_ns: u64) -> usize {
+    fn process_from_peers(&mut self, snapshot: &Snapshot, now_ns: u64) -> usize {
         let mut count = 0;
         for other in 0..self.egress.peers.as_ref().map_or(0, Peers::others) {
             let before = count;
