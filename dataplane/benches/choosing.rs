@@ -130,9 +130,9 @@ fn choices() {
     let mut rows: Vec<_> = Scheduler::ALL.iter().map(|&scheduler| (scheduler, None)).collect();
     rows.push((Scheduler::Maglev, Some(Duration::from_secs(10_800))));
     for (scheduler, affinity) in rows {
-        let mut desk = Rig::new();
-        desk.put(Service { scheduler, affinity, ..service(0, 0..1000, 65_537) });
-        let snapshot = desk.compile();
+        let mut rig = Rig::new();
+        rig.put(Service { scheduler, affinity, ..service(0, 0..1000, 65_537) });
+        let snapshot = rig.compile();
         let frontend = snapshot.frontend(0xc000_0200_u32, 6, 80).unwrap();
         let chooser = Chooser { worker: 0, now: Tick(1) };
         let name = affinity.map_or_else(|| scheduler.to_string(), |_| format!("affinity, {CHOICES} clients"));
@@ -147,16 +147,16 @@ fn choices() {
 /// One endpoint is added or removed, among 10,000 services with ten each.
 fn changes() {
     for scheduler in [Scheduler::Maglev, Scheduler::LeastConnections] {
-        let mut desk = Rig::new();
+        let mut rig = Rig::new();
         for name in 0..10_000 {
-            desk.put(Service { scheduler, ..service(name, name * 10..name * 10 + 10, 2039) });
+            rig.put(Service { scheduler, ..service(name, name * 10..name * 10 + 10, 2039) });
         }
-        desk.compile();
+        rig.compile();
         let mut more = 0;
         each(&format!("an endpoint of 10,000 services changes, {scheduler}"), 50, || {
             more = 1 - more;
-            desk.put(Service { scheduler, ..service(77, 770..779 + more, 2039) });
-            black_box(desk.compile());
+            rig.put(Service { scheduler, ..service(77, 770..779 + more, 2039) });
+            black_box(rig.compile());
         });
     }
 }

@@ -46,7 +46,7 @@ enum Class {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct ModelFlow {
     n: u32,
     class: Class,
     last_seen: u64,
@@ -135,7 +135,7 @@ fn limits() -> IdleLimits {
 struct Both {
     table: FlowTable<u32>,
     /// Unordered.
-    model: Vec<Known>,
+    model: Vec<ModelFlow>,
     /// Number of class changes so far.
     changes: u64,
     limits: IdleLimits,
@@ -149,7 +149,7 @@ impl Both {
         Tick((u32::MAX - 40 * SECOND).wrapping_add(u32::try_from(self.now).unwrap()))
     }
 
-    fn known(&mut self, n: u32) -> Option<&mut Known> {
+    fn known(&mut self, n: u32) -> Option<&mut ModelFlow> {
         self.model.iter_mut().find(|known| known.n == n)
     }
 
@@ -196,7 +196,7 @@ impl Both {
                 assert_eq!(inserted.is_ok(), self.model.len() < CAPACITY as usize);
                 if inserted.is_ok() {
                     self.changes += 1;
-                    self.model.push(Known { n, class: Class::first(n), last_seen: self.now, since: self.changes });
+                    self.model.push(ModelFlow { n, class: Class::first(n), last_seen: self.now, since: self.changes });
                 }
             }
             Step::Client(n) => self.packet(n, Direction::ToBackend, tcp_flags::ACK),
@@ -210,13 +210,13 @@ impl Both {
             Step::Pass(seconds) => self.pass(seconds),
             Step::Yield(class) => self.take_oldest(|known| known.class.yields() == Some(class), self.table.oldest(class)),
             Step::YieldOf(class, n) => {
-                let is_of = |known: &Known| known.class.yields() == Some(class) && known.n % 3 == n % 3;
+                let is_of = |known: &ModelFlow| known.class.yields() == Some(class) && known.n % 3 == n % 3;
                 self.take_oldest(is_of, self.table.oldest_of(class, PoolId(n % 3)));
             }
         }
     }
 
-    fn take_oldest(&mut self, is_of: impl Fn(&Known) -> bool, found: Option<(FlowIndex, Tick)>) {
+    fn take_oldest(&mut self, is_of: impl Fn(&ModelFlow) -> bool, found: Option<(FlowIndex, Tick)>) {
         let expected = self.model.iter().enumerate().filter(|(_, known)| is_of(known)).min_by_key(|(_, known)| known.since);
         let expected = expected.map(|(at, _)| at);
         assert_eq!(found.is_some(), expected.is_some());

@@ -319,8 +319,8 @@ fn padding_after_a_packet_is_not_forwarded() {
     assert_checksums(&back);
     let segment = Segment::Icmp { kind: 1, code: 0, rest: 0 };
     let error = Packet::between(ip("2001:db8:9::1"), ip("2001:db8::1:0"), segment);
-    let told = Packet::tcp(VIP_V6, CLIENT_V6).flags(ACK).build();
-    let error = error.payload(&told[14..]);
+    let quoted = Packet::tcp(VIP_V6, CLIENT_V6).flags(ACK).build();
+    let error = error.payload(&quoted[14..]);
     assert_eq!(len_forwarded(&mut rig, UPLINK, &padded(error.clone(), 11)), error.build().len(), "an ICMP error");
 }
 

@@ -22,7 +22,7 @@ const CLIENT_TAG: u32 = 0x0102_0304;
 const BACKEND_TAG: u32 = 0xa1b2_c3d4;
 
 /// Tag and chunks of an untagged frame.
-fn said(frame: &[u8]) -> (u32, &[u8]) {
+fn tag_and_chunks(frame: &[u8]) -> (u32, &[u8]) {
     let at = if frame[12..14] == [8, 0] { 34 } else { 54 };
     let tag = <[u8; 4]>::try_from(&frame[at + 4..at + 8]).unwrap();
     (u32::from_be_bytes(tag), &frame[at + 12..])
@@ -40,7 +40,7 @@ impl Association {
         let to_backend = Packet::sctp(client, vip);
         let sent = rig.forward(UPLINK, &to_backend.build());
         assert_checksums(&sent);
-        assert_eq!(said(&sent), (0, &to_backend.payload[..]), "tag and chunks stay");
+        assert_eq!(tag_and_chunks(&sent), (0, &to_backend.payload[..]), "tag and chunks stay");
         let (source, destination) = rig::ends(&sent);
         assert_eq!(destination.port(), 8080);
         let to_client = Packet::sctp(&destination.to_string(), &source.to_string());
@@ -60,7 +60,7 @@ impl Association {
         let (port, packet) = self.packet(from_client, chunk);
         let sent = self.rig.forward(port, &packet.build());
         assert_checksums(&sent);
-        assert_eq!(said(&sent), said(&packet.build()), "tag and chunks stay");
+        assert_eq!(tag_and_chunks(&sent), tag_and_chunks(&packet.build()), "tag and chunks stay");
         sent
     }
 
@@ -196,7 +196,7 @@ fn check(rows: Vec<Row>) {
         let mut rig = Rig::new();
         assert_eq!(rig.put(port, &packet.build()), Some(outcome), "{sentence}");
         let sent = rig.sent(port);
-        let found: Vec<_> = sent.iter().map(|frame| said(frame)).collect();
+        let found: Vec<_> = sent.iter().map(|frame| tag_and_chunks(frame)).collect();
         let expected: Vec<_> = answer.iter().map(|(tag, chunk)| (*tag, &chunk[..])).collect();
         assert_eq!(found, expected, "{sentence}");
         for frame in &sent {

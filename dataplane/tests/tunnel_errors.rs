@@ -79,7 +79,7 @@ fn error(frame: &[u8], (kind, code, rest): Numbers, quoted: usize) -> Packet {
 
 /// The error that a client gets, read at fixed offsets.
 #[derive(Debug, PartialEq)]
-struct Told {
+struct ClientError {
     from: IpAddr,
     to: IpAddr,
     numbers: Numbers,
@@ -87,7 +87,7 @@ struct Told {
 }
 
 /// Puts an error in, and reads the error that the client gets.
-fn told(rig: &mut Rig, error: &[u8]) -> Told {
+fn client_error(rig: &mut Rig, error: &[u8]) -> ClientError {
     assert_eq!(rig.put(CLUSTER, error), Some(PacketOutcome::Reply(UPLINK)));
     let mut sent = rig.sent(UPLINK);
     assert_eq!((sent.len(), rig.sent(CLUSTER).len()), (1, 0));
@@ -99,7 +99,7 @@ fn told(rig: &mut Rig, error: &[u8]) -> Told {
     let at = if frame[12..14] == [8, 0] { 34 } else { 54 };
     assert!(frame.len() <= 14 + if at == 34 { 576 } else { 1280 });
     let rest = u32::from_be_bytes(frame[at + 4..at + 8].try_into().unwrap());
-    Told { from, to, numbers: (frame[at], frame[at + 1], rest), quote: frame[at + 8..].to_vec() }
+    ClientError { from, to, numbers: (frame[at], frame[at + 1], rest), quote: frame[at + 8..].to_vec() }
 }
 
 fn address(text: &str) -> IpAddr {
@@ -125,13 +125,17 @@ fn a_client_gets_the_mtu_of_the_tunnel_of_its_packets() {
         for quoted in [enough, enough + 1, 200, 548, 1232] {
             let about = error(&sent, too_big(outer(&sent).0.is_ipv4(), 1400), quoted);
             let longest = if inner_is_v4 { 548 } else { 1232 };
-            let expected = Told {
+            let expected = ClientError {
                 from: address(vip),
                 to: address(client),
                 numbers: too_big(inner_is_v4, u32::try_from(1400 - outer_len).unwrap()),
                 quote: packet.build()[14..][..longest.min(quoted - outer_len)].to_vec(),
             };
-            assert_eq!(told(&mut rig, &Packet { padding: 5, ..about }.build()), expected, "{mode} {crossed} {vip} {quoted}");
+            assert_eq!(
+                client_error(&mut rig, &Packet { padding: 5, ..about }.build()),
+                expected,
+                "{mode} {crossed} {vip} {quoted}"
+            );
         }
     }
 }
@@ -147,13 +151,13 @@ fn a_packet_lost_inside_a_tunnel_is_reported_as_host_unreachable() {
             &[(1, 0, 0), (1, 3, 0), (1, 4, 0), (3, 0, 0), (3, 1, 0)]
         };
         for &numbers in numbers {
-            let expected = Told {
+            let expected = ClientError {
                 from: address(vip),
                 to: address(client),
                 numbers: if packet.source.is_ipv4() { (3, 1, 0) } else { (1, 3, 0) },
                 quote: packet.build()[14..].to_vec(),
             };
-            assert_eq!(told(&mut rig, &error(&sent, numbers, 1000).build()), expected, "{mode} {crossed} {numbers:?}");
+            assert_eq!(client_error(&mut rig, &error(&sent, numbers, 1000).build()), expected, "{mode} {crossed} {numbers:?}");
         }
     }
 }
@@ -165,13 +169,13 @@ fn the_mtu_that_a_client_gets_is_at_least_the_minimum_of_its_family() {
         let (packet, sent) = carried(&mut rig, client, vip, b"data");
         let outer_is_v4 = outer(&sent).0.is_ipv4();
         let least = if packet.source.is_ipv4() { 68 } else { 1280 };
-        for told_mtu in [1, 68] {
-            let numbers = told(&mut rig, &error(&sent, too_big(outer_is_v4, told_mtu), 1000).build()).numbers;
-            assert_eq!(numbers, too_big(packet.source.is_ipv4(), least), "{mode} {crossed} {told_mtu}");
+        for reported_mtu in [1, 68] {
+            let numbers = client_error(&mut rig, &error(&sent, too_big(outer_is_v4, reported_mtu), 1000).build()).numbers;
+            assert_eq!(numbers, too_big(packet.source.is_ipv4(), least), "{mode} {crossed} {reported_mtu}");
         }
         // A router older than RFC 1191 gives no MTU; an IPv4 client guesses.
         let least = if packet.source.is_ipv4() { 0 } else { 1280 };
-        let numbers = told(&mut rig, &error(&sent, too_big(outer_is_v4, 0), 1000).build()).numbers;
+        let numbers = client_error(&mut rig, &error(&sent, too_big(outer_is_v4, 0), 1000).build()).numbers;
         assert_eq!(numbers, too_big(packet.source.is_ipv4(), least), "{mode} {crossed}");
     }
 }
@@ -186,13 +190,13 @@ fn what_follows_a_quote_is_not_quoted_again() {
         let numbers = if outer(&sent).0.is_ipv4() { (11, 0, 32 << 16) } else { (3, 0, 16 << 24) };
         let mut error = error(&sent, numbers, 128);
         error.payload.extend([0x20, 0, 0, 0, 0, 8, 1, 1, 0xde, 0xad, 0xbe, 0xef]);
-        assert_eq!(told(&mut rig, &error.build()).quote, packet.build()[14..][..128 - outer_len]);
+        assert_eq!(client_error(&mut rig, &error.build()).quote, packet.build()[14..][..128 - outer_len]);
         // A short packet is padded to 128 bytes.
         let (packet, sent) = carried(&mut rig, client, vip, b"data");
         error = self::error(&sent, numbers, 128);
         error.payload.resize(128, 0);
         error.payload.extend([0x20, 0, 0, 0, 0, 8, 1, 1, 0xde, 0xad, 0xbe, 0xef]);
-        assert_eq!(told(&mut rig, &error.build()).quote, packet.build()[14..]);
+        assert_eq!(client_error(&mut rig, &error.build()).quote, packet.build()[14..]);
     }
 }
 
@@ -214,7 +218,7 @@ fn a_quote_that_is_too_short_reaches_no_client() {
             let enough = sent.len() - packet.build().len() + if packet.source.is_ipv4() { 28 } else { 48 };
             let numbers = too_big(outer(&sent).0.is_ipv4(), 1400);
             assert_eq!(rig.put(CLUSTER, &error(&sent, numbers, enough - 1).build()), Some(expected), "{mode} {crossed} {vip}");
-            told(&mut rig, &error(&sent, numbers, enough).build());
+            client_error(&mut rig, &error(&sent, numbers, enough).build());
         }
     }
 }
@@ -261,7 +265,7 @@ fn an_error_about_a_packet_that_the_gateway_did_not_send_is_not_forwarded() {
         Some(PacketOutcome::Drop(DropReason::IcmpUnmatched)),
         "to another than the sender"
     );
-    told(&mut rig, &error(&sent, lost, 1000).build());
+    client_error(&mut rig, &error(&sent, lost, 1000).build());
 }
 
 #[test]
@@ -273,7 +277,7 @@ fn an_error_about_a_packet_without_a_flow_follows_its_hash() {
         let packet = Packet::tcp(CLIENT, VIP);
         let sent = rig.forward(UPLINK, &packet.build());
         assert_eq!(rig.counters.flows.get(), 1);
-        assert_eq!(told(&mut rig, &error(&sent, (3, 4, 1400), 1000).build()).quote, packet.build()[14..]);
+        assert_eq!(client_error(&mut rig, &error(&sent, (3, 4, 1400), 1000).build()).quote, packet.build()[14..]);
     }
 }
 
@@ -309,7 +313,7 @@ fn an_error_inside_a_tunnel_neither_ends_a_flow_nor_keeps_it() {
     let (_, sent) = carried(&mut rig, CLIENT, VIP, b"data");
     for _ in 0..1000 {
         rig.now += SECOND;
-        told(&mut rig, &error(&sent, (3, 1, 0), 1000).build());
+        client_error(&mut rig, &error(&sent, (3, 1, 0), 1000).build());
         if rig.counters.flows.get() == 0 {
             return;
         }

@@ -239,12 +239,12 @@ fn an_error_of_a_router_inside_a_tunnel_reaches_the_owner_of_the_flow_inside() {
         let errors: Vec<_> = team.sent(CLUSTER).iter().map(about).collect();
         assert_eq!(errors.len(), 60);
         team.put(CLUSTER, &errors);
-        let mut told: Vec<_> = team.sent(UPLINK).iter().map(|frame| ends(frame).1.ip().to_string()).collect();
+        let mut destinations: Vec<_> = team.sent(UPLINK).iter().map(|frame| ends(frame).1.ip().to_string()).collect();
         let mut expected: Vec<_> =
             clients(60).iter().map(|(from, _)| from.parse::<SocketAddr>().unwrap().ip().to_string()).collect();
-        told.sort_unstable();
+        destinations.sort_unstable();
         expected.sort_unstable();
-        assert_eq!(told, expected, "{mode}");
+        assert_eq!(destinations, expected, "{mode}");
     }
 }
 

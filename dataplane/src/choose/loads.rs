@@ -273,15 +273,15 @@ mod tests {
 
     #[test]
     fn no_backend_is_chosen_without_backends() {
-        let desk = Rig::new(1, &[0, 0]);
-        assert_eq!(desk.loads(Measure::Flows).lightest(0), None);
+        let rig = Rig::new(1, &[0, 0]);
+        assert_eq!(rig.loads(Measure::Flows).lightest(0), None);
         assert_eq!(Rig::new(1, &[]).loads(Measure::Flows).lightest(0), None);
         assert_eq!(Rig::new(1, &[1]).loads(Measure::Flows).lightest(1), None, "there is no such worker");
     }
 
     #[test]
     fn never_queue_prefers_an_idle_backend_to_a_strong_one() {
-        let desk = Rig::new(1, &[10, 1]);
+        let rig = Rig::new(1, &[10, 1]);
         let chosen = |measure| {
             let loads = Rig::new(1, &[10, 1]);
             let of = loads.loads(measure);
@@ -289,48 +289,48 @@ mod tests {
         };
         assert_eq!(chosen(Measure::Idle), [0, 1, 0]);
         assert_eq!(chosen(Measure::Delay), [0, 0, 0]);
-        assert_eq!(desk.flows(), [0, 0]);
+        assert_eq!(rig.flows(), [0, 0]);
     }
 
     #[test]
     fn a_backend_that_joins_loaded_ones_catches_up_and_then_takes_its_share() {
-        let mut desk = Rig::new(1, &[1; 9]);
-        let loads = desk.loads(Measure::Flows);
-        desk.flows_begin(&loads, 900);
-        assert_eq!(desk.flows(), [100; 9]);
-        desk.backends.push((BackendId { slot: 9, generation: 1 }, 1));
-        let loads = desk.loads(Measure::Flows);
-        (0..100).for_each(|_| assert_eq!(desk.flow(&loads, 0), 9));
-        desk.flows_begin(&loads, 100);
-        assert_eq!(desk.flows(), [110; 10]);
+        let mut rig = Rig::new(1, &[1; 9]);
+        let loads = rig.loads(Measure::Flows);
+        rig.flows_begin(&loads, 900);
+        assert_eq!(rig.flows(), [100; 9]);
+        rig.backends.push((BackendId { slot: 9, generation: 1 }, 1));
+        let loads = rig.loads(Measure::Flows);
+        (0..100).for_each(|_| assert_eq!(rig.flow(&loads, 0), 9));
+        rig.flows_begin(&loads, 100);
+        assert_eq!(rig.flows(), [110; 10]);
     }
 
     #[test]
     fn changes_of_endpoints_at_every_tenth_flow_do_not_skew_anything() {
-        let desk = Rig::new(1, &[1; 20]);
+        let rig = Rig::new(1, &[1; 20]);
         for _ in 0..100 {
-            let loads = desk.loads(Measure::Flows);
-            desk.flows_begin(&loads, 10);
+            let loads = rig.loads(Measure::Flows);
+            rig.flows_begin(&loads, 10);
         }
-        assert_eq!(desk.flows(), [50; 20]);
+        assert_eq!(rig.flows(), [50; 20]);
     }
 
     #[test]
     fn two_workers_fill_backends_together() {
-        let desk = Rig::new(2, &[1, 1, 1, 3]);
-        let loads = desk.loads(Measure::Flows);
+        let rig = Rig::new(2, &[1, 1, 1, 3]);
+        let loads = rig.loads(Measure::Flows);
         for n in 0..600 {
-            desk.flow(&loads, n % 2);
+            rig.flow(&loads, n % 2);
         }
-        let flows = desk.flows();
+        let flows = rig.flows();
         assert!(flows[..3].iter().all(|n| (98..=102).contains(n)) && (296..=304).contains(&flows[3]), "{flows:?}");
         // One worker alone levels out the flows that the other worker ended.
-        (0..80).for_each(|_| desk.end(1, 0));
-        let left = desk.flows();
+        (0..80).for_each(|_| rig.end(1, 0));
+        let left = rig.flows();
         assert!((48..=52).contains(&left[0]), "it had half of them: {left:?}");
-        desk.flows_begin(&loads, 200);
-        assert_eq!(desk.flows().iter().sum::<u64>(), left.iter().sum::<u64>() + 200);
-        let flows = desk.flows();
+        rig.flows_begin(&loads, 200);
+        assert_eq!(rig.flows().iter().sum::<u64>(), left.iter().sum::<u64>() + 200);
+        let flows = rig.flows();
         assert!(flows[..3].iter().all(|n| (123..=127).contains(n)), "{left:?}, then {flows:?}");
     }
 
@@ -353,14 +353,14 @@ mod tests {
         ) {
             let mut weights = weights;
             weights[1] = weights[1].max(1);
-            let (desk, mut chosen_at) = (Rig::new(1, &weights), vec![0; 4]);
-            let loads = desk.loads(measure);
+            let (rig, mut chosen_at) = (Rig::new(1, &weights), vec![0; 4]);
+            let loads = rig.loads(measure);
             for (now, step) in (1..).zip(steps) {
                 match step {
-                    Step::End(backend) => desk.end(0, backend),
+                    Step::End(backend) => rig.end(0, backend),
                     Step::Begin => {
-                        let expected = naive(measure, &desk.flows(), &weights, &chosen_at);
-                        prop_assert_eq!(desk.flow(&loads, 0), expected);
+                        let expected = naive(measure, &rig.flows(), &weights, &chosen_at);
+                        prop_assert_eq!(rig.flow(&loads, 0), expected);
                         chosen_at[usize::from(expected)] = now;
                     }
                 }
@@ -375,12 +375,12 @@ mod tests {
         ) {
             let mut weights = weights;
             weights[1] = weights[1].max(1);
-            let (desk, mut chosen_at) = (Rig::new(1, &weights), vec![0; weights.len()]);
-            before.iter().for_each(|n| desk.begin(0, u16::try_from(n % weights.len()).unwrap()));
-            let loads = desk.loads(measure);
+            let (rig, mut chosen_at) = (Rig::new(1, &weights), vec![0; weights.len()]);
+            before.iter().for_each(|n| rig.begin(0, u16::try_from(n % weights.len()).unwrap()));
+            let loads = rig.loads(measure);
             for now in 1..300 {
-                let expected = naive(measure, &desk.flows(), &weights, &chosen_at);
-                prop_assert_eq!(desk.flow(&loads, 0), expected);
+                let expected = naive(measure, &rig.flows(), &weights, &chosen_at);
+                prop_assert_eq!(rig.flow(&loads, 0), expected);
                 chosen_at[usize::from(expected)] = now;
             }
         }
@@ -389,14 +389,14 @@ mod tests {
         fn with_many_backends_and_flows_that_end_no_backend_is_far_from_the_average(
             ends in proptest::collection::vec(0usize..64, 4000),
         ) {
-            let desk = Rig::new(1, &[1; 64]);
-            let loads = desk.loads(Measure::Flows);
-            desk.flows_begin(&loads, 1280);
+            let rig = Rig::new(1, &[1; 64]);
+            let loads = rig.loads(Measure::Flows);
+            rig.flows_begin(&loads, 1280);
             for end in ends {
-                desk.end(0, end);
-                desk.flow(&loads, 0);
+                rig.end(0, end);
+                rig.flow(&loads, 0);
             }
-            let flows = desk.flows();
+            let flows = rig.flows();
             prop_assert!(flows.iter().all(|n| (8..=32).contains(n)), "{:?}", flows);
         }
     }

@@ -128,7 +128,7 @@ impl AnnouncedAddresses {
             if now.len() == before {
                 let name = &pool.name;
                 self.problems.push(format!(
-                    "VIP {vip} of pool {name} (announce: l2) lies in no port's prefix, so nobody can be told where it is; \
+                    "VIP {vip} of pool {name} (announce: l2) lies in no port's prefix, so ARP and NDP for it are not answered; \
                      give a port or a VLAN device above it an address of its subnet, or set `announce: routed`"
                 ));
             }

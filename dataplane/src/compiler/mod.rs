@@ -27,12 +27,11 @@ use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
 use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
-use services::{CompileContext, CompiledService};
+use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
 use targets::TargetKey;
 
-use crate::port::PortIndex;
-use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views, VlanLink};
+use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views};
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
 
@@ -44,17 +43,13 @@ pub struct Compiler {
     counters: Arc<[Arc<WorkerCounters>]>,
     snat: SnatTables,
     tunnels: Arc<Tunnels>,
-    ways: RouteBook,
+    routes: RouteBook,
     backends: Backends,
     /// In the order of the services in the state.
     services: BTreeMap<ServiceName, CompiledService>,
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
-    addresses: Vec<IpAddr>,
-    down: Vec<PortIndex>,
-    moves: Vec<u64>,
-    vlans: Vec<VlanLink>,
     announced_addresses: AnnouncedAddresses,
     dnat_steering: DnatSteering,
     conflicts: Vec<String>,
@@ -66,7 +61,7 @@ pub struct Compiler {
     /// Whether the last compilation finished.
     is_whole: bool,
     /// Whether this is the first compilation, or the first after an unfinished one.
-    is_anew: bool,
+    is_first: bool,
     last: Snapshot,
     /// The last finished snapshot, which workers may hold.
     finished: Snapshot,
@@ -80,7 +75,7 @@ impl Compiler {
         let network = Network::default();
         let snat = SnatTables::new(&config, &network);
         let tunnels = Arc::new(Tunnels::new(&config));
-        let mut ways = RouteBook::new(ports.clone());
+        let mut routes = RouteBook::new(ports.clone());
         let mut announced_addresses = AnnouncedAddresses::default();
         let last = Snapshot {
             sequence: 0,
@@ -92,7 +87,7 @@ impl Compiler {
             frontends: Pieces::default(),
             affinity: None,
             backends: crate::snapshot::BackendTable::default(),
-            routes: ways.share(),
+            routes: routes.share(),
             tunnels: tunnels.clone(),
             probe_tags: Arc::default(),
             services: Views::new(),
@@ -109,7 +104,7 @@ impl Compiler {
         Self {
             snat,
             tunnels,
-            ways,
+            routes,
             announced_addresses,
             finished: last.clone(),
             last,
@@ -120,17 +115,13 @@ impl Compiler {
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
             pools: Vec::new(),
-            addresses: Vec::new(),
-            down: Vec::new(),
-            moves: Vec::new(),
             dnat_steering: DnatSteering::default(),
-            vlans: Vec::new(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
             graces: BTreeSet::new(),
             state: Services::new(),
             is_whole: true,
-            is_anew: true,
+            is_first: true,
         }
     }
 
@@ -150,27 +141,24 @@ impl Compiler {
     /// Compiles a complete state. `now_ns` is monotonic and only measures drains and grace periods.
     pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
         if !std::mem::replace(&mut self.is_whole, false) {
-            self.begin_anew(now_ns);
+            self.restart(now_ns);
         }
         self.last.sequence += 1;
         self.backends.expire(now_ns);
+        let before = self.routes.network();
+        let ours_changed = before.addresses != network.addresses || before.down != network.down || before.moves != network.moves;
         let vlans_changed = self.follow_vlans(network);
-        let all = self.follow_network(network, health, vlans_changed, now_ns);
+        let all = self.follow_network(network, vlans_changed);
         let changes = self.follow_services(state, health, all, now_ns);
         let listens_changed = changes.listens;
         if listens_changed {
             self.index_frontends();
         }
-        let links_changed = self.down != network.down || self.moves != network.moves;
-        let ours_changed = vlans_changed || self.addresses != network.addresses || links_changed;
-        if listens_changed || ours_changed || self.pools != state.pools {
+        if listens_changed || vlans_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
-            self.addresses.clone_from(&network.addresses);
-            self.down.clone_from(&network.down);
-            self.moves.clone_from(&network.moves);
             self.update_roles(network);
         }
-        if changes.dnat || self.is_anew || self.dnat_steering.is_due(listens_changed, now_ns) {
+        if changes.dnat || self.is_first || self.dnat_steering.is_due(listens_changed, now_ns) {
             self.update_steering(now_ns);
         }
         let last = &mut self.last;
@@ -180,27 +168,27 @@ impl Compiler {
             last.promiscuous = network.promiscuous.as_slice().into();
         }
         last.backends = self.backends.table.clone();
-        last.routes = self.ways.share();
-        last.managed = self.ways.managed(self.backends.targets.next_hops());
+        last.routes = self.routes.share();
+        last.managed = self.routes.managed(self.backends.targets.next_hops());
         let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
-        last.problems = problems.chain(self.ways.problem()).collect();
+        last.problems = problems.chain(self.routes.problem()).collect();
         self.finished = last.clone();
-        (self.is_whole, self.is_anew) = (true, false);
+        (self.is_whole, self.is_first) = (true, false);
         self.finished.clone()
     }
 
     /// Restarts with the whole state after a panic. Flows hold slots of backends, targets and next hops: slots of
     /// backends and targets stay, next hops are looked up again. Tables in their grace period are dropped.
-    fn begin_anew(&mut self, now_ns: u64) {
-        let mut anew = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
-        anew.ways.follow_epoch(&self.finished.routes);
-        anew.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
-        anew.dnat_steering = std::mem::take(&mut self.dnat_steering);
-        anew.last.sequence = self.last.sequence;
-        anew.last.affinity = self.finished.affinity.clone();
-        anew.last.probe_tags = self.last.probe_tags.clone();
-        anew.finished = self.finished.clone();
-        *self = Self { is_whole: false, ..anew };
+    fn restart(&mut self, now_ns: u64) {
+        let mut fresh = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
+        fresh.routes.follow_epoch(&self.finished.routes);
+        fresh.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
+        fresh.dnat_steering = std::mem::take(&mut self.dnat_steering);
+        fresh.last.sequence = self.last.sequence;
+        fresh.last.affinity = self.finished.affinity.clone();
+        fresh.last.probe_tags = self.last.probe_tags.clone();
+        fresh.finished = self.finished.clone();
+        *self = Self { is_whole: false, ..fresh };
     }
 
     /// Sets, from the next snapshot on, which backend is probed through its VIP from which source port.
@@ -217,10 +205,9 @@ impl Compiler {
 
     /// Takes over the VLAN devices. Returns true when any was added, removed or changed.
     fn follow_vlans(&mut self, network: &Network) -> bool {
-        if self.vlans == network.vlans {
+        if self.routes.network().vlans == network.vlans {
             return false;
         }
-        self.vlans.clone_from(&network.vlans);
         self.snat = SnatTables::new(&self.config, network);
         let last = &mut self.last;
         (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
@@ -230,30 +217,19 @@ impl Compiler {
     }
 
     /// Takes over routes and neighbours. Returns true when every service must be recompiled.
-    fn follow_network(&mut self, network: &Network, health: &Health, vlans_changed: bool, now_ns: u64) -> bool {
+    fn follow_network(&mut self, network: &Network, vlans_changed: bool) -> bool {
         self.follow_macs(network);
-        let news = self.ways.follow(network);
-        let must_resolve = news == NetworkChange::Routes || vlans_changed || self.is_anew;
+        let news = self.routes.follow(network);
+        let must_resolve = news == NetworkChange::Routes || vlans_changed || self.is_first;
         if news == NetworkChange::Nothing && !must_resolve {
             return false;
         }
         let mut all = false;
         if must_resolve {
-            let mut context = CompileContext {
-                ways: &mut self.ways,
-                snat: &self.snat,
-                tunnels: &self.tunnels,
-                health,
-                node_port_addresses: &[],
-                counters: &self.counters,
-                affinity: None,
-                grace: self.config.flows.table_grace,
-                now_ns,
-            };
-            all = self.backends.targets.resolve(|address| context.reach(address));
+            all = self.backends.targets.resolve(|address| reach(address, &mut self.routes, &self.snat, &self.tunnels));
             self.backends.follow_targets();
         }
-        self.ways.forget(self.backends.targets.next_hops());
+        self.routes.forget(self.backends.targets.next_hops());
         all
     }
 
@@ -266,7 +242,7 @@ impl Compiler {
         }
         if changed {
             let ports: Arc<[_]> = self.config.ports.clone().into();
-            self.ways.set_ports(ports.clone());
+            self.routes.set_ports(ports.clone());
             self.last.ports = ports;
         }
     }
@@ -280,7 +256,7 @@ impl Compiler {
         let changed = self.over(changed, now_ns);
         let mut context = CompileContext {
             affinity: self.last.affinity.clone(),
-            ways: &mut self.ways,
+            routes: &mut self.routes,
             snat: &self.snat,
             tunnels: &self.tunnels,
             health,
@@ -418,7 +394,7 @@ impl Compiler {
             IpAddr::V4(address) => last.frontend(u32::from(address), protocol.number(), at.port()).is_some(),
             IpAddr::V6(address) => last.frontend(u128::from(address), protocol.number(), at.port()).is_some(),
         };
-        if self.dnat_steering.follow(self.services.values(), listens, now_ns) || self.is_anew {
+        if self.dnat_steering.follow(self.services.values(), listens, now_ns) || self.is_first {
             last.v4.steering = Arc::new(self.dnat_steering.table(&self.snat.v4));
             last.v6.steering = Arc::new(self.dnat_steering.table(&self.snat.v6));
         }

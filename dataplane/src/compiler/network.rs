@@ -77,7 +77,7 @@ impl RouteBook {
             groups: Arc::default(),
             down: Vec::new(),
         };
-        let mut ways = Self {
+        let mut book = Self {
             ports,
             network: Network::default(),
             macs: HashMap::default(),
@@ -88,8 +88,13 @@ impl RouteBook {
             ungrouped: 0,
             shared: None,
         };
-        ways.rebuild_routes();
-        ways
+        book.rebuild_routes();
+        book
+    }
+
+    /// The network that was taken over last.
+    pub(super) fn network(&self) -> &Network {
+        &self.network
     }
 
     /// Continues after the epoch of `before`, of whose slots none are kept: flows look up again.

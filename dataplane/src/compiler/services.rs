@@ -28,7 +28,7 @@ use crate::wire::{TableHash, TupleHash};
 
 /// The inputs that services are compiled against.
 pub(super) struct CompileContext<'a> {
-    pub(super) ways: &'a mut RouteBook,
+    pub(super) routes: &'a mut RouteBook,
     pub(super) snat: &'a SnatTables,
     pub(super) tunnels: &'a Tunnels,
     pub(super) health: &'a Health,
@@ -42,17 +42,15 @@ pub(super) struct CompileContext<'a> {
     pub(super) now_ns: u64,
 }
 
-impl CompileContext<'_> {
-    /// How a target is currently reached.
-    pub(super) fn reach(&mut self, address: SocketAddr) -> Reach {
-        let next_hop = self.ways.next_hop_to(address.ip());
-        let (family, link) = (Family::of(address.ip()), self.ways.link_of(next_hop));
-        Reach {
-            next_hop,
-            snat: self.snat.serves(family, link),
-            on_link: next_hop == UNRESOLVED || self.ways.is_on_link(address.ip(), next_hop),
-            tunnel_source: self.tunnels.serves(family, link.map(Link::port)),
-        }
+/// How a target is currently reached.
+pub(super) fn reach(address: SocketAddr, routes: &mut RouteBook, snat: &SnatTables, tunnels: &Tunnels) -> Reach {
+    let next_hop = routes.next_hop_to(address.ip());
+    let (family, link) = (Family::of(address.ip()), routes.link_of(next_hop));
+    Reach {
+        next_hop,
+        snat: snat.serves(family, link),
+        on_link: next_hop == UNRESOLVED || routes.is_on_link(address.ip(), next_hop),
+        tunnel_source: tunnels.serves(family, link.map(Link::port)),
     }
 }
 
@@ -202,8 +200,8 @@ impl CompiledService {
             if self.backends.contains_key(&key) {
                 continue;
             }
-            let now_ns = context.now_ns;
-            match old.remove(&key).or_else(|| backends.add(&self.name, key, now_ns, |address| context.reach(address))) {
+            let mut reach = |address| reach(address, context.routes, context.snat, context.tunnels);
+            match old.remove(&key).or_else(|| backends.add(&self.name, key, context.now_ns, &mut reach)) {
                 Some(id) => drop(self.backends.insert(key, id)),
                 None => no_room = true,
             }
@@ -281,9 +279,7 @@ impl CompiledService {
         let frontend = self.frontend(port, &weights, ids, before, context);
         (CompiledPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
     }
-}
 
-impl CompiledService {
     /// The frontend of a port: the previous one if nothing about it changed, otherwise a new one, with the previous
     /// table if that did not change.
     fn frontend(

@@ -147,7 +147,7 @@ const TWO: [&str; 2] = ["10.0.0.11:8080", "10.0.0.12:8080"];
 
 #[test]
 fn nodes_of_a_set_are_backends_at_the_port_of_each_frontend() {
-    let mut desk = Rig::new();
+    let mut rig = Rig::new();
     let node = |text: &str| NodeBackend { address: ip(text), weight: 1, state: BackendState::Active };
     let set = |nodes: &[&str]| {
         let nodes = nodes.iter().map(|text| node(text)).collect();
@@ -158,9 +158,9 @@ fn nodes_of_a_set_are_backends_at_the_port_of_each_frontend() {
         for (name, vip, port) in [("a", "192.0.2.100", 30_080), ("b", "192.0.2.101", 30_081)] {
             let mut one = service(name, vip, &[]);
             one.ports[0].nodes = Some(NodesAt { set: Arc::clone(&set), port });
-            desk.put(one);
+            rig.put(one);
         }
-        let snapshot = desk.compile();
+        let snapshot = rig.compile();
         let of = |n| view(&snapshot, n).ports[0].backends.iter().map(|b| b.address.to_string()).collect::<Vec<_>>();
         (of(0), of(1))
     };
@@ -172,10 +172,10 @@ fn nodes_of_a_set_are_backends_at_the_port_of_each_frontend() {
 
 #[test]
 fn a_frontend_sends_new_flows_to_all_its_backends() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    let snapshot = desk.compile();
-    assert!(snapshot.ready() && !desk.compiler.initial().ports().is_empty());
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    let snapshot = rig.compile();
+    assert!(snapshot.ready() && !rig.compiler.initial().ports().is_empty());
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO);
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 81).is_none());
     assert!(snapshot.frontend(v4("192.0.2.100"), 17, 80).is_none());
@@ -184,16 +184,16 @@ fn a_frontend_sends_new_flows_to_all_its_backends() {
 
 #[test]
 fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    desk.put(service("tls", "192.0.2.100", &["10.0.0.13:8443"]));
-    desk.change("tls", |service| service.ports[0].port = 443);
-    let both = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    rig.put(service("tls", "192.0.2.100", &["10.0.0.13:8443"]));
+    rig.change("tls", |service| service.ports[0].port = 443);
+    let both = rig.compile();
     assert_eq!(addresses(&chosen(&both, "192.0.2.100", 80)), TWO);
     assert_eq!(addresses(&chosen(&both, "192.0.2.100", 443)), ["10.0.0.13:8443"]);
     assert_eq!(both.problems(), Vec::<String>::new());
-    desk.state.services.remove(&ServiceName::new("default", "web"));
-    let one = desk.compile();
+    rig.state.services.remove(&ServiceName::new("default", "web"));
+    let one = rig.compile();
     assert!(chosen(&one, "192.0.2.100", 80).is_empty());
     assert_eq!(addresses(&chosen(&one, "192.0.2.100", 443)), ["10.0.0.13:8443"]);
     assert_eq!(one.role(v4("192.0.2.100")), AddressRole::Vip);
@@ -203,11 +203,11 @@ fn two_services_share_a_vip_and_it_stays_when_one_of_them_goes() {
 
 #[test]
 fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    desk.change("web", |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
-    desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    rig.change("web", |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
+    rig.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
+    let snapshot = rig.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.2", 30_080)), TWO);
     assert!(snapshot.frontend(v6("2001:db8::1:5"), 6, 80).is_some_and(crate::snapshot::Frontend::is_usable));
     assert_eq!(snapshot.role(v4("192.0.2.2")), AddressRole::Twin(UPLINK));
@@ -215,13 +215,13 @@ fn node_ports_are_served_on_their_addresses_and_vips_of_ipv6_in_their_family() {
 
 #[test]
 fn a_node_port_service_without_addresses_is_refused_with_the_reason() {
-    let mut desk = Rig::new();
-    desk.put(service("four", "192.0.2.100", &TWO));
-    desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
+    let mut rig = Rig::new();
+    rig.put(service("four", "192.0.2.100", &TWO));
+    rig.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
     for name in ["four", "six"] {
-        desk.change(name, |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
+        rig.change(name, |service| (service.ports[0].vips, service.ports[0].node_port) = (vec![], Some(30_080)));
     }
-    let snapshot = desk.compile();
+    let snapshot = rig.compile();
     let [(name, refusal)] = snapshot.refused() else { panic!("{:?}", snapshot.refused()) };
     assert_eq!((name.name.as_str(), refusal.reason), ("six", Reason::Refused));
     assert!(refusal.message.contains("no `nodePortAddresses`"), "{}", refusal.message);
@@ -230,69 +230,69 @@ fn a_node_port_service_without_addresses_is_refused_with_the_reason() {
 
 #[test]
 fn failing_backends_get_no_new_flows_until_all_fail() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    let before = chosen(&desk.compile(), "192.0.2.100", 80);
-    desk.health.failing.insert((Protocol::Tcp, TWO[0].parse().unwrap()));
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    let before = chosen(&rig.compile(), "192.0.2.100", 80);
+    rig.health.failing.insert((Protocol::Tcp, TWO[0].parse().unwrap()));
+    let snapshot = rig.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
     let failing = snapshot.backend(before[&TWO[0].parse().unwrap()]).unwrap();
     assert!(!failing.accepts_new && !failing.removed, "its flows go on");
-    desk.health.failing.insert((Protocol::Tcp, TWO[1].parse().unwrap()));
-    let snapshot = desk.compile();
+    rig.health.failing.insert((Protocol::Tcp, TWO[1].parse().unwrap()));
+    let snapshot = rig.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO, "fail open");
-    let said = ["default/web tcp 80: every IPv4 backend (2) fails its probes; all are used (fail open)"];
-    assert_eq!(snapshot.problems(), said);
-    assert_eq!(desk.compile().problems(), said, "also while nothing changes");
-    desk.change("web", |service| service.health.fail_open = false);
-    let snapshot = desk.compile();
+    let problems = ["default/web tcp 80: every IPv4 backend (2) fails its probes; all are used (fail open)"];
+    assert_eq!(snapshot.problems(), problems);
+    assert_eq!(rig.compile().problems(), problems, "also while nothing changes");
+    rig.change("web", |service| service.health.fail_open = false);
+    let snapshot = rig.compile();
     assert!(chosen(&snapshot, "192.0.2.100", 80).is_empty() && snapshot.problems().is_empty());
-    desk.change("web", |service| service.health.probe = proto::Probe::None);
+    rig.change("web", |service| service.health.probe = proto::Probe::None);
     assert_eq!(
-        addresses(&chosen(&desk.compile(), "192.0.2.100", 80)),
+        addresses(&chosen(&rig.compile(), "192.0.2.100", 80)),
         TWO,
         "a service without a probe ignores the probes of others"
     );
-    desk.health.failing.clear();
-    assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before);
+    rig.health.failing.clear();
+    assert_eq!(chosen(&rig.compile(), "192.0.2.100", 80), before);
 }
 
 #[test]
 fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    desk.put(service("also", "192.0.2.101", &TWO));
-    desk.change("web", |service| service.health.probe = proto::Probe::None);
-    desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    rig.put(service("also", "192.0.2.101", &TWO));
+    rig.change("web", |service| service.health.probe = proto::Probe::None);
+    rig.compile();
     let failing = [(Protocol::Tcp, TWO[0].parse().unwrap())];
-    desk.health.failing_for.insert(ServiceName::new("default", "web"), failing.into());
-    let snapshot = desk.compile();
+    rig.health.failing_for.insert(ServiceName::new("default", "web"), failing.into());
+    let snapshot = rig.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.101", 80)), TWO);
-    desk.health.failing_for.clear();
-    assert_eq!(addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), TWO);
+    rig.health.failing_for.clear();
+    assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO);
 }
 
 #[test]
 fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    let before = chosen(&desk.compile(), "192.0.2.100", 80);
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    let before = chosen(&rig.compile(), "192.0.2.100", 80);
     let id = before[&TWO[0].parse().unwrap()];
-    desk.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
-    desk.now_ns = SECOND_NS;
-    let snapshot = desk.compile();
+    rig.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
+    rig.now_ns = SECOND_NS;
+    let snapshot = rig.compile();
     assert!(snapshot.backend(id).is_some_and(|b| b.removed && !b.accepts_new));
-    assert_eq!(desk.compiler.next_due_ns(), Some(301 * SECOND_NS));
-    desk.change("web", |service| service.ports[0].backends.insert(0, backend(TWO[0])));
-    assert_eq!(chosen(&desk.compile(), "192.0.2.100", 80), before, "a backend that returns within its drain keeps its slot");
-    desk.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
-    desk.compile();
-    desk.now_ns = 301 * SECOND_NS;
-    assert!(desk.compile().backend(id).is_none());
-    assert_eq!(desk.compiler.next_due_ns(), None);
-    desk.change("web", |service| service.ports[0].backends.push(backend("10.0.0.13:8080")));
-    let snapshot = desk.compile();
+    assert_eq!(rig.compiler.next_due_ns(), Some(301 * SECOND_NS));
+    rig.change("web", |service| service.ports[0].backends.insert(0, backend(TWO[0])));
+    assert_eq!(chosen(&rig.compile(), "192.0.2.100", 80), before, "a backend that returns within its drain keeps its slot");
+    rig.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
+    rig.compile();
+    rig.now_ns = 301 * SECOND_NS;
+    assert!(rig.compile().backend(id).is_none());
+    assert_eq!(rig.compiler.next_due_ns(), None);
+    rig.change("web", |service| service.ports[0].backends.push(backend("10.0.0.13:8080")));
+    let snapshot = rig.compile();
     let next = chosen(&snapshot, "192.0.2.100", 80)[&"10.0.0.13:8080".parse().unwrap()];
     assert_eq!((next.slot, next.generation), (id.slot, id.generation + 1));
     assert!(snapshot.backend(id).is_none());
@@ -300,13 +300,13 @@ fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation()
 
 #[test]
 fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    let snapshot = rig.compile();
     let id = chosen(&snapshot, "192.0.2.100", 80)[&TWO[0].parse().unwrap()];
     assert_eq!(snapshot.role(v4("192.0.2.100")), AddressRole::Vip);
-    desk.state.services.clear();
-    let snapshot = desk.compile();
+    rig.state.services.clear();
+    let snapshot = rig.compile();
     assert!(snapshot.backend(id).is_some_and(|b| b.removed));
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
     assert_eq!(snapshot.role(v4("192.0.2.100")), AddressRole::PoolUnused);
@@ -314,31 +314,31 @@ fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
 
 #[test]
 fn a_target_is_shared_by_services_and_keeps_its_slot_until_flows_and_ports_have_rested() {
-    let mut desk = Rig::new();
-    desk.put(service("one", "192.0.2.100", &TWO[..1]));
-    desk.put(service("two", "192.0.2.101", &TWO[..1]));
+    let mut rig = Rig::new();
+    rig.put(service("one", "192.0.2.100", &TWO[..1]));
+    rig.put(service("two", "192.0.2.101", &TWO[..1]));
     let target = |snapshot: &Snapshot, vip: &str| {
         let id = *chosen(snapshot, vip, 80).values().next().unwrap();
         (id.slot, snapshot.backend(id).unwrap().target)
     };
-    let snapshot = desk.compile();
+    let snapshot = rig.compile();
     let (one, two) = (target(&snapshot, "192.0.2.100"), target(&snapshot, "192.0.2.101"));
     assert!(one.0 != two.0 && one.1 == two.1);
-    desk.state.services.clear();
-    desk.compile();
-    desk.now_ns += 300 * SECOND_NS;
-    desk.compile();
-    desk.put(service("other", "192.0.2.102", &TWO[1..]));
-    assert_ne!(target(&desk.compile(), "192.0.2.102").1, one.1, "it rests");
-    desk.put(service("again", "192.0.2.103", &TWO[..1]));
-    assert_eq!(target(&desk.compile(), "192.0.2.103").1, one.1, "and still belongs to its target");
-    desk.state.services.remove(&ServiceName::new("default", "again"));
-    desk.compile();
-    desk.now_ns += 300 * SECOND_NS;
-    desk.compile();
-    desk.now_ns += 2 * targets::nanoseconds(SNAT_PORT_REST);
-    desk.put(service("late", "192.0.2.104", &["10.0.0.14:8080"]));
-    assert_eq!(target(&desk.compile(), "192.0.2.104").1, one.1.next(), "it belongs to another target, with the next generation");
+    rig.state.services.clear();
+    rig.compile();
+    rig.now_ns += 300 * SECOND_NS;
+    rig.compile();
+    rig.put(service("other", "192.0.2.102", &TWO[1..]));
+    assert_ne!(target(&rig.compile(), "192.0.2.102").1, one.1, "it rests");
+    rig.put(service("again", "192.0.2.103", &TWO[..1]));
+    assert_eq!(target(&rig.compile(), "192.0.2.103").1, one.1, "and still belongs to its target");
+    rig.state.services.remove(&ServiceName::new("default", "again"));
+    rig.compile();
+    rig.now_ns += 300 * SECOND_NS;
+    rig.compile();
+    rig.now_ns += 2 * targets::nanoseconds(SNAT_PORT_REST);
+    rig.put(service("late", "192.0.2.104", &["10.0.0.14:8080"]));
+    assert_eq!(target(&rig.compile(), "192.0.2.104").1, one.1.next(), "it belongs to another target, with the next generation");
 }
 
 fn neighbour(port: PortIndex, address: &str, last: u8) -> Neighbour {
@@ -351,10 +351,10 @@ fn route(to: &str, via: Option<&str>, port: PortIndex) -> Route {
 
 #[test]
 fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_change() {
-    let mut desk = Rig::new();
-    desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK), route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
-    desk.network.neighbours = vec![neighbour(UPLINK, "192.0.2.1", 1), neighbour(UPLINK, "192.0.2.50", 50)];
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK), route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
+    rig.network.neighbours = vec![neighbour(UPLINK, "192.0.2.1", 1), neighbour(UPLINK, "192.0.2.50", 50)];
+    let snapshot = rig.compile();
     let RouteTo::NextHop(router) = snapshot.route(v4("198.51.100.7")) else { panic!("no router") };
     let mac = |snapshot: &Snapshot, slot| snapshot.next_hop(slot).and_then(|hop: &NextHop| hop.mac);
     assert_eq!(mac(&snapshot, router), Some(Mac([2, 0, 0, 0, 0, 1])));
@@ -364,15 +364,15 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
     assert!(snapshot.resolves(UPLINK.into(), ip("192.0.2.50")) && !snapshot.resolves(CLUSTER.into(), ip("10.0.0.9")));
     assert_eq!(snapshot.managed_next_hops(), [(UPLINK.into(), ip("192.0.2.1")), (CLUSTER.into(), ip("10.0.0.9"))]);
 
-    desk.network.neighbours[0].mac = Mac([2, 0, 0, 0, 0, 99]);
-    let moved = desk.compile();
+    rig.network.neighbours[0].mac = Mac([2, 0, 0, 0, 0, 99]);
+    let moved = rig.compile();
     assert_eq!((mac(&moved, router), moved.route_epoch()), (Some(Mac([2, 0, 0, 0, 0, 99])), snapshot.route_epoch()));
-    desk.network.routes[0].via = Some(ip("192.0.2.50"));
-    let rerouted = desk.compile();
+    rig.network.routes[0].via = Some(ip("192.0.2.50"));
+    let rerouted = rig.compile();
     assert!(rerouted.route_epoch() > moved.route_epoch());
     assert_eq!(rerouted.route(v4("198.51.100.7")), rerouted.route(v4("192.0.2.50")));
-    desk.network.neighbours.clear();
-    let lost = desk.compile();
+    rig.network.neighbours.clear();
+    let lost = rig.compile();
     assert_eq!(lost.route_epoch(), rerouted.route_epoch(), "flows that held the old router's slot find no exit there");
     assert!(lost.exit(router).is_none());
     assert!(matches!(lost.route(v4("198.51.100.7")), RouteTo::NextHop(slot) if mac(&lost, slot).is_none()));
@@ -380,15 +380,15 @@ fn a_slot_of_a_next_hop_survives_its_mac_and_old_flows_look_again_when_routes_ch
 
 #[test]
 fn changing_neighbours_make_flows_look_up_again_only_where_a_slot_is_reassigned() {
-    let mut desk = Rig::new();
-    desk.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK)];
+    let mut rig = Rig::new();
+    rig.network.routes = vec![route("0.0.0.0/0", Some("192.0.2.1"), UPLINK)];
     let mut holders = BTreeMap::new();
     let mut first = None;
     for n in 0..2000_u32 {
         // Every third one stays: it is already present when the next one comes.
         let present = [n, n.saturating_sub(1), n / 3 * 3].map(|n| format!("192.0.{}.{}", 2 + n / 200, 2 + n % 200));
-        desk.network.neighbours = present.iter().map(|address| neighbour(UPLINK, address, 9)).collect();
-        let snapshot = desk.compile();
+        rig.network.neighbours = present.iter().map(|address| neighbour(UPLINK, address, 9)).collect();
+        let snapshot = rig.compile();
         for address in &present {
             let slot = (0_u32..).find(|&slot| snapshot.next_hop(slot).is_some_and(|hop| hop.address == ip(address))).unwrap();
             let holder = holders.entry((snapshot.route_epoch(), slot)).or_insert_with(|| address.clone());
@@ -397,24 +397,24 @@ fn changing_neighbours_make_flows_look_up_again_only_where_a_slot_is_reassigned(
         }
         first = first.or(Some(snapshot.route_epoch()));
     }
-    let grown = desk.compile().route_epoch() - first.unwrap();
+    let grown = rig.compile().route_epoch() - first.unwrap();
     assert!((1..20).contains(&grown), "2,000 that came and went, in groups of 256: {grown}");
 }
 
 #[test]
 fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &["10.0.0.11:8080", "10.1.0.5:8080"]));
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &["10.0.0.11:8080", "10.1.0.5:8080"]));
+    let snapshot = rig.compile();
     let ids = chosen(&snapshot, "192.0.2.100", 80);
     let next = |snapshot: &Snapshot, address: &str| snapshot.backend(ids[&address.parse().unwrap()]).unwrap().next_hop;
     assert_eq!(next(&snapshot, "10.1.0.5:8080"), UNRESOLVED);
     let on_link = next(&snapshot, "10.0.0.11:8080");
     assert_eq!(snapshot.next_hop(on_link), Some(&NextHop { link: CLUSTER.into(), mac: None, address: ip("10.0.0.11") }));
     assert_eq!(snapshot.managed_next_hops(), [(CLUSTER.into(), ip("10.0.0.11"))]);
-    desk.network.routes = vec![route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
-    desk.network.neighbours = vec![neighbour(CLUSTER, "10.0.0.11", 11)];
-    let snapshot = desk.compile();
+    rig.network.routes = vec![route("10.1.0.0/16", Some("10.0.0.9"), CLUSTER)];
+    rig.network.neighbours = vec![neighbour(CLUSTER, "10.0.0.11", 11)];
+    let snapshot = rig.compile();
     assert_eq!(snapshot.next_hop(next(&snapshot, "10.1.0.5:8080")).map(|hop| hop.address), Some(ip("10.0.0.9")));
     assert_eq!(next(&snapshot, "10.0.0.11:8080"), on_link);
     assert!(snapshot.resolves(CLUSTER.into(), ip("10.0.0.11")));
@@ -422,10 +422,10 @@ fn backends_follow_routes_and_on_link_ones_are_their_own_next_hop() {
 
 #[test]
 fn each_address_has_one_role() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    desk.network.addresses = vec![ip("192.0.2.77")];
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    rig.network.addresses = vec![ip("192.0.2.77")];
+    let snapshot = rig.compile();
     let rows = [
         ("192.0.2.100", AddressRole::Vip),
         ("192.0.2.101", AddressRole::PoolUnused),
@@ -440,19 +440,19 @@ fn each_address_has_one_role() {
         assert_eq!(snapshot.role(v4(address)), place, "{address}");
     }
     assert_eq!(snapshot.role(v6("2001:db8::1:7")), AddressRole::PoolUnused);
-    assert_eq!(desk.compiler.initial().role(v4("10.0.0.3")), AddressRole::Snat);
+    assert_eq!(rig.compiler.initial().role(v4("10.0.0.3")), AddressRole::Snat);
 }
 
 #[test]
 fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_without_twin() {
     let mut config = config();
     config.ports[1].twin = false;
-    let mut desk = Rig::with(config);
-    desk.put(service("web", "192.0.2.100", &TWO));
-    let first = desk.compile();
-    desk.put(service("far", "203.0.113.5", &TWO));
-    desk.put(service("more", "192.0.2.101", &TWO));
-    let snapshot = desk.compile();
+    let mut rig = Rig::with(config);
+    rig.put(service("web", "192.0.2.100", &TWO));
+    let first = rig.compile();
+    rig.put(service("far", "203.0.113.5", &TWO));
+    rig.put(service("more", "192.0.2.101", &TWO));
+    let snapshot = rig.compile();
     let rows = [
         (UPLINK, "192.0.2.100", true),
         (UPLINK, "192.0.2.102", false),
@@ -476,53 +476,53 @@ fn arp_is_answered_for_vips_in_a_ports_subnet_for_snat_addresses_and_for_ports_w
 
 #[test]
 fn answered_addresses_count_as_new_when_their_port_has_moved_to_another_cable() {
-    let mut desk = Rig::with(config());
-    let first = desk.compile().sequence();
+    let mut rig = Rig::with(config());
+    let first = rig.compile().sequence();
     let since = |snapshot: &Snapshot, address: &str| {
         snapshot.announced().iter().find(|(_, a, _)| *a == ip(address)).map(|&(.., since)| since)
     };
-    let before = desk.compile();
+    let before = rig.compile();
     assert_eq!(since(&before, "10.0.0.3"), since(&before, "fd00::3"));
     assert!(since(&before, "10.0.0.3") <= Some(first), "nothing has changed");
     for moves in [1, 2] {
-        desk.network.moves = vec![0, moves];
-        let moved = desk.compile();
+        rig.network.moves = vec![0, moves];
+        let moved = rig.compile();
         assert_eq!(since(&moved, "10.0.0.3"), Some(moved.sequence()), "move {moves}");
-        assert_eq!(since(&desk.compile(), "10.0.0.3"), Some(moved.sequence()), "once for each move");
+        assert_eq!(since(&rig.compile(), "10.0.0.3"), Some(moved.sequence()), "once for each move");
     }
-    let last = since(&desk.compile(), "10.0.0.3");
-    desk.network.moves = vec![1, 2];
-    assert_eq!(since(&desk.compile(), "10.0.0.3"), last, "the other port has moved");
+    let last = since(&rig.compile(), "10.0.0.3");
+    rig.network.moves = vec![1, 2];
+    assert_eq!(since(&rig.compile(), "10.0.0.3"), last, "the other port has moved");
 }
 
 #[test]
 fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     let mut config = config();
     config.snat = vec![ip("10.0.0.3"), ip("172.16.0.1")];
-    let mut desk = Rig::with(config.clone());
-    let snapshot = desk.compile();
+    let mut rig = Rig::with(config.clone());
+    let snapshot = rig.compile();
     let addresses = |port| snapshot.snat::<u32>(port).iter().map(|a| (a.address, a.index)).collect::<Vec<_>>();
     assert_eq!(addresses(CLUSTER.into()), [(v4("10.0.0.3"), 0), (v4("172.16.0.1"), 1)]);
     assert_eq!(addresses(UPLINK.into()), [(v4("172.16.0.1"), 1)], "an address in no prefix serves all ports");
-    desk.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
-    let snapshot = desk.compile();
+    rig.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));
+    let snapshot = rig.compile();
     assert!(snapshot.frontend(v6("2001:db8::1:5"), 6, 80).is_none());
     let [(name, refusal)] = snapshot.refused() else { panic!("{:?}", snapshot.refused()) };
     assert_eq!((name.name.as_str(), refusal.reason), ("six", Reason::Refused));
     assert!(refusal.message.contains("no SNAT address for IPv6"), "{}", refusal.message);
 
     config.snat = vec![ip("10.0.0.3")];
-    let mut desk = Rig::with(config);
-    desk.put(service("web", "192.0.2.100", &["10.0.0.11:80", "192.0.2.60:80"]));
-    assert_eq!(self::addresses(&chosen(&desk.compile(), "192.0.2.100", 80)), ["10.0.0.11:80"], "the other is behind the uplink");
+    let mut rig = Rig::with(config);
+    rig.put(service("web", "192.0.2.100", &["10.0.0.11:80", "192.0.2.60:80"]));
+    assert_eq!(self::addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), ["10.0.0.11:80"], "the other is behind the uplink");
 }
 
 #[test]
 fn unsupported_settings_are_refused_by_name() {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &TWO));
-    desk.change("web", |service| service.ports[0].maglev.hash_version += 1);
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    rig.change("web", |service| service.ports[0].maglev.hash_version += 1);
+    let snapshot = rig.compile();
     assert!(snapshot.frontend(v4("192.0.2.100"), 6, 80).is_none());
     assert_eq!(snapshot.refused()[0].1.reason, Reason::Unsupported);
     assert!(view(&snapshot, 0).refusal.is_some());
@@ -530,22 +530,22 @@ fn unsupported_settings_are_refused_by_name() {
 
 #[test]
 fn of_two_services_at_the_same_frontend_the_first_gets_it_and_the_other_is_reported() {
-    let mut desk = Rig::new();
-    desk.put(service("a", "192.0.2.100", &TWO[..1]));
-    desk.put(service("b", "192.0.2.100", &TWO[1..]));
-    let snapshot = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("a", "192.0.2.100", &TWO[..1]));
+    rig.put(service("b", "192.0.2.100", &TWO[1..]));
+    let snapshot = rig.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[..1]);
     assert_eq!(snapshot.problems(), ["default/b does not get tcp 192.0.2.100:80: another service has it"]);
 }
 
 #[test]
 fn services_that_did_not_change_share_their_tables() {
-    let mut desk = Rig::new();
-    desk.put(service("a", "192.0.2.100", &TWO));
-    desk.put(service("b", "192.0.2.101", &TWO));
-    let before = desk.compile();
-    desk.change("b", |service| service.ports[0].backends.truncate(1));
-    let after = desk.compile();
+    let mut rig = Rig::new();
+    rig.put(service("a", "192.0.2.100", &TWO));
+    rig.put(service("b", "192.0.2.101", &TWO));
+    let before = rig.compile();
+    rig.change("b", |service| service.ports[0].backends.truncate(1));
+    let after = rig.compile();
     assert!(Arc::ptr_eq(before.frontends.get(0).unwrap(), after.frontends.get(0).unwrap()));
     assert!(!Arc::ptr_eq(before.frontends.get(1).unwrap(), after.frontends.get(1).unwrap()));
     assert!(Arc::ptr_eq(&before.v4.frontends, &after.v4.frontends) && Arc::ptr_eq(&before.routes, &after.routes));
@@ -554,7 +554,7 @@ fn services_that_did_not_change_share_their_tables() {
 /// The service, port and backends after one step; `None`: it is removed.
 type Wanted = Option<(usize, u16, Vec<u8>, bool)>;
 
-fn told(snapshot: &Snapshot) -> Vec<String> {
+fn described(snapshot: &Snapshot) -> Vec<String> {
     let told_of = |view: &ServiceView| {
         let backends = view.ports.iter().flat_map(|port| &port.backends);
         let backends: Vec<_> = backends.map(|b| (b.address, b.weight, b.healthy, b.accepts_new)).collect();
@@ -582,13 +582,13 @@ proptest! {
         ))), 1..4), 1..12),
         failing in prop::collection::vec(prop::collection::vec(1u8..10, 0..3), 12),
     ) {
-        let mut desk = Rig::new();
+        let mut rig = Rig::new();
         for (swarm, failing) in swarms.iter().zip(&failing) {
             for (n, wanted) in swarm {
                 let wanted: &Wanted = wanted;
                 let name = format!("s{n}");
                 let Some((mode, port, backends, timeout)) = wanted else {
-                    desk.state.services.remove(&ServiceName::new("default", &name));
+                    rig.state.services.remove(&ServiceName::new("default", &name));
                     continue;
                 };
                 let backends: Vec<String> = backends.iter().map(|last| format!("10.0.0.{last}:80")).collect();
@@ -598,16 +598,16 @@ proptest! {
                 service.ports[0].port = *port;
                 service.mode = Mode::ALL[*mode];
                 service.idle_timeout = timeout.then_some(Duration::from_secs(60 + u64::from(*n)));
-                desk.put(service);
+                rig.put(service);
             }
-            desk.health.failing =
+            rig.health.failing =
                 failing.iter().map(|last| (Protocol::Tcp, format!("10.0.0.{last}:80").parse().unwrap())).collect();
-            desk.now_ns += SECOND_NS;
-            let after = desk.compile();
-            let anew = Compiler::new(config()).compile(&desk.state, &desk.network, &desk.health, desk.now_ns);
-            prop_assert_eq!(told(&after), told(&anew));
+            rig.now_ns += SECOND_NS;
+            let after = rig.compile();
+            let fresh = Compiler::new(config()).compile(&rig.state, &rig.network, &rig.health, rig.now_ns);
+            prop_assert_eq!(described(&after), described(&fresh));
             // Next hops of draining backends are managed, too.
-            prop_assert!(anew.managed_next_hops().iter().all(|hop| after.managed_next_hops().contains(hop)));
+            prop_assert!(fresh.managed_next_hops().iter().all(|hop| after.managed_next_hops().contains(hop)));
         }
     }
 }

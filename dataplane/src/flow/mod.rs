@@ -20,9 +20,7 @@ pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, UNRESOLVED};
 pub use idle::{FlowLimits, IdleLimits};
 
-pub use snat::{
-    PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatExhausted, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot,
-};
+pub use snat::{PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub use tick::{Tick, Ticks};

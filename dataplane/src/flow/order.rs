@@ -43,13 +43,6 @@ struct ListEnds {
     youngest: u32,
 }
 
-/// A flow that may yield, and the tick since which it is in its class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Oldest {
-    pub(super) index: u32,
-    pub(super) since: Tick,
-}
-
 /// The lists of one table.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -90,17 +83,19 @@ impl Order {
         }
     }
 
-    pub(super) fn oldest(&self, class: YieldClass) -> Option<Oldest> {
+    /// The flow that has been in this class the longest, and since when.
+    pub(super) fn oldest(&self, class: YieldClass) -> Option<(u32, Tick)> {
         self.first(self.all[class as usize])
     }
 
-    pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<Oldest> {
+    /// The same among the flows that hold a port of this pool.
+    pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(u32, Tick)> {
         self.first(self.pools.get(pool.index())?[class as usize])
     }
 
-    fn first(&self, ends: ListEnds) -> Option<Oldest> {
+    fn first(&self, ends: ListEnds) -> Option<(u32, Tick)> {
         let index = ends.oldest.checked_sub(1)?;
-        Some(Oldest { index, since: self.nodes[index as usize].since })
+        Some((index, self.nodes[index as usize].since))
     }
 }
 
@@ -154,7 +149,7 @@ mod tests {
                 for class in YieldClass::ALL {
                     let of = |pool: Option<PoolId>| {
                         let is_it = |flow: &&(u32, _, _, _)| flow.1 == class && (pool.is_none() || flow.2 == pool);
-                        model.iter().find(is_it).map(|flow| Oldest { index: flow.0, since: flow.3 })
+                        model.iter().find(is_it).map(|flow| (flow.0, flow.3))
                     };
                     prop_assert_eq!(order.oldest(class), of(None));
                     for pool in (1..4).map(PoolId) {

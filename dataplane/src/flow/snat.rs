@@ -1,4 +1,5 @@
-//! SNAT ports: which source ports of the gateway are free towards a target (docs/internals/decisions/0001-snat-ports.md).
+//! SNAT ports: which source ports of the gateway are free towards a target
+//! (docs/internals/decisions/0001-snat-ports.md).
 //!
 //! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out unused ports
 //! in order and queues freed ports, oldest first. A pool belongs to one generation of its target: when the target's
@@ -69,7 +70,9 @@ impl PoolId {
     pub const NONE: Self = Self(u32::MAX);
     const INDEX_BITS: u32 = 20;
 
-    const fn new(target: TargetSlot, address: u16) -> Self {
+    /// The pool of a SNAT address, given by its position among those of its family, towards a target.
+    #[must_use]
+    pub const fn new(target: TargetSlot, address: u16) -> Self {
         if target.index >= TARGETS_MAX || address >= SNAT_ADDRESSES_MAX {
             return Self::NONE;
         }
@@ -111,11 +114,6 @@ pub struct SnatLease<A> {
     /// The pool that the port is returned to.
     pub pool: PoolId,
 }
-
-/// All ports towards a target are in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no SNAT port is left towards the backend")]
-pub struct SnatExhausted;
 
 /// Maximum number of targets: 100,000 backends (DESIGN section 11), rounded up to a power of two.
 pub const TARGETS_MAX: u32 = 131_072;
@@ -242,12 +240,6 @@ impl SnatPorts {
         })
     }
 
-    /// The pool of a SNAT address, given by its position among those of its family, towards a target.
-    #[must_use]
-    pub const fn pool(target: TargetSlot, address: u16) -> PoolId {
-        PoolId::new(target, address)
-    }
-
     /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
     /// rested port, otherwise one that was never used. `None` if there is neither.
     #[inline]
@@ -270,18 +262,17 @@ impl SnatPorts {
         None
     }
 
-    /// As [`SnatPorts::allocate_rested`], but falls back to the port that has rested the longest.
-    ///
-    /// [`SnatExhausted`] when all ports are in use.
+    /// As [`SnatPorts::allocate_rested`], but falls back to the port that has rested the longest. `None` when all ports
+    /// are in use.
     pub fn allocate<A: Address>(
         &mut self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
         start: u64,
         now: Tick,
-    ) -> Result<SnatLease<A>, SnatExhausted> {
+    ) -> Option<SnatLease<A>> {
         if let Some(lease) = self.allocate_rested(target, addresses, start, now) {
-            return Ok(lease);
+            return Some(lease);
         }
         let age = |pool| match self.offer(pool, target.protocol, now) {
             Offer::Early(age) => Some(age),
@@ -290,10 +281,9 @@ impl SnatPorts {
         let pools = from(addresses, start).map(|&SnatAddress { address, index }| (address, PoolId::new(target.slot, index)));
         let (_, address, pool) = pools
             .filter_map(|(address, pool)| Some((age(pool)?, address, pool)))
-            .reduce(|best, next| if next.0 > best.0 { next } else { best })
-            .ok_or(SnatExhausted)?;
+            .reduce(|best, next| if next.0 > best.0 { next } else { best })?;
         self.reused_early += 1;
-        Ok(SnatLease { address, port: self.take_oldest(pool), pool })
+        Some(SnatLease { address, port: self.take_oldest(pool), pool })
     }
 
     /// Releases a port that the backend has no memory of: it need not rest and is used next.

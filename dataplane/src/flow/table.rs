@@ -10,7 +10,7 @@ use zerocopy::FromZeros;
 use super::advance::Segment;
 use super::entry::Flow;
 use super::index::Index;
-use super::order::{Oldest, Order};
+use super::order::Order;
 use super::snat::PoolId;
 use super::state::{Direction, YieldClass};
 use super::tick::Tick;
@@ -200,13 +200,13 @@ impl<A: Address> FlowTable<A> {
     /// The flow that has been in this class the longest, and since when.
     #[must_use]
     pub fn oldest(&self, class: YieldClass) -> Option<(FlowIndex, Tick)> {
-        self.order.oldest(class).map(|Oldest { index, since }| (FlowIndex(index), since))
+        self.order.oldest(class).map(|(index, since)| (FlowIndex(index), since))
     }
 
     /// The same among the flows that hold a port of this pool.
     #[must_use]
     pub fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(FlowIndex, Tick)> {
-        self.order.oldest_of(class, pool).map(|Oldest { index, since }| (FlowIndex(index), since))
+        self.order.oldest_of(class, pool).map(|(index, since)| (FlowIndex(index), since))
     }
 
     fn hashes(&self, flow: &Flow<A>) -> [u64; 2] {

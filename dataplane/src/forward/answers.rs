@@ -17,64 +17,49 @@ use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers};
-use crate::workers::Egress;
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/internals/decisions/0013).
-    pub(super) fn arp<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-    ) {
+    pub(super) fn arp(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
         let asked = icmp::arp_question(buffer.bytes());
         if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
-            return self.give_to_linux(egress, snapshot, arrival, buffer);
+            return self.give_to_linux(snapshot, arrival, buffer);
         }
         if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
-            self.answered(egress, arrival, buffer);
+            self.answered(arrival, buffer);
         } else {
-            self.drop(egress, buffer, DropReason::Malformed);
+            self.drop(buffer, DropReason::Malformed);
         }
     }
 
-    pub(super) fn solicited<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-        headers: &Headers<u128>,
-    ) {
+    pub(super) fn solicited(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer, headers: &Headers<u128>) {
         let asked = icmp::neighbour_question(buffer.bytes(), headers);
         if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
             return match snapshot.role(headers.tuple.destination) {
                 AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
-                    self.give_to_linux(egress, snapshot, arrival, buffer)
+                    self.give_to_linux(snapshot, arrival, buffer)
                 }
                 AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => {
-                    self.drop(egress, buffer, DropReason::UnsupportedProtocol)
+                    self.drop(buffer, DropReason::UnsupportedProtocol)
                 }
             };
         }
         if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
-            return self.drop(egress, buffer, DropReason::OwnSource);
+            return self.drop(buffer, DropReason::OwnSource);
         }
         if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
-            self.answered(egress, arrival, buffer);
+            self.answered(arrival, buffer);
         } else {
-            self.drop(egress, buffer, DropReason::Malformed);
+            self.drop(buffer, DropReason::Malformed);
         }
     }
 
     /// Turns the packet into its answer, if the rules and the rate limit allow one (FORWARDING 8).
-    pub(super) fn reply<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn reply<A: Address>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         headers: &Headers<A>,
         reply: Answer,
     ) {
@@ -89,26 +74,25 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Answer::Echo => icmp::echo_reply(&mut buffer, headers, mac),
         });
         if done {
-            self.answered(egress, arrival, buffer);
+            self.answered(arrival, buffer);
         } else {
-            self.drop(egress, buffer, DropReason::AnswerLimited);
+            self.drop(buffer, DropReason::AnswerLimited);
         }
     }
 
-    pub(super) fn answered<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, arrival: Arrival, buffer: B) {
+    pub(super) fn answered(&mut self, arrival: Arrival, buffer: P::Buffer) {
         self.observer.observe(&buffer, PacketOutcome::Reply(arrival.link.port()), || None);
         self.tally.replies += 1;
-        egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+        self.egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
     }
 
     /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:
     /// its cause is the drop (DESIGN 3.5). It is written over the packet, which is no longer needed.
-    pub(super) fn reset<A: Address, P: Port<Buffer = B>>(
+    pub(super) fn reset<A: Address>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         headers: &Headers<A>,
         reason: DropReason,
     ) {
@@ -117,32 +101,26 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
         if allowed && rewrite::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.tally.originated += 1;
-            egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+            self.egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
         } else {
-            egress.discard(buffer);
+            self.egress.discard(buffer);
         }
     }
 
     /// Sends resets; those that are answers (`limited`) within the rate limit. Without a free buffer a reset is not
     /// sent: its receiver times out by itself.
     #[cold]
-    pub(super) fn originate<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        arrival: Arrival,
-        resets: &[Reset],
-        limited: bool,
-    ) {
+    pub(super) fn originate(&mut self, arrival: Arrival, resets: &[Reset], limited: bool) {
         for reset in resets {
             if limited && !self.limiter.allow_ip(reset.destination.ip(), arrival.now_ns) {
                 continue;
             }
-            let Some(mut buffer) = egress.allocate(reset.exit.port) else { continue };
+            let Some(mut buffer) = self.egress.allocate(reset.exit.port) else { continue };
             if rewrite::write_reset(&mut buffer, reset) {
                 self.tally.originated += 1;
-                egress.send_tagged(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);
+                self.egress.send_tagged(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);
             } else {
-                egress.discard(buffer);
+                self.egress.discard(buffer);
             }
         }
     }

@@ -16,149 +16,133 @@ use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
-use crate::workers::Egress;
 
-/// The three stages of a burst.
-pub(super) fn process<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    burst: &mut Burst<P::Buffer>,
-) {
-    let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
-    let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
-    sort(&engine.tables, filter, burst, &mut sorted);
-    if arrival.origin == Origin::Port && egress.peers.is_some() {
-        steer(egress, snapshot, arrival, burst, &mut sorted, &mut engine.tally);
-    }
-    sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = engine.tables.v4.candidate(lookup.hash));
-    sorted.v6.iter_mut().for_each(|lookup| lookup.candidate = engine.tables.v6.candidate(lookup.hash));
-    if sorted.v4.len() == burst.len() {
-        return handle_all(engine, egress, snapshot, arrival, burst, &sorted.v4);
-    }
-    if sorted.kinds.iter().all(|kind| matches!(kind, Kind::V6)) {
-        return handle_all(engine, egress, snapshot, arrival, burst, &sorted.v6);
-    }
-    let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
-    let mut tagged = Burst::new();
-    for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
-        match kind {
-            Kind::V4 => {
-                if let Some(lookup) = v4.next() {
-                    engine.handle(egress, snapshot, arrival, buffer, lookup);
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
+    /// The three stages of a burst.
+    pub(super) fn process(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+        let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
+        let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
+        sort(&self.tables, filter, burst, &mut sorted);
+        if arrival.origin == Origin::Port && self.egress.peers.is_some() {
+            steer(&mut self.egress, snapshot, arrival, burst, &mut sorted, &mut self.tally);
+        }
+        sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v4.candidate(lookup.hash));
+        sorted.v6.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v6.candidate(lookup.hash));
+        if sorted.v4.len() == burst.len() {
+            return self.handle_all(snapshot, arrival, burst, &sorted.v4);
+        }
+        if sorted.kinds.iter().all(|kind| matches!(kind, Kind::V6)) {
+            return self.handle_all(snapshot, arrival, burst, &sorted.v6);
+        }
+        let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
+        let mut tagged = Burst::new();
+        for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
+            match kind {
+                Kind::V4 => {
+                    if let Some(lookup) = v4.next() {
+                        self.handle(snapshot, arrival, buffer, lookup);
+                    }
                 }
-            }
-            Kind::V6 => {
-                if let Some(lookup) = v6.next() {
-                    engine.handle(egress, snapshot, arrival, buffer, lookup);
+                Kind::V6 => {
+                    if let Some(lookup) = v6.next() {
+                        self.handle(snapshot, arrival, buffer, lookup);
+                    }
                 }
-            }
-            Kind::Solicitation => {
-                if let Some(lookup) = v6.next() {
-                    engine.solicited(egress, snapshot, arrival, buffer, &lookup.headers);
+                Kind::Solicitation => {
+                    if let Some(lookup) = v6.next() {
+                        self.solicited(snapshot, arrival, buffer, &lookup.headers);
+                    }
                 }
+                Kind::Arp => self.arp(snapshot, arrival, buffer),
+                Kind::Tagged => tagged.push(buffer),
+                Kind::Other => self.give_to_linux(snapshot, arrival, buffer),
+                Kind::Foreign => self.foreign(snapshot, arrival, buffer),
+                Kind::Bad(reason) => self.drop(buffer, reason),
             }
-            Kind::Arp => engine.arp(egress, snapshot, arrival, buffer),
-            Kind::Tagged => tagged.push(buffer),
-            Kind::Other => engine.give_to_linux(egress, snapshot, arrival, buffer),
-            Kind::Foreign => foreign(engine, egress, snapshot, arrival, buffer),
-            Kind::Bad(reason) => engine.drop(egress, buffer, reason),
+        }
+        if !tagged.is_empty() {
+            self.process_tagged(snapshot, arrival, &mut tagged);
         }
     }
-    if !tagged.is_empty() {
-        process_tagged(engine, egress, snapshot, arrival, &mut tagged);
-    }
-}
 
-/// Removes the VLAN tags from frames, and processes the frames of one link after another as bursts of their own. Frames
-/// with a third tag go to the kernel, so the recursion ends.
-#[inline(never)]
-fn process_tagged<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    burst: &mut Burst<P::Buffer>,
-) {
-    let mut run = Burst::new();
-    let mut at = arrival;
-    for mut buffer in burst.drain(..) {
-        if !arrival.tags.is_none() {
-            engine.give_to_linux(egress, snapshot, arrival, buffer);
-            continue;
+    /// Removes the VLAN tags from frames, and processes the frames of one link after another as bursts of their own.
+    /// Frames with a third tag go to the kernel, so the recursion ends.
+    #[inline(never)]
+    fn process_tagged(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+        let mut run = Burst::new();
+        let mut at = arrival;
+        for mut buffer in burst.drain(..) {
+            if !arrival.tags.is_none() {
+                self.give_to_linux(snapshot, arrival, buffer);
+                continue;
+            }
+            let tags = Tags::of(buffer.bytes());
+            let link = tags.vlan().map(|vlan| Link::new(arrival.link.port(), vlan));
+            let Some(link) = link.filter(|link| snapshot.knows(*link)) else {
+                self.unknown_link(snapshot, arrival, buffer);
+                continue;
+            };
+            if tags != at.tags {
+                if !run.is_empty() {
+                    self.process(snapshot, at, &mut run);
+                }
+                at = Arrival { link, tags, ..arrival };
+            }
+            tags.take_off(&mut buffer);
+            run.push(buffer);
         }
-        let tags = Tags::of(buffer.bytes());
-        let Some(link) = tags.vlan().map(|vlan| Link::new(arrival.link.port(), vlan)).filter(|link| snapshot.knows(*link)) else {
-            unknown_link(engine, egress, snapshot, arrival, buffer);
-            continue;
+        if !run.is_empty() {
+            self.process(snapshot, at, &mut run);
+        }
+    }
+
+    /// A frame of a VLAN that the kernel has no interface for. It goes to the kernel unchanged, unless it is for an
+    /// address of the engine: on that VLAN the owner of the address is unknown.
+    fn unknown_link(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
+        match destination(buffer.bytes(), snapshot) {
+            Ok(Some(AddressRole::Vip | AddressRole::PoolUnused)) => self.drop(buffer, DropReason::UnknownVip),
+            Ok(Some(AddressRole::Snat)) => self.drop(buffer, DropReason::SnatWrongPort),
+            // As for untagged packets: VIPs are not known yet, nor the set of VLANs.
+            Ok(Some(_)) if !snapshot.ready() => self.drop(buffer, DropReason::UnknownVip),
+            Ok(_) => self.give_to_linux(snapshot, arrival, buffer),
+            Err(reason) => self.drop(buffer, reason),
+        }
+    }
+
+    /// A frame for another station. The kernel may have an interface with that address on top of the twin, or a bridge;
+    /// then it gets the frame, unless it is for an address or frontend of the gateway.
+    #[cold]
+    fn foreign(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
+        let may_be_for_kernel = || match parse(buffer.bytes()) {
+            Ok(Parsed::V4(headers)) => is_for_kernel(&headers, snapshot),
+            Ok(Parsed::V6(headers)) => is_for_kernel(&headers, snapshot),
+            Ok(Parsed::Arp | Parsed::Other) => true,
+            Err(_) => false,
         };
-        if tags != at.tags {
-            process_run(engine, egress, snapshot, at, &mut run);
-            at = Arrival { link, tags, ..arrival };
+        if snapshot.is_promiscuous(arrival.link.port()) && may_be_for_kernel() {
+            self.give_to_linux(snapshot, arrival, buffer);
+        } else {
+            self.drop(buffer, DropReason::NotOurMac);
         }
-        tags.take_off(&mut buffer);
-        run.push(buffer);
     }
-    process_run(engine, egress, snapshot, at, &mut run);
-}
 
-fn process_run<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    run: &mut Burst<P::Buffer>,
-) {
-    if !run.is_empty() {
-        process(engine, egress, snapshot, arrival, run);
-    }
-}
-
-/// A frame of a VLAN that the kernel has no interface for. It goes to the kernel unchanged, unless it is for an address
-/// of the engine: on that VLAN the owner of the address is unknown.
-fn unknown_link<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    buffer: P::Buffer,
-) {
-    match destination(buffer.bytes(), snapshot) {
-        Ok(Some(AddressRole::Vip | AddressRole::PoolUnused)) => engine.drop(egress, buffer, DropReason::UnknownVip),
-        Ok(Some(AddressRole::Snat)) => engine.drop(egress, buffer, DropReason::SnatWrongPort),
-        // As for untagged packets: VIPs are not known yet, nor the set of VLANs.
-        Ok(Some(_)) if !snapshot.ready() => engine.drop(egress, buffer, DropReason::UnknownVip),
-        Ok(_) => engine.give_to_linux(egress, snapshot, arrival, buffer),
-        Err(reason) => engine.drop(egress, buffer, reason),
-    }
-}
-
-/// A frame for another station. The kernel may have an interface with that address on top of the twin, or a bridge;
-/// then it gets the frame, unless it is for an address or frontend of the gateway.
-#[cold]
-fn foreign<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    buffer: P::Buffer,
-) {
-    let may_be_linuxs = || match parse(buffer.bytes()) {
-        Ok(Parsed::V4(headers)) => is_linuxs(&headers, snapshot),
-        Ok(Parsed::V6(headers)) => is_linuxs(&headers, snapshot),
-        Ok(Parsed::Arp | Parsed::Other) => true,
-        Err(_) => false,
-    };
-    if snapshot.is_promiscuous(arrival.link.port()) && may_be_linuxs() {
-        engine.give_to_linux(egress, snapshot, arrival, buffer);
-    } else {
-        engine.drop(egress, buffer, DropReason::NotOurMac);
+    /// The third stage for a burst of one family, which most bursts are.
+    #[inline(never)]
+    fn handle_all<A: FlowFamily>(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        burst: &mut Burst<P::Buffer>,
+        lookups: &Lookups<A>,
+    ) {
+        for (buffer, lookup) in burst.drain(..).zip(lookups) {
+            self.handle(snapshot, arrival, buffer, lookup);
+        }
     }
 }
 
 /// Whether a packet is for no address or frontend of the engine.
-fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
+fn is_for_kernel<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
     let Tuple { destination, destination_port, protocol, .. } = headers.tuple;
     let is_frontend = || snapshot.frontend(destination, protocol, destination_port).is_some();
     is_group_address(destination)
@@ -171,28 +155,13 @@ fn is_linuxs<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> bool {
 
 /// The role of a frame's destination address; `None` for a group, and for frames without IP.
 fn destination(frame: &[u8], snapshot: &Snapshot) -> Result<Option<AddressRole>, DropReason> {
-    fn place<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<AddressRole> {
+    fn role<A: Address>(headers: &Headers<A>, snapshot: &Snapshot) -> Option<AddressRole> {
         let address = headers.tuple.destination;
         (!is_group_address(address)).then(|| snapshot.role(address))
     }
     Ok(match parse(frame)? {
-        Parsed::V4(headers) => place(&headers, snapshot),
-        Parsed::V6(headers) => place(&headers, snapshot),
+        Parsed::V4(headers) => role(&headers, snapshot),
+        Parsed::V6(headers) => role(&headers, snapshot),
         Parsed::Arp | Parsed::Other => None,
     })
-}
-
-/// The third stage for a burst of one family, which most bursts are.
-#[inline(never)]
-fn handle_all<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    burst: &mut Burst<P::Buffer>,
-    lookup: &Lookups<A>,
-) {
-    for (buffer, lookup) in burst.drain(..).zip(lookup) {
-        engine.handle(egress, snapshot, arrival, buffer, lookup);
-    }
 }

@@ -15,7 +15,8 @@ use super::rewrite;
 use super::sort::Lookup;
 use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Changes, DirectForward, FlowFamily, FlowMatch, FlowTables, Flows, NatForward, Packet, Verdict, decide, follow, follow_plain,
+    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
+    follow_plain,
 };
 use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
@@ -26,19 +27,19 @@ use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Headers, Transport};
 use crate::workers::Egress;
 
-/// The state of a worker except for its ports.
-#[derive(Debug)]
-pub(super) struct Engine<B, O> {
+/// The state of a worker.
+pub(super) struct Engine<P: Port, O> {
     /// Index of the worker within the gateway, from 0.
     pub(super) worker: usize,
+    pub(super) egress: Egress<P>,
     pub(super) tables: FlowTables,
     pub(super) ports: SnatPorts,
     pub(super) max_flows: u32,
     pub(super) limits: IdleLimits,
-    pub(super) neighbour_queue: NeighbourQueue<B>,
+    pub(super) neighbour_queue: NeighbourQueue<P::Buffer>,
     /// Whether neighbours of held packets may have been resolved since the last check.
     pub(super) neighbours_changed: bool,
-    pub(super) datagrams: Datagrams<B>,
+    pub(super) datagrams: Datagrams<P::Buffer>,
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
@@ -48,7 +49,7 @@ pub(super) struct Engine<B, O> {
     pub(super) observer: O,
 }
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The flow table of a family, and the idle limits.
     #[inline(always)]
     pub(super) fn flows<A: FlowFamily>(&mut self) -> (&mut FlowTable<A>, &IdleLimits) {
@@ -57,79 +58,63 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Processes one IPv4 or IPv6 packet to its end.
     #[inline(always)]
-    pub(super) fn handle<A: FlowFamily, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: B,
-        lookup: &Lookup<A>,
-    ) {
+    pub(super) fn handle<A: FlowFamily>(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer, lookup: &Lookup<A>) {
         let Lookup { headers, hash, candidate } = lookup;
         let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
         let (table, limits) = self.flows();
         match follow_plain(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
             Some(nat) => {
                 self.tally.hits += 1;
-                self.forward_plain(egress, buffer, headers, nat);
+                self.forward_plain(buffer, headers, nat);
             }
-            None => self.handle_other(egress, snapshot, arrival, buffer, &packet),
+            None => self.handle_other(snapshot, arrival, buffer, &packet),
         }
     }
 
     /// Processes a packet that does not simply follow a flow. Not inlined, to keep it out of the fast path.
     #[inline(never)]
-    fn handle_other<A: FlowFamily, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: B,
-        packet: &Packet<'_, A>,
-    ) {
+    fn handle_other<A: FlowFamily>(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer, packet: &Packet<'_, A>) {
         let now = Tick::at(arrival.now_ns);
         let (table, limits) = self.flows();
         let found = match follow(packet, snapshot, table, limits, now) {
             Ok(verdict) => {
                 self.tally.hits += 1;
                 return match verdict {
-                    Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, packet.headers, &direct),
-                    verdict => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
+                    Verdict::ForwardDirect(direct) => self.forward_direct(buffer, packet.headers, &direct),
+                    verdict => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
                 };
             }
             Err(found) => found,
         };
         match packet.headers.transport {
-            Transport::Fragment => self.fragment(egress, snapshot, arrival, buffer, packet),
+            Transport::Fragment => self.fragment(snapshot, arrival, buffer, packet),
             Transport::Icmp { .. } => {
-                if let Err(buffer) = self.error(egress, snapshot, arrival, buffer, packet) {
-                    self.handle_by_decision(egress, snapshot, arrival, buffer, packet, None);
+                if let Err(buffer) = self.error(snapshot, arrival, buffer, packet) {
+                    self.handle_by_decision(snapshot, arrival, buffer, packet, None);
                 }
             }
-            _ => self.handle_by_decision(egress, snapshot, arrival, buffer, packet, found),
+            _ => self.handle_by_decision(snapshot, arrival, buffer, packet, found),
         }
     }
 
     /// Processes a packet by [`decide`].
-    pub(super) fn handle_by_decision<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn handle_by_decision<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        buffer: P::Buffer,
         packet: &Packet<'_, A>,
         found: Option<FlowMatch>,
     ) {
         let segment = Segment::of(buffer.bytes(), packet.headers);
-        let verdict = self.verdict(egress, snapshot, arrival, packet, segment, found);
-        self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
+        let verdict = self.verdict(snapshot, arrival, packet, segment, found);
+        self.apply(snapshot, arrival, buffer, packet.headers, verdict);
     }
 
-    /// The verdict of [`decide`]; counts its changes and sends the resets that it neighbour_requests for.
+    /// The verdict of [`decide`]; counts its changes and sends the resets that it requests.
     #[inline(always)]
-    pub(super) fn verdict<'s, A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn verdict<'s, A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         packet: &Packet<'_, A>,
@@ -140,11 +125,12 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
         let Self { ports, limits, worker, .. } = self;
-        let mut flows = Flows { table, others, ports, limits, changes: &mut changes, room, worker: *worker };
-        let verdict = decide(packet, segment, found, snapshot, &mut flows, Tick::at(arrival.now_ns));
+        let (now, worker) = (Tick::at(arrival.now_ns), *worker);
+        let mut context = DecisionContext { snapshot, now, table, others, ports, limits, changes: &mut changes, room, worker };
+        let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
-            self.originate(egress, arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
+            self.originate(arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
         }
         verdict
     }
@@ -181,12 +167,11 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let _ = self.neighbour_requests.push((neighbour.link, neighbour.address));
     }
 
-    pub(super) fn apply<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn apply<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
     ) {
@@ -200,28 +185,22 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                     && nat.exit.takes_plain(headers.packet_len)
                     && !matches!(headers.transport, Transport::Sctp { .. }) =>
             {
-                self.forward_plain(egress, buffer, headers, nat);
+                self.forward_plain(buffer, headers, nat);
             }
-            Verdict::Forward(nat) => self.forward_nat(egress, buffer, headers, nat),
-            Verdict::ForwardDirect(direct) => self.forward_direct(egress, buffer, headers, &direct),
-            Verdict::Wait(neighbour) => self.hold(egress, arrival, buffer, neighbour),
-            Verdict::Linux => self.give_to_linux(egress, snapshot, arrival, buffer),
-            Verdict::LinuxAt(link) => self.give_to_linux_at(egress, snapshot, arrival, link, buffer),
-            Verdict::Reply(answer) => self.reply(egress, snapshot, arrival, buffer, headers, answer),
-            Verdict::Reset(reason) => self.reset(egress, snapshot, arrival, buffer, headers, reason),
-            Verdict::Drop(reason) => self.drop(egress, buffer, reason),
+            Verdict::Forward(nat) => self.forward_nat(buffer, headers, nat),
+            Verdict::ForwardDirect(direct) => self.forward_direct(buffer, headers, &direct),
+            Verdict::Wait(neighbour) => self.hold(arrival, buffer, neighbour),
+            Verdict::Linux => self.give_to_linux(snapshot, arrival, buffer),
+            Verdict::LinuxAt(link) => self.give_to_linux_at(snapshot, arrival, link, buffer),
+            Verdict::Reply(answer) => self.reply(snapshot, arrival, buffer, headers, answer),
+            Verdict::Reset(reason) => self.reset(snapshot, arrival, buffer, headers, reason),
+            Verdict::Drop(reason) => self.drop(buffer, reason),
         }
     }
 
     /// Rewrites a packet by its flow and sends it: the fast path.
     #[inline(always)]
-    pub(super) fn forward_plain<A: FlowFamily, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
-        headers: &Headers<A>,
-        nat: NatForward<'_>,
-    ) {
+    pub(super) fn forward_plain<A: FlowFamily>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, nat: NatForward<'_>) {
         let NatForward { flow, direction, exit } = nat;
         let flow = self.flows::<A>().0.get(flow);
         let id = flow.backend;
@@ -230,96 +209,77 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         trim(&mut buffer, headers);
         self.counters.forwarded(id.slot, headers.packet_len);
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
-        egress.send(exit.port, buffer, &mut self.tally);
+        self.egress.send(exit.port, buffer, &mut self.tally);
     }
 
     /// As [`Self::forward_plain`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
-    pub(super) fn forward_nat<A: FlowFamily, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
-        headers: &Headers<A>,
-        nat: NatForward<'_>,
-    ) {
+    pub(super) fn forward_nat<A: FlowFamily>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, nat: NatForward<'_>) {
         let NatForward { flow, direction, exit } = nat;
         let flow = *self.flows::<A>().0.get(flow);
         rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_split(egress, buffer, headers, &flow, exit);
+        self.send_split(buffer, headers, &flow, exit);
     }
 
     /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones.
     /// Fragments after the first count as originated, since the packet became the first.
-    pub(super) fn send_split<A: Address, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
-        headers: &Headers<A>,
-        flow: &Flow<A>,
-        exit: &Exit,
-    ) {
+    pub(super) fn send_split<A: Address>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, flow: &Flow<A>, exit: &Exit) {
         let mut rest = Burst::new();
         trim(&mut buffer, headers);
         if headers.packet_len > exit.mtu {
-            match split(&mut buffer, usize::from(headers.network_offset), exit.mtu, || egress.allocate(exit.port)) {
+            match split(&mut buffer, usize::from(headers.network_offset), exit.mtu, || self.egress.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
-                None => return self.drop(egress, buffer, DropReason::TooBig),
+                None => return self.drop(buffer, DropReason::TooBig),
             }
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
         self.counters.forwarded(flow.backend.slot, headers.packet_len);
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
         let tags = exit.link.tags();
-        egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for piece in rest {
             self.tally.originated += 1;
-            egress.send_tagged(exit.port, tags, piece, &mut self.tally);
+            self.egress.send_tagged(exit.port, tags, piece, &mut self.tally);
         }
     }
 
     /// Sends a packet as it is, or encapsulated.
-    pub(super) fn forward_direct<A: Address, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
-        headers: &Headers<A>,
-        direct: &DirectForward<'_>,
-    ) {
+    pub(super) fn forward_direct<A: Address>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, direct: &DirectForward<'_>) {
         let &DirectForward { backend, port, protocol, exit, outer } = direct;
         let mtu = outer.map_or(exit.mtu, |outer| outer.mtu);
         let mut rest = Burst::new();
         if headers.packet_len > mtu {
-            match split(&mut buffer, usize::from(headers.network_offset), mtu, || egress.allocate(exit.port)) {
+            match split(&mut buffer, usize::from(headers.network_offset), mtu, || self.egress.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
-                None => return self.drop(egress, buffer, DropReason::TooBig),
+                None => return self.drop(buffer, DropReason::TooBig),
             }
         }
         if !self.prepare_direct(&mut buffer, headers, direct) {
-            rest.into_iter().for_each(|piece| egress.discard(piece));
-            return self.drop(egress, buffer, DropReason::TooBig);
+            rest.into_iter().for_each(|piece| self.egress.discard(piece));
+            return self.drop(buffer, DropReason::TooBig);
         }
         self.counters.forwarded(backend.slot, headers.packet_len);
         let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
         let tags = exit.link.tags();
-        egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for mut piece in rest {
             if self.prepare_direct(&mut piece, headers, direct) {
                 self.tally.originated += 1;
-                egress.send_tagged(exit.port, tags, piece, &mut self.tally);
+                self.egress.send_tagged(exit.port, tags, piece, &mut self.tally);
             } else {
-                egress.discard(piece);
+                self.egress.discard(piece);
             }
         }
     }
 
     /// Prepares a packet, or a fragment of it, for sending. Returns false when there is no room for the headers of a
     /// tunnel.
-    fn prepare_direct<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>, direct: &DirectForward<'_>) -> bool {
+    fn prepare_direct<A: Address>(&mut self, buffer: &mut P::Buffer, headers: &Headers<A>, direct: &DirectForward<'_>) -> bool {
         let exit = direct.exit;
         let Some(outer) = direct.outer else {
             trim(buffer, headers);
@@ -344,25 +304,19 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         }
     }
 
-    pub(super) fn hold<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        arrival: Arrival,
-        buffer: B,
-        neighbour: UnresolvedNeighbour,
-    ) {
+    pub(super) fn hold(&mut self, arrival: Arrival, buffer: P::Buffer, neighbour: UnresolvedNeighbour) {
         match self.neighbour_queue.keep(buffer, arrival, neighbour) {
             Ok(true) => self.ask(neighbour),
             Ok(false) => {}
-            Err(buffer) => self.drop(egress, buffer, DropReason::NeighbourUnresolved),
+            Err(buffer) => self.drop(buffer, DropReason::NeighbourUnresolved),
         }
     }
 
     /// Drops a packet and counts the reason.
-    pub(super) fn drop<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, buffer: B, reason: DropReason) {
+    pub(super) fn drop(&mut self, buffer: P::Buffer, reason: DropReason) {
         self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
         self.tally.drop(reason);
-        egress.discard(buffer);
+        self.egress.discard(buffer);
     }
 
     pub(super) fn publish_counters(&mut self) {

@@ -14,7 +14,7 @@ use crate::fragment::{EarlyFragment, Fragment, LaterFragments, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
 use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers, Ipv4, Parsed, Transport, Tuple, parse, sctp_chunk, take};
+use crate::wire::{Address, Buffer, Headers, Ipv4, Transport, Tuple, parse, sctp_chunk, take};
 use crate::workers::{Egress, HandoverTask, WorkerId};
 
 /// A fragment with the entry of its datagram.
@@ -25,37 +25,36 @@ struct FragmentOf<'a, A> {
     slot: Slot,
 }
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a fragment, or queues it until the first one arrives.
-    pub(super) fn fragment<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn fragment<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        buffer: P::Buffer,
         packet: &Packet<'_, A>,
     ) {
         let headers = packet.headers;
         let fragment = match Fragment::of(buffer.bytes(), headers) {
             Ok(fragment) => fragment,
-            Err(reason) => return self.drop(egress, buffer, reason),
+            Err(reason) => return self.drop(buffer, reason),
         };
         if headers.group_frame || !may_have_flow(&fragment, snapshot) {
-            return self.handle_by_decision(egress, snapshot, arrival, buffer, packet, None);
+            return self.handle_by_decision(snapshot, arrival, buffer, packet, None);
         }
-        let slot = self.slot_of(egress, arrival, &fragment);
+        let slot = self.slot_of(arrival, &fragment);
         if let Part::First(first) = &fragment.part
-            && let Some(owner) = owner_elsewhere(egress, snapshot, arrival, first)
+            && let Some(owner) = owner_elsewhere(&self.egress, snapshot, arrival, first)
         {
-            return self.pass_on(egress, arrival, buffer, slot, owner);
+            return self.pass_on(arrival, buffer, slot, owner);
         }
         let placed = FragmentOf { fragment: &fragment, headers, slot };
         match (&fragment.part, self.datagrams.later(slot)) {
-            (Part::First(first), _) => self.first(egress, snapshot, arrival, buffer, &placed, first),
-            (_, Some(later)) => self.later(egress, snapshot, arrival, buffer, &placed, later),
+            (Part::First(first), _) => self.first(snapshot, arrival, buffer, &placed, first),
+            (_, Some(later)) => self.later(snapshot, arrival, buffer, &placed, later),
             (_, None) => {
                 if let Some(buffer) = self.datagrams.keep(buffer, arrival, slot) {
-                    self.drop(egress, buffer, DropReason::FragmentTableFull);
+                    self.drop(buffer, DropReason::FragmentTableFull);
                 }
             }
         }
@@ -63,25 +62,20 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Hands over a first fragment and those that waited for it to their owner; later ones follow them there.
     #[cold]
-    fn pass_on<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, arrival: Arrival, buffer: B, slot: Slot, owner: WorkerId) {
+    fn pass_on(&mut self, arrival: Arrival, buffer: P::Buffer, slot: Slot, owner: WorkerId) {
         self.datagrams.decide(slot, LaterFragments::Elsewhere(owner));
-        egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
+        self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
         while let Some(early) = self.datagrams.release(slot) {
-            egress.hand_over(owner, HandoverTask::Decide, early.arrival, early.buffer, &mut self.tally);
+            self.egress.hand_over(owner, HandoverTask::Decide, early.arrival, early.buffer, &mut self.tally);
         }
     }
 
     /// The entry of its datagram; created if there is none.
-    fn slot_of<A: Address, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        arrival: Arrival,
-        fragment: &Fragment<A>,
-    ) -> Slot {
+    fn slot_of<A: Address>(&mut self, arrival: Arrival, fragment: &Fragment<A>) -> Slot {
         self.datagrams.find(&fragment.datagram, arrival.now_ns).unwrap_or_else(|slot| {
             let reason = self.datagrams.reason_to_go(slot, arrival.now_ns);
             while let Some(early) = self.datagrams.release(slot) {
-                self.drop(egress, early.buffer, reason);
+                self.drop(early.buffer, reason);
             }
             self.datagrams.take(slot, &fragment.datagram, arrival.now_ns);
             slot
@@ -90,41 +84,39 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
 
     /// Decides on a first fragment like on any packet, stores the decision, and processes the fragments that waited for
     /// it.
-    fn first<A: FlowFamily, P: Port<Buffer = B>>(
+    fn first<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        buffer: P::Buffer,
         placed: &FragmentOf<'_, A>,
         first: &Headers<A>,
     ) {
         let segment = Segment::of(buffer.bytes(), first);
-        let verdict = self.verdict_alone(egress, snapshot, arrival, first, segment);
+        let verdict = self.verdict_alone(snapshot, arrival, first, segment);
         let later = match verdict {
-            Verdict::Forward(nat) => self.forward_first(egress, buffer, placed, first, nat),
+            Verdict::Forward(nat) => self.forward_first(buffer, placed, first, nat),
             Verdict::ForwardDirect(_) => {
-                self.apply(egress, snapshot, arrival, buffer, first, verdict);
+                self.apply(snapshot, arrival, buffer, first, verdict);
                 // The packet is not changed in a way that would require another identification.
                 follow_by(first, 0)
             }
-            Verdict::Wait(_) => return self.apply(egress, snapshot, arrival, buffer, first, verdict),
+            Verdict::Wait(_) => return self.apply(snapshot, arrival, buffer, first, verdict),
             _ => {
-                self.apply(egress, snapshot, arrival, buffer, first, verdict);
+                self.apply(snapshot, arrival, buffer, first, verdict);
                 later_after(verdict)
             }
         };
         self.datagrams.decide(placed.slot, later);
         while let Some(early) = self.datagrams.release(placed.slot) {
-            self.released::<A, P>(egress, snapshot, arrival, early, placed.slot, later);
+            self.released::<A>(snapshot, arrival, early, placed.slot, later);
         }
     }
 
     /// Rewrites a first fragment by its flow, with an identification of the gateway, and sends it.
-    fn forward_first<A: FlowFamily, P: Port<Buffer = B>>(
+    fn forward_first<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         placed: &FragmentOf<'_, A>,
         first: &Headers<A>,
         nat: NatForward<'_>,
@@ -136,7 +128,7 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             && (source_port, destination_port) != (rewrite.source_port, rewrite.destination_port)
         {
             // Its checksum covers the ports by a CRC over all fragments (RFC 9260 section 6.8).
-            self.drop(egress, buffer, DropReason::SctpFragment);
+            self.drop(buffer, DropReason::SctpFragment);
             return LaterFragments::Drop(DropReason::SctpFragment);
         }
         let identification = match self.datagrams.later(placed.slot) {
@@ -153,40 +145,38 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         };
         rewrite::whole(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
-        self.send_split(egress, buffer, first, &flow, nat.exit);
+        self.send_split(buffer, first, &flow, nat.exit);
         follow_by(first, identification)
     }
 
     /// Processes a fragment that waited for the first one.
-    fn released<A: FlowFamily, P: Port<Buffer = B>>(
+    fn released<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        early: EarlyFragment<B>,
+        early: EarlyFragment<P::Buffer>,
         slot: Slot,
         later: LaterFragments,
     ) {
         let EarlyFragment { buffer, arrival: came, .. } = early;
-        let Some(headers) = parse(buffer.bytes()).ok().and_then(Parsed::headers::<A>) else {
-            return self.drop(egress, buffer, DropReason::Malformed);
+        let Some(headers) = parse(buffer.bytes()).ok().and_then(A::headers) else {
+            return self.drop(buffer, DropReason::Malformed);
         };
         match Fragment::of(buffer.bytes(), &headers) {
             Ok(fragment) => {
                 let placed = FragmentOf { fragment: &fragment, headers: &headers, slot };
-                self.later(egress, snapshot, Arrival { now_ns: arrival.now_ns, ..came }, buffer, &placed, later);
+                self.later(snapshot, Arrival { now_ns: arrival.now_ns, ..came }, buffer, &placed, later);
             }
-            Err(reason) => self.drop(egress, buffer, reason),
+            Err(reason) => self.drop(buffer, reason),
         }
     }
 
     /// Processes a later fragment by the decision on the first one.
-    fn later<A: FlowFamily, P: Port<Buffer = B>>(
+    fn later<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        buffer: P::Buffer,
         placed: &FragmentOf<'_, A>,
         later: LaterFragments,
     ) {
@@ -195,30 +185,29 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 (source_port, destination_port, protocol, transport, identification)
             }
             LaterFragments::Elsewhere(owner) => {
-                return egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
+                return self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
             }
             LaterFragments::Linux => {
                 self.tally.misses += 1;
-                return self.give_to_linux(egress, snapshot, arrival, buffer);
+                return self.give_to_linux(snapshot, arrival, buffer);
             }
             LaterFragments::Drop(reason) => {
                 self.tally.misses += 1;
-                return self.drop(egress, buffer, reason);
+                return self.drop(buffer, reason);
             }
         };
         let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
         let headers = Headers { tuple, transport, ..*placed.headers };
-        match self.verdict_alone(egress, snapshot, arrival, &headers, Segment::default()) {
-            Verdict::Forward(nat) => self.forward_later(egress, buffer, placed, identification, nat),
+        match self.verdict_alone(snapshot, arrival, &headers, Segment::default()) {
+            Verdict::Forward(nat) => self.forward_later(buffer, placed, identification, nat),
             // With the headers of the fragment: only first fragments may be answered.
-            verdict => self.apply(egress, snapshot, arrival, buffer, placed.headers, verdict),
+            verdict => self.apply(snapshot, arrival, buffer, placed.headers, verdict),
         }
     }
 
     /// The verdict on a single packet outside a burst. RSTs that its decision asks for are sent before it.
-    fn verdict_alone<'s, A: FlowFamily, P: Port<Buffer = B>>(
+    fn verdict_alone<'s, A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &'s Snapshot,
         arrival: Arrival,
         headers: &Headers<A>,
@@ -233,15 +222,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
                 self.tally.hits += 1;
                 verdict
             }
-            Err(found) => self.verdict(egress, snapshot, arrival, &packet, segment, found),
+            Err(found) => self.verdict(snapshot, arrival, &packet, segment, found),
         }
     }
 
     /// Rewrites a later fragment by its flow, with the identification of the first one, and sends it.
-    fn forward_later<A: FlowFamily, P: Port<Buffer = B>>(
+    fn forward_later<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         placed: &FragmentOf<'_, A>,
         identification: u32,
         nat: NatForward<'_>,
@@ -250,13 +238,13 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);
-        self.send_split(egress, buffer, placed.headers, &flow, nat.exit);
+        self.send_split(buffer, placed.headers, &flow, nat.exit);
     }
 
     /// Gives an IPv4 packet that may be fragmented on its way an identification of the gateway (RFC 6864 section 5.3).
     /// It is chosen by the packet's addresses, so this follows the rewrite.
     #[cold]
-    pub(super) fn renumber<A: Address>(&mut self, buffer: &mut B, headers: &Headers<A>) {
+    pub(super) fn renumber<A: Address>(&mut self, buffer: &mut P::Buffer, headers: &Headers<A>) {
         let frame = buffer.bytes_mut();
         let Some((source, destination, protocol)) = ends(frame, headers) else { return };
         let identification = self.identifications.next(source, destination, protocol);
@@ -264,9 +252,9 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
     }
 
     /// Drops the fragments whose first fragment did not arrive in time.
-    pub(crate) fn expire_fragments<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, now_ns: u64) {
+    pub(crate) fn expire_fragments(&mut self, now_ns: u64) {
         while let Some(early) = self.datagrams.expired(now_ns) {
-            self.drop(egress, early.buffer, DropReason::FragmentTimeout);
+            self.drop(early.buffer, DropReason::FragmentTimeout);
         }
     }
 }

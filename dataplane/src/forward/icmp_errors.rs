@@ -21,45 +21,42 @@ use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Tuple, is_martian};
-use crate::workers::Egress;
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one.
     ///
     /// # Errors
     /// The packet, if it is no such error.
-    pub(super) fn error<A: FlowFamily, P: Port<Buffer = B>>(
+    pub(super) fn error<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        buffer: P::Buffer,
         packet: &Packet<'_, A>,
-    ) -> Result<(), B> {
+    ) -> Result<(), P::Buffer> {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
-            return self.tunnel_error(egress, snapshot, arrival, buffer, packet);
+            return self.tunnel_error(snapshot, arrival, buffer, packet);
         };
         let asked = quote.tuple.reversed();
         if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
             self.tally.hits += 1;
-            self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict);
+            self.apply(snapshot, arrival, buffer, packet.headers, verdict);
             return Ok(());
         }
         let (table, limits) = self.flows();
         let followed = follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns));
-        let Some(followed) = followed else { return self.tunnel_error(egress, snapshot, arrival, buffer, packet) };
+        let Some(followed) = followed else { return self.tunnel_error(snapshot, arrival, buffer, packet) };
         self.tally.hits += 1;
         match followed {
-            Ok(nat) => self.forward_error(egress, buffer, packet.headers, &quote, nat),
-            Err(verdict) => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
+            Ok(nat) => self.forward_error(buffer, packet.headers, &quote, nat),
+            Err(verdict) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
         }
         Ok(())
     }
 
-    fn forward_error<A: FlowFamily, P: Port<Buffer = B>>(
+    fn forward_error<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         headers: &Headers<A>,
         quote: &Quote<A>,
         nat: NatForward<'_>,
@@ -67,7 +64,8 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let NatForward { flow, direction, exit } = nat;
         let flow = *self.flows::<A>().0.get(flow);
         // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
-        // knows no other address, and its network may filter the addresses behind the gateway (docs/internals/decisions/0009).
+        // knows no other address, and its network may filter the addresses behind the gateway
+        // (docs/internals/decisions/0009).
         let (source, destination, quoted) = match direction {
             Direction::ToBackend if flow.mode == FlowMode::Dnat => {
                 (headers.tuple.source, flow.backend_address, flow.tuple(Direction::ToClient))
@@ -75,27 +73,26 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
             Direction::ToClient => (flow.vip, flow.client, flow.tuple(Direction::ToBackend)),
         };
-        let (source_mac, destination_mac) = (exit.source_mac, exit.destination_mac);
+        let Exit { source_mac, destination_mac, .. } = *exit;
         let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
         icmp::mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
         if !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_split(egress, buffer, headers, &flow, exit);
+        self.send_split(buffer, headers, &flow, exit);
     }
 
     /// Processes an ICMP error about a tunnel packet.
     ///
     /// # Errors
     /// The packet, if it is no such error.
-    fn tunnel_error<A: FlowFamily, P: Port<Buffer = B>>(
+    fn tunnel_error<A: FlowFamily>(
         &mut self,
-        egress: &mut Egress<P>,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: B,
+        buffer: P::Buffer,
         packet: &Packet<'_, A>,
-    ) -> Result<(), B> {
+    ) -> Result<(), P::Buffer> {
         let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &snapshot.tunnels) else {
             return Err(buffer);
         };
@@ -106,18 +103,17 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
         let Some(followed) = followed else { return Err(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
-            (Err(verdict), _) => self.apply(egress, snapshot, arrival, buffer, packet.headers, verdict),
-            (Ok(exit), Inner::V4(inner)) => self.tell_client(egress, arrival, buffer, &quote, inner, exit),
-            (Ok(exit), Inner::V6(inner)) => self.tell_client(egress, arrival, buffer, &quote, inner, exit),
+            (Err(verdict), _) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
+            (Ok(exit), Inner::V4(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
+            (Ok(exit), Inner::V6(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
         }
         Ok(())
     }
 
-    fn tell_client<A: Address, I: Address, P: Port<Buffer = B>>(
+    fn report_to_client<A: Address, I: Address>(
         &mut self,
-        egress: &mut Egress<P>,
         arrival: Arrival,
-        mut buffer: B,
+        mut buffer: P::Buffer,
         quote: &TunnelQuote<A>,
         inner: &Tuple<I>,
         exit: &Exit,
@@ -126,14 +122,14 @@ impl<B: Buffer, O: Observe<B>> Engine<B, O> {
             TunnelErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
             TunnelErrorKind::Unreachable => IcmpError::HostUnreachable,
         };
-        let told = self.limiter.allow(inner.source, arrival.now_ns)
+        let written = self.limiter.allow(inner.source, arrival.now_ns)
             && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
-        if !told {
-            return self.drop(egress, buffer, DropReason::AnswerLimited);
+        if !written {
+            return self.drop(buffer, DropReason::AnswerLimited);
         }
         self.observer.observe(&buffer, PacketOutcome::Reply(exit.port), || None);
         self.tally.replies += 1;
-        egress.send_tagged(exit.port, exit.link.tags(), buffer, &mut self.tally);
+        self.egress.send_tagged(exit.port, exit.link.tags(), buffer, &mut self.tally);
     }
 }
 

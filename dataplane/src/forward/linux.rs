@@ -17,7 +17,6 @@ use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Buffer, Ethernet, Headers, Parsed, Tags, parse, take_mut};
-use crate::workers::Egress;
 
 /// The twin that a packet came from, and its VLAN tags.
 #[derive(Clone, Copy)]
@@ -26,129 +25,97 @@ struct Twin {
     tags: Tags,
 }
 
-impl<B: Buffer, O: Observe<B>> Engine<B, O> {
-    pub(super) fn give_to_linux<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: B,
-    ) {
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
+    pub(super) fn give_to_linux(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
         let port = arrival.link.port();
         if !snapshot.port(port).twin {
-            self.drop(egress, buffer, DropReason::NoRoute);
-        } else if !self.twin_rate.allow(egress.class(port, buffer.bytes()), arrival.now_ns) {
-            self.drop(egress, buffer, DropReason::TwinRate);
+            self.drop(buffer, DropReason::NoRoute);
+        } else if !self.twin_rate.allow(self.egress.class(port, buffer.bytes()), arrival.now_ns) {
+            self.drop(buffer, DropReason::TwinRate);
         } else if !arrival.tags.put_on(&mut buffer) {
-            self.drop(egress, buffer, DropReason::TwinFull);
+            self.drop(buffer, DropReason::TwinFull);
         } else {
             self.observer.observe(&buffer, PacketOutcome::Linux(port), || None);
-            egress.queue_for_linux(port, buffer, &mut self.tally);
+            self.egress.queue_for_linux(port, buffer, &mut self.tally);
         }
     }
 
     /// Passes a packet to the kernel as if it had arrived on another link, addressed to that port's Ethernet address.
     #[cold]
-    pub(super) fn give_to_linux_at<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        link: Link,
-        mut buffer: B,
-    ) {
+    pub(super) fn give_to_linux_at(&mut self, snapshot: &Snapshot, arrival: Arrival, link: Link, mut buffer: P::Buffer) {
         if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
             ethernet.destination = snapshot.port(link.port()).mac.0;
         }
-        self.give_to_linux(egress, snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
+        self.give_to_linux(snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
     }
 
     /// Processes a packet that the kernel sends by this port. Packets that cannot be parsed are dropped, since they
     /// might be for a VIP.
-    pub(crate) fn sent_by_linux<P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        port: PortIndex,
-        mut buffer: B,
-    ) {
+    pub(crate) fn sent_by_linux(&mut self, snapshot: &Snapshot, port: PortIndex, mut buffer: P::Buffer) {
         let tags = Tags::of(buffer.bytes());
         tags.take_off(&mut buffer);
         let twin = Twin { port, tags };
         match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => self.packet_of_linux(egress, snapshot, twin, buffer, &headers),
+            Ok(Parsed::V4(headers)) => self.packet_of_linux(snapshot, twin, buffer, &headers),
             Ok(Parsed::V6(headers)) => {
                 let asked = icmp::neighbour_question(buffer.bytes(), &headers);
                 // An answer to an address of the engine would go to the kernel, which must not receive packets for
                 // those.
-                let is_linuxs = matches!(snapshot.role(headers.tuple.source), AddressRole::Twin(_) | AddressRole::Elsewhere);
-                if !is_linuxs || !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
-                    return self.packet_of_linux(egress, snapshot, twin, buffer, &headers);
+                let is_from_kernel = matches!(snapshot.role(headers.tuple.source), AddressRole::Twin(_) | AddressRole::Elsewhere);
+                if !is_from_kernel || !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
+                    return self.packet_of_linux(snapshot, twin, buffer, &headers);
                 }
                 let done = icmp::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);
-                self.answer_linux(egress, twin, buffer, done);
+                self.answer_linux(twin, buffer, done);
             }
             Ok(Parsed::Arp) => {
                 let asked = icmp::arp_question(buffer.bytes());
                 if !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
-                    return egress.send_tagged(port, tags, buffer, &mut self.tally);
+                    return self.egress.send_tagged(port, tags, buffer, &mut self.tally);
                 }
                 let done = icmp::arp_reply(&mut buffer, snapshot.port(port).mac);
-                self.answer_linux(egress, twin, buffer, done);
+                self.answer_linux(twin, buffer, done);
             }
-            Ok(Parsed::Other) => egress.send_tagged(port, tags, buffer, &mut self.tally),
-            Err(reason) => self.drop(egress, buffer, reason),
+            Ok(Parsed::Other) => self.egress.send_tagged(port, tags, buffer, &mut self.tally),
+            Err(reason) => self.drop(buffer, reason),
         }
     }
 
     /// Passes the answer to its request to the kernel. The answer contains the port's own address: the kernel then
     /// sends by the twin, and the engine accepts the packet whatever its Ethernet addresses.
-    fn answer_linux<P: Port<Buffer = B>>(&mut self, egress: &mut Egress<P>, twin: Twin, mut buffer: B, done: bool) {
+    fn answer_linux(&mut self, twin: Twin, mut buffer: P::Buffer, done: bool) {
         if done && twin.tags.put_on(&mut buffer) {
             self.tally.replies += 1;
-            egress.queue_for_linux(twin.port, buffer, &mut self.tally);
+            self.egress.queue_for_linux(twin.port, buffer, &mut self.tally);
         } else {
-            self.drop(egress, buffer, DropReason::Malformed);
+            self.drop(buffer, DropReason::Malformed);
         }
     }
 
-    fn packet_of_linux<A: FlowFamily, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        twin: Twin,
-        buffer: B,
-        headers: &Headers<A>,
-    ) {
-        egress.sent_by_linux(twin.port, headers);
+    fn packet_of_linux<A: FlowFamily>(&mut self, snapshot: &Snapshot, twin: Twin, buffer: P::Buffer, headers: &Headers<A>) {
+        self.egress.sent_by_linux(twin.port, headers);
         match snapshot.role(headers.tuple.destination) {
-            AddressRole::Vip => self.probe(egress, snapshot, buffer, headers),
-            AddressRole::PoolUnused => self.drop(egress, buffer, DropReason::VipLoop),
+            AddressRole::Vip => self.probe(snapshot, buffer, headers),
+            AddressRole::PoolUnused => self.drop(buffer, DropReason::VipLoop),
             AddressRole::Snat | AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => {
-                egress.send_tagged(twin.port, twin.tags, buffer, &mut self.tally);
+                self.egress.send_tagged(twin.port, twin.tags, buffer, &mut self.tally);
             }
         }
     }
 
     /// Processes a packet that the kernel sends to a VIP: a probe goes to the backend that its source port stands for;
     /// any other packet would only come back and is dropped.
-    fn probe<A: FlowFamily, P: Port<Buffer = B>>(
-        &mut self,
-        egress: &mut Egress<P>,
-        snapshot: &Snapshot,
-        buffer: B,
-        headers: &Headers<A>,
-    ) {
+    fn probe<A: FlowFamily>(&mut self, snapshot: &Snapshot, buffer: P::Buffer, headers: &Headers<A>) {
         let hash = self.flows::<A>().0.hash(&headers.tuple);
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
         match follow_probe(&packet, snapshot) {
-            Some(Ok(direct)) => self.forward_direct(egress, buffer, headers, &direct),
+            Some(Ok(direct)) => self.forward_direct(buffer, headers, &direct),
             Some(Err(Verdict::Wait(neighbour))) => {
                 self.ask(neighbour);
-                self.drop(egress, buffer, DropReason::NeighbourUnresolved);
+                self.drop(buffer, DropReason::NeighbourUnresolved);
             }
-            Some(Err(Verdict::Drop(reason))) => self.drop(egress, buffer, reason),
-            Some(Err(_)) | None => self.drop(egress, buffer, DropReason::VipLoop),
+            Some(Err(Verdict::Drop(reason))) => self.drop(buffer, reason),
+            Some(Err(_)) | None => self.drop(buffer, DropReason::VipLoop),
         }
     }
 }

@@ -11,10 +11,7 @@ use crate::flow::{Candidate, FlowTable};
 use crate::forward::decide::FlowTables;
 use crate::port::{BURST, Burst, FrameFilter, SentTo};
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Carried, Headers, Parsed, Tags, Transport, carried, ipv4, ipv6, parse};
-
-/// ICMPv6 neighbour solicitation (RFC 4861 section 4.3).
-const NEIGHBOUR_SOLICITATION: u8 = 135;
+use crate::wire::{Address, Buffer, Carried, Headers, Parsed, Tags, Transport, carried, icmpv6, ipv4, ipv6, parse};
 
 /// The kind of a packet in a burst.
 #[derive(Clone, Copy)]
@@ -90,7 +87,7 @@ fn unusual(tables: &FlowTables, filter: FrameFilter, frame: &[u8], v4: &mut Look
 
 fn kind_v6(transport: Transport) -> Kind {
     match transport {
-        Transport::Icmp { kind: NEIGHBOUR_SOLICITATION, .. } => Kind::Solicitation,
+        Transport::Icmp { kind: icmpv6::NEIGHBOUR_SOLICITATION, .. } => Kind::Solicitation,
         _ => Kind::V6,
     }
 }

@@ -13,7 +13,7 @@ use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{Arrival, BURST, Burst, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
-use crate::wire::{Address, Buffer, Headers, Ipv4, Ipv6, Transport, Tuple};
+use crate::wire::{Address, Buffer, Headers, Transport, Tuple, network_len};
 use crate::workers::{Egress, HandoverTask, Observer, PacketTarget, Peers, Steering, WorkerId};
 
 /// Bytes of VLAN tags that every card can parse: one tag.
@@ -119,8 +119,7 @@ fn task<A: Address, B: Buffer>(
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport
 /// header. Any sender can send other packets, which cards hash by the addresses alone or not at all.
 fn is_plain<A: Address>(headers: &Headers<A>) -> bool {
-    let network_bytes = if A::BYTES == 4 { Ipv4::BYTES } else { Ipv6::BYTES };
-    headers.transport_offset == headers.network_offset + network_bytes
+    headers.transport_offset == headers.network_offset + network_len::<A>()
 }
 
 /// The owner of the flow that an ICMP error is about. The error quotes the packet as the gateway sent it; a reply to

@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
-use super::burst::process;
 use super::engine::Engine;
 use super::observer::Observe;
 use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
@@ -26,7 +25,7 @@ use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::{Address, Buffer, Tags, protocol};
+use crate::wire::{Address, Tags, protocol};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
@@ -62,10 +61,8 @@ pub struct NoMemory {
 }
 
 /// A worker; see the module.
-#[derive(Debug)]
 pub struct Worker<P: Port, O = ()> {
-    engine: Engine<P::Buffer, O>,
-    egress: Egress<P>,
+    engine: Engine<P, O>,
     subscriber: Subscriber,
     announcements: Announcements,
     sweep: Sweep,
@@ -80,9 +77,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let flows = limits.max_per_worker;
         let (worker, workers) = parts.peers.as_ref().map_or((0, 1), Peers::position);
         let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
-        let egress = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
+        let ports = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
         let engine = Engine {
             worker: parts.subscriber.worker(),
+            egress: Egress::new(ports, parts.peers),
             tables: FlowTables {
                 v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
                 v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
@@ -101,13 +99,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             observer: parts.observer,
             twin_rate: TwinRate::default(),
         };
-        Ok(Self {
-            engine,
-            egress: Egress::new(egress, parts.peers),
-            subscriber: parts.subscriber,
-            announcements: Announcements::new(),
-            sweep: Sweep::default(),
-        })
+        Ok(Self { engine, subscriber: parts.subscriber, announcements: Announcements::new(), sweep: Sweep::default() })
     }
 
     /// Its counters.
@@ -118,7 +110,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 
     /// The port at a position, for tests and `replay`.
     pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
-        self.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
+        self.engine.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
     }
 
     /// The observer.
@@ -135,109 +127,95 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
         let snapshot = self.subscriber.snapshot();
-        let (engine, egress) = (&mut self.engine, &mut self.egress);
+        let engine = &mut self.engine;
         if changed {
             engine.limits.follow(snapshot.shortest_idle_timeout());
-            if egress.peers.as_ref().is_none_or(Peers::announces) {
+            if engine.egress.peers.as_ref().is_none_or(Peers::announces) {
                 self.announcements.wake();
             }
         }
         let mut handled = 0;
-        for index in 0..egress.ports.len() {
+        for index in 0..engine.egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
             let mut burst = Burst::new();
-            egress.receive(in_port, &mut burst);
+            engine.egress.receive(in_port, &mut burst);
             handled += burst.len();
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
-                process(engine, egress, snapshot, arrival, &mut burst);
+                engine.process(snapshot, arrival, &mut burst);
             }
-            handled += from_linux(engine, egress, snapshot, in_port);
+            handled += engine.process_from_linux(snapshot, in_port);
         }
-        if egress.peers.is_some() {
-            handled += from_peers(engine, egress, snapshot, now_ns);
+        if engine.egress.peers.is_some() {
+            handled += engine.process_from_peers(snapshot, now_ns);
         }
         if engine.neighbour_queue.len() > 0 {
             engine.neighbours_changed |= changed;
-            retry_queued(engine, egress, snapshot, now_ns);
+            engine.retry_queued(snapshot, now_ns);
         }
         if engine.datagrams.waiting() > 0 {
-            engine.expire_fragments(egress, now_ns);
+            engine.expire_fragments(now_ns);
         }
-        self.announcements.send(egress, snapshot, now_ns, &mut engine.tally);
-        egress.flush(&mut engine.tally);
+        self.announcements.send(&mut engine.egress, snapshot, now_ns, &mut engine.tally);
+        engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         engine.publish_counters();
         handled
     }
 }
 
-/// Processes the packets that the kernel sends by the port.
-fn from_linux<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    port: PortIndex,
-) -> usize {
-    let Some(burst) = egress.burst_of_linux(port) else { return 0 };
-    let count = burst.len();
-    engine.tally.received += count as u64;
-    burst.into_iter().for_each(|buffer| engine.sent_by_linux(egress, snapshot, port, buffer));
-    count
-}
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
+    /// Processes the packets that the kernel sends by the port.
+    fn process_from_linux(&mut self, snapshot: &Snapshot, port: PortIndex) -> usize {
+        let Some(burst) = self.egress.burst_of_linux(port) else { return 0 };
+        let count = burst.len();
+        self.tally.received += count as u64;
+        burst.into_iter().for_each(|buffer| self.sent_by_linux(snapshot, port, buffer));
+        count
+    }
 
-/// Processes packets from other workers: some to decide on, some to transmit.
-fn from_peers<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    now_ns: u64,
-) -> usize {
-    let mut count = 0;
-    for other in 0..egress.peers.as_ref().map_or(0, Peers::others) {
-        let before = count;
-        while count - before < PACKETS_PER_TURN {
-            let Some(HandedOver { port, task, mut burst }) = egress.peers.as_ref().and_then(|peers| peers.take(other)) else {
-                break;
-            };
-            count += burst.len();
-            engine.tally.handed_in += burst.len() as u64;
-            let origin = match task {
-                HandoverTask::Decide => Origin::Owned,
-                HandoverTask::Meet => Origin::Met,
-                HandoverTask::Send => {
-                    burst.into_iter().for_each(|buffer| egress.send(port, buffer, &mut engine.tally));
-                    continue;
-                }
-            };
-            let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
-            process(engine, egress, snapshot, arrival, &mut burst);
+    /// Processes packets from other workers: some to decide on, some to transmit.
+    fn process_from_peers(&mut self, snapshot: &Snapshot, now_ns: u64) -> usize {
+        let mut count = 0;
+        for other in 0..self.egress.peers.as_ref().map_or(0, Peers::others) {
+            let before = count;
+            while count - before < PACKETS_PER_TURN {
+                let handed = self.egress.peers.as_ref().and_then(|peers| peers.take(other));
+                let Some(HandedOver { port, task, mut burst }) = handed else { break };
+                count += burst.len();
+                self.tally.handed_in += burst.len() as u64;
+                let origin = match task {
+                    HandoverTask::Decide => Origin::Owned,
+                    HandoverTask::Meet => Origin::Met,
+                    HandoverTask::Send => {
+                        burst.into_iter().for_each(|buffer| self.egress.send(port, buffer, &mut self.tally));
+                        continue;
+                    }
+                };
+                let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
+                self.process(snapshot, arrival, &mut burst);
+            }
         }
+        count
     }
-    count
-}
 
-/// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
-/// depends on the snapshot alone, so they are checked only when there is a new one.
-fn retry_queued<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P::Buffer, O>,
-    egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    now_ns: u64,
-) {
-    while let Some(waiting) = engine.neighbour_queue.expired(now_ns) {
-        engine.drop(egress, waiting.buffer, DropReason::NeighbourUnresolved);
-    }
-    if !engine.neighbours_changed {
-        return;
-    }
-    let released = engine.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
-    engine.neighbours_changed = released.is_full();
-    for QueuedPacket { buffer, arrival, .. } in released {
-        let mut burst = Burst::new();
-        burst.push(buffer);
-        process(engine, egress, snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
+    /// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
+    /// depends on the snapshot alone, so they are checked only when there is a new one.
+    fn retry_queued(&mut self, snapshot: &Snapshot, now_ns: u64) {
+        while let Some(waiting) = self.neighbour_queue.expired(now_ns) {
+            self.drop(waiting.buffer, DropReason::NeighbourUnresolved);
+        }
+        if !self.neighbours_changed {
+            return;
+        }
+        let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+        self.neighbours_changed = released.is_full();
+        for QueuedPacket { buffer, arrival, .. } in released {
+            let mut burst = Burst::new();
+            burst.push(buffer);
+            self.process(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
+        }
     }
 }
 
@@ -262,7 +240,7 @@ impl Sweep {
     /// SNAT pools visited per tick: 65,536 in 34 s.
     const POOLS: u32 = 256;
 
-    fn run<B: Buffer, O: Observe<B>>(&mut self, engine: &mut Engine<B, O>, snapshot: &Snapshot, now: Tick) {
+    fn run<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now: Tick) {
         let elapsed = now.since(*self.last.get_or_insert(now)).0.min(Self::TICKS);
         if elapsed > 0 {
             self.last = Some(now);

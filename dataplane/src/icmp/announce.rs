@@ -63,9 +63,7 @@ impl RoundLimit {
             (self.waiting, self.since_ns) = (before, now_ns);
         }
     }
-}
 
-impl RoundLimit {
     /// When it may continue.
     fn allows_more_at(&self) -> Option<u64> {
         (self.waiting > self.allowed).then(|| self.since_ns.saturating_add(INTERVAL_NS))

@@ -11,8 +11,8 @@ use zerocopy::network_endian::{U16, U32};
 use crate::snapshot::Exit;
 use crate::wire::checksum::{HOP_DELTA, apply};
 use crate::wire::{
-    Address, Buffer, Ethernet, HOP_LIMIT, Headers, Icmp, Ipv4, Ipv6, Mac, NetworkHeader, Tuple, checksum, ether_type, icmpv4,
-    icmpv6, network_len, protocol, take_mut, turn_link, written_transport_offset,
+    Address, Buffer, Ethernet, Headers, Icmp, Ipv4, Ipv6, Mac, NetworkHeader, Tuple, checksum, ether_type_of, icmpv4, icmpv6,
+    network_len, protocol, take_mut, turn_link, written_transport_offset,
 };
 
 /// Maximum length of an IPv4 packet with an error, bytes (RFC 1812 section 4.3.2.3).
@@ -79,15 +79,8 @@ pub(super) fn write<A: Address>(frame: &mut [u8], destination: A, source: A, err
     };
     let checksum = checksum::finish(pseudo + checksum::sum(message));
     take_mut::<Icmp>(message)?.0.checksum.set(checksum);
-    let ip = NetworkHeader {
-        source,
-        destination,
-        protocol,
-        traffic_class: TRAFFIC_CLASS,
-        hop_limit: HOP_LIMIT,
-        payload_len: message_len,
-    };
-    ip.write(turn_link(frame, mac)?)?;
+    let ip = NetworkHeader::new(source, destination, protocol, message_len);
+    NetworkHeader { traffic_class: TRAFFIC_CLASS, ..ip }.write(turn_link(frame, mac)?)?;
     Some(())
 }
 
@@ -133,10 +126,7 @@ fn finish<I: Address>(frame: &mut [u8], quoted_at: usize, inner: &Tuple<I>, erro
     write(frame, inner.source, inner.destination, error, exit.source_mac)?;
     let (ethernet, _) = take_mut::<Ethernet>(frame)?;
     ethernet.destination = exit.destination_mac.0;
-    ethernet.ether_type.set(match I::FAMILY {
-        Family::V4 => ether_type::IPV4,
-        Family::V6 => ether_type::IPV6,
-    });
+    ethernet.ether_type.set(ether_type_of::<I>());
     Some(())
 }
 

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use proto::Family;
 
+use crate::port::TokenBucket;
 use crate::wire::Address;
 
 /// Answers per second of one worker. The largest is an ICMPv6 error of 1,294 bytes; 20,000 of them are 207 Mbit/s. At
@@ -17,35 +18,15 @@ use crate::wire::Address;
 pub const ANSWERS_PER_SECOND: u32 = 20_000;
 /// Answers per second to one /24 or /56: enough for a full subnet whose hosts resolve their gateway four times.
 pub const ANSWERS_PER_SECOND_AND_NETWORK: u32 = 1_000;
-/// Burst size of a tenth of a second: an answer may come this much earlier than the rate allows.
-const BURST_NS: u64 = 100_000_000;
 /// Number of network buckets: 4,096 * 8 bytes = 32 KiB, which stay in a core's cache under a flood.
 const BUCKETS: usize = 4_096;
-
-const NS_PER_SECOND: u64 = 1_000_000_000;
 
 /// The rate limits of one worker.
 #[derive(Debug)]
 pub struct AnswerLimiter {
     seed: u64,
-    all: AnswerBucket,
-    networks: Box<[AnswerBucket; BUCKETS]>,
-}
-
-/// A token bucket as one number: the time when it is full again.
-#[derive(Clone, Copy, Debug, Default)]
-struct AnswerBucket {
-    full_at_ns: u64,
-}
-
-impl AnswerBucket {
-    /// The time when it is full again after one more token is taken; `None` when it is empty. An idle bucket always has
-    /// its first token.
-    fn after_one(self, now_ns: u64, per_second: u32) -> Option<u64> {
-        let full_at_ns = self.full_at_ns.max(now_ns);
-        let token_ns = NS_PER_SECOND / u64::from(per_second);
-        (full_at_ns - now_ns <= BURST_NS - token_ns).then_some(full_at_ns + token_ns)
-    }
+    all: TokenBucket,
+    networks: Box<[TokenBucket; BUCKETS]>,
 }
 
 impl AnswerLimiter {
@@ -53,7 +34,7 @@ impl AnswerLimiter {
     /// a bucket with a victim's.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, all: AnswerBucket::default(), networks: Box::new([AnswerBucket::default(); BUCKETS]) }
+        Self { seed, all: TokenBucket::default(), networks: Box::new([TokenBucket::default(); BUCKETS]) }
     }
 
     /// [`AnswerLimiter::allow`], for an address of either family.
@@ -68,13 +49,9 @@ impl AnswerLimiter {
     pub fn allow<A: Address>(&mut self, source: A, now_ns: u64) -> bool {
         let bucket = bucket_of(source, self.seed);
         let Some(network) = self.networks.get_mut(bucket) else { return false };
-        let (Some(all_full_at_ns), Some(network_full_at_ns)) =
-            (self.all.after_one(now_ns, ANSWERS_PER_SECOND), network.after_one(now_ns, ANSWERS_PER_SECOND_AND_NETWORK))
-        else {
-            return false;
-        };
-        self.all.full_at_ns = all_full_at_ns;
-        network.full_at_ns = network_full_at_ns;
+        let all = self.all.after_one(now_ns, ANSWERS_PER_SECOND);
+        let Some(both) = all.zip(network.after_one(now_ns, ANSWERS_PER_SECOND_AND_NETWORK)) else { return false };
+        (self.all, *network) = both;
         true
     }
 }
@@ -94,6 +71,8 @@ fn bucket_of<A: Address>(source: A, seed: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NS_PER_SECOND: u64 = 1_000_000_000;
 
     /// Answers allowed to one request per microsecond during one second, both ends included.
     fn allowed_in_a_second<A: Address>(limiter: &mut AnswerLimiter, from_ns: u64, source: impl Fn(u32) -> A) -> u32 {

@@ -7,9 +7,10 @@
 use proto::Family;
 
 use super::quote::{Quote, QuotedChecksum};
-use crate::wire::checksum::{HOP_DELTA, apply, delta, difference, sum};
-use crate::wire::low_half;
-use crate::wire::{Address, Ethernet, Headers, Icmp, Ipv4, Ipv6, Mac, Tuple, Udp, crc32c, take_mut};
+use crate::wire::checksum::{apply, apply_udp, delta, difference, sum};
+use crate::wire::{
+    Address, Ethernet, Headers, Icmp, Mac, Tuple, Udp, crc32c, forward_header, network_len, protocol, set_addresses, take_mut,
+};
 
 /// The new fields of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +39,8 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
     let (ethernet, _) = take_mut::<Ethernet>(link)?;
     let (icmp, quoted) = take_mut::<Icmp>(message)?;
     let quoted = quoted.get_mut(..quote.header_end.checked_sub(quote.network_offset)?)?;
-    let outer_len = if A::FAMILY == Family::V4 { Ipv4::BYTES } else { Ipv6::BYTES };
-    let fits =
-        network.len() >= usize::from(outer_len) && quote.network_offset == usize::from(headers.transport_offset + Icmp::BYTES);
+    let fits = network.len() >= usize::from(network_len::<A>())
+        && quote.network_offset == usize::from(headers.transport_offset + Icmp::BYTES);
     fits.then_some(())?;
 
     let before = sum(quoted);
@@ -49,25 +49,12 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
     icmp.checksum.set(apply(icmp.checksum.get(), difference(before, sum(quoted))));
     let to = Tuple { source: rewrite.source, destination: rewrite.destination, ..headers.tuple };
     let addresses = delta(&headers.tuple, &to).l3;
-    match A::FAMILY {
-        Family::V4 => {
-            let (ip, _) = take_mut::<Ipv4>(network)?;
-            ip.source.set(low_half(rewrite.source));
-            ip.destination.set(low_half(rewrite.destination));
-            ip.ttl = ip.ttl.wrapping_sub(1);
-            ip.checksum.set(apply(apply(ip.checksum.get(), addresses), HOP_DELTA));
-        }
-        Family::V6 => {
-            let (ip, _) = take_mut::<Ipv6>(network)?;
-            ip.source.set(rewrite.source.wide());
-            ip.destination.set(rewrite.destination.wide());
-            ip.hop_limit = ip.hop_limit.wrapping_sub(1);
-            // ICMPv6 includes the addresses by a pseudo header (RFC 4443 section 2.3).
-            icmp.checksum.set(apply(icmp.checksum.get(), addresses));
-        }
+    forward_header(network, rewrite.source, rewrite.destination, addresses)?;
+    if A::FAMILY == Family::V6 {
+        // ICMPv6 includes the addresses by a pseudo header (RFC 4443 section 2.3).
+        icmp.checksum.set(apply(icmp.checksum.get(), addresses));
     }
-    ethernet.destination = rewrite.destination_mac.0;
-    ethernet.source = rewrite.source_mac.0;
+    ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
     Some(())
 }
 
@@ -76,29 +63,19 @@ fn restore<A: Address>(quoted: &mut [u8], quote: &Quote<A>, to: &Tuple<A>) -> Op
     let deltas = delta(&quote.tuple, to);
     let (network, transport) = quoted.split_at_mut_checked(quote.transport_offset.checked_sub(quote.network_offset)?)?;
     let (ports, _) = take_mut::<Udp>(transport)?; // ports are in the same place in TCP, UDP and SCTP
-    match A::FAMILY {
-        Family::V4 => {
-            let (ip, _) = take_mut::<Ipv4>(network)?;
-            ip.source.set(low_half(to.source));
-            ip.destination.set(low_half(to.destination));
-            ip.checksum.set(apply(ip.checksum.get(), deltas.l3));
-        }
-        Family::V6 => {
-            let (ip, _) = take_mut::<Ipv6>(network)?;
-            ip.source.set(to.source.wide());
-            ip.destination.set(to.destination.wide());
-        }
-    }
+    set_addresses(network, to.source, to.destination, deltas.l3)?;
     ports.source_port.set(to.source_port);
     ports.destination_port.set(to.destination_port);
     match quote.checksum {
         Some(QuotedChecksum::Internet { offset }) => {
+            let apply_l4 = if quote.tuple.protocol == protocol::UDP { apply_udp } else { apply };
             let checksum = field_at::<2>(transport, offset.checked_sub(quote.transport_offset)?)?;
-            *checksum = restored_checksum(u16::from_be_bytes(*checksum), deltas.l4, quote.tuple.protocol).to_be_bytes();
+            *checksum = apply_l4(u16::from_be_bytes(*checksum), deltas.l4).to_be_bytes();
         }
         Some(QuotedChecksum::Crc32c { offset, len }) => {
             let checksum = field_at::<4>(transport, offset.checked_sub(quote.transport_offset)?)?;
-            let change = crc32c::difference(ports_of(&quote.tuple), ports_of(to), len);
+            let ports = |tuple: &Tuple<A>| [tuple.source_port, tuple.destination_port];
+            let change = crc32c::difference(ports(&quote.tuple), ports(to), len);
             *checksum = (u32::from_le_bytes(*checksum) ^ change).to_le_bytes();
         }
         None => {}
@@ -108,22 +85,4 @@ fn restore<A: Address>(quoted: &mut [u8], quote: &Quote<A>, to: &Tuple<A>) -> Op
 
 fn field_at<const N: usize>(bytes: &mut [u8], at: usize) -> Option<&mut [u8; N]> {
     bytes.get_mut(at..)?.first_chunk_mut()
-}
-
-/// The first four bytes of a transport header with ports.
-fn ports_of<A>(tuple: &Tuple<A>) -> [u8; 4] {
-    let [[a, b], [c, d]] = [tuple.source_port, tuple.destination_port].map(u16::to_be_bytes);
-    [a, b, c, d]
-}
-
-/// In UDP, 0 means that no checksum was computed, and stays; a computed 0 is sent as 0xffff (RFC 768).
-fn restored_checksum(checksum: u16, delta: u16, protocol: u8) -> u16 {
-    match (protocol == crate::wire::protocol::UDP, checksum) {
-        (true, 0) => 0,
-        (true, _) => match apply(checksum, delta) {
-            0 => 0xffff,
-            changed => changed,
-        },
-        (false, _) => apply(checksum, delta),
-    }
 }

@@ -162,16 +162,9 @@ fn write_advertisement(frame: &mut [u8], destination: u128, flags: u32, target: 
     let pseudo = checksum::pseudo_sum(target, destination, protocol::ICMPV6, message.len());
     let checksum = checksum::finish(pseudo + checksum::sum(message));
     take_mut::<NeighbourMessage>(message)?.0.checksum.set(checksum);
-    let ip = NetworkHeader {
-        source: target,
-        destination,
-        protocol: protocol::ICMPV6,
-        traffic_class: 0,
-        hop_limit: NEIGHBOUR_HOP_LIMIT,
-        payload_len: ADVERTISEMENT_BYTES,
-    };
+    let ip = NetworkHeader::new(target, destination, protocol::ICMPV6, ADVERTISEMENT_BYTES);
     let (_, packet) = take_mut::<Ethernet>(frame)?;
-    ip.write(packet)?;
+    NetworkHeader { hop_limit: NEIGHBOUR_HOP_LIMIT, ..ip }.write(packet)?;
     Some(())
 }
 

@@ -8,6 +8,7 @@ mod frame_filter;
 mod io;
 mod link;
 mod memory;
+mod token_bucket;
 mod twin;
 mod twin_rate;
 
@@ -16,5 +17,6 @@ pub(crate) use frame_filter::{FrameFilter, SentTo};
 pub use io::{BURST, Burst, Port};
 pub use link::{Link, PortIndex};
 pub use memory::{MemoryBuffer, MemoryPort};
+pub(crate) use token_bucket::TokenBucket;
 pub use twin::{FROM_LINUX_BURSTS, TO_LINUX_BURSTS, TwinQueues};
 pub(crate) use twin_rate::{Class, TwinRate, class};

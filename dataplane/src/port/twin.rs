@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crossbeam_queue::ArrayQueue;
 
 use super::io::Burst;
-use crate::wire::{Address, Headers, Transport, Tuple, split_mix, tcp_flags};
+use crate::wire::{Address, Headers, Transport, Tuple, icmpv4, icmpv6, split_mix, tcp_flags};
 
 /// Capacity of the ring to the kernel, in bursts per port. The twin thread empties the ring at least every millisecond,
 /// so 256 bursts of one packet each carry 256,000 packets a second, full ones 8 million.
@@ -74,7 +74,7 @@ impl KernelExchanges {
     pub(crate) fn sent<A: Address>(&self, headers: &Headers<A>) {
         let begins = match headers.transport {
             Transport::Tcp { flags } => flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN,
-            Transport::Icmp { kind, .. } => matches!(kind, 8 | 128),
+            Transport::Icmp { kind, .. } => matches!(kind, icmpv4::ECHO_REQUEST | icmpv6::ECHO_REQUEST),
             Transport::Udp | Transport::Sctp { .. } => true,
             _ => false,
         };

@@ -8,15 +8,15 @@
 //!
 //! Not here: packets that never go to the kernel, which the decision drops.
 
+use super::token_bucket::TokenBucket;
 use super::twin::KernelExchanges;
-use crate::wire::{Headers, Parsed, Transport, Tuple, parse};
+use crate::wire::{Headers, Parsed, Transport, Tuple, icmpv6, parse};
 
 /// ARP for IPv4 over Ethernet: offset of the operation in an untagged frame, and the operation "reply" (RFC 826).
 const ARP_OPERATION: std::ops::Range<usize> = 20..22;
 const ARP_REPLY: [u8; 2] = [0, 2];
-/// ICMPv6: 133 to 137 are neighbour discovery (RFC 4861 section 4), of which 136 is the answer.
+/// Types of ICMPv6 that are neighbour discovery (RFC 4861 section 4).
 const NEIGHBOUR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Protocols that routers speak over IP itself: EIGRP, OSPF, PIM, VRRP.
 const ROUTING_PROTOCOLS: [u8; 4] = [88, 89, 103, 112];
 /// Ports of routing protocols over TCP or UDP: BGP, RIP, RIPng, LDP, BFD (RFC 5881, 5883, 7130).
@@ -42,54 +42,23 @@ pub(crate) enum Class {
 /// tap on one core; a tenth of that for all classes leaves room for several workers and the other work of that core.
 /// 2,000 answered requests are four /24 full of hosts; 8,000 packets of routing protocols carry 80 Mbit/s of BGP;
 /// 20,000 replies are 10,000 probes of two packets each.
-const PER_SECOND: [u64; 5] = [2_000, 2_000, 8_000, 20_000, 18_000];
-/// Burst size: this fraction of a second's packets, 100 ms.
-const BURST_PER_SECOND: u64 = 10;
-
-/// A token bucket whose tokens are nanoseconds.
-#[derive(Clone, Copy, Debug)]
-struct ClassBucket {
-    saved_ns: u64,
-    last_ns: u64,
-    packet_ns: u64,
-    full_ns: u64,
-}
-
-impl ClassBucket {
-    const fn new(per_second: u64) -> Self {
-        let packet_ns = 1_000_000_000 / per_second;
-        let full_ns = per_second / BURST_PER_SECOND * packet_ns;
-        Self { saved_ns: full_ns, last_ns: 0, packet_ns, full_ns }
-    }
-
-    fn take(&mut self, now_ns: u64) -> bool {
-        let earned = now_ns.saturating_sub(self.last_ns);
-        self.last_ns = self.last_ns.max(now_ns);
-        self.saved_ns = self.saved_ns.saturating_add(earned).min(self.full_ns);
-        let allowed = self.saved_ns >= self.packet_ns;
-        if allowed {
-            self.saved_ns -= self.packet_ns;
-        }
-        allowed
-    }
-}
-
+const PER_SECOND: [u32; 5] = [2_000, 2_000, 8_000, 20_000, 18_000];
 /// The token buckets of one worker, for all its twins.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct TwinRate {
-    buckets: [ClassBucket; 5],
-}
-
-impl Default for TwinRate {
-    fn default() -> Self {
-        Self { buckets: PER_SECOND.map(ClassBucket::new) }
-    }
+    buckets: [TokenBucket; PER_SECOND.len()],
 }
 
 impl TwinRate {
     /// Whether one more packet of this class may go to the kernel now.
     pub(crate) fn allow(&mut self, class: Class, now_ns: u64) -> bool {
-        self.buckets[class as usize].take(now_ns) || (class != Class::Rest && self.buckets[Class::Rest as usize].take(now_ns))
+        let mut take = |class: Class| {
+            let bucket = &mut self.buckets[class as usize];
+            let after = bucket.after_one(now_ns, PER_SECOND[class as usize]);
+            *bucket = after.unwrap_or(*bucket);
+            after.is_some()
+        };
+        take(class) || (class != Class::Rest && take(Class::Rest))
     }
 }
 
@@ -109,7 +78,7 @@ pub(crate) fn class(frame: &[u8], begun: &KernelExchanges) -> Class {
 
 fn of_ipv6(headers: &Headers<u128>, begun: &KernelExchanges) -> Class {
     match headers.transport {
-        Transport::Icmp { kind: NEIGHBOUR_ADVERTISEMENT, .. } => Class::Resolution,
+        Transport::Icmp { kind: icmpv6::NEIGHBOUR_ADVERTISEMENT, .. } => Class::Resolution,
         Transport::Icmp { kind, .. } if NEIGHBOUR_DISCOVERY.contains(&kind) => Class::Question,
         _ => exchange_class(begun.knows(headers)),
     }
@@ -139,9 +108,9 @@ mod tests {
     #[test]
     fn the_rest_gets_a_burst_and_then_its_rate() {
         let mut rate = TwinRate::default();
-        let expected = PER_SECOND[Class::Rest as usize];
+        let expected = u64::from(PER_SECOND[Class::Rest as usize]);
         let at_once = (0..2 * expected).filter(|_| rate.allow(Class::Rest, 1)).count() as u64;
-        assert_eq!(at_once, expected / BURST_PER_SECOND);
+        assert_eq!(at_once, expected / 10, "a burst of 100 ms");
         let in_one_second = allowed(&mut rate, Class::Rest, 1, 200);
         assert!((expected - 100..=expected).contains(&in_one_second), "{in_one_second}");
     }
@@ -149,7 +118,7 @@ mod tests {
     #[test]
     fn a_class_has_its_own_rate_under_a_flood_of_the_rest_and_more_without() {
         let classes = [Class::Resolution, Class::Question, Class::Routing, Class::Answer];
-        for (class, per_second) in classes.into_iter().zip(PER_SECOND) {
+        for (class, per_second) in classes.into_iter().zip(PER_SECOND.map(u64::from)) {
             let mut rate = TwinRate::default();
             let own = (0..1000).map(|ms| {
                 let at = ms * 1_000_000;
@@ -160,7 +129,7 @@ mod tests {
             assert!(own >= per_second, "{class:?}: {own}");
             let mut rate = TwinRate::default();
             let alone = allowed(&mut rate, class, 0, 100);
-            assert!(alone >= per_second + PER_SECOND[Class::Rest as usize], "{class:?}: {alone}");
+            assert!(alone >= per_second + u64::from(PER_SECOND[Class::Rest as usize]), "{class:?}: {alone}");
         }
     }
 

@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use super::tables::Snapshot;
 
 const RETIRED_MAX: usize = 2;
-/// The sequence of a sleeping worker: it delays nobody.
+/// The sequence of a sleeping worker, which delays no publication.
 const OFFLINE: u64 = u64::MAX;
 
 /// Padded to two cache lines, which adjacent-line prefetching fetches together, so that no worker writes into a line of
@@ -218,76 +218,76 @@ mod tests {
 
     #[test]
     fn a_snapshot_is_reached_when_every_worker_has_taken_it() {
-        let mut desk = Rig::new(2);
-        assert!(!desk.workers[0].refresh(), "there is nothing new");
-        let sequence = desk.publish();
-        assert!(!desk.publisher.reached(sequence));
-        assert!(desk.workers[0].refresh() && !desk.workers[0].refresh());
-        assert!(!desk.publisher.reached(sequence));
-        assert!(desk.workers[1].refresh());
-        assert!(desk.publisher.reached(sequence) && desk.workers[1].snapshot().ready());
+        let mut rig = Rig::new(2);
+        assert!(!rig.workers[0].refresh(), "there is nothing new");
+        let sequence = rig.publish();
+        assert!(!rig.publisher.reached(sequence));
+        assert!(rig.workers[0].refresh() && !rig.workers[0].refresh());
+        assert!(!rig.publisher.reached(sequence));
+        assert!(rig.workers[1].refresh());
+        assert!(rig.publisher.reached(sequence) && rig.workers[1].snapshot().ready());
     }
 
     #[test]
     fn at_most_two_retired_snapshots_exist_and_the_newest_change_is_not_lost() {
-        let mut desk = Rig::new(2);
+        let mut rig = Rig::new(2);
         let mut last = 0;
         for round in 0..9 {
-            last = desk.publish();
-            desk.workers[0].refresh();
+            last = rig.publish();
+            rig.workers[0].refresh();
             if round == 0 {
-                desk.workers[1].refresh();
+                rig.workers[1].refresh();
             }
-            assert!(desk.publisher.retired() <= 2);
+            assert!(rig.publisher.retired() <= 2);
         }
-        assert!(desk.publisher.advance(), "one worker holds one snapshot, which delays no publication");
-        desk.workers[1].refresh();
-        assert!(desk.publisher.reached(last));
-        desk.publisher.advance();
-        assert_eq!(desk.publisher.retired(), 0);
+        assert!(rig.publisher.advance(), "one worker holds one snapshot, which delays no publication");
+        rig.workers[1].refresh();
+        assert!(rig.publisher.reached(last));
+        rig.publisher.advance();
+        assert_eq!(rig.publisher.retired(), 0);
     }
 
     #[test]
     fn changes_coalesce_while_workers_hold_all_that_may_be_retired() {
-        let mut desk = Rig::new(2);
-        desk.publish();
-        desk.workers[0].refresh();
-        desk.publish();
-        desk.workers[1].refresh();
-        desk.publish();
-        let (lost, last) = (desk.publish(), desk.publish());
-        assert!(!desk.publisher.advance() && !desk.publisher.reached(lost));
-        desk.workers[0].refresh();
-        assert!(desk.publisher.advance());
-        for worker in &mut desk.workers {
+        let mut rig = Rig::new(2);
+        rig.publish();
+        rig.workers[0].refresh();
+        rig.publish();
+        rig.workers[1].refresh();
+        rig.publish();
+        let (lost, last) = (rig.publish(), rig.publish());
+        assert!(!rig.publisher.advance() && !rig.publisher.reached(lost));
+        rig.workers[0].refresh();
+        assert!(rig.publisher.advance());
+        for worker in &mut rig.workers {
             worker.refresh();
         }
-        assert_eq!(desk.workers[0].snapshot().sequence(), last);
-        assert!(desk.publisher.reached(last));
+        assert_eq!(rig.workers[0].snapshot().sequence(), last);
+        assert!(rig.publisher.reached(last));
     }
 
     #[test]
     fn a_sleeping_worker_delays_no_publication_and_wakes_to_the_newest() {
-        let mut desk = Rig::new(1);
-        desk.publish();
-        desk.workers[0].refresh();
-        desk.workers[0].sleep();
-        let sequence = (0..5).map(|_| desk.publish()).last().unwrap();
-        assert!(desk.publisher.advance() && desk.publisher.reached(sequence));
-        assert_eq!(desk.publisher.retired(), 0);
-        assert!(desk.workers[0].refresh());
-        assert_eq!(desk.workers[0].snapshot().sequence(), sequence);
-        desk.workers[0].sleep();
-        assert!(!desk.workers[0].refresh(), "nothing changed meanwhile");
-        assert_eq!(desk.workers[0].snapshot().sequence(), sequence);
-        let next = desk.publish();
-        assert!(!desk.publisher.reached(next), "it is awake again");
+        let mut rig = Rig::new(1);
+        rig.publish();
+        rig.workers[0].refresh();
+        rig.workers[0].sleep();
+        let sequence = (0..5).map(|_| rig.publish()).last().unwrap();
+        assert!(rig.publisher.advance() && rig.publisher.reached(sequence));
+        assert_eq!(rig.publisher.retired(), 0);
+        assert!(rig.workers[0].refresh());
+        assert_eq!(rig.workers[0].snapshot().sequence(), sequence);
+        rig.workers[0].sleep();
+        assert!(!rig.workers[0].refresh(), "nothing changed meanwhile");
+        assert_eq!(rig.workers[0].snapshot().sequence(), sequence);
+        let next = rig.publish();
+        assert!(!rig.publisher.reached(next), "it is awake again");
     }
 
     #[test]
     fn workers_that_run_on_other_threads_reach_every_snapshot() {
-        let mut desk = Rig::new(2);
-        let workers = std::mem::take(&mut desk.workers);
+        let mut rig = Rig::new(2);
+        let workers = std::mem::take(&mut rig.workers);
         std::thread::scope(|scope| {
             for mut worker in workers {
                 scope.spawn(move || {
@@ -303,11 +303,11 @@ mod tests {
                     }
                 });
             }
-            while desk.publish() < 200 {}
-            while !desk.publisher.advance() {
+            while rig.publish() < 200 {}
+            while !rig.publisher.advance() {
                 std::thread::yield_now();
             }
         });
-        assert!(desk.publisher.reached(200));
+        assert!(rig.publisher.reached(200));
     }
 }

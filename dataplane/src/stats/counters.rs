@@ -53,7 +53,7 @@ pub struct BackendCounters {
 }
 
 /// All counters of one worker. Padded, so that no worker writes into another's cache lines.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct WorkerCounters {
     /// Packets received from ports and twins.
@@ -84,28 +84,16 @@ pub struct WorkerCounters {
     /// Unconfirmed flows and single exchanges that yielded to new ones.
     pub reclaimed: Counter,
     drops: [Counter; DropReason::ALL.len()],
-    backends: Vec<BackendCounters>,
+    backends: BackendSlots,
 }
 
-impl Default for WorkerCounters {
+/// The counters of all backends, by slot.
+#[derive(Debug)]
+struct BackendSlots(Box<[BackendCounters]>);
+
+impl Default for BackendSlots {
     fn default() -> Self {
-        Self {
-            received: Counter::default(),
-            handed_in: Counter::default(),
-            handed_out: Counter::default(),
-            originated: Counter::default(),
-            transmitted: Counter::default(),
-            held: Counter::default(),
-            replies: Counter::default(),
-            hits: Counter::default(),
-            misses: Counter::default(),
-            new_flows: Counter::default(),
-            flows: Counter::default(),
-            snat_port_reused_early: Counter::default(),
-            reclaimed: Counter::default(),
-            drops: std::array::from_fn(|_| Counter::default()),
-            backends: (0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect(),
-        }
+        Self((0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect())
     }
 }
 
@@ -114,13 +102,13 @@ impl Default for WorkerCounters {
 pub struct Account {
     /// Received from ports and twins.
     pub received: u64,
-    /// HandedOver in by other workers.
+    /// Handed in by other workers.
     pub handed_in: u64,
     /// Created by the engine without a received packet.
     pub originated: u64,
     /// Transmitted to ports and twins.
     pub transmitted: u64,
-    /// HandedOver to other workers.
+    /// Handed out to other workers.
     pub handed_out: u64,
     /// Drops of all reasons.
     pub dropped: u64,
@@ -146,7 +134,7 @@ impl WorkerCounters {
     /// Traffic of a backend slot; none past the last slot.
     #[must_use]
     pub fn backend(&self, slot: u32) -> Option<&BackendCounters> {
-        self.backends.get(slot as usize)
+        self.backends.0.get(slot as usize)
     }
 
     /// Number of flows of a backend slot on this worker; 0 past the last slot.

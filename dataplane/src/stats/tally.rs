@@ -8,7 +8,7 @@ use super::counters::WorkerCounters;
 use super::drop_reason::DropReason;
 
 /// Counts since the last [`Tally::publish`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) received: u64,
     pub(crate) handed_in: u64,
@@ -23,26 +23,6 @@ pub(crate) struct Tally {
     pub(crate) reclaimed: u64,
     dropped: bool,
     drops: [u64; DropReason::ALL.len()],
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            received: 0,
-            handed_in: 0,
-            handed_out: 0,
-            originated: 0,
-            transmitted: 0,
-            replies: 0,
-            hits: 0,
-            misses: 0,
-            new_flows: 0,
-            reused_early: 0,
-            reclaimed: 0,
-            dropped: false,
-            drops: [0; DropReason::ALL.len()],
-        }
-    }
 }
 
 impl Tally {

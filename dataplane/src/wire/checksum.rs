@@ -51,6 +51,20 @@ pub fn apply(checksum: u16, delta: u16) -> u16 {
     !(sum.wrapping_add(u16::from(carry)))
 }
 
+/// As [`apply`], for UDP: 0 means "none computed" (RFC 768; RFC 6935 permits it for IPv6 tunnels) and stays; a computed
+/// 0 is sent as 0xffff.
+#[inline(always)]
+#[must_use]
+pub fn apply_udp(checksum: u16, delta: u16) -> u16 {
+    if checksum == 0 {
+        return 0;
+    }
+    match apply(checksum, delta) {
+        0 => 0xffff,
+        changed => changed,
+    }
+}
+
 /// The difference between one 16-bit word and its replacement.
 #[must_use]
 pub fn word_delta(old: u16, new: u16) -> u16 {
@@ -60,6 +74,7 @@ pub fn word_delta(old: u16, new: u16) -> u16 {
 /// Sum of the bytes as big-endian words; an odd last byte is padded with 0. Sums of pieces may be added if every piece
 /// but the last has an even length.
 #[must_use]
+#[inline]
 pub fn sum(bytes: &[u8]) -> u64 {
     let (words, odd) = bytes.as_chunks::<2>();
     let words: u64 = words.iter().map(|w| u64::from(u16::from_be_bytes(*w))).sum();
@@ -75,6 +90,7 @@ pub fn pseudo_sum<A: Address>(source: A, destination: A, protocol: u8, len: usiz
 
 /// The checksum for a sum.
 #[must_use]
+#[inline]
 pub fn finish(sum: u64) -> u16 {
     !fold(sum)
 }

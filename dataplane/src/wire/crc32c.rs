@@ -65,11 +65,13 @@ pub(crate) fn full(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| times_x8(crc ^ u32::from(*byte)))
 }
 
-/// The exclusive-or difference that a change of the first four bytes makes to the CRC of a message of `len` bytes.
+/// The exclusive-or difference that a change of source and destination port, the first four bytes, makes to the CRC of
+/// an SCTP packet of `len` bytes.
 #[must_use]
-pub(crate) fn difference(old: [u8; 4], new: [u8; 4], len: u16) -> u32 {
+pub(crate) fn difference(old: [u16; 2], new: [u16; 2], len: u16) -> u32 {
     let [page, byte] = len.to_be_bytes();
-    let change = u32::from_le_bytes(old) ^ u32::from_le_bytes(new);
+    let bits = |[source, destination]: [u16; 2]| u32::from(source.swap_bytes()) | u32::from(destination.swap_bytes()) << 16;
+    let change = bits(old) ^ bits(new);
     product(product(change, BYTES[usize::from(byte)]), PAGES[usize::from(page)])
 }
 
@@ -97,13 +99,17 @@ mod tests {
         }
     }
 
+    fn ports([a, b, c, d]: [u8; 4]) -> [u16; 2] {
+        [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
+    }
+
     #[test]
     fn a_change_counts_as_in_full_at_every_length() {
         let (old, new) = ([0x15, 0xb3, 0x00, 0x50], [0x04, 0x01, 0x1f, 0x90]);
         // The difference of the change, extended by one zero byte at a time.
         let mut carried = full(&old) ^ full(&new);
         for len in 4..=u16::MAX {
-            assert_eq!(difference(old, new, len), carried, "{len}");
+            assert_eq!(difference(ports(old), ports(new), len), carried, "{len}");
             carried = times_x8(carried);
         }
     }
@@ -116,7 +122,7 @@ mod tests {
             let message = |head: [u8; 4]| [&head[..], &rest].concat();
             let len = u16::try_from(rest.len() + 4).unwrap_or(u16::MAX);
             let expected = slow_crc32c(&message(old)) ^ slow_crc32c(&message(new));
-            prop_assert_eq!(difference(old, new, len), expected);
+            prop_assert_eq!(difference(ports(old), ports(new), len), expected);
         }
     }
 }

@@ -13,6 +13,7 @@ use super::buffer::take_mut;
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
+
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
@@ -61,6 +62,13 @@ impl Ethernet {
     #[must_use]
     pub fn is_broadcast(&self) -> bool {
         self.destination == [0xff; 6]
+    }
+
+    /// Sets both addresses.
+    #[inline(always)]
+    pub(crate) fn set_addresses(&mut self, source: Mac, destination: Mac) {
+        self.destination = destination.0;
+        self.source = source.0;
     }
 
     /// Turns it into the header of the answer: the destination becomes the old source, the source becomes `mac`.

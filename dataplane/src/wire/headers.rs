@@ -4,7 +4,7 @@
 //!
 //! Not here: parsing.
 
-use super::address::{Address, ByFamily};
+use super::address::Address;
 
 /// Bits of the TCP flags byte (RFC 9293 section 3.1).
 pub mod tcp_flags {
@@ -127,31 +127,6 @@ pub enum Parsed {
     Other,
 }
 
-impl Parsed {
-    /// The headers, if they are of this family.
-    pub(crate) fn headers<A: Address>(self) -> Option<Headers<A>> {
-        struct Found(Option<Headers<u32>>, Option<Headers<u128>>);
-
-        impl ByFamily for Found {
-            type Of<A: Address> = Option<Headers<A>>;
-
-            fn v4(&self) -> &Option<Headers<u32>> {
-                &self.0
-            }
-
-            fn v6(&self) -> &Option<Headers<u128>> {
-                &self.1
-            }
-        }
-
-        *A::of(&match self {
-            Self::V4(headers) => Found(Some(headers), None),
-            Self::V6(headers) => Found(None, Some(headers)),
-            Self::Arp | Self::Other => Found(None, None),
-        })
-    }
-}
-
 impl<A: Address> Tuple<A> {
     /// The tuple of a packet in the opposite direction.
     #[must_use]
@@ -173,6 +148,7 @@ pub(crate) struct FrontendKey<A> {
     pub(crate) port: u16,
     pub(crate) protocol: u8,
 }
+
 /// The transport header and data of a parsed packet, without the frame's padding.
 pub(crate) fn transport_bytes<'a, A: Address>(frame: &'a [u8], headers: &Headers<A>) -> Option<&'a [u8]> {
     let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);

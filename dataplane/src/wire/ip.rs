@@ -9,9 +9,9 @@ use proto::Family;
 use zerocopy::network_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::address::Address;
+use super::address::{Address, low_half};
 use super::buffer::{take, take_mut};
-use super::ethernet::Ethernet;
+use super::ethernet::{Ethernet, ether_type};
 use crate::stats::DropReason;
 use crate::wire::checksum;
 
@@ -57,6 +57,17 @@ impl Ipv6 {
     #[must_use]
     pub fn version(&self) -> u8 {
         (self.version_class_label.get() >> 28) as u8
+    }
+
+    #[inline(always)]
+    fn set_addresses(&mut self, source: u128, destination: u128) {
+        self.source.set(source);
+        self.destination.set(destination);
+    }
+
+    #[inline(always)]
+    fn lower_hop_limit(&mut self) {
+        self.hop_limit = self.hop_limit.wrapping_sub(1);
     }
 }
 
@@ -173,6 +184,19 @@ impl Ipv4 {
     pub fn is_fragment(&self) -> bool {
         self.fragmentation.get() & 0x3fff != 0
     }
+
+    #[inline(always)]
+    fn set_addresses(&mut self, source: u32, destination: u32, delta: u16) {
+        self.source.set(source);
+        self.destination.set(destination);
+        self.checksum.set(checksum::apply(self.checksum.get(), delta));
+    }
+
+    #[inline(always)]
+    fn lower_ttl(&mut self) {
+        self.ttl = self.ttl.wrapping_sub(1);
+        self.checksum.set(checksum::apply(self.checksum.get(), checksum::HOP_DELTA));
+    }
 }
 
 /// Maximum number of extension headers. RFC 8200 section 4.1 has each of the 4 kinds once, destination options twice:
@@ -263,65 +287,88 @@ pub mod protocol {
     /// SCTP.
     pub const SCTP: u8 = 132;
 }
+
 /// Hop limit of packets that the engine originates (RFC 1700: the recommended default).
 pub(crate) const HOP_LIMIT: u8 = 64;
+
 /// The IP header of a packet that the engine writes.
 pub(crate) struct NetworkHeader<A> {
     pub(crate) source: A,
     pub(crate) destination: A,
     pub(crate) protocol: u8,
+    /// Bytes after the header.
+    pub(crate) payload_len: u16,
     /// DSCP and ECN.
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
-    /// Bytes after the header.
-    pub(crate) payload_len: u16,
+    /// IPv6 flow label, 20 bits.
+    pub(crate) flow_label: u32,
+    /// IPv4 identification. `None` if the packet must not be fragmented and needs none (RFC 6864 section 4.1).
+    pub(crate) identification: Option<u16>,
 }
-/// Bytes of the header that [`NetworkHeader::write`] writes.
+
+/// Bytes of an IP header without options and extension headers.
 pub(crate) const fn network_len<A: Address>() -> u16 {
     match A::FAMILY {
         Family::V4 => Ipv4::BYTES,
         Family::V6 => Ipv6::BYTES,
     }
 }
+
+/// The EtherType of frames with packets of this family.
+pub(crate) const fn ether_type_of<A: Address>() -> u16 {
+    match A::FAMILY {
+        Family::V4 => ether_type::IPV4,
+        Family::V6 => ether_type::IPV6,
+    }
+}
+
 impl<A: Address> NetworkHeader<A> {
+    /// A header with the default hop limit and no traffic class, for a packet that must not be fragmented.
+    pub(crate) const fn new(source: A, destination: A, protocol: u8, payload_len: u16) -> Self {
+        let (traffic_class, hop_limit, flow_label, identification) = (0, HOP_LIMIT, 0, None);
+        Self { source, destination, protocol, payload_len, traffic_class, hop_limit, flow_label, identification }
+    }
+
     /// Writes the header at the start of `bytes` and returns the bytes after it.
+    #[inline(always)]
     pub(crate) fn write<'a>(&self, bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
         match A::FAMILY {
             Family::V4 => {
-                let (ip, rest) = take_mut::<Ipv4>(bytes)?;
+                let (ip, rest) = take_mut(bytes)?;
                 *ip = self.ipv4();
                 Some(rest)
             }
             Family::V6 => {
-                let (ip, rest) = take_mut::<Ipv6>(bytes)?;
+                let (ip, rest) = take_mut(bytes)?;
                 *ip = self.ipv6();
                 Some(rest)
             }
         }
     }
 
-    /// RFC 6864 section 4.1 allows identification 0 with "don't fragment" for a datagram that is never fragmented.
+    #[inline(always)]
     fn ipv4(&self) -> Ipv4 {
-        let narrow = |address: A| U32::new((address.wide() & 0xffff_ffff) as u32);
         let mut ip = Ipv4 {
             version_ihl: Ipv4::PLAIN,
             traffic_class: self.traffic_class,
             total_len: U16::new(Ipv4::BYTES.saturating_add(self.payload_len)),
-            identification: U16::ZERO,
-            fragmentation: U16::new(Ipv4::DONT_FRAGMENT),
+            identification: U16::new(self.identification.unwrap_or(0)),
+            fragmentation: U16::new(if self.identification.is_some() { 0 } else { Ipv4::DONT_FRAGMENT }),
             ttl: self.hop_limit,
             protocol: self.protocol,
             checksum: U16::ZERO,
-            source: narrow(self.source),
-            destination: narrow(self.destination),
+            source: U32::new(low_half(self.source)),
+            destination: U32::new(low_half(self.destination)),
         };
-        ip.checksum.set(checksum::finish(checksum::sum(zerocopy::IntoBytes::as_bytes(&ip))));
+        ip.checksum.set(checksum::finish(checksum::sum(ip.as_bytes())));
         ip
     }
 
+    #[inline(always)]
     fn ipv6(&self) -> Ipv6 {
         Ipv6 {
-            version_class_label: U32::new(Ipv6::PLAIN | u32::from(self.traffic_class) << 20),
+            version_class_label: U32::new(Ipv6::PLAIN | u32::from(self.traffic_class) << 20 | self.flow_label),
             payload_len: U16::new(self.payload_len),
             next_header: self.protocol,
             hop_limit: self.hop_limit,
@@ -330,6 +377,46 @@ impl<A: Address> NetworkHeader<A> {
         }
     }
 }
+
+/// Replaces the addresses of an IP packet; `delta` is the difference that this makes to the checksum of an IPv4 header.
+/// `None`, and no change, when the packet is too short to be one.
+#[inline(always)]
+pub(crate) fn set_addresses<A: Address>(packet: &mut [u8], source: A, destination: A, delta: u16) -> Option<()> {
+    match A::FAMILY {
+        Family::V4 => take_mut::<Ipv4>(packet)?.0.set_addresses(low_half(source), low_half(destination), delta),
+        Family::V6 => take_mut::<Ipv6>(packet)?.0.set_addresses(source.wide(), destination.wide()),
+    }
+    Some(())
+}
+
+/// Decrements the hop limit of an IP packet; `None` when it is too short to be one.
+#[inline(always)]
+pub(crate) fn lower_hop_limit<A: Address>(packet: &mut [u8]) -> Option<()> {
+    match A::FAMILY {
+        Family::V4 => take_mut::<Ipv4>(packet)?.0.lower_ttl(),
+        Family::V6 => take_mut::<Ipv6>(packet)?.0.lower_hop_limit(),
+    }
+    Some(())
+}
+
+/// [`set_addresses`] and [`lower_hop_limit`] with one check of the length, for the fast path.
+#[inline(always)]
+pub(crate) fn forward_header<A: Address>(packet: &mut [u8], source: A, destination: A, delta: u16) -> Option<()> {
+    match A::FAMILY {
+        Family::V4 => {
+            let (ip, _) = take_mut::<Ipv4>(packet)?;
+            ip.set_addresses(low_half(source), low_half(destination), delta);
+            ip.lower_ttl();
+        }
+        Family::V6 => {
+            let (ip, _) = take_mut::<Ipv6>(packet)?;
+            ip.set_addresses(source.wide(), destination.wide());
+            ip.lower_hop_limit();
+        }
+    }
+    Some(())
+}
+
 /// Offset of the transport header in a packet that the engine writes.
 pub(crate) const fn written_transport_offset<A: Address>() -> usize {
     (Ethernet::BYTES + network_len::<A>()) as usize

@@ -157,7 +157,7 @@ impl<P: Port> Egress<P> {
             return self.discard(buffer);
         }
         let Some(peers) = &mut self.peers else { return self.discard(buffer) };
-        if let Some(handed) = peers.gather(owner, task, arrival.link.port(), buffer) {
+        if let Some(handed) = peers.gathered.put(owner, task, arrival.link.port(), buffer) {
             self.push_to(owner, handed, tally);
         }
     }
@@ -178,7 +178,7 @@ impl<P: Port> Egress<P> {
 
     /// Hands over all collected bursts.
     fn flush_to_peers(&mut self, tally: &mut Tally) {
-        while let Some((owner, handed)) = self.peers.as_mut().and_then(Peers::gathered) {
+        while let Some((owner, handed)) = self.peers.as_mut().and_then(|peers| peers.gathered.take()) {
             self.push_to(owner, handed, tally);
         }
     }

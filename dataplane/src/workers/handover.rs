@@ -40,7 +40,7 @@ pub(crate) enum HandoverTask {
 }
 
 /// Number of tasks.
-const ERRANDS: usize = 3;
+const TASKS: usize = 3;
 
 /// Packets that one worker hands to another.
 #[derive(Debug)]
@@ -73,7 +73,8 @@ pub struct Peers<B> {
     inboxes: Vec<HandoverQueue<B>>,
     /// Queues to the other workers, indexed by worker; `None` for itself.
     outboxes: Vec<Option<HandoverQueue<B>>>,
-    gathered: Gathered<B>,
+    /// Packets collected for the other workers.
+    pub(super) gathered: Gathered<B>,
     /// Indexed by port.
     proofs: Vec<Option<Observer>>,
     /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
@@ -150,16 +151,6 @@ impl<B> Peers<B> {
         self.inboxes.get(other)?.pop()
     }
 
-    /// Adds a packet to the burst for its owner. Returns a full burst, which must be pushed first.
-    pub(crate) fn gather(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
-        self.gathered.put(owner, task, port, buffer)
-    }
-
-    /// Takes one of the collected bursts with its receiver; `None` when all are taken.
-    pub(crate) fn gathered(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
-        self.gathered.take()
-    }
-
     /// Pushes a burst to a worker.
     ///
     /// The burst, when the queue is full.
@@ -174,7 +165,7 @@ impl<B> Peers<B> {
 /// Packets collected for other workers: a burst for each worker, port and task. 280 bytes each: with 64 workers and 8
 /// ports 430 KB per worker, of which a poll touches only what it fills.
 #[derive(Debug)]
-struct Gathered<B> {
+pub(super) struct Gathered<B> {
     ports: usize,
     /// Indexed by worker, port and task.
     bursts: Vec<Burst<B>>,
@@ -184,17 +175,17 @@ struct Gathered<B> {
 
 impl<B> Gathered<B> {
     fn new(workers: usize, ports: usize) -> Self {
-        let count = workers * ports * ERRANDS;
+        let count = workers * ports * TASKS;
         Self { ports, bursts: (0..count).map(|_| Burst::new()).collect(), begun: Vec::with_capacity(count) }
     }
 
     fn burst(&mut self, owner: WorkerId, port: PortIndex, task: HandoverTask) -> Option<&mut Burst<B>> {
-        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * ERRANDS + task as usize;
+        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * TASKS + task as usize;
         self.bursts.get_mut(position)
     }
 
-    /// Adds a packet. Returns the previous burst if that was full.
-    fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
+    /// Adds a packet to the burst for its owner. Returns the previous burst if that was full; it must be pushed first.
+    pub(super) fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
         let burst = self.burst(owner, port, task)?;
         let full = burst.is_full().then(|| mem::take(burst));
         let begins = burst.is_empty() && full.is_none();
@@ -205,7 +196,8 @@ impl<B> Gathered<B> {
         full.map(|burst| HandedOver { port, task, burst })
     }
 
-    fn take(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
+    /// Takes one of the bursts with its receiver; `None` when all are taken.
+    pub(super) fn take(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
         let (owner, port, task) = self.begun.pop()?;
         let burst = mem::take(self.burst(owner, port, task)?);
         Some((owner, HandedOver { port, task, burst }))

@@ -30,16 +30,16 @@ const BACKLOG: usize = 65_536;
 
 /// The TCP fields of a segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Said {
+pub struct SegmentNumbers {
     pub flags: u8,
     pub sequence: u32,
     pub acknowledgement: u32,
 }
 
-pub fn said(frame: &[u8]) -> Said {
+pub fn segment_numbers(frame: &[u8]) -> SegmentNumbers {
     let tcp = if frame[12..14] == [8, 0] { 34 } else { 54 };
     let number = |at: usize| u32::from_be_bytes([frame[tcp + at], frame[tcp + at + 1], frame[tcp + at + 2], frame[tcp + at + 3]]);
-    Said { flags: frame[tcp + 13], sequence: number(4), acknowledgement: number(8) }
+    SegmentNumbers { flags: frame[tcp + 13], sequence: number(4), acknowledgement: number(8) }
 }
 
 pub fn frame(from: SocketAddr, to: SocketAddr, flags: u8, sequence: u32, acknowledgement: u32) -> Vec<u8> {
@@ -48,7 +48,7 @@ pub fn frame(from: SocketAddr, to: SocketAddr, flags: u8, sequence: u32, acknowl
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Held {
+enum ServerState {
     SynRecv { client: u32, until: u64 },
     Established { expects: u32 },
     TimeWait { until: u64 },
@@ -57,7 +57,7 @@ enum Held {
 /// All backends: the connections that they hold, by their end and the gateway's.
 #[derive(Debug, Default)]
 pub struct Backends {
-    held: HashMap<(SocketAddr, SocketAddr), Held>,
+    held: HashMap<(SocketAddr, SocketAddr), ServerState>,
     in_syn_recv: usize,
     /// SYNs without answer, because the tuple was held.
     pub unanswered: u64,
@@ -72,7 +72,7 @@ impl Backends {
     /// Receives a packet; returns the answers.
     fn receive(&mut self, bytes: &[u8], now: u64) -> Vec<Vec<u8>> {
         let (from, to) = ends(bytes);
-        let Said { flags, sequence, acknowledgement } = said(bytes);
+        let SegmentNumbers { flags, sequence, acknowledgement } = segment_numbers(bytes);
         let key = (to, from);
         let held = self.held.get(&key).copied().filter(|held| !held.is_over(now));
         if held.is_none() {
@@ -83,28 +83,28 @@ impl Backends {
         match (held, flags & (SYN | ACK | RST | FIN)) {
             (None, SYN) => {
                 if self.in_syn_recv < BACKLOG {
-                    self.hold(key, Held::SynRecv { client: sequence, until: now + SYN_RECV });
+                    self.hold(key, ServerState::SynRecv { client: sequence, until: now + SYN_RECV });
                 }
                 answer(SYN | ACK, own(sequence), sequence.wrapping_add(1))
             }
-            (Some(Held::SynRecv { client, .. }), SYN) if client == sequence => {
+            (Some(ServerState::SynRecv { client, .. }), SYN) if client == sequence => {
                 answer(SYN | ACK, own(client), client.wrapping_add(1))
             }
             (Some(_), SYN) => {
                 self.unanswered += 1;
                 Vec::new()
             }
-            (Some(Held::SynRecv { client, .. }), RST) if sequence == client.wrapping_add(1) => self.forget(key),
-            (Some(Held::Established { expects }), RST) if sequence == expects => self.forget(key),
-            (Some(Held::SynRecv { client, .. }), ACK) if acknowledgement == own(client).wrapping_add(1) => {
-                self.hold(key, Held::Established { expects: sequence });
+            (Some(ServerState::SynRecv { client, .. }), RST) if sequence == client.wrapping_add(1) => self.forget(key),
+            (Some(ServerState::Established { expects }), RST) if sequence == expects => self.forget(key),
+            (Some(ServerState::SynRecv { client, .. }), ACK) if acknowledgement == own(client).wrapping_add(1) => {
+                self.hold(key, ServerState::Established { expects: sequence });
                 self.serve(key, bytes, flags)
             }
             (None, ACK) if acknowledgement == own(sequence.wrapping_sub(1)).wrapping_add(1) => {
-                self.hold(key, Held::Established { expects: sequence });
+                self.hold(key, ServerState::Established { expects: sequence });
                 self.serve(key, bytes, flags)
             }
-            (Some(Held::Established { .. }), ACK) => self.serve(key, bytes, flags),
+            (Some(ServerState::Established { .. }), ACK) => self.serve(key, bytes, flags),
             (None, bits) if bits & RST == 0 => answer(RST, acknowledgement, 0),
             _ => Vec::new(),
         }
@@ -116,10 +116,13 @@ impl Backends {
             return Vec::new();
         }
         let (from, to) = ends(bytes);
-        let Said { sequence, acknowledgement, .. } = said(bytes);
+        let SegmentNumbers { sequence, acknowledgement, .. } = segment_numbers(bytes);
         let keep = bytes.last() == Some(&b'b');
-        let held =
-            if keep { Held::Established { expects: sequence.wrapping_add(1) } } else { Held::TimeWait { until: u64::MAX } };
+        let held = if keep {
+            ServerState::Established { expects: sequence.wrapping_add(1) }
+        } else {
+            ServerState::TimeWait { until: u64::MAX }
+        };
         self.hold(key, held);
         let flags = if keep { ACK | PSH } else { ACK | PSH | FIN };
         vec![frame(to, from, flags, acknowledgement, sequence.wrapping_add(1))]
@@ -127,25 +130,25 @@ impl Backends {
 
     /// Connections that closed at this moment rest from now on.
     fn rest(&mut self, key: (SocketAddr, SocketAddr), now: u64) {
-        if let Some(Held::TimeWait { until }) = self.held.get_mut(&key) {
+        if let Some(ServerState::TimeWait { until }) = self.held.get_mut(&key) {
             *until = (*until).min(now + TIME_WAIT);
         }
     }
 
-    fn hold(&mut self, key: (SocketAddr, SocketAddr), held: Held) {
+    fn hold(&mut self, key: (SocketAddr, SocketAddr), held: ServerState) {
         self.forget(key);
-        self.in_syn_recv += usize::from(matches!(held, Held::SynRecv { .. }));
+        self.in_syn_recv += usize::from(matches!(held, ServerState::SynRecv { .. }));
         self.held.insert(key, held);
     }
 
     fn forget(&mut self, key: (SocketAddr, SocketAddr)) -> Vec<Vec<u8>> {
         let old = self.held.remove(&key);
-        self.in_syn_recv -= usize::from(matches!(old, Some(Held::SynRecv { .. })));
+        self.in_syn_recv -= usize::from(matches!(old, Some(ServerState::SynRecv { .. })));
         Vec::new()
     }
 }
 
-impl Held {
+impl ServerState {
     fn is_over(self, now: u64) -> bool {
         match self {
             Self::SynRecv { until, .. } | Self::TimeWait { until } => until <= now,
@@ -252,7 +255,7 @@ impl World {
             return;
         }
         let Some(connection) = self.connections.get_mut(&client) else { return };
-        let Said { flags, sequence, acknowledgement } = said(bytes);
+        let SegmentNumbers { flags, sequence, acknowledgement } = segment_numbers(bytes);
         let answer = if flags & RST != 0 {
             connection.broken = true;
             return;

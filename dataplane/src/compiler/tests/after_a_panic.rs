@@ -32,22 +32,22 @@ fn served(snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// Two services that share a target, reached by a router and on-link.
-fn desk() -> Rig {
-    let mut desk = Rig::new();
-    desk.put(service("web", "192.0.2.100", &["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80"]));
-    desk.put(service("dns", "192.0.2.101", &["10.0.0.11:80", "10.9.0.12:80"]));
-    desk.put(service("gone", "192.0.2.102", &["10.0.0.19:80"]));
+fn rig() -> Rig {
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80"]));
+    rig.put(service("dns", "192.0.2.101", &["10.0.0.11:80", "10.9.0.12:80"]));
+    rig.put(service("gone", "192.0.2.102", &["10.0.0.19:80"]));
     let to = "10.9.0.0/16".parse().unwrap();
-    desk.network.routes = vec![Route { to, via: Some(ip("10.0.0.250")), link: CLUSTER.into(), weight: 1 }];
-    desk
+    rig.network.routes = vec![Route { to, via: Some(ip("10.0.0.250")), link: CLUSTER.into(), weight: 1 }];
+    rig
 }
 
 /// A state that a panic may leave: the new network is stored but not applied, services and backends are half removed.
-fn break_apart(desk: &mut Rig) {
-    let compiler = &mut desk.compiler;
+fn break_apart(rig: &mut Rig) {
+    let compiler = &mut rig.compiler;
     compiler.is_whole = false;
-    compiler.ways.follow(&desk.network);
-    compiler.state = desk.state.services.clone();
+    compiler.routes.follow(&rig.network);
+    compiler.state = rig.state.services.clone();
     compiler.pools = Vec::new();
     compiler.services.pop_first();
     compiler.services.values_mut().for_each(|served| served.backends.clear());
@@ -58,15 +58,15 @@ fn break_apart(desk: &mut Rig) {
 /// Wherever the panic happened, only the slots that flows hold are taken over.
 #[test]
 fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot_stays() {
-    let mut desk = desk();
-    desk.compile();
-    desk.state.services.remove(&ServiceName::new("default", "gone"));
-    let before = desk.compile();
+    let mut rig = rig();
+    rig.compile();
+    rig.state.services.remove(&ServiceName::new("default", "gone"));
+    let before = rig.compile();
     assert_eq!(draining(&before).len(), 1);
-    desk.network.routes[0].via = Some(ip("10.0.0.251"));
-    desk.change("web", |web| _ = web.ports[0].backends.remove(1));
-    break_apart(&mut desk);
-    let after = desk.compile();
+    rig.network.routes[0].via = Some(ip("10.0.0.251"));
+    rig.change("web", |web| _ = web.ports[0].backends.remove(1));
+    break_apart(&mut rig);
+    let after = rig.compile();
 
     let (old, new) = (slots(&before), slots(&after));
     assert_eq!(new.len(), old.len() - 1);
@@ -81,7 +81,7 @@ fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot
 
     // Equal to the result of a compiler that has never seen anything else.
     let mut other = Rig::new();
-    (other.state, other.network) = (desk.state.clone(), desk.network.clone());
+    (other.state, other.network) = (rig.state.clone(), rig.network.clone());
     let other = other.compile();
     assert_eq!(served(&after), served(&other));
     for address in ["192.0.2.100", "192.0.2.101", "192.0.2.102", "192.0.2.150", "10.0.0.3"] {
@@ -91,15 +91,15 @@ fn after_a_panic_the_next_compilation_begins_with_the_whole_state_and_every_slot
 
 #[test]
 fn drains_end_after_a_panic_and_each_slot_is_reused_by_one_backend() {
-    let mut desk = desk();
-    desk.compile();
-    desk.state.services.remove(&ServiceName::new("default", "gone"));
-    break_apart(&mut desk);
-    desk.compile();
-    desk.now_ns += 400 * SECOND_NS;
-    assert!(draining(&desk.compile()).is_empty());
-    desk.put(service("late", "192.0.2.103", &["10.0.0.77:80"]));
-    let late = slots(&desk.compile());
+    let mut rig = rig();
+    rig.compile();
+    rig.state.services.remove(&ServiceName::new("default", "gone"));
+    break_apart(&mut rig);
+    rig.compile();
+    rig.now_ns += 400 * SECOND_NS;
+    assert!(draining(&rig.compile()).is_empty());
+    rig.put(service("late", "192.0.2.103", &["10.0.0.77:80"]));
+    let late = slots(&rig.compile());
     let used: BTreeSet<u32> = late.values().map(|(id, _)| id.slot).collect();
     assert_eq!((used.len(), used.last()), (late.len(), Some(&5)), "six slots are enough for six backends: {late:?}");
 }

@@ -6,11 +6,11 @@
 //! Not here: the rewrite of such packets, which is that of mode `nat`.
 
 use super::exit::{arrives_from, exit_to_client, fits};
-use super::input::{Flows, Packet, end};
+use super::input::{DecisionContext, Packet, end};
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{NatForward, Verdict};
-use crate::flow::{Direction, FlowMode, PoolId, SnatLease, Tick, begins, flow_of, next_state};
-use crate::snapshot::{AddressRole, Front, Frontend, Snapshot};
+use crate::flow::{Direction, FlowMode, PoolId, SnatLease, begins, flow_of, next_state};
+use crate::snapshot::{AddressRole, Front, Frontend};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, tcp_flags};
 
@@ -19,26 +19,25 @@ use crate::wire::{Address, Transport, Tuple, tcp_flags};
 pub(super) fn own_port<A: Address>(
     tuple: &Tuple<A>,
     (backend_address, backend_port): (A, u16),
-    snapshot: &Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
+    context: &mut DecisionContext<'_, '_, A>,
 ) -> Option<SnatLease<A>> {
+    let DecisionContext { snapshot, now, .. } = *context;
     let reply = Tuple { destination: backend_address, destination_port: backend_port, ..*tuple }.reversed();
-    if let Some((index, _)) = flows.table.search(flows.table.hash(&reply), &reply) {
-        let older = flows.table.get(index);
+    if let Some((index, _)) = context.table.search(context.table.hash(&reply), &reply) {
+        let older = context.table.get(index);
         let gives_way = !older.state.is_confirmed()
             || older.state.is_closing()
             || snapshot.backend(older.backend).is_none_or(|backend| {
-                backend.removed || flows.limits.is_over(older.state, backend.idle_timeout, older.last_seen, now)
+                backend.removed || context.limits.is_over(older.state, backend.idle_timeout, older.last_seen, now)
             });
         if !gives_way {
             return None;
         }
         // The backend would not answer another SYN from this port during the handshake of the older flow.
-        let hash = flows.table.hash(&older.tuple(Direction::ToBackend));
+        let hash = context.table.hash(&older.tuple(Direction::ToBackend));
         let forgotten = reset_to_backend(older, hash, snapshot);
-        flows.changes.resets.extend(forgotten);
-        flows.changes.displaced = Some(end(flows, index, now));
+        context.changes.resets.extend(forgotten);
+        context.changes.displaced = Some(end(context, index));
     }
     Some(SnatLease { address: tuple.source, port: tuple.source_port, pool: PoolId::NONE })
 }
@@ -46,12 +45,8 @@ pub(super) fn own_port<A: Address>(
 /// A packet without flow from a backend of this mode to a foreign address: a reply to a packet that was forwarded
 /// before this gateway started, or by another gateway. It is rewritten if only one frontend leads to that backend
 /// (FORWARDING 4). `None` if it is not from such a backend, or opens a connection of its own.
-pub(super) fn reply<'s, A: Address>(
-    packet: &Packet<'_, A>,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
-) -> Option<Verdict<'s>> {
+pub(super) fn reply<'s, A: Address>(packet: &Packet<'_, A>, context: &mut DecisionContext<'_, 's, A>) -> Option<Verdict<'s>> {
+    let snapshot = context.snapshot;
     let tuple = &packet.headers.tuple;
     let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
     if begins(packet.headers.transport) || snapshot.role(tuple.destination) != AddressRole::Elsewhere {
@@ -59,18 +54,13 @@ pub(super) fn reply<'s, A: Address>(
     }
     let is_reset = matches!(packet.headers.transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0);
     Some(match front.filter(|_| !is_reset) {
-        Some(front) => by_front(packet, front, snapshot, flows, now),
+        Some(front) => by_front(packet, front, context),
         None => Verdict::Drop(DropReason::NoFlow),
     })
 }
 
-fn by_front<'s, A: Address>(
-    packet: &Packet<'_, A>,
-    front: Front<A>,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
-) -> Verdict<'s> {
+fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &mut DecisionContext<'_, 's, A>) -> Verdict<'s> {
+    let DecisionContext { snapshot, now, .. } = *context;
     let Some(backend) = snapshot.backend(front.backend) else { return Verdict::Drop(DropReason::NoFlow) };
     if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
         return Verdict::Drop(DropReason::SnatWrongPort);
@@ -88,10 +78,10 @@ fn by_front<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     }
     // The client's flow may have moved to another backend meanwhile.
-    if flows.table.search(flows.table.hash(&asked), &asked).is_some() {
+    if context.table.search(context.table.hash(&asked), &asked).is_some() {
         return Verdict::Drop(DropReason::NoFlow);
     }
-    if flows.room == 0 && !make_room(flows, snapshot, now) {
+    if context.room == 0 && !make_room(context) {
         return Verdict::Drop(DropReason::FlowTableFull);
     }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
@@ -101,7 +91,7 @@ fn by_front<'s, A: Address>(
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
-    let Ok(index) = flows.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
-    flows.changes.made = Some(front.backend);
+    let Ok(index) = context.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
+    context.changes.made = Some(front.backend);
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToClient, exit })
 }

@@ -1,11 +1,12 @@
-//! The input of a decision: a packet and the flows that the decision may change.
+//! The input of a decision: a packet, and the context with the flows that the decision may change.
 //!
 //! Not here: the results of a decision (`verdict`).
 
 use super::verdict::Changes;
 use crate::flow::{BackendId, Candidate, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
 use crate::port::Link;
-use crate::wire::{Address, Headers};
+use crate::snapshot::Snapshot;
+use crate::wire::{Address, Headers, Parsed};
 
 /// The flow table of the other family: both families share `maxPerWorker`.
 #[derive(Debug)]
@@ -29,9 +30,14 @@ pub(crate) struct Packet<'a, A> {
     pub in_link: Link,
 }
 
-/// The flows of one worker and family, and the resources for new ones.
+/// What a decision depends on besides the packet: the snapshot, the time, the flows of one worker and family, and the
+/// resources for new ones.
 #[derive(Debug)]
-pub(crate) struct Flows<'a, A: Address> {
+pub(crate) struct DecisionContext<'a, 's, A: Address> {
+    /// The snapshot.
+    pub snapshot: &'s Snapshot,
+    /// The time.
+    pub now: Tick,
     /// The table.
     pub table: &'a mut FlowTable<A>,
     /// The flow table of the other family.
@@ -49,12 +55,12 @@ pub(crate) struct Flows<'a, A: Address> {
 }
 
 /// Ends a flow and lets its SNAT port rest. Returns its backend.
-pub(super) fn end<A: Address>(flows: &mut Flows<'_, A>, index: FlowIndex, now: Tick) -> BackendId {
-    let flow = flows.table.remove(index);
+pub(super) fn end<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex) -> BackendId {
+    let flow = context.table.remove(index);
     if let Some(lease) = flow.snat_lease() {
-        flows.ports.release(lease.pool, lease.port, now);
+        context.ports.release(lease.pool, lease.port, context.now);
     }
-    flows.room += 1;
+    context.room += 1;
     flow.backend
 }
 
@@ -69,6 +75,8 @@ pub(in crate::forward) struct FlowTables {
 pub(in crate::forward) trait FlowFamily: Address {
     /// The flow table of the family, and that of the other.
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<Self>, OtherFlows<'_>);
+    /// The headers of a packet, if it is of this family.
+    fn headers(packet: Parsed) -> Option<Headers<Self>>;
 }
 
 impl FlowFamily for u32 {
@@ -76,11 +84,19 @@ impl FlowFamily for u32 {
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<u32>, OtherFlows<'_>) {
         (&mut tables.v4, OtherFlows::V6(&mut tables.v6))
     }
+
+    fn headers(packet: Parsed) -> Option<Headers<Self>> {
+        if let Parsed::V4(headers) = packet { Some(headers) } else { None }
+    }
 }
 
 impl FlowFamily for u128 {
     #[inline(always)]
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<u128>, OtherFlows<'_>) {
         (&mut tables.v6, OtherFlows::V4(&mut tables.v4))
+    }
+
+    fn headers(packet: Parsed) -> Option<Headers<Self>> {
+        if let Parsed::V6(headers) = packet { Some(headers) } else { None }
     }
 }

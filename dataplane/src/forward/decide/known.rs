@@ -5,7 +5,7 @@
 //! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
 
 use super::exit::{arrives_from, exit_by, exit_to_client, fits};
-use super::input::{Flows, Packet, end};
+use super::input::{DecisionContext, Packet, end};
 use super::local::mid_stream;
 use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
@@ -92,20 +92,19 @@ pub(super) fn change<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     (index, direction): FlowMatch,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
+    context: &mut DecisionContext<'_, 's, A>,
 ) -> Option<Verdict<'s>> {
-    if let Some(verdict) = advance_flow(packet, segment, snapshot, flows, (index, direction), now) {
-        flows.changes.hit = true;
+    let snapshot = context.snapshot;
+    if let Some(verdict) = advance_flow(packet, segment, context, (index, direction)) {
+        context.changes.hit = true;
         return Some(verdict);
     }
     if begins(packet.headers.transport) && direction == Direction::ToBackend {
-        let forgotten = reclaim::reset_to_backend(flows.table.get(index), packet.hash, snapshot);
-        flows.changes.resets.extend(forgotten);
+        let forgotten = reclaim::reset_to_backend(context.table.get(index), packet.hash, snapshot);
+        context.changes.resets.extend(forgotten);
     }
-    let broken = break_off(packet, segment, snapshot, flows.table.get_mut(index), direction, flows.changes);
-    flows.changes.ended = Some(end(flows, index, now));
+    let broken = break_off(packet, segment, snapshot, context.table.get_mut(index), direction, context.changes);
+    context.changes.ended = Some(end(context, index));
     broken
 }
 
@@ -146,15 +145,14 @@ pub(super) fn association<A: Address>(packet: &Packet<'_, A>, table: &FlowTable<
 fn advance_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
+    context: &mut DecisionContext<'_, 's, A>,
     (index, direction): FlowMatch,
-    now: Tick,
 ) -> Option<Verdict<'s>> {
+    let DecisionContext { snapshot, now, .. } = *context;
     let transport = packet.headers.transport;
-    let flow = flows.table.get_mut(index);
+    let flow = context.table.get_mut(index);
     let backend = snapshot.backend(flow.backend)?;
-    let over = flows.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
+    let over = context.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
     if over || direction == Direction::ToBackend && rechoose::rechooses(flow, transport, segment, backend, now) {
         return None;
     }
@@ -164,8 +162,8 @@ fn advance_flow<'s, A: Address>(
         }
         flow.set_unanswered_since(None);
     }
-    flows.table.advance(index, transport, direction, segment, now);
-    let flow = flows.table.get_mut(index);
+    context.table.advance(index, transport, direction, segment, now);
+    let flow = context.table.get_mut(index);
     if !flow.mode.is_two_way() {
         flow.last_seen = now;
         return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot));

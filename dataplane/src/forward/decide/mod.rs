@@ -2,8 +2,9 @@
 //! time; it reads no clock, touches no packet and does no I/O.
 //!
 //! [`follow_plain`] takes packets of known flows that are only rewritten and sent, [`follow`] those that do not change
-//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/internals/decisions/0037). ICMP errors go
-//! by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by [`follow_probe`].
+//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/internals/decisions/0037).
+//! ICMP errors go by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by
+//! [`follow_probe`].
 //!
 //! **Invariant:** a packet for an address of the gateway is never passed to the kernel, and nothing is answered before
 //! the first complete state (FORWARDING 1).
@@ -22,7 +23,7 @@ mod reclaim;
 mod verdict;
 
 pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits};
-pub(super) use input::{FlowFamily, FlowTables, Flows, Packet};
+pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet};
 pub(super) use known::{FlowMatch, follow, follow_plain};
 pub(super) use local::refused_source;
 pub(super) use one_way::{deliver, follow_probe};
@@ -31,31 +32,29 @@ pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, Verdict};
 use local::{frontend_of, in_group_frame, no_frontend};
 use new_flow::new_flow;
 
-use crate::flow::{Segment, Tick};
-use crate::snapshot::Snapshot;
+use crate::flow::Segment;
 use crate::wire::{Address, Transport};
 
-/// Decides on a packet that [`follow`] leaves, at `now`. `found`: the flow whose state it may change.
+/// Decides on a packet that [`follow`] leaves. `found`: the flow whose state it may change.
 pub(super) fn decide<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     found: Option<FlowMatch>,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
+    context: &mut DecisionContext<'_, 's, A>,
 ) -> Verdict<'s> {
+    let snapshot = context.snapshot;
     if packet.headers.group_frame {
-        return in_group_frame(packet, snapshot, flows.table);
+        return in_group_frame(packet, snapshot, context.table);
     }
-    let found = found.or_else(|| known::association(packet, flows.table));
-    let verdict = found.and_then(|found| known::change(packet, segment, found, snapshot, flows, now));
+    let found = found.or_else(|| known::association(packet, context.table));
+    let verdict = found.and_then(|found| known::change(packet, segment, found, context));
     if let Some(verdict) = verdict {
         return verdict;
     }
     match packet.headers.transport {
         Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => match frontend_of(packet, snapshot) {
-            Some(frontend) => new_flow(packet, segment, snapshot, flows, now, frontend),
-            None => dnat::reply(packet, snapshot, flows, now).unwrap_or_else(|| no_frontend(packet, snapshot)),
+            Some(frontend) => new_flow(packet, segment, context, frontend),
+            None => dnat::reply(packet, context).unwrap_or_else(|| no_frontend(packet, snapshot)),
         },
         _ => no_frontend(packet, snapshot),
     }

@@ -5,13 +5,13 @@
 //! Not here: flows of one-way modes (`one_way`), and reclaiming (`reclaim`).
 
 use super::exit::{exit_by, exit_to_client, fits};
-use super::input::{Flows, Packet};
+use super::input::{DecisionContext, Packet};
 use super::local::{mid_stream, refused_source, without_backend};
 use super::verdict::{NatForward, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
 use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, Tick, flow_of, is_mid_stream};
-use crate::snapshot::{AddressRole, Frontend, Snapshot};
+use crate::snapshot::{AddressRole, Frontend};
 use crate::stats::DropReason;
 use crate::wire::Address;
 
@@ -19,11 +19,10 @@ use crate::wire::Address;
 pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
+    context: &mut DecisionContext<'_, 's, A>,
     frontend: &Frontend,
 ) -> Verdict<'s> {
+    let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
     if let Some(reason) = refused_source(tuple.source, snapshot) {
         return Verdict::Drop(reason);
@@ -32,12 +31,13 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     }
     if !frontend.mode().is_two_way() {
-        return one_way::new_flow(packet, snapshot, flows, now, frontend);
+        return one_way::new_flow(packet, context, frontend);
     }
     if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
         return mid_stream(packet.headers.transport);
     }
-    let Some((id, backend)) = choose(packet, frontend, flows.worker, now).and_then(|id| Some((id, snapshot.backend(id)?))) else {
+    let chosen = choose(packet, frontend, context.worker, now);
+    let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
     };
     let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
@@ -53,28 +53,28 @@ pub(super) fn new_flow<'s, A: Address>(
         Err(verdict) => return verdict,
     };
     let lease = match frontend.mode() {
-        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), snapshot, flows, now),
+        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), context),
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
-            reclaim::lease(flows, snapshot, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40, now)
+            reclaim::lease(context, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40)
         }
     };
     let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
-    if flows.room == 0 && !reclaim::make_room(flows, snapshot, now) {
-        flows.ports.release(lease.pool, lease.port, now);
+    if context.room == 0 && !reclaim::make_room(context) {
+        context.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
     }
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
     flow.initial_sequence = segment.sequence;
     if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
-        flows.changes.ask = Some(neighbour);
+        context.changes.ask = Some(neighbour);
     }
-    let Ok(index) = flows.table.insert(flow) else {
-        flows.ports.release(lease.pool, lease.port, now);
+    let Ok(index) = context.table.insert(flow) else {
+        context.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
     };
-    flows.changes.made = Some(id);
+    context.changes.made = Some(id);
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
 }
 

@@ -8,7 +8,7 @@
 use zerocopy::FromZeros;
 
 use super::exit::{exit_by, fits_in};
-use super::input::{Flows, Packet};
+use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
 use super::verdict::{DirectForward, Verdict};
 use crate::choose::Chooser;
@@ -50,17 +50,16 @@ pub(in crate::forward) fn deliver<'s, A: Address>(
 /// The verdict on a packet without flow for a frontend in such a mode.
 pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
-    snapshot: &'s Snapshot,
-    flows: &mut Flows<'_, A>,
-    now: Tick,
+    context: &mut DecisionContext<'_, 's, A>,
     frontend: &Frontend,
 ) -> Verdict<'s> {
+    let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
     let chosen = match packet.headers.transport {
         transport if is_mid_stream(transport) => frontend.choose_mid_stream(tuple, &snapshot.backends, now),
         // Without a flow only the hash determines the backend.
-        _ if flows.room == 0 => frontend.choose_by_hash(tuple),
-        _ => frontend.choose(tuple, Chooser { worker: flows.worker, now }),
+        _ if context.room == 0 => frontend.choose_by_hash(tuple),
+        _ => frontend.choose(tuple, Chooser { worker: context.worker, now }),
     };
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return if is_reset(packet.headers.transport) { for_vip(packet) } else { without_backend(packet, frontend) };
@@ -73,9 +72,9 @@ pub(super) fn new_flow<'s, A: Address>(
         Err(verdict) => return verdict,
     };
     // A RST or ABORT of an unknown connection creates no flow.
-    if flows.room > 0 && !is_reset(packet.headers.transport) {
+    if context.room > 0 && !is_reset(packet.headers.transport) {
         let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), id, now);
-        flows.changes.made = flows.table.insert(flow).is_ok().then_some(id);
+        context.changes.made = context.table.insert(flow).is_ok().then_some(id);
     }
     Verdict::ForwardDirect(direct)
 }

@@ -10,10 +10,11 @@
 
 use std::time::Duration;
 
-use super::input::{Flows, OtherFlows, Packet};
+use super::exit::{arrives_from, exit_by, exit_to_client};
+use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatPorts, SnatTarget,
-    Tick, Ticks, YieldClass,
+    BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget, Ticks,
+    YieldClass,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
@@ -43,21 +44,23 @@ fn first_to_yield<T>([unconfirmed, exchange]: [Option<(Ticks, T)>; 2]) -> Option
 
 /// Ends the flow of either family that yields first. Returns false when there is none.
 #[cold]
-pub(super) fn make_room<A: Address>(flows: &mut Flows<'_, A>, snapshot: &Snapshot, now: Tick) -> bool {
-    let oldest = YieldClass::ALL.map(|class| oldest_of_both(flows, class, now));
+pub(super) fn make_room<A: Address>(context: &mut DecisionContext<'_, '_, A>) -> bool {
+    let snapshot = context.snapshot;
+    let oldest = YieldClass::ALL.map(|class| oldest_of_both(context, class));
     let Some((_, (index, is_other))) = first_to_yield(oldest) else { return false };
     let yielded = match is_other {
-        true => yield_other(&mut flows.others, index, snapshot),
-        false => yield_flow(flows.table, index, snapshot),
+        true => yield_other(&mut context.others, index, snapshot),
+        false => yield_flow(context.table, index, snapshot),
     };
-    settle(flows, &yielded, now);
+    settle(context, &yielded);
     true
 }
 
 /// The oldest flow of either family in a class, and whether it is of the other family.
-fn oldest_of_both<A: Address>(flows: &Flows<'_, A>, class: YieldClass, now: Tick) -> Option<(Ticks, (FlowIndex, bool))> {
-    let own = flows.table.oldest(class).map(|(index, since)| (now.since(since), (index, false)));
-    let other = match &flows.others {
+fn oldest_of_both<A: Address>(context: &DecisionContext<'_, '_, A>, class: YieldClass) -> Option<(Ticks, (FlowIndex, bool))> {
+    let now = context.now;
+    let own = context.table.oldest(class).map(|(index, since)| (now.since(since), (index, false)));
+    let other = match &context.others {
         OtherFlows::V4(table) => table.oldest(class),
         OtherFlows::V6(table) => table.oldest(class),
     };
@@ -71,59 +74,57 @@ fn oldest_of_both<A: Address>(flows: &Flows<'_, A>, class: YieldClass, now: Tick
 /// A SNAT port for a new flow: a free one, otherwise one that a yielding flow releases, otherwise one that has not
 /// rested.
 pub(super) fn lease<A: Address>(
-    flows: &mut Flows<'_, A>,
-    snapshot: &Snapshot,
+    context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
     start: u64,
-    now: Tick,
 ) -> Option<SnatLease<A>> {
-    match flows.ports.allocate_rested(target, addresses, start, now) {
+    match context.ports.allocate_rested(target, addresses, start, context.now) {
         Some(lease) => Some(lease),
-        None => scarce_lease(flows, snapshot, target, addresses, start, now),
+        None => scarce_lease(context, target, addresses, start),
     }
 }
 
 #[cold]
 fn scarce_lease<A: Address>(
-    flows: &mut Flows<'_, A>,
-    snapshot: &Snapshot,
+    context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
     start: u64,
-    now: Tick,
 ) -> Option<SnatLease<A>> {
+    let DecisionContext { snapshot, now, .. } = *context;
     let oldest = YieldClass::ALL.map(|class| {
-        let pools = addresses.iter().map(|address| SnatPorts::pool(target.slot, address.index));
-        let of_pool = |pool| flows.table.oldest_of(class, pool).map(|(index, since)| (now.since(since), index));
+        let pools = addresses.iter().map(|address| PoolId::new(target.slot, address.index));
+        let of_pool = |pool| context.table.oldest_of(class, pool).map(|(index, since)| (now.since(since), index));
         pools.filter_map(of_pool).max_by_key(|&(age, _)| age)
     });
-    let take = |flows: &mut Flows<'_, A>, yields: Option<FlowIndex>| {
+    let take = |context: &mut DecisionContext<'_, '_, A>, yields: Option<FlowIndex>| {
         if let Some(index) = yields {
-            let yielded = yield_flow(flows.table, index, snapshot);
-            settle(flows, &yielded, now);
+            let yielded = yield_flow(context.table, index, snapshot);
+            settle(context, &yielded);
         }
-        let reused_early = flows.ports.reused_early();
-        let lease = flows.ports.allocate(target, addresses, start, now).ok();
-        flows.changes.reused_early = flows.ports.reused_early() > reused_early;
+        let reused_early = context.ports.reused_early();
+        let lease = context.ports.allocate(target, addresses, start, now);
+        context.changes.reused_early = context.ports.reused_early() > reused_early;
         lease
     };
     match first_to_yield(oldest) {
-        Some((age, index)) if age >= Ticks::from(PATIENCE) => take(flows, Some(index)),
-        yields => take(flows, None).or_else(|| take(flows, Some(yields?.1))),
+        Some((age, index)) if age >= Ticks::from(PATIENCE) => take(context, Some(index)),
+        yields => take(context, None).or_else(|| take(context, Some(yields?.1))),
     }
 }
 
 /// Accounts for a flow that yielded: there is room for one more, and its port is free again.
-fn settle<A: Address>(flows: &mut Flows<'_, A>, yielded: &Yielded, now: Tick) {
+fn settle<A: Address>(context: &mut DecisionContext<'_, '_, A>, yielded: &Yielded) {
+    let now = context.now;
     match (yielded.port, yielded.reset) {
-        (Some((pool, port)), Some(_)) => flows.ports.release_clean(pool, port, now),
-        (Some((pool, port)), None) => flows.ports.release(pool, port, now),
+        (Some((pool, port)), Some(_)) => context.ports.release_clean(pool, port, now),
+        (Some((pool, port)), None) => context.ports.release(pool, port, now),
         (None, _) => {}
     }
-    flows.room += 1;
-    flows.changes.reclaimed.push(yielded.backend);
-    flows.changes.resets.extend(yielded.reset);
+    context.room += 1;
+    context.changes.reclaimed.push(yielded.backend);
+    context.changes.resets.extend(yielded.reset);
 }
 
 fn yield_other(others: &mut OtherFlows<'_>, index: FlowIndex, snapshot: &Snapshot) -> Yielded {
@@ -149,7 +150,7 @@ pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: 
     if !is_opening || !flow.mode.is_two_way() {
         return None;
     }
-    let exit = crate::forward::decide::exit_by(snapshot, snapshot.spot(flow.backend)?.next_hop, hash).ok()?;
+    let exit = exit_by(snapshot, snapshot.spot(flow.backend)?.next_hop, hash).ok()?;
     Some(Reset::new(flow.tuple(Direction::ToClient).reversed(), flow.initial_sequence.wrapping_add(1), None, *exit))
 }
 
@@ -172,12 +173,12 @@ pub(super) fn reset_to_other_side<A: Address>(
     let (tuple, exit) = match direction {
         Direction::ToBackend => {
             let tuple = flow.tuple(Direction::ToClient).reversed();
-            (tuple, crate::forward::decide::exit_by(snapshot, to_backend, packet.hash).ok()?)
+            (tuple, exit_by(snapshot, to_backend, packet.hash).ok()?)
         }
-        Direction::ToClient if !crate::forward::decide::arrives_from(snapshot, to_backend, packet.in_link) => return None,
+        Direction::ToClient if !arrives_from(snapshot, to_backend, packet.in_link) => return None,
         Direction::ToClient => {
             let tuple = flow.tuple(Direction::ToBackend).reversed();
-            (tuple, crate::forward::decide::exit_to_client(snapshot, flow).ok()?)
+            (tuple, exit_to_client(snapshot, flow).ok()?)
         }
     };
     Some(Reset::new(tuple, segment.sequence, Some(segment.acknowledgement), *exit))

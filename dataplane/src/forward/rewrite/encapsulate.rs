@@ -9,14 +9,13 @@
 
 use proto::Family;
 use zerocopy::IntoBytes;
-use zerocopy::network_endian::{U16, U32, U128};
+use zerocopy::network_endian::U16;
 
 use crate::snapshot::{Ends, Exit};
 use crate::wire::checksum::{finish, pseudo_sum, sum};
-use crate::wire::{Address, Buffer, Ethernet, Headers, Ipv4, Ipv6, Udp, ether_type, protocol, take, take_mut};
-
-/// Hop limit of outer packets (RFC 1700: the recommended default).
-const HOP_LIMIT: u8 = 64;
+use crate::wire::{
+    Address, Buffer, Ethernet, Headers, Ipv4, Ipv6, NetworkHeader, Udp, ether_type, lower_hop_limit, protocol, take, take_mut,
+};
 
 /// The outer headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +88,8 @@ pub fn encapsulate<A: Address>(
 fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit: &Exit, identification: u16) -> Option<()> {
     let (link, rest) = take_mut::<Ethernet>(frame)?;
     let (head, inner) = rest.split_at_mut_checked(usize::from(outer.len()))?;
-    super::hop::lower_hop_limit::<A>(inner)?;
-    let class = traffic_class::<A>(inner)?;
+    lower_hop_limit::<A>(inner)?;
+    let traffic_class = traffic_class::<A>(inner)?;
     let inner_protocol = match A::FAMILY {
         Family::V4 => protocol::IPV4,
         Family::V6 => protocol::IPV6,
@@ -99,23 +98,14 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit
     let carried = if outer.ports.is_some() { protocol::UDP } else { inner_protocol };
     let (udp_head, ether_type) = match outer.ends {
         Ends::V4(source, destination) => {
-            let (ip, udp) = take_mut::<Ipv4>(head)?;
-            let dont_fragment = headers.dont_fragment || A::FAMILY == Family::V6;
-            let numbered = if dont_fragment { None } else { Some(identification) };
-            *ip = ipv4(source, destination, carried, class, udp_len, numbered);
-            (udp, ether_type::IPV4)
+            let may_fragment = A::FAMILY == Family::V4 && !headers.dont_fragment;
+            let identification = may_fragment.then_some(identification);
+            let ip = NetworkHeader::new(source, destination, carried, udp_len);
+            (NetworkHeader { traffic_class, identification, ..ip }.write(head)?, ether_type::IPV4)
         }
         Ends::V6(source, destination) => {
-            let (ip, udp) = take_mut::<Ipv6>(head)?;
-            *ip = Ipv6 {
-                version_class_label: U32::new(Ipv6::PLAIN | u32::from(class) << 20 | outer.flow_label),
-                payload_len: U16::new(udp_len),
-                next_header: carried,
-                hop_limit: HOP_LIMIT,
-                source: U128::new(source),
-                destination: U128::new(destination),
-            };
-            (udp, ether_type::IPV6)
+            let ip = NetworkHeader::new(source, destination, carried, udp_len);
+            (NetworkHeader { traffic_class, flow_label: outer.flow_label, ..ip }.write(head)?, ether_type::IPV6)
         }
     };
     if let Some(ports) = outer.ports {
@@ -123,24 +113,6 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit
     }
     *link = Ethernet { destination: exit.destination_mac.0, source: exit.source_mac.0, ether_type: U16::new(ether_type) };
     Some(())
-}
-
-/// `identification` is `None` if the packet must not be fragmented and needs none (RFC 6864 section 4.1).
-fn ipv4(source: u32, destination: u32, carried: u8, class: u8, payload_len: u16, identification: Option<u16>) -> Ipv4 {
-    let mut ip = Ipv4 {
-        version_ihl: Ipv4::PLAIN,
-        traffic_class: class,
-        total_len: U16::new(Ipv4::BYTES.saturating_add(payload_len)),
-        identification: U16::new(identification.unwrap_or(0)),
-        fragmentation: U16::new(if identification.is_some() { 0 } else { Ipv4::DONT_FRAGMENT }),
-        ttl: HOP_LIMIT,
-        protocol: carried,
-        checksum: U16::ZERO,
-        source: U32::new(source),
-        destination: U32::new(destination),
-    };
-    ip.checksum.set(finish(sum(ip.as_bytes())));
-    ip
 }
 
 /// The UDP header. Over IPv4 it has no checksum, since the inner packet has one. Over IPv6 it has one, since a backend

@@ -8,10 +8,8 @@
 //!
 //! Not here: which MTUs count.
 
-use proto::Family;
-
 use crate::wire::checksum::{apply, word_delta};
-use crate::wire::{Address, Headers, Ipv4, Ipv6, Tcp, Transport, take, take_mut, tcp_flags};
+use crate::wire::{Address, Headers, Tcp, Transport, network_len, take, take_mut, tcp_flags};
 
 /// Option kinds (RFC 9293 section 3.1).
 const END: u8 = 0;
@@ -29,22 +27,14 @@ pub(crate) fn clamp_between<A: Address>(frame: &mut [u8], headers: &Headers<A>, 
 
 #[cold]
 fn clamp_to_mtu<A: Address>(frame: &mut [u8], headers: &Headers<A>, mtu: u16) {
-    let network_len = match A::FAMILY {
-        Family::V4 => Ipv4::BYTES,
-        Family::V6 => Ipv6::BYTES,
-    };
     if let Some(segment) = frame.get_mut(usize::from(headers.transport_offset)..) {
-        clamp(segment, mtu.saturating_sub(network_len + Tcp::BYTES));
+        let _ = clamp(segment, mtu.saturating_sub(network_len::<A>() + Tcp::BYTES));
     }
 }
 
 /// Lowers the option in a TCP header to at most `largest` bytes, and updates the checksum. A segment without the
-/// option, or with invalid options, is not changed.
-fn clamp(segment: &mut [u8], largest: u16) {
-    let _ = try_clamp(segment, largest);
-}
-
-fn try_clamp(segment: &mut [u8], largest: u16) -> Option<()> {
+/// option, or with invalid options, is not changed: `None`.
+fn clamp(segment: &mut [u8], largest: u16) -> Option<()> {
     let (tcp, _) = take::<Tcp>(segment)?;
     let at = option(segment.get(..usize::from(tcp.header_len()))?)?;
     let field = segment.get_mut(at..)?.first_chunk_mut::<2>()?;

@@ -10,8 +10,8 @@ use zerocopy::network_endian::U32;
 
 use crate::flow::{Direction, Flow};
 use crate::snapshot::Exit;
-use crate::wire::checksum::{Deltas, HOP_DELTA, apply, word_delta};
-use crate::wire::{Address, Ethernet, Headers, Ipv4, Ipv6, Mac, Sctp, Tcp, Transport, Udp, crc32c, low_half, take_mut};
+use crate::wire::checksum::{Deltas, apply, apply_udp, word_delta};
+use crate::wire::{Address, Ethernet, Headers, Ipv4, Mac, Sctp, Tcp, Transport, Udp, crc32c, forward_header, take_mut};
 
 /// The new fields of a packet, and the differences that they make to its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +66,7 @@ fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite
         Transport::Udp => Ports::Udp(take_mut::<Udp>(transport)?.0),
         _ => return None,
     };
-    match A::FAMILY {
-        Family::V4 => ipv4(take_mut::<Ipv4>(network)?.0, rewrite),
-        Family::V6 => ipv6(take_mut::<Ipv6>(network)?.0, rewrite),
-    }
+    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
     ethernet.destination = rewrite.destination_mac.0;
     ethernet.source = rewrite.source_mac.0;
     match ports {
@@ -81,31 +78,12 @@ fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite
         Ports::Udp(udp) => {
             udp.source_port.set(rewrite.source_port);
             udp.destination_port.set(rewrite.destination_port);
-            // 0 means "none computed" (RFC 768; RFC 6935 permits it for IPv6 tunnels) and stays; a computed 0 is sent
-            // as 0xffff.
-            let checksum = udp.checksum.get();
-            if checksum != 0 {
-                let changed = apply(checksum, rewrite.deltas.l4);
-                udp.checksum.set(if changed == 0 { 0xffff } else { changed });
+            if udp.checksum.get() != 0 {
+                udp.checksum.set(apply_udp(udp.checksum.get(), rewrite.deltas.l4));
             }
         }
     }
     Some(())
-}
-
-#[inline(always)]
-pub(super) fn ipv4<A: Address>(ip: &mut Ipv4, rewrite: &Rewrite<A>) {
-    ip.source.set(low_half(rewrite.source));
-    ip.destination.set(low_half(rewrite.destination));
-    ip.ttl = ip.ttl.wrapping_sub(1);
-    ip.checksum.set(apply(apply(ip.checksum.get(), rewrite.deltas.l3), HOP_DELTA));
-}
-
-#[inline(always)]
-pub(super) fn ipv6<A: Address>(ip: &mut Ipv6, rewrite: &Rewrite<A>) {
-    ip.source.set(rewrite.source.wide());
-    ip.destination.set(rewrite.destination.wide());
-    ip.hop_limit = ip.hop_limit.wrapping_sub(1);
 }
 
 /// Rewrites an SCTP packet; only its headers are read. The verification tag stays: both ends know it.
@@ -118,24 +96,14 @@ pub(super) fn try_sctp<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewri
     let (network, transport) = packet.split_at_mut_checked(usize::from(network_len))?;
     let (ethernet, _) = take_mut::<Ethernet>(link)?;
     let (sctp, _) = take_mut::<Sctp>(transport)?;
-    match A::FAMILY {
-        Family::V4 => ipv4(take_mut::<Ipv4>(network)?.0, rewrite),
-        Family::V6 => ipv6(take_mut::<Ipv6>(network)?.0, rewrite),
-    }
-    ethernet.destination = rewrite.destination_mac.0;
-    ethernet.source = rewrite.source_mac.0;
-    let old = ports(sctp);
+    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
+    ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
+    let (old, new) = ([sctp.source_port.get(), sctp.destination_port.get()], [rewrite.source_port, rewrite.destination_port]);
+    let change = crc32c::difference(old, new, sctp_len);
     sctp.source_port.set(rewrite.source_port);
     sctp.destination_port.set(rewrite.destination_port);
-    let change = crc32c::difference(old, ports(sctp), sctp_len);
     sctp.checksum.set(sctp.checksum.get() ^ change);
     Some(())
-}
-
-/// The first four bytes of the header.
-fn ports(sctp: &Sctp) -> [u8; 4] {
-    let [[a, b], [c, d]] = [sctp.source_port, sctp.destination_port].map(|port| port.get().to_be_bytes());
-    [a, b, c, d]
 }
 
 /// Rewrites a later fragment: MACs, addresses, hop limit. The transport checksum, which covers all fragments and the
@@ -148,12 +116,8 @@ pub fn later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrit
 fn try_later_fragment<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
     let (link, network) = frame.split_at_mut_checked(usize::from(headers.network_offset))?;
     let (ethernet, _) = take_mut::<Ethernet>(link)?;
-    match A::FAMILY {
-        Family::V4 => ipv4(take_mut::<Ipv4>(network)?.0, rewrite),
-        Family::V6 => ipv6(take_mut::<Ipv6>(network)?.0, rewrite),
-    }
-    ethernet.destination = rewrite.destination_mac.0;
-    ethernet.source = rewrite.source_mac.0;
+    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
+    ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
     Some(())
 }
 

@@ -5,15 +5,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use proto::Family;
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::{U16, U32};
 
 use crate::snapshot::Exit;
 use crate::wire::{
-    Address, Buffer, Chunk, Ethernet, HOP_LIMIT, Headers, Mac, NetworkHeader, Sctp, Tcp, Transport, Tuple, checksum, crc32c,
-    ether_type, network_len, protocol, sctp_chunk, take, take_mut, tcp_flags, transport_bytes, turn_link,
-    written_transport_offset,
+    Address, Buffer, Chunk, Ethernet, Headers, Mac, NetworkHeader, Sctp, Tcp, Transport, Tuple, checksum, crc32c, ether_type_of,
+    network_len, protocol, sctp_chunk, take, take_mut, tcp_flags, transport_bytes, turn_link, written_transport_offset,
 };
 
 /// A TCP RST to send that no packet turns into.
@@ -30,6 +28,7 @@ pub struct Reset {
     /// How it leaves.
     pub exit: Exit,
 }
+
 impl Reset {
     pub(crate) fn new<A: Address>(tuple: Tuple<A>, sequence: u32, acknowledgement: Option<u32>, exit: Exit) -> Self {
         Self {
@@ -41,6 +40,7 @@ impl Reset {
         }
     }
 }
+
 /// Turns a TCP segment or SCTP packet without connection into the answer that resets it, from the port with this `mac`.
 /// Returns false when it gets no answer.
 #[must_use]
@@ -95,24 +95,16 @@ fn sequence_after<A: Address>(tcp: &Tcp, headers: &Headers<A>) -> u32 {
 
 fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, tcp: Tcp, mac: Mac) -> Option<()> {
     write_segment(frame, headers.tuple.destination, headers.tuple.source, tcp)?;
-    turn_link(frame, mac).map(|_| ())
+    turn_link(frame, mac).map(drop)
 }
 
 /// Writes the segment after an existing Ethernet header.
 fn write_segment<A: Address>(frame: &mut [u8], source: A, destination: A, mut tcp: Tcp) -> Option<()> {
-    let ip = NetworkHeader {
-        source,
-        destination,
-        protocol: protocol::TCP,
-        traffic_class: 0,
-        hop_limit: HOP_LIMIT,
-        payload_len: Tcp::BYTES,
-    };
-    let pseudo = checksum::pseudo_sum(ip.source, ip.destination, ip.protocol, usize::from(Tcp::BYTES));
+    let pseudo = checksum::pseudo_sum(source, destination, protocol::TCP, usize::from(Tcp::BYTES));
     tcp.checksum.set(checksum::finish(pseudo + checksum::sum(tcp.as_bytes())));
     let transport = frame.get_mut(written_transport_offset::<A>()..)?;
     *take_mut::<Tcp>(transport)?.0 = tcp;
-    ip.write(take_mut::<Ethernet>(frame)?.1)?;
+    NetworkHeader::new(source, destination, protocol::TCP, Tcp::BYTES).write(take_mut::<Ethernet>(frame)?.1)?;
     Some(())
 }
 
@@ -120,13 +112,13 @@ fn write_segment<A: Address>(frame: &mut [u8], source: A, destination: A, mut tc
 #[must_use]
 pub fn write_reset(buffer: &mut impl Buffer, reset: &Reset) -> bool {
     match (reset.source.ip(), reset.destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => write_anew(buffer, u32::from(from), u32::from(to), reset),
-        (IpAddr::V6(from), IpAddr::V6(to)) => write_anew(buffer, u128::from(from), u128::from(to), reset),
+        (IpAddr::V4(from), IpAddr::V4(to)) => write_new(buffer, u32::from(from), u32::from(to), reset),
+        (IpAddr::V6(from), IpAddr::V6(to)) => write_new(buffer, u128::from(from), u128::from(to), reset),
         _ => false,
     }
 }
 
-fn write_anew<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, reset: &Reset) -> bool {
+fn write_new<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, reset: &Reset) -> bool {
     let tcp = Tcp {
         source_port: U16::new(reset.source.port()),
         destination_port: U16::new(reset.destination.port()),
@@ -138,18 +130,13 @@ fn write_anew<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, r
         checksum: U16::ZERO,
         urgent: U16::ZERO,
     };
-    let ether_type = match A::FAMILY {
-        Family::V4 => ether_type::IPV4,
-        Family::V6 => ether_type::IPV6,
-    };
-    let link =
-        Ethernet { destination: reset.exit.destination_mac.0, source: reset.exit.source_mac.0, ether_type: U16::new(ether_type) };
     if !buffer.resize(usize::from(Ethernet::BYTES + network_len::<A>() + Tcp::BYTES)) {
         return false;
     }
     let frame = buffer.bytes_mut();
     let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
-    *ethernet = link;
+    let (destination_mac, source_mac) = (reset.exit.destination_mac.0, reset.exit.source_mac.0);
+    *ethernet = Ethernet { destination: destination_mac, source: source_mac, ether_type: U16::new(ether_type_of::<A>()) };
     write_segment(frame, source, destination, tcp).is_some()
 }
 
@@ -213,14 +200,7 @@ fn write_abort<A: Address>(frame: &mut [u8], headers: &Headers<A>, answer: Chunk
     *take_mut::<Chunk>(chunk)?.0 = Chunk { kind: answer.kind, flags: answer.flags, len: U16::new(Chunk::BYTES) };
     let checksum = crc32c::full(transport);
     take_mut::<Sctp>(transport)?.0.checksum.set(checksum);
-    let ip = NetworkHeader {
-        source: tuple.destination,
-        destination: tuple.source,
-        protocol: protocol::SCTP,
-        traffic_class: 0,
-        hop_limit: HOP_LIMIT,
-        payload_len: Sctp::BYTES + Chunk::BYTES,
-    };
+    let ip = NetworkHeader::new(tuple.destination, tuple.source, protocol::SCTP, Sctp::BYTES + Chunk::BYTES);
     ip.write(turn_link(frame, mac)?)?;
     Some(())
 }
