@@ -1,4 +1,4 @@
-//! Files as people write them, and what is said about them.
+//! Configuration files as people write them, and the errors they get.
 
 use super::*;
 use std::collections::BTreeSet;

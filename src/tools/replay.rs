@@ -354,7 +354,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
     }
 
     #[test]
-    fn a_held_packet_is_told_in_its_place_with_its_final_verdict() {
+    fn a_held_packet_is_printed_at_its_place_with_its_final_verdict() {
         let mut bench = Bench::new();
         let frames = [
             (SECOND, Packet::tcp(CLIENT, vips()["away"]).build()),
@@ -393,8 +393,8 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         bench.input("cluster", &[(SECOND, error.build())]);
         let second = bench.run("second").unwrap();
         assert_eq!(verdicts(&second)[4], "5 cluster forward - uplink");
-        let told: Value = serde_json::from_str(second.lines().last().unwrap()).unwrap();
-        assert_eq!((&told["frontend"], &told["backend"]), (&vips()["web"].into(), &"10.0.0.11:8080".into()));
+        let line: Value = serde_json::from_str(second.lines().last().unwrap()).unwrap();
+        assert_eq!((&line["frontend"], &line["backend"]), (&vips()["web"].into(), &"10.0.0.11:8080".into()));
     }
 
     #[test]
@@ -492,8 +492,8 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         bench.input("cluster", &[(2 * SECOND, reply)]);
         let lines = bench.run("replied").unwrap();
         assert_eq!(verdicts(&lines)[1], "2 cluster forward - uplink");
-        let told: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
-        assert_eq!((&told["frontend"], &told["backend"]), (&vips()["web"].into(), &"10.0.0.11:8080".into()));
+        let line: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+        assert_eq!((&line["frontend"], &line["backend"]), (&vips()["web"].into(), &"10.0.0.11:8080".into()));
         let (_, replied) = bench.frames("replied/uplink.pcap").remove(0);
         let expected = Packet::tcp(vips()["web"], CLIENT).flags(SYN | ACK).hop_limit(62).build();
         assert_eq!(replied[14..], expected[14..]);

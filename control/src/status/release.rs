@@ -4,7 +4,7 @@
 //! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately
 //! not here: the release of Services by a running controller (`finalizer`), and the output of the command.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Service};
@@ -15,7 +15,7 @@ use proto::ServiceName;
 use super::accepted;
 use super::finalizer::removal;
 use crate::config::settings::ControllerSettings;
-use crate::kubernetes::lease::{LeaseCandidate, RETRY_PERIOD};
+use crate::kubernetes::lease::{LeaseCandidate, RENEW_DEADLINE, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
 use crate::world::World;
@@ -24,8 +24,9 @@ use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
 use objects::{Candidate, OwnedParts};
 
-/// Observation time of the Lease, in which a leader renews it at least twice.
-const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(RETRY_PERIOD.as_secs() * 2 + 1);
+/// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for the
+/// time that a read takes.
+const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(RENEW_DEADLINE.as_secs() + 1);
 /// Objects per request of a list.
 const PAGE: u32 = 500;
 /// Maximum number of attempts for a Service that changes all the time.
@@ -85,14 +86,21 @@ pub async fn nobody_leads(cluster: &Cluster, group: &str) -> Result<(), ReleaseE
     let lease = LeaseCandidate::new(group, None).lease;
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
     let read_lease = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));
-    let Some(first) = read_lease().await? else { return Ok(()) };
-    let holder = first.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
-    if holder.is_empty() {
-        return Ok(());
+    let mut first = None;
+    let until = Instant::now() + LEADER_OBSERVED_FOR;
+    while Instant::now() < until {
+        let Some(now) = read_lease().await? else { return Ok(()) };
+        let version = now.resource_version();
+        let holder = now.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        if holder.is_empty() {
+            return Ok(());
+        }
+        if *first.get_or_insert_with(|| version.clone()) != version {
+            return Err(ReleaseError::Led { holder, namespace: cluster.namespace.clone(), lease });
+        }
+        tokio::time::sleep(RETRY_PERIOD).await;
     }
-    tokio::time::sleep(LEADER_OBSERVED_FOR).await;
-    let is_renewed = read_lease().await?.is_some_and(|second| second.resource_version() != first.resource_version());
-    if is_renewed { Err(ReleaseError::Led { holder, namespace: cluster.namespace.clone(), lease }) } else { Ok(()) }
+    Ok(())
 }
 
 /// Releases Services and passes each to `report`. With `is_dry` it changes nothing.

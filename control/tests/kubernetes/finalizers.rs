@@ -92,6 +92,30 @@ fn sluice_controller(user: &User, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn uninstall_is_refused_while_a_leader_renews_its_lease_even_slowly() {
+    let (server, user) = User::with_test_server().await;
+    let name = format!("sluice-controller-{}", user.group());
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": user.namespace},
+        "spec": {"holderIdentity": "slow", "leaseDurationSeconds": 15},
+    });
+    server.create(Kind::Lease, lease);
+    // A leader whose renewal hung for 3 s renews 7 s after the last one, and still leads.
+    let (code, output_text) = std::thread::scope(|scope| {
+        let uninstall = scope.spawn(|| sluice_controller(&user, &["uninstall"]));
+        std::thread::sleep(Duration::from_secs(7));
+        server.update(Kind::Lease, &user.namespace, &name, &json!({"spec": {"leaseTransitions": 1}}));
+        uninstall.join().unwrap()
+    });
+    assert!(code == Some(1) && output_text.contains("slow leads"), "{code:?} {output_text}");
+    // Its process was killed: no renewal follows.
+    let (code, output_text) = sluice_controller(&user, &["uninstall"]);
+    assert_eq!(code, Some(0), "{output_text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn uninstall_leaves_nothing_on_services() {
     let (server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;

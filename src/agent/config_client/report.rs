@@ -256,7 +256,7 @@ mod tests {
             loop {
                 match timeout(LONG, messages.recv()).await.unwrap().unwrap() {
                     Message::Report(report) => {
-                        report.services.iter().for_each(|told| is_refused = told.refusal.is_some());
+                        report.services.iter().for_each(|service| is_refused = service.refusal.is_some());
                     }
                     Message::Acknowledge(found) => {
                         assert_eq!((found.counter, is_refused), (counter, counter % 3 != 0));

@@ -333,7 +333,7 @@ mod tests {
     fn pcapng_times_go_by_the_resolution_of_their_interface() {
         let resolution = InterfaceDescriptionOption::IfTsResol;
         let rows = [
-            ("microseconds unless told otherwise", vec![], 7_000_000),
+            ("microseconds by default", vec![], 7_000_000),
             ("microseconds", vec![resolution(6)], 7_000_000),
             ("nanoseconds", vec![resolution(9)], 7_000),
             ("milliseconds and an offset", vec![resolution(3), InterfaceDescriptionOption::IfTsOffset(2)], 9_000_000_000),
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replayed_is_told() {
+    fn a_capture_that_cannot_be_replayed_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let message = |file: &Path| all(&[(0, file)]).unwrap_err().to_string();
         assert!(message(&dir.path().join("none")).contains("cannot open"));
