@@ -1,6 +1,6 @@
-//! Gateways as the controller serves them: who is connected, what each is sent, and the connections themselves.
+//! The controller's side of gateways: the registry of connected gateways, the published state, and the connections.
 //!
-//! Invariant: nothing here decides what gateways forward by (`plan`); it is published, sent and acknowledged here.
+//! Invariant: this module publishes and sends states and records acknowledgements; `plan` decides their content.
 
 pub mod fleet;
 pub mod listener;

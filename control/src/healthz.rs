@@ -113,7 +113,7 @@ impl Probes {
         }
         match (&*self.leadership.borrow(), self.editor.state()) {
             (Leadership::Following(Some(_)), _) => Ok(()),
-            (Leadership::Following(None), _) => Err("who leads is not known; the log says why"),
+            (Leadership::Following(None), _) => Err("the leader is not known; the log says why"),
             (Leadership::Leading { .. }, OverridesState::Unreadable(_)) => {
                 Err("drains and weights set by hand cannot be read, so nothing is planned; the log says why")
             }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_asked_over_http_is_answered_even_beside_many_who_ask_nothing() {
+    async fn http_requests_are_answered_beside_many_idle_connections() {
         let lab = Lab::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -220,7 +220,7 @@ mod tests {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
         assert_eq!(asked(address, "GET /livez").await, (200, "ok\n".to_owned()));
-        assert_eq!(asked(address, "GET /readyz").await, (503, "who leads is not known; the log says why\n".to_owned()));
+        assert_eq!(asked(address, "GET /readyz").await, (503, "the leader is not known; the log says why\n".to_owned()));
         assert_eq!(asked(address, "HEAD /livez").await, (200, String::new()));
         assert_eq!(asked(address, "POST /livez").await.0, 405);
         assert_eq!(asked(address, "GET /").await.0, 404);
@@ -229,9 +229,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replica_is_ready_when_gateways_get_the_state_from_it_or_are_told_who_has_it() {
+    async fn a_replica_is_ready_once_it_has_the_state_or_knows_the_leader() {
         let Lab { probes, leadership, states } = Lab::new();
-        assert_eq!(probes.ready().await, Err("who leads is not known; the log says why"));
+        assert_eq!(probes.ready().await, Err("the leader is not known; the log says why"));
         leadership.send_replace(Leadership::Following(Some(Leader { identity: "b".to_owned(), address: None })));
         assert_eq!(probes.ready().await, Ok(()));
         leadership.send_replace(Leadership::Leading { epoch: "e".to_owned() });
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_planner_that_does_not_come_round_hangs_and_where_there_is_none_nothing_does() {
+    fn a_planner_without_heartbeat_counts_as_hung_and_a_missing_planner_does_not() {
         let Lab { mut probes, .. } = Lab::new();
         assert_eq!(probes.live(), Ok(()), "a follower");
         let beating = probes.planner.start();
@@ -263,6 +263,6 @@ mod tests {
         }
         assert_eq!(probes.live(), Err("the planner hangs"));
         drop(beating);
-        assert_eq!(probes.live(), Ok(()), "it leads no more");
+        assert_eq!(probes.live(), Ok(()), "it no longer leads");
     }
 }

@@ -1,6 +1,6 @@
-//! What outlives a controller: the checkpoint of its decisions, and what operators set by hand.
+//! Storage of data that survives a controller: the checkpoint of its decisions, and the overrides of operators.
 //!
-//! Deliberately not here: what either holds (`world`).
+//! Deliberately not here: the content of both (`world`).
 
 pub mod checkpoints;
 pub mod override_editor;

@@ -39,8 +39,8 @@ impl Gateway {
             assert!(Instant::now() < deadline, "the controller leads within 60 s");
             std::thread::sleep(Duration::from_millis(20));
         };
-        let (says, changes) = channel();
-        runtime.spawn(take(responses, requests.clone(), says));
+        let (sender, changes) = channel();
+        runtime.spawn(take(responses, requests.clone(), sender));
         Self { _runtime: runtime, requests, changes }
     }
 
@@ -75,7 +75,7 @@ async fn dial(url: &str) -> Option<Stream> {
 async fn take(
     mut responses: tonic::Streaming<proto::v1::WatchResponse>,
     acknowledge: mpsc::Sender<WatchRequest>,
-    says: Sender<Change>,
+    changes: Sender<Change>,
 ) {
     let (mut bytes, mut services) = (0, Vec::new());
     while let Ok(Some(response)) = responses.message().await {
@@ -86,7 +86,7 @@ async fn take(
         }
         let message = response.generation.map(Message::Acknowledge);
         let change = Change { at: Instant::now(), bytes: std::mem::take(&mut bytes), services: std::mem::take(&mut services) };
-        if acknowledge.send(WatchRequest { message }).await.is_err() || says.send(change).is_err() {
+        if acknowledge.send(WatchRequest { message }).await.is_err() || changes.send(change).is_err() {
             return;
         }
     }

@@ -139,7 +139,7 @@ fn main() {
         cluster.change(n);
     }
     let written = at.elapsed();
-    let swarm = programs.drain(SILENCE, last).map(|(reached, counter)| (reached - at, counter - last));
+    let burst = programs.drain(SILENCE, last).map(|(reached, counter)| (reached - at, counter - last));
     programs.assert_serves(&cluster.last_changed());
     let rest = programs.cpu_at_rest(REST);
     let watch_lag = cluster.watch_lag();
@@ -155,7 +155,7 @@ fn main() {
         first_sync,
         watch_lag,
         change: Spread::of(times),
-        at_once: swarm.expect("the changes arrive"),
+        at_once: burst.expect("the changes arrive"),
         at_once_written: written,
         changes: options.changes,
         memory,

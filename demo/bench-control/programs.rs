@@ -48,7 +48,7 @@ pub struct Programs {
     controller: Child,
     /// `None` if the controller is measured alone.
     gateway: Option<Child>,
-    said: Receiver<LogEvent>,
+    events: Receiver<LogEvent>,
     first_plan: Option<Instant>,
 }
 
@@ -76,7 +76,7 @@ impl Programs {
         let workers = format!("workers: {{cores: [{cores}], poll: busy}}\n");
         let controller = format!("controller: {{urls: ['unix:{}']}}\n", path("config.sock").display());
         fs::write(path("sluice.yaml"), [GATEWAY, &static_network, &workers, &controller].concat()).unwrap();
-        let (says, said) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let sluiced = Path::new(env!("CARGO_BIN_EXE_sluiced"));
         let start = |program: PathBuf, config: &str, debug: &str| {
             let mut child = Command::new(program)
@@ -88,11 +88,11 @@ impl Programs {
                 .spawn()
                 .expect("built by `make bench-control`");
             let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-            let says = says.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 for line in lines.map_while(Result::ok) {
                     match read(&line) {
-                        Some(said) => drop(says.send(said)),
+                        Some(event) => drop(sender.send(event)),
                         None => eprintln!("{line}"),
                     }
                 }
@@ -101,14 +101,14 @@ impl Programs {
         };
         let controller = start(sluiced.with_file_name("sluice-controller"), "controller.yaml", "control::controller");
         let gateway = with_gateway.then(|| start(sluiced.to_owned(), "sluice.yaml", "sluice::agent::compile_loop"));
-        Self { dir, controller, gateway, said, first_plan: None }
+        Self { dir, controller, gateway, events, first_plan: None }
     }
 
     /// Waits until the workers reach a generation later than `after`; returns the time and its counter.
     pub fn wait_for_generation(&mut self, after: u64, patience: Duration) -> (Instant, u64) {
         let deadline = Instant::now() + patience;
         loop {
-            match self.said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(LogEvent::Reached(at, counter)) if counter > after => return (at, counter),
                 Ok(LogEvent::Planned(at)) => _ = self.first_plan.get_or_insert(at),
                 Ok(LogEvent::Reached(..)) => {}
@@ -120,8 +120,8 @@ impl Programs {
     /// The last generation after `after` before a silence, if there was one.
     pub fn drain(&mut self, silence: Duration, after: u64) -> Option<(Instant, u64)> {
         let mut last = None;
-        while let Ok(said) = self.said.recv_timeout(silence) {
-            if let LogEvent::Reached(at, counter) = said
+        while let Ok(event) = self.events.recv_timeout(silence) {
+            if let LogEvent::Reached(at, counter) = event
                 && counter > after
             {
                 last = Some((at, counter));

@@ -72,14 +72,14 @@ impl Report {
         let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
         let row = |what: &str, found: String, target: &str| eprintln!("{what:<58} {found:>28}   {target}");
         let spread = |s: &Spread| format!("{} / {} / {}", ms(s.p50), ms(s.p99), ms(s.max));
-        let (swarm, generations) = self.at_once;
+        let (burst, generations) = self.at_once;
         eprintln!("{} Services, {} endpoints, p50 / p99 / max of {} changes", self.services, self.endpoints, self.changes);
         row("first sync: start of both programs to every worker", ms(self.first_sync), "<= 1 s");
         row("  of it, until the controller's first plan", self.first_plan.map_or_else(|| "-".to_owned(), ms), "");
         row("  the API server alone, both lists", ms(self.list_time), "");
         row("one endpoint to every worker", spread(&self.change), "p99 <= 5 ms");
         row("  the API server alone, to a watcher", spread(&self.watch_lag), "");
-        let at_once = format!("{} in {generations} generations", ms(swarm));
+        let at_once = format!("{} in {generations} generations", ms(burst));
         row(&format!("{} changes at once to every worker", self.changes), at_once, "");
         row("  writing them to the API server", ms(self.at_once_written), "");
         row("memory of the controller", format!("{:.0} MB", self.memory[0] as f64 / MB), "<= 400 MB");

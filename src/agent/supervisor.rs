@@ -142,7 +142,7 @@ where
         let failure = match ended {
             // It noticed the end earlier than this loop.
             Some(Ok(Ok(()))) if stop.is_cancelled() => return,
-            None | Some(Ok(Ok(()))) => "it returned, though nobody asked it to end".to_owned(),
+            None | Some(Ok(Ok(()))) => "it returned although it was not asked to stop".to_owned(),
             Some(Ok(Err(failure))) => failure.to_string(),
             Some(Err(error)) => panic_message(error),
         };
@@ -225,7 +225,7 @@ mod tests {
         let tasks = supervisor.tasks();
         seen.wait_for(|n| *n == 3).await.unwrap();
         let status = tasks.status();
-        assert_eq!((status[0].restarts, status[0].last_failure.as_str()), (2, "it returned, though nobody asked it to end"));
+        assert_eq!((status[0].restarts, status[0].last_failure.as_str()), (2, "it returned although it was not asked to stop"));
         stop.cancel();
         supervisor.finished().await;
     }

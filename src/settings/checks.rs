@@ -107,7 +107,7 @@ fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[Located
         |pool: &LocatedRange| prefixes.iter().any(|net| net.contains(&pool.range.first()) && net.contains(&pool.range.last()));
     for pool in pools.iter().filter(|pool| pool.announce == Announce::L2 && !on_link(pool)) {
         let message = format!(
-            "found {}, which lies in no port's prefix, so that nobody could reach it (`announce: l2`); \
+            "found {}, which lies in no port's prefix, so that no client could reach it (`announce: l2`); \
              take addresses of a port's subnet, give a port an address in theirs, or set `announce: routed`",
             pool.range
         );

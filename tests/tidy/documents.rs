@@ -131,3 +131,54 @@ fn links_of_documents_have_targets() {
     }
     assert_none("links to files that do not exist", &offences);
 }
+
+/// Paths of files in backticks, each with its line number.
+fn quoted_files(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let quoted = line.split('`').skip(1).step_by(2);
+        let is_file = |quote: &&str| {
+            let folder = quote.split('/').next().unwrap_or_default();
+            let has_ending = [".rs", ".proto"].iter().any(|ending| quote.ends_with(ending));
+            has_ending && ["control", "dataplane", "ffi", "proto", "src", "tests", "demo"].contains(&folder)
+        };
+        found.extend(quoted.filter(is_file).map(|quote| (index + 1, quote)));
+    }
+    found
+}
+
+#[test]
+fn source_files_that_documents_name_exist() {
+    let mut offences = Vec::new();
+    let is_history = |page: &Path| page.ends_with("graph-before.md");
+    for page in pages().into_iter().filter(|page| !is_history(page)) {
+        let text = read(&page);
+        let missing = quoted_files(&text).into_iter().filter(|(_, file)| !root().join(file).exists());
+        offences.extend(missing.map(|(line, file)| format!("{}:{line}: there is no {file}", relative(&page))));
+    }
+    assert_none("files that documents name and that do not exist", &offences);
+}
+
+/// Files that the tables of a page name in their first column more than once.
+fn repeated_rows(text: &str) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let rows = quoted_files(text).into_iter();
+    let first_columns = rows.filter(|(line, file)| {
+        text.lines().nth(line - 1).is_some_and(|row| row.strip_prefix("| `").is_some_and(|row| row.starts_with(file)))
+    });
+    first_columns.filter(|(_, file)| !seen.insert(*file)).map(|(line, file)| format!("line {line}: {file}")).collect()
+}
+
+#[test]
+fn the_walks_through_the_code_name_each_file_once() {
+    let page = read(&root().join("docs/internals/architecture.md"));
+    assert!(quoted_files(&page).len() > 60, "the page walks through a SYN and a Service");
+    assert_none("files that the walks name twice", &repeated_rows(&page));
+}
+
+#[test]
+fn a_file_that_a_walk_repeats_is_an_offence() {
+    let text = "| `src/run.rs` | starts `src/cli.rs` |\n| `src/cli.rs` | reads |\n| `src/run.rs` | again |";
+    assert_eq!(quoted_files(text).len(), 4);
+    assert_eq!(repeated_rows(text), ["line 3: src/run.rs"]);
+}

@@ -26,7 +26,7 @@ pub enum ClientError {
     Permission(PathBuf),
     /// No process listens on the socket.
     #[error(
-        "nobody listens on {0}: sluiced has ended without removing it; start sluiced (`systemctl status sluiced` says why it ended)"
+        "no process listens on {0}: sluiced ended without removing it; start sluiced (`systemctl status sluiced` says why it ended)"
     )]
     Refused(PathBuf),
     /// The socket cannot be opened for another reason.

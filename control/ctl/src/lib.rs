@@ -109,7 +109,7 @@ fn read(file: &Path) -> Result<String, CtlError> {
 fn user() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|key| std::env::var(key).ok().filter(|name| !name.is_empty()));
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{}@{}", name.as_deref().unwrap_or("somebody"), host.trim())
+    format!("{}@{}", name.as_deref().unwrap_or("unknown"), host.trim())
 }
 
 #[cfg(test)]

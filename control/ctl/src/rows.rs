@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_three_hundred_frontends_a_table_shows_some_and_says_how_many_more() {
+    fn of_three_hundred_frontends_a_table_shows_some_and_the_number_of_the_others() {
         let frontends: Vec<String> = (0..300).map(|port| format!("tcp 192.0.2.100:{}", 10_000 + port)).collect();
         let row = v1::ServiceStatus { frontends: frontends.clone(), ..Default::default() };
         let fields = row.shown();

@@ -297,7 +297,7 @@ async fn watching_draws_the_table_again() {
 }
 
 #[tokio::test]
-async fn a_socket_that_does_not_answer_says_what_to_do() {
+async fn the_error_for_a_socket_that_does_not_answer_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     let error = |result: Result<(), CtlError>| result.unwrap_err().to_string();
@@ -305,7 +305,7 @@ async fn a_socket_that_does_not_answer_says_what_to_do() {
     assert!(error(result).contains("is sluiced running here?"));
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("nobody listens"));
+    assert!(error(result).contains("no process listens"));
     std::fs::remove_file(&socket).unwrap();
     std::fs::write(&socket, "").unwrap();
     let (_, _, result) = ctl(&socket, "ports").await;
@@ -354,7 +354,7 @@ fn servers_are_unix_sockets() {
 }
 
 #[tokio::test]
-async fn a_reload_says_what_is_in_effect_or_what_is_wrong_with_the_file() {
+async fn a_reload_prints_the_keys_in_effect_or_the_problems_of_the_file() {
     assert_eq!(printed(Canned::default(), "reload").await.0, "in effect: pools\n");
     assert_eq!(printed(Canned::default(), "config").await.0, "name: edge-1\n");
     let dir = tempfile::tempdir().unwrap();
@@ -365,7 +365,7 @@ async fn a_reload_says_what_is_in_effect_or_what_is_wrong_with_the_file() {
 }
 
 #[tokio::test]
-async fn of_several_gateways_each_row_has_its_own_and_a_silent_one_is_named_with_exit_code_1() {
+async fn rows_of_several_gateways_name_their_gateway_and_a_silent_one_is_named_with_exit_code_1() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     serve(&socket, Canned { of_several: true, ..Canned::default() });
@@ -405,13 +405,13 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
 }
 
 #[test]
-fn a_negative_weight_is_told_the_range() {
+fn the_error_for_a_negative_weight_has_the_range() {
     let error = Arguments::try_parse_from(["sluicectl", "weight", "web", "10.0.0.1:80", "-5"]).unwrap_err().to_string();
     assert!(error.contains("expected 0 to 65535"), "{error}");
 }
 
 #[tokio::test]
-async fn a_drain_and_a_weight_say_what_is_so_now_and_wrong_names_what_there_is() {
+async fn a_drain_and_a_weight_print_the_new_state_and_unknown_names_list_the_known_ones() {
     let (out, notes) = printed(Canned::default(), "drain edge-1").await;
     assert!(out.starts_with("drained by ") && out.contains('@'), "{out}");
     assert_eq!(notes, "l2\n");

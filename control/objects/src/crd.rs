@@ -176,7 +176,7 @@ mod tests {
 
     /// After a change of a kind: `sluice-controller crds > deploy/crds.yaml`.
     #[test]
-    fn the_definitions_that_are_shipped_are_those_that_the_program_prints() {
+    fn the_shipped_definitions_equal_the_printed_ones() {
         let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/crds.yaml");
         assert_eq!(std::fs::read_to_string(shipped).unwrap(), definitions().unwrap());
     }

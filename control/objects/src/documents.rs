@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_leave_the_status_directory_are_refused() {
+    fn names_that_would_escape_the_status_directory_are_refused() {
         for name in ["../etc", "..", "a/b", "A", ""] {
             let error = documents(&SERVICE.replace("name: web", &format!("name: {name:?}"))).unwrap_err();
             assert!(error.message.contains("metadata.name"), "{error}");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_an_api_server_may_say_is_not_taken_from_a_file() {
+    fn fields_that_only_an_api_server_sets_are_ignored_in_files() {
         let text = SERVICE
             .replace("name: web", "name: web, uid: u, resourceVersion: '4', creationTimestamp: 2020-01-01T00:00:00Z")
             + "status: {loadBalancer: {ingress: [{ip: 192.0.2.1}]}}\n";
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_have_no_effect_and_say_so() {
+    fn other_kinds_have_no_effect_and_a_note() {
         let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n";
         let read = documents(deployment).unwrap();
         assert!(read[0].object.is_none() && read[0].notes[0].contains("Deployment"));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_says_only_its_addresses_is_for_everybody() {
+    fn a_pool_with_only_addresses_serves_all_services() {
         let read = PoolSpec::try_from(&pool(&json!({"addresses": ["192.0.2.0/25", "2001:db8::1-2001:db8::9", "192.0.2.200"]})));
         let ranges = ["192.0.2.0-192.0.2.127", "2001:db8::1-2001:db8::9", "192.0.2.200"].map(|text| text.parse().unwrap());
         assert_eq!(read, Ok(PoolSpec::new("edge", ranges.to_vec())));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_refuses_the_controller_refuses_too() {
+    fn the_controller_refuses_pools_that_the_api_server_refuses() {
         let expression = |operator: &str, values: Value| json!({"addresses": ["192.0.2.1"], "namespaceSelector": {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}});
         let with = |field: &str, value: Value| json!({"addresses": ["192.0.2.1"], field: value});
         let rows = [
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_rule_of_the_api_server_can_say_is_refused_here() {
+    fn pools_that_no_rule_of_the_api_server_can_refuse_are_refused() {
         let rows = [
             (json!(["192.0.2.9-192.0.2.1"]), "is reversed"),
             (

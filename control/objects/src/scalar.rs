@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_duration_reads_back(ms in 0..=u64::MAX / 2) {
+        fn a_formatted_duration_parses_to_the_same_duration(ms in 0..=u64::MAX / 2) {
             let value = Duration::from_millis(ms);
             prop_assert_eq!(duration(&DurationText(value).to_string()), Some(value));
         }

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_connect_and_which_backend_a_client_gets_is_read() {
+    fn source_ranges_and_affinity_are_read() {
         let mut object = service(&serde_json::json!({"type": "LoadBalancer", "sessionAffinity": "ClientIP",
             "externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "loadBalancerSourceRanges": ["10.0.0.0/8"],
             "ports": [{"port": 80, "nodePort": 30080, "protocol": "SCTP", "appProtocol": "example.com/x"}]}));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_make_no_sense_are_refused_by_name_and_value() {
+    fn invalid_fields_are_refused_with_name_and_value() {
         let rows = [
             ("loadBalancerSourceRanges", serde_json::json!(["10.0.0.0/40"]), "10.0.0.0/40"),
             ("sessionAffinity", serde_json::json!("Cookie"), "Cookie"),
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_ports_say_which_and_why() {
+    fn errors_for_invalid_ports_have_the_port_and_the_reason() {
         let rows = [
             (serde_json::json!([]), "spec.ports is empty"),
             (serde_json::json!([{"port": 0}]), "spec.ports[0].port is 0"),
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_cluster_the_families_are_those_that_it_has_and_a_manifest_gets_both() {
+    fn in_a_cluster_the_families_are_those_of_the_object_and_a_manifest_gets_both() {
         let prefers = |families: &[&str]| {
             serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}],
             "ipFamilyPolicy": "PreferDualStack", "ipFamilies": families})
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_family_is_not_asked_for_and_that_is_told() {
+    fn a_requested_address_of_another_family_is_ignored_with_a_note() {
         let spec = serde_json::json!({"type": "LoadBalancer", "loadBalancerIP": "2001:db8::1", "ports": [{"port": 80}]});
         let wanted = wanted_of(spec).unwrap();
         assert_eq!((wanted.addresses.len(), wanted.unread), (0, [Unread::Addresses].into()));
@@ -457,9 +457,9 @@ mod tests {
     }
 
     #[test]
-    fn other_types_and_headless_services_are_not_served_and_who_expects_it_is_told() {
+    fn other_types_and_headless_services_are_not_served_and_marked_if_that_is_expected() {
         let rows = [("ClusterIP", "10.96.0.1", false), ("ClusterIP", "None", true), ("ExternalName", "", true)];
-        for (kind, cluster_ip, told) in rows {
+        for (kind, cluster_ip, is_expected) in rows {
             let mut object =
                 service(&serde_json::json!({"type": kind, "clusterIP": cluster_ip, "externalName": "db.example.com"}));
             let not_ours = |object: &Service| match Candidate::try_from(object) {
@@ -468,7 +468,7 @@ mod tests {
             };
             assert!(!not_ours(&object), "{kind}");
             object.metadata.annotations = Some([("sluice.dev/addresses".to_owned(), "192.0.2.1".to_owned())].into());
-            assert_eq!(not_ours(&object), told, "{kind} {cluster_ip}");
+            assert_eq!(not_ours(&object), is_expected, "{kind} {cluster_ip}");
         }
         let headless =
             wanted_of(serde_json::json!({"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}));

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_nobody_are_not_read_and_those_of_headless_services_and_of_names_hold_nothing_and_say_so() {
+    fn slices_without_service_are_errors_and_headless_and_fqdn_slices_are_empty_with_a_note() {
         let object = |labels: serde_json::Value, kind: &str| {
             read(serde_json::json!({"metadata": {"name": "a", "labels": labels}, "addressType": kind,
                 "ports": [{"port": 80}], "endpoints": [{"addresses": ["10.0.0.1"]}]}))
@@ -201,10 +201,10 @@ mod tests {
         assert!(object(serde_json::json!({}), "IPv4").is_err());
         let headless = serde_json::json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
         let named = serde_json::json!({"kubernetes.io/service-name": "web"});
-        for (labels, kind, said) in [(headless, "IPv4", "headless"), (named, "FQDN", "FQDN")] {
+        for (labels, kind, reason) in [(headless, "IPv4", "headless"), (named, "FQDN", "FQDN")] {
             let slice = object(labels, kind).unwrap();
             assert!(slice.ports.is_empty() && slice.endpoints.is_empty());
-            assert!(slice.notes[0].text.contains(said), "{:?}", slice.notes);
+            assert!(slice.notes[0].text.contains(reason), "{:?}", slice.notes);
         }
     }
 }

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_and_wrong_ones_answered_with_what_there_is() {
+    fn known_names_resolve_and_unknown_names_list_the_known_ones() {
         let rows = [
             ("10.0.0.1:80", Ok("backend/10.0.0.1:80")),
             ("10.0.0.2", Ok("backend/10.0.0.2")),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_drained_is_taken_back_by_any_of_its_names_whether_it_is_still_there_or_not() {
+    fn any_name_of_a_drained_target_undrains_it_even_if_it_no_longer_exists() {
         let overrides = drained(&["node/gone", "gateway/edge-1", "node/edge-1", "backend/10.0.0.7:80", "backend/10.0.0.8"]);
         for (text, expected) in [
             ("gone", "node/gone"),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn services_go_by_their_full_name_or_by_one_that_is_theirs_alone() {
+    fn a_service_is_found_by_its_full_name_or_an_unambiguous_name() {
         assert_eq!(service("shop/web", &state()).unwrap(), ServiceName::new("shop", "web"));
         assert_eq!(service("db", &state()).unwrap(), ServiceName::new("shop", "db"));
         let error = service("web", &state()).unwrap_err().to_string();

@@ -59,7 +59,7 @@ impl View {
     pub fn leads(&self) -> Result<(), Status> {
         let why = match &*self.leadership.borrow() {
             Leadership::Leading { .. } => return Ok(()),
-            Leadership::Following(None) => "and knows nobody who does yet; ask again in a moment".to_owned(),
+            Leadership::Following(None) => "and does not know the leader yet; ask again in a moment".to_owned(),
             Leadership::Following(Some(Leader { identity, address })) => {
                 let at = address.as_ref().map(|address| format!(" ({address})")).unwrap_or_default();
                 format!("{identity}{at} does; ask there, by the admin socket of that controller")

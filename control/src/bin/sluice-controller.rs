@@ -135,7 +135,7 @@ async fn release_services(
     }
     let (settings, would) = (&file.settings, if is_dry { "would release" } else { "released" });
     if !is_dry {
-        release::nobody_leads(&cluster, &settings.group).await?;
+        release::check_no_leader(&cluster, &settings.group).await?;
     }
     let mut count = 0_usize;
     release::release(&cluster, settings, extent, is_dry, |service| {
@@ -147,7 +147,7 @@ async fn release_services(
     if is_uninstalled {
         let would = if is_dry { "would delete" } else { "deleted" };
         release::delete_gateways(&cluster, &settings.group, is_dry, |name| println!("{would} EdgeGateway {name}")).await?;
-        println!("what remains is the cluster administrator's to delete:");
+        println!("as cluster administrator, delete what remains:");
         println!("  kubectl -n {} delete lease/sluice-controller-{}", cluster.namespace, settings.group);
         let config_maps = CONFIG_MAPS.map(|name| format!("configmap/{name}")).join(" ");
         println!("  kubectl -n {} delete configmap/sluice-overrides {config_maps}", cluster.namespace);

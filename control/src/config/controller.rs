@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_check_prints_reads_back_as_the_same_settings() {
+    fn the_output_of_check_parses_to_the_same_settings() {
         let text = "\
                     health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
                     poolSelector: {sluice.dev/group: east}\n\
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_check_prints_names_every_key() {
+    fn the_output_of_check_has_every_key() {
         let effective = read("").unwrap().effective();
         for key in KEYS {
             assert!(effective.lines().any(|line| line.starts_with(&format!("{key}:"))), "{key} is missing:\n{effective}");
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_say_what_is_allowed() {
+    fn errors_for_invalid_values_say_what_is_allowed() {
         let rows = [
             ("listen: unix:/a\nadmin: {listen: unix:/a}", "key `admin`: found unix:/a, which is `listen` too"),
             ("listen: 0.0.0.0:9", "key `listen`: found 0.0.0.0:9, and no certificates; name them by `tls`"),
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_do_not_overlap_and_have_names_of_their_own() {
+    fn pools_must_not_overlap_and_need_unique_names() {
         let error = read(
             "pools:\n  - {name: a, addresses: [192.0.2.0/24, 192.0.2.7]}\n  - {name: a, addresses: [192.0.2.200-192.0.3.9]}\n",
         )

@@ -140,7 +140,7 @@ static:
     }
 
     #[test]
-    fn keys_that_changed_came_or_went_differ() {
+    fn changed_added_and_removed_keys_differ() {
         let old = KeyValues::default().with("a", 1).with("b", 2).with("gone", 3);
         let new = KeyValues::default().with("come", 4).with("a", 1).with("b", "2");
         assert_eq!(new.differing(&old), ["come", "b", "gone"]);
@@ -149,7 +149,7 @@ static:
 
     proptest! {
         #[test]
-        fn printed_text_reads_back(text in any::<String>(), flow in any::<bool>()) {
+        fn printed_text_parses_to_the_same_values(text in any::<String>(), flow in any::<bool>()) {
             let keys = KeyValues::default().with("k", &text);
             let keys = if flow { KeyValues::default().section("s", keys) } else { KeyValues::default().block("s", keys) };
             let Ok((root, _)) = parse(&keys.to_string()) else { panic!("no YAML: {keys}") };

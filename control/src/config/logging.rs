@@ -62,7 +62,7 @@ pub fn start(logs: Logs) {
     let default = format!("{:?},kube_client=off,kube_runtime=off", logs.level).to_lowercase();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // The only failure is that somebody already writes them: a test, or an earlier call.
+    // It fails only if a subscriber is already installed, by a test or an earlier call.
     let _ = match logs.format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).try_init(),
         LogFormat::Json => lines.json().try_init(),

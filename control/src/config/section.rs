@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_names_file_line_key_what_was_found_and_what_is_allowed() {
+    fn a_message_has_file_line_key_the_value_found_and_the_allowed_values() {
         let text = "ports:\n  - name: a\n    mtu: abc\n";
         let found = problems(text, |top| {
             for port in top.items("ports", "ports") {
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_told_the_nearest_known_one() {
+    fn an_unknown_key_error_suggests_the_most_similar_known_key() {
         let found = problems("adress: 1\nzzz: 2\n", |top| {
             top.field("addresses");
             top.field("name");
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_mapping_says_only_that() {
+    fn a_file_that_is_not_a_mapping_has_one_error() {
         let error = Reader::parse(Path::new("f.yaml"), "- a\n").unwrap_err().to_string();
         assert_eq!(error, "f.yaml:1: found a list or a text, expected a mapping of keys to values");
     }
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_may_stand_empty() {
+    fn a_key_of_an_unbuilt_feature_may_be_empty() {
         assert_eq!(
             problems("a: ''\nb: []\nc: {}\n", |top| ["a", "b", "c"].map(|key| top.unbuilt(key)).into_iter().collect()),
             ""
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_says_what_to_do() {
+    fn the_error_for_a_missing_file_says_what_to_do() {
         let error = Reader::open(Path::new("/nonexistent/f.yaml")).unwrap_err().to_string();
         assert!(error.starts_with("/nonexistent/f.yaml: cannot be read: No such file"), "{error}");
     }

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_selects_as_it_does_in_kubernetes_in_its_long_and_its_short_form() {
+    fn a_selector_selects_as_in_kubernetes_in_long_and_short_form() {
         let long = "{matchLabels: {team: edge}, matchExpressions: [{key: tier, operator: In, values: [a, b]}, \
                     {key: x/old, operator: DoesNotExist}, {key: zone, operator: NotIn, values: [c]}, {key: team, operator: Exists}]}";
         let rows = [
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_selector_reads_back() {
+    fn a_printed_selector_parses_to_the_same_selector() {
         let long = "{matchExpressions: [{key: b, operator: In, values: [y, x, y]}, {key: a, operator: Exists}], matchLabels: {z: '1', a: ''}}";
         for text in ["{}", "{team: edge, example.com/tier: 'on'}", long] {
             let selector = read(text).unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_would_refuse_is_refused_by_key() {
+    fn selectors_that_the_api_server_would_refuse_are_refused_with_their_key() {
         let rows = [
             ("edge", "key `s`: found `edge`, expected a mapping"),
             ("{matchlabels: {a: b}}", "key `s.matchlabels`: found a mapping, expected a label's value"),

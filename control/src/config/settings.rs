@@ -1,4 +1,4 @@
-//! What the controller is configured with: valid values, whoever read them.
+//! Settings of the controller. They contain only valid values, wherever they were read from.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use proto::{HealthCheck, Mode, Scheduler};
 
 use objects::PoolSpec;
 
-/// Where Services and EndpointSlices come from and their status goes to.
+/// Source of Services and EndpointSlices, and destination of their status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// `*.yaml` and `*.yml` directly in a directory, followed as they change; status is written as files.
+    /// `*.yaml` and `*.yml` directly in a directory, which is watched; status is written to files.
     Manifests {
         /// The directory.
         dir: PathBuf,
@@ -25,8 +25,7 @@ pub enum Source {
     Kubernetes {
         /// The kubeconfig; none: the service account of the pod.
         kubeconfig: Option<PathBuf>,
-        /// The namespace of the Lease and of what else is ours alone; none: the pod's, or that of the kubeconfig's
-        /// context.
+        /// The namespace of the Lease and of our ConfigMaps; none: that of the pod, or of the kubeconfig's context.
         namespace: Option<String>,
     },
 }
@@ -34,7 +33,7 @@ pub enum Source {
 /// PEM files of one side of TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The authority that the other side's certificate must be of.
+    /// The authority that must have issued the certificate of the peer.
     pub ca: PathBuf,
     /// Our certificate and its chain up to the authority.
     pub cert: PathBuf,
@@ -42,12 +41,12 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// Where a controller's certificates are.
+/// Source of a controller's certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Certificates {
-    /// In files.
+    /// Files.
     Files(CertificateFiles),
-    /// In a Secret of our own namespace, under `ca.crt`, `tls.crt` and `tls.key`: its name.
+    /// Name of a Secret in our own namespace with `ca.crt`, `tls.crt` and `tls.key`.
     Secret(String),
 }
 
@@ -78,14 +77,14 @@ impl Listen {
         Self { unix: Some(path), tcp: None }
     }
 
-    /// Where gateways reach this controller and no other, if it says so.
+    /// URL under which gateways reach this controller and no other, if one is advertised.
     #[must_use]
     pub fn advertised(&self) -> Option<String> {
         self.tcp.as_ref()?.advertise.as_ref().map(ToString::to_string)
     }
 }
 
-/// What a Service gets that does not say.
+/// Settings of Services that do not request any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Defaults {
     /// Key `defaults.mode`.
@@ -103,17 +102,17 @@ pub struct OwnershipRules {
     pub classless: ClaimClassless,
     /// Key `nodePortNamespaceSelector`: namespaces whose node ports are served.
     pub node_port_namespaces: Selector,
-    /// Key `externalIPs.allowed`: where `spec.externalIPs` may lie. Empty: they have no effect.
+    /// Key `externalIPs.allowed`: where `spec.externalIPs` may lie. Empty: `externalIPs` have no effect.
     pub external_ips_allowed: Vec<IpNet>,
-    /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. The others are somebody
-    /// else's.
+    /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. All others belong to
+    /// other installations.
     pub pools: Selector,
 }
 
-/// Which `LoadBalancer` Services without class are ours: those that both select.
+/// Which `LoadBalancer` Services without class are ours: those that both selectors match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimClassless {
-    /// Whether any is. Otherwise they are somebody else's, but for those that are ours already.
+    /// Whether any is. Otherwise only those that are ours already stay ours.
     pub enabled: bool,
     /// Over the labels of the namespace.
     pub namespaces: Selector,
@@ -128,15 +127,15 @@ pub struct ControllerSettings {
     pub listen: Listen,
     /// Name of the gateway group.
     pub group: String,
-    /// Where objects come from.
+    /// Source of objects.
     pub source: Source,
     /// The class of Services that are ours.
     pub load_balancer_class: String,
-    /// Which others are.
+    /// Which other Services are ours, and which pools are used.
     pub ownership: OwnershipRules,
-    /// What a Service gets that does not say.
+    /// Settings of Services that do not request any.
     pub defaults: Defaults,
-    /// Health checks of Services that do not say.
+    /// Health checks of Services that do not request any.
     pub health: HealthCheck,
     /// Where backends may lie; none: anywhere that CONTROL section 2 does not forbid.
     pub backends_allowed: Option<Vec<IpNet>>,
@@ -144,10 +143,11 @@ pub struct ControllerSettings {
     pub cluster_cidrs: Vec<IpNet>,
     /// Pools of the configuration, without overlaps, in its order. `AddressPool` objects come beside them.
     pub pools: Vec<PoolSpec>,
-    /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known when embedded.
+    /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known only to an embedded
+    /// controller.
     pub reserved: Vec<IpAddr>,
-    /// A directory of this machine where controllers of a cluster keep locks, by which one that starts again knows that
-    /// the one before it has ended: the gateway's `stateDir`, or that of a controller's admin socket. None: none is
-    /// kept.
+    /// Directory on this machine for the lock files of controllers of one cluster. By these a restarted controller knows
+    /// that its predecessor has ended. It is the gateway's `stateDir`, or the directory of a controller's admin socket;
+    /// `None`: no lock files.
     pub lock_dir: Option<PathBuf>,
 }

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_know_their_lines_and_scalars_keep_their_text() {
+    fn nodes_have_their_lines_and_scalars_keep_their_text() {
         let (tree, errors) = parse("# comment\na: 0x1f\nb:\n  - \"off\"\n  - ~\n").unwrap();
         assert_eq!(errors, []);
         let Value::Map(entries) = tree.value else { panic!("no mapping") };
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_is_named_with_its_line() {
+    fn an_error_for_invalid_yaml_has_its_line() {
         let found = parse("a: 1\nb: [1, 2\nc: 3\n").unwrap_err();
         assert!(found.message.starts_with("this is no YAML: ") && found.line >= 2, "{found:?}");
     }

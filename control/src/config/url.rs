@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_read_back_as_they_are_written() {
+    fn a_formatted_url_parses_to_the_same_url() {
         let base = Path::new("/etc/sluice");
         for text in ["unix:/run/a.sock", "https://192.0.2.1:9443", "https://[2001:db8::1]:9443", "https://controller.example:1"] {
             assert_eq!(ControllerUrl::parse(text, base).unwrap().to_string(), text);

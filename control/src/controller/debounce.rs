@@ -77,14 +77,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_after_a_silence_is_planned_for_at_once() {
+    async fn a_change_after_a_pause_is_planned_at_once() {
         let apart = 2 * QUIET;
         let plans = plans(3, apart).await;
         assert_eq!(plans, [(Duration::ZERO, 1), (apart, 2), (2 * apart, 3)]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn thirty_changes_of_one_swarm_are_two_plans() {
+    async fn thirty_changes_of_one_burst_are_two_plans() {
         let counts: Vec<usize> = plans(30, Duration::from_millis(1)).await.iter().map(|(_, count)| *count).collect();
         assert_eq!(counts, [1, 30]);
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_without_a_pause_is_planned_for_twenty_times_a_second() {
+    async fn a_stream_without_a_pause_is_planned_twenty_times_a_second() {
         let plans = plans(1000, Duration::from_millis(1)).await;
         assert!(plans.windows(2).all(|two| two[1].0 - two[0].0 <= BURST_MAX + Duration::from_millis(1)), "{plans:?}");
         assert!((15..=25).contains(&plans.len()), "{plans:?}");

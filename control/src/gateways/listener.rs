@@ -47,7 +47,7 @@ impl Peer {
     /// The peer of a request's connection.
     pub(crate) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
         let peer = request.extensions().get::<Self>().cloned();
-        peer.ok_or_else(|| Status::internal("the connection does not say who is at its other end"))
+        peer.ok_or_else(|| Status::internal("the connection does not identify its peer"))
     }
 
     /// Waits until the peer's certificate has expired and returns the message for it. Without a certificate it never
@@ -55,7 +55,7 @@ impl Peer {
     pub async fn expired(&self) -> Status {
         let Self::Named(credential) = self else { return std::future::pending().await };
         let error = credential.expired().await;
-        Status::unauthenticated(format!("the gateway's certificate is not accepted any more: {error}; renew it and dial again"))
+        Status::unauthenticated(format!("the gateway's certificate is no longer accepted: {error}; renew it and dial again"))
     }
 
     /// Succeeds if the peer may act as the gateway of this name.
@@ -69,7 +69,7 @@ impl Peer {
         if names.contains(&claimed) {
             return Ok(());
         }
-        let found = if names.is_empty() { "nobody of ours".to_owned() } else { Identity::list(names) };
+        let found = if names.is_empty() { "no gateway of sluice".to_owned() } else { Identity::list(names) };
         let advice = "correct the gateway's `name`, or issue its certificate with that URI SAN";
         Err(Status::permission_denied(format!("the gateway's certificate is for {found}; expected {claimed}: {advice}")))
     }

@@ -189,7 +189,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_same_state_is_no_new_generation() {
+    fn an_equal_state_is_not_a_new_generation() {
         let kept = services(&[("a", 1)]);
         let first = Published::first("e".to_owned(), kept.clone(), Vec::new());
         assert!(first.next(kept, Vec::new()).is_none());
@@ -221,7 +221,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_set_of_nodes_that_changes_is_sent_once_and_to_who_knows_none_as_backends() {
+    fn a_changed_set_of_nodes_is_sent_once_and_as_backends_to_gateways_without_set_support() {
         let first = Published::first("e".to_owned(), to_nodes(&["a", "b"], &["10.0.1.1"]), Vec::new());
         let have = Generation { epoch: "e".to_owned(), counter: 1 };
         let next = first.next(to_nodes(&["a", "b", "c"], &["10.0.1.1", "10.0.1.2"]), Vec::new()).unwrap();
@@ -254,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_generation_from_the_future_is_not_known() {
+    fn a_generation_from_the_future_gets_everything() {
         let published = Published::first("e".to_owned(), services(&[]), Vec::new());
         assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 2 }, true).is_none());
         assert!(published.since(&Generation { epoch: "e".to_owned(), counter: 0 }, true).is_none());

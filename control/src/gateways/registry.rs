@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reached_a_generation_when_the_slowest_did_and_nobody_did_when_nobody_is_there() {
+    fn all_reached_a_generation_once_the_slowest_did_and_none_if_no_gateway_is_connected() {
         let gateways = watch::Sender::new(Gateways::default());
         assert!(!gateways.borrow().all_reached(0));
         let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_gateway_is_not_waited_for_and_one_that_left_is_remembered() {
+    fn a_drained_gateway_is_not_waited_for_and_a_disconnected_one_is_kept() {
         let gateways = watch::Sender::new(Gateways::default());
         let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
         let two = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
@@ -262,7 +262,7 @@ mod tests {
         Gateways::drain(&gateways, ["edge-2".to_owned()].into());
         assert!(gateways.borrow().all_reached(5) && gateways.borrow().is_drained("edge-2"));
         Gateways::drain(&gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
-        assert!(!gateways.borrow().all_reached(0), "nobody is waited for");
+        assert!(!gateways.borrow().all_reached(0), "if all are drained, all count");
         let again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
         drop(two);
         assert!(gateways.borrow().gone().is_empty(), "it is there twice while it connects again");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_left_first_are_forgotten_first() {
+    fn gateways_that_disconnected_first_are_forgotten_first() {
         let gateways = watch::Sender::new(Gateways::default());
         for number in 0..=GONE_MAX {
             drop(Connection::open(&gateways, &format!("edge-{number}"), "0.1.0", Vec::new()));

@@ -1,4 +1,5 @@
-//! `sluice.v1.Config`, and `sluice.v1.Fleet` beside it: gateways dial it, report their generation, and get the changes.
+//! The gRPC server for gateways (`sluice.v1.Config` and `sluice.v1.Fleet`): gateways dial it, report their generation,
+//! and get the changes.
 //!
 //! Invariant: nothing is sent before the first complete state, so that a controller that has just started never looks
 //! like an empty cluster. At most one message is queued for a slow gateway; the next one is the newest state. A gateway
@@ -209,10 +210,10 @@ async fn left(leadership: &mut watch::Receiver<Leadership>, since: &Leadership) 
 /// The answer to a gateway that dialled a controller which does not lead: the address of the leader.
 fn not_leading(leadership: &Leadership) -> Status {
     let Leadership::Following(Some(Leader { identity, address })) = leadership else {
-        return Status::failed_precondition("this controller does not lead, and knows nobody who does yet; dial again");
+        return Status::failed_precondition("this controller does not lead, and does not know the leader yet; dial again");
     };
     let Some(address) = address else {
-        let why = "it has not said where, or has not been seen to renew its Lease lately";
+        let why = "its Lease holds no address, or no recent renewal of it was seen";
         return Status::failed_precondition(format!("this controller does not lead, {identity} does ({why}); dial again"));
     };
     let mut status = Status::failed_precondition(format!("this controller does not lead, {identity} at {address} does"));
@@ -291,7 +292,7 @@ fn take(connection: &Connection, message: WatchRequest, sent: Option<&Generation
             connection.report(report(message));
             Ok(())
         }
-        Some(watch_request::Message::Hello(_)) => Err(Status::invalid_argument("hello is said once, at the start")),
+        Some(watch_request::Message::Hello(_)) => Err(Status::invalid_argument("hello is sent once, at the start")),
         // A message of a newer version is ignored.
         None => Ok(()),
     }
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_with_nothing_gets_everything_and_then_what_changes() {
+    async fn a_gateway_without_state_gets_the_full_state_and_then_the_changes() {
         let lab = Lab::new().await;
         lab.publish(&[("a", 1), ("b", 1)]);
         let mut gateway = lab.dial(hello(None)).await;
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_of_another_epoch_gets_what_its_hashes_lack() {
+    async fn a_gateway_of_another_epoch_gets_the_differences_to_its_hashes() {
         let lab = Lab::new().await;
         lab.publish(&[("a", 2), ("b", 1)]);
         let had = services(&[("a", 1), ("b", 1), ("gone", 1)]);
@@ -436,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_gateway_is_sent_the_newest_state_and_not_every_one() {
+    async fn a_slow_gateway_gets_only_the_newest_state() {
         let lab = Lab::new().await;
         let mut gateway = lab.dial(hello(None)).await;
         let many: Vec<String> = (0..200).map(|n| format!("service-{n:04}-{}", "x".repeat(200))).collect();
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_acknowledgement_counts_only_for_what_was_sent_in_this_epoch() {
+    async fn an_acknowledgement_counts_only_for_generations_sent_in_this_epoch() {
         let lab = Lab::new().await;
         lab.publish(&[("a", 1)]);
         let mut gateway = lab.dial(hello(None)).await;
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_that_does_not_say_hello_or_says_it_twice_is_told_so() {
+    async fn a_missing_or_repeated_hello_is_an_error() {
         let lab = Lab::new().await;
         lab.publish(&[("a", 1)]);
         let mut nameless = lab.dial(Hello::default()).await;
@@ -483,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gateway_that_claims_more_addresses_than_one_has_is_refused() {
+    async fn a_gateway_with_too_many_addresses_is_refused() {
         let lab = Lab::new().await;
         lab.publish(&[("a", 1)]);
         let address = |number: usize| (0xfd00_u128 << 112 | number as u128).to_be_bytes().to_vec();

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_socket_is_left_alone() {
+    async fn a_file_that_is_not_a_socket_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("precious");
         fs::write(&path, "kept").unwrap();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_double_up_to_a_bound_and_start_anew_after_success() {
+    fn delays_double_up_to_a_bound_and_restart_after_success() {
         let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
         let waits: Vec<_> = (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now).as_millis()).collect();
         assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_long_after_the_last_one_starts_anew() {
+    fn a_failure_long_after_the_last_one_restarts_the_backoff() {
         let (mut retry, now) = (Retry::new("watch services", ""), Instant::now());
         for _ in 0..5 {
             retry.failed(ApiError::Unreachable(String::new()), now);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_left_alone_as_long_as_it_asks_but_no_longer_than_a_minute() {
+    fn a_requested_delay_is_respected_up_to_a_minute() {
         assert_eq!(Retry::new("list services", "").failed(busy(3), Instant::now()), Duration::from_secs(3));
         assert_eq!(Retry::new("list services", "").failed(busy(86_400), Instant::now()), RETRY_AFTER_MAX);
     }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn one_cause_is_said_once_until_it_is_over() {
+    fn a_cause_is_logged_once_until_it_ends() {
         let text = logged(|| {
             let (mut retry, now) = (Retry::new("list and watch services", "https://api:6443"), Instant::now());
             for number in 0..5 {

@@ -84,15 +84,15 @@ pub enum ConnectError {
     },
 }
 
-/// The name of this machine or pod, by which Events tell who reports.
+/// The name of this machine or pod, which Events have as reporting instance.
 #[must_use]
 pub fn instance() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     if name.trim().is_empty() { "unknown".to_owned() } else { name.trim().to_owned() }
 }
 
-/// A client from a kubeconfig, or without one from the service account of the pod. Nothing is sent yet: an API server
-/// that is away is no error here.
+/// Creates a client from a kubeconfig, or without one from the service account of the pod. It sends nothing, so an
+/// unreachable API server is no error here.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError> {
     let (mut config, from) = match kubeconfig {
         Some(file) => (read(file).await?, file.display().to_string()),
@@ -113,10 +113,10 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     }
 }
 
-/// The client that kube would make, but for the options of its sockets.
+/// The same client as kube creates, except for the options of its sockets.
 fn client_of(config: Config) -> Result<Client, kube::Error> {
     if config.proxy_url.is_some() {
-        // Refused in kube's words: what this program is built with knows no proxies.
+        // kube returns its own error, because this program is built without proxy support.
         return Client::try_from(config);
     }
     let mut sockets = HttpConnector::new();
@@ -145,13 +145,13 @@ async fn read(file: &Path) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(broken)
 }
 
-/// The lines after it only draw the place.
+/// The first line of the message; the following lines only mark the position in the file.
 fn first_line(cause: &KubeconfigError) -> String {
     cause.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The API server says in a header when to come back, with a body that is no Status; kube keeps only the body. So the
-/// answer is put into words that kube keeps.
+/// The API server requests a delay in the `Retry-After` header of an answer whose body is no Status, but kube keeps only
+/// the body. Therefore this replaces the body by a Status with the delay.
 fn with_retry_after(client: Client, namespace: String) -> Client {
     let service = tower::service_fn(move |request| {
         let client = client.clone();
@@ -193,7 +193,7 @@ pub(crate) fn post_params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 
-/// As [`post_params`], for patches.
+/// The same as [`post_params`], for patches.
 pub(crate) fn patch_params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
 }
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_missing_kubeconfig_is_named_with_what_to_do() {
+    async fn the_error_for_a_missing_kubeconfig_says_what_to_do() {
         let error = connect(Some(Path::new("/nonexistent/kubeconfig"))).await.err().unwrap().to_string();
         assert!(error.contains("/nonexistent/kubeconfig"), "{error}");
         assert!(error.contains("kubernetes.kubeconfig"), "{error}");
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_that_a_plain_text_answer_asks_for_is_kept() {
+    fn the_delay_requested_by_a_plain_text_answer_is_kept() {
         let mut headers = http::HeaderMap::new();
         headers.insert("content-type", http::HeaderValue::from_static("text/plain; charset=utf-8"));
         headers.insert("retry-after", http::HeaderValue::from_static("7"));
@@ -235,6 +235,6 @@ mod tests {
         assert_eq!((status.code, status.details.unwrap().retry_after_seconds), (429, 7));
         assert!(status_of_retry_after(200, &headers).is_none());
         headers.insert("content-type", http::HeaderValue::from_static("application/json"));
-        assert!(status_of_retry_after(504, &headers).is_none(), "a Status says it itself");
+        assert!(status_of_retry_after(504, &headers).is_none(), "a Status contains the delay itself");
     }
 }

@@ -432,14 +432,14 @@ mod tests {
             writer.record_at(&note("one"), Some("u"), now + Duration::from_secs(after));
         }
         writer.record_at(&note("two"), Some("u"), now);
-        let told: Vec<_> = all(&writer).into_iter().map(|w| (w.note.remark.text, w.count)).collect();
-        assert_eq!(told, [("one".to_owned(), 1), ("two".to_owned(), 1)]);
+        let queued: Vec<_> = all(&writer).into_iter().map(|w| (w.note.remark.text, w.count)).collect();
+        assert_eq!(queued, [("one".to_owned(), 1), ("two".to_owned(), 1)]);
         writer.record_at(&note("one"), Some("u"), now + REPEATED_AFTER);
         assert_eq!(all(&writer)[0].count, 2);
     }
 
     #[test]
-    fn a_storm_of_notes_fills_the_queue_and_no_more() {
+    fn the_queue_is_bounded() {
         let writer = EventWriter::new("edge-1");
         for number in 0..WAITING_MAX + 100 {
             writer.record(&note(&number.to_string()), None);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_go_before_routine_and_namespaces_take_turns() {
+    fn warnings_precede_normal_events_and_namespaces_take_turns() {
         let writer = EventWriter::new("edge-1");
         for number in 0..2_000 {
             writer.record(&about("big", &number.to_string(), Cause::Programmed, "gateways forward for it"), None);
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn routine_is_merged_while_much_waits_and_lost_before_any_warning() {
+    fn normal_events_are_merged_under_load_and_dropped_before_any_warning() {
         let ordinary = |name: &str, cause| about("shop", name, cause, "as it should be");
         let writer = EventWriter::new("edge-1");
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
@@ -477,8 +477,8 @@ mod tests {
         for cause in [Cause::AddressAssigned, Cause::Programmed] {
             writer.record(&ordinary("web", cause), None);
         }
-        let told: Vec<_> = all(&writer).into_iter().filter(|w| w.note.subject.to_string() == "Service shop/web").collect();
-        assert_eq!(told.iter().map(|w| w.note.remark.cause).collect::<Vec<_>>(), [Cause::Programmed]);
+        let queued: Vec<_> = all(&writer).into_iter().filter(|w| w.note.subject.to_string() == "Service shop/web").collect();
+        assert_eq!(queued.iter().map(|w| w.note.remark.cause).collect::<Vec<_>>(), [Cause::Programmed]);
         for number in 0..WAITING_MAX {
             writer.record(&ordinary(&number.to_string(), Cause::Released), None);
         }
@@ -489,11 +489,11 @@ mod tests {
         let left = all(&writer);
         assert!(left.len() == WAITING_MAX && left.iter().all(|waiting| !waiting.is_ordinary()));
         writer.record(&ordinary("late", Cause::Released), None);
-        assert_eq!(all(&writer).len(), 1, "what was lost may be told again");
+        assert_eq!(all(&writer).len(), 1, "a dropped note may be recorded again");
     }
 
     #[test]
-    fn nothing_is_told_of_namespaces_and_objects_that_are_going() {
+    fn no_event_is_written_about_namespaces_and_objects_that_are_being_deleted() {
         let writer = EventWriter::new("edge-1");
         for (namespace, name) in [("going", "a"), ("shop", "web"), ("shop", "gone")] {
             writer.record(&about(namespace, name, Cause::NoHealthyBackend, "none"), None);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_all_that_the_server_asks_for_and_no_more_than_it_takes() {
+    fn an_event_has_the_required_fields_within_the_limits_of_the_server() {
         let event = event(&waiting(note(&"ä".repeat(900))), "edge-1");
         assert_eq!(event.metadata.name.as_deref(), Some("web.0000000000000007"));
         assert_eq!(event.note.as_ref().unwrap().len(), NOTE_BYTES_MAX);

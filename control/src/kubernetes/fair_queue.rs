@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_take_turns_and_within_one_the_first_that_came_goes_first() {
+    fn namespaces_take_turns_and_each_is_first_in_first_out() {
         let mut queue = FairQueue::default();
         for (namespace, key) in [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("b", 5), ("c", 6)] {
             queue.put(namespace, key, key);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_again_keeps_its_place_and_what_is_put_back_comes_first() {
+    fn a_value_enqueued_again_keeps_its_position_and_a_returned_value_comes_first() {
         let mut queue = FairQueue::default();
         for key in [1, 2, 3] {
             queue.put("a", key, key);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_go_keeps_nobody_else() {
+    fn a_value_that_is_not_ready_blocks_no_other() {
         let mut queue = FairQueue::default();
         for (namespace, key) in [("a", 1), ("a", 2), ("b", 3)] {
             queue.put(namespace, key, key);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_that_asks_most_loses_its_newest() {
+    fn the_longest_namespace_loses_its_newest_value() {
         let mut queue = FairQueue::default();
         for (namespace, key) in [("a", 1), ("b", 2), ("b", 3), ("b", 4)] {
             queue.put(namespace, key, key);

@@ -133,8 +133,9 @@ impl LeaseCandidate {
         self.seen = Some(Seen { version, since, is_renewal });
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.unwrap_or_default();
-        let said = Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
-        let is_over = now.duration_since(since) >= said.clamp(LEASE, LEASE_LONGEST);
+        let lease_duration =
+            Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
+        let is_over = now.duration_since(since) >= lease_duration.clamp(LEASE, LEASE_LONGEST);
         let has_ended = || {
             let has_ended = self.lock.as_ref().is_some_and(|lock| lock.has_ended(&holder));
             if has_ended {
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_renewed_is_not_taken_and_one_that_is_not_is_after_15_s_of_our_own_clock() {
+    fn a_lease_is_acquired_only_after_15_s_without_renewal_by_our_own_clock() {
         let (one, mut two) = candidates();
         let start = Instant::now();
         let mut held = kept(one.create(), "1");
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_is_named_with_its_address_only_while_its_renewals_are_seen() {
+    fn a_leader_has_an_address_only_while_its_renewals_are_seen() {
         let (one, mut two) = candidates();
         let start = Instant::now();
         let mut look = |version: &str, second: u32| {
@@ -274,12 +275,12 @@ mod tests {
         assert!(!look("1", 2));
         assert!(look("2", 4), "it lives");
         assert!(look("2", 13));
-        assert!(!look("2", 14), "it does not lead any more");
+        assert!(!look("2", 14), "it no longer leads");
         assert!(look("3", 16));
     }
 
     #[test]
-    fn a_lease_whose_holder_has_ended_on_this_machine_is_taken_at_once() {
+    fn a_lease_whose_holder_has_ended_on_this_machine_is_acquired_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = candidates();
         let (one, mut two) = (one.locked_in(dir.path()), two.locked_in(dir.path()));
@@ -293,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_just_come_waits_however_old_the_lease_is() {
+    fn a_new_candidate_waits_regardless_of_the_age_of_the_lease() {
         let (one, mut two) = candidates();
         let held = kept(one.create(), "7");
         assert!(two.take(&held, Instant::now()).is_none());
     }
 
     #[test]
-    fn a_released_lease_is_taken_at_once_and_leads_to_nobody_until_then() {
+    fn a_released_lease_has_no_holder_and_is_acquired_at_once() {
         let (one, mut two) = candidates();
         let held = kept(one.create(), "1");
         assert_eq!(holder(&held).unwrap().address.as_deref(), Some("https://192.0.2.1:9443"));
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_taken_in_our_name_by_a_request_whose_answer_was_lost_is_taken_anew_in_a_new_epoch() {
+    fn a_lease_that_already_has_our_identity_after_a_lost_answer_is_acquired_in_a_new_epoch() {
         let (mut one, two) = candidates();
         let held = kept(one.create(), "1");
         assert_eq!(epoch(&one.take(&held, Instant::now()).unwrap()), "uid-1");

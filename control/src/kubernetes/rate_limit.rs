@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn twenty_writes_go_at_once_and_the_next_ones_as_the_second_passes() {
+    fn twenty_writes_are_sent_at_once_and_the_next_ones_after_a_second() {
         let (mut rate_limit, now) = (RateLimit::default(), Instant::now());
         for number in 0..20 {
             assert_eq!(rate_limit.next_at(now), now);
@@ -127,11 +127,11 @@ mod tests {
         assert!(taken > Duration::from_secs(11_000 / 100 - 1), "never more than 100 a second: {taken:?}");
         let rest = start + taken + PERIOD;
         rate_limit.answered(Duration::from_millis(15), 0, rest);
-        assert_eq!(rate_limit.rate, RATE_MIN, "nobody waits any more");
+        assert_eq!(rate_limit.rate, RATE_MIN, "no write waits");
     }
 
     #[test]
-    fn a_server_that_gets_slower_or_asks_to_be_left_alone_gets_twenty_a_second() {
+    fn a_server_that_slows_down_or_throttles_gets_twenty_writes_a_second() {
         let (mut rate_limit, start) = (RateLimit::default(), Instant::now());
         // Above 60 writes a second answers take ten times as long.
         let latency = |rate| Duration::from_millis(if rate > 60 { 150 } else { 15 });

@@ -156,13 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_told_with_their_protocol_and_what_is_not_served_with_an_error() {
+    fn ports_have_their_protocol_and_unserved_ports_an_error() {
         let port = |port, protocol, error: Option<&'static str>| PortStatus { port, protocol, error: error.map(Into::into) };
         let ports = vec![port(80, Protocol::Tcp, None), port(53, Protocol::Udp, Some("sluice.dev/NoMatchingPort"))];
-        let told = entry(&Ingress { ports, ..Ingress::new("192.0.2.1".parse().unwrap(), IpMode::Vip) });
+        let written = entry(&Ingress { ports, ..Ingress::new("192.0.2.1".parse().unwrap(), IpMode::Vip) });
         let expected = json!([{"port": 80, "protocol": "TCP"},
             {"port": 53, "protocol": "UDP", "error": "sluice.dev/NoMatchingPort"}]);
-        assert_eq!(told["ports"], expected);
+        assert_eq!(written["ports"], expected);
     }
 
     #[test]

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_told_as_a_whole_without_what_cannot_be_decoded() {
+    fn a_list_is_sent_as_one_change_without_undecodable_objects() {
         let mut known = KnownObjects::new();
         assert!(known.take(Event::Init).is_empty());
         known.take(Event::InitApply(service("good", json!([]))));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_told_once_and_again_after_it_was_good() {
+    fn an_undecodable_object_is_reported_once_and_again_after_a_valid_version() {
         let mut known = KnownObjects::new();
         known.take(Event::Init);
         known.take(Event::InitDone);
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(apply(json!("no list")), ["Undecodable of Service a/web"]);
         known.take(Event::Init);
         known.take(Event::InitApply(service("web", json!("no list"))));
-        assert_eq!(names(&known.take(Event::InitDone)), [""; 0], "neither withdrawn nor told again");
+        assert_eq!(names(&known.take(Event::InitDone)), [""; 0], "neither withdrawn nor reported again");
     }
 
     #[test]
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_breaks_off_leaves_nothing_behind() {
+    fn an_interrupted_list_has_no_effect() {
         let mut known = KnownObjects::new();
         known.take(Event::Init);
         known.take(Event::InitApply(service("first", json!([]))));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_a_gateway_are_those_that_its_object_holds() {
+    fn addresses_of_a_gateway_come_from_its_object() {
         let addresses = Some(vec!["192.0.2.2".to_owned(), "no address".to_owned()]);
         let status = EdgeGatewayStatus { addresses, ..EdgeGatewayStatus::default() };
         assert_eq!(gateway_addresses(Some(&status)), ["192.0.2.2".parse::<IpAddr>().unwrap()]);

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_stops_parsing_keeps_its_last_good_content_and_says_so_once() {
+    fn a_file_that_stops_parsing_keeps_its_last_valid_content_with_one_message() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
         let mut directory = Directory::new(dir.path().to_owned());
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_goes_takes_its_objects_and_a_directory_that_goes_takes_nothing() {
+    fn a_deleted_file_removes_its_objects_and_a_deleted_directory_removes_none() {
         let dir = tempfile::tempdir().unwrap();
         let inner = dir.path().join("manifests");
         fs::create_dir(&inner).unwrap();

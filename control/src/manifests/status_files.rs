@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_found_again_after_a_restart() {
+    fn a_status_is_restored_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let (mut files, before) = StatusFiles::open(&dir.path().join("status")).unwrap();
         assert!(before.is_empty());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_changes_what_it_names_and_leaves_the_rest() {
+    fn a_write_changes_only_its_fields() {
         let dir = tempfile::tempdir().unwrap();
         let (mut files, _) = StatusFiles::open(dir.path()).unwrap();
         files.write(&write("web", 100)).unwrap();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_a_service_that_is_gone_is_removed_and_its_empty_directory_too() {
+    fn the_file_of_a_deleted_service_and_its_empty_directory_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (mut files, _) = StatusFiles::open(dir.path()).unwrap();
         files.write(&write("a", 100)).unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_status_file_is_passed_over_and_replaced() {
+    fn an_invalid_status_file_is_ignored_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("shop")).unwrap();
         fs::write(dir.path().join("shop/web.yaml"), "status: [").unwrap();

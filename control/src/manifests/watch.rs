@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::directory::{Directory, Objects};
 use crate::world::change::Change;
 
-/// Editors write a file in several steps. Files are read once there was no event for this long,
+/// Debounce time: editors write a file in several steps, so files are read once there was no event for this long,
 const QUIET: Duration = Duration::from_millis(20);
 /// or at the latest after this time.
 const QUIET_MAX: Duration = Duration::from_millis(200);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changes_of_files_are_told_and_a_directory_that_was_replaced_is_followed() {
+    async fn changes_of_files_are_sent_and_a_replaced_directory_is_watched() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifests");
         fs::create_dir(&path).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_is_not_there_at_start_is_an_error_that_names_it() {
+    async fn a_directory_that_is_missing_at_start_is_an_error_with_its_path() {
         let (sender, _changes) = mpsc::channel(1);
         let error = follow(PathBuf::from("/nonexistent/manifests"), BTreeMap::new(), Arc::default(), sender)
             .await

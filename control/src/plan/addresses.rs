@@ -57,7 +57,7 @@ impl Allocations {
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
         self.waits_until = None;
-        self.release_what_nobody_claims(claims, rules.now);
+        self.release_unclaimed(claims, rules.now);
         let mut order: Vec<&Claim> = claims.iter().collect();
         order.sort_by_key(|claim| (claim.created_s, &claim.service));
         let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
@@ -107,7 +107,7 @@ impl Allocations {
         self.holders.outside(pools)
     }
 
-    fn release_what_nobody_claims(&mut self, claims: &[Claim], now: Instant) {
+    fn release_unclaimed(&mut self, claims: &[Claim], now: Instant) {
         let claimed: BTreeMap<&ServiceName, &Claim> = claims.iter().map(|claim| (&claim.service, claim)).collect();
         let mut freed = Vec::new();
         for (service, addresses) in self.holders.services() {
@@ -409,7 +409,7 @@ fn admitting<'a>(claim: &Claim, pools: &'a Pools) -> Result<Vec<IndexedPool<'a>>
 
 /// Why a Service would not get the address that it holds today. A changed pool selector never moves a Service.
 fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String> {
-    let Some(pool) = rules.pools.holding(address) else { return Some("lies in no pool any more".to_owned()) };
+    let Some(pool) = rules.pools.holding(address) else { return Some("is no longer in any pool".to_owned()) };
     if let Some(named) = claim.pool.as_ref().filter(|named| **named != pool.name) {
         return Some(format!("lies in pool {}, and pool {named} is asked for", pool.name));
     }

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_counts_only_where_it_is_allowed_and_nothing_else_uses_it() {
+    fn an_external_ip_counts_only_if_it_is_allowed_and_not_used_otherwise() {
         let rows = [
             ("192.0.2.9", None),
             ("203.0.113.1", Some("outside `externalIPs.allowed`")),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_services_that_claim_one_frontend_the_first_has_it_and_another_port_is_free() {
+    fn of_two_services_that_claim_one_frontend_the_first_gets_it_and_other_ports_stay_free() {
         let settings = rules();
         let all = [
             candidate("first", &["192.0.2.9", "192.0.2.10"], 80, "TCP"),
@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn none_is_served_and_the_owner_told_while_none_is_allowed() {
+    fn while_none_is_allowed_none_is_served_and_the_owner_gets_a_remark() {
         let settings = settings();
         let got = given(&settings, &[], &[candidate("web", &["192.0.2.9"], 80, "TCP")]).remove(0);
         assert!(got.addresses.is_empty() && got.remarks[0].text.contains("CVE-2020-8554"), "{got:?}");
     }
 
     #[test]
-    fn a_service_gets_no_more_than_fit() {
+    fn a_service_gets_at_most_the_maximum_number_of_external_ips() {
         let (settings, ips) = (rules(), (1..=20).map(|last| format!("192.0.2.{}", last + 10)).collect::<Vec<_>>());
         let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
         let got = given(&settings, &[], &[candidate("web", &ips, 80, "TCP")]).remove(0);
@@ -230,11 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn external_ips_of_a_cluster_ip_service_are_told_of_once_while_none_is_allowed() {
+    fn while_none_is_allowed_external_ips_of_a_cluster_ip_service_are_logged_once() {
         let (mut world, mut disallowed, mut settings) = (World::default(), DisallowedExternalIps::default(), settings());
         world.apply(service("inner", "ClusterIP", &["192.0.2.9"]));
         world.apply(service("outer", "LoadBalancer", &["192.0.2.9"]));
-        assert_eq!(disallowed.log_new(&world, &settings), [ServiceName::new("shop", "inner")], "the other is told as ours");
+        assert_eq!(
+            disallowed.log_new(&world, &settings),
+            [ServiceName::new("shop", "inner")],
+            "the other one is ours and gets a note"
+        );
         world.apply(service("inner", "ClusterIP", &["192.0.2.10"]));
         assert_eq!(disallowed.log_new(&world, &settings), []);
         settings.ownership.external_ips_allowed = vec!["192.0.2.0/24".parse().unwrap()];

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_balancer_is_ours_by_class_or_when_classless_ones_are_claimed() {
+    fn a_load_balancer_is_ours_by_class_or_if_services_without_class_are_claimed() {
         let claim = |namespaces: Selector, services: Selector| Some(ClaimClassless { enabled: true, namespaces, services });
         let all = || claim(Selector::default(), Selector::default());
         let ours = || json!("sluice.dev/gateway");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn external_ips_are_ours_of_every_type_once_any_are_allowed_but_for_other_classes() {
+    fn allowed_external_ips_are_ours_for_every_type_except_for_other_classes() {
         let allow = |settings: &mut ControllerSettings| {
             settings.ownership.external_ips_allowed = vec!["203.0.113.0/24".parse().unwrap()];
         };

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_together_is_refused_by_name() {
+    fn impossible_combinations_are_refused_with_the_field() {
         let (plain, allocated) = (json!({"port": 80}), json!({"port": 80, "nodePort": 30080}));
         type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a Value, Option<&'a str>);
         let rows: [Row<'_>; 9] = [

@@ -361,7 +361,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_zone_all_of_whose_endpoints_may_not_be_reached_uses_those_of_the_others() {
+    fn a_zone_with_only_forbidden_endpoints_uses_those_of_other_zones() {
         let fenced = EndpointSpec { address: [127, 0, 0, 1].into(), ..hinted("1rs a") };
         let slice = slice(&[("http", Protocol::Tcp, 8080)], &[fenced, hinted("2rs b")]);
         let settings = settings();
@@ -400,7 +400,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_fence_names_what_it_refuses() {
+    fn the_fence_names_the_excluded_addresses() {
         let mut settings = settings();
         settings.cluster_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
         settings.reserved = vec!["10.0.0.3".parse().unwrap()];

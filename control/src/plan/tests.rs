@@ -68,7 +68,7 @@ fn texts(list: &[&str]) -> Vec<String> {
     list.iter().map(|text| (*text).to_owned()).collect()
 }
 
-/// What the status of a Service with one port, TCP 80, says.
+/// The ingress status of a Service with one port, TCP 80.
 fn ingress(ip: &str) -> Ingress {
     let port = PortStatus { port: 80, protocol: proto::Protocol::Tcp, error: None };
     Ingress { ports: vec![port], ..Ingress::new(ip.parse().unwrap(), IpMode::Proxy) }
@@ -140,7 +140,7 @@ fn a_node_port_service_has_its_port_and_no_address_and_no_status() {
 }
 
 #[test]
-fn external_ips_are_listened_on_and_no_backend_may_be_one() {
+fn external_ips_are_frontends_and_never_backends() {
     let mut settings = settings();
     settings.ownership.external_ips_allowed = vec!["203.0.113.0/24".parse().unwrap()];
     settings.ownership.node_port_namespaces = kube::core::Selector::from_iter([("node-ports", "yes")]);
@@ -195,7 +195,7 @@ fn a_namespace_that_gets_the_label_has_its_services_served() {
 }
 
 #[test]
-fn the_endpoints_of_a_deleted_slice_count_until_it_is_written_anew_or_two_seconds_are_over() {
+fn endpoints_of_a_deleted_slice_count_until_it_is_created_again_or_two_seconds_have_passed() {
     let (mut world, mut memory, start) = (World::default(), Memory::default(), Instant::now());
     let after = |ms| start + Duration::from_millis(ms);
     apply(&mut world, service("web", json!({})));
@@ -209,15 +209,15 @@ fn the_endpoints_of_a_deleted_slice_count_until_it_is_written_anew_or_two_second
     assert_eq!(backends(&mut world, 0), ("1 2".to_owned(), None));
     deleted(&mut world);
     assert_eq!(backends(&mut world, 100), ("1 2".to_owned(), Some(after(2100))));
-    // Written anew, without the second pod: for that alone the old slice still counts.
-    let anew = json!({"metadata": {"name": "web-new", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+    // Created again without the second pod: the old slice counts only for that pod.
+    let recreated = json!({"metadata": {"name": "web-new", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": false}},
         {"addresses": ["10.0.0.3"]}]});
-    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(anew).unwrap())));
-    assert_eq!(backends(&mut world, 1100), ("2 3".to_owned(), Some(after(2100))), "what a living slice says counts more");
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(recreated).unwrap())));
+    assert_eq!(backends(&mut world, 1100), ("2 3".to_owned(), Some(after(2100))), "an existing slice takes precedence");
     assert_eq!(backends(&mut world, 2100), ("3".to_owned(), None));
     assert_eq!(backends(&mut world, 9000), ("3".to_owned(), None));
-    // The slice of that name again, and deleted again: the two seconds begin anew.
+    // The slice is created and deleted again: the two seconds restart.
     endpoints(&mut world, "web", &texts(&["10.0.0.4"]));
     assert_eq!(backends(&mut world, 9100).0, "3 4");
     deleted(&mut world);
@@ -226,7 +226,7 @@ fn the_endpoints_of_a_deleted_slice_count_until_it_is_written_anew_or_two_second
 }
 
 #[test]
-fn an_endpoint_that_leaves_its_slice_and_a_service_that_goes_are_gone_at_once() {
+fn endpoints_removed_from_their_slice_and_deleted_services_disappear_at_once() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     apply(&mut world, service("web", json!({})));
     endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
@@ -257,7 +257,7 @@ fn both_families_have_their_own_backends() {
 }
 
 #[test]
-fn a_service_all_of_whose_backends_are_fenced_off_is_refused_and_one_with_some_left_is_not() {
+fn a_service_is_refused_only_if_all_its_backends_are_forbidden() {
     let mut world = World::default();
     apply(&mut world, service("web", json!({})));
     endpoints(&mut world, "web", &texts(&["192.0.2.150"]));
@@ -285,7 +285,7 @@ fn a_table_grows_and_never_shrinks_while_the_service_lives() {
 }
 
 #[test]
-fn what_a_service_asks_for_reaches_it() {
+fn requested_settings_of_a_service_are_in_its_plan() {
     let mut world = World::default();
     let mut object = service(
         "web",
@@ -339,7 +339,7 @@ fn addresses(service: &Service) -> Vec<String> {
 }
 
 #[test]
-fn nodes_take_what_is_for_the_vip_at_the_services_port_and_what_is_rewritten_at_the_node_port() {
+fn nodes_get_packets_for_the_vip_at_the_service_port_and_rewritten_ones_at_the_node_port() {
     let mut world = World::default();
     node(&mut world, "a", json!({}), &["10.0.1.1", "fd00::1"]);
     let ports = json!([{"port": 80, "nodePort": 30080}]);
@@ -356,7 +356,7 @@ fn nodes_take_what_is_for_the_vip_at_the_services_port_and_what_is_rewritten_at_
 }
 
 #[test]
-fn a_service_follows_the_nodes_and_one_to_endpoints_is_not_touched_by_them() {
+fn node_changes_affect_services_with_target_node_and_no_others() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     apply(&mut world, annotated("nodes", "dsr", "node", json!({})));
     apply(&mut world, service("web", json!({})));
@@ -375,7 +375,7 @@ fn a_service_follows_the_nodes_and_one_to_endpoints_is_not_touched_by_them() {
 }
 
 #[test]
-fn under_local_kube_proxys_word_on_a_node_counts_where_nodes_are_targets() {
+fn under_local_the_health_check_node_port_counts_where_nodes_are_targets() {
     let mut world = World::default();
     node(&mut world, "a", json!({}), &["10.0.1.1"]);
     let spec =
@@ -390,7 +390,7 @@ fn under_local_kube_proxys_word_on_a_node_counts_where_nodes_are_targets() {
 }
 
 #[test]
-fn a_tunnel_leads_to_endpoints_of_the_other_family_where_there_are_none_of_its_own() {
+fn a_tunnel_uses_endpoints_of_the_other_family_if_there_are_none_of_its_family() {
     let mut world = World::default();
     for mode in ["gue", "dnat"] {
         apply(&mut world, annotated(mode, mode, "endpoint", json!({"ports": [{"port": 8080}]})));
@@ -403,7 +403,7 @@ fn a_tunnel_leads_to_endpoints_of_the_other_family_where_there_are_none_of_its_o
 }
 
 #[test]
-fn of_two_families_one_may_do_without_nodes_and_that_is_noted() {
+fn one_of_two_families_may_have_no_nodes_and_that_is_noted() {
     let mut settings = settings();
     settings.pools[0].ranges.push("2001:db8::1:0/112".parse().unwrap());
     let mut world = World::default();
@@ -426,7 +426,7 @@ fn stored(mode: &str, version: &str, ip_mode: &str) -> Value {
 }
 
 #[test]
-fn towards_the_vip_the_status_comes_first_and_away_from_it_the_gateways() {
+fn a_change_to_vip_mode_writes_the_status_first_and_a_change_from_it_the_gateways() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     let mut seen = |object: Value, now: Instant| {
         apply(&mut world, object);
@@ -527,12 +527,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The objects as a source has them, and the changes that it tells.
+/// The objects of a source, which sends their changes.
 #[derive(Default)]
 struct Objects(std::collections::BTreeMap<u8, Value>);
 
 impl Objects {
-    /// `planned`: what the plan before wanted, of which a status tells the address.
+    /// `planned`: the desired statuses of the previous plan, from which a status gets its address.
     fn take(&mut self, world: &mut World, step: &Step, planned: &WantedStatuses) {
         match *step {
             Step::Service { name, mode, node, request, port } => {
@@ -575,24 +575,24 @@ impl Objects {
 
 proptest! {
     #[test]
-    fn a_plan_after_changes_is_what_planning_everything_anew_gives(
-        swarms in prop::collection::vec(prop::collection::vec(step(), 1..3), 1..24)
+    fn an_incremental_plan_equals_a_plan_from_scratch(
+        bursts in prop::collection::vec(prop::collection::vec(step(), 1..3), 1..24)
     ) {
         let mut settings = settings();
         settings.pools[0].ranges = vec!["192.0.2.100-192.0.2.102".parse().unwrap()];
         let (mut world, mut memory, mut now) = (World::default(), Memory::default(), Instant::now());
         let (mut objects, mut planned) = (Objects::default(), WantedStatuses::new());
-        for swarm in &swarms {
-            for step in swarm {
+        for burst in &bursts {
+            for step in burst {
                 objects.take(&mut world, step, &planned);
                 if let Step::Later(seconds) = step {
                     now += Duration::from_secs(*seconds);
                 }
             }
-            let mut anew = memory.clone();
-            anew.nodes_for = None;
-            anew.planned.values_mut().for_each(|one| one.revision = u64::MAX);
-            let expected = plan(&world, &settings, &mut anew, now);
+            let mut from_scratch = memory.clone();
+            from_scratch.nodes_for = None;
+            from_scratch.planned.values_mut().for_each(|one| one.revision = u64::MAX);
+            let expected = plan(&world, &settings, &mut from_scratch, now);
             let found = plan(&world, &settings, &mut memory, now);
             prop_assert_eq!(&found.services, &expected.services);
             prop_assert_eq!(&found.statuses, &expected.statuses);
@@ -607,7 +607,7 @@ proptest! {
 }
 
 #[test]
-fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_nodes() {
+fn an_added_changed_or_deleted_node_replans_only_services_with_nodes_as_backends() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     for n in 0..20 {
         let name = format!("pods-{n}");
@@ -628,7 +628,7 @@ fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_no
     assert_eq!(replanned(&world), (1, 2, vip));
     world.apply(Change::NodeDeleted("b".to_owned()));
     assert_eq!(replanned(&world), (1, 1, vip));
-    // Where a node has an address of a pool, who gets which address is decided again.
+    // A node has an address of a pool, so all addresses are assigned again.
     node(&mut world, "c", json!({}), &["192.0.2.199"]);
     replanned(&world);
     let mut asking = service("late", json!({}));
@@ -642,7 +642,7 @@ fn a_node_that_comes_changes_or_goes_replans_only_services_whose_backends_are_no
 }
 
 #[test]
-fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backends_set_by_hand() {
+fn services_with_all_nodes_as_backends_share_one_list_except_those_with_backend_overrides() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     for name in ["a", "b", "c"] {
         apply(&mut world, annotated(name, "gue", "node", json!({})));
@@ -665,7 +665,7 @@ fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backen
     assert_eq!(text(&port(&first, "a")), ["10.0.1.1 x1 Draining", "10.0.1.2 x1 Active", "10.0.1.3 x1 Active"]);
     let own = port(&first, "c");
     assert!(own.nodes.is_none() && text(&own) == ["10.0.1.1 x1 Draining", "10.0.1.2 x7 Active", "10.0.1.3 x1 Active"], "{own:?}");
-    // A node that comes changes nothing of the Services but the list.
+    // A new node changes only the list of nodes, not the Services.
     node(&mut world, "n4", json!({}), &["10.0.1.4"]);
     let second = plan(&world, &settings(), &mut memory, now);
     assert_eq!([port(&second, "a"), port(&second, "c")].map(|port| port.backend_count()), [4, 4]);
@@ -676,7 +676,7 @@ fn services_that_are_sent_to_every_node_share_one_list_but_for_those_with_backen
 }
 
 #[test]
-fn deleted_slices_of_a_stranger_are_forgotten_and_do_not_come_back_when_it_becomes_ours() {
+fn deleted_slices_of_a_foreign_service_are_forgotten_and_do_not_return_when_it_becomes_ours() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     apply(&mut world, service("web", json!({"loadBalancerClass": "example.com/lb"})));
     endpoints(&mut world, "web", &texts(&["10.0.0.1"]));

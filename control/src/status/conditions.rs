@@ -80,7 +80,7 @@ pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
         Reason::NoGateway => "No gateway is connected to the controller.",
-        Reason::ForeignStatusWriter => "Somebody else keeps writing its status; the Event names the writer.",
+        Reason::ForeignStatusWriter => "Another program keeps writing its status; the Event names it.",
         Reason::OutsidePools => "It asks for an address that lies in no pool.",
         Reason::Unsupported => "It asks for what this version does not support; the Event names it.",
         Reason::Refused => "It asks for what cannot be served; the Event says why.",

@@ -189,7 +189,7 @@ mod tests {
     use crate::gateways::registry::{Connection, Report};
 
     #[test]
-    fn a_gateway_is_ready_once_it_forwards_by_a_state_and_says_so() {
+    fn a_gateway_is_ready_once_it_has_applied_a_state_and_reports_it() {
         let gateways = watch::Sender::new(Gateways::default());
         let one = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
         one.acknowledge(3);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_written_again_when_it_says_something_else_or_is_old() {
+    fn an_object_is_written_again_if_it_differs_or_is_old() {
         let status = |address: &str| EdgeGatewayStatus {
             ready: Some(READY.to_owned()),
             addresses: Some(vec![address.to_owned()]),

@@ -398,7 +398,7 @@ impl Item {
         if comes(ConditionType::Programmed) {
             remarks.push(Remark::new(Cause::Programmed, "gateways forward for it"));
         }
-        if says_unmatched(goal) && !says_unmatched(base) {
+        if reports_unmatched_port(goal) && !reports_unmatched_port(base) {
             remarks.push(Remark::new(Cause::NoMatchingPort, self.wanted.missing.sentence.clone()));
         }
         let is_of_ports = of(goal, ConditionType::BackendsHealthy).is_some_and(|now| now.1 == Cause::NoMatchingPort.as_str());
@@ -430,12 +430,12 @@ fn is_same_port(one: &PortStatus, other: &PortStatus) -> bool {
     (one.port, one.protocol) == (other.port, other.protocol)
 }
 
-/// Whether a condition of the object says that no slice has one of its ports.
-fn says_unmatched(held: &OwnedParts) -> bool {
+/// Whether a condition or a port of the object reports that no slice has one of its ports.
+fn reports_unmatched_port(held: &OwnedParts) -> bool {
     let ports = held.ingress.iter().flat_map(|ingress| &ingress.ports);
     let condition = held.conditions.get(&ConditionType::BackendsHealthy);
-    let is_said = condition.is_some_and(|condition| condition.reason == Cause::NoMatchingPort.as_str());
-    is_said || ports.into_iter().any(|port| port.error.as_deref() == Some(PORT_NOT_MATCHED))
+    let is_in_condition = condition.is_some_and(|condition| condition.reason == Cause::NoMatchingPort.as_str());
+    is_in_condition || ports.into_iter().any(|port| port.error.as_deref() == Some(PORT_NOT_MATCHED))
 }
 
 /// Sets a condition. Its transition time changes only with its status.
@@ -445,11 +445,11 @@ fn set(held: &mut OwnedParts, kind: ConditionType, mut condition: Condition) {
 }
 
 fn changed(known: &OwnedParts, goal: &OwnedParts) -> BTreeMap<ConditionType, Option<Condition>> {
-    let says_so = |kind| match (known.conditions.get(&kind), goal.conditions.get(&kind)) {
+    let is_unchanged = |kind| match (known.conditions.get(&kind), goal.conditions.get(&kind)) {
         (Some(old), Some(new)) => old.says_the_same(new),
         (old, new) => old.is_none() && new.is_none(),
     };
-    let kinds = ConditionType::ALL.into_iter().filter(|kind| !says_so(*kind));
+    let kinds = ConditionType::ALL.into_iter().filter(|kind| !is_unchanged(*kind));
     kinds.map(|kind| (kind, goal.conditions.get(&kind).cloned())).collect()
 }
 

@@ -125,7 +125,7 @@ mod tests {
     use crate::plan::addresses::Figures;
     use crate::plan::pools::PoolState;
 
-    fn told(available: u128, conflict: Option<&str>) -> PoolsReport {
+    fn report_of(available: u128, conflict: Option<&str>) -> PoolsReport {
         let one = PoolUse {
             state: PoolState {
                 name: "edge".to_owned(),
@@ -143,16 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_due_when_it_says_something_else_and_keeps_the_time_of_what_stays() {
+    fn a_status_is_due_if_it_differs_and_unchanged_conditions_keep_their_time() {
         let (mut known, early, late) =
             (KnownStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
-        let first = due(&told(5, None), &mut known, early);
+        let first = due(&report_of(5, None), &mut known, early);
         assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
         let (name, written) = first[0].clone();
         assert_eq!(written.total.as_deref(), Some("18446744073709551616"));
         let of = |status: &AddressPoolStatus| -> Vec<_> {
-            let told = |one: &Condition| (one.type_.clone(), one.status.clone(), one.last_transition_time.0.as_second());
-            status.conditions.iter().map(told).collect()
+            let summary = |one: &Condition| (one.type_.clone(), one.status.clone(), one.last_transition_time.0.as_second());
+            status.conditions.iter().map(summary).collect()
         };
         let expect = |conflict: (&str, i64), exhausted: (&str, i64)| {
             vec![
@@ -162,10 +162,10 @@ mod tests {
         };
         assert_eq!(of(&written), expect(("False", 1), ("False", 1)));
         known.insert(name, (Some("u".to_owned()), written));
-        assert_eq!(due(&told(5, None), &mut known, late), []);
-        let later = due(&told(0, None), &mut known, late);
+        assert_eq!(due(&report_of(5, None), &mut known, late), []);
+        let later = due(&report_of(0, None), &mut known, late);
         assert_eq!(of(&later[0].1), expect(("False", 1), ("True", 2)));
-        let clashing = due(&told(0, Some("it overlaps")), &mut known, late);
+        let clashing = due(&report_of(0, Some("it overlaps")), &mut known, late);
         assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "what is not used gives nothing");
         assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
     }

@@ -133,7 +133,8 @@ impl Queue {
         }
         due.extend(self.departures.values_mut().filter_map(|departure| {
             let write = departure.due(&view)?;
-            let remark = Remark::new(Cause::Released, "gateways do not forward for it any more; nothing of sluice is left on it");
+            let remark =
+                Remark::new(Cause::Released, "gateways no longer forward for it; sluice removed all its entries from it");
             let note = Note { subject: Subject::Service(write.service.clone()), remark };
             let notes_of_write = departure.stays().then_some(note).into_iter().collect();
             Some(Due { uid: write.uid.clone(), write: Some(write), notes: Vec::new(), notes_of_write })
@@ -172,7 +173,7 @@ mod tests {
     use crate::gateways::registry::{Connection, Report};
 
     #[test]
-    fn a_report_makes_only_those_services_due_for_another_look_that_it_changes() {
+    fn a_report_marks_only_the_services_that_it_changes() {
         let gateways = watch::Sender::new(Gateways::default());
         let one = Connection::open(&gateways, "edge-1", "", Vec::new());
         let other = Connection::open(&gateways, "edge-2", "", Vec::new());
@@ -193,8 +194,8 @@ mod tests {
         one.report(Report { ready: true, health: Vec::new(), removed: vec![named(8)] });
         assert_eq!(looked_at(), (1, Some(named(8))));
         other.report(Report { ready: false, ..Report::default() });
-        assert_eq!(looked_at(), (0, None), "what a gateway says of itself changes no Service");
+        assert_eq!(looked_at(), (0, None), "readiness of a gateway concerns no Service");
         drop(other);
-        assert_eq!(looked_at().0, 1000, "what was heard of it counts no more");
+        assert_eq!(looked_at().0, 1000, "reports of a disconnected gateway no longer count");
     }
 }

@@ -82,7 +82,7 @@ fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
 ///
 /// # Errors
 /// If one does, or the Lease cannot be read.
-pub async fn nobody_leads(cluster: &Cluster, group: &str) -> Result<(), ReleaseError> {
+pub async fn check_no_leader(cluster: &Cluster, group: &str) -> Result<(), ReleaseError> {
     let lease = LeaseCandidate::new(group, None).lease;
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
     let read_lease = async || leases.get_opt(&lease).await.map_err(api("get the Lease"));

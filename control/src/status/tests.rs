@@ -1,4 +1,4 @@
-//! When what is written to a Service, as plans, gateways and other writers come.
+//! Tests: what is written to a Service and when, as plans, gateways and other writers change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use objects::status::{Ingress, IpMode, PortStatus};
 use objects::{Condition, ConditionType, Leftover, OwnedParts};
 use proto::{Reason, Refusal, ServiceName};
 
-/// A Service, what its object holds, and who forwards for it.
+/// A Service, the content of its object, and its gateways.
 struct Lab {
     queue: Queue,
     gateways: watch::Sender<Gateways>,
@@ -93,7 +93,7 @@ impl Lab {
         self.queue.set_plan(&statuses, self.now);
     }
 
-    /// What is due; the server takes it, unless `is_accepted` says otherwise, but the object is not seen yet.
+    /// The write that is due. `is_accepted`: whether the server accepts it. The changed object is not seen yet.
     fn due_unless(&mut self, is_accepted: bool) -> Option<StatusWrite> {
         let gateways = self.gateways.borrow().clone();
         self.queue.set_gateways(&gateways, self.now);
@@ -127,7 +127,7 @@ impl Lab {
         self.plan(counter);
     }
 
-    /// Everything that is due without anything else happening is written and seen.
+    /// Writes everything that is due and sees the results, until nothing is due.
     fn settle(&mut self, counter: u64) {
         self.plan(counter);
         while let Some(write) = self.due() {
@@ -188,7 +188,7 @@ fn a_drained_gateway_is_not_waited_for() {
 }
 
 #[test]
-fn where_all_gateways_are_drained_an_address_and_a_deletion_wait_for_them_and_no_longer() {
+fn if_all_gateways_are_drained_addresses_and_deletions_wait_for_them() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
     Gateways::drain(&lab.gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
@@ -218,7 +218,7 @@ fn a_later_generation_does_not_make_a_waiting_address_wait_longer() {
 }
 
 #[test]
-fn what_waits_to_be_sent_to_a_version_is_said_again_by_the_next_write_to_it() {
+fn the_next_write_to_the_same_version_repeats_the_queued_changes() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     let gateway = lab.connect("edge-1");
     lab.plan(4);
@@ -230,7 +230,7 @@ fn what_waits_to_be_sent_to_a_version_is_said_again_by_the_next_write_to_it() {
 }
 
 #[test]
-fn a_vip_mode_waits_for_nobody() {
+fn an_address_of_a_vip_mode_waits_for_no_gateway() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     lab.wanted.is_withheld = true;
@@ -246,7 +246,7 @@ fn a_vip_mode_waits_for_nobody() {
 }
 
 #[test]
-fn without_a_gateway_nothing_is_told_and_nothing_is_taken_back() {
+fn without_gateways_no_address_is_published_or_withdrawn() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "NoGateway")));
@@ -266,7 +266,7 @@ fn without_a_gateway_nothing_is_told_and_nothing_is_taken_back() {
 }
 
 #[test]
-fn a_refused_service_says_why_and_keeps_the_address_it_tells() {
+fn a_refused_service_has_the_reason_and_keeps_its_published_address() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip), ingress(2, IpMode::Vip)]);
     (lab.wanted.held, lab.wanted.refusal) =
         (held(&[ingress(1, IpMode::Vip), ingress(9, IpMode::Vip)]), Some(Reason::Unsupported));
@@ -278,7 +278,7 @@ fn a_refused_service_says_why_and_keeps_the_address_it_tells() {
     (lab.wanted.refusal, lab.wanted.unassigned) = (Some(Reason::Exhausted), Some(Reason::Exhausted));
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((false, "Exhausted")));
-    assert!(lab.causes.is_empty(), "the plan tells refusals");
+    assert!(lab.causes.is_empty(), "the plan reports refusals");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_failed_write_is_tried_again_later() {
     assert!(lab.due().is_some());
 }
 
-/// Lets somebody else clear the addresses `times` times, and counts how often they are written again.
+/// Clears the addresses `times` times, as another writer does, and counts how often they are written again.
 fn contested(lab: &mut Lab, times: usize) -> usize {
     let clear = |lab: &mut Lab| {
         lab.wanted.held.ingress.clear();
@@ -339,7 +339,7 @@ fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alon
 }
 
 #[test]
-fn a_write_that_came_too_late_is_no_contest() {
+fn a_stale_write_does_not_count_as_overwritten() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     for _ in 0..9 {
         lab.version += 1;
@@ -349,12 +349,12 @@ fn a_write_that_came_too_late_is_no_contest() {
 }
 
 #[test]
-fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
+fn a_change_of_health_is_written_at_most_every_thirty_seconds() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
     lab.settle(4);
-    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has told");
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has reported");
     let report = |healthy| {
         let health = vec![(web(), Health { backends: 3, healthy, refusal: None })];
         gateway.report(Report { ready: true, health, removed: Vec::new() });
@@ -369,7 +369,7 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
     assert_eq!(
         lab.condition(ConditionType::BackendsHealthy),
         Some((false, "NoHealthyBackend")),
-        "what was said first is no change"
+        "the first condition is not a change"
     );
     assert_eq!(lab.causes.last(), Some(&Cause::NoHealthyBackend));
     report(3);
@@ -381,26 +381,27 @@ fn health_is_told_when_it_turns_and_at_most_every_thirty_seconds() {
 }
 
 #[test]
-fn a_turn_of_health_whose_write_came_too_late_is_written_to_the_newer_object_at_once() {
+fn a_change_of_health_with_a_stale_write_is_written_to_the_newer_object_at_once() {
     let (mut lab, gateway, report) = served();
     lab.wanted.missing = MissingBackends::default();
     report(&gateway, 3, 3);
     lab.settle(4);
     report(&gateway, 3, 0);
     for _ in 0..3 {
-        let write = lab.due_unless(false).expect("it says so");
+        let write = lab.due_unless(false).expect("a write is due");
         assert!(write.conditions.contains_key(&ConditionType::BackendsHealthy), "{write:?}");
         lab.version += 1;
         lab.plan(4);
     }
 }
 
-/// A Service whose address is told, and its gateway, which says that it has so many backends, and how many are healthy.
+/// A Service with a published address, its gateway, and a function that reports the numbers of backends and of
+/// healthy ones.
 fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
-    lab.wanted.missing = whole_lack("");
+    lab.wanted.missing = no_backends("");
     lab.settle(4);
     let report = |gateway: &Connection, backends, healthy| {
         let health = vec![(web(), Health { backends, healthy, refusal: None })];
@@ -409,13 +410,13 @@ fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
     (lab, gateway, report)
 }
 
-fn whole_lack(sentence: &str) -> MissingBackends {
+fn no_backends(sentence: &str) -> MissingBackends {
     let unmatched = if sentence.is_empty() { BTreeSet::new() } else { [(proto::Protocol::Tcp, 80)].into() };
     MissingBackends { is_whole: true, unmatched, sentence: sentence.to_owned() }
 }
 
 #[test]
-fn slices_that_come_a_moment_after_their_service_raise_no_alarm() {
+fn slices_that_arrive_shortly_after_their_service_cause_no_warning() {
     let (mut lab, gateway, report) = served();
     report(&gateway, 0, 0);
     assert!(lab.due().is_none());
@@ -423,7 +424,7 @@ fn slices_that_come_a_moment_after_their_service_raise_no_alarm() {
     lab.pass(SLICES_AWAITED / 2);
     lab.wanted.missing = MissingBackends::default();
     lab.settle(4);
-    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "what the gateway told is from before");
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "the report of the gateway is older");
     report(&gateway, 2, 2);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")), "at once");
@@ -431,8 +432,8 @@ fn slices_that_come_a_moment_after_their_service_raise_no_alarm() {
 }
 
 #[test]
-fn without_endpoints_without_a_matching_port_and_with_failing_probes_are_three_sentences() {
-    let told = |missing: MissingBackends, backends: u32, fails_open: bool| {
+fn missing_endpoints_a_port_without_match_and_failing_probes_have_different_messages() {
+    let condition_after = |missing: MissingBackends, backends: u32, fails_open: bool| {
         let (mut lab, gateway, report) = served();
         (lab.wanted.missing, lab.wanted.fails_open) = (missing, fails_open);
         report(&gateway, backends, 0);
@@ -442,17 +443,17 @@ fn without_endpoints_without_a_matching_port_and_with_failing_probes_are_three_s
         assert_eq!(lab.causes.last().unwrap().as_str(), reason);
         (reason, lab.texts.pop().unwrap())
     };
-    let none = told(whole_lack(""), 0, true);
-    let unmatched = told(whole_lack("they have web (tcp 8080)"), 0, true);
-    let failing = told(MissingBackends::default(), 2, true);
-    let closed = told(MissingBackends::default(), 2, false);
+    let none = condition_after(no_backends(""), 0, true);
+    let unmatched = condition_after(no_backends("they have web (tcp 8080)"), 0, true);
+    let failing = condition_after(MissingBackends::default(), 2, true);
+    let closed = condition_after(MissingBackends::default(), 2, false);
     assert_eq!([&*none.0, &*unmatched.0, &*failing.0], ["NoEndpoints", "NoMatchingPort", "NoHealthyBackend"]);
     assert!(none.1.contains("no endpoint") && unmatched.1.contains("web (tcp 8080)") && failing.1.contains("probes"));
     assert!(failing.1.contains("all of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
 }
 
 #[test]
-fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
+fn every_port_is_in_the_status_and_one_that_no_slice_has_with_an_error() {
     let port =
         |port, error: Option<&'static str>| PortStatus { port, protocol: proto::Protocol::Tcp, error: error.map(Into::into) };
     let wish = Ingress { ports: vec![port(80, None), port(443, None)], ..ingress(1, IpMode::Vip) };
@@ -465,15 +466,15 @@ fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
     assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)], "slices have two seconds");
     lab.pass(SLICES_AWAITED);
     lab.settle(4);
-    let told = [port(80, None), port(443, Some("sluice.dev/NoMatchingPort"))];
-    assert_eq!(lab.wanted.held.ingress[0].ports, told);
+    let expected = [port(80, None), port(443, Some("sluice.dev/NoMatchingPort"))];
+    assert_eq!(lab.wanted.held.ingress[0].ports, expected);
     assert_eq!(
         (lab.causes.last(), lab.condition(ConditionType::Programmed)),
         (Some(&Cause::NoMatchingPort), Some((true, "Programmed")))
     );
     lab.queue = Queue::new(lab.now);
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress[0].ports, told, "a new leader takes nothing back");
+    assert_eq!(lab.wanted.held.ingress[0].ports, expected, "a new leader takes nothing back");
     lab.wanted.missing = MissingBackends::default();
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)]);
@@ -484,19 +485,19 @@ fn every_port_is_told_and_one_that_no_slice_has_with_an_error() {
 }
 
 #[test]
-fn an_address_that_is_exchanged_is_told_like_the_first_one() {
+fn an_exchanged_address_is_reported_like_the_first_one() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
     lab.settle(4);
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
-    let told = lab.texts.iter().filter(|text| text.starts_with("it has"));
-    assert_eq!(told.collect::<Vec<_>>(), ["it has 192.0.2.1", "it has 192.0.2.2"]);
+    let assigned = lab.texts.iter().filter(|text| text.starts_with("it has"));
+    assert_eq!(assigned.collect::<Vec<_>>(), ["it has 192.0.2.1", "it has 192.0.2.2"]);
 }
 
 #[test]
-fn the_pool_stands_in_the_condition_and_so_does_what_cannot_be_read() {
+fn conditions_name_the_pool_and_the_ignored_annotation() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
@@ -507,7 +508,7 @@ fn the_pool_stands_in_the_condition_and_so_does_what_cannot_be_read() {
 }
 
 #[test]
-fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_says_by_which_and_why() {
+fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_names_gateway_and_reason() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
     let report = |gateway: &Connection, refusal: Option<&str>| {
@@ -524,7 +525,7 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_says_by_
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Refused")));
     let message = |lab: &Lab| lab.wanted.held.conditions[&ConditionType::Programmed].message.clone();
     assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
-    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::Refused)).count(), 1, "told once");
+    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::Refused)).count(), 1, "reported once");
     report(&one, Some("no way"));
     lab.settle(4);
     assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-1, edge-2: no way");
@@ -533,12 +534,12 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_says_by_
     lab.settle(4);
     assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
 
-    // A controller that has just started finds the condition, and nobody has acknowledged anything yet.
+    // A controller that has just started reads the condition before any gateway has acknowledged a generation.
     let mut again = Lab::new(&[ingress(1, IpMode::Vip)]);
     again.wanted.held = lab.wanted.held.clone();
     let _gateway = again.connect("edge-2");
     again.plan(1);
-    assert!(again.due().is_none_or(|write| write.conditions.is_empty()), "it stands until gateways have been heard");
+    assert!(again.due().is_none_or(|write| write.conditions.is_empty()), "the condition stays until gateways have reported");
 
     report(&two, None);
     lab.settle(4);
@@ -546,7 +547,7 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_says_by_
 }
 
 #[test]
-fn a_deleted_service_is_let_go_once_gateways_have_taken_it_out_or_after_ten_seconds() {
+fn a_deleted_service_is_released_once_gateways_have_removed_it_or_after_ten_seconds() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
@@ -558,7 +559,7 @@ fn a_deleted_service_is_let_go_once_gateways_have_taken_it_out_or_after_ten_seco
     let write = lab.due().unwrap();
     assert_eq!((write.ingress.as_deref(), write.finalizer), (Some(&[][..]), Some(false)));
     assert_eq!(write.conditions[&ConditionType::Programmed], None);
-    assert_ne!(lab.causes.last(), Some(&Cause::Released), "nobody is told of what goes");
+    assert_ne!(lab.causes.last(), Some(&Cause::Released), "no note about a deleted Service");
     assert!(lab.due().is_none(), "once");
     let mut lab = Lab::new(&[]);
     let _silent = lab.connect("edge-1");
@@ -569,19 +570,19 @@ fn a_deleted_service_is_let_go_once_gateways_have_taken_it_out_or_after_ten_seco
 }
 
 #[test]
-fn a_gateway_that_is_not_connected_holds_no_deletion() {
+fn a_disconnected_gateway_delays_no_deletion() {
     let mut lab = Lab::new(&[]);
     lab.leave(5, leftover(LeftBy::Us, true));
     assert!(lab.due().is_some());
 }
 
 #[test]
-fn a_service_without_class_any_more_may_be_another_installations_unless_it_was_ours() {
+fn a_service_that_lost_its_class_may_belong_to_another_installation_unless_it_was_ours() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     lab.settle(4);
     lab.leave(5, leftover(LeftBy::Anybody, false));
     let write = lab.due().unwrap();
-    assert_eq!((write.ingress, write.finalizer), (None, Some(false)), "only a load balancer tells addresses");
+    assert_eq!((write.ingress, write.finalizer), (None, Some(false)), "only a load balancer has addresses in its status");
     assert_eq!(lab.causes.last(), Some(&Cause::Released));
     let mut lab = Lab::new(&[]);
     lab.leave(5, leftover(LeftBy::Anybody, false));
@@ -591,7 +592,7 @@ fn a_service_without_class_any_more_may_be_another_installations_unless_it_was_o
 }
 
 #[test]
-fn what_another_installation_holds_is_left_to_it_until_it_fails_to_let_a_deleted_service_go() {
+fn content_of_another_installation_is_removed_only_if_that_one_does_not_release_a_deleted_service() {
     let mut lab = Lab::new(&[]);
     lab.leave(5, leftover(LeftBy::Another, false));
     lab.pass(Duration::from_secs(3_600));

@@ -170,7 +170,7 @@ mod tests {
     }
 
     /// The next overrides sent to the planner.
-    async fn told(changes: &mut mpsc::Receiver<Change>) -> Overrides {
+    async fn next_overrides(changes: &mut mpsc::Receiver<Change>) -> Overrides {
         match tokio::time::timeout(WAIT, changes.recv()).await.unwrap() {
             Some(Change::OverridesReplaced(all)) => *all,
             other => panic!("{other:?}"),
@@ -180,29 +180,29 @@ mod tests {
     fn start(file: &std::path::Path) -> (OverrideEditor, mpsc::Receiver<Change>) {
         let editor = OverrideEditor::new(Storage::File(file.to_owned()));
         let (sender, changes) = mpsc::channel(4);
-        let telling = editor.clone();
-        tokio::spawn(async move { telling.serve(sender).await });
+        let serving = editor.clone();
+        tokio::spawn(async move { serving.serve(sender).await });
         (editor, changes)
     }
 
     #[tokio::test]
-    async fn a_change_is_written_down_told_and_there_after_a_restart() {
+    async fn a_change_is_stored_sent_to_the_planner_and_kept_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("overrides.yaml");
         let (editor, mut changes) = start(&file);
-        assert!(told(&mut changes).await.is_empty());
+        assert!(next_overrides(&mut changes).await.is_empty());
         editor.change(drain("a")).await.unwrap();
-        let drained = told(&mut changes).await;
+        let drained = next_overrides(&mut changes).await;
         assert!(drained.drains().contains_key(&Drained::Node("a".to_owned())));
         drop((editor, changes));
         let (again, mut changes) = start(&file);
-        assert_eq!(told(&mut changes).await, drained);
+        assert_eq!(next_overrides(&mut changes).await, drained);
         assert!(again.change(|all| Ok(all.undrain(&Drained::Node("a".to_owned())))).await.unwrap());
-        assert!(told(&mut changes).await.is_empty());
+        assert!(next_overrides(&mut changes).await.is_empty());
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_not_known_yet_and_is_not_overwritten() {
+    async fn unreadable_overrides_are_unknown_and_are_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("overrides.yaml");
         fs_write(&file, "version: 9");
@@ -214,9 +214,9 @@ mod tests {
         assert!(error.contains("version 9") && error.contains("overrides.yaml"), "{error}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "version: 9");
         fs_write(&file, "version: 1\ndrains: [{what: node/b, by: bob, at: '2026-01-31T12:00:00Z'}]");
-        assert_eq!(told(&mut changes).await.len(), 1, "nothing was told before it could be read");
+        assert_eq!(next_overrides(&mut changes).await.len(), 1, "nothing was sent before it could be read");
         editor.change(drain("a")).await.unwrap();
-        assert_eq!(told(&mut changes).await.len(), 2);
+        assert_eq!(next_overrides(&mut changes).await.len(), 2);
     }
 
     fn fs_write(file: &std::path::Path, text: &str) {
@@ -226,10 +226,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_changed_by_who_does_not_plan() {
+    async fn a_controller_that_does_not_lead_changes_no_override() {
         let dir = tempfile::tempdir().unwrap();
         let (editor, mut changes) = start(&dir.path().join("overrides.yaml"));
-        told(&mut changes).await;
+        next_overrides(&mut changes).await;
         drop(changes);
         let mut state = editor.state.subscribe();
         tokio::time::timeout(WAIT, state.wait_for(|state| *state == OverridesState::NotLeading)).await.unwrap().unwrap();

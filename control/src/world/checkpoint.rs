@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_the_same_in_one_text_or_several() {
+    fn a_checkpoint_is_restored_from_one_text_or_several() {
         let (now, clock) = (Instant::now(), UNIX_EPOCH + Duration::from_secs(1_000_000));
         let all = checkpoint(now);
         for count in [1, 4] {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out_and_nothing_else() {
+    fn only_lines_that_cannot_be_parsed_are_skipped() {
         let (now, clock) = (Instant::now(), UNIX_EPOCH);
         let lines = ["v1", "shop/a 192.0.2.1", "shop/b 192.0.2.300", "shop/c tcp/80/IPv4=500", "reserved nonsense", "", "x"];
         let read = Checkpoint::from_texts(&[lines.join("\n"), "v2\nshop/d 192.0.2.4".to_owned(), String::new()], now, clock);

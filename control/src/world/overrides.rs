@@ -262,7 +262,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_drained_takes_no_new_flows_and_the_rest_stays() {
+    fn drained_backends_get_no_new_flows_and_the_others_are_unchanged() {
         let rows: [(&str, &[&str], &str); 7] = [
             ("nothing", &[], "1 1 1"),
             ("a backend", &["backend/10.0.0.1:8080"], "1d 1 1"),
@@ -278,7 +278,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_weight_is_of_one_backend_of_one_service_and_can_be_taken_back() {
+    fn a_weight_applies_to_one_backend_of_one_service_and_can_be_removed() {
         let (web, other) = (ServiceName::new("shop", "web"), ServiceName::new("shop", "other"));
         let backend = "10.0.0.2:8080".parse().unwrap();
         let weight = |weight| Weight { weight, author: author("bob") };
@@ -294,7 +294,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn they_are_bounded_and_the_first_to_drain_is_remembered() {
+    fn overrides_are_bounded_and_the_first_author_of_a_drain_is_kept() {
         let mut overrides = drained(&["node/a"]);
         overrides.drain(Drained::Node("a".to_owned()), author("bob")).unwrap();
         assert_eq!(overrides.drains()[&Drained::Node("a".to_owned())].by, "alice");
@@ -307,7 +307,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn names_read_back_as_they_are_written() {
+    fn formatted_names_parse_to_the_same_targets() {
         for text in ["backend/10.0.0.1:8080", "backend/[fd00::1]:80", "backend/fd00::1", "node/a.b", "gateway/edge-1"] {
             assert_eq!(text.parse::<Drained>().unwrap().to_string(), text);
         }

@@ -63,7 +63,7 @@ fn the_same_object_again_changes_nothing() {
 }
 
 #[test]
-fn a_relist_removes_what_it_does_not_name() {
+fn a_relist_removes_missing_objects() {
     let mut world = World::default();
     world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
@@ -74,7 +74,7 @@ fn a_relist_removes_what_it_does_not_name() {
 }
 
 #[test]
-fn a_deleted_slice_is_remembered_while_its_service_is_there_until_it_is_forgotten() {
+fn a_deleted_slice_is_kept_while_its_service_exists_until_it_is_forgotten() {
     let a = ServiceName::new("shop", "a");
     let counts = |world: &World| (world.slices_of(&a).count(), world.departed_slices_of(&a).count());
     let mut world = World::default();
@@ -97,7 +97,7 @@ fn a_deleted_slice_is_remembered_while_its_service_is_there_until_it_is_forgotte
 }
 
 #[test]
-fn who_expects_a_service_without_frontend_to_be_served_is_told_once() {
+fn an_owner_who_expects_a_service_without_frontend_to_be_served_gets_one_note() {
     let mut world = World::default();
     let mut name = service("db", 80);
     let spec = name.spec.as_mut().unwrap();
@@ -114,7 +114,7 @@ fn who_expects_a_service_without_frontend_to_be_served_is_told_once() {
 }
 
 #[test]
-fn a_service_that_changes_its_type_is_gone() {
+fn a_service_that_changes_its_type_is_removed() {
     let mut world = World::default();
     world.apply(Change::ServiceApplied(Box::new(service("a", 80))));
     let mut other = service("a", 80);
@@ -124,7 +124,7 @@ fn a_service_that_changes_its_type_is_gone() {
 }
 
 #[test]
-fn a_node_that_reports_itself_again_is_no_news() {
+fn a_node_status_update_increases_no_revision() {
     let node = |address: &str, ready: &str| -> Box<Node> {
         let object = serde_json::json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP",
             "address": address}], "conditions": [{"type": "Ready", "status": ready}]}});
@@ -142,7 +142,7 @@ fn a_node_that_reports_itself_again_is_no_news() {
 }
 
 #[test]
-fn a_slice_that_changes_hands_leaves_its_old_service() {
+fn a_slice_that_moves_to_another_service_leaves_the_old_one() {
     let mut world = World::default();
     world.apply(Change::SliceApplied(Box::new(slice("x", "a", "10.0.0.1"))));
     world.apply(Change::SliceApplied(Box::new(slice("x", "b", "10.0.0.1"))));
@@ -159,12 +159,12 @@ fn annotate(world: &mut World, uid: &str, pairs: &[(&str, &str)]) -> ServiceSpec
 }
 
 #[test]
-fn a_typing_error_leaves_in_force_what_was() {
+fn a_value_that_cannot_be_parsed_leaves_the_previous_value_in_force() {
     let good = [("addresses", "192.0.2.9"), ("health-check", "none"), ("scheduler", "rr"), ("idle-timeout", "5m")];
     let bad = [("addresses", "192.0.2.900"), ("health-check", "http"), ("scheduler", "dice"), ("idle-timeout", "5")];
     let mut world = World::default();
     let before = annotate(&mut world, "u", &good);
-    // The second time as with any later event of the object.
+    // The second iteration simulates a later event of the object.
     for _ in 0..2 {
         let now = annotate(&mut world, "u", &bad);
         assert_eq!((&now.addresses, &now.health), (&before.addresses, &before.health));

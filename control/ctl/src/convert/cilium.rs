@@ -51,7 +51,7 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
     }
     if l2 && routed {
         notes.push(
-            "Cilium announces Services in both ways, a pool of ours has one: all become `announce: routed`; make those `l2` whose \
+            "Cilium announces Services in both ways, a pool of sluice has one: all become `announce: routed`; make those `l2` whose \
              addresses are of a network that the gateways are on"
                 .to_owned(),
         );
@@ -70,7 +70,7 @@ fn no_equivalent(kind: &str) -> Option<&'static str> {
     Some(match kind {
         "CiliumL2AnnouncementPolicy" => {
             "the gateways answer for all VIPs of `l2` pools, on the port whose network they are of; what it selects by labels of \
-             Services is said by pools and by the class"
+             Services is replaced by pools and by the class"
         }
         "CiliumBGPClusterConfig" | "CiliumBGPPeeringPolicy" | "CiliumBGPPeerConfig" | "CiliumBGPNodeConfigOverride" => {
             "gateways are neighbours of routers by FRR or BIRD on them, see docs/guide/addresses.md"
@@ -85,7 +85,7 @@ fn pool(object: &Found, announce: AnnounceKind, notes: &mut Vec<String>) -> Resu
     let mut note = |text: &str| notes.push(object.note(text));
     let Some((namespace_selector, service_selector)) = divide(pool.service_selector) else {
         note(
-            " is left out: it selects by `io.kubernetes.service.name`, and a pool of ours selects by labels; give the Service a \
+            " is left out: it selects by `io.kubernetes.service.name`, and a pool of sluice selects by labels; give the Service a \
              label, and select that",
         );
         return Ok(None);

@@ -142,7 +142,7 @@ fn announce(object: &Found, protocol: Option<&str>, advertised: &[Advertised<'_>
     if l2 && routed {
         let names = of_this.iter().map(|advertised| advertised.found.title()).collect::<Vec<_>>().join(", ");
         notes.push(object.note(format_args!(
-            " is announced in both ways ({names}); a pool of ours has one: it becomes `announce: routed`, make it `l2` if its \
+            " is announced in both ways ({names}); a pool of sluice has one: it becomes `announce: routed`, make it `l2` if its \
              addresses are of a network that the gateways are on"
         )));
     } else if !l2 && !routed {
@@ -161,11 +161,11 @@ fn advertisement<'a>(object: &'a Found, how: AnnounceKind, notes: &mut Vec<Strin
         ("communities", !spec.communities.is_empty()),
         ("peers", !spec.peers.is_empty()),
     ];
-    let lost: Vec<_> = lost.iter().filter(|(_, is_said)| *is_said).map(|(field, _)| *field).collect();
+    let lost: Vec<_> = lost.iter().filter(|(_, is_set)| *is_set).map(|(field, _)| *field).collect();
     if !lost.is_empty() {
         let instead = match how {
             AnnounceKind::L2 => "the gateways answer for the VIPs, on the port whose network they are of",
-            AnnounceKind::Routed => "FRR or BIRD on each gateway announces the VIPs: say it there",
+            AnnounceKind::Routed => "FRR or BIRD on each gateway announces the VIPs: configure it there",
         };
         notes.push(object.note(format_args!(": no equivalent of {}: {instead}", lost.join(", "))));
     }

@@ -88,7 +88,7 @@ fn pools_of_metallb_keep_addresses_selectors_and_announcement() {
 }
 
 #[test]
-fn what_has_no_equivalent_is_named_with_what_to_do() {
+fn settings_without_equivalent_are_noted_with_advice() {
     let notes = run(Product::Metallb, METALLB).notes;
     let has = |words: &[&str]| notes.iter().any(|note| words.iter().all(|word| note.contains(word)));
     assert!(has(&["L2Advertisement metallb-system/lan", "interfaces", "port"]), "{notes:?}");
@@ -138,7 +138,7 @@ fn the_pools_before_metallb_0_13_are_read() {
 }
 
 #[test]
-fn a_pool_that_is_announced_in_both_ways_or_none_says_so() {
+fn a_pool_that_is_announced_in_both_ways_or_none_gets_a_note() {
     let pool =
         "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {name: a}\nspec: {addresses: [192.0.2.0/24]}\n---\n";
     let advertisement = |kind: &str| format!("apiVersion: metallb.io/v1beta1\nkind: {kind}\nmetadata: {{name: x}}\n---\n");
@@ -242,7 +242,7 @@ fn annotations_of_services_that_are_not_read_are_named() {
 }
 
 #[test]
-fn services_that_share_over_namespaces_need_the_pools_leave() {
+fn services_that_share_across_namespaces_need_permission_of_the_pool() {
     let one = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: x, annotations: {metallb.io/allow-shared-ip: k}}\n\
                spec: {type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{port: 80}]}\n---\n";
     let notes = run(Product::Metallb, &format!("{one}{}", one.replace("namespace: x", "namespace: y"))).notes;
@@ -267,7 +267,7 @@ fn wrong_input_is_named_by_document_and_line() {
 }
 
 #[test]
-fn two_pools_of_one_name_are_refused_and_overlaps_are_told() {
+fn two_pools_of_one_name_are_refused_and_overlaps_are_noted() {
     let pool = |namespace: &str, name: &str| {
         format!(
             "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{addresses: [192.0.2.0/24]}}\n---\n"
@@ -295,7 +295,7 @@ fn a_pool_that_our_rules_refuse_is_left_out_and_named() {
 }
 
 #[test]
-fn what_is_printed_is_what_the_controller_takes() {
+fn the_printed_pools_are_accepted_by_the_controller() {
     for (product, text, count) in [(Product::Metallb, METALLB, 2), (Product::Cilium, CILIUM, 2)] {
         let pools = pools(&run(product, text));
         assert_eq!(pools.iter().filter(|pool| PoolSpec::try_from(*pool).is_ok()).count(), count);

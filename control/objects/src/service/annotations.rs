@@ -32,7 +32,7 @@ const KUBE_VIP: &str = "kube-vip.io/";
 
 /// Our annotations that only the probes of a later version read.
 const HTTP_ONLY: [&str; 4] = ["health-check-path", "health-check-host", "health-check-status", "health-check-tls-verify"];
-/// Our annotations that are read elsewhere: by `owned`, and by [`refuse_what_is_not_built`].
+/// Our annotations that are read elsewhere: by `owned`, and by [`refuse_unbuilt`].
 const READ_ELSEWHERE: [&str; 2] = ["group", "proxy-protocol"];
 /// Maximum length of a label key.
 const SHARING_KEY_CHARS_MAX: usize = 253;
@@ -60,7 +60,7 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_s
 /// Parses `annotations` into a specification that has nothing else; `load_balancer_ip` is the deprecated field that
 /// requests an address.
 pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<ServiceSpec, SpecError> {
-    refuse_what_is_not_built(annotations)?;
+    refuse_unbuilt(annotations)?;
     let notes = foreign::remarks(annotations)?;
     let mut reader = Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), notes };
     let spec = ServiceSpec {
@@ -101,7 +101,7 @@ fn aws(name: &str) -> String {
 }
 
 /// The error for an unsupported value that changes who may connect or what a backend receives.
-fn refuse_what_is_not_built(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
+fn refuse_unbuilt(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
     let none = [ours("proxy-protocol"), aws("proxy-protocol")];
     for key in none {
         if let Some(value) = annotations.get(&key).filter(|value| !value.trim().is_empty()) {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_means_nothing_wished() {
+    fn no_annotations_request_nothing() {
         assert_eq!(read(&[("example.com/other", "x")]), Ok(ServiceSpec::default()));
     }
 
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_internal_load_balancer_is_asked_for_in_the_words_of_aws_and_no_others() {
+    fn an_internal_load_balancer_is_requested_by_our_values_and_those_of_aws_only() {
         let aws = |name: &str, value: &str| read(&[(&aws(name), value)]).map(|wishes| wishes.internal);
         let rows = [("scheme", "internal", true), ("scheme", "internet-facing", false), ("internal", "true", true)];
         for (name, value, expected) in rows.into_iter().chain([("internal", "0.0.0.0/0", true), ("internal", "false", false)]) {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_of_the_address_is_asked_for_by_true() {
+    fn an_exchange_of_the_address_is_requested_by_true() {
         assert!(read(&[("sluice.dev/readdress", "true")]).unwrap().readdress);
         let wishes = read(&[("sluice.dev/readdress", "yes")]).unwrap();
         assert!(!wishes.readdress && wishes.notes.len() == 1, "{:?}", wishes.notes);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn sharing_is_said_by_our_annotations_or_by_those_of_others() {
+    fn sharing_is_read_from_our_annotations_or_those_of_others() {
         let shares = |pairs: &[(&str, &str)]| {
             let wishes = read(pairs).unwrap();
             let sharing = wishes.sharing.map(|sharing| (sharing.key, sharing.is_metallb, sharing.namespaces));
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_who_may_connect_and_is_not_built_is_refused_by_name() {
+    fn unsupported_annotations_that_change_who_may_connect_are_refused_by_name() {
         let rows = [("sluice.dev/proxy-protocol", "v2"), ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*")];
         for (key, value) in rows {
             let error = read(&[(key, value)]).unwrap_err().to_string();
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_that_decides_who_may_connect_or_what_a_backend_sees_is_an_error() {
+    fn an_invalid_value_that_decides_who_may_connect_or_what_a_backend_sees_is_an_error() {
         let rows = [
             ("sluice.dev/mode", "teleport"),
             ("sluice.dev/target", "moon"),
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn source_ranges_of_the_annotation_are_trimmed_and_an_empty_one_says_nothing() {
+    fn source_ranges_of_the_annotation_are_trimmed_and_an_empty_one_is_ignored() {
         let key = "service.beta.kubernetes.io/load-balancer-source-ranges";
         let ranges = read(&[(key, " 10.1.2.3/8 ,2001:db8::/32")]).unwrap().source_ranges.unwrap();
         assert_eq!(ranges, ["10.0.0.0/8".parse::<IpNet>().unwrap(), "2001:db8::/32".parse().unwrap()]);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_that_changes_nothing_important_is_noted_and_known_as_unread() {
+    fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
         for (key, value, what) in [
             ("sluice.dev/addresses", "192.0.2.300", Some(Unread::Addresses)),
             ("sluice.dev/addresses", "192.0.2.1,192.0.2.2,192.0.2.3", Some(Unread::Addresses)),
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_256_kib_goes_no_further_and_leaves_room_for_what_to_do() {
+    fn a_value_of_256_kib_is_truncated_in_messages_so_that_the_advice_fits() {
         let long = "x".repeat(256 * 1024);
         for key in ["addresses", "address-pool", "sharing-key", "sharing-namespaces", "scheduler", "health-check", "idle-timeout"]
         {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_durations_are_told_in_the_units_that_are_read() {
+    fn messages_give_limits_of_durations_in_the_units_of_the_annotation() {
         let text = read(&[("sluice.dev/drain-timeout", "25h")]).unwrap().notes[0].text.clone();
         assert!(text.contains("from 0ms to 24h"), "{text}");
     }

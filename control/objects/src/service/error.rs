@@ -10,7 +10,7 @@ use proto::{Reason, Refusal, ServiceName};
 use crate::note;
 
 /// Part of a message: the effect of a value that cannot be parsed.
-pub(super) const STAYS: &str = "what was in force stays, else the default";
+pub(super) const STAYS: &str = "the previous value stays in force, else the default";
 
 /// A setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,7 +122,7 @@ pub enum SpecError {
         what: String,
     },
     /// Type `NodePort` without number.
-    #[error("spec.ports[{index}].nodePort is missing; without an API server nobody chooses one: set it")]
+    #[error("spec.ports[{index}].nodePort is missing; without an API server none is chosen: set it")]
     NodePortMissing {
         /// Which port.
         index: usize,

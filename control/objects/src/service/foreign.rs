@@ -1,5 +1,5 @@
-//! Annotations of other load balancers that sluice does not read. Owners get a remark, so that nobody who migrates
-//! relies on an annotation without effect.
+//! Annotations of other load balancers that sluice does not read. Owners get a remark, so that no user who
+//! migrates relies on an annotation without effect.
 //!
 //! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`), written by its own
 //! controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives, or named in a
@@ -138,26 +138,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_elsewhere_and_what_controllers_write_back_is_not_told() {
+    fn annotations_that_are_read_or_written_by_controllers_get_no_remark() {
         for key in READ.iter().chain(&WRITTEN_BACK).chain(&["example.com/other", "sluice.dev/mode"]) {
             assert_eq!(of(key, "x"), Ok(Vec::new()), "{key}");
         }
     }
 
     #[test]
-    fn every_other_one_of_the_families_is_named_with_what_to_use_instead() {
+    fn every_other_annotation_of_other_products_gets_a_remark_with_its_replacement() {
         for family in FAMILIES {
-            let told = of(&format!("{family}something"), "x").unwrap();
-            assert!(told.len() == 1 && told[0].contains(family) && told[0].ends_with("no effect here"), "{told:?}");
+            let remarks = of(&format!("{family}something"), "x").unwrap();
+            assert!(remarks.len() == 1 && remarks[0].contains(family) && remarks[0].ends_with("no effect here"), "{remarks:?}");
         }
         for (theirs, ours) in EQUIVALENTS {
-            let told = of(theirs, "x").unwrap();
-            assert!(told[0].ends_with(&format!("use sluice.dev/{ours}")), "{told:?}");
+            let remarks = of(theirs, "x").unwrap();
+            assert!(remarks[0].ends_with(&format!("use sluice.dev/{ours}")), "{remarks:?}");
         }
     }
 
     #[test]
-    fn what_changes_who_may_connect_or_what_a_backend_receives_is_refused() {
+    fn annotations_that_change_who_may_connect_or_what_a_backend_receives_are_refused() {
         let aws = |name: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{name}");
         let rows = [
             (aws("ssl-cert"), "arn:aws:acm:1", true),

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_ours_is_read() {
+    fn only_our_parts_are_read() {
         let finalizers = json!({"finalizers": ["example.com/other", "sluice.dev/load-balancer-cleanup"]});
         let held = OwnedParts::of(&service("LoadBalancer", &finalizers, &["sluice.dev/Programmed", "example.com/Ready"]));
         assert!(held.finalizer && held.has_marks());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_on_a_service_that_is_deleted_or_changed_its_type_is_seen() {
+    fn parts_left_on_a_deleted_service_or_one_of_another_type_are_found() {
         let ours = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"]});
         let deleted = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"], "deletionTimestamp": "2026-01-01T00:00:00Z"});
         assert_eq!(Leftover::of(&service("LoadBalancer", &ours, &[])), None, "it is a candidate");

@@ -1,6 +1,6 @@
 //! The clients that may connect to a Service.
 //!
-//! Invariant: a field that decides who may connect is parsed completely or is an error; a typing error admits nobody.
+//! Invariant: a field that decides who may connect is parsed completely or is an error; a typing error admits no client.
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ServiceSpec as ServiceFields;
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_a_range_is_denied_and_that_is_said() {
+    fn a_family_without_a_range_is_denied_and_noted() {
         let (v4, any): (IpNet, IpNet) = ("10.0.0.0/8".parse().unwrap(), "::/0".parse().unwrap());
         let both = [Family::V4, Family::V6];
         let one = [Family::V4];

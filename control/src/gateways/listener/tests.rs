@@ -1,4 +1,4 @@
-//! A gateway and a controller over TCP, with certificates that are right, wrong, and renewed.
+//! A gateway and a controller over TCP, with valid, invalid and renewed certificates.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ async fn dial(url: &ControllerUrl, gateway: &str, material: &Material) -> Result
     Ok((channel, group))
 }
 
-/// A controller of group east on a port of its own.
+/// A controller of group east on a free port.
 struct Lab {
     dir: tempfile::TempDir,
     authority: Authority,
@@ -91,9 +91,9 @@ impl Lab {
         Self { dir, authority, url, leadership, _states, shutdown }
     }
 
-    /// What a gateway of this name gets with this certificate: a stream and its first message, or why not.
+    /// The answer to a gateway of this name with this certificate: a stream and its first message, or an error.
     async fn dial(&self, gateway: &str, material: &Material) -> Result<(Streaming<WatchResponse>, WatchResponse), Status> {
-        // By the certificate's name, whatever the Hello claims.
+        // The channel uses the name in the certificate; the Hello claims `gateway`.
         let (channel, group) = dial(&self.url, &named(material), material).await.map_err(Status::unavailable)?;
         let hello = Hello { gateway: gateway.to_owned(), version: "test".to_owned(), group, ..Hello::default() };
         let requests = tokio_stream::once(WatchRequest { message: Some(Message::Hello(hello)) }).chain(tokio_stream::pending());
@@ -107,21 +107,21 @@ impl Lab {
     }
 }
 
-/// Whom a certificate is for.
+/// The name in a certificate.
 fn named(material: &Material) -> String {
     use rustls::pki_types::pem::PemObject as _;
     let certificate = rustls::pki_types::CertificateDer::from_pem_slice(&material.certificate).unwrap();
     identities(&certificate)[0].name.clone()
 }
 
-/// All that is said, causes included.
+/// The message of a status with its causes.
 fn words(status: &Status) -> String {
     let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
     format!("{} {cause}", status.message())
 }
 
 #[tokio::test]
-async fn a_gateway_with_a_certificate_of_its_own_is_served_over_tcp() {
+async fn a_gateway_with_its_certificate_is_served_over_tcp() {
     let lab = Lab::new().await;
     let (_stream, first) = lab.dial("edge-1", &lab.authority.issue(&["sluice://east/edge-1"])).await.unwrap();
     assert!(first.full && first.services.len() == 1);
@@ -139,7 +139,7 @@ async fn a_gateway_speaks_only_for_itself() {
 }
 
 #[tokio::test]
-async fn a_gateway_of_another_group_takes_no_such_controller() {
+async fn a_gateway_rejects_a_controller_of_another_group() {
     let lab = Lab::new().await;
     let status = lab.refuses("edge-1", &lab.authority.issue(&["sluice://west/edge-1"])).await;
     let expected =
@@ -148,21 +148,21 @@ async fn a_gateway_of_another_group_takes_no_such_controller() {
 }
 
 #[tokio::test]
-async fn certificates_of_strangers_and_old_ones_are_refused_on_both_sides_in_words() {
+async fn certificates_of_other_authorities_and_expired_ones_are_refused_with_a_reason_on_both_sides() {
     let lab = Lab::new().await;
     let own = lab.authority.issue(&["sluice://east/edge-1"]);
     let expired = lab.authority.issue_until(&["sluice://east/edge-1"], 2020);
     assert!(words(&lab.refuses("edge-1", &expired).await).contains("certificate expired"));
     let stranger = Authority::new().issue(&["sluice://east/edge-1"]);
     assert!(words(&lab.refuses("edge-1", &stranger).await).contains("UnknownIssuer"));
-    // It trusts our authority, and is of none that the controller knows.
+    // It trusts our authority, but the controller does not know the authority of its certificate.
     let ca = Material { ca: [own.ca.clone(), stranger.ca.clone()].concat(), ..stranger };
-    let told = words(&lab.refuses("edge-1", &ca).await);
-    assert!(told.contains("UnknownCA") || told.contains("DecryptError"), "{told}");
+    let message = words(&lab.refuses("edge-1", &ca).await);
+    assert!(message.contains("UnknownCA") || message.contains("DecryptError"), "{message}");
 }
 
 #[tokio::test]
-async fn nobody_is_served_without_tls_or_without_a_certificate() {
+async fn peers_without_tls_or_certificate_are_not_served() {
     let lab = Lab::new().await;
     let ControllerUrl::Https { port, .. } = lab.url else { panic!("not over TCP") };
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
@@ -180,12 +180,12 @@ async fn renewed_certificates_count_from_the_next_connection_on_and_open_streams
     let lab = Lab::new().await;
     let own = lab.authority.issue(&["sluice://east/edge-1"]);
     let (mut open, _) = lab.dial("edge-1", &own).await.unwrap();
-    // Of another authority: whoever knows only the old one cannot come any more.
+    // From another authority: gateways that trust only the old one cannot connect.
     let next = Authority::new();
     write(lab.dir.path(), "controller", &next.issue(&["sluice://east/controller"]));
     lab.refuses("edge-1", &own).await;
     let (_stream, _) = lab.dial("edge-1", &next.issue(&["sluice://east/edge-1"])).await.unwrap();
-    // One that is no good is not taken: the last good one stays.
+    // An invalid certificate is not used: the last valid one stays.
     std::fs::write(lab.dir.path().join("controller.crt"), "half").unwrap();
     let (_stream, _) = lab.dial("edge-1", &next.issue(&["sluice://east/edge-1"])).await.unwrap();
     lab.leadership.send_replace(Leadership::Following(None));
@@ -194,7 +194,7 @@ async fn renewed_certificates_count_from_the_next_connection_on_and_open_streams
 }
 
 #[tokio::test]
-async fn who_dials_a_follower_is_told_where_the_leader_is() {
+async fn a_gateway_that_dials_a_follower_gets_the_address_of_the_leader() {
     let lab = Lab::new().await;
     let leader = Leader { identity: "b".to_owned(), address: Some("https://192.0.2.9:9443".to_owned()) };
     lab.leadership.send_replace(Leadership::Following(Some(leader)));
@@ -221,7 +221,7 @@ async fn a_gateway_whose_certificate_has_expired_loses_its_stream() {
     let end = tokio::time::timeout(WAIT + Duration::from_secs(valid_s), stream.message()).await.unwrap().unwrap_err();
     assert_eq!(end.code(), Code::Unauthenticated, "{end}");
     assert!(end.message().contains("certificate expired"), "{end}");
-    // Nor is it served anew on a connection from before.
+    // A new stream on the existing connection is not served either.
     let requests =
         tokio_stream::once(WatchRequest { message: Some(Message::Hello(Hello::default())) }).chain(tokio_stream::pending());
     let mut stream = ConfigClient::new(channel.clone()).watch(requests).await.unwrap().into_inner();
@@ -231,9 +231,9 @@ async fn a_gateway_whose_certificate_has_expired_loses_its_stream() {
     assert_eq!(questions.message().await.unwrap_err().code(), Code::Unauthenticated);
 }
 
-/// Whoever dials has 5 s: the handshakes of the idle ones would go on for 10 s.
+/// A dial has 5 s; the handshakes of the idle connections would last 10 s.
 #[tokio::test]
-async fn idle_connections_keep_no_gateway_out() {
+async fn idle_connections_block_no_gateway() {
     let lab = Lab::new().await;
     let ControllerUrl::Https { ref host, port } = lab.url else { panic!("not over TCP") };
     let mut idle = Vec::new();

@@ -19,7 +19,7 @@ impl Authority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
-        // No two of one name.
+        // Each authority has a unique name.
         params.distinguished_name.push(DnType::CommonName, format!("sluice {:02x?}", &key.public_key_raw()[..8]));
         let pem = params.self_signed(&key).unwrap().pem();
         Self { issuer: Issuer::new(params, key), pem }
@@ -30,12 +30,12 @@ impl Authority {
         self.issue_until(uris, 4000)
     }
 
-    /// One that is valid up to the start of a year.
+    /// A certificate that is valid until the start of a year.
     pub(crate) fn issue_until(&self, uris: &[&str], year: i32) -> Material {
         self.issue_with(uris, |params| params.not_after = date_time_ymd(year, 1, 1))
     }
 
-    /// One that is valid for so long after 1970.
+    /// A certificate that is valid for this long after 1970.
     pub(crate) fn issue_until_unix(&self, uris: &[&str], unix: std::time::Duration) -> Material {
         self.issue_with(uris, |params| params.not_after = date_time_ymd(1970, 1, 1) + unix)
     }
@@ -61,7 +61,7 @@ fn error_of<T>(result: Result<T, TlsError>) -> String {
 }
 
 #[test]
-fn good_certificates_are_taken_and_a_gateways_says_its_group() {
+fn valid_certificates_are_accepted_and_the_group_comes_from_the_gateways_certificate() {
     let authority = Authority::new();
     acceptance(&authority.issue(&["sluice://east/controller", "https://example.com/x"]), "east").unwrap();
     let (_, group) = client_config(&authority.issue(&["sluice://east/edge-1"]), "edge-1").unwrap();
@@ -73,7 +73,7 @@ fn good_certificates_are_taken_and_a_gateways_says_its_group() {
 }
 
 #[test]
-fn a_certificate_that_the_other_side_would_refuse_is_told_with_what_is_wrong() {
+fn a_certificate_that_the_peer_would_refuse_is_an_error_with_the_reason() {
     let (authority, other) = (Authority::new(), Authority::new());
     let controller = ["sluice://east/controller"];
     let of_other = Material { ca: other.pem.clone().into_bytes(), ..authority.issue(&controller) };
@@ -101,7 +101,7 @@ fn a_certificate_that_the_other_side_would_refuse_is_told_with_what_is_wrong() {
 }
 
 #[test]
-fn a_certificate_counts_until_it_expires_by_the_authority_that_it_was_accepted_by() {
+fn a_certificate_is_accepted_until_it_expires_by_the_authority_that_first_accepted_it() {
     use rustls::pki_types::pem::PemObject as _;
     let (authority, other) = (Authority::new(), Authority::new());
     let gateways = acceptance(&authority.issue(&["sluice://east/controller"]), "east").unwrap().gateways;
@@ -116,7 +116,7 @@ fn a_certificate_counts_until_it_expires_by_the_authority_that_it_was_accepted_b
     let error = credential(&authority, 2030).check(in_2030).unwrap_err().to_string();
     assert!(error.contains("certificate expired"), "{error}");
     assert!(credential(&other, 4000).check(in_2030).is_err());
-    assert!(Credential::new(&[], gateways).check(in_2030).is_err(), "nobody is no one of ours");
+    assert!(Credential::new(&[], gateways).check(in_2030).is_err(), "an empty chain is refused");
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn a_key_is_never_printed() {
     assert_eq!(format!("{material:?}"), "Material(tls.crt)");
 }
 
-/// The page's own commands. Skipped where there is no openssl.
+/// Runs the commands of the page. Skipped if openssl is missing.
 #[test]
-fn the_documented_commands_make_certificates_that_are_taken() {
+fn the_documented_commands_make_certificates_that_are_accepted() {
     if std::process::Command::new("openssl").arg("version").output().is_err() {
         println!("skipped: there is no openssl");
         return;

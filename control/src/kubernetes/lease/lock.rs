@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_lock_that_was_let_go_on_this_machine_since_it_started_proves_an_end() {
+    fn only_a_lock_released_on_this_machine_since_its_boot_proves_an_end() {
         let dir = tempfile::tempdir().unwrap();
         let one = ProcessLock::take(dir.path(), "one").unwrap();
         let two = ProcessLock::take(dir.path(), "two").unwrap();

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_of_both_families_tells_each_and_is_exhausted_by_one() {
+    fn a_dual_stack_pool_has_figures_per_family_and_is_exhausted_by_one() {
         let figures = |available| Figures { total: 10, used: 10 - available, available };
         let mut pool = PoolUse { families: vec![(Family::V4, figures(0)), (Family::V6, figures(7))], ..PoolUse::default() };
         assert_eq!(pool.text_of(|figures| figures.available), "0 IPv4, 7 IPv6");

@@ -94,7 +94,7 @@ impl Allocations {
 }
 
 fn writer(claim: &Claim) -> String {
-    claim.status_writer.as_ref().map_or_else(|| "somebody else".to_owned(), |name| format!("{name:?}"))
+    claim.status_writer.as_ref().map_or_else(|| "another program".to_owned(), |name| format!("{name:?}"))
 }
 
 /// Why an address in a status cannot belong to the Service, regardless of other Services.

@@ -11,9 +11,9 @@ use objects::{Namespaces, Sharing};
 
 use super::*;
 
-/// What one Service says in one step.
+/// The random settings of one Service in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Says {
+struct RandomService {
     created: i64,
     namespace: u8,
     ports: Vec<u16>,
@@ -22,11 +22,11 @@ struct Says {
     is_readable: bool,
 }
 
-fn says() -> impl Strategy<Value = Says> {
+fn random_service() -> impl Strategy<Value = RandomService> {
     let key = prop::option::of((0u8..2, any::<bool>(), any::<bool>()));
     let ports = prop::collection::btree_set(1u16..5, 1..3);
     (0i64..4, 0u8..2, ports, key, prop::option::weighted(0.2, 98u8..108), prop::bool::weighted(0.9)).prop_map(
-        |(created, namespace, ports, key, asked, is_readable)| Says {
+        |(created, namespace, ports, key, asked, is_readable)| RandomService {
             created,
             namespace,
             ports: ports.into_iter().collect(),
@@ -37,36 +37,41 @@ fn says() -> impl Strategy<Value = Says> {
     )
 }
 
-fn claim_of(name: u8, says: &Says, before: Option<&Allocation>) -> Claim {
-    let sharing = says.key.map(|(key, is_metallb, all)| {
+fn claim_of(name: u8, settings: &RandomService, before: Option<&Allocation>) -> Claim {
+    let sharing = settings.key.map(|(key, is_metallb, all)| {
         let namespaces = if all { Namespaces::All } else { Namespaces::Named([].into()) };
         Sharing { key: key.to_string(), is_metallb, namespaces }
     });
-    let families = if says.is_readable { vec![Family::V4] } else { Vec::new() };
+    let families = if settings.is_readable { vec![Family::V4] } else { Vec::new() };
     Claim {
-        service: ServiceName::new(&format!("n{}", says.namespace), &name.to_string()),
+        service: ServiceName::new(&format!("n{}", settings.namespace), &name.to_string()),
         families,
-        ports: if says.is_readable { says.ports.iter().map(|port| (Protocol::Tcp, *port)).collect() } else { Vec::new() },
-        sharing: sharing.filter(|_| says.is_readable),
-        requested: says.asked.map(|last| IpAddr::from([192, 0, 2, last])).filter(|_| says.is_readable).into_iter().collect(),
+        ports: if settings.is_readable { settings.ports.iter().map(|port| (Protocol::Tcp, *port)).collect() } else { Vec::new() },
+        sharing: sharing.filter(|_| settings.is_readable),
+        requested: settings
+            .asked
+            .map(|last| IpAddr::from([192, 0, 2, last]))
+            .filter(|_| settings.is_readable)
+            .into_iter()
+            .collect(),
         in_status: before.map(|outcome| outcome.addresses.clone()).unwrap_or_default(),
         status_is_ours: true,
-        ..claim("", says.created)
+        ..claim("", settings.created)
     }
 }
 
 #[derive(Clone, Debug)]
 struct Step {
-    says: BTreeMap<u8, Says>,
+    services: BTreeMap<u8, RandomService>,
     pools: u8,
     passes_s: u64,
     restarts: bool,
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let services = prop::collection::btree_map(0u8..8, says(), 0..8);
+    let services = prop::collection::btree_map(0u8..8, random_service(), 0..8);
     (services, 0u8..4, prop::sample::select(vec![1, 400, 700]), prop::bool::weighted(0.15))
-        .prop_map(|(says, pools, passes_s, restarts)| Step { says, pools, passes_s, restarts })
+        .prop_map(|(services, pools, passes_s, restarts)| Step { services, pools, passes_s, restarts })
 }
 
 fn pools_of(number: u8) -> Pools {
@@ -82,21 +87,21 @@ fn pools_of(number: u8) -> Pools {
 
 proptest! {
     #[test]
-    fn no_two_services_ever_hold_one_frontend_and_nobody_is_renumbered_who_did_not_ask(steps in prop::collection::vec(step(), 1..12)) {
+    fn no_two_services_hold_one_frontend_and_no_service_is_renumbered_unasked(steps in prop::collection::vec(step(), 1..12)) {
         let mut lab = Lab::new(&[]);
         let mut before: BTreeMap<ServiceName, (Allocation, Claim)> = BTreeMap::new();
-        // Each keeps what it said last, where a step says nothing new of it.
-        let mut said: BTreeMap<u8, Says> = BTreeMap::new();
+        // A Service that a step does not name keeps its last settings.
+        let mut current: BTreeMap<u8, RandomService> = BTreeMap::new();
         for step in steps {
-            said.retain(|name, _| step.says.contains_key(name) || name % 3 != 0);
-            for (name, new) in step.says {
+            current.retain(|name, _| step.services.contains_key(name) || name % 3 != 0);
+            for (name, new) in step.services {
                 // A namespace and a creation time do not change.
-                let old = said.get(&name).map_or((new.namespace, new.created), |old| (old.namespace, old.created));
-                said.insert(name, Says { namespace: old.0, created: old.1, ..new });
+                let old = current.get(&name).map_or((new.namespace, new.created), |old| (old.namespace, old.created));
+                current.insert(name, RandomService { namespace: old.0, created: old.1, ..new });
             }
-            let claims: Vec<Claim> = said.iter().map(|(name, says)| {
-                let service = ServiceName::new(&format!("n{}", says.namespace), &name.to_string());
-                claim_of(*name, says, before.get(&service).map(|(outcome, _)| outcome))
+            let claims: Vec<Claim> = current.iter().map(|(name, settings)| {
+                let service = ServiceName::new(&format!("n{}", settings.namespace), &name.to_string());
+                claim_of(*name, settings, before.get(&service).map(|(outcome, _)| outcome))
             }).collect();
             lab.now += Duration::from_secs(step.passes_s);
             lab.pools = pools_of(step.pools);
@@ -120,7 +125,7 @@ proptest! {
                 if let Some((old, earlier)) = before.get(&claim.service) {
                     let asks_the_same = earlier.ports == claim.ports && earlier.sharing == claim.sharing;
                     let keeps = !claim.is_readable() || (claim.requested.is_empty() && asks_the_same);
-                    // After a restart one that shared with an unreadable one may find that it now clashes with it.
+                    // After a restart a Service that shared with an unreadable one may conflict with it.
                     if keeps && !step.restarts && !old.addresses.is_empty() && earlier.is_readable() {
                         prop_assert_eq!(&old.addresses, &outcome.addresses);
                     }

@@ -1,4 +1,4 @@
-//! Claims over time: who gets which address, and what the others are told.
+//! Claims over time: which Service gets which address, and the notes for the others.
 
 use kube::core::Selector;
 use proto::Protocol;
@@ -93,7 +93,7 @@ fn holding(claim: Claim, address: &str) -> Claim {
 }
 
 #[test]
-fn at_start_what_status_holds_comes_first_then_requests_then_the_rest_by_age() {
+fn at_start_addresses_in_statuses_come_first_then_requests_then_the_rest_by_age() {
     let mut lab = Lab::small();
     let requesting = asking(claim("requesting", 3), "192.0.2.101");
     let held = Claim { in_status: vec![ip("192.0.2.100")], ..claim("holding", 9) };
@@ -102,7 +102,7 @@ fn at_start_what_status_holds_comes_first_then_requests_then_the_rest_by_age() {
 }
 
 #[test]
-fn of_two_that_claim_one_address_the_older_gets_it_and_the_other_is_told() {
+fn of_two_services_that_claim_one_address_the_older_gets_it_and_the_other_gets_the_reason() {
     let mut lab = Lab::small();
     lab.assign(&[asking(claim("younger", 2), "192.0.2.100"), asking(claim("older", 1), "192.0.2.100")]);
     assert_eq!(["older", "younger"].map(|name| lab.got(name)), ["100", "Conflict"]);
@@ -125,7 +125,7 @@ fn a_freed_address_waits_ten_minutes_for_the_same_name() {
 }
 
 #[test]
-fn when_nothing_else_is_free_the_reserved_address_goes_that_was_freed_first() {
+fn if_nothing_else_is_free_the_reserved_address_that_was_freed_first_is_used() {
     let mut lab = Lab::small();
     lab.assign(&[claim("a", 1), claim("b", 2), claim("c", 3)]);
     // b goes first, then c, then a.
@@ -136,13 +136,13 @@ fn when_nothing_else_is_free_the_reserved_address_goes_that_was_freed_first() {
     assert_eq!(lab.got("d"), "101");
     lab.assign(&[claim("d", 4), claim("e", 5), claim("f", 6), claim("g", 7)]);
     assert_eq!(["d", "e", "f", "g"].map(|name| lab.got(name)), ["101", "102", "100", "Exhausted"]);
-    // Who comes back too late gets another one, like everybody.
+    // A Service that returns too late gets another address.
     lab.assign(&[claim("b", 8), claim("d", 4), claim("e", 5)]);
     assert_eq!(lab.got("b"), "100");
 }
 
 #[test]
-fn a_freed_address_goes_to_nobody_else_before_every_gateway_has_taken_it_out() {
+fn no_other_service_gets_a_freed_address_before_every_gateway_has_removed_it() {
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100"])]);
     lab.assign(&[claim("a", 1)]);
     lab.assign(&[]).all.published(7);
@@ -155,7 +155,7 @@ fn a_freed_address_goes_to_nobody_else_before_every_gateway_has_taken_it_out() {
     assert!(lab.all.waits_for_gateways(lab.now));
     lab.reached = Some(7);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "100");
-    // Without any gateway there is nobody to wait for; its own name never waits.
+    // Without any gateway there is nothing to wait for; a Service of the same name never waits.
     lab.assign(&[]);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "100");
     lab.assign(&[]);
@@ -164,7 +164,7 @@ fn a_freed_address_goes_to_nobody_else_before_every_gateway_has_taken_it_out() {
 }
 
 #[test]
-fn whoever_waits_is_served_as_soon_as_the_next_expiry_says() {
+fn a_waiting_service_gets_an_address_at_the_next_expiry() {
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100"])]);
     lab.reached = Some(1);
     lab.assign(&[claim("a", 1)]);
@@ -175,7 +175,7 @@ fn whoever_waits_is_served_as_soon_as_the_next_expiry_says() {
 }
 
 #[test]
-fn a_pool_edit_renumbers_nobody_and_says_so() {
+fn a_pool_edit_renumbers_no_service_and_adds_a_note() {
     let mut lab = Lab::small();
     lab.assign(&[claim("a", 1)]);
     lab.pools = pools(&[pool("default", &["198.51.100.0/28"])]);
@@ -201,7 +201,7 @@ fn a_status_outside_the_pools_counts_only_if_we_wrote_it() {
 }
 
 #[test]
-fn a_status_that_somebody_else_wrote_counts_only_where_a_pool_gives_that_address_now() {
+fn a_foreign_status_counts_only_if_a_pool_would_give_that_address_now() {
     let mut closed = pool("closed", &["192.0.2.110"]);
     closed.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
     let specs = [pool("default", &["192.0.2.100-192.0.2.105"]), closed];
@@ -226,11 +226,11 @@ fn a_status_that_somebody_else_wrote_counts_only_where_a_pool_gives_that_address
         lab.assign(&[Claim { in_status: vec![ip(address)], status_writer: writer, ..claim("a", 1) }]);
         let got = lab.of("a");
         assert_eq!(got.addresses, [ip(if is_kept { address } else { "192.0.2.100" })], "{address}");
-        let told = got.notes.iter().find(|note| note.cause == Cause::AddressLost).map(|note| note.text.as_str());
-        assert_eq!(told.is_some(), why.is_some(), "{address}: {told:?}");
-        assert!(told.is_none_or(|told| told.contains(why.unwrap())), "{address}: {told:?}");
+        let warning = got.notes.iter().find(|note| note.cause == Cause::AddressLost).map(|note| note.text.as_str());
+        assert_eq!(warning.is_some(), why.is_some(), "{address}: {warning:?}");
+        assert!(warning.is_none_or(|warning| warning.contains(why.unwrap())), "{address}: {warning:?}");
     }
-    // What we wrote counts outside the pools; what nobody can be reached at, not even then.
+    // An address that we wrote counts outside the pools too, but an unreachable or forbidden one never does.
     for (address, is_kept) in [("198.18.0.1", true), ("192.0.2.110", true), ("127.0.0.1", false), ("192.0.2.102", false)] {
         let mut lab = Lab::new(&specs);
         lab.forbidden = forbidden.clone();
@@ -240,7 +240,7 @@ fn a_status_that_somebody_else_wrote_counts_only_where_a_pool_gives_that_address
 }
 
 #[test]
-fn an_address_that_we_wrote_stays_its_holders_though_an_older_service_claims_it_in_its_status() {
+fn an_address_that_we_wrote_stays_with_its_holder_although_an_older_service_has_it_in_its_status() {
     let mut lab = Lab::small();
     let older = Claim { in_status: vec![ip("192.0.2.100")], ..claim("older", 1) };
     lab.assign(&[older, holding(claim("holder", 2), "192.0.2.100")]);
@@ -250,17 +250,17 @@ fn an_address_that_we_wrote_stays_its_holders_though_an_older_service_claims_it_
 }
 
 #[test]
-fn who_asks_for_another_pool_keeps_the_address_and_is_told_until_it_asks_for_the_exchange() {
+fn a_service_that_requests_another_pool_keeps_its_address_with_a_note_until_it_requests_the_exchange() {
     let mut lab = Lab::new(&[pool("one", &["192.0.2.100"]), pool("two", &["192.0.2.200"])]);
     lab.assign(&[claim("a", 1)]);
     let elsewhere = Claim { pool: Some("two".to_owned()), ..claim("a", 1) };
     lab.assign(std::slice::from_ref(&elsewhere));
     assert_eq!(lab.got("a"), "100");
-    let told = lab.of("a").notes[0].clone();
-    assert_eq!(told.cause, Cause::Reason(Reason::OutsidePools));
-    assert!(told.text.contains("lies in pool one, and pool two is asked for") && told.text.contains("sluice.dev/readdress"));
+    let note = lab.of("a").notes[0].clone();
+    assert_eq!(note.cause, Cause::Reason(Reason::OutsidePools));
+    assert!(note.text.contains("lies in pool one, and pool two is asked for") && note.text.contains("sluice.dev/readdress"));
     let moving = Claim { readdress: true, ..elsewhere };
-    // As long as there is no other, it stays where it is.
+    // While no other address is available, it keeps its address.
     lab.assign(&[moving.clone(), asking(claim("b", 2), "192.0.2.200")]);
     assert_eq!(["a", "b"].map(|name| lab.got(name)), ["100", "200"]);
     assert!(lab.of("a").notes[0].text.contains("no IPv4 address is left (pool two)"), "{:?}", lab.of("a"));
@@ -268,7 +268,7 @@ fn who_asks_for_another_pool_keeps_the_address_and_is_told_until_it_asks_for_the
     assert_eq!(lab.got("a"), "200");
     assert!(lab.assign(&[moving]).of("a").notes.is_empty());
     assert_eq!(lab.got("a"), "200");
-    // A pool that has gone is left likewise.
+    // The same applies if the pool was deleted.
     lab.pools = pools(&[pool("one", &["192.0.2.100"])]);
     assert_eq!(lab.assign(&[claim("a", 1)]).got("a"), "200");
     assert_eq!(lab.assign(&[Claim { readdress: true, ..claim("a", 1) }]).got("a"), "100");
@@ -287,14 +287,14 @@ fn an_internal_service_gets_an_address_of_an_internal_pool_or_none() {
     let asked = Claim { pool: Some("inside".to_owned()), ..claim("d", 4) };
     lab.assign(&[internal(claim("a", 1)), claim("c", 3), asked]);
     assert_eq!(["a", "c", "d"].map(|name| lab.got(name)), ["200", "100", "201"]);
-    // At an address that anybody may reach it is not served, once it says so.
+    // Once it requests an internal address, it is not served at a public one.
     lab.assign(&[internal(claim("c", 3))]);
     assert!(lab.of("c").refusal.is_some() && lab.why("c").contains("sluice.dev/readdress"), "{:?}", lab.of("c"));
     assert_eq!(lab.assign(&[internal(Claim { readdress: true, ..claim("c", 3) })]).got("c"), "202");
 }
 
 #[test]
-fn a_request_that_cannot_be_had_is_refused_with_its_reason() {
+fn a_request_that_cannot_be_met_is_refused_with_the_reason() {
     let mut closed = pool("closed", &["192.0.2.103"]);
     closed.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
     let mut clean = pool("clean", &["198.51.100.0/24"]);
@@ -322,13 +322,13 @@ fn a_request_that_cannot_be_had_is_refused_with_its_reason() {
         lab.assign(&[Claim { pool: Some(named.to_owned()), ..claim("a", 1) }]);
         assert!(lab.got("a") == "Refused" && lab.why("a").contains(why), "{named}: {}", lab.why("a"));
     }
-    // None of the three in `default` is left, and nobody is given a gateway's or a node's address unasked.
+    // The three addresses of `default` belong to gateways and a node, so none of them is allocated.
     lab.assign(&[Claim { pool: Some("default".to_owned()), ..claim("a", 1) }]);
     assert_eq!(lab.got("a"), "Exhausted");
 }
 
 #[test]
-fn a_changed_request_moves_the_service_if_it_can_and_else_leaves_it_where_it_is() {
+fn a_changed_request_moves_the_service_if_possible() {
     let mut lab = Lab::small();
     lab.assign(&[claim("a", 1), claim("b", 2)]);
     lab.assign(&[asking(claim("a", 1), "192.0.2.101"), claim("b", 2)]);
@@ -348,7 +348,7 @@ fn a_service_of_two_families_needs_both_unless_the_second_is_optional() {
 }
 
 #[test]
-fn a_service_that_cannot_be_served_keeps_what_it_holds_and_gets_nothing_new() {
+fn a_service_that_cannot_be_served_keeps_its_addresses_and_gets_no_new_ones() {
     let mut lab = Lab::small();
     lab.assign(&[claim("a", 1)]);
     let unreadable = |name| Claim { families: Vec::new(), ports: Vec::new(), ..claim(name, 1) };
@@ -359,7 +359,7 @@ fn a_service_that_cannot_be_served_keeps_what_it_holds_and_gets_nothing_new() {
 }
 
 #[test]
-fn pools_are_tried_by_priority_and_those_that_are_not_for_all_only_when_asked_for() {
+fn pools_are_tried_by_priority_and_those_without_auto_assign_only_on_request() {
     let mut asked_only = pool("asked-only", &["192.0.2.1"]);
     (asked_only.auto_assign, asked_only.priority) = (false, 1);
     let mut second = pool("second", &["192.0.2.2"]);
@@ -373,7 +373,7 @@ fn pools_are_tried_by_priority_and_those_that_are_not_for_all_only_when_asked_fo
 }
 
 #[test]
-fn selectors_say_whose_services_a_pool_is_for() {
+fn selectors_limit_the_services_of_a_pool() {
     let labels = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let mut teams = pool("team-a", &["192.0.2.1-192.0.2.9"]);
     teams.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
@@ -414,13 +414,13 @@ fn services_of_one_key_share_an_address_while_their_ports_differ() {
     lab.assign(&[web.clone(), tls.clone(), same_port, udp, sharing(claim("other-key", 5), "l", 53), claim("no-key", 6)]);
     let got = ["web", "tls", "same-port", "udp", "other-key", "no-key"].map(|name| lab.got(name));
     assert_eq!(got, ["100", "100", "101", "100", "102", "Exhausted"]);
-    // The one that stays keeps the address, and the one that comes back finds it.
+    // The remaining Service keeps the address, and the returning one gets it again.
     assert_eq!(lab.assign(std::slice::from_ref(&tls)).got("tls"), "100");
     assert_eq!(lab.assign(&[web, tls]).got("web"), "100");
 }
 
 #[test]
-fn sharing_that_cannot_be_is_refused_with_what_stands_against_it() {
+fn impossible_sharing_is_refused_with_the_conflict() {
     let holder = asking(sharing(claim("holder", 1), "k", 80), "192.0.2.100");
     let rows = [
         (claim("a", 2), "sharing takes one sharing-key on both"),
@@ -469,7 +469,7 @@ fn across_namespaces_every_sharer_names_the_others_or_metallbs_pool_allows_it() 
 }
 
 #[test]
-fn who_changes_ports_or_key_against_the_others_leaves_and_nobody_else_is_moved() {
+fn a_service_whose_new_ports_or_key_conflict_loses_the_address_and_no_other_service_moves() {
     let mut lab = Lab::small();
     let (older, younger) = (sharing(claim("older", 1), "k", 80), sharing(claim("younger", 2), "k", 443));
     lab.assign(&[older, younger.clone()]);
@@ -483,7 +483,7 @@ fn who_changes_ports_or_key_against_the_others_leaves_and_nobody_else_is_moved()
 }
 
 #[test]
-fn after_a_restart_sharers_are_where_they_were_even_one_that_cannot_be_read() {
+fn after_a_restart_sharers_keep_their_address_even_one_that_cannot_be_parsed() {
     let at = |claim| holding(claim, "192.0.2.102");
     let unreadable = Claim { families: Vec::new(), ports: Vec::new(), ..at(claim("unreadable", 1)) };
     let mut lab = Lab::small();
@@ -495,7 +495,7 @@ fn after_a_restart_sharers_are_where_they_were_even_one_that_cannot_be_read() {
 }
 
 #[test]
-fn a_pool_tells_how_much_of_it_is_left() {
+fn usage_figures_count_available_addresses() {
     let mut v6 = pool("v6", &["2001:db8::/64"]);
     v6.avoid_buggy_ips = true;
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.109"]), v6]);
@@ -506,12 +506,12 @@ fn a_pool_tells_how_much_of_it_is_left() {
         let uses = lab.all.account(&lab.pools, &lab.forbidden);
         uses.iter().flat_map(|one| &one.families).map(|(_, one)| (one.total, one.used, one.available)).collect()
     };
-    // One is held, one the gateway's own; what is kept for b anybody may have once nothing else is free.
+    // One is held and one belongs to the gateway. The one reserved for b counts as available.
     assert_eq!(figures(&lab), [(10, 1, 8), (1 << 64, 0, 1 << 64)]);
 }
 
 #[test]
-fn of_four_thousand_services_that_come_go_and_come_again_those_wait_whose_pool_is_full() {
+fn of_four_thousand_services_created_deleted_and_created_again_those_of_a_full_pool_wait() {
     const COUNT: u16 = 4_000;
     let specs = [pool("full", &["192.0.2.1-192.0.2.2"]), pool("v6", &["2001:db8::/64"])];
     let claims: Vec<Claim> = (0..COUNT)
@@ -547,7 +547,7 @@ mod conflicts {
     }
 
     #[test]
-    fn of_two_pools_that_clash_the_younger_is_not_used_at_all_and_the_configuration_is_oldest() {
+    fn of_two_overlapping_pools_the_younger_is_not_used_and_the_configuration_is_oldest() {
         let configured = [pool("default", &["192.0.2.100-192.0.2.199"])];
         let objects: BTreeMap<String, AddressPool> = [
             object("b-older", "01", &["198.51.100.0/25"]),
@@ -580,7 +580,7 @@ mod conflicts {
     }
 
     #[test]
-    fn a_pool_of_another_installation_is_none_of_ours() {
+    fn a_pool_of_another_installation_is_not_used() {
         let (name, mut theirs) = object("theirs", "00", &["192.0.2.1"]);
         theirs.spec.load_balancer_class = Some("example.com/other".to_owned());
         let (ours_name, mut ours) = object("ours", "01", &["192.0.2.1"]);
@@ -592,7 +592,7 @@ mod conflicts {
     }
 
     #[test]
-    fn a_pool_without_the_labels_that_we_select_is_none_of_ours_and_clashes_with_none() {
+    fn a_pool_without_the_selected_labels_is_not_used_and_overlaps_no_pool() {
         let (theirs, (ours_name, mut ours)) = (object("theirs", "00", &["192.0.2.0/24"]), object("ours", "01", &["192.0.2.1"]));
         ours.metadata.labels = Some([("group".to_owned(), "east".to_owned())].into());
         let mut settings = ControllerSettings { pools: Vec::new(), ..settings() };

@@ -83,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_is_replaced_counts_on_and_one_whose_endpoints_are_gone_does_not() {
+    fn a_deleted_slice_counts_only_if_it_is_managed_and_has_ready_endpoints() {
         let (ready, leaving) = (json!({"ready": true}), json!({"ready": false, "serving": true, "terminating": true}));
         let kubernetes = "endpointslice-controller.k8s.io";
         assert_eq!(counting(kubernetes, &[ready.clone(), ready.clone()]), 2);
         assert_eq!(counting(kubernetes, &[ready.clone(), leaving.clone()]), 1, "one terminated");
         assert_eq!(counting(kubernetes, &[leaving]), 0, "deleted with its last endpoints");
-        assert_eq!(counting("me", &[ready]), 0, "nobody writes it anew");
+        assert_eq!(counting("me", &[ready]), 0, "no controller creates it again");
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn no_endpoints_a_port_that_does_not_match_and_drained_backends_are_told_apart() {
+    fn missing_endpoints_a_port_without_match_and_drained_backends_are_distinguished() {
         let good = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "rs")]);
         assert!(!missing(&[BackendState::Active], std::slice::from_ref(&good)).is_any());
         assert_eq!(missing(&[BackendState::Draining], &[good]), MissingBackends { is_whole: true, ..MissingBackends::default() });

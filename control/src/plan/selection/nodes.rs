@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn under_cluster_every_node_that_is_not_excluded_counts_alike() {
+    fn under_cluster_all_nodes_that_are_not_excluded_count_the_same() {
         let nodes = nodes(&["a 10.0.1.1", "b 10.0.1.2 excluded", "c 10.0.1.3"]);
         let choice = NodeChoice { nodes: &nodes, local: false, is_tunnel: false };
         let selection = selected(&choice, &["1 rs b"], Family::V4);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn that_no_node_is_eligible_is_said_with_the_reason_of_each() {
+    fn if_no_node_is_eligible_the_message_has_the_reason_for_each() {
         let rows: [(&[&str], bool, &str); 5] = [
             (&[], false, "no Node is known"),
             (&["a 10.0.1.1 excluded"], false, "node a has the label x"),

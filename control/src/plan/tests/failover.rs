@@ -1,4 +1,4 @@
-//! What a new leader takes over, and what it leaves alone.
+//! Failover: what a new leader adopts, and what it does not change.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn going(name: &str, address: &str) -> Value {
 }
 
 #[test]
-fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_before_it_is_gone() {
+fn a_new_leader_keeps_the_address_of_a_service_that_is_being_deleted_until_it_is_deleted() {
     let mut settings = settings();
     settings.pools = vec![PoolSpec::new("default", vec!["192.0.2.100".parse().unwrap()])];
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
@@ -42,7 +42,7 @@ fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_befo
     world.apply(Change::ServiceDeleted(named("old")));
     let second = plan(&world, &settings, &mut memory, now);
     assert_eq!(second.services[&named("web")].ports.len(), 1, "{:?}", second.services[&named("web")].refusal);
-    // What somebody else wrote there outside of our pools is nobody's.
+    // An address outside our pools that another program wrote is not adopted.
     let mut foreign = going("foreign", "198.18.0.1");
     foreign["metadata"]["managedFields"] = Value::Null;
     apply(&mut world, foreign);
@@ -51,7 +51,7 @@ fn a_new_leader_gives_nobody_the_address_of_a_service_that_is_being_deleted_befo
 }
 
 #[test]
-fn addresses_of_gateways_that_are_away_and_of_nodes_are_no_vips_and_those_of_gateways_no_backends() {
+fn addresses_of_disconnected_gateways_and_nodes_are_never_vips_and_those_of_gateways_never_backends() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     let away = ["192.0.2.100", "10.0.0.9"].map(|text| text.parse().unwrap()).to_vec();
     world.apply(Change::GatewaysReplaced([("edge-1".to_owned(), away)].into()));
@@ -73,7 +73,7 @@ fn addresses_of_gateways_that_are_away_and_of_nodes_are_no_vips_and_those_of_gat
     assert!(plan.notes.iter().any(|note| note.remark.text.contains("address of gateway edge-1")), "{:?}", plan.notes);
 }
 
-/// One change of a world of three Services and a pool of three addresses, as it matters for what outlives a leader.
+/// One change of a world of three Services and a pool of three addresses, for the decisions that survive a leader.
 #[derive(Clone, Debug)]
 enum Turn {
     Service { name: u8, port: u16, request: Option<u8> },
@@ -94,7 +94,7 @@ fn turn() -> impl Strategy<Value = Turn> {
 }
 
 proptest! {
-    /// Though no status was written yet: the same addresses, table sizes and reservations.
+    /// The same addresses, table sizes and reservations, although no status was written yet.
     #[test]
     fn a_plan_after_failover_is_the_plan_before(turns in prop::collection::vec(turn(), 1..24)) {
         let mut settings = settings();
@@ -120,7 +120,7 @@ proptest! {
             let mut successor = world.clone();
             successor.apply(Change::CheckpointReplaced(Box::new(before.checkpoint.clone())));
             let after = plan(&successor, &settings, &mut Memory::default(), now);
-            // Why one waits may be said in other words: what came first in one plan was there before the other.
+            // The message of a refusal may differ, because a new leader allocates to all Services at once.
             let of = |plan: &Plan| -> Vec<_> {
                 let one = |service: &Arc<Service>| (service.ports.clone(), service.refusal.as_ref().map(|refusal| refusal.reason));
                 plan.services.iter().map(|(name, service)| (name.clone(), one(service))).collect()
@@ -152,7 +152,7 @@ fn a_table_keeps_its_size_while_its_service_is_refused() {
 }
 
 #[test]
-fn a_status_that_was_overwritten_while_nobody_led_takes_no_address_from_anybody() {
+fn a_status_overwritten_while_there_was_no_leader_moves_no_address() {
     let mut world = World::default();
     apply(&mut world, service("first", json!({})));
     apply(&mut world, service("web", json!({})));
@@ -166,12 +166,12 @@ fn a_status_that_was_overwritten_while_nobody_led_takes_no_address_from_anybody(
     world.apply(Change::CheckpointReplaced(Box::new(before.checkpoint)));
     let after = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     assert_eq!(after.services[&named("web")].ports[0].vips, ["192.0.2.101".parse::<IpAddr>().unwrap()]);
-    let told = |note: &Note| note.remark.cause == Cause::AddressLost && note.remark.text.contains("192.0.2.150");
-    assert!(after.notes.iter().any(told), "{:?}", after.notes);
+    let is_reported = |note: &Note| note.remark.cause == Cause::AddressLost && note.remark.text.contains("192.0.2.150");
+    assert!(after.notes.iter().any(is_reported), "{:?}", after.notes);
 }
 
 #[test]
-fn what_another_installation_wrote_on_a_service_stays_its() {
+fn content_that_another_installation_wrote_is_not_removed() {
     let mut world = World::default();
     let marked = |mut object: Value, name: &str, group: &str| {
         object["metadata"]["name"] = name.into();

@@ -1,4 +1,4 @@
-//! Overrides as text: what a ConfigMap or a file holds, legible for people.
+//! Overrides as text that people can read: the content of a ConfigMap or a file.
 
 use std::net::SocketAddr;
 
@@ -12,30 +12,30 @@ use super::{Author, Drained, DrainedError, Overrides, TooManyOverrides, Weight};
 /// Version of the text.
 const VERSION: u32 = 1;
 
-/// Why a text holds no overrides.
+/// Why a text cannot be parsed as overrides.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// It is no YAML of this shape.
+    /// It is not YAML of this shape.
     #[error("{0}")]
     Yaml(String),
     /// A later version wrote it.
     #[error("it is of version {0}, this program reads version {VERSION}")]
     Version(u32),
-    /// It drains something that has no name.
+    /// A drain has an invalid target.
     #[error(transparent)]
     Drained(#[from] DrainedError),
-    /// It weighs something that is no backend of a Service.
+    /// A weight has an invalid Service or backend.
     #[error("{service} {backend} is no Service and backend; expected namespace/name and ADDRESS:PORT")]
     Weighed {
-        /// What stands for the Service.
+        /// Text in place of the Service.
         service: String,
-        /// What stands for the backend.
+        /// Text in place of the backend.
         backend: String,
     },
-    /// A time that is none.
+    /// An invalid time.
     #[error("{0:?} is no time such as 2026-01-31T12:00:00Z")]
     Time(String),
-    /// It has too many.
+    /// It has too many overrides.
     #[error(transparent)]
     Full(#[from] TooManyOverrides),
 }
@@ -82,7 +82,7 @@ impl Author {
 }
 
 impl Overrides {
-    /// Reads what [`Overrides::to_text`] wrote. An empty text holds none.
+    /// Parses the output of [`Overrides::to_text`]. An empty text is an empty set.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -139,7 +139,7 @@ mod tests {
     use crate::world::overrides::tests::{author, drained};
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn formatted_overrides_parse_to_the_same_overrides() {
         let mut overrides = drained(&["backend/10.0.0.1:80", "backend/fd00::1", "node/worker-1", "gateway/edge: 1 #"]);
         let weight = Weight { weight: 7, author: author("bob \"x\"\n: y") };
         overrides.set_weight(ServiceName::new("shop", "web"), "[fd00::1]:80".parse().unwrap(), weight).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_value() {
         let rows = [
             ("version: 2", "version 2"),
             ("drains: []", "version"),
