@@ -186,9 +186,9 @@ fn with_affinity_a_client_keeps_its_backend_through_changes_for_as_long_as_it_co
             rig.now += minutes * 60 * SECOND;
         }
         rig.now += 20 * 60 * SECOND;
-        let anew = backends_of_clients(&mut rig, 60, 2000);
-        assert!(anew.iter().filter(|&&backend| backend == BACKENDS[2]).count() > 20, "{scheduler}: {anew:?}");
-        assert_eq!(backends_of_clients(&mut rig, 60, 2001), anew, "{scheduler}");
+        let new_choice = backends_of_clients(&mut rig, 60, 2000);
+        assert!(new_choice.iter().filter(|&&backend| backend == BACKENDS[2]).count() > 20, "{scheduler}: {new_choice:?}");
+        assert_eq!(backends_of_clients(&mut rig, 60, 2001), new_choice, "{scheduler}");
     }
 }
 

@@ -174,9 +174,9 @@ fn a_backend_gets_icmp_errors_from_the_gateway_for_packets_that_cannot_reach_the
         let reply = || between(backend, client).flags(ACK);
         for packet in [reply().hop_limit(1), reply().payload(&[0; 1600])] {
             assert_eq!(rig.put(CLUSTER, &packet.build()), Some(PacketOutcome::Reply(CLUSTER)));
-            let told = rig.sent(CLUSTER).remove(0);
-            assert_checksums(&told);
-            let (source, destination) = rig::ends(&told);
+            let error = rig.sent(CLUSTER).remove(0);
+            assert_checksums(&error);
+            let (source, destination) = rig::ends(&error);
             assert_eq!((source.ip(), destination.ip()), (ip(gateway), backend.ip()), "not in the client's name");
         }
     }

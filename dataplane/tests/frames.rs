@@ -201,8 +201,8 @@ fn syn_from(source: &str) -> Packet {
 
 #[test]
 fn link_local_sources_and_our_directed_broadcasts_are_never_forwarded() {
-    let nobodys = ["169.254.0.1", "169.254.255.254", "fe80::1", "febf::1", "192.0.2.255", "10.0.0.255"];
-    for source in nobodys {
+    let refused_sources = ["169.254.0.1", "169.254.255.254", "fe80::1", "febf::1", "192.0.2.255", "10.0.0.255"];
+    for source in refused_sources {
         for mode in MODES {
             let mut rig = Rig::with_mode(mode);
             for flags in [SYN, ACK] {

@@ -25,7 +25,7 @@ fn gateway(mode: Mode, [uplink, cluster]: [u16; 2]) -> Rig {
 }
 
 /// The sizes that reach the backend and the client when both announce this one.
-fn told(rig: &mut Rig, (client, vip): (&str, &str), announced: u16) -> [Option<u16>; 2] {
+fn announced_mss(rig: &mut Rig, (client, vip): (&str, &str), announced: u16) -> [Option<u16>; 2] {
     let mut pass = |at: PortIndex, from: &str, to: &str, flags| {
         let sent = rig.forward(at, &with_segment_size(&Packet::tcp(from, to).flags(flags), announced));
         assert_checksums(&sent);
@@ -33,7 +33,7 @@ fn told(rig: &mut Rig, (client, vip): (&str, &str), announced: u16) -> [Option<u
     };
     let ((snat, backend), to_backend): ((SocketAddr, SocketAddr), _) = pass(UPLINK, client, vip, SYN);
     let (_, repeated) = pass(UPLINK, client, vip, SYN);
-    assert_eq!(repeated, to_backend, "a SYN that is repeated says the same");
+    assert_eq!(repeated, to_backend, "a repeated SYN is changed in the same way");
     let (_, to_client) = pass(CLUSTER, &backend.to_string(), &snat.to_string(), SYN | ACK);
     [to_backend, to_client]
 }
@@ -43,8 +43,8 @@ fn both_sides_announce_what_fits_the_smaller_port() {
     for mode in [Mode::Nat, Mode::Dnat] {
         for mtus in [[1500, 9000], [9000, 1500]] {
             for (ends, fits) in [(V4, 1460), (V6, 1440)] {
-                assert_eq!(told(&mut gateway(mode, mtus), ends, 8_960), [Some(fits); 2], "{mode} {mtus:?}");
-                assert_eq!(told(&mut gateway(mode, mtus), ends, 536), [Some(536); 2], "a smaller one stays");
+                assert_eq!(announced_mss(&mut gateway(mode, mtus), ends, 8_960), [Some(fits); 2], "{mode} {mtus:?}");
+                assert_eq!(announced_mss(&mut gateway(mode, mtus), ends, 536), [Some(536); 2], "a smaller one stays");
             }
         }
     }
@@ -54,7 +54,7 @@ fn both_sides_announce_what_fits_the_smaller_port() {
 fn between_ports_of_one_mtu_nothing_is_changed() {
     for mode in [Mode::Nat, Mode::Dnat] {
         for ends in [V4, V6] {
-            assert_eq!(told(&mut gateway(mode, [1500, 1500]), ends, 8_960), [Some(8_960); 2], "{mode}");
+            assert_eq!(announced_mss(&mut gateway(mode, [1500, 1500]), ends, 8_960), [Some(8_960); 2], "{mode}");
         }
     }
 }
@@ -62,7 +62,7 @@ fn between_ports_of_one_mtu_nothing_is_changed() {
 #[test]
 fn only_syns_are_changed() {
     let mut rig = gateway(Mode::Nat, [1500, 9000]);
-    told(&mut rig, V4, 1_000);
+    announced_mss(&mut rig, V4, 1_000);
     let segment = with_segment_size(&Packet::tcp(V4.0, V4.1).flags(ACK | tcp_flags::FIN), 8_960);
     assert_eq!(segment_size(&rig.forward(UPLINK, &segment)), Some(8_960));
     let without = Packet::tcp("198.51.100.8:1", V4.1).build();

@@ -292,8 +292,8 @@ fn a_sender_learns_the_largest_packet_that_fits_into_a_tunnel() {
         assert_eq!(rig.put(UPLINK, &of_len(mtu + 1)), Some(PacketOutcome::Reply(UPLINK)), "{mode} {mtu} {crossed} {vip}");
         let answer = rig.sent(UPLINK).remove(0);
         assert_checksums(&answer);
-        let told = if head == 40 { word(&answer, 40) } else { word(&answer, 60) };
-        assert_eq!(usize::from(told), mtu, "{mode}");
+        let reported_mtu = if head == 40 { word(&answer, 40) } else { word(&answer, 60) };
+        assert_eq!(usize::from(reported_mtu), mtu, "{mode}");
     }
 }
 

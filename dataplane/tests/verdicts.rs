@@ -261,12 +261,12 @@ fn duplicate_address_detection_of_a_gateway_address_is_answered() {
     };
     let mut rig = Rig::new();
     assert_eq!(rig.put(UPLINK, &without_option("2001:db8::1:0")), Some(PacketOutcome::Reply(UPLINK)));
-    let told = rig.sent(UPLINK).remove(0);
-    assert_checksums(&told);
-    assert_eq!((&told[..6], &told[6..12]), (&[0x33, 0x33, 0, 0, 0, 1][..], &UPLINK_MAC.0[..]));
-    assert_eq!(told[22..38], v6("2001:db8::1:0").octets());
-    assert_eq!(told[38..54], v6("ff02::1").octets(), "all nodes hear it");
-    assert_eq!((told[54], told[58] & 0xe0), (136, 0x20), "an advertisement: override, not solicited");
+    let announcement = rig.sent(UPLINK).remove(0);
+    assert_checksums(&announcement);
+    assert_eq!((&announcement[..6], &announcement[6..12]), (&[0x33, 0x33, 0, 0, 0, 1][..], &UPLINK_MAC.0[..]));
+    assert_eq!(announcement[22..38], v6("2001:db8::1:0").octets());
+    assert_eq!(announcement[38..54], v6("ff02::1").octets(), "all nodes hear it");
+    assert_eq!((announcement[54], announcement[58] & 0xe0), (136, 0x20), "an advertisement: override, not solicited");
     let mut to_one = probe("2001:db8::1:0");
     to_one.destination = ip("ff02::1");
     to_one.payload.truncate(16);

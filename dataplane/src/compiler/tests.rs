@@ -555,7 +555,7 @@ fn services_that_did_not_change_share_their_tables() {
 type Wanted = Option<(usize, u16, Vec<u8>, bool)>;
 
 fn described(snapshot: &Snapshot) -> Vec<String> {
-    let told_of = |view: &ServiceView| {
+    let description_of = |view: &ServiceView| {
         let backends = view.ports.iter().flat_map(|port| &port.backends);
         let backends: Vec<_> = backends.map(|b| (b.address, b.weight, b.healthy, b.accepts_new)).collect();
         let listens: Vec<_> = view.ports.iter().flat_map(|port| &port.frontends).collect();
@@ -568,7 +568,7 @@ fn described(snapshot: &Snapshot) -> Vec<String> {
         let found: Vec<_> = listens.iter().filter_map(found).collect();
         format!("{} {:?} {:?} {listens:?} {backends:?} {found:?}", view.name, view.mode, view.refusal)
     };
-    let services = snapshot.services().values().map(|view| told_of(view));
+    let services = snapshot.services().values().map(|view| description_of(view));
     let rest = format!("{:?} {:?} {:?}", snapshot.refused(), snapshot.problems(), snapshot.shortest_idle_timeout());
     let fronts = (1..10).map(|n| snapshot.front(v4(&format!("10.0.0.{n}")), 6, 80).map(|front| front.map(|f| (f.vip, f.port))));
     services.chain([rest, format!("{:?}", fronts.collect::<Vec<_>>())]).collect()
@@ -577,14 +577,14 @@ fn described(snapshot: &Snapshot) -> Vec<String> {
 proptest! {
     #[test]
     fn a_snapshot_after_changes_equals_one_compiled_from_scratch(
-        swarms in prop::collection::vec(prop::collection::vec((0u8..4, prop::option::weighted(0.8, (
+        batches in prop::collection::vec(prop::collection::vec((0u8..4, prop::option::weighted(0.8, (
             0usize..5, 80u16..82, prop::collection::btree_set(1u8..10, 0..4).prop_map(|all| all.into_iter().collect()), any::<bool>(),
         ))), 1..4), 1..12),
         failing in prop::collection::vec(prop::collection::vec(1u8..10, 0..3), 12),
     ) {
         let mut rig = Rig::new();
-        for (swarm, failing) in swarms.iter().zip(&failing) {
-            for (n, wanted) in swarm {
+        for (batch, failing) in batches.iter().zip(&failing) {
+            for (n, wanted) in batch {
                 let wanted: &Wanted = wanted;
                 let name = format!("s{n}");
                 let Some((mode, port, backends, timeout)) = wanted else {
