@@ -1,4 +1,5 @@
-//! The controller. Changes from one source become plans; a plan becomes the state of the gateways and the statuses to write. `sluiced` embeds the controller; `sluice-controller` consists of it.
+//! The controller. Changes from one source become plans; a plan becomes the state of the gateways and the statuses to
+//! write. `sluiced` embeds the controller; `sluice-controller` consists of it.
 //!
 //! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error
 //! withdraws an address or a Service.

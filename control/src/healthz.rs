@@ -25,7 +25,7 @@ use crate::kubernetes::lease::Leadership;
 use crate::store::override_editor::{OverrideEditor, OverridesState};
 
 /// Heartbeat interval of a working planner.
-pub(crate) const BEAT_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Time without a heartbeat after which a planner counts as hung: a plan of 10,000 Services takes less than a second.
 pub const STALLED_AFTER: Duration = Duration::from_secs(30);
 /// Timeout of a connection, which serves one request.

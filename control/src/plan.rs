@@ -37,7 +37,7 @@ use assignment::Assignment;
 use build::{Inputs, Planned, ServiceBuilder};
 pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
 pub use cleanup::{Cleanup, LeftBy};
-use cleanup::{leaving, strangers};
+use cleanup::{cleanups, foreign_services};
 
 /// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +51,7 @@ pub struct Plan {
     /// Services of type `LoadBalancer` that are ours.
     pub statuses: WantedStatuses,
     /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
-    pub leaving: BTreeMap<ServiceName, Cleanup>,
+    pub cleanups: BTreeMap<ServiceName, Cleanup>,
     /// Notes for owners that the previous plan did not contain.
     pub notes: Vec<Note>,
     /// When to plan again even if nothing changes, because a reservation of an address expires.
@@ -59,7 +59,7 @@ pub struct Plan {
     /// Decisions that the next leader must keep.
     pub checkpoint: Checkpoint,
     /// Services whose deleted slices no longer count, so that the world may forget these.
-    pub done_with_departed: Vec<ServiceName>,
+    pub done_with_deleted_slices: Vec<ServiceName>,
     /// Number of Services that were planned again because they or their dependencies changed; the others are unchanged.
     pub replanned: usize,
 }
@@ -76,7 +76,7 @@ pub struct Memory {
     /// The Services in `planned` whose backends are nodes.
     to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
-    strangers: Vec<ServiceName>,
+    foreign_services: Vec<ServiceName>,
     planned: BTreeMap<ServiceName, Planned>,
     /// The revision of the world that was planned last.
     revision: u64,
@@ -101,7 +101,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let update = memory.assignment.update(world, settings, is_due, now);
     memory.assigned_until = memory.assignment.allocations.next_expiry(now);
     if update.is_decided {
-        memory.strangers = strangers(world, settings);
+        memory.foreign_services = foreign_services(world, settings);
     }
     let mut names: BTreeSet<ServiceName> = if update.is_decided {
         memory.forget_all_but_outcomes();
@@ -138,7 +138,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     plan.again_at = waiting.chain(memory.assigned_until).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
     plan.checkpoint = memory.checkpoint.clone();
-    plan.leaving = leaving(world, settings, &memory.strangers);
+    plan.cleanups = cleanups(world, settings, &memory.foreign_services);
     plan
 }
 
@@ -164,8 +164,8 @@ impl Memory {
     }
 
     fn forget_all_but_outcomes(&mut self) {
-        let gone = self.planned.keys().filter(|name| !self.assignment.outcomes.contains_key(*name));
-        for name in gone.cloned().collect::<Vec<_>>() {
+        let unassigned = self.planned.keys().filter(|name| !self.assignment.outcomes.contains_key(*name));
+        for name in unassigned.cloned().collect::<Vec<_>>() {
             self.planned.remove(&name);
             self.waiting.remove(&name);
             self.to_nodes.remove(&name);
@@ -216,8 +216,8 @@ fn plan_service(name: &ServiceName, inputs: &Inputs<'_>, memory: &mut Memory, pl
     let Some(entry) = inputs.world.services().get(name) else { return };
     let Some(outcome) = memory.assignment.outcomes.get(name) else {
         // Not ours: no traffic goes to its endpoints, so its deleted slices do not matter.
-        let has_departed = inputs.world.departed_slices_of(name).next().is_some();
-        return plan.done_with_departed.extend(has_departed.then(|| name.clone()));
+        let has_deleted_slices = inputs.world.deleted_slices_of(name).next().is_some();
+        return plan.done_with_deleted_slices.extend(has_deleted_slices.then(|| name.clone()));
     };
     let before = memory.planned.get(name);
     if before.is_some_and(|old| old.is_current(inputs, entry, outcome)) {
@@ -228,7 +228,7 @@ fn plan_service(name: &ServiceName, inputs: &Inputs<'_>, memory: &mut Memory, pl
     let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
     plan.notes.extend(one.notes.iter().filter(is_new).map(|remark| note_on_service(name, remark)));
     plan.replanned += 1;
-    plan.done_with_departed.extend(one.has_done_with_departed().then(|| name.clone()));
+    plan.done_with_deleted_slices.extend(one.has_done_with_deleted_slices().then(|| name.clone()));
     memory.take(name, one);
 }
 

@@ -64,7 +64,7 @@ pub struct World {
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     /// Slices that were deleted while their Service remains: a managed slice is created again a moment later.
-    departed: BTreeSet<ServiceName>,
+    deleted_slices: BTreeSet<ServiceName>,
     nodes: BTreeMap<String, NodeSpec>,
     namespaces: BTreeMap<String, Labels>,
     /// Namespaces that are being deleted.
@@ -76,7 +76,7 @@ pub struct World {
     overrides_revision: u64,
     notes: Vec<Note>,
     /// Services that are deleted, or being deleted, and were not fetched yet.
-    gone: BTreeSet<Subject>,
+    deleted_services: BTreeSet<Subject>,
     /// Services whose owners got the note that they are never served.
     unserved: BTreeSet<ServiceName>,
     revision: u64,
@@ -120,7 +120,7 @@ impl World {
                 self.remove_service(&name);
                 self.unserved.remove(&name);
             }
-            Change::SliceDeleted(name) => self.slice_departs(&name),
+            Change::SliceDeleted(name) => self.delete_slice(&name),
         }
     }
 
@@ -163,12 +163,12 @@ impl World {
 
     /// The slices of one Service, by name.
     pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
-        self.all_slices_of(service).filter(|slice| !self.departed.contains(&slice.name))
+        self.all_slices_of(service).filter(|slice| !self.deleted_slices.contains(&slice.name))
     }
 
     /// Slices of one Service that were deleted while it remained, in their last version.
-    pub fn departed_slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
-        self.all_slices_of(service).filter(|slice| self.departed.contains(&slice.name))
+    pub fn deleted_slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
+        self.all_slices_of(service).filter(|slice| self.deleted_slices.contains(&slice.name))
     }
 
     fn all_slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceSpec> {
@@ -176,9 +176,9 @@ impl World {
     }
 
     /// Forgets the deleted slices of these Services. A plan that still uses any of them must not name its Service.
-    pub fn forget_departed(&mut self, services: &[ServiceName]) {
+    pub fn forget_deleted_slices(&mut self, services: &[ServiceName]) {
         for service in services {
-            let names: Vec<ServiceName> = self.departed_slices_of(service).map(|slice| slice.name.clone()).collect();
+            let names: Vec<ServiceName> = self.deleted_slices_of(service).map(|slice| slice.name.clone()).collect();
             names.iter().for_each(|name| drop(self.take_slice(name)));
         }
     }
@@ -204,8 +204,8 @@ impl World {
     }
 
     /// Services that were deleted, or began to be deleted, since the last call.
-    pub fn take_gone(&mut self) -> BTreeSet<Subject> {
-        std::mem::take(&mut self.gone)
+    pub fn take_deleted(&mut self) -> BTreeSet<Subject> {
+        std::mem::take(&mut self.deleted_services)
     }
 
     /// The `AddressPool` objects, by name.
@@ -334,8 +334,8 @@ impl World {
         let left: Vec<ServiceName> = self.leftovers.keys().cloned().collect();
         left.iter().for_each(|name| self.remove_leftover(name));
         let listed: BTreeSet<ServiceName> = services.iter().filter_map(|service| self.apply_service(service, &noted)).collect();
-        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-        gone.iter().for_each(|name| self.remove_service(name));
+        let missing: Vec<ServiceName> = self.services.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        missing.iter().for_each(|name| self.remove_service(name));
         self.services_known = true;
     }
 
@@ -358,8 +358,8 @@ impl World {
 
     fn replace_slices(&mut self, slices: &[EndpointSlice]) {
         let listed: BTreeSet<ServiceName> = slices.iter().filter_map(|slice| self.apply_slice(slice)).collect();
-        let gone: Vec<ServiceName> = self.slices.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-        gone.iter().for_each(|name| self.slice_departs(name));
+        let missing: Vec<ServiceName> = self.slices.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        missing.iter().for_each(|name| self.delete_slice(name));
         self.slices_known = true;
     }
 
@@ -438,10 +438,10 @@ impl World {
     }
 
     fn remove_service(&mut self, name: &ServiceName) {
-        self.forget_departed(std::slice::from_ref(name));
+        self.forget_deleted_slices(std::slice::from_ref(name));
         self.forget_touch(name);
         if self.services.remove(name).is_some() {
-            self.gone.insert(Subject::Service(name.clone()));
+            self.deleted_services.insert(Subject::Service(name.clone()));
             self.revision += 1;
             self.revisions.services = self.revision;
         }
@@ -462,7 +462,7 @@ impl World {
     }
 
     fn put_slice(&mut self, slice: SliceSpec) {
-        if self.slices.get(&slice.name) == Some(&slice) && !self.departed.contains(&slice.name) {
+        if self.slices.get(&slice.name) == Some(&slice) && !self.deleted_slices.contains(&slice.name) {
             return;
         }
         // A slice may move to another Service, because its label is mutable.
@@ -473,12 +473,12 @@ impl World {
     }
 
     /// Records a deleted slice, which may be created again under another name.
-    fn slice_departs(&mut self, name: &ServiceName) {
+    fn delete_slice(&mut self, name: &ServiceName) {
         let Some(slice) = self.slices.get(name) else { return };
         let is_replaced = slice.is_managed && slice.endpoints.iter().any(|endpoint| !endpoint.terminating);
         if !is_replaced || !self.services.contains_key(&slice.service) {
             self.remove_slice(name);
-        } else if self.departed.insert(name.clone()) {
+        } else if self.deleted_slices.insert(name.clone()) {
             let service = slice.service.clone();
             self.touch(&service);
         }
@@ -492,7 +492,7 @@ impl World {
 
     fn take_slice(&mut self, name: &ServiceName) -> Option<SliceSpec> {
         let slice = self.slices.remove(name)?;
-        self.departed.remove(name);
+        self.deleted_slices.remove(name);
         if let Some(names) = self.slices_of.get_mut(&slice.service) {
             names.remove(name);
             if names.is_empty() {

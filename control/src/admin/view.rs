@@ -77,13 +77,13 @@ impl View {
         let epoch = self.state().map(|state| state.generation.epoch.clone());
         let gateways = self.gateways.borrow();
         let connected = gateways.iter().map(|gateway| connected(gateway, &gateways, epoch.as_deref()));
-        let gone = gateways.gone().iter().map(|(name, seen)| v1::GatewayStatus {
+        let disconnected = gateways.disconnected().iter().map(|(name, seen)| v1::GatewayStatus {
             name: name.clone(),
             draining: gateways.is_drained(name),
             last_seen: written(*seen),
             ..v1::GatewayStatus::default()
         });
-        let mut all: Vec<_> = connected.chain(gone).collect();
+        let mut all: Vec<_> = connected.chain(disconnected).collect();
         // A gateway that reconnects appears twice; the last connection is in use.
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all.dedup_by(|later, first| {
@@ -221,7 +221,7 @@ impl View {
     fn names(&self) -> Names {
         let gateways = self.gateways.borrow();
         let mut all: BTreeSet<String> = gateways.iter().map(|gateway| gateway.name.clone()).collect();
-        all.extend(gateways.gone().keys().cloned());
+        all.extend(gateways.disconnected().keys().cloned());
         Names { gateways: all, nodes: (**self.nodes.borrow()).clone() }
     }
 }

@@ -79,8 +79,8 @@ impl KeyValues {
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {
         let value = |keys: &'_ Self, key| keys.0.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
         let changed = self.0.iter().filter(|(key, this)| value(other, *key).as_ref() != Some(this));
-        let gone = other.0.iter().filter(|(key, _)| value(self, *key).is_none());
-        changed.chain(gone).map(|(key, _)| *key).collect()
+        let removed = other.0.iter().filter(|(key, _)| value(self, *key).is_none());
+        changed.chain(removed).map(|(key, _)| *key).collect()
     }
 }
 
@@ -141,9 +141,9 @@ static:
 
     #[test]
     fn changed_added_and_removed_keys_differ() {
-        let old = KeyValues::default().with("a", 1).with("b", 2).with("gone", 3);
-        let new = KeyValues::default().with("come", 4).with("a", 1).with("b", "2");
-        assert_eq!(new.differing(&old), ["come", "b", "gone"]);
+        let old = KeyValues::default().with("a", 1).with("b", 2).with("removed", 3);
+        let new = KeyValues::default().with("added", 4).with("a", 1).with("b", "2");
+        assert_eq!(new.differing(&old), ["added", "b", "removed"]);
         assert_eq!(new.differing(&new), [""; 0]);
     }
 

@@ -15,7 +15,7 @@ use super::debounce::collect_burst;
 use crate::config::settings::ControllerSettings;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
-use crate::healthz::{BEAT_EVERY, Heartbeat};
+use crate::healthz::{HEARTBEAT_INTERVAL, Heartbeat};
 use crate::kubernetes::recorder::Recorder;
 use crate::plan::addresses::PoolUse;
 use crate::plan::externals::DisallowedExternalIps;
@@ -27,7 +27,7 @@ use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 
 /// Interval at which current notes are checked; a note is repeated when it is due.
-const NOTES_CHECKED_EVERY: Duration = Duration::from_secs(60);
+const NOTE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What the planners of all terms of leadership share with other tasks.
 #[derive(Clone)]
@@ -56,8 +56,8 @@ impl Planner {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
         let mut disallowed = DisallowedExternalIps::default();
-        let mut note_checks = tokio::time::interval(NOTES_CHECKED_EVERY);
-        let (mut beats, beating) = (tokio::time::interval(BEAT_EVERY), self.shared.heartbeat.start());
+        let mut note_checks = tokio::time::interval(NOTE_CHECK_INTERVAL);
+        let (mut beats, beating) = (tokio::time::interval(HEARTBEAT_INTERVAL), self.shared.heartbeat.start());
         let mut gateways = self.shared.gateways.subscribe();
         gateways.mark_changed();
         loop {
@@ -83,7 +83,7 @@ impl Planner {
             }
             collect_burst(&mut changes, &mut world, planned_at).await;
             self.shared.recorder.end(world.ending_namespaces());
-            self.shared.recorder.forget(&world.take_gone());
+            self.shared.recorder.forget(&world.take_deleted());
             world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
             if world.is_complete() {
                 disallowed.log_new(&world, &self.shared.settings);
@@ -99,7 +99,7 @@ impl Planner {
         plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
         self.publish_to_operators(world);
         replace_if(&self.shared.checkpoints, |old| old.revision != plan.checkpoint.revision, || plan.checkpoint.clone());
-        world.forget_departed(&plan.done_with_departed);
+        world.forget_deleted_slices(&plan.done_with_deleted_slices);
         self.publish_pools(world, &plan.pools_status);
         let before = self.shared.states.borrow().clone();
         let next = match &before {
@@ -114,7 +114,7 @@ impl Planner {
         let generation = &newest.state.generation;
         memory.published(generation.counter);
         tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
-        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, leaving: plan.leaving };
+        let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, cleanups: plan.cleanups };
         let is_new = |old: &Option<Arc<Published>>| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, &newest));
         replace_if(&self.shared.states, is_new, || Some(Arc::clone(&newest)));
         self.statuses.send_replace(Some(Arc::new(statuses)));

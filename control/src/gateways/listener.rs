@@ -81,12 +81,12 @@ trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// One connection.
-pub struct Wire {
+pub struct PeerStream {
     stream: Box<dyn Duplex>,
     peer: Peer,
 }
 
-impl Wire {
+impl PeerStream {
     fn unix(stream: UnixStream) -> Self {
         Self { stream: Box::new(stream), peer: Peer::Local }
     }
@@ -98,7 +98,7 @@ impl Wire {
     }
 }
 
-impl Connected for Wire {
+impl Connected for PeerStream {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
@@ -106,13 +106,13 @@ impl Connected for Wire {
     }
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for PeerStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for PeerStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -213,46 +213,46 @@ impl From<UnixListener> for Listeners {
 impl Listeners {
     /// Accepts connections until the receiver is dropped.
     #[must_use]
-    pub fn incoming(self) -> ReceiverStream<io::Result<Wire>> {
-        let (wires, stream) = mpsc::channel(1);
+    pub fn incoming(self) -> ReceiverStream<io::Result<PeerStream>> {
+        let (streams, stream) = mpsc::channel(1);
         if let Some(listener) = self.unix {
-            tokio::spawn(accept_unix(listener, wires.clone()));
+            tokio::spawn(accept_unix(listener, streams.clone()));
         }
         if let Some((listener, tls)) = self.tcp {
-            tokio::spawn(accept_tcp(listener, tls, wires));
+            tokio::spawn(accept_tcp(listener, tls, streams));
         }
         ReceiverStream::new(stream)
     }
 }
 
-type Wires = mpsc::Sender<io::Result<Wire>>;
+type PeerStreams = mpsc::Sender<io::Result<PeerStream>>;
 
-async fn accept_unix(listener: UnixListener, wires: Wires) {
+async fn accept_unix(listener: UnixListener, streams: PeerStreams) {
     loop {
         let accepted = tokio::select! {
-            () = wires.closed() => return,
+            () = streams.closed() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => _ = wires.send(Ok(Wire::unix(stream))).await,
+            Ok((stream, _)) => _ = streams.send(Ok(PeerStream::unix(stream))).await,
             Err(error) => not_accepted(&error).await,
         }
     }
 }
 
-async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
+async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, streams: PeerStreams) {
     let mut handshakes = NewestTasks::new(HANDSHAKES_MAX);
     loop {
         let accepted = tokio::select! {
-            () = wires.closed() => return,
+            () = streams.closed() => return,
             accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, from)) => {
-                let (tls, wires) = (Arc::clone(&tls), wires.clone());
+                let (tls, streams) = (Arc::clone(&tls), streams.clone());
                 handshakes.spawn(async move {
                     if let Some(wire) = shake_hands(stream, from, &tls).await {
-                        let _ = wires.send(Ok(wire)).await;
+                        let _ = streams.send(Ok(wire)).await;
                     }
                 });
             }
@@ -261,11 +261,11 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, wires: Wires) {
     }
 }
 
-async fn shake_hands(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<Wire> {
+async fn shake_hands(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<PeerStream> {
     let Acceptance { config, gateways } = tls.newest().await?;
     let _ = stream.set_nodelay(true);
     match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
-        Ok(Ok(stream)) => return Some(Wire::tls(stream, gateways)),
+        Ok(Ok(stream)) => return Some(PeerStream::tls(stream, gateways)),
         Ok(Err(error)) => tracing::warn!(%from, error = chain(&error), "a connection over TCP was refused"),
         Err(_) => tracing::warn!(%from, "a connection over TCP did not complete its handshake within 10 s"),
     }

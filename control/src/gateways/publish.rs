@@ -127,8 +127,8 @@ impl Published {
             let named = self.state.services.iter().filter(|(_, service)| service.node_sets().next().is_some());
             names.extend(named.map(|(name, _)| name));
         }
-        let (there, gone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.state.services.contains_key(*name));
-        let services = there.iter().filter_map(|name| self.state.services.get(*name));
+        let (present, removed): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| self.state.services.contains_key(*name));
+        let services = present.iter().filter_map(|name| self.state.services.get(*name));
         let message = |service: &Arc<Service>| {
             if knows_sets { v1::Service::from(&**service) } else { v1::Service::from(&*service.listed()) }
         };
@@ -138,7 +138,7 @@ impl Published {
             full: false,
             services: services.map(message).collect(),
             node_sets: sets.map(|set| v1::NodeSet::from(&**set)).collect(),
-            removed: gone.iter().map(ToString::to_string).collect(),
+            removed: removed.iter().map(ToString::to_string).collect(),
             pools: self.state.pools.iter().map(v1::Pool::from).collect(),
             draining: false,
             more: false,

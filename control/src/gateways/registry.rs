@@ -30,7 +30,7 @@ pub struct Gateway {
 }
 
 /// Maximum number of disconnected gateways in the registry, the most recent ones; a group has about a dozen.
-const GONE_MAX: usize = 1024;
+const DISCONNECTED_MAX: usize = 1024;
 
 /// One service as one gateway sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct Report {
 pub struct Gateways {
     connected: BTreeMap<u64, Gateway>,
     last_connection: u64,
-    gone: BTreeMap<String, SystemTime>,
+    disconnected: BTreeMap<String, SystemTime>,
     drained: Arc<BTreeSet<String>>,
 }
 
@@ -76,8 +76,8 @@ impl Gateways {
 
     /// Disconnected gateways, and when each was last seen.
     #[must_use]
-    pub const fn gone(&self) -> &BTreeMap<String, SystemTime> {
-        &self.gone
+    pub const fn disconnected(&self) -> &BTreeMap<String, SystemTime> {
+        &self.disconnected
     }
 
     /// Whether an operator drained the gateway of this name, whether or not it is connected.
@@ -147,11 +147,11 @@ impl Gateways {
         if self.iter().any(|gateway| gateway.name == name) {
             return;
         }
-        self.gone.insert(name, last_seen);
-        if self.gone.len() > GONE_MAX
-            && let Some(oldest) = self.gone.iter().min_by_key(|(_, seen)| **seen).map(|(name, _)| name.clone())
+        self.disconnected.insert(name, last_seen);
+        if self.disconnected.len() > DISCONNECTED_MAX
+            && let Some(oldest) = self.disconnected.iter().min_by_key(|(_, seen)| **seen).map(|(name, _)| name.clone())
         {
-            self.gone.remove(&oldest);
+            self.disconnected.remove(&oldest);
         }
     }
 }
@@ -171,7 +171,7 @@ impl Connection {
         gateways.send_modify(|all| {
             all.last_connection += 1;
             number = all.last_connection;
-            all.gone.remove(name);
+            all.disconnected.remove(name);
             let gateway = Gateway {
                 name: name.to_owned(),
                 version: version.to_owned(),
@@ -265,21 +265,21 @@ mod tests {
         assert!(!gateways.borrow().all_reached(0), "if all are drained, all count");
         let again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
         drop(two);
-        assert!(gateways.borrow().gone().is_empty(), "it is there twice while it connects again");
+        assert!(gateways.borrow().disconnected().is_empty(), "it is there twice while it connects again");
         drop(again);
-        assert_eq!(gateways.borrow().gone().keys().collect::<Vec<_>>(), ["edge-2"]);
+        assert_eq!(gateways.borrow().disconnected().keys().collect::<Vec<_>>(), ["edge-2"]);
         let _again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
-        assert!(gateways.borrow().gone().is_empty());
+        assert!(gateways.borrow().disconnected().is_empty());
     }
 
     #[test]
     fn gateways_that_disconnected_first_are_forgotten_first() {
         let gateways = watch::Sender::new(Gateways::default());
-        for number in 0..=GONE_MAX {
+        for number in 0..=DISCONNECTED_MAX {
             drop(Connection::open(&gateways, &format!("edge-{number}"), "0.1.0", Vec::new()));
         }
         let all = gateways.borrow();
-        assert_eq!(all.gone().len(), GONE_MAX);
-        assert!(!all.gone().contains_key("edge-0") && all.gone().contains_key("edge-1"));
+        assert_eq!(all.disconnected().len(), DISCONNECTED_MAX);
+        assert!(!all.disconnected().contains_key("edge-0") && all.disconnected().contains_key("edge-1"));
     }
 }

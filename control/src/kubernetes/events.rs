@@ -41,7 +41,7 @@ const MERGED_FROM: usize = 100;
 /// Maximum number of known notes, as many as there may be Services: 6.5 MB at about 100 bytes each.
 const REPORTED_MAX: usize = 65_536;
 /// Minimum time between two writes: 10 a second bounds the load on the API server.
-const PACE: Duration = Duration::from_millis(100);
+const WRITE_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
 const IN_FLIGHT_MAX: usize = 4;
 /// Maximum length of a message, in bytes, that the API server accepts.
@@ -195,11 +195,11 @@ impl EventWriter {
     }
 
     /// Drops queued Events about these objects, which are deleted or being deleted.
-    pub fn forget(&self, gone: &BTreeSet<Subject>) {
-        let namespaces: BTreeSet<&str> = gone.iter().map(|subject| namespace(subject).unwrap_or(NO_NAMESPACE)).collect();
+    pub fn forget(&self, deleted: &BTreeSet<Subject>) {
+        let namespaces: BTreeSet<&str> = deleted.iter().map(|subject| namespace(subject).unwrap_or(NO_NAMESPACE)).collect();
         let mut state = self.state();
         for namespace in namespaces {
-            state.clear(namespace, |waiting| !gone.contains(&waiting.note.subject));
+            state.clear(namespace, |waiting| !deleted.contains(&waiting.note.subject));
         }
     }
 
@@ -226,7 +226,7 @@ impl EventWriter {
             let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
             let is_open = |namespace: &str| !backoff.holds(namespace, now) && !busy.contains(namespace);
             if let Some(waiting) = may_send.then(|| self.next(is_open)).flatten() {
-                next_at = now + PACE;
+                next_at = now + WRITE_PERIOD;
                 busy.insert(waiting.namespace().to_owned());
                 in_flight.push(async move {
                     let answered = self.write(cluster, &waiting).await;

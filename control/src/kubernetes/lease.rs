@@ -36,7 +36,7 @@ pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// before the leader must step down.
 pub const RENEW_PERIOD: Duration = Duration::from_secs(4);
 /// A leader whose renewals were not seen for this long may be dead, and gateways are no longer sent to it.
-const SILENT: Duration = RENEW_DEADLINE;
+const RENEWAL_MAX_AGE: Duration = RENEW_DEADLINE;
 /// Maximum duration in a Lease of another version, so that the group is not without a leader for minutes.
 const LEASE_LONGEST: Duration = Duration::from_secs(60);
 /// Annotation with the address of the leader, because the holder's identity is opaque.
@@ -163,7 +163,7 @@ impl LeaseCandidate {
     /// Whether the Lease changed recently.
     #[must_use]
     pub fn saw_renewal(&self, now: Instant) -> bool {
-        self.seen.as_ref().is_some_and(|seen| seen.is_renewal && now.duration_since(seen.since) < SILENT)
+        self.seen.as_ref().is_some_and(|seen| seen.is_renewal && now.duration_since(seen.since) < RENEWAL_MAX_AGE)
     }
 
     /// The renewed Lease of this replica.

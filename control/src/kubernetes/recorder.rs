@@ -62,9 +62,9 @@ impl Recorder {
     }
 
     /// Drops pending Events about these objects, which are deleted or being deleted.
-    pub fn forget(&self, gone: &BTreeSet<Subject>) {
-        if let Some(events) = self.events.as_ref().filter(|_| !gone.is_empty()) {
-            events.forget(gone);
+    pub fn forget(&self, deleted: &BTreeSet<Subject>) {
+        if let Some(events) = self.events.as_ref().filter(|_| !deleted.is_empty()) {
+            events.forget(deleted);
         }
     }
 

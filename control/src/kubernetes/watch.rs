@@ -33,7 +33,7 @@ use objects::note::{Cause, Note, Remark, Subject};
 type Alarm = watch::Sender<()>;
 
 /// Interval at which a missing kind is looked up again.
-const KIND_AWAITED_EVERY: Duration = Duration::from_secs(10);
+const KIND_LOOKUP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest wait between two attempts to list the gateways, before which nothing is planned.
 const GATEWAYS_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -161,7 +161,7 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
                         }
                         all_listed.wait().await;
                     }
-                    tokio::time::sleep(KIND_AWAITED_EVERY).await;
+                    tokio::time::sleep(KIND_LOOKUP_INTERVAL).await;
                 }
                 Err(error) => {
                     let outage = ApiError::from(&error);
@@ -250,9 +250,9 @@ impl<K: WatchedKind> KnownObjects<K> {
             return vec![(K::REPLACED)(listed)];
         }
         names.extend(kept);
-        let gone: Vec<_> = self.names.difference(&names).cloned().map(K::DELETED).collect();
+        let deleted: Vec<_> = self.names.difference(&names).cloned().map(K::DELETED).collect();
         self.names = names;
-        gone.into_iter().chain(listed.into_iter().map(|object| (K::APPLIED)(Box::new(object)))).collect()
+        deleted.into_iter().chain(listed.into_iter().map(|object| (K::APPLIED)(Box::new(object)))).collect()
     }
 
     /// The note for the owner of an object that cannot be decoded; `None` if it was reported already.

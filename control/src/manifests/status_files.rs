@@ -126,8 +126,8 @@ impl StatusFiles {
         if !self.may_forget.load(Ordering::Relaxed) {
             return;
         }
-        let gone: Vec<ServiceName> = self.known.keys().filter(|name| !kept(name)).cloned().collect();
-        for service in gone {
+        let deleted: Vec<ServiceName> = self.known.keys().filter(|name| !kept(name)).cloned().collect();
+        for service in deleted {
             let path = self.path(&service);
             if let Err(error) = fs::remove_file(&path).or_else(not_found_is_fine) {
                 tracing::warn!(path = %path.display(), %error, "status file not removed; remove it by hand");

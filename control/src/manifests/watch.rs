@@ -25,7 +25,7 @@ const QUIET: Duration = Duration::from_millis(20);
 /// or at the latest after this time.
 const QUIET_MAX: Duration = Duration::from_millis(200);
 /// Polling interval for a replaced directory: an inotify watch belongs to the directory, not to its name.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Why a directory cannot be watched.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ pub async fn follow(
         tokio::select! {
             () = changes.closed() => return Ok(()),
             _ = seen.recv() => settle(&mut seen).await,
-            () = tokio::time::sleep(LOOK_EVERY) => {
+            () = tokio::time::sleep(POLL_INTERVAL) => {
                 if watch.as_ref().is_some_and(|watch| watch.is_of(directory.path())) {
                     continue;
                 }

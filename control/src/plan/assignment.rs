@@ -174,9 +174,9 @@ impl Assignment {
         for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
             claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
         }
-        let leaving: Vec<Claim> = holders(world, settings).map(|left| claim_of_leaving(left, &self.pools)).collect();
-        let unserved: Vec<ServiceName> = leaving.iter().map(|claim| claim.service.clone()).collect();
-        claims.extend(leaving);
+        let of_deleted: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
+        let unserved: Vec<ServiceName> = of_deleted.iter().map(|claim| claim.service.clone()).collect();
+        claims.extend(of_deleted);
         self.named =
             claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
@@ -259,7 +259,7 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
 
 /// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our
 /// finalizer proves that it was ours.
-fn claim_of_leaving(left: &Leftover, pools: &Pools) -> Claim {
+fn claim_of_deleted(left: &Leftover, pools: &Pools) -> Claim {
     let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
     Claim {
         created_s: left.created_s,

@@ -16,7 +16,7 @@ use crate::config::settings::ControllerSettings;
 use crate::plan::addresses::Allocation;
 use crate::plan::policy::Policy;
 use crate::plan::selection::nodes::Nodes;
-use crate::plan::selection::{Departed, Fence, MissingBackends, Selection, select};
+use crate::plan::selection::{DeletedSlices, Fence, MissingBackends, Selection, select};
 use crate::world::checkpoint::{Decided, TableKey};
 use crate::world::{ServiceEntry, World};
 use objects::note::{self, Cause, Remark};
@@ -88,9 +88,9 @@ pub(super) struct Planned {
     /// Until when it is withheld from gateways, while its finalizer must be written first.
     pub(super) withheld_until: Option<Instant>,
     /// Its deleted slices, and when each deletion was noticed.
-    pub(super) departed: BTreeMap<ServiceName, Instant>,
+    pub(super) deleted_slices: BTreeMap<ServiceName, Instant>,
     /// When the first of them stops counting, if any still counts.
-    pub(super) departed_until: Option<Instant>,
+    pub(super) deleted_slices_until: Option<Instant>,
 }
 
 /// Maximum number of remarks on one Service: one per slice and port could be thousands.
@@ -99,12 +99,12 @@ const REMARKS_MAX: usize = 32;
 impl Planned {
     /// When its plan may change even if its inputs do not.
     pub(super) fn again_at(&self) -> Option<Instant> {
-        [self.held_until, self.withheld_until, self.departed_until].into_iter().flatten().min()
+        [self.held_until, self.withheld_until, self.deleted_slices_until].into_iter().flatten().min()
     }
 
     /// Whether it has deleted slices that no longer count.
-    pub(super) fn has_done_with_departed(&self) -> bool {
-        !self.departed.is_empty() && self.departed_until.is_none()
+    pub(super) fn has_done_with_deleted_slices(&self) -> bool {
+        !self.deleted_slices.is_empty() && self.deleted_slices_until.is_none()
     }
 
     /// Whether a new plan from these inputs would be the same.
@@ -215,8 +215,8 @@ impl<'a> ServiceBuilder<'a> {
 
     fn build(&self) -> Planned {
         let (name, world) = (&self.candidate.name, self.inputs.world);
-        let leaving = Departed::of(world, name, self.before.map(|old| &old.departed), self.inputs.now);
-        let slices: Vec<&SliceSpec> = world.slices_of(name).chain(&leaving.counting).collect();
+        let deleted = DeletedSlices::of(world, name, self.before.map(|old| &old.deleted_slices), self.inputs.now);
+        let slices: Vec<&SliceSpec> = world.slices_of(name).chain(&deleted.counting).collect();
         let recalled = || self.recalled.map(|decided| decided.tables.clone());
         let mut tables = self.before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
@@ -256,8 +256,8 @@ impl<'a> ServiceBuilder<'a> {
             policy: self.policy,
             held_until: None,
             withheld_until: None,
-            departed: leaving.since,
-            departed_until: leaving.until,
+            deleted_slices: deleted.since,
+            deleted_slices_until: deleted.until,
         }
     }
 

@@ -30,13 +30,13 @@ pub enum LeftBy {
     /// This installation, by its group; another class or controller owns the addresses now.
     UsBefore,
     /// This or another installation: the Service has no class any longer, and older versions wrote no group.
-    Anybody,
+    UsOrAnother,
     /// Another installation, by its class; or this one, if the Service had our class before.
     Another,
 }
 
 /// Services of type `LoadBalancer` that are not ours.
-pub(super) fn strangers(world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
+pub(super) fn foreign_services(world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
     let candidates = world.services().values().map(|entry| &entry.candidate);
     candidates
         .filter(|c| c.kind == Kind::LoadBalancer && !Ownership::of(c, world, settings).addresses)
@@ -45,19 +45,23 @@ pub(super) fn strangers(world: &World, settings: &ControllerSettings) -> Vec<Ser
 }
 
 /// All Services from which something must be removed.
-pub(super) fn leaving(world: &World, settings: &ControllerSettings, strangers: &[ServiceName]) -> BTreeMap<ServiceName, Cleanup> {
+pub(super) fn cleanups(
+    world: &World,
+    settings: &ControllerSettings,
+    foreign_services: &[ServiceName],
+) -> BTreeMap<ServiceName, Cleanup> {
     let group = settings.group.as_str();
     let leftovers = world.leftovers().iter().filter_map(|(name, left)| Some((name.clone(), left_by(left, settings)?, left)));
-    let mut leaving: BTreeMap<ServiceName, Cleanup> =
+    let mut cleanups: BTreeMap<ServiceName, Cleanup> =
         leftovers.map(|(name, by, left)| (name, Cleanup { by, left: Arc::clone(left) })).collect();
-    let candidates = strangers.iter().filter_map(|name| world.services().get(name)).map(|entry| &entry.candidate);
+    let candidates = foreign_services.iter().filter_map(|name| world.services().get(name)).map(|entry| &entry.candidate);
     let marked = candidates.filter(|candidate| candidate.held.has_marks() && !candidate.held.is_of_another(group));
-    leaving.extend(marked.map(|candidate| {
+    cleanups.extend(marked.map(|candidate| {
         let left = Arc::new(Leftover::from(candidate));
         let by = if candidate.held.group.is_some() { LeftBy::UsBefore } else { LeftBy::Another };
         (candidate.name.clone(), Cleanup { left, by })
     }));
-    leaving
+    cleanups
 }
 
 /// Which installation wrote it; `None` if another one did, which removes it itself.
@@ -66,7 +70,7 @@ fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
         (Some(class), _) if class == settings.load_balancer_class => Some(LeftBy::Us),
         _ if left.held.is_of_another(&settings.group) => None,
         (None, Some(_)) => Some(LeftBy::Us),
-        (None, None) => Some(LeftBy::Anybody),
+        (None, None) => Some(LeftBy::UsOrAnother),
         (Some(_), Some(_)) => Some(LeftBy::UsBefore),
         (Some(_), None) => Some(LeftBy::Another),
     }
@@ -75,6 +79,6 @@ fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
 /// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have
 /// begun before this controller started.
 pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a Leftover> {
-    let are_ours = |left: &&Leftover| matches!(left_by(left, settings), Some(LeftBy::Us | LeftBy::Anybody));
+    let are_ours = |left: &&Leftover| matches!(left_by(left, settings), Some(LeftBy::Us | LeftBy::UsOrAnother));
     world.leftovers().values().map(Arc::as_ref).filter(|left| left.holds_addresses()).filter(are_ours)
 }

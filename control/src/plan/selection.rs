@@ -17,11 +17,11 @@ use crate::plan::pools::Pools;
 use objects::note::{Cause, Remark};
 use objects::{EndpointSpec, PortSpec, SliceSpec};
 
-mod departed;
+mod deleted_slices;
 mod missing_backends;
 pub mod nodes;
 
-pub use departed::{Departed, SLICE_KEPT};
+pub use deleted_slices::{DeletedSlices, SLICE_KEPT};
 pub use missing_backends::MissingBackends;
 
 /// Maximum number of excluded backends named in a message; beyond it the message has only their number.
@@ -107,8 +107,8 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
     let mut chosen: Vec<SocketAddr> = ready.map(|(address, _)| *address).collect();
     let is_any_ready = !chosen.is_empty();
     if !is_any_ready {
-        let leaving = endpoints.iter().filter(|(_, endpoint)| endpoint.serving && endpoint.terminating);
-        chosen = leaving.map(|(address, _)| *address).collect();
+        let terminating = endpoints.iter().filter(|(_, endpoint)| endpoint.serving && endpoint.terminating);
+        chosen = terminating.map(|(address, _)| *address).collect();
     }
     let mut selection = admit(chosen.into_iter().map(|address| (address, 1)), port, fence);
     if is_any_ready {
@@ -386,10 +386,10 @@ pub(crate) mod tests {
 
     #[test]
     fn of_two_equal_endpoints_the_one_that_does_not_terminate_counts() {
-        let leaving = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "st")]);
+        let terminating = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "st")]);
         let staying = slice(&[("http", Protocol::Tcp, 8080)], &[endpoint(1, "rs")]);
-        assert_eq!(selected(&[leaving.clone(), staying.clone()]), ["10.0.0.1:8080"]);
-        assert_eq!(selected(&[staying, leaving]), ["10.0.0.1:8080"]);
+        assert_eq!(selected(&[terminating.clone(), staying.clone()]), ["10.0.0.1:8080"]);
+        assert_eq!(selected(&[staying, terminating]), ["10.0.0.1:8080"]);
     }
 
     #[test]

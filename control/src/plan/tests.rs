@@ -203,7 +203,7 @@ fn endpoints_of_a_deleted_slice_count_until_it_is_created_again_or_two_seconds_h
     let deleted = |world: &mut World| world.apply(Change::SliceDeleted(named("web-IPv4")));
     let mut backends = |world: &mut World, ms| {
         let plan = plan(world, &settings(), &mut memory, after(ms));
-        world.forget_departed(&plan.done_with_departed);
+        world.forget_deleted_slices(&plan.done_with_deleted_slices);
         (addresses(&plan.services[&named("web")]).join(" ").replace("10.0.0.", "").replace(":8080", ""), plan.again_at)
     };
     assert_eq!(backends(&mut world, 0), ("1 2".to_owned(), None));
@@ -598,7 +598,7 @@ proptest! {
             prop_assert_eq!(&found.statuses, &expected.statuses);
             prop_assert_eq!(&found.notes, &expected.notes);
             prop_assert_eq!(found.again_at, expected.again_at);
-            world.forget_departed(&found.done_with_departed);
+            world.forget_deleted_slices(&found.done_with_deleted_slices);
             planned = found.statuses;
             let given = memory.planned.iter().filter(|(_, one)| one.withheld_until.is_none()).map(|(name, _)| name);
             prop_assert_eq!(found.services.keys().collect::<Vec<_>>(), given.collect::<Vec<_>>());
@@ -682,13 +682,13 @@ fn deleted_slices_of_a_foreign_service_are_forgotten_and_do_not_return_when_it_b
     endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
     let mut backends = |world: &mut World| {
         let plan = plan(world, &settings(), &mut memory, now);
-        world.forget_departed(&plan.done_with_departed);
+        world.forget_deleted_slices(&plan.done_with_deleted_slices);
         plan.services.get(&named("web")).map(|service| addresses(service).len())
     };
     assert_eq!(backends(&mut world), None);
     world.apply(Change::SliceDeleted(named("web-IPv4")));
     assert_eq!(backends(&mut world), None);
-    assert_eq!(world.departed_slices_of(&named("web")).count(), 0, "nothing of it is kept");
+    assert_eq!(world.deleted_slices_of(&named("web")).count(), 0, "nothing of it is kept");
     apply(&mut world, service("web", json!({})));
     assert_eq!(backends(&mut world), Some(0));
 }

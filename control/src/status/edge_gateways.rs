@@ -1,7 +1,7 @@
 //! Status of gateways in the cluster: one `EdgeGateway` object for each gateway that is or recently was connected.
 //!
 //! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
-//! `KEPT`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
+//! `RETENTION`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
 //! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately
 //! not here: which gateways are connected (`gateways`).
 
@@ -23,12 +23,12 @@ use crate::kubernetes::{ApiError, Cluster, Retry, patch_params, post_params};
 use objects::crd::{EdgeGateway, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX};
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
-const REFRESHED_EVERY: Duration = Duration::from_secs(60);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 /// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by
 /// this time and the time of writing, 2 s at most.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// How long the object of a disconnected gateway remains: a repaired machine comes back to its addresses.
-const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
+const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Values of `status.ready`.
 const READY: &str = "True";
 const NOT_READY: &str = "False";
@@ -63,7 +63,7 @@ pub async fn show_gateways(
             tokio::time::sleep(DEBOUNCE).await;
         };
         // Whichever comes first.
-        let _ = tokio::time::timeout(REFRESHED_EVERY, changes).await;
+        let _ = tokio::time::timeout(REFRESH_INTERVAL, changes).await;
     }
 }
 
@@ -130,7 +130,7 @@ impl EdgeGateways<'_> {
         for (name, object) in
             objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name))
         {
-            self.show_gone(name, object, now).await?;
+            self.show_disconnected(name, object, now).await?;
         }
         Ok(())
     }
@@ -148,18 +148,18 @@ impl EdgeGateways<'_> {
         }
     }
 
-    async fn show_gone(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), ApiError> {
+    async fn show_disconnected(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), ApiError> {
         let status = object.status.clone().unwrap_or_default();
         let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let last_seen = status.last_seen.as_ref().and_then(|text| text.parse().ok()).or(created);
-        if last_seen.is_some_and(|seen: Timestamp| now.duration_since(seen) > KEPT) {
+        if last_seen.is_some_and(|seen: Timestamp| now.duration_since(seen) > RETENTION) {
             return accepted(self.api.delete(name, &DeleteParams::default()).await, &[404]);
         }
         if status.ready.as_deref() == Some(NOT_READY) {
             return Ok(());
         }
-        let gone = EdgeGatewayStatus { ready: Some(NOT_READY.to_owned()), ..EdgeGatewayStatus::default() };
-        self.patch(name, &gone).await
+        let not_ready = EdgeGatewayStatus { ready: Some(NOT_READY.to_owned()), ..EdgeGatewayStatus::default() };
+        self.patch(name, &not_ready).await
     }
 
     /// Writes a JSON merge patch, as custom resources require; fields of `status` that are `None` stay.
@@ -179,7 +179,7 @@ fn wanted(shown: &EdgeGatewayStatus, services: u32, now: Timestamp) -> EdgeGatew
 fn is_outdated(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> bool {
     let without_time = |status: &EdgeGatewayStatus| EdgeGatewayStatus { last_seen: None, ..status.clone() };
     let seen = old.last_seen.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
-    let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESHED_EVERY / 2);
+    let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESH_INTERVAL / 2);
     without_time(old) != without_time(new) || !is_fresh
 }
 
@@ -214,6 +214,6 @@ mod tests {
         assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
         assert!(is_outdated(&old, &wanted(&status("192.0.2.3"), 5, now), now));
         assert_eq!(old.addresses, Some(vec!["192.0.2.2".to_owned()]));
-        assert!(is_outdated(&old, &old, now + REFRESHED_EVERY));
+        assert!(is_outdated(&old, &old, now + REFRESH_INTERVAL));
     }
 }

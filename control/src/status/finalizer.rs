@@ -21,7 +21,7 @@ pub(super) const OTHERS_WAITED_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct FinalizerRemoval {
-    leaving: Cleanup,
+    cleanup: Cleanup,
     /// Counter of the first generation without it.
     counter: u64,
     seen_at: Instant,
@@ -32,25 +32,25 @@ pub(super) struct FinalizerRemoval {
 }
 
 impl FinalizerRemoval {
-    pub(super) fn new(leaving: Cleanup, counter: u64, seen_at: Instant, is_remembered: bool) -> Self {
-        Self { leaving, counter, seen_at, is_remembered, written: None, retry_at: None }
+    pub(super) fn new(cleanup: Cleanup, counter: u64, seen_at: Instant, is_remembered: bool) -> Self {
+        Self { cleanup, counter, seen_at, is_remembered, written: None, retry_at: None }
     }
 
     /// Records a newer version of the object. For an object of another installation the time begins with its deletion.
-    pub(super) fn renew(&mut self, leaving: &Cleanup, now: Instant) {
-        if !self.leaving.left.is_deleted && leaving.left.is_deleted {
+    pub(super) fn renew(&mut self, cleanup: &Cleanup, now: Instant) {
+        if !self.cleanup.left.is_deleted && cleanup.left.is_deleted {
             self.seen_at = now;
         }
-        self.leaving.clone_from(leaving);
+        self.cleanup.clone_from(cleanup);
     }
 
     /// Whether the object remains; nothing is reported about one that is deleted.
     pub(super) fn stays(&self) -> bool {
-        !self.leaving.left.is_deleted
+        !self.cleanup.left.is_deleted
     }
 
-    pub(super) fn is_of(&self, leaving: &Cleanup) -> bool {
-        self.leaving.left.uid == leaving.left.uid
+    pub(super) fn is_of(&self, cleanup: &Cleanup) -> bool {
+        self.cleanup.left.uid == cleanup.left.uid
     }
 
     /// The write, if it is due.
@@ -76,24 +76,24 @@ impl FinalizerRemoval {
     }
 
     fn is_due(&self, view: &GatewaysView<'_>) -> bool {
-        let is_known_as_ours = self.is_remembered || matches!(self.leaving.by, LeftBy::Us | LeftBy::UsBefore);
-        let is_taken_out = view.absent_since.is_some() || view.gateways.all_reached(self.counter);
-        (is_known_as_ours && is_taken_out) || self.due_at().is_some_and(|at| at <= view.now)
+        let is_known_as_ours = self.is_remembered || matches!(self.cleanup.by, LeftBy::Us | LeftBy::UsBefore);
+        let is_removed = view.absent_since.is_some() || view.gateways.all_reached(self.counter);
+        (is_known_as_ours && is_removed) || self.due_at().is_some_and(|at| at <= view.now)
     }
 
     fn due_at(&self) -> Option<Instant> {
-        match self.leaving.by {
-            LeftBy::Us | LeftBy::UsBefore | LeftBy::Anybody => Some(self.seen_at + GATEWAYS_WAITED_FOR),
+        match self.cleanup.by {
+            LeftBy::Us | LeftBy::UsBefore | LeftBy::UsOrAnother => Some(self.seen_at + GATEWAYS_WAITED_FOR),
             LeftBy::Another if self.is_remembered => Some(self.seen_at + GATEWAYS_WAITED_FOR),
-            LeftBy::Another if self.leaving.left.is_deleted => Some(self.seen_at + OTHERS_WAITED_FOR),
+            LeftBy::Another if self.cleanup.left.is_deleted => Some(self.seen_at + OTHERS_WAITED_FOR),
             LeftBy::Another => None,
         }
     }
 
     /// Addresses of another class belong to another installation.
     fn write(&self) -> StatusWrite {
-        let left = &self.leaving.left;
-        let may_be_ours = !matches!(self.leaving.by, LeftBy::Another | LeftBy::UsBefore);
+        let left = &self.cleanup.left;
+        let may_be_ours = !matches!(self.cleanup.by, LeftBy::Another | LeftBy::UsBefore);
         let has_our_addresses = left.is_load_balancer && may_be_ours && !left.held.ingress.is_empty();
         removal(left.name.clone(), left.uid.clone(), left.resource_version.clone(), &left.held, has_our_addresses)
     }

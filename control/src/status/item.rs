@@ -81,7 +81,7 @@ impl Decision {
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) wanted: Arc<WantedStatus>,
-    gate: Gate,
+    rollout: Rollout,
     written: Option<Written>,
     rewritten_at: Vec<Instant>,
     contested_until: Option<Instant>,
@@ -95,11 +95,11 @@ pub(super) struct Item {
 
 /// Whether gateways forward the Service as requested.
 #[derive(Clone, Copy, Debug)]
-struct Gate {
+struct Rollout {
     /// The generation that they must have applied.
     counter: u64,
     first_reached_at: Option<Instant>,
-    is_passed: bool,
+    is_done: bool,
 }
 
 /// A write, and the content of the object after it.
@@ -109,25 +109,25 @@ struct Written {
     after: OwnedParts,
 }
 
-impl Gate {
+impl Rollout {
     fn new(counter: u64, wanted: &WantedStatus) -> Self {
         let was_programmed = wanted.held.conditions.get(&ConditionType::Programmed).is_some_and(|condition| condition.holds);
-        let is_passed = was_programmed && have_same_addresses(&wanted.held.ingress, &wanted.ingress);
-        Self { counter, first_reached_at: None, is_passed }
+        let is_done = was_programmed && have_same_addresses(&wanted.held.ingress, &wanted.ingress);
+        Self { counter, first_reached_at: None, is_done }
     }
 
     fn update(&mut self, view: &GatewaysView<'_>) {
         let first = self.first_reached_at.filter(|_| view.gateways.any_reached(self.counter));
         self.first_reached_at = first.or_else(|| view.gateways.any_reached(self.counter).then_some(view.now));
         let waited_enough = self.first_reached_at.is_some_and(|first| view.now >= first + SLOW_GATEWAY_WAITED_FOR);
-        self.is_passed |= waited_enough || view.gateways.all_reached(self.counter);
+        self.is_done |= waited_enough || view.gateways.all_reached(self.counter);
     }
 }
 
 impl Item {
     pub(super) fn new(wanted: Arc<WantedStatus>, counter: u64, now: Instant) -> Self {
         Self {
-            gate: Gate::new(counter, &wanted),
+            rollout: Rollout::new(counter, &wanted),
             missing_since: wanted.missing.is_any().then_some(now),
             wanted,
             written: None,
@@ -144,7 +144,7 @@ impl Item {
         self.missing_since = wanted.missing.is_any().then_some(self.missing_since.unwrap_or(now));
         let asked = |w: &WantedStatus| (w.uid.clone(), w.refusal.is_none(), w.is_withheld);
         if asked(&self.wanted) != asked(&wanted) || !have_same_addresses(&self.wanted.ingress, &wanted.ingress) {
-            self.gate = Gate::new(counter, &wanted);
+            self.rollout = Rollout::new(counter, &wanted);
             self.rewritten_at.clear();
             self.contested_until = None;
         }
@@ -157,8 +157,8 @@ impl Item {
         if let Some(at) = self.retry_at.filter(|at| *at > now) {
             return Decision { wake_at: Some(at), ..Decision::default() };
         }
-        if !self.gate.is_passed && !self.wanted.is_withheld {
-            self.gate.update(view);
+        if !self.rollout.is_done && !self.wanted.is_withheld {
+            self.rollout.update(view);
         }
         if self.was_stale(is_accepted) {
             self.health_changed_at = self.health_changed_before;
@@ -185,7 +185,7 @@ impl Item {
         }
         let wakes = [decision.wake_at, self.contested_until, self.slow_gateway_at()];
         decision.wake_at = wakes.into_iter().flatten().min();
-        decision.waits_for_gateways = !self.gate.is_passed || view.gateways.is_refused(&self.wanted.service);
+        decision.waits_for_gateways = !self.rollout.is_done || view.gateways.is_refused(&self.wanted.service);
         decision.write = self.difference(&known, goal, &mut decision.remarks_of_write, now);
         decision
     }
@@ -197,7 +197,7 @@ impl Item {
     }
 
     fn slow_gateway_at(&self) -> Option<Instant> {
-        self.gate.first_reached_at.filter(|_| !self.gate.is_passed).map(|first| first + SLOW_GATEWAY_WAITED_FOR)
+        self.rollout.first_reached_at.filter(|_| !self.rollout.is_done).map(|first| first + SLOW_GATEWAY_WAITED_FOR)
     }
 
     /// Whether the last write was for an older version and the server rejected it.
@@ -224,7 +224,7 @@ impl Item {
         let waits = wanted.ingress.iter().filter(is_new).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         if wanted.refusal.is_some() {
             goal.ingress.retain(|old| wanted.ingress.iter().any(|new| new.ip == old.ip));
-        } else if self.contested_until.is_none() && (self.gate.is_passed || !waits) {
+        } else if self.contested_until.is_none() && (self.rollout.is_done || !waits) {
             goal.ingress.clone_from(&wanted.ingress);
         }
         if self.contested_until.is_none() {
@@ -291,12 +291,12 @@ impl Item {
             }
             return Some(not_served(Reason::NoGateway));
         }
-        if !self.gate.is_passed {
+        if !self.rollout.is_done {
             let waited_for_gateways =
                 old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
             return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
         }
-        let Some((gateways, refusal)) = view.gateways.refusal(&self.wanted.service, self.gate.counter) else {
+        let Some((gateways, refusal)) = view.gateways.refusal(&self.wanted.service, self.rollout.counter) else {
             return Some(if self.wanted.is_partly_unread { conditions::PARTLY_PROGRAMMED } else { conditions::PROGRAMMED });
         };
         let condition = refused_by_gateways(&gateways, refusal);

@@ -20,9 +20,9 @@ use crate::plan::addresses::PoolUse;
 use objects::crd::{AddressPool, AddressPoolStatus};
 
 /// Minimum time between two writes: 20 a second, as for Services.
-const PACE: Duration = Duration::from_millis(50);
+const WRITE_PERIOD: Duration = Duration::from_millis(50);
 /// Interval at which all pools are examined.
-const ROUND: Duration = Duration::from_secs(1);
+const EXAMINATION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Usage figures of every pool, and the `AddressPool` objects.
 #[derive(Clone, Debug, Default)]
@@ -60,12 +60,12 @@ pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsRe
             if let Some((_, kept)) = known.get_mut(&name) {
                 *kept = status;
             }
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(WRITE_PERIOD).await;
         }
         match waits {
             Some(wait) => tokio::time::sleep(wait).await,
             None if reports.changed().await.is_err() => return,
-            None => tokio::time::sleep(ROUND).await,
+            None => tokio::time::sleep(EXAMINATION_INTERVAL).await,
         }
     }
 }

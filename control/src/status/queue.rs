@@ -25,7 +25,7 @@ pub struct Statuses {
     /// All Services of type `LoadBalancer` that are ours.
     pub wanted: WantedStatuses,
     /// Services that are not ours, or no longer ours, but still carry our finalizer, conditions or addresses.
-    pub leaving: BTreeMap<ServiceName, Cleanup>,
+    pub cleanups: BTreeMap<ServiceName, Cleanup>,
 }
 
 /// A write that is due, and the notes for its owner.
@@ -45,7 +45,7 @@ pub(super) struct Queue {
     /// The statuses of the last plan; an equal one needs no new decision.
     wanted: WantedStatuses,
     items: BTreeMap<ServiceName, Item>,
-    departures: BTreeMap<ServiceName, FinalizerRemoval>,
+    removals: BTreeMap<ServiceName, FinalizerRemoval>,
     /// Services that changed since they were examined.
     changed: BTreeSet<ServiceName>,
     /// Services that become due by an acknowledgement of a gateway.
@@ -64,17 +64,17 @@ impl Queue {
 
     /// Records a plan.
     pub(super) fn set_plan(&mut self, statuses: &Statuses, now: Instant) {
-        for (name, leaving) in &statuses.leaving {
-            let kept = self.departures.get_mut(name).filter(|departure| departure.is_of(leaving));
-            if let Some(departure) = kept {
-                departure.renew(leaving, now);
+        for (name, cleanup) in &statuses.cleanups {
+            let kept = self.removals.get_mut(name).filter(|removal| removal.is_of(cleanup));
+            if let Some(removal) = kept {
+                removal.renew(cleanup, now);
             } else {
-                let is_remembered = self.items.get(name).is_some_and(|item| item.wanted.uid == leaving.left.uid);
-                let departure = FinalizerRemoval::new(leaving.clone(), statuses.counter, now, is_remembered);
-                self.departures.insert(name.clone(), departure);
+                let is_remembered = self.items.get(name).is_some_and(|item| item.wanted.uid == cleanup.left.uid);
+                let removal = FinalizerRemoval::new(cleanup.clone(), statuses.counter, now, is_remembered);
+                self.removals.insert(name.clone(), removal);
             }
         }
-        self.departures.retain(|name, _| statuses.leaving.contains_key(name));
+        self.removals.retain(|name, _| statuses.cleanups.contains_key(name));
         let before = std::mem::replace(&mut self.wanted, statuses.wanted.clone());
         for item in before.diff(&statuses.wanted) {
             let (name, wanted) = match item {
@@ -131,12 +131,12 @@ impl Queue {
                 due.push(Due { write: decision.write, uid: item.wanted.uid.clone(), notes, notes_of_write });
             }
         }
-        due.extend(self.departures.values_mut().filter_map(|departure| {
-            let write = departure.due(&view)?;
+        due.extend(self.removals.values_mut().filter_map(|removal| {
+            let write = removal.due(&view)?;
             let remark =
                 Remark::new(Cause::Released, "gateways no longer forward for it; sluice removed all its entries from it");
             let note = Note { subject: Subject::Service(write.service.clone()), remark };
-            let notes_of_write = departure.stays().then_some(note).into_iter().collect();
+            let notes_of_write = removal.stays().then_some(note).into_iter().collect();
             Some(Due { uid: write.uid.clone(), write: Some(write), notes: Vec::new(), notes_of_write })
         }));
         due
@@ -147,15 +147,15 @@ impl Queue {
         if let Some(item) = self.items.get_mut(service) {
             item.failed(retry_at);
             self.wakes.insert(service.clone(), retry_at);
-        } else if let Some(departure) = self.departures.get_mut(service) {
-            departure.failed(retry_at);
+        } else if let Some(removal) = self.removals.get_mut(service) {
+            removal.failed(retry_at);
         }
     }
 
     /// When the next write becomes due without any event.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let departures = self.departures.values().filter_map(FinalizerRemoval::wake_at);
-        self.wakes.values().copied().chain(departures).min()
+        let removals = self.removals.values().filter_map(FinalizerRemoval::wake_at);
+        self.wakes.values().copied().chain(removals).min()
     }
 }
 

@@ -84,12 +84,12 @@ impl Lab {
     /// A plan of generation `counter`, for the object as it is.
     fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
-        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), leaving: BTreeMap::new() };
+        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), cleanups: BTreeMap::new() };
         self.queue.set_plan(&statuses, self.now);
     }
 
-    fn leave(&mut self, counter: u64, leaving: Cleanup) {
-        let statuses = Statuses { counter, wanted: WantedStatuses::new(), leaving: [(web(), leaving)].into() };
+    fn leave(&mut self, counter: u64, cleanup: Cleanup) {
+        let statuses = Statuses { counter, wanted: WantedStatuses::new(), cleanups: [(web(), cleanup)].into() };
         self.queue.set_plan(&statuses, self.now);
     }
 
@@ -580,12 +580,12 @@ fn a_disconnected_gateway_delays_no_deletion() {
 fn a_service_that_lost_its_class_may_belong_to_another_installation_unless_it_was_ours() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     lab.settle(4);
-    lab.leave(5, leftover(LeftBy::Anybody, false));
+    lab.leave(5, leftover(LeftBy::UsOrAnother, false));
     let write = lab.due().unwrap();
     assert_eq!((write.ingress, write.finalizer), (None, Some(false)), "only a load balancer has addresses in its status");
     assert_eq!(lab.causes.last(), Some(&Cause::Released));
     let mut lab = Lab::new(&[]);
-    lab.leave(5, leftover(LeftBy::Anybody, false));
+    lab.leave(5, leftover(LeftBy::UsOrAnother, false));
     assert!(lab.due().is_none());
     lab.pass(GATEWAYS_WAITED_FOR);
     assert!(lab.due().is_some());

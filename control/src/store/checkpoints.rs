@@ -27,7 +27,7 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// Retry interval after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
 /// Retry interval after a failed read.
-const READ_AGAIN: Duration = Duration::from_millis(500);
+const READ_RETRY: Duration = Duration::from_millis(500);
 
 /// Why the checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +124,7 @@ async fn read(storage: &Storage, changes: &mpsc::Sender<Change>) -> Option<Vec<S
         }
         tokio::select! {
             () = changes.closed() => return None,
-            () = tokio::time::sleep(READ_AGAIN) => {}
+            () = tokio::time::sleep(READ_RETRY) => {}
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::world::overrides::{Overrides, TooManyOverrides};
 
 /// Delays before reading is retried: 200 ms first, doubled up to the maximum.
 const BACKOFF: ExponentialBuilder =
-    ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(LONGEST_WAIT).without_max_times();
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+    ExponentialBuilder::new().with_min_delay(Duration::from_millis(200)).with_max_delay(READ_RETRY_MAX).without_max_times();
+const READ_RETRY_MAX: Duration = Duration::from_secs(10);
 /// Number of attempts of a write that conflicts with another one.
 const ATTEMPTS: usize = 3;
 
@@ -60,10 +60,10 @@ pub struct OverrideEditor {
     state: Arc<watch::Sender<OverridesState>>,
 }
 
-/// Keeps the overrides known to the planner until it is dropped.
-struct EndsPlanning<'a>(&'a OverrideEditor);
+/// Guard of the task that serves the planner: when it is dropped, no overrides are known.
+struct PlanningGuard<'a>(&'a OverrideEditor);
 
-impl Drop for EndsPlanning<'_> {
+impl Drop for PlanningGuard<'_> {
     fn drop(&mut self) {
         self.0.state.send_replace(OverridesState::NotLeading);
     }
@@ -84,7 +84,7 @@ impl OverrideEditor {
 
     /// Reads the overrides and sends them and every change to the planner, until the planner ends.
     pub async fn serve(&self, changes: mpsc::Sender<Change>) {
-        let _ends = EndsPlanning(self);
+        let _guard = PlanningGuard(self);
         let mut seen = self.state.subscribe();
         let mut waits = BACKOFF.build();
         loop {
@@ -102,7 +102,7 @@ impl OverrideEditor {
             }
             tokio::select! {
                 () = changes.closed() => return,
-                () = tokio::time::sleep(waits.next().unwrap_or(LONGEST_WAIT)) => {}
+                () = tokio::time::sleep(waits.next().unwrap_or(READ_RETRY_MAX)) => {}
             }
         }
         loop {

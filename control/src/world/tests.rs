@@ -76,7 +76,7 @@ fn a_relist_removes_missing_objects() {
 #[test]
 fn a_deleted_slice_is_kept_while_its_service_exists_until_it_is_forgotten() {
     let a = ServiceName::new("shop", "a");
-    let counts = |world: &World| (world.slices_of(&a).count(), world.departed_slices_of(&a).count());
+    let counts = |world: &World| (world.slices_of(&a).count(), world.deleted_slices_of(&a).count());
     let mut world = World::default();
     world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1"), slice("b-1", "b", "10.0.0.9")]));
@@ -88,12 +88,12 @@ fn a_deleted_slice_is_kept_while_its_service_exists_until_it_is_forgotten() {
     assert_eq!(counts(&world), (1, 0), "it is back under its own name");
     world.apply(Change::SlicesReplaced(vec![slice("a-2", "a", "10.0.0.1")]));
     assert_eq!(counts(&world), (1, 1));
-    world.forget_departed(std::slice::from_ref(&a));
+    world.forget_deleted_slices(std::slice::from_ref(&a));
     assert_eq!(counts(&world), (1, 0));
     world.apply(Change::SlicesReplaced(vec![]));
     world.apply(Change::ServiceDeleted(a.clone()));
     assert_eq!(counts(&world), (0, 0), "with its Service it goes for good");
-    assert!(world.slices.is_empty() && world.departed.is_empty(), "nothing is kept for Services that are not there");
+    assert!(world.slices.is_empty() && world.deleted_slices.is_empty(), "nothing is kept for Services that are not there");
 }
 
 #[test]

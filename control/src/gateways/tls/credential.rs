@@ -12,7 +12,7 @@ use super::identity::{Identity, identities};
 
 /// Interval of checks, and so the longest time a stream outlives its certificate. Each check verifies two signatures,
 /// about 0.2 ms: a group of 64 gateways costs 0.3 % of a core.
-const CHECKED_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A certificate with its chain, and the verifier of the handshake.
 #[derive(Clone)]
@@ -58,7 +58,7 @@ impl Credential {
             if let Err(error) = self.check(UnixTime::now()) {
                 return error;
             }
-            tokio::time::sleep(CHECKED_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 }

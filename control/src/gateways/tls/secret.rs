@@ -13,7 +13,7 @@ use crate::kubernetes::{ApiError, Cluster, Retry};
 
 /// Polling interval, after which a renewed certificate is used at the latest; the kubelet uses the same for mounted
 /// Secrets.
-const READ_EVERY: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A Secret to read.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl FollowedSecret {
                             true
                         }
                     });
-                    READ_EVERY
+                    POLL_INTERVAL
                 }
                 Ok(None) => {
                     retry.succeeded();
@@ -54,7 +54,7 @@ impl FollowedSecret {
                             "there is no such Secret for key `tls.secret`; create it"
                         );
                     }
-                    READ_EVERY / 12
+                    POLL_INTERVAL / 12
                 }
                 Err(error) => retry.failed(ApiError::from(&error), Instant::now()),
             };

@@ -73,9 +73,9 @@ impl Allocations {
         let is_counted = |address: &IpAddr| !(pool.avoid_buggy_ips && is_buggy(*address));
         let never = ranges().flat_map(|range| forbidden.within(range.first(), range.last()));
         let never = never.filter(|address| is_counted(address) && !self.holders.is_held(*address));
-        let gone = held().filter(is_counted).count() + never.count();
+        let unavailable = held().filter(is_counted).count() + never.count();
         let total = ranges().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
-        Some(Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(gone)) })
+        Some(Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(unavailable)) })
     }
 }
 

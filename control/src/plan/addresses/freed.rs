@@ -17,7 +17,7 @@ pub const FREED_ADDRESS_KEPT: Duration = Duration::from_secs(600);
 const FREED_MAX: usize = 2 * SERVICES_MAX;
 
 /// Reservations that expire within this time end together, so that thousands of deletions do not cause as many plans.
-const TOGETHER: Duration = Duration::from_secs(1);
+const EXPIRY_BATCH: Duration = Duration::from_secs(1);
 
 /// The complete set.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +43,7 @@ struct Reservation {
 
 impl Reservation {
     /// Whether every connected gateway has removed the address; `reached` as in [`Freed::expire`].
-    fn is_gone(&self, reached: Option<u64>) -> bool {
+    fn is_removed(&self, reached: Option<u64>) -> bool {
         reached.is_none_or(|reached| self.gone_in.is_some_and(|counter| counter <= reached))
     }
 }
@@ -84,11 +84,11 @@ impl Freed {
     /// Ends reservations that have expired and whose addresses every connected gateway has removed. `reached` is the
     /// counter of the state that all of them have applied; `None` if no gateway is connected.
     pub(super) fn expire(&mut self, now: Instant, reached: Option<u64>) {
-        let is_gone = |one: &&Reserved| {
-            self.of.get(&one.address).and_then(|holders| holders.get(&one.service)).is_some_and(|kept| kept.is_gone(reached))
+        let is_removed = |one: &&Reserved| {
+            self.of.get(&one.address).and_then(|holders| holders.get(&one.service)).is_some_and(|kept| kept.is_removed(reached))
         };
         let expired = self.reservations.iter().take_while(|one| one.until <= now);
-        for one in expired.filter(is_gone).cloned().collect::<Vec<_>>() {
+        for one in expired.filter(is_removed).cloned().collect::<Vec<_>>() {
             self.remove(one.address, &one.service);
         }
     }
@@ -104,7 +104,7 @@ impl Freed {
 
     /// When the next reservations expire.
     pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
-        self.reservations.iter().map(|one| one.until).find(|until| *until > now).map(|next| next + TOGETHER)
+        self.reservations.iter().map(|one| one.until).find(|until| *until > now).map(|next| next + EXPIRY_BATCH)
     }
 
     /// Whether any reservation has expired and waits only for gateways.
@@ -120,8 +120,8 @@ impl Freed {
 
     /// The address freed first among those that are `wanted` and that every connected gateway has removed.
     pub(super) fn oldest(&self, reached: Option<u64>, wanted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
-        let is_gone = |address| self.of.get(&address).is_some_and(|of| of.values().all(|kept| kept.is_gone(reached)));
-        self.reservations.iter().map(|one| one.address).find(|address| wanted(*address) && is_gone(*address))
+        let is_removed = |address| self.of.get(&address).is_some_and(|of| of.values().all(|kept| kept.is_removed(reached)));
+        self.reservations.iter().map(|one| one.address).find(|address| wanted(*address) && is_removed(*address))
     }
 
     /// The Service for which `address` is reserved, if it is not `service`.

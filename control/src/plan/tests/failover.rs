@@ -37,7 +37,7 @@ fn a_new_leader_keeps_the_address_of_a_service_that_is_being_deleted_until_it_is
     apply(&mut world, service("web", json!({})));
     let first = plan(&world, &settings, &mut memory, now);
     assert_eq!(first.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
-    assert!(!first.services.contains_key(&named("old")) && first.leaving.contains_key(&named("old")));
+    assert!(!first.services.contains_key(&named("old")) && first.cleanups.contains_key(&named("old")));
     assert_eq!(first.pools_status[0].families[0].1.used, 1);
     world.apply(Change::ServiceDeleted(named("old")));
     let second = plan(&world, &settings, &mut memory, now);
@@ -194,7 +194,7 @@ fn content_that_another_installation_wrote_is_not_removed() {
     }
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     assert_eq!(plan.services.keys().map(|name| name.name.as_str()).collect::<Vec<_>>(), ["ours-classless"]);
-    let leaving: Vec<_> = plan.leaving.iter().map(|(name, leaving)| (name.name.as_str(), leaving.by)).collect();
-    assert_eq!(leaving, [("ours-going", LeftBy::Us), ("ours-retyped", LeftBy::Us)]);
+    let cleanups: Vec<_> = plan.cleanups.iter().map(|(name, cleanup)| (name.name.as_str(), cleanup.by)).collect();
+    assert_eq!(cleanups, [("ours-going", LeftBy::Us), ("ours-retyped", LeftBy::Us)]);
     assert_eq!(plan.statuses[&named("ours-classless")].group, "default");
 }

@@ -1,7 +1,7 @@
-//! Slices that were deleted while their Service remains. If somebody deletes a managed slice, kube-controller-manager
+//! Slices that were deleted while their Service remains. If a managed slice is deleted, kube-controller-manager
 //! creates it again one second later (its retry delay; recorded: 1.005 s). Without its endpoints, new flows would go to
 //! other backends or be refused in the meantime, and Maglev tables would change twice. The controller also deletes
-//! slices whose last endpoints have gone; those endpoints were terminating already.
+//! slices whose last endpoints have disappeared; those endpoints were terminating already.
 //!
 //! Invariant: if another slice of the Service has the same address, that slice counts. Endpoints that are removed from
 //! a slice, or that were terminating when their slice was deleted, disappear at once, and all endpoints disappear with
@@ -21,7 +21,7 @@ pub const SLICE_KEPT: Duration = Duration::from_secs(2);
 
 /// The deleted slices of one Service.
 #[derive(Clone, Debug, Default)]
-pub struct Departed {
+pub struct DeletedSlices {
     /// Slices that still count, with the endpoints that no other slice has.
     pub counting: Vec<SliceSpec>,
     /// When each deletion was noticed.
@@ -30,28 +30,28 @@ pub struct Departed {
     pub until: Option<Instant>,
 }
 
-impl Departed {
-    /// The deleted slices of `service`; `before` is [`Departed::since`] of the previous call.
+impl DeletedSlices {
+    /// The deleted slices of `service`; `before` is [`DeletedSlices::since`] of the previous call.
     #[must_use]
     pub fn of(world: &World, service: &ServiceName, before: Option<&BTreeMap<ServiceName, Instant>>, now: Instant) -> Self {
-        let mut departed = Self::default();
-        for slice in world.departed_slices_of(service) {
+        let mut deleted_slices = Self::default();
+        for slice in world.deleted_slices_of(service) {
             let since = before.and_then(|before| before.get(&slice.name)).copied().unwrap_or(now);
-            departed.since.insert(slice.name.clone(), since);
+            deleted_slices.since.insert(slice.name.clone(), since);
             let until = since + SLICE_KEPT;
             if until > now {
-                departed.until = departed.until.into_iter().chain([until]).min();
-                departed.counting.push(slice.clone());
+                deleted_slices.until = deleted_slices.until.into_iter().chain([until]).min();
+                deleted_slices.counting.push(slice.clone());
             }
         }
-        if !departed.counting.is_empty() {
+        if !deleted_slices.counting.is_empty() {
             let known: BTreeSet<IpAddr> =
                 world.slices_of(service).flat_map(|slice| &slice.endpoints).map(|e| e.address).collect();
-            for slice in &mut departed.counting {
+            for slice in &mut deleted_slices.counting {
                 slice.endpoints.retain(|endpoint| !endpoint.terminating && !known.contains(&endpoint.address));
             }
         }
-        departed
+        deleted_slices
     }
 }
 
@@ -78,17 +78,17 @@ mod tests {
         world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(service).unwrap())));
         world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(slice).unwrap())));
         world.apply(Change::SliceDeleted(ServiceName::new("shop", "a-1")));
-        let departed = Departed::of(&world, &ServiceName::new("shop", "a"), None, Instant::now());
-        departed.counting.iter().map(|slice| slice.endpoints.len()).sum()
+        let deleted_slices = DeletedSlices::of(&world, &ServiceName::new("shop", "a"), None, Instant::now());
+        deleted_slices.counting.iter().map(|slice| slice.endpoints.len()).sum()
     }
 
     #[test]
     fn a_deleted_slice_counts_only_if_it_is_managed_and_has_ready_endpoints() {
-        let (ready, leaving) = (json!({"ready": true}), json!({"ready": false, "serving": true, "terminating": true}));
+        let (ready, terminating) = (json!({"ready": true}), json!({"ready": false, "serving": true, "terminating": true}));
         let kubernetes = "endpointslice-controller.k8s.io";
         assert_eq!(counting(kubernetes, &[ready.clone(), ready.clone()]), 2);
-        assert_eq!(counting(kubernetes, &[ready.clone(), leaving.clone()]), 1, "one terminated");
-        assert_eq!(counting(kubernetes, &[leaving]), 0, "deleted with its last endpoints");
+        assert_eq!(counting(kubernetes, &[ready.clone(), terminating.clone()]), 1, "one terminated");
+        assert_eq!(counting(kubernetes, &[terminating]), 0, "deleted with its last endpoints");
         assert_eq!(counting("me", &[ready]), 0, "no controller creates it again");
     }
 }
