@@ -84,7 +84,7 @@ fn without_its_manifests_a_restarted_gateway_serves_its_saved_state_to_servers_t
     });
     until("two servers pass their probes in both families", || (edge.healthy("demo/web")? == 4).then_some(()));
     assert_eq!(request_all(&edge, 40), ["b11", "b12"], "no request goes to the server that has not passed a probe");
-    until("the log says what is wrong", || edge.log().contains("make it, or correct `manifests`").then_some(()));
+    until("the log says what is wrong", || edge.log().contains("create it, or correct `manifests`").then_some(()));
 
     // In a state from a controller, a backend without a probe result is usable. Wait until the probes have failed.
     let fails_probes =

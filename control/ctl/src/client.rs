@@ -46,7 +46,7 @@ pub enum ClientError {
         detail: String,
     },
     /// The connection broke after an answer.
-    #[error("the gateway behind {path} has gone; start sluiced again, and then this command")]
+    #[error("the gateway behind {path} has stopped; start sluiced and repeat this command")]
     Gone {
         /// The socket.
         path: PathBuf,
@@ -76,7 +76,7 @@ impl ClientError {
             (Code::DeadlineExceeded | Code::Cancelled, _) => Self::Silent { path },
             (_, Some(_)) if answered => Self::Gone { path },
             (_, Some(cause)) => Self::Foreign { path, detail: chain(cause) },
-            (Code::Unimplemented, None) => Self::Foreign { path, detail: "it does not know the question".to_owned() },
+            (Code::Unimplemented, None) => Self::Foreign { path, detail: "it does not support the request".to_owned() },
             (code, None) if status.message().is_empty() => Self::Answer { path, message: code.description().to_owned() },
             (_, None) => Self::Answer { path, message: status.message().to_owned() },
         }

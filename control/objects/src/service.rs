@@ -261,7 +261,7 @@ fn misfit(addresses: &[IpAddr], families: &[Family]) -> Option<String> {
         let why = if !families.contains(&family) {
             format!("the Service has no family {family}")
         } else if addresses[..index].iter().any(|earlier| Family::of(*earlier) == family) {
-            format!("another {family} address is, too")
+            format!("another {family} address is requested too")
         } else {
             return None;
         };

@@ -58,7 +58,7 @@ impl ControllerAdmin {
                     all.extend(rows);
                     continue;
                 }
-                Ok(None) => "it answered another question".to_owned(),
+                Ok(None) => "its answer belongs to another request".to_owned(),
                 Err(error) => error.to_string(),
             };
             silent.push(v1::Silent { gateway, reason });
@@ -109,7 +109,7 @@ impl Admin for ControllerAdmin {
 
     async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
         Err(Status::failed_precondition(
-            "sluice-controller reads its configuration when it starts; restart it, gateways go on meanwhile",
+            "sluice-controller reads its configuration when it starts; restart it, gateways keep forwarding meanwhile",
         ))
     }
 

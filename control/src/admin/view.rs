@@ -203,7 +203,7 @@ impl View {
         match tokio::time::timeout(CHANGE_TIMEOUT, self.editor.change(change)).await {
             Ok(done) => done.map_err(status),
             Err(_) => Err(Status::unavailable(
-                "where this is written down does not answer; it may or may not be so now, ask again by `sluicectl overrides`",
+                "the storage of overrides does not answer, so the result is unknown; check it by `sluicectl overrides`",
             )),
         }
     }
@@ -278,7 +278,7 @@ fn notes(what: &Drained, state: &State) -> Vec<String> {
     let l2: Vec<&str> = state.pools.iter().filter(|pool| pool.announce == Announce::L2).map(|pool| pool.name.as_str()).collect();
     match what {
         Drained::Gateway(name) if !l2.is_empty() => vec![format!(
-            "routes to VIPs of routed pools are withdrawn; for VIPs of pool {} (announce: l2) {name} goes on to answer, since no other \
+            "routes to VIPs of routed pools are withdrawn; for VIPs of pool {} (announce: l2) {name} still answers, because no other \
              gateway would",
             l2.join(", ")
         )],

@@ -121,7 +121,7 @@ impl<'input> Builder<'input> {
                 Value::Map(self.map()?)
             }
             _ => {
-                self.refuse(line, "found a YAML alias, which is not read here; write the value out");
+                self.refuse(line, "found a YAML alias, which is not supported; write the value out");
                 Value::Null
             }
         };
@@ -130,10 +130,10 @@ impl<'input> Builder<'input> {
 
     fn plain_only(&mut self, line: usize, anchor: usize, tag: Option<&Tag>) {
         if anchor != 0 {
-            self.refuse(line, "found a YAML anchor, which is not read here; write the value out");
+            self.refuse(line, "found a YAML anchor, which is not supported; write the value out");
         }
         if let Some(tag) = tag {
-            self.refuse(line, format!("found the YAML tag `{}`, which is not read here; leave it out", tag.original()));
+            self.refuse(line, format!("found the YAML tag `{}`, which is not supported; leave it out", tag.original()));
         }
     }
 

@@ -176,7 +176,7 @@ impl FleetService {
                 answer = answers.message() => {
                     let Some(Answer { number, reply }) = answer? else { return Ok(()) };
                     // An unknown answer of a newer version is ignored.
-                    let reply = reply.unwrap_or_else(|| Reply::Refusal("it answered in words of a newer version".to_owned()));
+                    let reply = reply.unwrap_or_else(|| Reply::Refusal("its answer has the format of a newer version".to_owned()));
                     if let Some(answer) = waiting.remove(&number) {
                         // The client may have given up.
                         let _ = answer.send(reply);
@@ -195,7 +195,7 @@ impl FleetService {
                     match tokio::time::timeout(ANSWER_TIMEOUT, questions.send(Ok(question))).await {
                         Ok(Ok(())) => {}
                         Ok(Err(_)) => return Ok(()),
-                        Err(_) => return Err(Status::deadline_exceeded("the questions are not read; dial again")),
+                        Err(_) => return Err(Status::deadline_exceeded("the gateway does not read requests; dial again")),
                     }
                 }
                 () = tokio::time::sleep(ANSWER_TIMEOUT), if !waiting.is_empty() => waiting.retain(|_, answer| !answer.is_closed()),

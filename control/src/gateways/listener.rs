@@ -214,14 +214,14 @@ impl Listeners {
     /// Accepts connections until the receiver is dropped.
     #[must_use]
     pub fn incoming(self) -> ReceiverStream<io::Result<PeerStream>> {
-        let (streams, stream) = mpsc::channel(1);
+        let (streams, incoming) = mpsc::channel(1);
         if let Some(listener) = self.unix {
             tokio::spawn(accept_unix(listener, streams.clone()));
         }
         if let Some((listener, tls)) = self.tcp {
             tokio::spawn(accept_tcp(listener, tls, streams));
         }
-        ReceiverStream::new(stream)
+        ReceiverStream::new(incoming)
     }
 }
 
@@ -251,8 +251,8 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, streams: PeerStr
             Ok((stream, from)) => {
                 let (tls, streams) = (Arc::clone(&tls), streams.clone());
                 handshakes.spawn(async move {
-                    if let Some(wire) = shake_hands(stream, from, &tls).await {
-                        let _ = streams.send(Ok(wire)).await;
+                    if let Some(stream) = shake_hands(stream, from, &tls).await {
+                        let _ = streams.send(Ok(stream)).await;
                     }
                 });
             }

@@ -174,7 +174,7 @@ fn status_of_retry_after(code: u16, headers: &http::HeaderMap) -> Option<Status>
     }
     let seconds = text("retry-after")?.parse().ok()?;
     let details = StatusDetails { retry_after_seconds: seconds, ..status_details() };
-    Some(Status { details: Some(details), ..Status::failure("asked to come back later", "TooManyRequests").with_code(code) })
+    Some(Status { details: Some(details), ..Status::failure("asked to retry later", "TooManyRequests").with_code(code) })
 }
 
 fn status_details() -> StatusDetails {

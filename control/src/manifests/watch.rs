@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
     /// It cannot be listed.
-    #[error("manifests directory {path}: {error}; make it, or correct `manifests`")]
+    #[error("manifests directory {path}: {error}; create it, or correct `manifests`")]
     Directory {
         /// Which.
         path: PathBuf,

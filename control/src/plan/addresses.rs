@@ -141,7 +141,7 @@ impl Allocations {
             return self.holders.refuse(address, claim, pools.holding(address));
         }
         let by = self.freed.reserved_for_other(address, &claim.service)?;
-        Some(format!("was {by}'s until now and is kept for it for 10 minutes, and until every gateway has taken it out"))
+        Some(format!("is reserved for {by}, which freed it, for 10 minutes and until every gateway has removed it"))
     }
 
     /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one
@@ -163,7 +163,7 @@ impl Allocations {
                     Some(why) => {
                         self.freed.put(address, &claim.service, rules.now);
                         let text =
-                            format!("it leaves address {address}, which is {why}; ports and sharing-key must fit together");
+                            format!("it leaves address {address}, which is {why}; ports and sharing-key must be compatible");
                         outcome.notes.push(Remark::new(Cause::AddressLost, text));
                     }
                 }
@@ -298,7 +298,7 @@ impl Allocations {
         let mut but = "";
         if self.has_reserved(&admitting, family) {
             self.waits_until = Some(rules.now + WAITING_RETRY);
-            but = " but what is reserved for Services that gave it up, until every connected gateway has taken it out";
+            but = " except those reserved for their former Services until every connected gateway has removed them";
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
@@ -351,7 +351,7 @@ impl Allocations {
                         self.hold(claim, other, rules.pools);
                         continue;
                     }
-                    Err(refusal) => advice = format!("it keeps it, for there is no other: {}", refusal.message),
+                    Err(refusal) => advice = format!("it keeps it, because no other is available: {}", refusal.message),
                 }
             }
             let text = format!("address {address} {why}; {advice}");

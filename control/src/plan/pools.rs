@@ -129,7 +129,7 @@ impl Pools {
     #[must_use]
     pub(super) fn names(&self) -> String {
         let names: Vec<_> = self.used.iter().map(|pool| format!("pool {} ({})", pool.name, pool.ranges_text())).collect();
-        if names.is_empty() { "nothing, for there is no pool".to_owned() } else { shortened(&names, NAMED_MAX, ", ", " and ") }
+        if names.is_empty() { "none, because there is no pool".to_owned() } else { shortened(&names, NAMED_MAX, ", ", " and ") }
     }
 }
 

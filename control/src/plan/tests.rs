@@ -496,7 +496,7 @@ fn a_service_that_waits_for_an_address_gets_it_when_it_is_free() {
     memory.published(2);
     assert_eq!(waiting.services[&named("b")].refusal.as_ref().unwrap().reason, Reason::Exhausted);
     connection.acknowledge(2);
-    assert!(memory.follow_gateways(&gateways.borrow(), now), "the gateway has taken it out");
+    assert!(memory.follow_gateways(&gateways.borrow(), now), "the gateway has removed it");
     let later = plan(&world, &settings, &mut memory, now);
     assert_eq!(later.services[&named("b")].refusal, None);
 }

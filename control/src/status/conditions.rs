@@ -21,7 +21,7 @@ pub(super) const PROGRAMMED: Condition = Condition::new(true, "Programmed", "Gat
 pub(super) const PARTLY_PROGRAMMED: Condition = Condition::new(
     true,
     Cause::AnnotationIgnored.as_str(),
-    "Gateways forward for it; something that it asks for cannot be read and has no effect, the Event names it.",
+    "Gateways forward for it; a setting that it requests cannot be parsed and has no effect; the Event names it.",
 );
 /// `sluice.dev/Programmed`: some gateways have not applied the Service yet.
 pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for it yet.");
@@ -82,10 +82,10 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::NoGateway => "No gateway is connected to the controller.",
         Reason::ForeignStatusWriter => "Another program keeps writing its status; the Event names it.",
         Reason::OutsidePools => "It asks for an address that lies in no pool.",
-        Reason::Unsupported => "It asks for what this version does not support; the Event names it.",
-        Reason::Refused => "It asks for what cannot be served; the Event says why.",
-        Reason::NoEligibleNode => "No node may take its traffic; the Event says why.",
-        Reason::Conflict => "Another Service holds what it asks for; the Event names it.",
+        Reason::Unsupported => "It requests a setting that this version does not support; the Event names it.",
+        Reason::Refused => "It requests something that cannot be served; the Event has the reason.",
+        Reason::NoEligibleNode => "No node is eligible for its traffic; the Event has the reason.",
+        Reason::Conflict => "Another Service holds what it requests; the Event names it.",
         Reason::Exhausted => "No address is left for it.",
     }
 }

@@ -410,13 +410,13 @@ impl Item {
 
     fn without_backend(&self) -> Remark {
         if self.wanted.missing.is_whole {
-            let text = "no endpoint of it takes new connections: none is ready, or all are drained; clients are turned away until one is";
+            let text = "no endpoint of it takes new connections: none is ready, or all are drained; connections are refused until one is";
             return Remark::new(Cause::NoEndpoints, text);
         }
         let meanwhile = if self.wanted.fails_open {
             "all of them are used until one is (health.failOpen: true)"
         } else {
-            "clients are turned away until one is (health.failOpen: false)"
+            "connections are refused until one is (health.failOpen: false)"
         };
         Remark::new(Cause::NoHealthyBackend, format!("no gateway finds a healthy backend: all fail their probes; {meanwhile}"))
     }

@@ -104,7 +104,7 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
     };
     let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
     let exhausted = if one.state.conflict.is_some() {
-        condition("Exhausted", true, "NotUsed", "none of its addresses is given: the pool is not used".to_owned())
+        condition("Exhausted", true, "NotUsed", "none of its addresses is allocated: the pool is not used".to_owned())
     } else if left_out.is_empty() {
         condition("Exhausted", false, "SomeLeft", String::new())
     } else {

@@ -201,7 +201,7 @@ fn if_all_gateways_are_drained_addresses_and_deletions_wait_for_them() {
     one.acknowledge(5);
     assert!(lab.due().is_none(), "the other forwards for it still");
     two.acknowledge(5);
-    assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have taken it out");
+    assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have removed it");
 }
 
 #[test]

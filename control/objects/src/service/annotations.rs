@@ -196,7 +196,7 @@ impl Reader<'_> {
             match read {
                 // kube-vip's value for an address by DHCP.
                 Some(any) if any.is_unspecified() => {
-                    let text = format!("{place}: {any} asks for no address in particular; it gets one of a pool");
+                    let text = format!("{place}: {any} requests no particular address; it gets one of a pool");
                     self.note(Cause::AnnotationIgnored, text);
                 }
                 Some(address) if !addresses.contains(&address) => addresses.push(address),
@@ -328,7 +328,7 @@ impl Reader<'_> {
             return self.parsed(what, &[alias.to_owned()], &format!("a number of seconds, {range}"), seconds);
         }
         if self.annotations.contains_key(alias) {
-            self.note(Cause::AnnotationsDiffer, format!("annotation {alias} is not used, because {key} is there"));
+            self.note(Cause::AnnotationsDiffer, format!("annotation {alias} is not used, because {key} is set"));
         }
         let expected = format!("a duration such as 500ms, 5s or 2m, {range}");
         self.parsed(what, &[key.to_owned()], &expected, |value| duration(value).and_then(within))

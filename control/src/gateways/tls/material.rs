@@ -70,7 +70,7 @@ pub enum TlsError {
         error: rustls::Error,
     },
     /// A Secret is configured, but there is no cluster.
-    #[error("Secret {0} cannot be read: the source is no cluster; name files")]
+    #[error("Secret {0} cannot be read: the source is no cluster; configure files")]
     NoCluster(String),
     /// The Secret has not been read yet.
     #[error("Secret {0} was not read yet")]

@@ -129,7 +129,7 @@ impl Terms {
     /// Why `self` and `other` cannot share an address of `pool`; `None` if they can.
     pub(super) fn refuses(&self, other: &Self, pool: Option<&PoolSpec>) -> Option<String> {
         let (Some(ours), Some(theirs)) = (&self.sharing, &other.sharing) else {
-            return Some("sharing takes one sharing-key on both".to_owned());
+            return Some("sharing needs the same sharing-key on both".to_owned());
         };
         if ours.key != theirs.key {
             return Some(format!("its sharing-key is {:?}, not {:?}", theirs.key, ours.key));

@@ -148,7 +148,7 @@ fn no_other_service_gets_a_freed_address_before_every_gateway_has_removed_it() {
     lab.assign(&[]).all.published(7);
     lab.reached = Some(6);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
-    assert!(lab.why("b").contains("reserved for Services that gave it up, until every connected gateway"), "{}", lab.why("b"));
+    assert!(lab.why("b").contains("reserved for their former Services until every connected gateway"), "{}", lab.why("b"));
     assert!(lab.all.waits_for_gateways(lab.now) && lab.all.next_expiry(lab.now).is_some());
     lab.now += FREED_ADDRESS_KEPT;
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
@@ -423,7 +423,7 @@ fn services_of_one_key_share_an_address_while_their_ports_differ() {
 fn impossible_sharing_is_refused_with_the_conflict() {
     let holder = asking(sharing(claim("holder", 1), "k", 80), "192.0.2.100");
     let rows = [
-        (claim("a", 2), "sharing takes one sharing-key on both"),
+        (claim("a", 2), "sharing needs the same sharing-key on both"),
         (sharing(claim("a", 2), "l", 443), "its sharing-key is \"k\", not \"l\""),
         (sharing(claim("a", 2), "k", 80), "which has tcp 80 of it, too"),
     ];

@@ -147,9 +147,9 @@ impl NodesOfFamily {
             return "no Node is known; among manifests, add one with its InternalIP".to_owned();
         }
         let mut text = if is_elsewhere {
-            "externalTrafficPolicy is Local, and no endpoint is on a node that may be sent to".to_owned()
+            "externalTrafficPolicy is Local, and no endpoint is on an eligible node".to_owned()
         } else {
-            "no node may be sent to".to_owned()
+            "no node is eligible".to_owned()
         };
         if !self.reasons.is_empty() {
             text = format!("{text}: {}", shortened(&self.reasons, NODES_NAMED_MAX, "; ", "; and "));
