@@ -377,7 +377,7 @@ async fn rows_of_several_gateways_name_their_gateway_and_a_silent_one_is_named_w
          edge-2   default/web  10.0.0.11:8080  active  yes      1       7\n"
     );
     let error = result.unwrap_err().to_string();
-    assert_eq!(error, "no answer of gateway edge-3: it gave no answer within 3 s");
+    assert_eq!(error, "without gateway edge-3: it gave no answer within 3 s");
 }
 
 #[tokio::test]

@@ -102,7 +102,7 @@ fn run(file: ControllerFile) -> ExitCode {
     exit_code(serve(file))
 }
 
-/// Prints the error. An unusable kubeconfig is a configuration error, too.
+/// Prints the error. An unusable kubeconfig also counts as a configuration error.
 fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     eprintln!("sluice-controller: {error}");

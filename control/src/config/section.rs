@@ -138,7 +138,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Parses its text. Returns nothing, and records a problem, if `parse` does or if the value is no text.
+    /// Parses its text. If `parse` returns nothing or the value is not a text, records a problem and returns nothing.
     pub fn parse<T>(&self, expected: impl Display, parse: impl FnOnce(&'a str) -> Option<T>) -> Option<T> {
         let value = match &self.node.value {
             Value::Scalar(text) => parse(text),
@@ -156,7 +156,7 @@ impl<'a> Field<'a> {
         parse(text).map_err(|error| self.problem(format!("found `{text}`, {error}"))).ok()
     }
 
-    /// Its items; none, with a problem recorded, if it is no list.
+    /// Its items. If it is not a list, records a problem and returns none.
     #[must_use]
     pub fn items(&self, expected: impl Display) -> Vec<Self> {
         let Value::List(items) = &self.node.value else {
@@ -167,8 +167,8 @@ impl<'a> Field<'a> {
         items.iter().enumerate().map(|(i, node)| Self { reader: self.reader, location: location(i, node), node }).collect()
     }
 
-    /// Its keys and values; none, with a problem recorded, if it is no mapping. For mappings with free keys, such as
-    /// labels.
+    /// Its keys and values, for mappings with free keys such as labels. If it is not a mapping, records a problem and
+    /// returns none.
     #[must_use]
     pub fn entries(&self) -> Vec<(&'a str, Self)> {
         let Section { reader, location, entries, .. } = self.section();
@@ -179,13 +179,13 @@ impl<'a> Field<'a> {
         entries.iter().map(field).collect()
     }
 
-    /// Its items; the value itself if it is no list.
+    /// Its items, or the value itself if it is not a list.
     #[must_use]
     pub fn one_or_more(&self) -> Vec<Self> {
         if matches!(self.node.value, Value::List(_)) { self.items("values") } else { vec![self.clone()] }
     }
 
-    /// It as a mapping; an empty one, with a problem recorded, if it is none.
+    /// The value as a mapping. If it is not a mapping, records a problem and returns an empty one.
     #[must_use]
     pub fn section(&self) -> Section<'a> {
         let entries: &[Entry] = match &self.node.value {

@@ -143,8 +143,8 @@ pub struct ControllerSettings {
     pub cluster_cidrs: Vec<IpNet>,
     /// Pools of the configuration, without overlaps, in its order. `AddressPool` objects come beside them.
     pub pools: Vec<PoolSpec>,
-    /// Addresses that are never a VIP and never a backend: of ports, SNAT, node ports, next hops. Known only to an embedded
-    /// controller.
+    /// Addresses that are never a VIP and never a backend: those of ports, SNAT, node ports and next hops. Only an
+    /// embedded controller knows them.
     pub reserved: Vec<IpAddr>,
     /// Directory on this machine for the lock files of controllers of one cluster. By these a restarted controller knows
     /// that its predecessor has ended. It is the gateway's `stateDir`, or the directory of a controller's admin socket;

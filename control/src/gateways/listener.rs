@@ -251,7 +251,7 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, streams: PeerStr
             Ok((stream, from)) => {
                 let (tls, streams) = (Arc::clone(&tls), streams.clone());
                 handshakes.spawn(async move {
-                    if let Some(stream) = shake_hands(stream, from, &tls).await {
+                    if let Some(stream) = perform_handshake(stream, from, &tls).await {
                         let _ = streams.send(Ok(stream)).await;
                     }
                 });
@@ -261,7 +261,7 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, streams: PeerStr
     }
 }
 
-async fn shake_hands(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<PeerStream> {
+async fn perform_handshake(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<PeerStream> {
     let Acceptance { config, gateways } = tls.newest().await?;
     let _ = stream.set_nodelay(true);
     match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {

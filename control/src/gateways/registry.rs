@@ -265,7 +265,7 @@ mod tests {
         assert!(!gateways.borrow().all_reached(0), "if all are drained, all count");
         let again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
         drop(two);
-        assert!(gateways.borrow().disconnected().is_empty(), "it is there twice while it connects again");
+        assert!(gateways.borrow().disconnected().is_empty(), "it is registered twice while it reconnects");
         drop(again);
         assert_eq!(gateways.borrow().disconnected().keys().collect::<Vec<_>>(), ["edge-2"]);
         let _again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());

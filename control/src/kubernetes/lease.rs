@@ -93,8 +93,8 @@ impl LeaseCandidate {
         Self { lease: format!("sluice-controller-{group}"), identity, address, seen: None, lock: None }
     }
 
-    /// A candidate with a lock in `dir`, which shows other replicas on this machine that it runs, and tells it which of
-    /// them have ended. Without the lock it waits for Leases to expire.
+    /// A candidate with a lock file in `dir`. By these files replicas on one machine see which of them have ended.
+    /// Without the lock it waits for Leases to expire.
     #[must_use]
     pub fn locked_in(mut self, dir: &Path) -> Self {
         match ProcessLock::take(dir, &self.identity) {
@@ -271,9 +271,9 @@ mod tests {
             assert_eq!(leader.identity, one.identity);
             leader.address.is_some()
         };
-        assert!(!look("1", 0), "it may have died long ago");
+        assert!(!look("1", 0), "it may have ended long ago");
         assert!(!look("1", 2));
-        assert!(look("2", 4), "it lives");
+        assert!(look("2", 4), "its renewal was seen");
         assert!(look("2", 13));
         assert!(!look("2", 14), "it no longer leads");
         assert!(look("3", 16));
@@ -289,8 +289,8 @@ mod tests {
         drop(one);
         assert_eq!(epoch(&two.take(&held, Instant::now()).unwrap()), "uid-1");
         two.leads();
-        assert!(two.take(&held, Instant::now()).is_none(), "only what is there proves anything");
-        assert!(candidates().0.locked_in(Path::new("/proc/none")).lock.is_none(), "without a lock it runs as well");
+        assert!(two.take(&held, Instant::now()).is_none(), "a missing lock file proves nothing");
+        assert!(candidates().0.locked_in(Path::new("/proc/none")).lock.is_none(), "it also works without a lock");
     }
 
     #[test]

@@ -344,7 +344,7 @@ impl<'a> ServiceBuilder<'a> {
                     continue;
                 }
                 let mut selection = self.select(spec, slices, port, family);
-                // A manual override of one backend gives this port a list of its own.
+                // With a manual override of one backend this port gets a separate list.
                 let overridden = selection.nodes.take_if(|nodes| world.overrides().concern(name, nodes));
                 selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
                 world.overrides().apply(name, slices, world.nodes(), &mut selection.backends);

@@ -163,7 +163,7 @@ fn external_ips_are_frontends_and_never_backends() {
     let vips =
         |name| plan.services[&named(name)].ports.iter().flat_map(|port| &port.vips).map(IpAddr::to_string).collect::<Vec<_>>();
     assert_eq!(vips("web"), ["192.0.2.100", "203.0.113.7"]);
-    assert_eq!(plan.statuses[&named("web")].ingress.len(), 1, "the status holds the pool's address alone");
+    assert_eq!(plan.statuses[&named("web")].ingress.len(), 1, "the status has only the address of the pool");
     assert_eq!(vips("inner"), ["203.0.113.8"]);
     assert!(
         plan.notes.iter().any(|note| note.subject == Subject::Service(named("inner")) && note.remark.text.contains("192.0.2.7"))
@@ -176,7 +176,7 @@ fn external_ips_are_frontends_and_never_backends() {
     endpoints(&mut world, "node", &texts(&["10.0.0.3"]));
     let plan = super::plan(&world, &settings, &mut Memory::default(), Instant::now());
     let port = &plan.services[&named("node")].ports[0];
-    assert_eq!((port.node_port, port.vips.len()), (None, 1), "its node port is not listened on, its address is");
+    assert_eq!((port.node_port, port.vips.len()), (None, 1), "its address is served, its node port is not");
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn a_change_to_vip_mode_writes_the_status_first_and_a_change_from_it_the_gateway
     assert_eq!(seen(stored("nat", "4", "VIP"), now), (Mode::Nat, IpMode::Proxy, None));
     assert_eq!(seen(stored("nat", "5", "Proxy"), now), (Mode::Nat, IpMode::Proxy, None));
     assert_eq!(seen(stored("dnat", "6", "Proxy"), now).0, Mode::Nat);
-    assert_eq!(seen(stored("dnat", "6", "Proxy"), until), (Mode::Dnat, IpMode::Vip, None), "it waits no longer");
+    assert_eq!(seen(stored("dnat", "6", "Proxy"), until), (Mode::Dnat, IpMode::Vip, None), "the wait is over");
 }
 
 #[test]

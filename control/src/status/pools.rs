@@ -166,7 +166,7 @@ mod tests {
         let later = due(&report_of(0, None), &mut known, late);
         assert_eq!(of(&later[0].1), expect(("False", 1), ("True", 2)));
         let clashing = due(&report_of(0, Some("it overlaps")), &mut known, late);
-        assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "what is not used gives nothing");
+        assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "an unused pool has no available address");
         assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
     }
 }

@@ -199,7 +199,7 @@ fn if_all_gateways_are_drained_addresses_and_deletions_wait_for_them() {
     assert!(lab.due().unwrap().ingress.is_some());
     lab.leave(5, leftover(LeftBy::Us, true));
     one.acknowledge(5);
-    assert!(lab.due().is_none(), "the other forwards for it still");
+    assert!(lab.due().is_none(), "the other gateway still forwards for it");
     two.acknowledge(5);
     assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have removed it");
 }
@@ -240,7 +240,7 @@ fn an_address_of_a_vip_mode_waits_for_no_gateway() {
     lab.wanted.is_withheld = false;
     lab.see(&write, 5);
     gateway.acknowledge(4);
-    assert!(lab.due().is_none(), "gateways were given it by generation 5");
+    assert!(lab.due().is_none(), "gateways have it since generation 5");
     gateway.acknowledge(5);
     assert!(lab.due().unwrap().conditions[&ConditionType::Programmed].as_ref().unwrap().holds);
 }
@@ -257,7 +257,7 @@ fn without_gateways_no_address_is_published_or_withdrawn() {
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
     drop(gateway);
-    assert!(lab.due().is_none(), "it may dial again");
+    assert!(lab.due().is_none(), "it may reconnect");
     assert_eq!(lab.queue.next_due(), Some(lab.now + ABSENCE_TOLERATED));
     lab.pass(ABSENCE_TOLERATED);
     lab.settle(4);
@@ -335,7 +335,7 @@ fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alon
     assert_eq!(contested(&mut lab, 9), REWRITES_MAX - 1, "the new attempt counts");
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another wish");
+    assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn every_port_is_in_the_status_and_one_that_no_slice_has_with_an_error() {
     let unmatched = [(proto::Protocol::Tcp, 443)].into();
     lab.wanted.missing = MissingBackends { is_whole: false, unmatched, sentence: "they have web (tcp 8080)".to_owned() };
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)], "slices have two seconds");
+    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)], "the grace time for slices is two seconds");
     lab.pass(SLICES_AWAITED);
     lab.settle(4);
     let expected = [port(80, None), port(443, Some("sluice.dev/NoMatchingPort"))];
@@ -474,7 +474,7 @@ fn every_port_is_in_the_status_and_one_that_no_slice_has_with_an_error() {
     );
     lab.queue = Queue::new(lab.now);
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress[0].ports, expected, "a new leader takes nothing back");
+    assert_eq!(lab.wanted.held.ingress[0].ports, expected, "a new leader changes nothing");
     lab.wanted.missing = MissingBackends::default();
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)]);

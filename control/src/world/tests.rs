@@ -85,15 +85,15 @@ fn a_deleted_slice_is_kept_while_its_service_exists_until_it_is_forgotten() {
     assert_eq!(counts(&world), (0, 1));
     assert!(revision(&world, "a") > before);
     world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
-    assert_eq!(counts(&world), (1, 0), "it is back under its own name");
+    assert_eq!(counts(&world), (1, 0), "it was created again with the same name");
     world.apply(Change::SlicesReplaced(vec![slice("a-2", "a", "10.0.0.1")]));
     assert_eq!(counts(&world), (1, 1));
     world.forget_deleted_slices(std::slice::from_ref(&a));
     assert_eq!(counts(&world), (1, 0));
     world.apply(Change::SlicesReplaced(vec![]));
     world.apply(Change::ServiceDeleted(a.clone()));
-    assert_eq!(counts(&world), (0, 0), "with its Service it goes for good");
-    assert!(world.slices.is_empty() && world.deleted_slices.is_empty(), "nothing is kept for Services that are not there");
+    assert_eq!(counts(&world), (0, 0), "it is removed with its Service");
+    assert!(world.slices.is_empty() && world.deleted_slices.is_empty(), "nothing is kept for missing Services");
 }
 
 #[test]
@@ -173,5 +173,5 @@ fn a_value_that_cannot_be_parsed_leaves_the_previous_value_in_force() {
     }
     assert!(annotate(&mut world, "other", &bad).addresses.is_empty(), "another Service of that name");
     annotate(&mut world, "u", &good);
-    assert!(annotate(&mut world, "u", &[]).addresses.is_empty(), "taken back");
+    assert!(annotate(&mut world, "u", &[]).addresses.is_empty(), "removed annotations have no effect");
 }

@@ -598,7 +598,7 @@ mod conflicts {
         let mut settings = ControllerSettings { pools: Vec::new(), ..settings() };
         settings.ownership.pools = Selector::from_iter([("group".to_owned(), "east".to_owned())]);
         let pools = Pools::of(&settings, &[theirs, (ours_name, ours)].into());
-        assert_eq!(pools.states().len(), 1, "nothing is written to the other");
+        assert_eq!(pools.states().len(), 1, "the other pool gets no status");
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
     }
 }
