@@ -10,7 +10,7 @@ use std::sync::Arc;
 use proto::convert::service_name;
 use proto::{Service, ServiceName, State};
 
-use crate::world::overrides::{Drained, Overrides};
+use crate::world::overrides::{DrainTarget, Overrides};
 
 /// Maximum number of names listed in an answer, which also has the number of further ones.
 const LISTED_MAX: usize = 20;
@@ -44,29 +44,29 @@ pub(super) enum NameError {
     #[error("{0:?} is no backend; expected ADDRESS:PORT, as `sluicectl backends` shows it")]
     NoAddress(String),
     #[error("no weight is set for {found} of {service}; weights are set for: {weights}")]
-    NotWeighed { service: String, found: String, weights: String },
+    NoWeight { service: String, found: String, weights: String },
 }
 
 /// Resolves the target of a drain.
-pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<Drained, NameError> {
+pub(super) fn to_drain(text: &str, names: &Names, state: &State) -> Result<DrainTarget, NameError> {
     let what = if text.contains('/') { text.parse().map_err(|_| unknown(text, names))? } else { by_bare_name(text, names)? };
     let all_backends = || backends(state.services.values());
     match &what {
-        Drained::Gateway(name) if !names.gateways.contains(name) => Err(missing("gateway", name, &names.gateways)),
-        Drained::Node(name) if !names.nodes.contains(name) => Err(missing("node", name, &names.nodes)),
-        Drained::Backend(address) if !all_backends().any(|backend| backend == *address) => Err(no_backend(text, state)),
-        Drained::Address(address) if !all_backends().any(|backend| backend.ip() == *address) => Err(no_backend(text, state)),
+        DrainTarget::Gateway(name) if !names.gateways.contains(name) => Err(missing("gateway", name, &names.gateways)),
+        DrainTarget::Node(name) if !names.nodes.contains(name) => Err(missing("node", name, &names.nodes)),
+        DrainTarget::Backend(address) if !all_backends().any(|backend| backend == *address) => Err(no_backend(text, state)),
+        DrainTarget::Address(address) if !all_backends().any(|backend| backend.ip() == *address) => Err(no_backend(text, state)),
         _ => Ok(what),
     }
 }
 
 /// Resolves the target of an undrain. The target may no longer exist.
-pub(super) fn to_undrain(text: &str, overrides: &Overrides) -> Result<Drained, NameError> {
-    let is_meant = |what: &&Drained| match what {
+pub(super) fn to_undrain(text: &str, overrides: &Overrides) -> Result<DrainTarget, NameError> {
+    let is_meant = |what: &&DrainTarget| match what {
         _ if what.to_string() == text => true,
-        Drained::Gateway(name) | Drained::Node(name) => name == text,
-        Drained::Backend(address) => text.parse() == Ok(*address),
-        Drained::Address(address) => text.parse() == Ok(*address),
+        DrainTarget::Gateway(name) | DrainTarget::Node(name) => name == text,
+        DrainTarget::Backend(address) => text.parse() == Ok(*address),
+        DrainTarget::Address(address) => text.parse() == Ok(*address),
     };
     let mut meant = overrides.drains().keys().filter(is_meant);
     match (meant.next(), meant.next()) {
@@ -99,30 +99,34 @@ pub(super) fn backend_of(text: &str, service: &ServiceName, state: &State) -> Re
 }
 
 /// Resolves a stored weight, whose Service or backend may no longer exist.
-pub(super) fn weighed(service: &str, backend: &str, overrides: &Overrides) -> Result<(ServiceName, SocketAddr), NameError> {
+pub(super) fn weighted_backend(
+    service: &str,
+    backend: &str,
+    overrides: &Overrides,
+) -> Result<(ServiceName, SocketAddr), NameError> {
     let all = overrides.weights().iter().flat_map(|(name, of)| of.keys().map(move |address| (name, *address)));
     let is_meant = |(name, address): &(&ServiceName, SocketAddr)| {
         (name.name == service || name.to_string() == service) && backend.parse() == Ok(*address)
     };
     let found = all.clone().find(is_meant).map(|(name, address)| (name.clone(), address));
-    found.ok_or_else(|| NameError::NotWeighed {
+    found.ok_or_else(|| NameError::NoWeight {
         service: service.to_owned(),
         found: backend.to_owned(),
         weights: listed(all.map(|(name, address)| format!("{address} of {name}"))),
     })
 }
 
-fn by_bare_name(text: &str, names: &Names) -> Result<Drained, NameError> {
+fn by_bare_name(text: &str, names: &Names) -> Result<DrainTarget, NameError> {
     if let Ok(address) = text.parse::<SocketAddr>() {
-        return Ok(Drained::Backend(address));
+        return Ok(DrainTarget::Backend(address));
     }
     if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok(Drained::Address(address));
+        return Ok(DrainTarget::Address(address));
     }
     match (names.gateways.contains(text), names.nodes.contains(text)) {
         (true, true) => Err(NameError::Both(text.to_owned())),
-        (true, false) => Ok(Drained::Gateway(text.to_owned())),
-        (false, true) => Ok(Drained::Node(text.to_owned())),
+        (true, false) => Ok(DrainTarget::Gateway(text.to_owned())),
+        (false, true) => Ok(DrainTarget::Node(text.to_owned())),
         (false, false) => Err(unknown(text, names)),
     }
 }

@@ -21,7 +21,7 @@ use crate::plan::addresses::PoolUse;
 use crate::status::pools::PoolsReport;
 use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState};
 use crate::store::overrides::OverrideStoreError;
-use crate::world::overrides::{Author, Drained, Overrides, TooManyOverrides, Weight};
+use crate::world::overrides::{Author, DrainTarget, Overrides, TooManyOverrides, Weight};
 use objects::note::Note;
 
 /// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout
@@ -183,7 +183,8 @@ impl View {
     }
 
     async fn unset_weight(&self, request: &v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
-        let (service, backend) = names::weighed(&request.service, &request.backend, &*self.overrides()?).map_err(not_found)?;
+        let (service, backend) =
+            names::weighted_backend(&request.service, &request.backend, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
         tracing::info!(%service, %backend, "weight override removed");
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
@@ -255,14 +256,14 @@ fn author(by: &str) -> Author {
 }
 
 fn rows(overrides: &Overrides) -> Vec<v1::Override> {
-    let drain = |(what, set_by): (&Drained, &Author)| {
+    let drain = |(what, set_by): (&DrainTarget, &Author)| {
         let text = what.to_string();
         let (kind, name) = text.split_once('/').unwrap_or_default();
         let (by, at) = (set_by.by.clone(), set_by.at());
         v1::Override { kind: kind.to_owned(), name: name.to_owned(), by, at, ..v1::Override::default() }
     };
     let weights = overrides.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
-    let weighed = |(service, (backend, set)): (&ServiceName, (&std::net::SocketAddr, &Weight))| v1::Override {
+    let weight = |(service, (backend, set)): (&ServiceName, (&std::net::SocketAddr, &Weight))| v1::Override {
         kind: "weight".to_owned(),
         name: backend.to_string(),
         service: service.to_string(),
@@ -270,14 +271,14 @@ fn rows(overrides: &Overrides) -> Vec<v1::Override> {
         by: set.author.by.clone(),
         at: set.author.at(),
     };
-    overrides.drains().iter().map(drain).chain(weights.map(weighed)).collect()
+    overrides.drains().iter().map(drain).chain(weights.map(weight)).collect()
 }
 
 /// Warning about an effect that a drain does not have.
-fn notes(what: &Drained, state: &State) -> Vec<String> {
+fn notes(what: &DrainTarget, state: &State) -> Vec<String> {
     let l2: Vec<&str> = state.pools.iter().filter(|pool| pool.announce == Announce::L2).map(|pool| pool.name.as_str()).collect();
     match what {
-        Drained::Gateway(name) if !l2.is_empty() => vec![format!(
+        DrainTarget::Gateway(name) if !l2.is_empty() => vec![format!(
             "routes to VIPs of routed pools are withdrawn; for VIPs of pool {} (announce: l2) {name} still answers, because no other \
              gateway would",
             l2.join(", ")

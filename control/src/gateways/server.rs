@@ -14,7 +14,7 @@ use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, RESERVED_MAX, SERVICES_M
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
-use proto::{Generation, parts, v1::FILE_DESCRIPTOR_SET};
+use proto::{Generation, message_parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -167,7 +167,7 @@ impl ConfigService {
                     let changes = sent.as_ref().and_then(|have| newest.since(have, hello.node_sets));
                     let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { newest.full(hello.node_sets) };
                     let whole = WatchResponse { draining, ..changes.unwrap_or_else(first_or_full) };
-                    let mut parts = if hello.parts { parts::split(whole, parts::PART_BYTES) } else { vec![whole] }.into_iter();
+                    let mut parts = if hello.parts { message_parts::split(whole, message_parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {
                         permit.send(Ok(first));
                     }

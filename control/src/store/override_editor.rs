@@ -160,13 +160,13 @@ impl OverrideEditor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::overrides::Drained;
+    use crate::world::overrides::DrainTarget;
     use crate::world::overrides::tests::author;
 
     const WAIT: Duration = Duration::from_secs(20);
 
     fn drain(node: &str) -> impl Fn(&mut Overrides) -> Result<(), TooManyOverrides> {
-        move |overrides| overrides.drain(Drained::Node(node.to_owned()), author("alice"))
+        move |overrides| overrides.drain(DrainTarget::Node(node.to_owned()), author("alice"))
     }
 
     /// The next overrides sent to the planner.
@@ -193,11 +193,11 @@ mod tests {
         assert!(next_overrides(&mut changes).await.is_empty());
         editor.change(drain("a")).await.unwrap();
         let drained = next_overrides(&mut changes).await;
-        assert!(drained.drains().contains_key(&Drained::Node("a".to_owned())));
+        assert!(drained.drains().contains_key(&DrainTarget::Node("a".to_owned())));
         drop((editor, changes));
         let (again, mut changes) = start(&file);
         assert_eq!(next_overrides(&mut changes).await, drained);
-        assert!(again.change(|all| Ok(all.undrain(&Drained::Node("a".to_owned())))).await.unwrap());
+        assert!(again.change(|all| Ok(all.undrain(&DrainTarget::Node("a".to_owned())))).await.unwrap());
         assert!(next_overrides(&mut changes).await.is_empty());
     }
 

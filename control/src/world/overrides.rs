@@ -23,7 +23,7 @@ const NAME_BYTES_MAX: usize = 253;
 
 /// The target of a drain, which gets no new flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Drained {
+pub enum DrainTarget {
     /// A backend at one port, in all Services.
     Backend(SocketAddr),
     /// All backends with an address.
@@ -37,9 +37,9 @@ pub enum Drained {
 /// A text that does not name a target of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} names nothing to drain; expected backend/ADDRESS:PORT, backend/ADDRESS, node/NAME or gateway/NAME")]
-pub struct DrainedError(String);
+pub struct DrainTargetError(String);
 
-impl fmt::Display for Drained {
+impl fmt::Display for DrainTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Backend(address) => write!(f, "backend/{address}"),
@@ -50,11 +50,11 @@ impl fmt::Display for Drained {
     }
 }
 
-impl FromStr for Drained {
-    type Err = DrainedError;
+impl FromStr for DrainTarget {
+    type Err = DrainTargetError;
 
-    fn from_str(text: &str) -> Result<Self, DrainedError> {
-        let error = || DrainedError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, DrainTargetError> {
+        let error = || DrainTargetError(text.to_owned());
         let (kind, name) = text.split_once('/').ok_or_else(error)?;
         let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains('/');
         match kind {
@@ -87,7 +87,7 @@ pub struct Weight {
 /// The complete set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    drains: BTreeMap<Drained, Author>,
+    drains: BTreeMap<DrainTarget, Author>,
     weights: BTreeMap<ServiceName, BTreeMap<SocketAddr, Weight>>,
 }
 
@@ -99,7 +99,7 @@ pub struct TooManyOverrides;
 impl Overrides {
     /// Targets of drains.
     #[must_use]
-    pub const fn drains(&self) -> &BTreeMap<Drained, Author> {
+    pub const fn drains(&self) -> &BTreeMap<DrainTarget, Author> {
         &self.drains
     }
 
@@ -112,7 +112,7 @@ impl Overrides {
     /// The drained gateways.
     #[must_use]
     pub fn drained_gateways(&self) -> BTreeSet<String> {
-        let gateway = |what: &Drained| if let Drained::Gateway(name) = what { Some(name.clone()) } else { None };
+        let gateway = |what: &DrainTarget| if let DrainTarget::Gateway(name) = what { Some(name.clone()) } else { None };
         self.drains.keys().filter_map(gateway).collect()
     }
 
@@ -132,7 +132,7 @@ impl Overrides {
     ///
     /// # Errors
     /// [`TooManyOverrides`].
-    pub fn drain(&mut self, what: Drained, author: Author) -> Result<(), TooManyOverrides> {
+    pub fn drain(&mut self, what: DrainTarget, author: Author) -> Result<(), TooManyOverrides> {
         if !self.drains.contains_key(&what) {
             self.has_room()?;
             self.drains.insert(what, author);
@@ -141,7 +141,7 @@ impl Overrides {
     }
 
     /// Removes a drain; returns false if there was none.
-    pub fn undrain(&mut self, what: &Drained) -> bool {
+    pub fn undrain(&mut self, what: &DrainTarget) -> bool {
         self.drains.remove(what).is_some()
     }
 
@@ -186,8 +186,8 @@ impl Overrides {
         let weights = self.weights.get(service);
         for backend in backends {
             let address = backend.address;
-            let is_drained = self.drains.contains_key(&Drained::Backend(address))
-                || self.drains.contains_key(&Drained::Address(address.ip()))
+            let is_drained = self.drains.contains_key(&DrainTarget::Backend(address))
+                || self.drains.contains_key(&DrainTarget::Address(address.ip()))
                 || on_drained_nodes.contains(&address.ip());
             if is_drained {
                 backend.state = BackendState::Draining;
@@ -202,14 +202,14 @@ impl Overrides {
     #[must_use]
     pub fn drained_nodes(&self, nodes: &BTreeMap<String, NodeSpec>) -> BTreeSet<IpAddr> {
         let single =
-            self.drains.keys().filter_map(|what| if let Drained::Address(address) = what { Some(*address) } else { None });
+            self.drains.keys().filter_map(|what| if let DrainTarget::Address(address) = what { Some(*address) } else { None });
         self.on_drained_nodes(&[], nodes).into_iter().chain(single).collect()
     }
 
     /// Whether an override of a single backend may concern one of these backends of a Service.
     #[must_use]
     pub fn concern(&self, service: &ServiceName, nodes: &NodesAt) -> bool {
-        let is_one = |what: &Drained| matches!(what, Drained::Backend(address) if address.port() == nodes.port);
+        let is_one = |what: &DrainTarget| matches!(what, DrainTarget::Backend(address) if address.port() == nodes.port);
         self.weights.contains_key(service) || self.drains.keys().any(is_one)
     }
 
@@ -218,7 +218,7 @@ impl Overrides {
         let names: BTreeSet<&str> = self
             .drains
             .keys()
-            .filter_map(|what| if let Drained::Node(name) = what { Some(name.as_str()) } else { None })
+            .filter_map(|what| if let DrainTarget::Node(name) = what { Some(name.as_str()) } else { None })
             .collect();
         if names.is_empty() {
             return BTreeSet::new();
@@ -296,23 +296,23 @@ pub(crate) mod tests {
     #[test]
     fn overrides_are_bounded_and_the_first_author_of_a_drain_is_kept() {
         let mut overrides = drained(&["node/a"]);
-        overrides.drain(Drained::Node("a".to_owned()), author("bob")).unwrap();
-        assert_eq!(overrides.drains()[&Drained::Node("a".to_owned())].by, "alice");
+        overrides.drain(DrainTarget::Node("a".to_owned()), author("bob")).unwrap();
+        assert_eq!(overrides.drains()[&DrainTarget::Node("a".to_owned())].by, "alice");
         for number in 1..OVERRIDES_MAX {
-            overrides.drain(Drained::Node(format!("n{number}")), author("bob")).unwrap();
+            overrides.drain(DrainTarget::Node(format!("n{number}")), author("bob")).unwrap();
         }
-        assert_eq!(overrides.drain(Drained::Node("b".to_owned()), author("bob")), Err(TooManyOverrides));
-        assert!(overrides.undrain(&Drained::Node("a".to_owned())));
-        overrides.drain(Drained::Node("b".to_owned()), author("bob")).unwrap();
+        assert_eq!(overrides.drain(DrainTarget::Node("b".to_owned()), author("bob")), Err(TooManyOverrides));
+        assert!(overrides.undrain(&DrainTarget::Node("a".to_owned())));
+        overrides.drain(DrainTarget::Node("b".to_owned()), author("bob")).unwrap();
     }
 
     #[test]
     fn formatted_names_parse_to_the_same_targets() {
         for text in ["backend/10.0.0.1:8080", "backend/[fd00::1]:80", "backend/fd00::1", "node/a.b", "gateway/edge-1"] {
-            assert_eq!(text.parse::<Drained>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<DrainTarget>().unwrap().to_string(), text);
         }
         for text in ["edge-1", "backend/web", "node/", "gateway/a/b", "pod/x", &format!("node/{}", "x".repeat(254))] {
-            assert!(text.parse::<Drained>().is_err(), "{text}");
+            assert!(text.parse::<DrainTarget>().is_err(), "{text}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use control::store::Storage;
 use control::store::override_editor::OverridesState;
 use control::store::overrides::{OverrideStoreError, load, save};
-use control::world::overrides::{Author, Drained, Overrides};
+use control::world::overrides::{Author, DrainTarget, Overrides};
 use serde_json::json;
 
 use crate::api_server::{ApiServer, Fault, FaultRule, Kind};
@@ -18,7 +18,7 @@ async fn store(server: &ApiServer, group: &str) -> Storage {
 
 fn drained(node: &str) -> Overrides {
     let mut overrides = Overrides::default();
-    overrides.drain(Drained::Node(node.to_owned()), Author { by: "alice".to_owned(), at_s: 0 }).unwrap();
+    overrides.drain(DrainTarget::Node(node.to_owned()), Author { by: "alice".to_owned(), at_s: 0 }).unwrap();
     overrides
 }
 

@@ -7,7 +7,7 @@ use control::config::settings::{Certificates, ControllerSettings, ListenTcp, Sou
 use control::kubernetes::connect;
 use control::store::Storage;
 use control::store::overrides::{load, save};
-use control::world::overrides::{Author, Drained};
+use control::world::overrides::{Author, DrainTarget};
 use serde_json::{Value, json};
 
 use crate::api_server::{Account, ApiServer, Attributes, Grant, Kind};
@@ -77,7 +77,7 @@ async fn run_controller(role: &Role) -> Vec<Attributes> {
     let store = Storage::in_cluster(&cluster, GROUP);
     for node in ["n1", "n2"] {
         let (mut overrides, version) = load(&store).await.unwrap();
-        overrides.drain(Drained::Node(node.to_owned()), Author { by: "test".to_owned(), at_s: 0 }).unwrap();
+        overrides.drain(DrainTarget::Node(node.to_owned()), Author { by: "test".to_owned(), at_s: 0 }).unwrap();
         save(&store, &overrides, version).await.unwrap();
     }
     user.delete_service("web").await;

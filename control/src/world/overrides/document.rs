@@ -7,7 +7,7 @@ use proto::ServiceName;
 use proto::convert::service_name;
 use serde::{Deserialize, Serialize};
 
-use super::{Author, Drained, DrainedError, Overrides, TooManyOverrides, Weight};
+use super::{Author, DrainTarget, DrainTargetError, Overrides, TooManyOverrides, Weight};
 
 /// Version of the text.
 const VERSION: u32 = 1;
@@ -23,10 +23,10 @@ pub enum DocumentError {
     Version(u32),
     /// A drain has an invalid target.
     #[error(transparent)]
-    Drained(#[from] DrainedError),
+    DrainTarget(#[from] DrainTargetError),
     /// A weight has an invalid Service or backend.
     #[error("{service} {backend} is no Service and backend; expected namespace/name and ADDRESS:PORT")]
-    Weighed {
+    InvalidWeight {
         /// Text in place of the Service.
         service: String,
         /// Text in place of the backend.
@@ -47,7 +47,7 @@ struct Document {
     #[serde(default)]
     drains: Vec<Drain>,
     #[serde(default)]
-    weights: Vec<Weighed>,
+    weights: Vec<WeightEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,7 +60,7 @@ struct Drain {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Weighed {
+struct WeightEntry {
     service: String,
     backend: String,
     weight: u16,
@@ -97,11 +97,11 @@ impl Overrides {
         }
         let mut overrides = Self::default();
         for Drain { what, by, at } in document.drains {
-            overrides.drain(what.parse::<Drained>()?, Author::parse(by, &at)?)?;
+            overrides.drain(what.parse::<DrainTarget>()?, Author::parse(by, &at)?)?;
         }
-        for Weighed { service, backend, weight, by, at } in document.weights {
-            let Some((name, address)) = weighed(&service, &backend) else {
-                return Err(DocumentError::Weighed { service, backend });
+        for WeightEntry { service, backend, weight, by, at } in document.weights {
+            let Some((name, address)) = parse_backend(&service, &backend) else {
+                return Err(DocumentError::InvalidWeight { service, backend });
             };
             overrides.set_weight(name, address, Weight { weight, author: Author::parse(by, &at)? })?;
         }
@@ -114,9 +114,9 @@ impl Overrides {
     /// [`DocumentError::Yaml`].
     pub fn to_text(&self) -> Result<String, DocumentError> {
         let drain =
-            |(what, author): (&Drained, &Author)| Drain { what: what.to_string(), by: author.by.clone(), at: author.at() };
+            |(what, author): (&DrainTarget, &Author)| Drain { what: what.to_string(), by: author.by.clone(), at: author.at() };
         let weights = self.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
-        let weighed = |(service, (backend, set)): (&ServiceName, (&SocketAddr, &Weight))| Weighed {
+        let entry = |(service, (backend, set)): (&ServiceName, (&SocketAddr, &Weight))| WeightEntry {
             service: service.to_string(),
             backend: backend.to_string(),
             weight: set.weight,
@@ -124,12 +124,12 @@ impl Overrides {
             at: set.author.at(),
         };
         let drains = self.drains().iter().map(drain).collect();
-        let document = Document { version: VERSION, drains, weights: weights.map(weighed).collect() };
+        let document = Document { version: VERSION, drains, weights: weights.map(entry).collect() };
         serde_saphyr::to_string(&document).map_err(|error| DocumentError::Yaml(error.to_string()))
     }
 }
 
-fn weighed(service: &str, backend: &str) -> Option<(ServiceName, SocketAddr)> {
+fn parse_backend(service: &str, backend: &str) -> Option<(ServiceName, SocketAddr)> {
     Some((service_name(service).ok()?, backend.parse().ok()?))
 }
 
