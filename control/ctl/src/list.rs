@@ -74,7 +74,7 @@ pub(super) async fn follow<R: Row>(
     }
 }
 
-/// Prints a whole list. An empty table has its titles, and says so to people.
+/// Prints a whole list. For an empty table it prints only the titles, and a note that there are none.
 fn list<R: Row>(rows: &[R], output: Output, out: &mut impl Write, notes: &mut impl Write) -> Result<(), CtlError> {
     match output {
         Output::Table => {
