@@ -6,8 +6,8 @@
 //! 14). Deliberately not here: the composition of the tasks (`run`), and netlink.
 
 pub mod compile_loop;
-pub mod config_client;
-pub mod drain;
+pub mod controller_client;
+pub mod gateway_drain;
 pub mod persist;
 pub mod probe;
 pub mod served;

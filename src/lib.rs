@@ -10,4 +10,4 @@ pub mod run;
 pub mod settings;
 pub mod tools;
 mod watch;
-pub mod workers;
+pub mod worker_threads;

@@ -9,7 +9,7 @@ pub mod af_packet;
 pub mod dpdk;
 mod error;
 mod handle;
-pub mod handover;
+pub mod queue_handover;
 mod hotplug;
 mod numa;
 mod open;

@@ -145,7 +145,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_controller_gets_its_new_settings_and_the_effective_ones_are_told() {
+    fn the_controller_gets_its_new_settings_and_the_effective_ones_are_reported() {
         let (reload, result) = reloaded(&BASE.replace("192.0.2.119", "192.0.2.120"));
         result.unwrap();
         let pools = reload.controller().borrow().clone().unwrap().pools;

@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
-use crate::agent::config_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::drain;
+use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
+use crate::agent::gateway_drain;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
@@ -37,7 +37,7 @@ use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, fo
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Poll, Settings, StateSource, Twin};
-use crate::workers::{self, Turn, WorkerError};
+use crate::worker_threads::{self, Turn, WorkerError};
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -74,7 +74,7 @@ pub enum RunError {
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
-    workers::keep_off(&settings.cores);
+    worker_threads::keep_off(&settings.cores);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
         .thread_name("agent")
@@ -279,7 +279,7 @@ fn start_workers<'a>(
     worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), &'a Arc<WorkerCounters>)>,
     channels: &Channels,
     seed: u64,
-) -> Result<Vec<workers::Worker>, RunError> {
+) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
     let start = |(number, (((WorkerPorts { ports, peers }, subscriber), counters), &core))| {
         let parts = Parts {
@@ -305,7 +305,7 @@ fn seed() -> u64 {
 
 type WorkerParts = Parts<crate::ports::dpdk::DpdkPort, ()>;
 
-fn start_worker(number: usize, core: CoreId, poll: Poll, eal: Eal, parts: WorkerParts) -> Result<workers::Worker, RunError> {
+fn start_worker(number: usize, core: CoreId, poll: Poll, eal: Eal, parts: WorkerParts) -> Result<worker_threads::Worker, RunError> {
     let mut worker = Worker::new(parts)?;
     let body = move |turn| match turn {
         Turn::Poll { now_ns } => worker.poll(now_ns),
@@ -316,7 +316,7 @@ fn start_worker(number: usize, core: CoreId, poll: Poll, eal: Eal, parts: Worker
         // The next poll first checks for a new snapshot.
         Turn::Wake => 0,
     };
-    Ok(workers::spawn(number, core, poll, Some(eal), body)?)
+    Ok(worker_threads::spawn(number, core, poll, Some(eal), body)?)
 }
 
 /// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways
@@ -394,7 +394,7 @@ fn supervise_state(
         answering: Arc::new(move |query: &Query| answers.answer(query)),
         facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
     };
-    supervisor.run("config", (client, to_client), |(settings, channels)| config_client::run(settings, channels));
+    supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
     let inputs = (file, channels.known.subscribe(), channels.connected.subscribe());
     supervisor.run("persist", inputs, |(file, known, connected)| persist::run(file, known, connected));
@@ -416,7 +416,7 @@ fn supervise_state(
         network: channels.network.subscribe(),
         health: channels.probed.health.subscribe(),
         tags: channels.probed.tags.subscribe(),
-        clock: workers::now_ns,
+        clock: worker_threads::now_ns,
     };
     let outputs = Outputs {
         next_hops: channels.next_hops.clone(),
@@ -449,7 +449,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     }
     let inputs =
         (channels.routed.subscribe(), channels.draining.subscribe(), channels.leaving.clone(), channels.announced.clone());
-    supervisor.run("drain", inputs, |(routed, draining, leaving, announced)| drain::run(routed, draining, leaving, announced));
+    supervisor.run("drain", inputs, |(routed, draining, leaving, announced)| gateway_drain::run(routed, draining, leaving, announced));
     let inputs = (settings.announce, channels.announced.subscribe());
     supervisor.run("announce", inputs, |(at, vips)| announce(at, vips));
     let inputs = (ports.hotplug(), channels.ports.clone());

@@ -9,7 +9,7 @@ mod engine;
 mod keys;
 mod links;
 mod port;
-mod source;
+mod state_source;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 use crate::netlink::RouteTable;
 pub use keys::{Hugepages, Poll};
 pub use port::{PortSettings, Twin};
-pub use source::{SourceChoice, StateSource};
+pub use state_source::{SourceChoice, StateSource};
 
 /// A valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Settings {
         let announce = keys::announce(&mut top);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         keys::unbuilt(&mut top);
-        let source = source::take(&mut top, choice, &admin_listen);
+        let source = state_source::take(&mut top, choice, &admin_listen);
         top.finish();
 
         links.sort_by_key(|link| link.settings.link);

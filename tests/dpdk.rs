@@ -7,9 +7,9 @@ use core_affinity::CoreId;
 use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingPort};
 use sluice::ports::dpdk::{DpdkPort, Packet, size_memory};
-use sluice::ports::handover::{QueuePair, QueueReceiver};
+use sluice::ports::queue_handover::{QueuePair, QueueReceiver};
 use sluice::settings::Poll;
-use sluice::workers::{Turn, spawn};
+use sluice::worker_threads::{Turn, spawn};
 
 /// Receives a burst, appends a byte to each frame, and sends all frames.
 fn append_byte(port: &mut DpdkPort) -> usize {

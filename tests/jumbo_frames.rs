@@ -14,7 +14,7 @@ use dpdk_sys::{Eal, EalConfig, Hugepages, Mbuf, Mempool, MempoolConfig, RingInpu
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
 use sluice::ports::dpdk::{DpdkPort, Packet as Received, size_memory};
-use sluice::ports::handover::{QueuePair, QueueReceiver};
+use sluice::ports::queue_handover::{QueuePair, QueueReceiver};
 
 const SECOND: u64 = 1_000_000_000;
 const NAMES: [&str; 3] = ["uplink", "cluster", "narrow"];

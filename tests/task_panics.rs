@@ -21,7 +21,7 @@ use sluice::agent::probe;
 use sluice::agent::served::Served;
 use sluice::agent::supervisor::{Failure, Supervisor};
 use sluice::settings::Poll;
-use sluice::workers::{self, Turn};
+use sluice::worker_threads::{self, Turn};
 use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -162,7 +162,7 @@ async fn a_task_that_panics_twenty_times_loses_no_packet() {
     let counters = Arc::clone(&rig.counters);
     let before = counters.account();
     let core = core_affinity::get_core_ids().unwrap().into_iter().map(|core| core.id).max().unwrap();
-    let worker = workers::spawn(0, CoreId { id: core }, Poll::Busy, None, worker_body(rig, Arc::clone(&traffic))).unwrap();
+    let worker = worker_threads::spawn(0, CoreId { id: core }, Poll::Busy, None, worker_body(rig, Arc::clone(&traffic))).unwrap();
 
     let stop = CancellationToken::new();
     let mut supervisor = Supervisor::new(stop.clone());

@@ -14,7 +14,7 @@ mod state;
 #[cfg(feature = "grpc")]
 pub mod convert;
 #[cfg(feature = "grpc")]
-pub mod parts;
+pub mod message_parts;
 #[cfg(feature = "grpc")]
 pub mod v1;
 

@@ -196,7 +196,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::agent::config_client::received::tests::{service, state};
+    use crate::agent::controller_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 

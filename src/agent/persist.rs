@@ -226,7 +226,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::agent::config_client::received::tests::{service, state};
+    use crate::agent::controller_client::received::tests::{service, state};
 
     const DAY: Duration = Duration::from_secs(86_400);
 
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_file_is_told_from_a_newer_one_and_one_from_the_future_is_used() {
+    fn an_expired_file_is_refused_a_newer_one_and_one_from_the_future_are_used() {
         let (_dir, file, state, now) = saved();
         let known = |origin| Some(GatewayState { state: Arc::new(state.clone()), origin });
         assert_eq!(file.load(now + DAY + Duration::from_secs(1), DAY).unwrap(), known(Origin::OldDisk));

@@ -8,7 +8,7 @@
 
 mod prober;
 mod schedule;
-mod tags;
+mod source_ports;
 mod target;
 mod task;
 mod tracker;

@@ -44,7 +44,7 @@ mod tests {
     use proto::{Protocol, ServiceName};
 
     use super::*;
-    use crate::agent::config_client::received::tests::{service, state};
+    use crate::agent::controller_client::received::tests::{service, state};
 
     #[test]
     fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {

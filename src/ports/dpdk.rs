@@ -4,12 +4,12 @@
 //! buffers hold the longest frame of any port, and `ffi` copies frames that a driver delivers in segments
 //! (docs/internals/decisions/0025).
 //!
-//! Deliberately not here: the configured devices (`settings`), and threads (`workers`).
+//! Deliberately not here: the configured devices (`settings`), and threads (`worker_threads`).
 
 use dataplane::{BURST, Buffer, Burst, Port};
 use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, Spread};
 
-use super::handover::{QueuePair, QueueReceiver};
+use super::queue_handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
 
 /// Packets per port: the receive and transmit queues of the largest driver (af_xdp, 2,048 + 2,048).

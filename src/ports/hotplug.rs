@@ -4,7 +4,7 @@
 //!
 //! Invariant: each port is handled separately; a failure at one is retried and does not affect the others. A device is
 //! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
-//! Deliberately not here: how workers take and return queues (`handover`).
+//! Deliberately not here: how workers take and return queues (`queue_handover`).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::af_packet::{self, PreparedInterface};
 use super::dpdk::{self, OpenedPort, QueueRequest};
 use super::error::PortsError;
 use super::handle::{PortHandle, PortHandles, lock};
-use super::handover::{QueuePair, QueueSender};
+use super::queue_handover::{QueuePair, QueueSender};
 use super::retry::Retry;
 use super::steering::{ProofState, reason};
 use super::twin::TwinReconciler;

@@ -10,7 +10,7 @@ use super::af_packet::{self, PreparedInterface};
 use super::dpdk::{self, DpdkPort, OpenedPort, Packet, QueueRequest};
 use super::error::PortsError;
 use super::handle::PortHandle;
-use super::handover::channel;
+use super::queue_handover::channel;
 use super::hotplug::{DeviceState, HotplugPort};
 use super::numa;
 use super::steering::{self, ProofState};

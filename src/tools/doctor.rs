@@ -23,7 +23,7 @@ pub use needs::Needs;
 pub use root::Root;
 
 use crate::settings::Settings;
-use crate::workers::{self, WorkerError};
+use crate::worker_threads::{self, WorkerError};
 
 /// Examines this machine with the requirements of a configuration, if given, and prints the table. Returns whether all
 /// requirements are met.
@@ -39,7 +39,7 @@ pub fn run(settings: Option<&Settings>, out: &mut impl io::Write) -> io::Result<
 
 /// The cores to which the kernel refuses to pin threads of this process, each with the reason.
 fn refused_cores(cores: &[usize]) -> Vec<(usize, String)> {
-    let tried = |id: usize| std::thread::spawn(move || workers::pin(CoreId { id })).join();
+    let tried = |id: usize| std::thread::spawn(move || worker_threads::pin(CoreId { id })).join();
     let why = |id| match tried(id) {
         Ok(Err(WorkerError::Refused { source, .. })) => Some(source.to_string()),
         _ => None,

@@ -10,7 +10,7 @@
 
 mod addresses;
 mod dnat;
-mod drain;
+mod backend_drain;
 mod network;
 mod services;
 mod snat;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use addresses::AnnouncedAddresses;
 use dnat::DnatSteering;
-use drain::Backends;
+use backend_drain::Backends;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
-use super::drain::Backends;
+use super::backend_drain::Backends;
 use super::network::RouteBook;
 use super::snat::SnatTables;
 use super::targets::{Reach, TargetKey, nanoseconds};

@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** a slot is reassigned only after its target has rested, and then with another generation.
 //!
-//! Not here: the slots of backends (`drain`).
+//! Not here: the slots of backends (`backend_drain`).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -2,19 +2,19 @@
 //!
 //! Not here: which packet creates or ends a flow (`forward`).
 
-mod advance;
+mod transitions;
 mod affinity;
 mod entry;
 mod idle;
 mod index;
-mod order;
+mod yield_order;
 pub mod prefetch;
 mod snat;
 mod state;
 mod table;
 mod tick;
 
-pub use advance::{Segment, advance};
+pub use transitions::{Segment, advance};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, UNRESOLVED};

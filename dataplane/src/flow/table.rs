@@ -7,10 +7,10 @@
 
 use zerocopy::FromZeros;
 
-use super::advance::Segment;
+use super::transitions::Segment;
 use super::entry::Flow;
 use super::index::Index;
-use super::order::Order;
+use super::yield_order::Order;
 use super::snat::PoolId;
 use super::state::{Direction, YieldClass};
 use super::tick::Tick;

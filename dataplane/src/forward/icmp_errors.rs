@@ -15,7 +15,7 @@ use crate::forward::decide::{
     FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
 use crate::icmp;
-use crate::icmp::mapping::ErrorRewrite;
+use crate::icmp::error_mapping::ErrorRewrite;
 use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote, UnresolvedNeighbour};
 use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
@@ -75,7 +75,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         let Exit { source_mac, destination_mac, .. } = *exit;
         let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
-        icmp::mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
+        icmp::error_mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
         if !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }

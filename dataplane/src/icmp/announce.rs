@@ -9,7 +9,7 @@
 
 use std::net::IpAddr;
 
-use super::neighbour::announcement;
+use super::arp_ndp::announcement;
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
 use crate::stats::Tally;

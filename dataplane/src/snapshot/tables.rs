@@ -16,7 +16,7 @@ use super::backends::{Backend, BackendTable, Spot};
 use super::family::{AddressRole, FamilyTables, Front};
 use super::frontend::{Frontend, ServiceView};
 use super::input::PortConfig;
-use super::pieces::Pieces;
+use super::shared_chunks::Pieces;
 use super::routes::{Exit, NextHop, RouteTo, Routes};
 use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, SnatAddress, Tick, Ticks};

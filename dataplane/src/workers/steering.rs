@@ -13,8 +13,8 @@
 use std::sync::Arc;
 
 use super::id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
-use super::port_share::PortShare;
-use super::port_spread::PortSpread;
+use super::snat_port_share::PortShare;
+use super::snat_port_spread::PortSpread;
 use super::steering_table::PacketTarget;
 use super::toeplitz::RssKey;
 use crate::wire::{Address, Tuple, TupleHash};

@@ -12,7 +12,7 @@ use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
 use super::schedule::Schedule;
-use super::tags::Tags;
+use super::source_ports::Tags;
 use super::target::targets;
 use super::tracker::{Health, HealthChange, HealthTracker};
 use super::{Outcome, Target};

@@ -20,7 +20,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use crate::workers::or_abort;
+use crate::worker_threads::or_abort;
 
 /// Maximum sleep while frames may wait in a ring.
 const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };

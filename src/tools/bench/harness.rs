@@ -10,7 +10,7 @@ use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPo
 use super::frame::{FRAME_BYTES_V4, FRAME_BYTES_V6};
 use super::report::BenchError;
 use crate::ports::dpdk::{DpdkPort, Packet, size_memory};
-use crate::ports::handover::{QueuePair, QueueReceiver};
+use crate::ports::queue_handover::{QueuePair, QueueReceiver};
 
 /// A side of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

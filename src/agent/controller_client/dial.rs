@@ -1,7 +1,7 @@
 //! Connections to a controller, over a unix socket or over TCP with TLS.
 //!
 //! Invariant: over TCP nothing is sent to a peer that is not a controller of the gateway's own group.
-//! Deliberately not here: which controller to dial, and when (`config_client`).
+//! Deliberately not here: which controller to dial, and when (`controller_client`).
 
 use std::io;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
 
 use super::id::WorkerId;
-use super::port_spread::PortSpread;
+use super::snat_port_spread::PortSpread;
 use crate::wire::Address;
 
 /// The share of one worker in the ports of every pool.

@@ -7,7 +7,7 @@
 //!
 //! Not here: reassembly. Fragments are forwarded as fragments.
 
-use super::early::{EarlyFragments, PER_WORKER, Queue};
+use super::waiting::{EarlyFragments, PER_WORKER, Queue};
 use super::header::Datagram;
 use crate::port::Arrival;
 use crate::stats::DropReason;

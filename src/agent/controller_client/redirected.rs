@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::served::Served;
 use super::*;
-use crate::agent::config_client::received::tests::{service, state};
+use crate::agent::controller_client::received::tests::{service, state};
 
 const LONG: Duration = Duration::from_secs(120);
 

@@ -7,7 +7,7 @@
 //! (`dial`).
 
 mod dial;
-mod fleet;
+mod fleet_queries;
 pub(crate) mod received;
 mod report;
 
@@ -19,7 +19,7 @@ use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::config::settings::CertificateFiles;
 use control::config::url::ControllerUrl;
 use control::gateways::listener::chain;
-use proto::parts::{Reassembly, TooManyParts};
+use proto::message_parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{GatewayState, limits, v1};
@@ -34,7 +34,7 @@ use crate::watch::send_if_changed;
 use dial::{DialError, dial};
 use received::{Received, ReceivedError};
 
-pub use fleet::Responder;
+pub use fleet_queries::Responder;
 pub use report::Facts;
 
 /// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter
@@ -196,7 +196,7 @@ async fn follow(
         .max_decoding_message_size(limits::MESSAGE_BYTES_MAX)
         .max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
     let mut stream = client.watch(requests).await.map_err(refused)?.into_inner();
-    answers.spawn(fleet::run(channel, settings.gateway.clone(), channels.answering.clone()));
+    answers.spawn(fleet_queries::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
     let (mut epoch, mut reassembly) = (None, Reassembly::default());
     loop {
@@ -259,7 +259,7 @@ mod tests {
     use super::super::served::Served;
     use super::*;
     use crate::admin::tests::web as web_view;
-    use crate::agent::config_client::received::tests::{service, state};
+    use crate::agent::controller_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 
