@@ -305,7 +305,13 @@ fn seed() -> u64 {
 
 type WorkerParts = Parts<crate::ports::dpdk::DpdkPort, ()>;
 
-fn start_worker(number: usize, core: CoreId, poll: Poll, eal: Eal, parts: WorkerParts) -> Result<worker_threads::Worker, RunError> {
+fn start_worker(
+    number: usize,
+    core: CoreId,
+    poll: Poll,
+    eal: Eal,
+    parts: WorkerParts,
+) -> Result<worker_threads::Worker, RunError> {
     let mut worker = Worker::new(parts)?;
     let body = move |turn| match turn {
         Turn::Poll { now_ns } => worker.poll(now_ns),
@@ -449,7 +455,8 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     }
     let inputs =
         (channels.routed.subscribe(), channels.draining.subscribe(), channels.leaving.clone(), channels.announced.clone());
-    supervisor.run("drain", inputs, |(routed, draining, leaving, announced)| gateway_drain::run(routed, draining, leaving, announced));
+    supervisor
+        .run("drain", inputs, |(routed, draining, leaving, announced)| gateway_drain::run(routed, draining, leaving, announced));
     let inputs = (settings.announce, channels.announced.subscribe());
     supervisor.run("announce", inputs, |(at, vips)| announce(at, vips));
     let inputs = (ports.hotplug(), channels.ports.clone());

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::config::tree::Node;
+use control::config::yaml_tree::Node;
 use control::config::{Invalid, Located, Logs, Reader};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 

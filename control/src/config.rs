@@ -14,8 +14,8 @@ mod problem;
 mod section;
 mod selector;
 pub mod settings;
-pub mod tree;
 pub mod url;
+pub mod yaml_tree;
 
 pub use key_values::KeyValues;
 pub use logging::{LogFormat, LogLevel, Logs};

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::View;
 use crate::config::settings::{Certificates, ControllerSettings, Source};
-use crate::gateways::fleet::Fleet;
+use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{self, ConfigService};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: this module publishes and sends states and records acknowledgements; `plan` decides their content.
 
-pub mod fleet;
+pub mod fleet_queries;
 pub mod listener;
 pub mod publish;
 pub mod registry;

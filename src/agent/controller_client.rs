@@ -239,7 +239,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use control::gateways::fleet::{Fleet, SilentError};
+    use control::gateways::fleet_queries::{Fleet, SilentError};
     use control::gateways::publish::Published;
     use control::gateways::registry::Gateways;
     use control::gateways::server::{ConfigService, ServeError, serve};

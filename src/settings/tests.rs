@@ -4,8 +4,8 @@ use super::*;
 use std::collections::BTreeSet;
 
 use control::config::settings::Source;
-use control::config::tree::Value;
 use control::config::url::ControllerUrl;
+use control::config::yaml_tree::Value;
 use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
 
 /// A valid file with two ports; tests replace and append lines.
@@ -214,7 +214,7 @@ fn keys_of(node: &Node) -> BTreeSet<&str> {
 #[test]
 fn check_prints_every_key_that_is_read() {
     let effective = read(BASE).unwrap().effective();
-    let (tree, _) = control::config::tree::parse(&effective).unwrap();
+    let (tree, _) = control::config::yaml_tree::parse(&effective).unwrap();
     let Value::Map(top) = &tree.value else { panic!("{effective}") };
     // The message about an unknown key names the known ones, which are those that are read.
     let read_beside = |text: &str| read(text).unwrap_err().split_once("known here are ").unwrap().1.replace(", ", "\n");

@@ -8,18 +8,18 @@
 
 pub mod crd;
 pub mod documents;
+mod endpoint_slice;
 mod node;
 pub mod note;
 pub mod pool;
 pub mod scalar;
 pub mod service;
-mod slice;
 pub mod status;
 
+pub use endpoint_slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{
     Candidate, HealthSpec, Kind, Leftover, Namespaces, NotServable, OwnedParts, PortSpec, ServiceSpec, Sharing, SpecError, Unread,
 };
-pub use slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};
 pub use status::{Condition, ConditionType};

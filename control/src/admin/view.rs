@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use super::names::{self, NameError, Names};
-use crate::gateways::fleet::Fleet;
+use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::{Gateway, Gateways};
 use crate::kubernetes::lease::{Leader, Leadership};

@@ -104,7 +104,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::tree::{Value, parse};
+    use super::super::yaml_tree::{Value, parse};
     use super::*;
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::problem::{Invalid, Location, Problem};
-use super::tree::{self, Entry, Node, Value};
+use super::yaml_tree::{self, Entry, Node, Value};
 use objects::scalar::{self, DurationText};
 
 /// Message about values of features that are not built yet.
@@ -56,7 +56,7 @@ impl Reader {
     pub fn parse(file: &Path, text: &str) -> Result<(Self, Node), Invalid> {
         let problem = |line, message| Problem { location: Location { line, key: String::new() }, message };
         let invalid = |problems| Invalid { file: file.to_owned(), problems };
-        let (root, errors) = tree::parse(text).map_err(|error| invalid(vec![problem(error.line, error.message)]))?;
+        let (root, errors) = yaml_tree::parse(text).map_err(|error| invalid(vec![problem(error.line, error.message)]))?;
         let mut problems: Vec<_> = errors.into_iter().map(|error| problem(error.line, error.message)).collect();
         if !matches!(root.value, Value::Map(_)) {
             problems.push(problem(root.line, "found a list or a text, expected a mapping of keys to values".to_owned()));

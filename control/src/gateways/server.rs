@@ -23,7 +23,7 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::gateways::fleet::{Fleet, FleetService};
+use crate::gateways::fleet_queries::{Fleet, FleetService};
 use crate::gateways::listener::{Listeners, Peer};
 use crate::gateways::publish::Published;
 use crate::gateways::registry::{Connection, Gateways, Health, Report};

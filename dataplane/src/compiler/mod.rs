@@ -9,8 +9,8 @@
 //! Not here: when to compile (the agent decides), and packets.
 
 mod addresses;
-mod dnat;
 mod backend_drain;
+mod dnat;
 mod network;
 mod services;
 mod snat;
@@ -21,8 +21,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use addresses::AnnouncedAddresses;
-use dnat::DnatSteering;
 use backend_drain::Backends;
+use dnat::DnatSteering;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};

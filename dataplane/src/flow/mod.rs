@@ -2,23 +2,23 @@
 //!
 //! Not here: which packet creates or ends a flow (`forward`).
 
-mod transitions;
 mod affinity;
 mod entry;
 mod idle;
 mod index;
-mod yield_order;
 pub mod prefetch;
 mod snat;
 mod state;
 mod table;
 mod tick;
+mod transitions;
+mod yield_order;
 
-pub use transitions::{Segment, advance};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, UNRESOLVED};
 pub use idle::{FlowLimits, IdleLimits};
+pub use transitions::{Segment, advance};
 
 pub use snat::{PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};

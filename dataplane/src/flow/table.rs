@@ -7,13 +7,13 @@
 
 use zerocopy::FromZeros;
 
-use super::transitions::Segment;
 use super::entry::Flow;
 use super::index::Index;
-use super::yield_order::Order;
 use super::snat::PoolId;
 use super::state::{Direction, YieldClass};
 use super::tick::Tick;
+use super::transitions::Segment;
+use super::yield_order::Order;
 use crate::flow::{advance, prefetch};
 use crate::wire::{Address, Transport, Tuple, TupleHash};
 

@@ -3,13 +3,13 @@
 //!
 //! Not here: the verdict on a fragment (`forward`), and reassembly: fragments are forwarded as fragments.
 
-mod virtual_reassembly;
-mod waiting;
 mod header;
 mod identification;
 mod split;
+mod virtual_reassembly;
+mod waiting;
 
-pub(crate) use virtual_reassembly::{Datagrams, EarlyFragment, LaterFragments, Slot};
 pub use header::{Datagram, Fragment, Part};
 pub(crate) use identification::Identifications;
 pub(crate) use split::split;
+pub(crate) use virtual_reassembly::{Datagrams, EarlyFragment, LaterFragments, Slot};

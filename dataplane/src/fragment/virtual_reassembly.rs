@@ -7,8 +7,8 @@
 //!
 //! Not here: reassembly. Fragments are forwarded as fragments.
 
-use super::waiting::{EarlyFragments, PER_WORKER, Queue};
 use super::header::Datagram;
+use super::waiting::{EarlyFragments, PER_WORKER, Queue};
 use crate::port::Arrival;
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, TupleHash};

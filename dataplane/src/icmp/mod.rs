@@ -5,22 +5,22 @@
 
 mod announce;
 mod answer;
+mod arp_ndp;
 mod echo;
 mod error;
-mod limiter;
 pub mod error_mapping;
-mod arp_ndp;
+mod limiter;
 mod neighbour_queue;
 mod quote;
 mod tunnel_quote;
 
 pub(crate) use announce::Announcements;
 pub use answer::may_answer;
+pub use arp_ndp::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error, icmp_error_about_inner};
-pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
 pub use error_mapping::ErrorRewrite;
-pub use arp_ndp::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
+pub use limiter::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter};
 pub(crate) use neighbour_queue::{NeighbourQueue, QueuedPacket};
 pub use neighbour_queue::{NeighbourRequest, UnresolvedNeighbour};
 pub use quote::{Quote, QuotedChecksum};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 
 use super::id::WorkerId;
-use super::snat_port_share::PortShare;
 use super::rss_proof::{Observer, RssProof};
+use super::snat_port_share::PortShare;
 use super::steering::Steering;
 use crate::port::{BURST, Burst, PortIndex};
 

@@ -45,7 +45,7 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
     let services = state("", 0, &[service("web", &["10.0.0.1:80"])]).services;
     let (states, states_in) = watch::channel(Some(std::sync::Arc::new(Published::first("e".to_owned(), services, Vec::new()))));
     let service = ConfigService {
-        fleet: control::gateways::fleet::Fleet::default(),
+        fleet: control::gateways::fleet_queries::Fleet::default(),
         states: states_in,
         gateways: watch::channel(Gateways::default()).0,
         leadership: watch::channel(leadership).1,

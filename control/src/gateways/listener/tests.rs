@@ -79,7 +79,7 @@ impl Lab {
         let (leadership, led) = watch::channel(Leadership::Leading { epoch: "e".to_owned() });
         let shutdown = CancellationToken::new();
         let service = ConfigService {
-            fleet: crate::gateways::fleet::Fleet::default(),
+            fleet: crate::gateways::fleet_queries::Fleet::default(),
             states,
             gateways: watch::channel(Gateways::default()).0,
             leadership: led,
