@@ -471,9 +471,10 @@ mod tests {
                 thread::park();
             }
         }
-        let test = "workers::tests::a_panic_in_a_worker_aborts_the_process_after_its_last_words";
+        let module = module_path!().split_once("::").map_or("", |(_, path)| path);
+        let test = format!("{module}::a_panic_in_a_worker_aborts_the_process_after_its_last_words");
         let child =
-            Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", test]).env(CHILD, "1").output();
+            Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", &test]).env(CHILD, "1").output();
         let output = child.unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(6), "not SIGABRT: {output:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("last words"), "{output:?}");

@@ -23,8 +23,8 @@ fn alone(test: &str, body: impl FnOnce()) {
         return body();
     }
     let output = child(test).output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{test} failed in its process: {}\n{}", output.status, String::from_utf8_lossy(&said));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{test} failed in its process: {}\n{}", output.status, String::from_utf8_lossy(&text));
 }
 
 fn child(test: &str) -> Command {

@@ -55,8 +55,8 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// The network of the demo, with its servers. `None` if this process cannot create namespaces: then it reports `test`
-    /// as skipped.
+    /// The network of the demo, with its servers. `None` if this process cannot create namespaces: then it reports
+    /// `test` as skipped.
     pub fn new(test: &str, name: &str) -> Option<Self> {
         if !can_create_namespaces(test) {
             return None;

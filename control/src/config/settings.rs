@@ -146,8 +146,8 @@ pub struct ControllerSettings {
     /// Addresses that are never a VIP and never a backend: those of ports, SNAT, node ports and next hops. Only an
     /// embedded controller knows them.
     pub reserved: Vec<IpAddr>,
-    /// Directory on this machine for the lock files of controllers of one cluster. By these a restarted controller knows
-    /// that its predecessor has ended. It is the gateway's `stateDir`, or the directory of a controller's admin socket;
-    /// `None`: no lock files.
+    /// Directory on this machine for the lock files of controllers of one cluster. By these a restarted controller
+    /// knows that its predecessor has ended. It is the gateway's `stateDir`, or the directory of a controller's admin
+    /// socket; `None`: no lock files.
     pub lock_dir: Option<PathBuf>,
 }

@@ -150,8 +150,8 @@ fn first_line(cause: &KubeconfigError) -> String {
     cause.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The API server requests a delay in the `Retry-After` header of an answer whose body is no Status, but kube keeps only
-/// the body. Therefore this replaces the body by a Status with the delay.
+/// The API server requests a delay in the `Retry-After` header of an answer whose body is no Status, but kube keeps
+/// only the body. Therefore this replaces the body by a Status with the delay.
 fn with_retry_after(client: Client, namespace: String) -> Client {
     let service = tower::service_fn(move |request| {
         let client = client.clone();

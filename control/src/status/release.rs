@@ -24,8 +24,8 @@ use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
 use objects::{Candidate, OwnedParts};
 
-/// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for the
-/// time that a read takes.
+/// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for
+/// the time that a read takes.
 const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(RENEW_DEADLINE.as_secs() + 1);
 /// Objects per request of a list.
 const PAGE: u32 = 500;

@@ -1,5 +1,5 @@
-//! The complete controller on the test server, in situations that cannot be caused on a real server. Tests that only need
-//! the API are in `scenarios`.
+//! The complete controller on the test server, in situations that cannot be caused on a real server. Tests that only
+//! need the API are in `scenarios`.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -1,5 +1,5 @@
-//! Leader election among several controllers: take-over after a kill, hand-over on a stop, and the requests that reach a
-//! controller that does not lead.
+//! Leader election among several controllers: take-over after a kill, hand-over on a stop, and the requests that reach
+//! a controller that does not lead.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Watches of Services, EndpointSlices, Nodes, namespaces and pools: the changes that the controller receives, also when
-//! the API server fails.
+//! Watches of Services, EndpointSlices, Nodes, namespaces and pools: the changes that the controller receives, also
+//! when the API server fails.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -263,12 +263,13 @@ mod tests {
         const CHILD: &str = "SLUICE_PORT_TEST";
         if std::env::var_os(CHILD).is_none() {
             // EAL starts once per process.
-            let name = "ethdev::port::tests::a_detached_device_can_return_on_any_bus";
+            let module = module_path!().split_once("::").map_or("", |(_, path)| path);
+            let name = format!("{module}::a_detached_device_can_return_on_any_bus");
             let child =
-                Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", name]).env(CHILD, "1").output();
+                Command::new(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", &name]).env(CHILD, "1").output();
             let output = child.unwrap();
-            let said = [output.stdout, output.stderr].concat();
-            assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&said));
+            let text = [output.stdout, output.stderr].concat();
+            assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&text));
             return;
         }
         let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap();

@@ -317,9 +317,10 @@ mod tests {
                 std::thread::park();
             }
         }
-        let test = "ports::twin::thread::tests::a_panic_in_the_twin_thread_aborts_the_process_after_its_last_words";
+        let module = module_path!().split_once("::").map_or("", |(_, path)| path);
+        let test = format!("{module}::a_panic_in_the_twin_thread_aborts_the_process_after_its_last_words");
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = child.args(["--exact", "--nocapture", test]).env(CHILD, "1").output().unwrap();
+        let output = child.args(["--exact", "--nocapture", &test]).env(CHILD, "1").output().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(6), "not SIGABRT: {output:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("last words"), "{output:?}");
     }

@@ -1,6 +1,7 @@
 //! The clients that may connect to a Service.
 //!
-//! Invariant: a field that decides who may connect is parsed completely or is an error; a typing error admits no client.
+//! Invariant: a field that decides who may connect is parsed completely or is an error; a typing error admits no
+//! client.
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::ServiceSpec as ServiceFields;
