@@ -1,4 +1,4 @@
-//! Reads configuration files. YAML text becomes a tree with lines ([`tree`]), sections are read from it key by key
+//! Reads configuration files. YAML text becomes a tree with lines ([`yaml_tree`]), sections are read from it key by key
 //! ([`Section`]), and every mistake is collected, so that one run reports all of them with file, line and key. Settings
 //! are printed and compared as keys with values ([`KeyValues`]).
 //!
