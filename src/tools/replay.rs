@@ -19,7 +19,6 @@ use std::time::Instant;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::world::World;
-use control::world::change::Change;
 use dataplane::{Mac, PortConfig, PortIndex};
 use proto::{Generation, State};
 
@@ -97,11 +96,7 @@ fn state_of(settings: &Settings, dir: &Path) -> Result<State, ReplayError> {
     }
     let objects = objects.unwrap_or_default();
     let mut world = World::default();
-    world.apply(Change::ServicesReplaced(objects.services.into_values().collect()));
-    world.apply(Change::SlicesReplaced(objects.slices.into_values().collect()));
-    world.apply(Change::NodesReplaced(objects.nodes.into_values().collect()));
-    world.apply(Change::NamespacesReplaced(Vec::new()));
-    world.apply(Change::PoolsReplaced(objects.pools.into_values().collect()));
+    objects.into_changes().into_iter().for_each(|change| world.apply(change));
     // The time matters only to a plan that follows another one.
     let plan = plan(&world, controller, &mut Memory::default(), Instant::now());
     for note in plan.notes {

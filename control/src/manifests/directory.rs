@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
+use crate::world::change::Change;
 use objects::crd::AddressPool;
 use objects::documents::{Document, Object, documents};
 
@@ -41,6 +42,22 @@ pub struct Objects {
     pub nodes: BTreeMap<String, Node>,
     /// By name.
     pub pools: BTreeMap<String, AddressPool>,
+}
+
+impl Objects {
+    /// The changes that make these all objects of a world. Manifests have no Namespace and no `EdgeGateway` objects:
+    /// namespaces are known by the names in Services.
+    #[must_use]
+    pub fn into_changes(self) -> [Change; 6] {
+        [
+            Change::ServicesReplaced(self.services.into_values().collect()),
+            Change::SlicesReplaced(self.slices.into_values().collect()),
+            Change::NamespacesReplaced(Vec::new()),
+            Change::GatewaysReplaced(BTreeMap::new()),
+            Change::PoolsReplaced(self.pools.into_values().collect()),
+            Change::NodesReplaced(self.nodes.into_values().collect()),
+        ]
+    }
 }
 
 impl Directory {

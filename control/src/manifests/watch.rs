@@ -125,27 +125,22 @@ async fn settle(seen: &mut mpsc::Receiver<()>) {
 
 /// Manifests contain no status of ours; it is in the status files, which sluice wrote.
 async fn send(
-    objects: Objects,
+    mut objects: Objects,
     adopted: &BTreeMap<ServiceName, ServiceStatus>,
     changes: &mpsc::Sender<Change>,
 ) -> Result<(), mpsc::error::SendError<Change>> {
-    let services = objects.services.into_iter().map(|(name, mut service)| {
-        service.status = adopted.get(&name).cloned();
+    for (name, service) in &mut objects.services {
+        service.status = adopted.get(name).cloned();
         service.metadata.managed_fields = service.status.as_ref().map(|_| {
             let (manager, subresource) = (Some(FIELD_MANAGER.to_owned()), Some("status".to_owned()));
             let fields_v1 = Some(FieldsV1(json!({"f:status": {"f:loadBalancer": {"f:ingress": {}}}})));
             vec![ManagedFieldsEntry { manager, subresource, fields_v1, ..ManagedFieldsEntry::default() }]
         });
-        service
-    });
-    changes.send(Change::ServicesReplaced(services.collect())).await?;
-    changes.send(Change::SlicesReplaced(objects.slices.into_values().collect())).await?;
-    // Manifests have no Namespace objects; namespaces are known by the names in Services.
-    changes.send(Change::NamespacesReplaced(Vec::new())).await?;
-    // There are no EdgeGateway objects either.
-    changes.send(Change::GatewaysReplaced(BTreeMap::new())).await?;
-    changes.send(Change::PoolsReplaced(objects.pools.into_values().collect())).await?;
-    changes.send(Change::NodesReplaced(objects.nodes.into_values().collect())).await
+    }
+    for change in objects.into_changes() {
+        changes.send(change).await?;
+    }
+    Ok(())
 }
 
 /// An inotify watch and its directory.
