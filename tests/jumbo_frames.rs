@@ -90,17 +90,14 @@ fn state() -> State {
     let service = |n: u8| {
         let backend = SocketAddr::new(ip(&format!("10.{n}.0.11")), 8080);
         let port = ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
             vips: vec![ip(&format!("10.0.0.10{n}"))],
-            port: 80,
-            node_port: None,
-            maglev: MaglevSpec { size: 251, seed: 0, hash_version: MAGLEV_HASH_VERSION },
-            zones: Vec::new(),
-            app_protocol: None,
-            nodes: None,
             backends: vec![Backend { address: backend, weight: 1, state: BackendState::Active }],
+            ..ServicePort::new(
+                Protocol::Tcp,
+                Family::V4,
+                80,
+                MaglevSpec { size: 251, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+            )
         };
         let name = ServiceName::new("default", NAMES[usize::from(n)]);
         (name.clone(), Arc::new(Service::new(name, vec![port])))

@@ -89,17 +89,9 @@ fn config() -> Config {
 fn service(name: u32, backends: impl Iterator<Item = u32>, size: u32) -> Service {
     let backend = |n| Backend { address: backend(n), weight: 1, state: BackendState::Active };
     let port = ServicePort {
-        name: String::new(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
         vips: vec![IpAddr::V4((0xc000_0200 + name).into())],
-        port: 80,
-        node_port: None,
-        maglev: MaglevSpec { size, seed: 42, hash_version: MAGLEV_HASH_VERSION },
-        zones: Vec::new(),
-        app_protocol: None,
-        nodes: None,
         backends: backends.map(backend).collect(),
+        ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size, seed: 42, hash_version: MAGLEV_HASH_VERSION })
     };
     Service::new(ServiceName::new("default", &format!("s{name}")), vec![port])
 }

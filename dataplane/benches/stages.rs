@@ -136,17 +136,14 @@ fn state(stage: Stage) -> State {
         state: BackendState::Active,
     };
     let port = ServicePort {
-        name: String::new(),
-        protocol: Protocol::Tcp,
-        family: stage.family,
         vips: vec![vip(stage.family)],
-        port: 80,
-        node_port: None,
-        maglev: MaglevSpec { size: 65_537, seed: 0, hash_version: MAGLEV_HASH_VERSION },
-        zones: Vec::new(),
-        app_protocol: None,
-        nodes: None,
         backends: (0..100).map(backend).collect(),
+        ..ServicePort::new(
+            Protocol::Tcp,
+            stage.family,
+            80,
+            MaglevSpec { size: 65_537, seed: 0, hash_version: MAGLEV_HASH_VERSION },
+        )
     };
     let name = ServiceName::new("bench", "web");
     let service = Service { mode: stage.mode, ..Service::new(name.clone(), vec![port]) };

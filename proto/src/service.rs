@@ -356,6 +356,24 @@ impl NodesAt {
 }
 
 impl ServicePort {
+    /// A port with no name, address, backend or zone.
+    #[must_use]
+    pub const fn new(protocol: Protocol, family: Family, port: u16, maglev: MaglevSpec) -> Self {
+        Self {
+            name: String::new(),
+            protocol,
+            family,
+            vips: Vec::new(),
+            port,
+            node_port: None,
+            maglev,
+            backends: Vec::new(),
+            nodes: None,
+            zones: Vec::new(),
+            app_protocol: None,
+        }
+    }
+
     /// All backends, listed or nodes of a set, ordered by address.
     pub fn all_backends(&self) -> impl Iterator<Item = Backend> {
         self.backends.iter().cloned().chain(self.nodes.iter().flat_map(NodesAt::backends))
@@ -453,17 +471,9 @@ mod tests {
         ];
         let zone = |name: &str, backends: &[u32]| ZoneBackends { zone: name.to_owned(), backends: backends.to_vec() };
         let port = ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-            vips: Vec::new(),
-            port: 80,
-            node_port: None,
-            maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
             backends: all.map(backend).into(),
             zones: vec![zone("a", &[0, 3]), zone("off", &[2, 3]), zone("all", &[0, 1, 2, 3])],
-            app_protocol: None,
-            nodes: None,
+            ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
         };
         let service = Service::new(ServiceName::new("shop", "web"), vec![port]);
         let near = service.in_zone("a").unwrap();

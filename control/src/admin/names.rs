@@ -174,17 +174,8 @@ mod tests {
         let service = |namespace: &str, name: &str, backends: &[&str]| {
             let backend = |text: &&str| Backend { address: text.parse().unwrap(), weight: 1, state: BackendState::Active };
             let port = ServicePort {
-                name: String::new(),
-                protocol: Protocol::Tcp,
-                family: Family::V4,
-                vips: Vec::new(),
-                port: 80,
-                node_port: None,
-                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
                 backends: backends.iter().map(backend).collect(),
-                app_protocol: None,
-                nodes: None,
-                zones: Vec::new(),
+                ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
             };
             Arc::new(Service::new(ServiceName::new(namespace, name), vec![port]))
         };

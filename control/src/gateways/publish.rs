@@ -202,17 +202,8 @@ pub(crate) mod tests {
         let set = Arc::new(NodeSet { name: "v4".to_owned(), family: Some(Family::V4), nodes });
         let service = |(port, name): (u16, &&str)| {
             let port = ServicePort {
-                name: String::new(),
-                protocol: Protocol::Tcp,
-                family: Family::V4,
-                vips: Vec::new(),
-                port: 80,
-                node_port: None,
-                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
-                backends: Vec::new(),
                 nodes: Some(NodesAt { set: Arc::clone(&set), port }),
-                zones: Vec::new(),
-                app_protocol: None,
+                ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
             };
             let name = ServiceName::new("shop", name);
             (name.clone(), Arc::new(Service::new(name, vec![port])))

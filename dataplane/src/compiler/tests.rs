@@ -47,15 +47,7 @@ fn config() -> Config {
         ports: vec![port("uplink", ["192.0.2.2/24", "2001:db8::2/64"]), port("cluster", ["10.0.0.2/24", "fd00::2/64"])],
         snat: vec![ip("10.0.0.3"), ip("fd00::3")],
         node_port_addresses: vec![ip("192.0.2.2")],
-        flows: FlowLimits {
-            max_per_worker: 1000,
-            tcp_established: Duration::from_secs(7200),
-            tcp_opening: Duration::from_secs(30),
-            tcp_closing: Duration::from_secs(10),
-            udp: Duration::from_secs(120),
-            udp_unreplied: Duration::from_secs(30),
-            ..FlowLimits::default()
-        },
+        flows: FlowLimits { max_per_worker: 1000, ..FlowLimits::default() },
         tunnel: Tunnel::default(),
     }
 }
@@ -68,17 +60,14 @@ fn service(name: &str, vip: &str, backends: &[&str]) -> Service {
     Service::new(
         ServiceName::new("default", name),
         vec![ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            family: Family::of(ip(vip)),
             vips: vec![ip(vip)],
-            port: 80,
-            node_port: None,
-            maglev: MaglevSpec { size: 251, seed: 1, hash_version: MAGLEV_HASH_VERSION },
-            zones: Vec::new(),
-            app_protocol: None,
-            nodes: None,
             backends: backends.iter().map(|b| backend(b)).collect(),
+            ..ServicePort::new(
+                Protocol::Tcp,
+                Family::of(ip(vip)),
+                80,
+                MaglevSpec { size: 251, seed: 1, hash_version: MAGLEV_HASH_VERSION },
+            )
         }],
     )
 }

@@ -5,7 +5,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::testing::arriving_at;
@@ -71,15 +70,7 @@ pub fn config(max_flows: u32) -> Config {
         ],
         snat: vec![ip("10.0.0.3"), ip("fd00::3")],
         node_port_addresses: vec![ip("192.0.2.2")],
-        flows: FlowLimits {
-            max_per_worker: max_flows,
-            tcp_established: Duration::from_secs(7200),
-            tcp_opening: Duration::from_secs(30),
-            tcp_closing: Duration::from_secs(10),
-            udp: Duration::from_secs(120),
-            udp_unreplied: Duration::from_secs(30),
-            ..FlowLimits::default()
-        },
+        flows: FlowLimits { max_per_worker: max_flows, ..FlowLimits::default() },
         tunnel: Tunnel::default(),
     }
 }
@@ -98,19 +89,13 @@ fn service_port(
     };
     ServicePort {
         name: format!("{protocol}-{port}"),
-        protocol,
-        family,
         vips: vips.iter().map(|a| ip(a)).collect(),
-        port,
         node_port,
-        maglev: MaglevSpec { size: 1021, seed: 0, hash_version: MAGLEV_HASH_VERSION },
-        zones: Vec::new(),
-        app_protocol: None,
-        nodes: None,
         backends: BACKENDS
             .iter()
             .map(|n| Backend { address: SocketAddr::new(backend(*n), target), weight: 1, state: BackendState::Active })
             .collect(),
+        ..ServicePort::new(protocol, family, port, MaglevSpec { size: 1021, seed: 0, hash_version: MAGLEV_HASH_VERSION })
     }
 }
 

@@ -158,17 +158,8 @@ mod tests {
     fn a_full_state_carries_each_set_once_and_who_knows_none_gets_the_nodes_listed() {
         let set = Arc::new(set(&["10.0.1.1", "10.0.1.2"]));
         let port = ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-            vips: Vec::new(),
-            port: 80,
-            node_port: None,
-            maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
-            backends: Vec::new(),
             nodes: Some(NodesAt { set: Arc::clone(&set), port: 30_080 }),
-            zones: Vec::new(),
-            app_protocol: None,
+            ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
         };
         let service = |name| Arc::new(Service::new(ServiceName::new("shop", name), vec![port.clone()]));
         let services = ["a", "b"].map(service).into_iter().map(|one| (one.name.clone(), one)).collect();

@@ -146,17 +146,9 @@ pub(crate) mod tests {
         Arc::new(Service::new(
             ServiceName::new("default", name),
             vec![ServicePort {
-                name: String::new(),
-                protocol: Protocol::Tcp,
-                family: Family::V4,
                 vips: vec!["192.0.2.100".parse().unwrap()],
-                port: 80,
-                node_port: None,
-                maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
                 backends: backends.iter().map(backend).collect(),
-                zones: Vec::new(),
-                app_protocol: None,
-                nodes: None,
+                ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
             }],
         ))
     }

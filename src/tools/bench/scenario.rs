@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use dataplane::{Config, FlowLimits, Mac, Neighbour, Network, PortConfig, PortIndex, Route, Tunnel};
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
@@ -104,15 +103,7 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
         ports: vec![port("uplink", UPLINK_MAC, uplink), port("cluster", CLUSTER_MAC, cluster_net(options.mode, family))],
         snat: snat_addresses(options, family),
         node_port_addresses: Vec::new(),
-        flows: FlowLimits {
-            max_per_worker: options.flows.max(1024),
-            tcp_established: Duration::from_secs(7200),
-            tcp_opening: Duration::from_secs(30),
-            tcp_closing: Duration::from_secs(10),
-            udp: Duration::from_secs(120),
-            udp_unreplied: Duration::from_secs(30),
-            ..FlowLimits::default()
-        },
+        flows: FlowLimits { max_per_worker: options.flows.max(1024), ..FlowLimits::default() },
         tunnel: Tunnel::default(),
     }
 }
@@ -171,17 +162,9 @@ fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Se
         state: BackendState::Active,
     };
     let port = ServicePort {
-        name: String::new(),
-        protocol: Protocol::Tcp,
-        family,
         vips: vec![vip(family, n)],
-        port: VIP_PORT,
-        node_port: None,
-        maglev: MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION },
-        zones: Vec::new(),
-        app_protocol: None,
-        nodes: None,
         backends: (0..options.backends).map(backend).collect(),
+        ..ServicePort::new(Protocol::Tcp, family, VIP_PORT, MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION })
     };
     Service { mode, ..Service::new(name, vec![port]) }
 }
