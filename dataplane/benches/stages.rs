@@ -246,6 +246,8 @@ fn known(gateway: &mut Gateway, stage: Stage) -> usize {
             let answers = |flags| sent.iter().map(|sent| answer(sent, flags)).collect::<Burst<_>>();
             gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers(tcp_flags::SYN | tcp_flags::ACK));
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
+            // The first reply after the handshake looks up the route to the client.
+            gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers(tcp_flags::ACK));
             replies.push(answers(tcp_flags::ACK));
         } else {
             // The third packet confirms, more than a second after the first.

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use dataplane::flow::PoolId;
-use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, UNRESOLVED, YieldClass};
+use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass};
 use dataplane::flow::{Tick, Ticks};
-use dataplane::{FlowLimits, FlowTable, Transport, tcp_flags};
+use dataplane::{FlowLimits, FlowTable, Transport, Tuple, tcp_flags};
 use proptest::prelude::*;
 
 const CAPACITY: u32 = 48;
@@ -66,29 +66,12 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn flow(n: u32, now: Tick) -> Flow<u32> {
-    Flow {
-        client: 0x0a00_0000 + n,
-        vip: 0xc000_0264,
-        backend_address: 0xac10_0001,
-        snat: 0xac10_0002,
-        client_port: 4000,
-        vip_port: 80,
-        backend_port: 8080,
-        snat_port: 1024 + u16::try_from(n).unwrap(),
-        backend: BackendId { slot: n, generation: 1 },
-        last_seen: now,
-        snat_pool: PoolId(n % 3),
-        route_to_client: UNRESOLVED,
-        route_epoch: 0,
-        l3_delta: 0,
-        l4_delta: 0,
-        initial_sequence: 0,
-        opened: now.0,
-        protocol: if n < UDP_FROM { 6 } else { 17 },
-        state: if n < UDP_FROM { FlowState::TcpOpening } else { FlowState::UdpUnreplied },
-        mode: FlowMode::Nat,
-        packets: 0,
-    }
+    let (protocol, state) = if n < UDP_FROM { (6, FlowState::TcpOpening) } else { (17, FlowState::UdpUnreplied) };
+    let tuple =
+        Tuple { source: 0x0a00_0000 + n, destination: 0xc000_0264, source_port: 4000, destination_port: 80, protocol };
+    let lease = SnatLease { address: 0xac10_0002, port: 1024 + u16::try_from(n).unwrap(), pool: PoolId(n % 3) };
+    let backend = (BackendId { slot: n, generation: 1 }, 0xac10_0001, 8080);
+    Flow::new(&tuple, (state, FlowMode::Nat), backend, &lease, now)
 }
 
 impl Class {
@@ -165,8 +148,9 @@ impl Both {
         let segment = Segment { sequence: 41, acknowledgement: 42 };
         let tick = self.tick();
         let transport = if n < UDP_FROM { Transport::Tcp { flags } } else { Transport::Udp };
-        self.table.advance(index, transport, direction, segment, tick);
-        self.table.get_mut(index).last_seen = tick;
+        let mut flow = self.table.advance(index, transport, direction, segment, tick);
+        flow.last_seen = tick;
+        self.table.set(index, &flow);
         self.changes += 1;
         let changes = self.changes;
         let known = self.known(n).unwrap();
@@ -228,10 +212,11 @@ impl Both {
     /// Time passes, and the whole table is swept seven entries at a time.
     fn pass(&mut self, seconds: u32) {
         self.now += u64::from(seconds * SECOND);
+        self.table.set_time(self.tick());
         let (now, limits) = (self.tick(), self.limits);
         let over = |flow: &Flow<u32>| limits.is_over(flow.state, None, flow.last_seen, now);
         loop {
-            self.sweep = self.table.sweep(self.sweep, 7, over);
+            self.sweep = self.table.sweep(self.sweep, 7, 1, over);
             if self.sweep == 0 {
                 break;
             }
@@ -247,6 +232,7 @@ proptest! {
     fn the_table_equals_a_vector(seed in any::<u64>(), steps in proptest::collection::vec(step(), 1..600)) {
         let table = FlowTable::new(CAPACITY, seed).unwrap();
         let mut both = Both { table, model: Vec::new(), changes: 0, limits: limits(), now: 0, sweep: 0 };
+        both.table.set_time(both.tick());
         for step in steps {
             both.take(step);
             prop_assert_eq!(both.table.len() as usize, both.model.len());

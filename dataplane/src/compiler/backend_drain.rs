@@ -89,13 +89,14 @@ impl Backends {
         });
         let generation = self.generations[slot as usize];
         let (protocol, address) = key;
-        let (service, next_hop) = (service.clone(), reach.next_hop);
+        let (service, Reach { next_hop, on_link, .. }) = (service.clone(), reach);
         let backend = Backend {
             address,
             protocol,
             service,
             target,
             next_hop,
+            on_link,
             generation,
             idle_timeout: None,
             accepts_new: false,
@@ -133,7 +134,7 @@ impl Backends {
         for (_, over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
             if let Some(backend) = self.table.in_slot(over.slot) {
                 self.targets.release(backend.target, now_ns);
-                self.generations[over.slot as usize] = backend.generation.wrapping_add(1).max(1);
+                self.generations[over.slot as usize] = BackendId::next_generation(backend.generation);
             }
             self.table.set(over.slot, None);
             self.free.push(over.slot);
@@ -149,8 +150,9 @@ impl Backends {
     pub(super) fn follow_targets(&mut self) {
         for slot in 0..u32::try_from(self.generations.len()).unwrap_or(u32::MAX) {
             let Some(target) = self.table.in_slot(slot).map(|backend| backend.target) else { continue };
-            let next_hop = self.targets.reach(target).next_hop;
-            self.table.update(slot, |backend| backend.next_hop != next_hop, |backend| backend.next_hop = next_hop);
+            let Reach { next_hop, on_link, .. } = self.targets.reach(target);
+            let differs = |backend: &Backend| (backend.next_hop, backend.on_link) != (next_hop, on_link);
+            self.table.update(slot, differs, |backend| (backend.next_hop, backend.on_link) = (next_hop, on_link));
         }
     }
 }

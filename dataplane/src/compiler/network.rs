@@ -20,7 +20,7 @@ use proto::MaglevSpec;
 use proto::limits::MAGLEV_HASH_VERSION;
 
 use crate::choose::MaglevTable;
-use crate::flow::UNRESOLVED;
+use crate::flow::{ROUTE_EPOCHS, UNRESOLVED};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::{Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Route, RouteTarget, Routes, VlanLink};
 use crate::wire::{Mac, TableHash};
@@ -172,7 +172,7 @@ impl RouteBook {
     /// Starts a new epoch: flows look up their next hops again and stop using the slots that they held.
     fn look_again(&mut self) {
         self.free.append(&mut self.freed);
-        self.routes.epoch = self.routes.epoch.wrapping_add(1).max(1);
+        self.routes.epoch = self.routes.epoch % ROUTE_EPOCHS + 1;
     }
 
     /// The result of all routes to one destination. An on-link route takes precedence over routes by routers.

@@ -68,6 +68,8 @@ pub struct IdleLimits {
     by_state: [Ticks; FlowState::ALL.len()],
     /// The smaller of `by_state` and the shortest idle timeout of any service.
     at_least: [Ticks; FlowState::ALL.len()],
+    /// The smallest of `at_least`.
+    shortest: Ticks,
 }
 
 impl IdleLimits {
@@ -75,13 +77,21 @@ impl IdleLimits {
     #[must_use]
     pub fn new(limits: &FlowLimits) -> Self {
         let by_state = FlowState::ALL.map(|state| Ticks::from(limit(limits, state)));
-        Self { by_state, at_least: by_state }
+        Self { by_state, at_least: by_state, shortest: smallest(&by_state) }
     }
 
     /// Updates the lower bounds from the shortest idle timeout that a service of the snapshot sets.
     pub fn follow(&mut self, shortest: Option<Ticks>) {
         let shortest = shortest.unwrap_or(Ticks(u32::MAX));
         self.at_least = FlowState::ALL.map(|state| self.by_state[state as usize].min(shortest));
+        self.shortest = smallest(&self.at_least);
+    }
+
+    /// No flow that was seen more recently has exceeded its limit, whatever its state and service.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn shortest(&self) -> Ticks {
+        self.shortest
     }
 
     /// Whether a flow in `state`, last seen then, may have exceeded its limit. If this returns false the flow is alive,
@@ -111,6 +121,10 @@ impl IdleLimits {
     pub fn is_silent(&self, last_seen: Tick, now: Tick) -> bool {
         now.since(last_seen) >= self.by_state[FlowState::TcpClosing as usize]
     }
+}
+
+fn smallest(limits: &[Ticks]) -> Ticks {
+    limits.iter().copied().min().unwrap_or(Ticks(0))
 }
 
 /// The gateway's limit of a state. SCTP associations that open or close have the limits of TCP connections that do. A

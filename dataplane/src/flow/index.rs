@@ -1,8 +1,9 @@
-//! The index of flows by tuple hash: buckets of one cache line with eight short tags and eight positions each.
+//! The index of flows by tuple hash: buckets of one cache line with fifteen words, each a position and a tag of the hash.
 //!
 //! A key lives in its home bucket or, when that is full, in one other bucket that follows from home and tag. Keys are
-//! moved between their two buckets to make room (cuckoo hashing with buckets of eight, which in theory fits at a load
-//! of 99 %; the table stays at or below 87.5 %).
+//! moved between their two buckets to make room (cuckoo hashing with large buckets, which in theory fits at a load above
+//! 99 %; the table stays at or below 90 %). The tag has the bits that positions leave: eleven with a million flows,
+//! five with the most that there may be, so that one search in a hundred, or in two, compares a wrong key too.
 //!
 //! **Invariant:** a bucket counts the keys that have it as home and live elsewhere, so a lookup touches a second line
 //! only when one of them may be the wanted key.
@@ -14,36 +15,67 @@ use zerocopy::FromZeros;
 
 use crate::flow::prefetch;
 
-const WAYS: usize = 8;
-/// Maximum number of buckets searched for room. At 87.5 % load the second level (16 x 8 slots) lacks room in one case
-/// in 10^20; the bound limits time, not memory.
-const SEARCH_MAX: usize = 256;
-/// Keys per bucket that the table is sized for.
-const LOAD_PER_BUCKET: usize = 7;
+const WAYS: usize = 15;
+/// Maximum number of buckets searched for room. At 90 % load the second level (30 x 15 slots) lacks room in one case in
+/// 10^20; the bound limits time, not memory.
+const SEARCH_MAX: usize = 512;
+/// Keys that the table is sized for, in tenths of a bucket: 90 % of its slots.
+const TENTHS_PER_BUCKET: usize = 135;
 
-/// The lowest bit, and the highest, of each of four tags in a word.
-const ONES: u64 = 0x0001_0001_0001_0001;
-const HIGHS: u64 = ONES << 15;
-
-/// One cache line. Tag 0 marks an empty slot, so zeroed memory is an empty index.
+/// One cache line. 0 marks an empty slot, so zeroed memory is an empty index.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// Four tags per word, the first in the lowest bits. They are compared four at a time; compilers do not reliably
-    /// vectorise eight comparisons, nor on every processor.
-    tags: [u64; 2],
-    places: [u32; WAYS],
-    /// Number of keys that have this home and live in their other bucket.
-    away: u16,
-    /// One bit per slot: the key lives here away from its home.
-    guests: u8,
+    /// Fifteen slots, each with a tag in the upper bits and a position in the lower ones. In the last word: one bit for
+    /// each slot whose key lives here away from its home, and above them the number of keys that have this home and live
+    /// in their other bucket.
+    words: [u32; WAYS + 1],
 }
 
-/// Slots whose tags match, as bits.
-#[derive(Clone, Copy)]
-struct Fitting(u64);
+/// Bits of the slots in a set of slots.
+const SLOTS: u32 = (1 << WAYS) - 1;
+/// The lowest bit of the number of keys that live elsewhere.
+const AWAY: u32 = 1 << WAYS;
 
-impl Iterator for Fitting {
+impl Bucket {
+    /// The words that equal `pattern` where `mask` has ones, as bits. Compilers vectorise this loop over all sixteen
+    /// words, so the last one, which is no slot, takes part: callers that compare keys need not care.
+    #[inline(always)]
+    fn matching(&self, pattern: u32, mask: u32) -> u32 {
+        let bit = |(slot, word): (usize, &u32)| u32::from(word & mask == pattern) << slot;
+        self.words.iter().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
+    }
+
+    fn room(&self) -> Option<usize> {
+        let empty = self.matching(0, u32::MAX) & SLOTS;
+        (empty != 0).then_some(empty.trailing_zeros() as usize)
+    }
+
+    fn put(&mut self, slot: usize, word: u32, guest: bool) {
+        self.words[slot] = word;
+        self.words[WAYS] = self.words[WAYS] & !(1 << slot) | u32::from(guest) << slot;
+    }
+
+    fn is_guest(&self, slot: usize) -> bool {
+        self.words[WAYS] >> slot & 1 == 1
+    }
+
+    /// Whether a key with this home lives elsewhere.
+    #[inline(always)]
+    fn has_away(&self) -> bool {
+        self.words[WAYS] >= AWAY
+    }
+
+    fn count_away(&mut self, joins: bool, leaves: bool) {
+        self.words[WAYS] = self.words[WAYS] + u32::from(joins) * AWAY - u32::from(leaves) * AWAY;
+    }
+}
+
+/// Slots as bits, in order.
+#[derive(Clone, Copy)]
+struct Slots(u32);
+
+impl Iterator for Slots {
     type Item = usize;
 
     #[inline]
@@ -51,44 +83,9 @@ impl Iterator for Fitting {
         if self.0 == 0 {
             return None;
         }
-        // Bits 0, 16, 32, 48 stand for slots 0 to 3, the bits next to them for slots 4 to 7.
-        let bit = self.0.trailing_zeros() as usize;
+        let slot = self.0.trailing_zeros() as usize;
         self.0 &= self.0 - 1;
-        Some(bit >> 4 | (bit & 1) << 2)
-    }
-}
-
-impl Bucket {
-    /// The slots whose tag matches. A slot above a match may be reported falsely once in 2^16 (a borrow of the
-    /// subtraction); the caller compares keys in any case.
-    #[inline]
-    fn fitting(&self, tag: u16) -> Fitting {
-        let zero_lanes = |word: u64| {
-            let difference = word ^ ONES.wrapping_mul(u64::from(tag));
-            difference.wrapping_sub(ONES) & !difference & HIGHS
-        };
-        Fitting(zero_lanes(self.tags[0]) >> 15 | zero_lanes(self.tags[1]) >> 14)
-    }
-
-    #[allow(clippy::cast_possible_truncation)] // one lane
-    fn tag(&self, slot: usize) -> u16 {
-        (self.tags[slot / 4] >> (slot % 4 * 16)) as u16
-    }
-
-    fn room(&self) -> Option<usize> {
-        (0..WAYS).find(|&slot| self.tag(slot) == 0)
-    }
-
-    fn put(&mut self, slot: usize, tag: u16, place: u32, guest: bool) {
-        let shift = slot % 4 * 16;
-        let word = &mut self.tags[slot / 4];
-        *word = *word & !(0xffff << shift) | u64::from(tag) << shift;
-        self.places[slot] = place;
-        self.guests = self.guests & !(1 << slot) | (u8::from(guest) << slot);
-    }
-
-    fn is_guest(&self, slot: usize) -> bool {
-        self.guests >> slot & 1 == 1
+        Some(slot)
     }
 }
 
@@ -104,68 +101,84 @@ struct Step {
 #[derive(Debug)]
 pub(super) struct Index {
     buckets: Box<[Bucket]>,
-    mask: usize,
-}
-
-#[inline]
-#[allow(clippy::cast_possible_truncation)] // the top bits of the hash; `at` uses the low ones
-const fn tag_of(hash: u64) -> u16 {
-    let tag = (hash >> 48) as u16;
-    if tag == 0 { 1 } else { tag }
+    /// The bits of a word that hold the tag.
+    tag_mask: u32,
 }
 
 impl Index {
-    /// An empty index for `keys` keys; `None` if there is no memory for it.
-    pub(super) fn new(keys: usize) -> Option<Self> {
-        Self::with_buckets(keys.div_ceil(LOAD_PER_BUCKET).max(2).next_power_of_two())
+    /// An empty index for `keys` keys with positions below `positions`; `None` if there is no memory for it.
+    pub(super) fn new(keys: usize, positions: u32) -> Option<Self> {
+        Self::with_buckets((keys * 10).div_ceil(TENTHS_PER_BUCKET).max(2), positions)
     }
 
-    fn with_buckets(count: usize) -> Option<Self> {
+    fn with_buckets(count: usize, positions: u32) -> Option<Self> {
         let buckets = <[Bucket]>::new_box_zeroed_with_elems(count).ok()?;
-        Some(Self { buckets, mask: count - 1 })
+        // At least two values of the tag remain: none of them is 0.
+        let position_bits = (u32::BITS - positions.saturating_sub(1).leading_zeros()).clamp(1, 30);
+        Some(Self { buckets, tag_mask: !0 << position_bits })
     }
 
-    #[inline]
-    #[allow(clippy::cast_possible_truncation)] // masked
-    const fn home(&self, hash: u64) -> usize {
-        hash as usize & self.mask
+    /// The tag of a hash, in the bits where words have it; never 0.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // the lower bits of the hash; `home` uses the upper ones
+    fn tag(&self, hash: u64) -> u32 {
+        (hash as u32 & self.tag_mask).max(self.tag_mask & self.tag_mask.wrapping_neg())
     }
 
-    /// The other bucket of a key with this tag. The function is its own inverse and never returns the same bucket.
-    #[inline]
-    #[allow(clippy::cast_possible_truncation)] // masked
-    const fn other(&self, bucket: usize, tag: u16) -> usize {
-        bucket ^ ((tag as u64).wrapping_mul(0x5bd1_e995_9e37_79b9) >> 20 | 1) as usize & self.mask
+    /// A number below that of the buckets, in proportion to a fraction of 2^32.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // below the number of buckets
+    fn part(&self, fraction: u64) -> usize {
+        (fraction * self.buckets.len() as u64 >> 32) as usize
     }
 
+    #[inline(always)]
+    fn home(&self, hash: u64) -> usize {
+        self.part(hash >> 32)
+    }
+
+    /// The other bucket of a key with this tag, in rare cases the same one. The function is its own inverse.
     #[inline]
+    fn other(&self, bucket: usize, tag: u32) -> usize {
+        let sum = self.part(u64::from(tag).wrapping_mul(0x5bd1_e995_9e37_79b9) >> 32);
+        if sum >= bucket { sum - bucket } else { sum + self.buckets.len() - bucket }
+    }
+
+    #[inline(always)]
     pub(super) fn prefetch(&self, hash: u64) {
-        prefetch::read(&self.buckets[self.home(hash)]);
+        if let Some(bucket) = self.buckets.get(self.home(hash)) {
+            prefetch::read(bucket);
+        }
     }
 
     /// The first position with a matching tag in the home bucket only: a guess that is good enough for a prefetch.
-    #[inline]
+    #[inline(always)]
     pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
-        let bucket = &self.buckets[self.home(hash)];
-        bucket.fitting(tag_of(hash)).next().map(|slot| bucket.places[slot])
+        let bucket = self.buckets.get(self.home(hash))?;
+        let matching = bucket.matching(self.tag(hash), self.tag_mask);
+        let word = bucket.words.get(matching.trailing_zeros() as usize)?;
+        Some(word & !self.tag_mask)
     }
 
     /// The position that `is_it` accepts among those with a matching tag.
     #[inline]
     pub(super) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
-        let (home, tag) = (self.home(hash), tag_of(hash));
+        let (home, tag) = (self.home(hash), self.tag(hash));
         let bucket = &self.buckets[home];
-        let mut in_bucket = |bucket: &Bucket| bucket.fitting(tag).map(|slot| bucket.places[slot]).find(|&place| is_it(place));
+        let mut in_bucket = |bucket: &Bucket| {
+            let slots = Slots(bucket.matching(tag, self.tag_mask));
+            slots.map(|slot| bucket.words[slot] & !self.tag_mask).find(|&place| is_it(place))
+        };
         let found = in_bucket(bucket);
-        if found.is_some() || bucket.away == 0 { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
+        if found.is_some() || !bucket.has_away() { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
     }
 
     /// Adds a key. Returns false, and changes nothing, when there is no room.
     #[must_use]
     pub(super) fn insert(&mut self, hash: u64, place: u32) -> bool {
-        let (home, tag) = (self.home(hash), tag_of(hash));
+        let (home, tag) = (self.home(hash), self.tag(hash));
         if let Some(slot) = self.buckets[home].room() {
-            self.buckets[home].put(slot, tag, place, false);
+            self.buckets[home].put(slot, tag | place, false);
             return true;
         }
         let other = self.other(home, tag);
@@ -174,19 +187,19 @@ impl Index {
             None => self.make_room(home, other),
         };
         let Some((bucket, slot)) = target else { return false };
-        self.buckets[bucket].put(slot, tag, place, bucket == other);
-        self.buckets[home].away += u16::from(bucket == other);
+        self.buckets[bucket].put(slot, tag | place, bucket != home);
+        self.buckets[home].count_away(bucket != home, false);
         true
     }
 
     /// Removes a key that is in the index with exactly this position.
     pub(super) fn remove(&mut self, hash: u64, place: u32) {
-        let (home, tag) = (self.home(hash), tag_of(hash));
+        let (home, tag) = (self.home(hash), self.tag(hash));
         for bucket in [home, self.other(home, tag)] {
             let line = &mut self.buckets[bucket];
-            let Some(slot) = (0..WAYS).find(|&slot| line.tag(slot) == tag && line.places[slot] == place) else { continue };
-            line.put(slot, 0, 0, false);
-            self.buckets[home].away -= u16::from(bucket != home);
+            let Some(slot) = Slots(line.matching(tag | place, u32::MAX) & SLOTS).next() else { continue };
+            line.put(slot, 0, false);
+            self.buckets[home].count_away(false, bucket != home);
             return;
         }
     }
@@ -201,7 +214,7 @@ impl Index {
         while next < steps.len() {
             let bucket = steps[next].bucket;
             for slot in 0..WAYS {
-                let beyond = self.other(bucket, self.buckets[bucket].tag(slot));
+                let beyond = self.other(bucket, self.buckets[bucket].words[slot] & self.tag_mask);
                 if steps.is_full() {
                     return None;
                 }
@@ -226,13 +239,13 @@ impl Index {
         while let Some((before, slot)) = step.from {
             step = steps[before];
             let line = &mut self.buckets[step.bucket];
-            let (tag, place, was_guest) = (line.tag(slot), line.places[slot], line.is_guest(slot));
-            line.put(slot, 0, 0, false);
+            let (word, was_guest) = (line.words[slot], line.is_guest(slot));
+            line.put(slot, 0, false);
             // A key that was away moves home, a key at home moves away.
-            line.away += u16::from(!was_guest);
+            line.count_away(!was_guest, false);
             let to = &mut self.buckets[empty.0];
-            to.away -= u16::from(was_guest);
-            to.put(empty.1, tag, place, !was_guest);
+            to.count_away(false, was_guest);
+            to.put(empty.1, word, !was_guest);
             empty = (step.bucket, slot);
         }
         empty
@@ -251,27 +264,44 @@ mod tests {
 
     #[test]
     fn ninety_seven_percent_of_all_slots_fill_and_every_key_is_found_and_removed() {
-        let mut index = Index::with_buckets(4096).unwrap();
-        let keys: Vec<(u64, u32)> = (0..4096 * 8 * 97 / 100).map(|i| (split_mix(u64::from(i)), i)).collect();
-        for &(hash, place) in &keys {
-            assert!(index.insert(hash, place), "no room for key {place} of {}", keys.len());
+        // An even and an odd number of buckets, and tags of few bits.
+        for (buckets, positions) in [(4096, 1 << 16), (4095, 1 << 16), (1021, 1 << 26)] {
+            let mut index = Index::with_buckets(buckets, positions).unwrap();
+            let keys: Vec<(u64, u32)> =
+                (0..u32::try_from(buckets * WAYS * 97 / 100).unwrap()).map(|i| (split_mix(u64::from(i)), i)).collect();
+            for &(hash, place) in &keys {
+                assert!(index.insert(hash, place), "no room for key {place} of {}", keys.len());
+            }
+            for &(hash, place) in &keys {
+                assert_eq!(index.find(hash, |p| p == place), Some(place));
+            }
+            for &(hash, place) in &keys {
+                index.remove(hash, place);
+                assert_eq!(index.find(hash, |p| p == place), None);
+            }
+            assert!(index.buckets.iter().all(|b| b.words == [0; WAYS + 1]));
         }
-        for &(hash, place) in &keys {
-            assert_eq!(index.find(hash, |p| p == place), Some(place));
-        }
-        for &(hash, place) in &keys {
-            index.remove(hash, place);
-            assert_eq!(index.find(hash, |p| p == place), None);
-        }
-        assert!(index.buckets.iter().all(|b| b.away == 0 && b.guests == 0 && b.tags == [0; 2]));
     }
 
     #[test]
     fn keys_of_one_hash_fill_two_buckets_and_then_are_refused() {
-        let mut index = Index::with_buckets(64).unwrap();
-        let taken = (0..20).filter(|&place| index.insert(42, place)).count();
-        assert_eq!(taken, 16);
-        assert_eq!(index.find(42, |p| p == 15), Some(15));
-        assert_eq!(index.find(42, |p| p == 16), None);
+        let mut index = Index::with_buckets(64, 64).unwrap();
+        let hash = split_mix(42);
+        assert_ne!(index.home(hash), index.other(index.home(hash), index.tag(hash)));
+        let taken = (0..40).filter(|&place| index.insert(hash, place)).count();
+        assert_eq!(taken, 2 * WAYS);
+        assert_eq!(index.find(hash, |p| p == 29), Some(29));
+        assert_eq!(index.find(hash, |p| p == 30), None);
+    }
+
+    #[test]
+    fn the_other_bucket_of_the_other_bucket_is_the_first() {
+        for buckets in [2, 3, 64, 1021] {
+            let index = Index::with_buckets(buckets, 1 << 20).unwrap();
+            for n in 0..1000 {
+                let (bucket, tag) = (n % buckets, index.tag(split_mix(n as u64)));
+                assert_eq!(index.other(index.other(bucket, tag), tag), bucket);
+            }
+        }
     }
 }

@@ -9,6 +9,7 @@ mod index;
 pub mod prefetch;
 mod snat;
 mod state;
+mod storage;
 mod table;
 mod tick;
 mod transitions;
@@ -16,11 +17,13 @@ mod yield_order;
 
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
-pub use entry::{BackendId, Flow, UNRESOLVED};
+pub use entry::{BackendId, Flow, ROUTE_EPOCHS, UNRESOLVED};
 pub use idle::{FlowLimits, IdleLimits};
 pub use transitions::{Segment, advance};
 
 pub use snat::{PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
+pub(crate) use state::{UDP_SIGNAL, is_plain_number};
+pub(crate) use storage::HotFlows;
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub use tick::{Tick, Ticks};

@@ -36,8 +36,16 @@ impl Tick {
     #[must_use]
     #[inline]
     pub const fn since(self, earlier: Self) -> Ticks {
+        self.since_scaled(earlier, 0)
+    }
+
+    /// The same for two points in time whose ticks are shifted to the left by `shift` bits: times of fewer bits, which
+    /// compare correctly if they are at most half of their range apart (13 days for 24 bits).
+    #[must_use]
+    #[inline(always)]
+    pub(crate) const fn since_scaled(self, earlier: Self, shift: u32) -> Ticks {
         let difference = self.0.wrapping_sub(earlier.0);
-        if difference > u32::MAX / 2 { Ticks(0) } else { Ticks(difference) }
+        if difference > u32::MAX / 2 { Ticks(0) } else { Ticks(difference >> shift) }
     }
 }
 

@@ -50,22 +50,19 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
     let class = flow.state.yield_class();
     let may = match flow.state {
         FlowState::TcpAnswered if direction == Direction::ToBackend && next == FlowState::TcpEstablished => {
-            segment.acknowledgement == flow.opened
+            segment.acknowledgement == flow.acknowledgement
         }
         FlowState::SctpOpening if flow.mode.is_two_way() || next == FlowState::SctpOpening => true,
         FlowState::TcpOneWayNew | FlowState::SctpOpening | FlowState::UdpOneWayNew => {
-            one_more(flow) && now.since(Tick(flow.opened)) >= Ticks::from(ONE_WAY_AGE)
+            one_more(flow) && now.since(flow.since) >= Ticks::from(ONE_WAY_AGE)
         }
         _ => true,
     };
     if !may {
         return false;
     }
-    let confirmed = next.is_confirmed() && class.is_some();
     if next == FlowState::TcpAnswered && is_syn_ack(transport, direction) {
-        flow.opened = segment.sequence.wrapping_add(1);
-    } else if confirmed && flow.mode.is_two_way() && flow.protocol == crate::wire::protocol::TCP {
-        flow.opened = now.0;
+        flow.acknowledgement = segment.sequence.wrapping_add(1);
     }
     flow.state = next;
     next.yield_class() != class
@@ -97,14 +94,18 @@ fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flow::entry::BackendId;
+    use crate::flow::snat::{PoolId, SnatLease};
     use crate::flow::state::FlowMode;
+    use crate::wire::Tuple;
     use crate::wire::tcp_flags::{ACK, FIN, PSH, SYN};
     use Direction::{ToBackend, ToClient};
-    use zerocopy::FromZeros;
 
     fn flow(mode: FlowMode, transport: Transport, now: Tick) -> Flow<u32> {
         let protocol = if transport == Transport::Udp { 17 } else { 6 };
-        Flow { mode, protocol, state: FlowState::first(transport, mode), opened: now.0, ..Flow::new_zeroed() }
+        let tuple = Tuple { protocol, ..Tuple::default() };
+        let lease = SnatLease { address: 0, port: 0, pool: PoolId::NONE };
+        Flow::new(&tuple, (FlowState::first(transport, mode), mode), (BackendId::default(), 0, 0), &lease, now)
     }
 
     fn tcp(flags: u8) -> Transport {
@@ -127,7 +128,7 @@ mod tests {
         assert!(!advance(&mut flow, tcp(SYN | ACK), ToClient, numbers(6, 1), Tick(6)), "repeated with another number");
         assert!(!advance(&mut flow, tcp(ACK), ToBackend, numbers(1, 0), Tick(6)));
         assert!(advance(&mut flow, tcp(ACK), ToBackend, numbers(1, 7), Tick(6)));
-        assert_eq!((flow.state, flow.opened), (FlowState::TcpEstablished, 6));
+        assert_eq!(flow.state, FlowState::TcpEstablished);
     }
 
     #[test]
@@ -170,7 +171,6 @@ mod tests {
         assert_eq!(packet(9), (false, FlowState::UdpOneWayNew));
         assert_eq!(packet(9 + second - 1), (false, FlowState::UdpOneWayNew));
         assert_eq!(packet(9 + second), (true, FlowState::UdpOneWay));
-        assert_eq!(flow.opened, 9);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! Doubly linked lists in an array beside the flow entries, so a packet of a confirmed flow touches none of this
 //! memory. A flow enters when it is created, changes lists with its class, and leaves when it is confirmed or ends,
-//! each in constant time. 20 B per flow. Under a flood, flows are created and reclaimed in the same order, so
+//! each in constant time. 16 B per flow. Under a flood, flows are created and reclaimed in the same order, so
 //! neighbours in a list are neighbours in memory.
 //!
 //! **Invariant:** the lists of a class contain exactly the flows of the table that yield in it.
@@ -16,26 +16,60 @@ use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
 use super::tick::Tick;
 
-/// Positions plus one; 0 means none.
-#[derive(Clone, Copy, Debug, FromZeros)]
-#[repr(C)]
-struct OrderLink {
-    before: u32,
-    after: u32,
-}
-
 /// The lists that a flow can be in.
 const ALL: usize = 0;
 const POOL: usize = 1;
 
+/// Bits of a position in a [`Node`].
+const LINK_BITS: usize = 26;
+/// The largest number of flows of one table: positions fit, and one value means "none".
+pub(super) const FLOWS_MAX: u32 = (1 << LINK_BITS) - 1;
+const LINK_MASK: u128 = FLOWS_MAX as u128;
+const SINCE_BITS: u32 = u128::BITS - 4 * LINK_BITS as u32;
+
+/// Neighbours of a flow in its two lists (4 x 26 bits), and since when it is in its class (24 bits, in ticks).
 #[derive(Clone, Copy, Debug, FromZeros)]
-#[repr(C)]
-struct Node {
-    links: [OrderLink; 2],
-    since: Tick,
+#[repr(C, align(16))]
+struct Node(u128);
+
+/// The neighbour before or after a flow in one list.
+#[derive(Clone, Copy)]
+enum Side {
+    Before,
+    After,
 }
 
-/// Both ends of one list.
+impl Node {
+    const fn shift<const LIST: usize>(side: Side) -> usize {
+        (2 * LIST + side as usize) * LINK_BITS
+    }
+
+    /// The neighbour's position.
+    #[allow(clippy::cast_possible_truncation)] // 26 bits
+    fn link<const LIST: usize>(self, side: Side) -> Option<u32> {
+        let position = (self.0 >> Self::shift::<LIST>(side) & LINK_MASK) as u32;
+        (position != FLOWS_MAX).then_some(position)
+    }
+
+    fn set_link<const LIST: usize>(&mut self, side: Side, position: Option<u32>) {
+        let shift = Self::shift::<LIST>(side);
+        self.0 = self.0 & !(LINK_MASK << shift) | u128::from(position.unwrap_or(FLOWS_MAX)) << shift;
+    }
+
+    fn set_since(&mut self, since: Tick) {
+        self.0 = self.0 << SINCE_BITS >> SINCE_BITS | u128::from(since.0) << (4 * LINK_BITS);
+    }
+
+    /// The time, completed by the present.
+    #[allow(clippy::cast_possible_truncation)] // 24 bits
+    fn since(self, now: Tick) -> Tick {
+        let scale = u32::BITS - SINCE_BITS;
+        let since = Tick((self.0 >> (4 * LINK_BITS)) as u32);
+        Tick(now.0.wrapping_sub(Tick(now.0 << scale).since_scaled(Tick(since.0 << scale), scale).0))
+    }
+}
+
+/// Both ends of one list: positions plus one; 0 means none.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct ListEnds {
@@ -66,9 +100,19 @@ impl Order {
         })
     }
 
+    /// Records the time at which a flow entered its class, or was confirmed.
+    pub(super) fn set_since(&mut self, index: u32, now: Tick) {
+        self.nodes[index as usize].set_since(now);
+    }
+
+    /// That time. At most 13 days before `now`.
+    pub(super) fn since(&self, index: u32, now: Tick) -> Tick {
+        self.nodes[index as usize].since(now)
+    }
+
     /// Adds a flow to a class, now; `pool` is that of its SNAT port, if it has one.
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
-        self.nodes[index as usize].since = now;
+        self.set_since(index, now);
         append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
         if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
             append::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
@@ -83,40 +127,39 @@ impl Order {
         }
     }
 
-    /// The flow that has been in this class the longest, and since when.
-    pub(super) fn oldest(&self, class: YieldClass) -> Option<(u32, Tick)> {
-        self.first(self.all[class as usize])
+    /// The flow that has been in this class the longest.
+    pub(super) fn oldest(&self, class: YieldClass) -> Option<u32> {
+        self.all[class as usize].oldest.checked_sub(1)
     }
 
     /// The same among the flows that hold a port of this pool.
-    pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(u32, Tick)> {
-        self.first(self.pools.get(pool.index())?[class as usize])
-    }
-
-    fn first(&self, ends: ListEnds) -> Option<(u32, Tick)> {
-        let index = ends.oldest.checked_sub(1)?;
-        Some((index, self.nodes[index as usize].since))
+    pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<u32> {
+        self.pools.get(pool.index())?[class as usize].oldest.checked_sub(1)
     }
 }
 
 fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
-    nodes[index as usize].links[LIST] = OrderLink { before: ends.youngest, after: 0 };
-    match ends.youngest.checked_sub(1) {
-        Some(youngest) => nodes[youngest as usize].links[LIST].after = index + 1,
+    let youngest = ends.youngest.checked_sub(1);
+    let node = &mut nodes[index as usize];
+    node.set_link::<LIST>(Side::Before, youngest);
+    node.set_link::<LIST>(Side::After, None);
+    match youngest {
+        Some(youngest) => nodes[youngest as usize].set_link::<LIST>(Side::After, Some(index)),
         None => ends.oldest = index + 1,
     }
     ends.youngest = index + 1;
 }
 
 fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
-    let OrderLink { before, after } = nodes[index as usize].links[LIST];
-    match before.checked_sub(1) {
-        Some(before) => nodes[before as usize].links[LIST].after = after,
-        None => ends.oldest = after,
+    let node = nodes[index as usize];
+    let (before, after) = (node.link::<LIST>(Side::Before), node.link::<LIST>(Side::After));
+    match before {
+        Some(before) => nodes[before as usize].set_link::<LIST>(Side::After, after),
+        None => ends.oldest = after.map_or(0, |after| after + 1),
     }
-    match after.checked_sub(1) {
-        Some(after) => nodes[after as usize].links[LIST].before = before,
-        None => ends.youngest = before,
+    match after {
+        Some(after) => nodes[after as usize].set_link::<LIST>(Side::Before, before),
+        None => ends.youngest = before.map_or(0, |before| before + 1),
     }
 }
 
@@ -151,9 +194,10 @@ mod tests {
                         let is_it = |flow: &&(u32, _, _, _)| flow.1 == class && (pool.is_none() || flow.2 == pool);
                         model.iter().find(is_it).map(|flow| (flow.0, flow.3))
                     };
-                    prop_assert_eq!(order.oldest(class), of(None));
+                    let with_time = |index: Option<u32>| index.map(|index| (index, order.since(index, now)));
+                    prop_assert_eq!(with_time(order.oldest(class)), of(None));
                     for pool in (1..4).map(PoolId) {
-                        prop_assert_eq!(order.oldest_of(class, pool), of(Some(pool)));
+                        prop_assert_eq!(with_time(order.oldest_of(class, pool)), of(Some(pool)));
                     }
                 }
             }

@@ -1,5 +1,5 @@
-//! The stages of a burst: parse, sort by kind, look up flows, and process packet by packet. Bursts of tagged frames
-//! return here without their tags.
+//! The stages of a burst: the fast way; then, for what it leaves, parse, sort by kind, look up flows, and process packet
+//! by packet. Bursts of tagged frames return here without their tags.
 //!
 //! **Invariant:** a burst is empty afterwards; every packet went to one function of the engine, or to another worker.
 //!
@@ -9,8 +9,7 @@ use arrayvec::ArrayVec;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use super::sort::{Kind, Lookups, Sorted, sort};
-use super::steer::steer;
+use super::sort::{Kind, Lookups, Sorted, sort, steer};
 use crate::forward::decide::FlowFamily;
 use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
 use crate::snapshot::{AddressRole, Snapshot};
@@ -18,8 +17,17 @@ use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// The three stages of a burst.
+    /// Processes a burst: the fast way first, then the stages for what it leaves.
     pub(super) fn process(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+        self.forward_known(snapshot, arrival, burst);
+        if !burst.is_empty() {
+            self.process_left(snapshot, arrival, burst);
+        }
+    }
+
+    /// The stages of a burst of packets that the fast way leaves.
+    #[inline(never)]
+    fn process_left(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
         let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
         sort(&self.tables, filter, burst, &mut sorted);
@@ -84,7 +92,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             };
             if tags != at.tags {
                 if !run.is_empty() {
-                    self.process(snapshot, at, &mut run);
+                    self.process_left(snapshot, at, &mut run);
                 }
                 at = Arrival { link, tags, ..arrival };
             }
@@ -92,7 +100,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             run.push(buffer);
         }
         if !run.is_empty() {
-            self.process(snapshot, at, &mut run);
+            self.process_left(snapshot, at, &mut run);
         }
     }
 

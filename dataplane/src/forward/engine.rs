@@ -16,9 +16,8 @@ use super::sort::Lookup;
 use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
     Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
-    follow_plain,
 };
-use crate::forward::rewrite::{Outer, encapsulate, mss, rewrite_of};
+use crate::forward::rewrite::{Inner, Outer, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour};
 use crate::port::{Arrival, Burst, Port, TwinRate};
@@ -57,23 +56,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Processes one IPv4 or IPv6 packet to its end.
-    #[inline(always)]
     pub(super) fn handle<A: FlowFamily>(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer, lookup: &Lookup<A>) {
         let Lookup { headers, hash, candidate } = lookup;
-        let packet = Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
-        let (table, limits) = self.flows();
-        match follow_plain(&packet, snapshot, table, limits, Tick::at(arrival.now_ns)) {
-            Some(nat) => {
-                self.tally.hits += 1;
-                self.forward_plain(buffer, headers, nat);
-            }
-            None => self.handle_other(snapshot, arrival, buffer, &packet),
-        }
-    }
-
-    /// Processes a packet that does not simply follow a flow. Not inlined, to keep it out of the fast path.
-    #[inline(never)]
-    fn handle_other<A: FlowFamily>(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer, packet: &Packet<'_, A>) {
+        let packet = &Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
         let now = Tick::at(arrival.now_ns);
         let (table, limits) = self.flows();
         let found = match follow(packet, snapshot, table, limits, now) {
@@ -180,13 +165,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
         }
         match verdict {
-            Verdict::Forward(nat)
-                if headers.dont_fragment
-                    && nat.exit.takes_plain(headers.packet_len)
-                    && !matches!(headers.transport, Transport::Sctp { .. }) =>
-            {
-                self.forward_plain(buffer, headers, nat);
-            }
             Verdict::Forward(nat) => self.forward_nat(buffer, headers, nat),
             Verdict::ForwardDirect(direct) => self.forward_direct(buffer, headers, &direct),
             Verdict::Wait(neighbour) => self.hold(arrival, buffer, neighbour),
@@ -198,26 +176,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Rewrites a packet by its flow and sends it: the fast path.
-    #[inline(always)]
-    pub(super) fn forward_plain<A: FlowFamily>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, nat: NatForward<'_>) {
-        let NatForward { flow, direction, exit } = nat;
-        let flow = self.flows::<A>().0.get(flow);
-        let id = flow.backend;
-        let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: id };
-        rewrite::nat(buffer.bytes_mut(), headers, &rewrite_of(flow, direction, exit));
-        trim(&mut buffer, headers);
-        self.counters.forwarded(id.slot, headers.packet_len);
-        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
-        self.egress.send(exit.port, buffer, &mut self.tally);
-    }
-
-    /// As [`Self::forward_plain`], for any packet. An IPv4 packet that may be fragmented gets an identification of the
+    /// Rewrites a packet by its flow and sends it. An IPv4 packet that may be fragmented gets an identification of the
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
     pub(super) fn forward_nat<A: FlowFamily>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, nat: NatForward<'_>) {
         let NatForward { flow, direction, exit } = nat;
-        let flow = *self.flows::<A>().0.get(flow);
+        let flow = self.flows::<A>().0.get(flow);
         rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
@@ -225,8 +189,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.send_split(buffer, headers, &flow, exit);
     }
 
-    /// Sends a rewritten packet, in fragments if it does not fit; [`Self::forward_plain`] sends the plain ones.
-    /// Fragments after the first count as originated, since the packet became the first.
+    /// Sends a rewritten packet, in fragments if it does not fit. Fragments after the first count as originated, since the packet became the first.
     pub(super) fn send_split<A: Address>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, flow: &Flow<A>, exit: &Exit) {
         let mut rest = Burst::new();
         trim(&mut buffer, headers);
@@ -289,18 +252,19 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let identification = self.identification_of(headers, &outer);
         let len = buffer.bytes().len().saturating_sub(usize::from(headers.network_offset));
         let packet_len = u16::try_from(len).map_or(headers.packet_len, |len| headers.packet_len.min(len));
-        encapsulate(buffer, &Headers { packet_len, ..*headers }, &outer, exit, identification)
+        let inner = Inner { network_offset: headers.network_offset, packet_len, identification };
+        encapsulate::<A>(buffer, inner, &outer, exit)
     }
 
     /// The identification of an outer packet that may be fragmented on its way; all of them come from a few addresses
     /// of the gateway.
     #[allow(clippy::cast_possible_truncation)] // of an IPv4 packet 16 bits
-    fn identification_of<A: Address>(&mut self, headers: &Headers<A>, outer: &Outer) -> u16 {
+    fn identification_of<A: Address>(&mut self, headers: &Headers<A>, outer: &Outer) -> Option<u16> {
         match outer.ends {
             Ends::V4(source, destination) if !headers.dont_fragment => {
-                self.identifications.next(source, destination, headers.tuple.protocol) as u16
+                Some(self.identifications.next(source, destination, headers.tuple.protocol) as u16)
             }
-            _ => 0,
+            _ => None,
         }
     }
 

@@ -6,7 +6,7 @@
 use super::engine::Engine;
 use super::observer::Observe;
 use super::rewrite;
-use super::steer::{may_have_flow, owner_of_first};
+use super::sort::{may_have_flow, owner_of_first};
 use crate::flow::{Candidate, Segment, Tick};
 use crate::forward::decide::{FlowFamily, NatForward, Packet, Verdict, follow};
 use crate::forward::rewrite::rewrite_of;
@@ -121,7 +121,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         first: &Headers<A>,
         nat: NatForward<'_>,
     ) -> LaterFragments {
-        let flow = *self.flows().0.get(nat.flow);
+        let flow = self.flows().0.get(nat.flow);
         let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         let Tuple { source_port, destination_port, .. } = first.tuple;
         if matches!(first.transport, Transport::Sctp { .. })
@@ -234,7 +234,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         identification: u32,
         nat: NatForward<'_>,
     ) {
-        let flow = *self.flows().0.get(nat.flow);
+        let flow = self.flows().0.get(nat.flow);
         let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);

@@ -62,7 +62,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         nat: NatForward<'_>,
     ) {
         let NatForward { flow, direction, exit } = nat;
-        let flow = *self.flows::<A>().0.get(flow);
+        let flow = self.flows::<A>().0.get(flow);
         // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
         // knows no other address, and its network may filter the addresses behind the gateway
         // (docs/internals/decisions/0009).
@@ -157,7 +157,7 @@ fn follow_error<'s, A: Address>(
     let back = quoted.reversed();
     let hash = table.hash(&back);
     let (index, direction) = table.search(hash, &back)?;
-    let flow = table.get_mut(index);
+    let mut flow = table.get(index);
     let backend = snapshot.backend(flow.backend)?;
     if limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now) {
         return None;
@@ -167,8 +167,9 @@ fn follow_error<'s, A: Address>(
         Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_link) => {
             Err(Verdict::Drop(DropReason::SnatWrongPort))
         }
-        Direction::ToClient => exit_to_client(snapshot, flow),
+        Direction::ToClient => exit_to_client(snapshot, &mut flow),
     };
+    table.set(index, &flow);
     Some(exit.and_then(|exit| fits(packet, exit)).map(|exit| NatForward { flow: index, direction, exit }))
 }
 

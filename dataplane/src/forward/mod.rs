@@ -1,6 +1,6 @@
-//! The path of a packet through a worker. Reading order: `worker` polls, `burst` runs the stages over a burst, `sort`
-//! parses it, `steer` hands over packets of other workers, `decide` gives the verdict, `engine` carries it out,
-//! `rewrite` changes the bytes.
+//! The path of a packet through a worker. Reading order: `worker` polls, `burst` runs the stages over a burst, `fast`
+//! forwards packets of known flows, `sort` parses the others and hands over those of other workers, `decide` gives the
+//! verdict, `engine` carries it out, `rewrite` changes the bytes.
 //!
 //! Special cases have files of their own: `fragments`, `icmp_errors`, `answers` (ARP, resets, replies), `linux`
 //! (packets of the kernel).
@@ -9,13 +9,13 @@ mod answers;
 mod burst;
 mod decide;
 mod engine;
+mod fast;
 mod fragments;
 mod icmp_errors;
 mod linux;
 mod observer;
 pub mod rewrite;
 mod sort;
-mod steer;
 mod worker;
 
 pub use observer::{Observe, PacketFlow, PacketOutcome};

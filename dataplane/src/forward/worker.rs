@@ -126,6 +126,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// Processes the packets that have arrived, at `now_ns` (monotonic, ns). Returns their number.
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
+        self.engine.tables.set_time(Tick::at(now_ns));
         let snapshot = self.subscriber.snapshot();
         let engine = &mut self.engine;
         if changed {
@@ -305,7 +306,7 @@ fn sweep<A: Address>(
     counters: &WorkerCounters,
     look: &Look<'_>,
 ) -> u32 {
-    table.sweep(start, entries, |flow| {
+    table.sweep(start, entries, look.snapshot.route_epoch(), |flow| {
         let ended = look.ended(flow);
         if ended {
             if let Some(lease) = flow.snat_lease() {

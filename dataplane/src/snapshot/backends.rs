@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::{BackendId, TargetSlot, Tick, Ticks};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks, prefetch};
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;
@@ -27,6 +27,8 @@ pub struct Backend {
     pub target: TargetSlot,
     /// Slot of its next hop, or [`crate::flow::UNRESOLVED`] without a route.
     pub next_hop: u32,
+    /// Whether it is its own next hop, as mode `dsr` requires.
+    pub on_link: bool,
     /// Which of the slot's successive backends it is.
     pub generation: u32,
     /// Idle timeout of its confirmed flows, if its service sets one.
@@ -55,13 +57,36 @@ impl Backend {
 
 /// The fields of a backend that a hit needs, as compact as possible, so that a thousand backends stay in the L1 cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spot {
-    /// Generation of the backend; 0 where there is none.
-    pub generation: u32,
-    /// Next hop of the backend.
-    pub next_hop: u32,
-    /// [`Backend::is_steady`]; if false, packets of its flows take the slow path.
-    pub steady: bool,
+pub(crate) struct Spot {
+    /// [`BackendId::packed`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0: packets of its flows leave
+    /// the fast way.
+    id: u32,
+    /// Slot of its next hop, with [`Spot::ON_LINK`]; [`crate::flow::UNRESOLVED`] has all bits.
+    reach: u32,
+}
+
+impl Spot {
+    /// Set where the backend is its own next hop. Slots of next hops are below it; numbers of groups, which have bit 31,
+    /// leave it clear.
+    const ON_LINK: u32 = 1 << 30;
+
+    fn of(slot: u32, backend: &Backend) -> Self {
+        let id = BackendId { slot, generation: backend.generation }.packed();
+        let reach = backend.next_hop & !Self::ON_LINK | if backend.on_link { Self::ON_LINK } else { 0 };
+        Self { id: if backend.is_steady() { id } else { 0 }, reach }
+    }
+
+    /// Slot of its next hop, or number of the group of its next hops.
+    #[inline(always)]
+    pub(crate) fn next_hop(self) -> u32 {
+        self.reach & !Self::ON_LINK
+    }
+
+    /// Whether the backend is its own next hop.
+    #[inline(always)]
+    pub(crate) fn is_on_link(self) -> bool {
+        self.reach & Self::ON_LINK != 0
+    }
 }
 
 /// Backends, and their compact form at the same index.
@@ -76,15 +101,12 @@ impl Piece {
         Self { spots: [Spot::default(); PIECE], backends: vec![None; PIECE] }
     }
 
-    /// Changes an entry, and its compact form with it.
-    fn change(&mut self, place: usize, change: impl FnOnce(&mut Option<Backend>)) {
+    /// Changes the entry of a slot, and its compact form with it.
+    fn change(&mut self, slot: u32, change: impl FnOnce(&mut Option<Backend>)) {
+        let place = slot as usize % PIECE;
         let backend = &mut self.backends[place];
         change(backend);
-        let spot = |b: &Backend| {
-            let &Backend { generation, next_hop, .. } = b;
-            Spot { generation, next_hop, steady: b.is_steady() }
-        };
-        self.spots[place] = backend.as_ref().map_or_else(Spot::default, spot);
+        self.spots[place] = backend.as_ref().map_or_else(Spot::default, |backend| Spot::of(slot, backend));
     }
 }
 
@@ -100,29 +122,37 @@ impl BackendTable {
         self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
     }
 
-    /// As [`BackendTable::get`], for a hit.
-    #[inline]
-    pub(crate) fn spot(&self, id: BackendId) -> Option<&Spot> {
-        let slot = id.slot as usize;
-        let spot = &self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
-        (spot.generation == id.generation).then_some(spot)
+    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed`]; `None` also for a backend that is not steady.
+    #[inline(always)]
+    pub(crate) fn spot(&self, id: u32) -> Option<Spot> {
+        let slot = BackendId::unpacked(id).slot as usize;
+        let spot = self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
+        (spot.id == id).then_some(spot)
+    }
+
+    /// Prefetches what [`BackendTable::spot`] reads.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, id: u32) {
+        let slot = BackendId::unpacked(id).slot as usize;
+        if let Some(piece) = self.pieces.get(slot / PIECE) {
+            prefetch::read(&piece.spots[slot % PIECE]);
+        }
     }
 
     /// Stores a backend in a slot, or clears the slot.
     pub(crate) fn set(&mut self, slot: u32, backend: Option<Backend>) {
-        let slot = slot as usize;
-        while self.pieces.len() <= slot / PIECE {
+        let piece = slot as usize / PIECE;
+        while self.pieces.len() <= piece {
             self.pieces.push(Arc::new(Piece::new()));
         }
-        Arc::make_mut(&mut self.pieces[slot / PIECE]).change(slot % PIECE, |place| *place = backend);
+        Arc::make_mut(&mut self.pieces[piece]).change(slot, |place| *place = backend);
     }
 
     /// Changes the backend of a slot, if there is one and it `differs`. The chunk is copied only then.
     pub(crate) fn update(&mut self, slot: u32, differs: impl Fn(&Backend) -> bool, change: impl FnOnce(&mut Backend)) {
-        let slot = slot as usize;
-        let Some(piece) = self.pieces.get_mut(slot / PIECE) else { return };
-        if piece.backends[slot % PIECE].as_ref().is_some_and(differs) {
-            Arc::make_mut(piece).change(slot % PIECE, |place| {
+        let Some(piece) = self.pieces.get_mut(slot as usize / PIECE) else { return };
+        if piece.backends[slot as usize % PIECE].as_ref().is_some_and(differs) {
+            Arc::make_mut(piece).change(slot, |place| {
                 if let Some(backend) = place {
                     change(backend);
                 }

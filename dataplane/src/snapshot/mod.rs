@@ -15,7 +15,7 @@ mod tables;
 mod tunnels;
 
 pub(crate) use backends::BackendTable;
-pub use backends::{Backend, Spot};
+pub use backends::Backend;
 pub(crate) use family::AddressRoles;
 pub use family::{AddressRole, FamilyTables, Front};
 pub(crate) use frontend::{Affinity, Policy, Previous};

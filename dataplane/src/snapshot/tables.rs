@@ -12,7 +12,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use proto::{Generation, ProbeTags, Refusal, ServiceName};
 
-use super::backends::{Backend, BackendTable, Spot};
+use super::backends::{Backend, BackendTable};
 use super::family::{AddressRole, FamilyTables, Front};
 use super::frontend::{Frontend, ServiceView};
 use super::input::PortConfig;
@@ -164,13 +164,6 @@ impl Snapshot {
         self.backends.get(id)
     }
 
-    /// The fields of a backend that a hit needs; `None` when its slot was reassigned.
-    #[must_use]
-    #[inline]
-    pub fn spot(&self, id: BackendId) -> Option<&Spot> {
-        self.backends.spot(id)
-    }
-
     /// Removes expired clients from the next part of the affinity table. One worker calls this once per tick.
     pub(crate) fn sweep_affinity(&self, now: Tick) {
         if let Some(table) = &self.affinity {
@@ -183,6 +176,12 @@ impl Snapshot {
     #[inline]
     pub fn role<A: Address>(&self, address: A) -> AddressRole {
         A::of(self).roles.of(address)
+    }
+
+    /// Routes and next hops.
+    #[inline(always)]
+    pub(crate) fn routes(&self) -> &Routes {
+        &self.routes
     }
 
     /// The route to an address.

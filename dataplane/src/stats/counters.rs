@@ -52,6 +52,15 @@ pub struct BackendCounters {
     pub new_flows: Counter,
 }
 
+impl BackendCounters {
+    /// Counts a packet of this many bytes, from its network header on.
+    #[inline(always)]
+    pub(crate) fn forwarded(&self, packet_len: u16) {
+        self.packets.add(1);
+        self.bytes.add(packet_len.into());
+    }
+}
+
 /// All counters of one worker. Padded, so that no worker writes into another's cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -146,12 +155,16 @@ impl WorkerCounters {
     }
 
     /// Counts a packet of this many bytes, from its network header on, that was sent for a backend slot.
-    #[inline]
     pub fn forwarded(&self, slot: u32, packet_len: u16) {
         if let Some(counters) = self.backend(slot) {
-            counters.packets.add(1);
-            counters.bytes.add(u64::from(packet_len));
+            counters.forwarded(packet_len);
         }
+    }
+
+    /// Traffic of all backend slots.
+    #[inline]
+    pub(crate) fn by_backend(&self) -> &[BackendCounters] {
+        &self.backends.0
     }
 
     /// Decrements the number of flows of a backend slot.

@@ -11,6 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use proto::Family;
 use zerocopy::FromZeros;
 
+use super::headers::{TupleKey, WireKey};
+
 /// An address of one family in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families is
 /// generic over this trait and compiled once for each.
 pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send + Sync + 'static {
@@ -18,6 +20,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     const FAMILY: Family;
     /// Bytes of an address.
     const BYTES: usize;
+    /// Addresses and ports of a packet of the family as they stand in its headers.
+    type Key: TupleKey<Address = Self>;
 
     /// Converts to the standard library's type.
     fn ip(self) -> IpAddr;
@@ -44,6 +48,7 @@ pub trait ByFamily {
 impl Address for u32 {
     const FAMILY: Family = Family::V4;
     const BYTES: usize = 4;
+    type Key = WireKey<3>;
 
     fn ip(self) -> IpAddr {
         IpAddr::V4(Ipv4Addr::from(self))
@@ -75,6 +80,7 @@ impl Address for u32 {
 impl Address for u128 {
     const FAMILY: Family = Family::V6;
     const BYTES: usize = 16;
+    type Key = WireKey<9>;
 
     fn ip(self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from(self))

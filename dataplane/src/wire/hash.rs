@@ -11,7 +11,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use super::address::Address;
-use super::headers::Tuple;
+use super::headers::{Tuple, TupleKey};
 
 /// Multiplies and folds the halves of the product.
 #[inline]
@@ -61,6 +61,24 @@ impl TupleHash {
             s.rotate_left(32) ^ fold(destination as u64 ^ k1, (destination >> 64) as u64 ^ k0)
         };
         fold(fold(addresses ^ k2, rest ^ k3) ^ k4, k2)
+    }
+
+    /// The hash of addresses and ports as they stand in a packet, by which flows are found. It depends on the byte order
+    /// of the machine, and differs from [`TupleHash::hash`].
+    #[must_use]
+    #[inline(always)]
+    pub fn hash_key<K: TupleKey>(&self, key: &K, protocol: u8) -> u64 {
+        let [k0, k1, k2, k3, k4] = self.keys;
+        let pair = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
+        let (addresses, ports) = key.words();
+        let addresses = match *addresses {
+            [source, destination] => pair(source, destination),
+            [a, b, c, d, e, f, g, h] => {
+                fold(pair(a, b) ^ k0, pair(c, d) ^ k1).rotate_left(32) ^ fold(pair(e, f) ^ k1, pair(g, h) ^ k0)
+            }
+            _ => 0,
+        };
+        fold(fold(addresses ^ k2, pair(ports, protocol.into()) ^ k3) ^ k4, k2)
     }
 }
 

@@ -85,6 +85,16 @@ impl Tags {
         Some(vlan)
     }
 
+    /// The tags as they stand in a frame after the Ethernet addresses, and the number of bytes that they take.
+    pub(crate) fn to_bytes(self) -> ([u8; TAGS_MAX * TAG_BYTES as usize], u8) {
+        let mut bytes = [0; TAGS_MAX * TAG_BYTES as usize];
+        for (place, tag) in bytes.chunks_exact_mut(usize::from(TAG_BYTES)).zip(self.all()) {
+            place[..2].copy_from_slice(&tag.ether_type.to_be_bytes());
+            place[2..].copy_from_slice(&tag.control.to_be_bytes());
+        }
+        (bytes, (self.bytes() & 0xff) as u8)
+    }
+
     /// Removes these tags, which [`Tags::of`] found, from a frame.
     pub(crate) fn take_off(self, buffer: &mut impl Buffer) {
         let bytes = usize::from(self.bytes());
@@ -96,7 +106,8 @@ impl Tags {
 
     /// Adds the tags to a frame. Returns false, and changes nothing, when the buffer has no room in front.
     pub(crate) fn put_on(self, buffer: &mut impl Buffer) -> bool {
-        let bytes = usize::from(self.bytes());
+        let (tags, bytes) = self.to_bytes();
+        let bytes = usize::from(bytes);
         if bytes == 0 {
             return true;
         }
@@ -105,10 +116,7 @@ impl Tags {
         }
         let frame = buffer.bytes_mut();
         frame.copy_within(bytes..bytes + TAGS_AT, 0);
-        for (place, tag) in frame[TAGS_AT..].chunks_exact_mut(usize::from(TAG_BYTES)).zip(self.all()) {
-            place[..2].copy_from_slice(&tag.ether_type.to_be_bytes());
-            place[2..].copy_from_slice(&tag.control.to_be_bytes());
-        }
+        frame[TAGS_AT..TAGS_AT + bytes].copy_from_slice(&tags[..bytes]);
         true
     }
 }

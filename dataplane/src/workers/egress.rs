@@ -133,6 +133,20 @@ impl<P: Port> Egress<P> {
         }
     }
 
+    /// Sends all packets of a burst by a port: at once if none is collected for the port, otherwise behind those.
+    #[inline]
+    pub(crate) fn send_burst(&mut self, index: PortIndex, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
+        match self.port_mut(index) {
+            Some(port) if port.out.is_empty() => {
+                std::mem::swap(&mut port.out, burst);
+                if port.out.is_full() {
+                    port.transmit(tally);
+                }
+            }
+            _ => burst.drain(..).for_each(|buffer| self.send(index, buffer, tally)),
+        }
+    }
+
     /// Adds VLAN tags to a packet, and the packet to the burst of a port.
     pub(crate) fn send_tagged(&mut self, port: PortIndex, tags: Tags, mut buffer: P::Buffer, tally: &mut Tally) {
         if tags.put_on(&mut buffer) {

@@ -17,7 +17,7 @@ use super::snat_port_share::PortShare;
 use super::snat_port_spread::PortSpread;
 use super::steering_table::PacketTarget;
 use super::toeplitz::RssKey;
-use crate::wire::{Address, Tuple, TupleHash};
+use crate::wire::{Address, Tuple, TupleHash, TupleKey};
 
 /// The method that determines owners.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl Steering {
     /// The owner of a packet.
     #[must_use]
     pub fn owner<A: Address>(&self, tuple: &Tuple<A>, towards: PacketTarget) -> WorkerId {
-        self.owner_hashed(tuple, towards, self.hash.hash(tuple))
+        self.owner_hashed(tuple, towards, self.hash_of(tuple))
     }
 
     /// The same for a tuple whose hash under the seed is already known.
@@ -117,13 +117,19 @@ impl Steering {
 
     /// The worker at which the fragments of a datagram meet until their owner is known.
     pub(crate) fn meeting<A: Address>(&self, datagram: &Tuple<A>) -> WorkerId {
-        self.among_workers(self.hash.hash(datagram))
+        self.among_workers(self.hash_of(datagram))
+    }
+
+    /// The hash by which flow tables find a tuple.
+    #[inline]
+    fn hash_of<A: Address>(&self, tuple: &Tuple<A>) -> u64 {
+        self.hash.hash_key(&A::Key::of(tuple), tuple.protocol)
     }
 
     /// The owner of all flows of a client address.
     fn by_address<A: Address>(&self, client: A) -> WorkerId {
         let alone = Tuple { source: client, destination: A::default(), source_port: 0, destination_port: 0, protocol: 0 };
-        self.among_workers(self.hash.hash(&alone))
+        self.among_workers(self.hash_of(&alone))
     }
 
     /// Mixes the hash once more, since flow tables use its low and high bits.

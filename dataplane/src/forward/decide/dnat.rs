@@ -35,7 +35,7 @@ pub(super) fn own_port<A: Address>(
         }
         // The backend would not answer another SYN from this port during the handshake of the older flow.
         let hash = context.table.hash(&older.tuple(Direction::ToBackend));
-        let forgotten = reset_to_backend(older, hash, snapshot);
+        let forgotten = reset_to_backend(&older, hash, snapshot);
         context.changes.resets.extend(forgotten);
         context.changes.displaced = Some(end(context, index));
     }

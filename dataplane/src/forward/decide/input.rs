@@ -71,6 +71,14 @@ pub(in crate::forward) struct FlowTables {
     pub(in crate::forward) v6: FlowTable<u128>,
 }
 
+impl FlowTables {
+    /// Sets the present.
+    pub(in crate::forward) fn set_time(&mut self, now: Tick) {
+        self.v4.set_time(now);
+        self.v6.set_time(now);
+    }
+}
+
 /// A family with a flow table.
 pub(in crate::forward) trait FlowFamily: Address {
     /// The flow table of the family, and that of the other.

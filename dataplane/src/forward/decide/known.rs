@@ -1,6 +1,4 @@
-//! The decision on a packet of a known flow: almost all packets take [`follow_plain`].
-//!
-//! **Invariant:** a packet on the fast path writes `last_seen` only, and only when the tick changes.
+//! The decision on a packet of a known flow that the fast way leaves (`forward::fast`).
 //!
 //! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
 
@@ -17,51 +15,10 @@ use crate::wire::{Address, Headers, Transport, tcp_flags};
 /// A flow, and the direction of the packet in it.
 pub(crate) type FlowMatch = (FlowIndex, Direction);
 
-/// The fast path: forwarding of a packet of a live flow that is only rewritten and sent, which is nearly every packet.
-/// `None` means that [`follow`] must examine it; nothing was written then.
-#[inline(always)]
-pub(crate) fn follow_plain<'s, A: Address>(
-    packet: &Packet<'_, A>,
-    snapshot: &'s Snapshot,
-    table: &mut FlowTable<A>,
-    limits: &IdleLimits,
-    now: Tick,
-) -> Option<NatForward<'s>> {
-    let Headers { transport, hop_limit, packet_len, dont_fragment, group_frame, .. } = *packet.headers;
-    if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || !dont_fragment || group_frame {
-        return None;
-    }
-    let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate)?;
-    let flow = table.get_mut(index);
-    if !is_plain(flow.state, transport, direction)
-        || limits.may_be_over(flow.state, flow.last_seen, now)
-        || !flow.mode.is_two_way()
-    {
-        return None;
-    }
-    let next_hop = snapshot.spot(flow.backend).filter(|backend| backend.steady)?.next_hop;
-    let exit = match direction {
-        Direction::ToBackend => snapshot.exit(next_hop)?,
-        Direction::ToClient if flow.route_epoch == snapshot.route_epoch() => {
-            snapshot.exit(next_hop).filter(|exit| exit.link == packet.in_link)?;
-            snapshot.exit(flow.route_to_client)?
-        }
-        Direction::ToClient => return None,
-    };
-    if hop_limit <= 1 || !exit.takes_plain(packet_len) {
-        return None;
-    }
-    if flow.last_seen != now {
-        flow.last_seen = now;
-    }
-    Some(NatForward { flow: index, direction, exit })
-}
-
-/// The verdict on a packet that does not change the state of its flow, including those that [`follow_plain`] leaves.
+/// The verdict on a packet that does not change the state of its flow, including those that the fast way leaves.
 ///
 /// # Errors
 /// The flow whose state the packet may change, or `None` if the packet has no flow: [`super::decide`] decides.
-#[inline(always)]
 pub(crate) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
@@ -75,15 +32,18 @@ pub(crate) fn follow<'s, A: Address>(
     }
     let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(None)?;
     let found = Some((index, direction));
-    let flow = table.get_mut(index);
+    let mut flow = table.get(index);
     if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
         return Err(found);
     }
     if !flow.mode.is_two_way() {
-        return one_way::follow(packet, flow, snapshot, now).ok_or(found);
+        let verdict = one_way::follow(packet, &mut flow, snapshot, now).ok_or(found)?;
+        table.set(index, &flow);
+        return Ok(verdict);
     }
-    let backend = snapshot.spot(flow.backend).filter(|backend| backend.steady).ok_or(found)?;
-    let exit = pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit));
+    let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()).ok_or(found)?;
+    let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
+    table.set(index, &flow);
     Ok(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 
@@ -100,17 +60,16 @@ pub(super) fn change<'s, A: Address>(
         return Some(verdict);
     }
     if begins(packet.headers.transport) && direction == Direction::ToBackend {
-        let forgotten = reclaim::reset_to_backend(context.table.get(index), packet.hash, snapshot);
+        let forgotten = reclaim::reset_to_backend(&context.table.get(index), packet.hash, snapshot);
         context.changes.resets.extend(forgotten);
     }
-    let broken = break_off(packet, segment, snapshot, context.table.get_mut(index), direction, context.changes);
+    let broken = break_off(packet, segment, snapshot, &mut context.table.get(index), direction, context.changes);
     context.changes.ended = Some(end(context, index));
     broken
 }
 
 /// The exit of a packet of a flow; marks the flow as seen now. Whether the packet may leave unchanged is checked
 /// elsewhere.
-#[inline(always)]
 fn pass<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
@@ -126,9 +85,7 @@ fn pass<'s, A: Address>(
         }
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
-    if flow.last_seen != now {
-        flow.last_seen = now;
-    }
+    flow.last_seen = now;
     exit
 }
 
@@ -150,25 +107,27 @@ fn advance_flow<'s, A: Address>(
 ) -> Option<Verdict<'s>> {
     let DecisionContext { snapshot, now, .. } = *context;
     let transport = packet.headers.transport;
-    let flow = context.table.get_mut(index);
+    let mut flow = context.table.get(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = context.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now);
-    if over || direction == Direction::ToBackend && rechoose::rechooses(flow, transport, segment, backend, now) {
+    if over || direction == Direction::ToBackend && rechoose::rechooses(&mut flow, transport, segment, backend, now) {
         return None;
     }
     if direction == Direction::ToClient {
         if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
             return Some(Verdict::Drop(DropReason::SnatWrongPort));
         }
-        flow.set_unanswered_since(None);
+        flow.unanswered_since = None;
     }
-    context.table.advance(index, transport, direction, segment, now);
-    let flow = context.table.get_mut(index);
+    context.table.set(index, &flow);
+    let mut flow = context.table.advance(index, transport, direction, segment, now);
     if !flow.mode.is_two_way() {
         flow.last_seen = now;
+        context.table.set(index, &flow);
         return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot));
     }
-    let exit = pass(packet, snapshot, backend.next_hop, flow, direction, now).and_then(|exit| fits(packet, exit));
+    let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
+    context.table.set(index, &flow);
     Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 

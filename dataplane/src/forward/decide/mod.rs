@@ -1,8 +1,9 @@
 //! The decision: what happens to a packet. It is a function of the packet's headers, the snapshot, the flows and the
 //! time; it reads no clock, touches no packet and does no I/O.
 //!
-//! [`follow_plain`] takes packets of known flows that are only rewritten and sent, [`follow`] those that do not change
-//! their flow, [`decide`] all others; each leaves to the next what it does not decide (docs/internals/decisions/0037).
+//! The fast way (`forward::fast`) takes packets of known flows that are only rewritten and sent, [`follow`] others that do
+//! not change their flow, [`decide`] all the rest; each leaves to the next what it does not decide
+//! (docs/internals/decisions/0037).
 //! ICMP errors go by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by
 //! [`follow_probe`].
 //!
@@ -24,7 +25,7 @@ mod verdict;
 
 pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits};
 pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet};
-pub(super) use known::{FlowMatch, follow, follow_plain};
+pub(super) use known::{FlowMatch, follow};
 pub(super) use local::refused_source;
 pub(super) use one_way::{deliver, follow_probe};
 pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, Verdict};

@@ -5,14 +5,12 @@
 //!
 //! Not here: encapsulation.
 
-use zerocopy::FromZeros;
-
 use super::exit::{exit_by, fits_in};
 use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
 use super::verdict::{DirectForward, Verdict};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Tick, UNRESOLVED, is_mid_stream};
+use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, SnatLease, Tick, is_mid_stream};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{AddressRole, Backend, Exit, Frontend, Snapshot};
 use crate::stats::DropReason;
@@ -20,7 +18,6 @@ use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
 /// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the
 /// flow.
-#[inline(always)]
 pub(super) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     flow: &mut Flow<A>,
@@ -28,9 +25,7 @@ pub(super) fn follow<'s, A: Address>(
     now: Tick,
 ) -> Option<Verdict<'s>> {
     let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady())?;
-    if flow.last_seen != now {
-        flow.last_seen = now;
-    }
+    flow.last_seen = now;
     let direct = direct(packet, &packet.headers.tuple, flow.mode, (flow.backend, backend), snapshot);
     Some(direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect))
 }
@@ -73,7 +68,8 @@ pub(super) fn new_flow<'s, A: Address>(
     };
     // A RST or ABORT of an unknown connection creates no flow.
     if context.room > 0 && !is_reset(packet.headers.transport) {
-        let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), id, now);
+        let address = A::from_ip(backend.address.ip()).unwrap_or_default();
+        let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), (id, address), now);
         context.changes.made = context.table.insert(flow).is_ok().then_some(id);
     }
     Verdict::ForwardDirect(direct)
@@ -107,8 +103,7 @@ pub(super) fn direct<'s, A: Address>(
     let exit = exit_by(snapshot, backend.next_hop, packet.hash)?;
     let outer = if mode == FlowMode::Dsr {
         // A router would send a packet for a VIP back to the gateway.
-        let on_link = snapshot.next_hop(backend.next_hop).is_some_and(|hop| hop.address == backend.address.ip());
-        if !on_link {
+        if !backend.on_link {
             return Err(Verdict::Drop(DropReason::VipLoop));
         }
         fits_in(packet, exit.mtu)?;
@@ -136,23 +131,16 @@ fn outer(hash: u64, mode: FlowMode, exit: &Exit, backend: &Backend, snapshot: &S
     }
 }
 
-/// The entry of a new flow, indexed by its client's packets only.
-fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, mode: FlowMode, id: BackendId, now: Tick) -> Flow<A> {
-    Flow {
-        client: tuple.source,
-        vip: tuple.destination,
-        client_port: tuple.source_port,
-        vip_port: tuple.destination_port,
-        protocol: tuple.protocol,
-        backend: id,
-        last_seen: now,
-        opened: now.0,
-        snat_pool: PoolId::NONE,
-        route_to_client: UNRESOLVED,
-        state: FlowState::first(transport, mode),
-        mode,
-        ..Flow::new_zeroed()
-    }
+/// A new flow, indexed by its client's packets only.
+fn flow_to<A: Address>(
+    tuple: &Tuple<A>,
+    transport: Transport,
+    mode: FlowMode,
+    (id, address): (BackendId, A),
+    now: Tick,
+) -> Flow<A> {
+    let no_lease = SnatLease { address: A::default(), port: 0, pool: PoolId::NONE };
+    Flow::new(tuple, (FlowState::first(transport, mode), mode), (id, address, 0), &no_lease, now)
 }
 
 /// Delivery of a packet that the kernel sends to a VIP; `None` if it is no probe.

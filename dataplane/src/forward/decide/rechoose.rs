@@ -62,10 +62,10 @@ fn is_in_vain<A: Address>(flow: &mut Flow<A>, transport: Transport, backend: &Ba
         return true;
     }
     // A time that was stored during an earlier failure does not count.
-    match flow.unanswered_since().filter(|since| failing.since(*since) == Ticks(0)) {
+    match flow.unanswered_since.filter(|since| failing.since(*since) == Ticks(0)) {
         Some(since) => now.since(since) >= Ticks::from(IN_VAIN),
         None => {
-            flow.set_unanswered_since(Some(now));
+            flow.unanswered_since = Some(now);
             false
         }
     }

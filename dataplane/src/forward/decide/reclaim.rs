@@ -150,7 +150,7 @@ pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: 
     if !is_opening || !flow.mode.is_two_way() {
         return None;
     }
-    let exit = exit_by(snapshot, snapshot.spot(flow.backend)?.next_hop, hash).ok()?;
+    let exit = exit_by(snapshot, snapshot.backend(flow.backend)?.next_hop, hash).ok()?;
     Some(Reset::new(flow.tuple(Direction::ToClient).reversed(), flow.initial_sequence.wrapping_add(1), None, *exit))
 }
 
@@ -165,8 +165,8 @@ pub(super) fn reset_to_other_side<A: Address>(
     snapshot: &Snapshot,
 ) -> Option<Reset> {
     debug_assert!(flow.protocol == protocol::TCP && flow.mode.is_two_way());
-    let to_backend = match (snapshot.spot(flow.backend), snapshot.route(flow.backend_address)) {
-        (Some(spot), _) => spot.next_hop,
+    let to_backend = match (snapshot.backend(flow.backend), snapshot.route(flow.backend_address)) {
+        (Some(backend), _) => backend.next_hop,
         (None, RouteTo::NextHop(slot)) => slot,
         (None, _) => return None,
     };

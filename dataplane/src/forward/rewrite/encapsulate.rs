@@ -14,7 +14,7 @@ use zerocopy::network_endian::U16;
 use crate::snapshot::{Ends, Exit};
 use crate::wire::checksum::{finish, pseudo_sum, sum};
 use crate::wire::{
-    Address, Buffer, Ethernet, Headers, Ipv4, Ipv6, NetworkHeader, Udp, ether_type, lower_hop_limit, protocol, take, take_mut,
+    Address, Buffer, Ethernet, Ipv4, Ipv6, NetworkHeader, Udp, ether_type, lower_hop_limit, protocol, take, take_mut,
 };
 
 /// The outer headers of a packet.
@@ -67,25 +67,40 @@ const fn network_len(ends: Ends) -> u16 {
     }
 }
 
-/// Puts the outer headers before a packet. `headers` are those that `parse` found in the buffer; the hop limit must be
-/// at least 2. `identification` is for outer IPv4 packets that may be fragmented. Returns false, with nothing changed
-/// but padding removed, when the buffer has no room in front.
+/// A packet in a buffer that becomes the inner one.
+#[derive(Clone, Copy, Debug)]
+pub struct Inner {
+    /// Offset of its IP header in the frame, bytes.
+    pub network_offset: u16,
+    /// Bytes of the packet from its IP header on.
+    pub packet_len: u16,
+    /// The identification of an outer IPv4 packet, for inner packets that may be fragmented.
+    pub identification: Option<u16>,
+}
+
+/// Puts the outer headers before a packet of the family; its hop limit must be at least 2. Returns false, with nothing
+/// changed but padding removed, when the buffer has no room in front.
 #[must_use]
 pub fn encapsulate<A: Address>(
     buffer: &mut impl Buffer,
-    headers: &Headers<A>,
+    inner: Inner,
     outer: &Outer,
     exit: &Exit,
-    identification: u16,
 ) -> bool {
-    let inner_at = usize::from(headers.network_offset);
+    let inner_at = usize::from(inner.network_offset);
     let outer_len = usize::from(Ethernet::BYTES + outer.len());
-    buffer.resize(inner_at + usize::from(headers.packet_len))
-        && buffer.prepend(outer_len.saturating_sub(inner_at))
-        && write(buffer.bytes_mut(), headers, outer, exit, identification).is_some()
+    if !buffer.resize(inner_at + usize::from(inner.packet_len)) {
+        return false;
+    }
+    match outer_len.checked_sub(inner_at) {
+        Some(more) if !buffer.prepend(more) => return false,
+        Some(_) => {}
+        None => buffer.trim_front(inner_at - outer_len),
+    }
+    write::<A>(buffer.bytes_mut(), inner.identification, outer, exit).is_some()
 }
 
-fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit: &Exit, identification: u16) -> Option<()> {
+fn write<A: Address>(frame: &mut [u8], identification: Option<u16>, outer: &Outer, exit: &Exit) -> Option<()> {
     let (link, rest) = take_mut::<Ethernet>(frame)?;
     let (head, inner) = rest.split_at_mut_checked(usize::from(outer.len()))?;
     lower_hop_limit::<A>(inner)?;
@@ -98,8 +113,6 @@ fn write<A: Address>(frame: &mut [u8], headers: &Headers<A>, outer: &Outer, exit
     let carried = if outer.ports.is_some() { protocol::UDP } else { inner_protocol };
     let (udp_head, ether_type) = match outer.ends {
         Ends::V4(source, destination) => {
-            let may_fragment = A::FAMILY == Family::V4 && !headers.dont_fragment;
-            let identification = may_fragment.then_some(identification);
             let ip = NetworkHeader::new(source, destination, carried, udp_len);
             (NetworkHeader { traffic_class, identification, ..ip }.write(head)?, ether_type::IPV4)
         }

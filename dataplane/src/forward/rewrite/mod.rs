@@ -11,8 +11,8 @@ pub mod mss;
 mod nat;
 mod reset;
 
-pub use encapsulate::{Outer, encapsulate};
+pub use encapsulate::{Inner, Outer, encapsulate};
 pub use hop::hop;
 pub(crate) use nat::rewrite_of;
-pub use nat::{Rewrite, later_fragment, nat, renumber, whole};
+pub use nat::{Rewrite, later_fragment, renumber, whole};
 pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};

@@ -10,7 +10,7 @@ use zerocopy::network_endian::U32;
 
 use crate::flow::{Direction, Flow};
 use crate::snapshot::Exit;
-use crate::wire::checksum::{Deltas, apply, apply_udp, word_delta};
+use crate::wire::checksum::{Deltas, apply, apply_udp, delta, word_delta};
 use crate::wire::{Address, Ethernet, Headers, Ipv4, Mac, Sctp, Tcp, Transport, Udp, crc32c, forward_header, take_mut};
 
 /// The new fields of a packet, and the differences that they make to its checksums.
@@ -38,15 +38,9 @@ enum Ports<'a> {
     Udp(&'a mut Udp),
 }
 
-/// Rewrites a TCP or UDP packet; `headers` are those that `parse` found in `frame`. The hop limit must be at least 2;
-/// otherwise the sender gets an error instead. Packets of other transports, and frames that do not match `headers`, are
-/// not changed.
-#[inline(always)]
-pub fn nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
-    let _ = try_nat(frame, headers, rewrite);
-}
-
-/// As [`nat`], for TCP, UDP and SCTP.
+/// Rewrites a packet of TCP, UDP or SCTP; `headers` are those that `parse` found in `frame`. The hop limit must be at
+/// least 2; otherwise the sender gets an error instead. Packets of other transports, and frames that do not match
+/// `headers`, are not changed.
 pub fn whole<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = match headers.transport {
         Transport::Sctp { .. } => try_sctp(frame, headers, rewrite),
@@ -54,7 +48,6 @@ pub fn whole<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewri
     };
 }
 
-#[inline(always)]
 fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
     let network_offset = usize::from(headers.network_offset);
     let network_len = usize::from(headers.transport_offset).checked_sub(network_offset)?;
@@ -141,29 +134,17 @@ pub fn renumber<A: Address>(frame: &mut [u8], headers: &Headers<A>, offset: u16,
 }
 
 /// The fields that a packet of the flow has when it leaves.
-#[inline(always)]
 pub(crate) fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, exit: &Exit) -> Rewrite<A> {
-    let (source_mac, destination_mac) = (exit.source_mac, exit.destination_mac);
-    let deltas = Deltas { l3: flow.l3_delta, l4: flow.l4_delta };
-    match direction {
-        Direction::ToBackend => Rewrite {
-            source: flow.snat,
-            destination: flow.backend_address,
-            source_port: flow.snat_port,
-            destination_port: flow.backend_port,
-            deltas,
-            source_mac,
-            destination_mac,
-        },
-        Direction::ToClient => Rewrite {
-            source: flow.vip,
-            destination: flow.client,
-            source_port: flow.vip_port,
-            destination_port: flow.client_port,
-            deltas: deltas.reversed(),
-            source_mac,
-            destination_mac,
-        },
+    let arrived = flow.tuple(direction);
+    let sent = flow.tuple(direction.opposite()).reversed();
+    Rewrite {
+        source: sent.source,
+        destination: sent.destination,
+        source_port: sent.source_port,
+        destination_port: sent.destination_port,
+        deltas: delta(&arrived, &sent),
+        source_mac: exit.source_mac,
+        destination_mac: exit.destination_mac,
     }
 }
 
@@ -177,7 +158,6 @@ mod tests {
     use crate::forward::rewrite::{hop, renumber};
     use crate::snapshot::Exit;
     use crate::testing::{OUR_MAC, Packet, Segment, assert_checksums};
-    use crate::wire::checksum::delta;
     use crate::wire::{Parsed, Tuple, parse};
 
     const NEXT_MAC: Mac = Mac([0x02, 0, 0, 0, 0xbb, 0x07]);

@@ -5,6 +5,10 @@
 //!
 //! Not here: what happens to a packet of each kind (`burst`).
 
+mod steer;
+
+pub(super) use steer::{may_have_flow, owner_of_first, steer};
+
 use arrayvec::ArrayVec;
 
 use crate::flow::{Candidate, FlowTable};

@@ -7,7 +7,7 @@ use std::mem;
 
 use arrayvec::ArrayVec;
 
-use super::sort::{Kind, Lookup, Sorted};
+use super::{Kind, Lookup, Sorted};
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{Arrival, BURST, Burst, Port};
@@ -160,7 +160,7 @@ fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> PacketTarget {
 
 /// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment
 /// by fragment; the kernel reassembles those that are addressed to it.
-pub(super) fn may_have_flow<A: Address>(fragment: &Fragment<A>, snapshot: &Snapshot) -> bool {
+pub(in crate::forward) fn may_have_flow<A: Address>(fragment: &Fragment<A>, snapshot: &Snapshot) -> bool {
     let Datagram { source, destination, .. } = fragment.datagram;
     fragment.part != Part::Portless
         && match snapshot.role(destination) {

@@ -1,0 +1,294 @@
+//! How flows are stored: what every packet of a flow needs in 32 bytes for IPv4 and 96 for IPv6, the rest apart.
+//!
+//! Three arrays with the same positions: the part that a packet reads, in wire order, so that a packet is matched,
+//! rewritten and hashed by words; the route to the client, which a reply reads; and what only changes of state need.
+//!
+//! **Invariant:** a hit reads one line of the index and one entry (two lines for IPv6), and a reply four bytes more. It
+//! writes only the time of the last packet, and only when the tick changes.
+//!
+//! Not here: which position a flow has (`table`), and the order in which flows yield (`yield_order`).
+
+use zerocopy::{AllocError, FromZeros};
+
+use super::entry::{BackendId, Flow, UNRESOLVED};
+use super::prefetch;
+use super::snat::PoolId;
+use super::state::{Direction, FlowMode, FlowState};
+use super::tick::{Tick, Ticks};
+use crate::wire::{Address, TupleKey};
+
+/// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never
+/// more lines than its size requires.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C, align(32))]
+pub(crate) struct HotFlow<K> {
+    /// Packets as they arrive, by [`Direction`]. In one-way modes the second holds only the backend's address.
+    keys: [K; 2],
+    /// See [`BackendId::packed`].
+    backend: u32,
+    /// Last packet (upper 24 bits, in ticks), mode (3 bits), state (5 bits).
+    seen: u32,
+}
+
+const _: () = assert!(size_of::<HotFlow<<u32 as Address>::Key>>() == 32);
+const _: () = assert!(size_of::<HotFlow<<u128 as Address>::Key>>() == 96);
+
+const STATE_BITS: u32 = 5;
+const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
+const SEEN_SHIFT: u32 = 8;
+/// The state of a free entry.
+const FREE: u32 = STATE_MASK;
+const _: () = assert!(FlowState::ALL.len() <= FREE as usize);
+
+impl<K: TupleKey> HotFlow<K> {
+    /// The addresses and ports of packets in one direction, as they arrive.
+    #[inline(always)]
+    pub(crate) fn key(&self, direction: Direction) -> &K {
+        &self.keys[direction as usize]
+    }
+
+    /// See [`BackendId::packed`].
+    #[inline(always)]
+    pub(crate) fn backend(&self) -> u32 {
+        self.backend
+    }
+
+    /// The state; `None` of a free entry.
+    #[inline]
+    pub(crate) fn state(&self) -> Option<FlowState> {
+        FlowState::ALL.get(self.state_number() as usize).copied()
+    }
+
+    /// The number of the state; of a free entry, one that no state has.
+    #[inline(always)]
+    pub(crate) fn state_number(&self) -> u32 {
+        self.seen & STATE_MASK
+    }
+
+    /// How the flow's packets reach the backend.
+    #[inline(always)]
+    pub(crate) fn mode(&self) -> FlowMode {
+        FlowMode::of_number(self.seen >> STATE_BITS)
+    }
+
+    /// Time since the last packet; 0 if that was later than `now`.
+    fn idle(&self, now: Tick) -> Ticks {
+        Tick(now.0 << SEEN_SHIFT).since_scaled(Tick(self.seen & !0xff), SEEN_SHIFT)
+    }
+
+    /// Whether the last packet came less than `limit` ago, which must be below 2^24 ticks.
+    #[inline(always)]
+    pub(crate) fn is_seen_within(&self, limit: Ticks, now: Tick) -> bool {
+        (now.0 << SEEN_SHIFT).wrapping_sub(self.seen & !0xff) < limit.0 << SEEN_SHIFT
+    }
+
+    /// Marks the flow as seen now.
+    #[inline(always)]
+    pub(crate) fn see(&mut self, now: Tick) {
+        let seen = now.0 << SEEN_SHIFT | self.seen & 0xff;
+        if self.seen != seen {
+            self.seen = seen;
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        self.state_number() == FREE
+    }
+}
+
+/// What packets of the flows of a table read, by position.
+pub(crate) struct HotFlows<'a, K> {
+    pub(crate) flows: &'a mut [HotFlow<K>],
+    routes: &'a [u32],
+}
+
+impl<K> HotFlows<'_, K> {
+    /// The slot of the next hop towards the client that was looked up in this route epoch; meaningless during the
+    /// handshake of a flow. [`UNRESOLVED`] if there is none.
+    #[inline(always)]
+    pub(crate) fn route_to_client(&self, index: usize, epoch: u32) -> u32 {
+        match self.routes.get(index) {
+            // `NO_SLOT` is above every slot.
+            Some(word) if word & EPOCH_MASK == epoch => word >> EPOCH_BITS,
+            _ => UNRESOLVED,
+        }
+    }
+}
+
+/// What only changes of a flow need. 8 bytes.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct ColdFlow {
+    /// The pool of the SNAT port.
+    pool: PoolId,
+    /// By state: the expected acknowledgement number, the number of packets of an unconfirmed one-way flow, or since
+    /// when a backend does not answer (0: it does). Of a free entry: the next free one, plus one.
+    number: u32,
+}
+
+/// Bits of a route's epoch; the slot is in the others.
+const EPOCH_BITS: u32 = 12;
+const EPOCH_MASK: u32 = (1 << EPOCH_BITS) - 1;
+/// The slot of an unknown next hop, and of those that do not fit: they are looked up for each packet.
+const NO_SLOT: u32 = u32::MAX >> EPOCH_BITS;
+const _: () = assert!(super::entry::ROUTE_EPOCHS == EPOCH_MASK);
+
+/// A route in one word.
+fn route_word(slot: u32, epoch: u32) -> u32 {
+    slot.min(NO_SLOT) << EPOCH_BITS | epoch & EPOCH_MASK
+}
+
+/// Whether the handshake of a flow is under way, whose client's sequence number is kept in place of its route.
+const fn shakes_hands(state: FlowState) -> bool {
+    matches!(state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused)
+}
+
+/// The flows of one table.
+#[derive(Debug)]
+pub(super) struct Storage<A: Address> {
+    hot: Box<[HotFlow<A::Key>]>,
+    routes: Box<[u32]>,
+    cold: Box<[ColdFlow]>,
+    /// The present, to complete times of 24 bits.
+    now: Tick,
+}
+
+impl<A: Address> Storage<A> {
+    /// Storage for this many flows; [`AllocError`] when there is no memory for it.
+    pub(super) fn new(flows: usize) -> Result<Self, AllocError> {
+        Ok(Self {
+            hot: <[HotFlow<A::Key>]>::new_box_zeroed_with_elems(flows)?,
+            routes: <[u32]>::new_box_zeroed_with_elems(flows)?,
+            cold: <[ColdFlow]>::new_box_zeroed_with_elems(flows)?,
+            now: Tick::default(),
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.hot.len()
+    }
+
+    pub(super) fn set_time(&mut self, now: Tick) {
+        self.now = now;
+    }
+
+    #[inline(always)]
+    pub(super) fn hot(&self, index: u32) -> Option<&HotFlow<A::Key>> {
+        self.hot.get(index as usize)
+    }
+
+    /// What packets of flows read, by position.
+    pub(super) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
+        HotFlows { flows: &mut self.hot, routes: &self.routes }
+    }
+
+    /// Prefetches what packets of a flow read; `reply`: in the direction to the client.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, index: u32, reply: bool) {
+        if let Some(flow) = self.hot.get(index as usize) {
+            prefetch::read(flow);
+            if reply {
+                prefetch::read(&self.routes[index as usize]);
+            }
+        }
+    }
+
+    /// Whether there is a flow at this position.
+    pub(super) fn is_used(&self, index: u32) -> bool {
+        !self.hot[index as usize].is_free()
+    }
+
+    /// The flow at a position, without the time that it has been in its class.
+    pub(super) fn get(&self, index: u32, since: Tick) -> Flow<A> {
+        let (hot, cold) = (&self.hot[index as usize], self.cold[index as usize]);
+        let word = self.routes[index as usize];
+        let state = hot.state().unwrap_or(FlowState::TcpClosing);
+        let (protocol, mode) = (state.protocol(), hot.mode());
+        let (there, back) = (hot.keys[0].tuple(protocol), hot.keys[1].tuple(protocol));
+        let number = NumberUse::of(state, mode);
+        let handshake = shakes_hands(state);
+        let slot = word >> EPOCH_BITS;
+        Flow {
+            client: there.source,
+            vip: there.destination,
+            backend_address: back.source,
+            snat: back.destination,
+            client_port: there.source_port,
+            vip_port: there.destination_port,
+            backend_port: back.source_port,
+            snat_port: back.destination_port,
+            backend: BackendId::unpacked(hot.backend),
+            last_seen: Tick(self.now.0.wrapping_sub(hot.idle(self.now).0)),
+            since,
+            snat_pool: cold.pool,
+            route_to_client: if handshake || slot == NO_SLOT { UNRESOLVED } else { slot },
+            route_epoch: if handshake { 0 } else { word & EPOCH_MASK },
+            initial_sequence: if handshake { word } else { 0 },
+            acknowledgement: if number == NumberUse::Acknowledgement { cold.number } else { 0 },
+            unanswered_since: (number == NumberUse::Unanswered && cold.number != 0).then_some(Tick(cold.number)),
+            protocol,
+            state,
+            mode,
+            packets: if number == NumberUse::Packets { (cold.number & 0xff) as u8 } else { 0 },
+        }
+    }
+
+    /// Stores a flow at a position.
+    pub(super) fn put(&mut self, index: u32, flow: &Flow<A>) {
+        let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
+        self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed(), seen: 0 };
+        self.set(index, flow);
+    }
+
+    /// Stores what may change of the flow at a position.
+    pub(super) fn set(&mut self, index: u32, flow: &Flow<A>) {
+        let seen = flow.last_seen.0 << SEEN_SHIFT | (flow.mode as u32) << STATE_BITS | flow.state as u32;
+        self.hot[index as usize].seen = seen;
+        let handshake = shakes_hands(flow.state);
+        let route = route_word(flow.route_to_client, flow.route_epoch);
+        self.routes[index as usize] = if handshake { flow.initial_sequence } else { route };
+        let number = match NumberUse::of(flow.state, flow.mode) {
+            NumberUse::Acknowledgement => flow.acknowledgement,
+            NumberUse::Packets => flow.packets.into(),
+            // A tick later than 0 is as good: 134 ms.
+            NumberUse::Unanswered => flow.unanswered_since.map_or(0, |since| since.0.max(1)),
+        };
+        self.cold[index as usize] = ColdFlow { pool: flow.snat_pool, number };
+    }
+
+    /// Forgets a route that was looked up in another epoch.
+    pub(super) fn forget_route(&mut self, index: u32, flow: &Flow<A>, epoch: u32) {
+        if flow.route_epoch != 0 && flow.route_epoch != epoch {
+            self.routes[index as usize] = route_word(UNRESOLVED, 0);
+        }
+    }
+
+    /// Marks the entry as free; `next` is the next free one, plus one.
+    pub(super) fn free(&mut self, index: u32, next: u32) {
+        self.hot[index as usize].seen = FREE;
+        self.cold[index as usize].number = next;
+    }
+
+    /// The next free entry after a free one, plus one.
+    pub(super) fn next_free(&self, index: u32) -> u32 {
+        self.cold[index as usize].number
+    }
+}
+
+/// What [`ColdFlow::number`] holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NumberUse {
+    Acknowledgement,
+    Packets,
+    Unanswered,
+}
+
+impl NumberUse {
+    fn of(state: FlowState, mode: FlowMode) -> Self {
+        match state {
+            FlowState::TcpAnswered => Self::Acknowledgement,
+            _ if mode.is_two_way() => Self::Unanswered,
+            _ => Self::Packets,
+        }
+    }
+}
