@@ -1,242 +1,386 @@
-//! Frames: builds what clients and backends send, and parses what left the engine, by fixed offsets and with every
-//! checksum computed in full. Shares no code with the engine. Deliberately not here: whether a frame is what should
-//! have left.
+//! Frames: writes what clients and backends send, and reads what left the engine, by fixed offsets and with every
+//! checksum computed in full. Shares no code with the engine.
+//!
+//! **Invariant:** [`Frame::write`] determines every byte from the fields, and [`read`] reads every field. So a frame is
+//! checked in full by reading it, writing what was read, and comparing both (see [`written_like`]).
+//!
+//! Not here: whether a frame is what should have left (`verify`).
 
 use std::net::IpAddr;
 
 use dataplane::Mac;
 
-/// A TCP packet without options and data, inside a tunnel or not.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TcpFrame {
-    pub(super) destination_mac: [u8; 6],
-    pub(super) source_mac: [u8; 6],
-    /// The headers that it was inside of.
+/// A TCP or UDP packet without options, inside a tunnel or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) destination_mac: Mac,
+    pub(super) source_mac: Mac,
+    /// Identifier of its VLAN, of a tag with priority 0.
+    pub(super) vlan: Option<u16>,
+    /// The headers that it is inside of.
     pub(super) tunnel: Option<TunnelHeaders>,
     pub(super) source: (IpAddr, u16),
     pub(super) destination: (IpAddr, u16),
-    pub(super) hop_limit: u8,
-    /// IPv6: the flow label.
+    pub(super) hop: Hop,
+    pub(super) content: Content,
+    /// Bytes behind the transport header; of UDP at least four, which have the number of the flow.
+    pub(super) data_len: usize,
+}
+
+/// The fields of an IP header that routers write or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hop {
+    pub(super) limit: u8,
+    /// IPv4; otherwise 0.
+    pub(super) identification: u16,
+    /// IPv4; otherwise true.
+    pub(super) dont_fragment: bool,
+    /// The flow label of IPv6; otherwise 0.
     pub(super) label: u32,
-    pub(super) sequence: u32,
-    pub(super) reset: bool,
+}
+
+/// The transport header, and the number of the flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    Tcp { flags: u8, sequence: u32, acknowledgement: u32, window: u16 },
+    Udp { flow: u32 },
 }
 
 /// The headers in front of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TunnelHeaders {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    pub(super) hop_limit: u8,
-    /// IPv6: the flow label.
-    pub(super) label: u32,
+    pub(super) hop: Hop,
     /// GUE: the UDP ports.
     pub(super) ports: Option<(u16, u16)>,
 }
 
-/// The smallest Ethernet frame, without frame check sequence; a TCP packet over IPv4 fits.
-pub(super) const FRAME_BYTES_V4: usize = 60;
-/// Ethernet, IPv6 and TCP headers.
-pub(super) const FRAME_BYTES_V6: usize = 14 + 40 + 20;
+/// The smallest Ethernet frame without tag and frame check sequence, bytes.
+const FRAME_BYTES_MIN: usize = 60;
+/// Ethernet header, bytes.
+const ETHERNET: usize = 14;
+/// VLAN tag, bytes.
+pub(super) const TAG: usize = 4;
+/// Bytes of the flow's number in UDP data.
+const NUMBER: usize = 4;
+const TCP_BYTES: usize = 20;
+const UDP_BYTES: usize = 8;
 
-/// A TCP segment without options and data, from one address and port to another of the same family.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Segment {
-    pub(super) source: (IpAddr, u16),
-    pub(super) destination: (IpAddr, u16),
-    pub(super) flags: u8,
-    pub(super) sequence: u32,
-}
-
-/// Hop limit of the frames that are built.
-pub(super) const SENT_HOP_LIMIT: u8 = 63;
-/// The Ethernet address that frames come from; nothing looks at it.
-const SENDER_MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
-
-/// Builds the frame of a segment that acknowledges number 1. IPv4's identification is always the same: nothing is
-/// fragmented.
-pub(super) fn build(destination_mac: Mac, segment: &Segment) -> Vec<u8> {
-    let Segment { source, destination, flags, sequence } = *segment;
-    let mut tcp = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();
-    tcp.extend([sequence.to_be_bytes(), 1_u32.to_be_bytes()].concat());
-    tcp.extend([0x50, flags, 0x20, 0, 0, 0, 0, 0]);
-    let len = [0, 20];
-    let addresses = [octets(source.0), octets(destination.0)].concat();
-    let sum = !ones_sum(&[&addresses[..], &[0, TCP], &len, &tcp].concat());
-    tcp[16..18].copy_from_slice(&sum.to_be_bytes());
-    let is_v4 = source.0.is_ipv4();
-    let mut ip = if is_v4 {
-        vec![0x45, 0, 0, 40, 0x12, 0x34, 0x40, 0, SENT_HOP_LIMIT, TCP, 0, 0]
-    } else {
-        vec![0x60, 0, 0, 0, len[0], len[1], TCP, SENT_HOP_LIMIT]
-    };
-    ip.extend(&addresses);
-    if is_v4 {
-        let sum = !ones_sum(&ip);
-        ip[10..12].copy_from_slice(&sum.to_be_bytes());
-    }
-    let ether_type = if is_v4 { IPV4 } else { IPV6 };
-    [&destination_mac.0[..], &SENDER_MAC.0, &ether_type.to_be_bytes(), &ip, &tcp].concat()
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
-}
-
-/// Parses a frame; none where it is not a whole TCP packet with right checksums.
-pub(super) fn parse(frame: &[u8]) -> Option<TcpFrame> {
-    let (packet, behind) = network(frame.get(14..)?)?;
-    if word(frame, 12)? != packet.ether_type() || !(behind.is_empty() || frame.len() == FRAME_BYTES_V4) {
-        return None;
-    }
-    let seen = match packet.protocol {
-        TCP => tcp(&packet)?,
-        UDP => parse_tunnel(&packet, Some(gue_ports(&packet)?), packet.payload.get(8..)?)?,
-        _ => parse_tunnel(&packet, None, packet.payload)?,
-    };
-    Some(TcpFrame { destination_mac: frame.get(..6)?.try_into().ok()?, source_mac: frame.get(6..12)?.try_into().ok()?, ..seen })
-}
-
+const VLAN: u16 = 0x8100;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// An IP packet without options, whose own checksum, if it has one, is right.
-struct Network<'f> {
-    /// Source and destination.
-    addresses: &'f [u8],
-    hop_limit: u8,
-    label: u32,
-    protocol: u8,
-    payload: &'f [u8],
+/// The byte of data at a position, unless it is of the flow's number.
+#[allow(clippy::cast_possible_truncation)] // the lowest byte
+pub(super) const fn pattern(position: usize) -> u8 {
+    (position as u8).wrapping_mul(29) ^ 0xa5
 }
 
-/// Reads an IP packet; also gives what is behind it.
-fn network(bytes: &[u8]) -> Option<(Network<'_>, &[u8])> {
-    let is_v4 = bytes.first()? >> 4 == 4;
-    let len = if is_v4 { usize::from(word(bytes, 2)?) } else { 40 + usize::from(word(bytes, 4)?) };
-    let (packet, behind) = bytes.split_at_checked(len)?;
-    let read = if is_v4 {
-        if packet.get(..2)? != [0x45, 0] || ones_sum(packet.get(..20)?) != 0xffff {
-            return None;
+impl Content {
+    const fn protocol(self) -> u8 {
+        match self {
+            Self::Tcp { .. } => TCP,
+            Self::Udp { .. } => UDP,
         }
-        let (hop_limit, protocol) = (*packet.get(8)?, *packet.get(9)?);
-        Network { addresses: packet.get(12..20)?, hop_limit, label: 0, protocol, payload: packet.get(20..)? }
+    }
+
+    const fn header_bytes(self) -> usize {
+        match self {
+            Self::Tcp { .. } => TCP_BYTES,
+            Self::Udp { .. } => UDP_BYTES,
+        }
+    }
+
+    /// Fewest bytes of data.
+    pub(super) const fn data_min(self) -> usize {
+        match self {
+            Self::Tcp { .. } => 0,
+            Self::Udp { .. } => NUMBER,
+        }
+    }
+}
+
+/// Bytes of an IP header without options.
+const fn ip_bytes(is_v4: bool) -> usize {
+    if is_v4 { 20 } else { 40 }
+}
+
+/// Number that says "an IP packet" in the header in front of it.
+const fn ip_number(is_v4: bool) -> u8 {
+    if is_v4 { 4 } else { 41 }
+}
+
+impl Frame {
+    /// Where the data begins.
+    pub(super) fn data_at(&self) -> usize {
+        let tag = if self.vlan.is_some() { TAG } else { 0 };
+        let tunnel = self.tunnel.map_or(0, |tunnel| tunnel.bytes());
+        ETHERNET + tag + tunnel + ip_bytes(self.source.0.is_ipv4()) + self.content.header_bytes()
+    }
+
+    /// Replaces `bytes` by the frame. Padding is zero.
+    pub(super) fn write(&self, bytes: &mut Vec<u8>) {
+        bytes.clear();
+        bytes.extend(self.destination_mac.0);
+        bytes.extend(self.source_mac.0);
+        if let Some(vlan) = self.vlan {
+            bytes.extend(VLAN.to_be_bytes());
+            bytes.extend(vlan.to_be_bytes());
+        }
+        let shortest = FRAME_BYTES_MIN + bytes.len() - 12;
+        let is_v4 = self.source.0.is_ipv4();
+        let segment_len = self.content.header_bytes() + self.data_len;
+        if let Some(tunnel) = &self.tunnel {
+            let packet_len = ip_bytes(is_v4) + segment_len;
+            bytes.extend(ether_type(tunnel.source.is_ipv4()).to_be_bytes());
+            let carried = if tunnel.ports.is_some() { UDP } else { ip_number(is_v4) };
+            let udp_len = if tunnel.ports.is_some() { UDP_BYTES } else { 0 };
+            ip_header(bytes, (tunnel.source, tunnel.destination), &tunnel.hop, carried, udp_len + packet_len);
+            let udp_at = bytes.len();
+            if let Some(ports) = tunnel.ports {
+                udp_header(bytes, ports, udp_len + packet_len);
+            }
+            self.packet(bytes, segment_len);
+            if tunnel.ports.is_some() && !tunnel.source.is_ipv4() {
+                let sum = transport_sum(tunnel.source, tunnel.destination, UDP, &bytes[udp_at..]);
+                put_sum(bytes, udp_at + 6, never_zero(sum));
+            }
+        } else {
+            bytes.extend(ether_type(is_v4).to_be_bytes());
+            self.packet(bytes, segment_len);
+        }
+        bytes.resize(bytes.len().max(shortest), 0);
+    }
+
+    /// Appends the IP packet.
+    fn packet(&self, bytes: &mut Vec<u8>, segment_len: usize) {
+        let ((source, source_port), (destination, destination_port)) = (self.source, self.destination);
+        ip_header(bytes, (source, destination), &self.hop, self.content.protocol(), segment_len);
+        let at = bytes.len();
+        let number = match self.content {
+            Content::Tcp { flags, sequence, acknowledgement, window } => {
+                bytes.extend(source_port.to_be_bytes());
+                bytes.extend(destination_port.to_be_bytes());
+                bytes.extend(sequence.to_be_bytes());
+                bytes.extend(acknowledgement.to_be_bytes());
+                bytes.extend([0x50, flags]);
+                bytes.extend(window.to_be_bytes());
+                bytes.extend([0; 4]);
+                None
+            }
+            Content::Udp { flow } => {
+                udp_header(bytes, (source_port, destination_port), segment_len);
+                Some(flow)
+            }
+        };
+        let data_at = bytes.len();
+        bytes.extend((0..self.data_len).map(pattern));
+        if let (Some(flow), Some(data)) = (number, bytes.get_mut(data_at..data_at + NUMBER)) {
+            data.copy_from_slice(&flow.to_be_bytes());
+        }
+        let sum = transport_sum(source, destination, self.content.protocol(), &bytes[at..]);
+        match self.content {
+            Content::Tcp { .. } => put_sum(bytes, at + 16, sum),
+            Content::Udp { .. } => put_sum(bytes, at + 6, never_zero(sum)),
+        }
+    }
+}
+
+impl TunnelHeaders {
+    fn bytes(&self) -> usize {
+        ip_bytes(self.source.is_ipv4()) + if self.ports.is_some() { UDP_BYTES } else { 0 }
+    }
+}
+
+const fn ether_type(is_v4: bool) -> u16 {
+    if is_v4 { IPV4 } else { IPV6 }
+}
+
+/// Appends an IP header.
+#[allow(clippy::cast_possible_truncation)] // lengths of frames
+fn ip_header(bytes: &mut Vec<u8>, (source, destination): (IpAddr, IpAddr), hop: &Hop, protocol: u8, len: usize) {
+    let at = bytes.len();
+    if source.is_ipv4() {
+        bytes.extend([0x45, 0]);
+        bytes.extend(((20 + len) as u16).to_be_bytes());
+        bytes.extend(hop.identification.to_be_bytes());
+        bytes.extend([if hop.dont_fragment { 0x40 } else { 0 }, 0, hop.limit, protocol, 0, 0]);
     } else {
-        let first = u32::from(word(packet, 0)?) << 16 | u32::from(word(packet, 2)?);
-        if first >> 20 != 0x600 {
-            return None;
+        bytes.extend((0x6000_0000 | hop.label).to_be_bytes());
+        bytes.extend((len as u16).to_be_bytes());
+        bytes.extend([protocol, hop.limit]);
+    }
+    for address in [source, destination] {
+        match address {
+            IpAddr::V4(address) => bytes.extend(address.octets()),
+            IpAddr::V6(address) => bytes.extend(address.octets()),
         }
-        let (protocol, hop_limit) = (*packet.get(6)?, *packet.get(7)?);
-        Network { addresses: packet.get(8..40)?, hop_limit, label: first & 0xf_ffff, protocol, payload: packet.get(40..)? }
-    };
-    Some((read, behind))
-}
-
-impl Network<'_> {
-    const fn is_v4(&self) -> bool {
-        self.addresses.len() == 8
     }
-
-    const fn ether_type(&self) -> u16 {
-        if self.is_v4() { IPV4 } else { IPV6 }
-    }
-
-    /// The number that says "IP in IP" of such a packet.
-    const fn number(&self) -> u8 {
-        if self.is_v4() { 4 } else { 41 }
-    }
-
-    fn source_and_destination(&self) -> Option<(IpAddr, IpAddr)> {
-        let (source, destination) = self.addresses.split_at(self.addresses.len() / 2);
-        Some((address(source)?, address(destination)?))
-    }
-
-    /// Whether the checksum over pseudo header and payload is right.
-    fn has_right_checksum(&self) -> bool {
-        let Ok(len) = u16::try_from(self.payload.len()) else { return false };
-        ones_sum(&[self.addresses, &[0, self.protocol], &len.to_be_bytes(), self.payload].concat()) == 0xffff
+    if source.is_ipv4() {
+        let sum = !fold(sum_of(&bytes[at..]));
+        put_sum(bytes, at + 10, sum);
     }
 }
 
-fn tcp(packet: &Network<'_>) -> Option<TcpFrame> {
-    let (source, destination) = packet.source_and_destination()?;
-    let segment = packet.payload;
-    let sequence = u32::from_be_bytes(segment.get(4..8)?.try_into().ok()?);
-    let reset = *segment.get(13)? == dataplane::tcp_flags::RST;
-    (packet.protocol == TCP && packet.has_right_checksum()).then_some(TcpFrame {
-        destination_mac: [0; 6],
-        source_mac: [0; 6],
-        tunnel: None,
-        source: (source, word(segment, 0)?),
-        destination: (destination, word(segment, 2)?),
-        hop_limit: packet.hop_limit,
-        label: packet.label,
-        sequence,
-        reset,
-    })
+/// Appends a UDP header without checksum.
+#[allow(clippy::cast_possible_truncation)] // lengths of frames
+fn udp_header(bytes: &mut Vec<u8>, (source, destination): (u16, u16), len: usize) {
+    bytes.extend(source.to_be_bytes());
+    bytes.extend(destination.to_be_bytes());
+    bytes.extend((len as u16).to_be_bytes());
+    bytes.extend([0; 2]);
 }
 
-/// Ports of the UDP header in front of a packet. Over IPv4 it has no checksum, over IPv6 the right one.
-fn gue_ports(outer: &Network<'_>) -> Option<(u16, u16)> {
-    let udp = outer.payload;
-    let sums = if outer.is_v4() { word(udp, 6)? == 0 } else { word(udp, 6)? != 0 && outer.has_right_checksum() };
-    let whole = usize::from(word(udp, 4)?) == udp.len();
-    Some((word(udp, 0)?, word(udp, 2)?)).filter(|_| sums && whole)
+fn put_sum(bytes: &mut [u8], at: usize, sum: u16) {
+    if let Some(place) = bytes.get_mut(at..at + 2) {
+        place.copy_from_slice(&sum.to_be_bytes());
+    }
 }
 
-/// A TCP packet inside another.
-fn parse_tunnel(outer: &Network<'_>, ports: Option<(u16, u16)>, inner: &[u8]) -> Option<TcpFrame> {
-    let (packet, behind) = network(inner)?;
-    let carried = if ports.is_some() { UDP } else { packet.number() };
-    let (source, destination) = outer.source_and_destination()?;
-    let tunnel = TunnelHeaders { source, destination, hop_limit: outer.hop_limit, label: outer.label, ports };
-    let seen = tcp(&packet).filter(|_| behind.is_empty() && outer.protocol == carried)?;
-    Some(TcpFrame { tunnel: Some(tunnel), ..seen })
+/// UDP's checksum 0 means that there is none (RFC 768).
+const fn never_zero(sum: u16) -> u16 {
+    if sum == 0 { 0xffff } else { sum }
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+/// Checksum of a segment or datagram whose checksum field is 0, with its pseudo header.
+fn transport_sum(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
+    let addresses: u64 = [source, destination]
+        .iter()
+        .map(|address| match address {
+            IpAddr::V4(address) => sum_of(&address.octets()),
+            IpAddr::V6(address) => sum_of(&address.octets()),
+        })
+        .sum();
+    !fold(addresses + u64::from(protocol) + segment.len() as u64 + sum_of(segment))
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    <[u8; 4]>::try_from(bytes).map(IpAddr::from).or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+/// Sum of 16-bit words (RFC 1071).
+fn sum_of(bytes: &[u8]) -> u64 {
+    let (words, odd) = bytes.as_chunks::<2>();
+    let sum: u64 = words.iter().map(|word| u64::from(u16::from_be_bytes(*word))).sum();
+    sum + odd.first().map_or(0, |last| u64::from(*last) << 8)
 }
 
-/// One's complement sum of 16-bit words (RFC 1071); 0xffff over what carries a right checksum.
-fn ones_sum(bytes: &[u8]) -> u16 {
-    let mut sum = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from)).sum::<u32>();
+#[allow(clippy::cast_possible_truncation)] // at most 16 bits
+const fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    u16::try_from(sum).unwrap_or(0)
+    sum as u16
+}
+
+/// Reads a frame by the offsets of its headers; none where one is missing. Nothing else is checked, see
+/// [`written_like`].
+pub(super) fn read(bytes: &[u8]) -> Option<Frame> {
+    let mac = |at: usize| Some(Mac(*bytes.get(at..)?.first_chunk()?));
+    let vlan = if word(bytes, 12)? == VLAN { Some(word(bytes, 14)?) } else { None };
+    let at = ETHERNET + if vlan.is_some() { TAG } else { 0 };
+    let outer = ip(bytes, at)?;
+    let (tunnel, packet) = match outer.protocol {
+        4 | 41 => (Some((&outer, None)), ip(bytes, outer.payload_at)?),
+        UDP if word(bytes, outer.payload_at + 2)? == dataplane::GUE_PORT => {
+            let ports = (word(bytes, outer.payload_at)?, word(bytes, outer.payload_at + 2)?);
+            (Some((&outer, Some(ports))), ip(bytes, outer.payload_at + UDP_BYTES)?)
+        }
+        _ => (None, ip(bytes, at)?),
+    };
+    let tunnel = tunnel.map(|(outer, ports)| TunnelHeaders {
+        source: outer.source,
+        destination: outer.destination,
+        hop: outer.hop,
+        ports,
+    });
+    let segment = packet.payload_at;
+    let content = match packet.protocol {
+        TCP => Content::Tcp {
+            flags: *bytes.get(segment + 13)?,
+            sequence: double_word(bytes, segment + 4)?,
+            acknowledgement: double_word(bytes, segment + 8)?,
+            window: word(bytes, segment + 14)?,
+        },
+        _ => Content::Udp { flow: double_word(bytes, segment + UDP_BYTES)? },
+    };
+    Some(Frame {
+        destination_mac: mac(0)?,
+        source_mac: mac(6)?,
+        vlan,
+        tunnel,
+        source: (packet.source, word(bytes, segment)?),
+        destination: (packet.destination, word(bytes, segment + 2)?),
+        hop: packet.hop,
+        content,
+        data_len: packet.payload_len.checked_sub(content.header_bytes())?,
+    })
+}
+
+/// An IP header as it was read.
+struct IpHeader {
+    source: IpAddr,
+    destination: IpAddr,
+    hop: Hop,
+    protocol: u8,
+    payload_at: usize,
+    payload_len: usize,
+}
+
+fn ip(bytes: &[u8], at: usize) -> Option<IpHeader> {
+    let header = bytes.get(at..)?;
+    if header.first()? >> 4 == 4 {
+        let address = |at: usize| Some(IpAddr::from(*header.get(at..)?.first_chunk::<4>()?));
+        let dont_fragment = header.get(6)? & 0x40 != 0;
+        let hop = Hop { limit: *header.get(8)?, identification: word(header, 4)?, dont_fragment, label: 0 };
+        let payload_len = usize::from(word(header, 2)?).checked_sub(20)?;
+        let protocol = *header.get(9)?;
+        Some(IpHeader { source: address(12)?, destination: address(16)?, hop, protocol, payload_at: at + 20, payload_len })
+    } else {
+        let address = |at: usize| Some(IpAddr::from(*header.get(at..)?.first_chunk::<16>()?));
+        let label = double_word(header, 0)? & 0xf_ffff;
+        let hop = Hop { limit: *header.get(7)?, identification: 0, dont_fragment: true, label };
+        let payload_len = word(header, 4)?.into();
+        let protocol = *header.get(6)?;
+        Some(IpHeader { source: address(8)?, destination: address(24)?, hop, protocol, payload_at: at + 40, payload_len })
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn double_word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Whether a frame that left is the one `written` in full. Padding may have any value or be missing.
+pub(super) fn written_like(left: &[u8], frame: &Frame, written: &[u8]) -> bool {
+    let end = frame.data_at() + frame.data_len;
+    left.len() <= written.len() && left.get(..end).is_some_and(|bytes| written.get(..end) == Some(bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use dataplane::tcp_flags;
-    use dataplane::testing::{Packet, Segment as TestSegment};
+    use dataplane::testing::{Packet, Segment};
 
     use super::*;
 
     #[test]
-    fn frames_are_those_of_the_engines_own_tests_and_parse_back() {
+    fn frames_are_those_of_the_engines_own_tests_and_read_back() {
         for (source, destination) in [("192.0.2.9", "198.18.0.1"), ("2001:db8::9", "2001:200::1")] {
             let (source, destination): (IpAddr, IpAddr) = (source.parse().unwrap(), destination.parse().unwrap());
-            let segment =
-                Segment { source: (source, 1024), destination: (destination, 80), flags: tcp_flags::ACK, sequence: 0xfedc_ba98 };
             let mac = Mac([2, 0, 0, 0, 1, 0]);
-            let ports = [1024, 80];
-            let expected = TestSegment::Tcp { ports, flags: tcp_flags::ACK, sequence: 0xfedc_ba98, acknowledgement: 1 };
-            let expected = Packet { destination_mac: mac, ..Packet::between(source, destination, expected) }.build();
-            assert_eq!(build(mac, &segment), expected);
-            let parsed = parse(&expected).unwrap();
-            assert_eq!((parsed.source, parsed.destination), (segment.source, segment.destination));
-            assert_eq!((parsed.sequence, parsed.hop_limit, parsed.reset), (segment.sequence, SENT_HOP_LIMIT, false));
+            let segment = Segment::Tcp { ports: [1024, 80], flags: tcp_flags::ACK, sequence: 0xfedc_ba98, acknowledgement: 1 };
+            let expected = Packet { destination_mac: mac, ..Packet::between(source, destination, segment) }.build();
+            let frame = read(&expected).unwrap();
+            assert_eq!((frame.source, frame.destination), ((source, 1024), (destination, 80)));
+            assert_eq!((frame.destination_mac, frame.data_len, frame.vlan), (mac, 0, None));
+            let Content::Tcp { flags, sequence, acknowledgement, .. } = frame.content else { panic!("not TCP") };
+            assert_eq!((flags, sequence, acknowledgement), (tcp_flags::ACK, 0xfedc_ba98, 1));
+            let mut written = Vec::new();
+            frame.write(&mut written);
+            assert!(written_like(&expected, &frame, &written), "{written:02x?}\n{expected:02x?}");
         }
     }
 }

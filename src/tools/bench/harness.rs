@@ -1,24 +1,63 @@
-//! The harness: feeds frames into one side of a gateway and collects transmitted packets. There are two, one in memory
-//! and one over DPDK's rings.
+//! The harness: feeds frames into the two sides of a gateway, and collects what leaves. There are two, one in memory and
+//! one over DPDK's rings.
+//!
+//! **Invariant:** no packet is lost or counted twice here: those fed are those transmitted, released and held by the
+//! engine.
+//!
+//! Not here: what is measured (`measure`).
 
-use std::cell::RefCell;
-use std::rc::Rc;
+mod memory;
+mod rings;
+mod sample;
 
-use dataplane::{Buffer, Burst, Port};
-use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
+use dataplane::Port;
 
-use super::frame::{FRAME_BYTES_V4, FRAME_BYTES_V6};
+pub(super) use memory::Memory;
+pub(super) use rings::Rings;
+pub(super) use sample::KEPT_ONE_IN;
+
 use super::report::BenchError;
-use crate::ports::dpdk::{DpdkPort, Packet, size_memory};
-use crate::ports::queue_handover::{QueuePair, QueueReceiver};
+use super::trace::Trace;
+use super::traffic::Side;
 
-/// A side of the gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    /// The side of the clients.
-    Uplink,
-    /// The side of the backends.
-    Cluster,
+/// What a harness saw of the packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Traffic {
+    /// Packets that it fed.
+    pub(super) fed: u64,
+    /// Packets that left.
+    pub(super) transmitted: u64,
+    /// Buffers that the engine took for packets of its own, and those that it gave back; unknown over rings.
+    pub(super) buffers: Option<Buffers>,
+}
+
+impl Traffic {
+    /// What was seen since then.
+    pub(super) fn since(self, then: Self) -> Self {
+        let buffers = self
+            .buffers
+            .zip(then.buffers)
+            .map(|(now, then)| Buffers { allocated: now.allocated - then.allocated, released: now.released - then.released });
+        Self { fed: self.fed - then.fed, transmitted: self.transmitted - then.transmitted, buffers }
+    }
+}
+
+/// See [`Traffic::buffers`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Buffers {
+    pub(super) allocated: u64,
+    pub(super) released: u64,
+}
+
+/// What is to be fed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Feeding {
+    /// The sides whose traces are fed, a burst of each in turn.
+    pub(super) sides: &'static [Side],
+    /// Number of frames after which it ends; otherwise [`Harness::end`] ends it.
+    pub(super) frames: Option<u64>,
+    /// One transmitted packet in this many is kept.
+    pub(super) keep_one_in: u32,
 }
 
 /// Two ports of a worker, and their peers.
@@ -26,250 +65,37 @@ pub(super) trait Harness {
     /// The port type.
     type Port: Port;
 
-    /// The ports, uplink first. To be called once.
+    /// Whether a poll may find no packets because they are still made elsewhere. Then the time of such polls does not
+    /// count.
+    const WAITS: bool;
+
+    /// The ports, uplink first; none while they are given out.
     fn ports(&mut self) -> Option<[Self::Port; 2]>;
 
-    /// Feeds one burst into a side: the frames of `next`, at most 32.
-    fn feed<'t>(&mut self, side: Side, next: impl FnMut() -> Option<&'t [u8]>);
+    /// Takes back ports that were given out.
+    fn give_back(&mut self, ports: [Self::Port; 2]);
 
-    /// Collects all packets transmitted on a side.
-    fn drain(&mut self, side: Side, see: impl FnMut(&[u8]));
-}
+    /// Sets the frames that are fed into a side. They begin anew.
+    fn load(&mut self, side: Side, trace: Trace);
 
-/// Size of a buffer, equal to DPDK's, so that the same amount of memory is used.
-const ROOM: usize = 2048;
-/// Headroom for tunnel headers, equal to DPDK's.
-const HEADROOM: usize = 128;
-/// Number of buffers: more than are ever in use at once (a burst in, a burst out on each side).
-const BUFFERS: usize = 512;
+    /// Begins to feed.
+    fn begin(&mut self, feeding: Feeding);
 
-/// A reused buffer in memory.
-#[derive(Debug)]
-pub(super) struct Slot {
-    bytes: Box<[u8; HEADROOM + ROOM]>,
-    start: usize,
-    len: usize,
-}
+    /// Is called before each poll.
+    fn turn(&mut self);
 
-impl Slot {
-    /// The buffer with its full headroom again.
-    #[inline]
-    fn reset(self) -> Self {
-        Self { start: HEADROOM, ..self }
-    }
-}
+    /// Ends the feeding.
+    fn end(&mut self);
 
-impl Buffer for Slot {
-    #[inline]
-    fn bytes(&self) -> &[u8] {
-        self.bytes.get(self.start..self.start + self.len).unwrap_or(&[])
-    }
+    /// Whether feeding has ended, and all packets that left were collected. Packets may still be in the engine.
+    fn has_ended(&mut self) -> bool;
 
-    #[inline]
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self.bytes.get_mut(self.start..self.start + self.len).unwrap_or(&mut [])
-    }
+    /// Whether so many packets are kept that feeding should end, for them to be taken.
+    fn is_full(&self) -> bool;
 
-    #[inline]
-    fn resize(&mut self, len: usize) -> bool {
-        let fits = len <= ROOM;
-        if fits {
-            self.len = len;
-        }
-        fits
-    }
+    /// Passes on the kept packets, after the end of feeding. The first error ends it.
+    fn take_kept(&mut self, see: impl FnMut(Side, &[u8]) -> Result<(), BenchError>) -> Result<(), BenchError>;
 
-    #[inline]
-    fn prepend(&mut self, len: usize) -> bool {
-        let fits = len <= self.start;
-        if fits {
-            self.start -= len;
-            self.len += len;
-        }
-        fits
-    }
-
-    fn trim_front(&mut self, len: usize) {
-        let len = len.min(self.len);
-        self.start += len;
-        self.len -= len;
-    }
-}
-
-type Shared<T> = Rc<RefCell<T>>;
-
-/// A port in memory.
-#[derive(Debug)]
-pub(super) struct SlotPort {
-    arriving: Shared<Burst<Slot>>,
-    sent: Shared<Burst<Slot>>,
-    /// Packets transmitted in the same poll while `sent` is occupied: RSTs of reclaimed flows.
-    more: Shared<Vec<Slot>>,
-    free: Shared<Vec<Slot>>,
-}
-
-impl Port for SlotPort {
-    type Buffer = Slot;
-
-    fn receive(&mut self, burst: &mut Burst<Slot>) {
-        std::mem::swap(burst, &mut *self.arriving.borrow_mut());
-    }
-
-    fn transmit(&mut self, burst: &mut Burst<Slot>) {
-        let mut sent = self.sent.borrow_mut();
-        if sent.is_empty() {
-            return std::mem::swap(burst, &mut *sent);
-        }
-        self.more.borrow_mut().extend(burst.drain(..));
-    }
-
-    fn allocate(&mut self) -> Option<Slot> {
-        self.free.borrow_mut().pop()
-    }
-
-    fn release(&mut self, burst: &mut Burst<Slot>) {
-        self.free.borrow_mut().extend(burst.drain(..).map(Slot::reset));
-    }
-}
-
-/// The harness in memory.
-#[derive(Debug)]
-pub(super) struct Memory {
-    arriving: [Shared<Burst<Slot>>; 2],
-    sent: [Shared<Burst<Slot>>; 2],
-    more: [Shared<Vec<Slot>>; 2],
-    free: Shared<Vec<Slot>>,
-}
-
-impl Memory {
-    pub(super) fn new() -> Self {
-        let slot = || Slot { bytes: Box::new([0; HEADROOM + ROOM]), start: HEADROOM, len: 0 };
-        let slots = (0..BUFFERS).map(|_| slot()).collect();
-        let more = std::array::from_fn(|_| Rc::new(RefCell::new(Vec::with_capacity(BUFFERS))));
-        Self { arriving: Default::default(), sent: Default::default(), more, free: Rc::new(RefCell::new(slots)) }
-    }
-}
-
-impl Harness for Memory {
-    type Port = SlotPort;
-
-    fn ports(&mut self) -> Option<[SlotPort; 2]> {
-        let port = |side: Side| SlotPort {
-            arriving: self.arriving[side as usize].clone(),
-            sent: self.sent[side as usize].clone(),
-            more: self.more[side as usize].clone(),
-            free: self.free.clone(),
-        };
-        Some([port(Side::Uplink), port(Side::Cluster)])
-    }
-
-    #[inline]
-    fn feed<'t>(&mut self, side: Side, mut next: impl FnMut() -> Option<&'t [u8]>) {
-        let mut arriving = self.arriving[side as usize].borrow_mut();
-        let mut free = self.free.borrow_mut();
-        while !arriving.is_full() {
-            let (Some(frame), Some(mut slot)) = (next(), free.pop()) else { return };
-            fill(&mut slot, frame);
-            arriving.push(slot);
-        }
-    }
-
-    #[inline]
-    fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
-        let mut free = self.free.borrow_mut();
-        let (mut sent, mut more) = (self.sent[side as usize].borrow_mut(), self.more[side as usize].borrow_mut());
-        for slot in sent.drain(..).chain(more.drain(..)) {
-            see(slot.bytes());
-            free.push(slot.reset());
-        }
-    }
-}
-
-/// Copies a frame into a buffer. The frame lengths of traces are listed, because a copy of constant length compiles to
-/// a few moves, any other to a call.
-#[inline(always)]
-fn fill<B: Buffer>(buffer: &mut B, frame: &[u8]) {
-    if !buffer.resize(frame.len()) {
-        return;
-    }
-    let bytes = buffer.bytes_mut();
-    if !(copy::<{ FRAME_BYTES_V4 }>(bytes, frame) || copy::<{ FRAME_BYTES_V6 }>(bytes, frame)) {
-        bytes.copy_from_slice(frame);
-    }
-}
-
-/// Copies a frame if it is `N` bytes long.
-#[inline(always)]
-fn copy<const N: usize>(bytes: &mut [u8], frame: &[u8]) -> bool {
-    let (Ok(bytes), Ok(frame)) = (<&mut [u8; N]>::try_from(bytes), <&[u8; N]>::try_from(frame)) else { return false };
-    *bytes = *frame;
-    true
-}
-
-/// The harness over DPDK's rings.
-#[derive(Debug)]
-pub(super) struct Rings {
-    ports: Option<[DpdkPort; 2]>,
-    inputs: [RingInput; 2],
-    outputs: [RingOutput; 2],
-    pool: Mempool,
-}
-
-/// Slots of a ring: a few bursts.
-const RING_SLOTS: u32 = 512;
-
-impl Rings {
-    pub(super) fn new() -> Result<Self, BenchError> {
-        let failed = |error: dpdk_sys::Error| BenchError::Dpdk(error.to_string());
-        let (pool, memory_mb) = size_memory(2, 1, 1500);
-        let config = EalConfig { hugepages: Hugepages::Auto, memory_mb, devices: Vec::new(), cores: Vec::new() };
-        let eal = Eal::start(&config).map_err(failed)?;
-        let pool = Mempool::new(eal, &pool).map_err(failed)?;
-        let uplink = RingPort::new(eal, 0, RING_SLOTS, pool).map_err(failed)?;
-        let cluster = RingPort::new(eal, 1, RING_SLOTS, pool).map_err(failed)?;
-        let port = |rx, tx| DpdkPort::new(QueueReceiver::fixed(QueuePair { rx: Some(rx), tx: Some(tx) }), pool);
-        Ok(Self {
-            ports: Some([port(uplink.rx, uplink.tx), port(cluster.rx, cluster.tx)]),
-            inputs: [uplink.input, cluster.input],
-            outputs: [uplink.output, cluster.output],
-            pool,
-        })
-    }
-}
-
-impl Harness for Rings {
-    type Port = DpdkPort;
-
-    fn ports(&mut self) -> Option<[DpdkPort; 2]> {
-        self.ports.take()
-    }
-
-    #[inline]
-    fn feed<'t>(&mut self, side: Side, mut next: impl FnMut() -> Option<&'t [u8]>) {
-        let mut burst: Burst<Packet> = Burst::new();
-        if !self.pool.fill(&mut burst) {
-            return;
-        }
-        let mut filled = 0;
-        for buffer in &mut burst {
-            let Some(frame) = next() else { break };
-            fill(buffer, frame);
-            filled += 1;
-        }
-        burst.truncate(filled);
-        self.inputs[side as usize].put(&mut burst);
-    }
-
-    #[inline]
-    fn drain(&mut self, side: Side, mut see: impl FnMut(&[u8])) {
-        loop {
-            let mut burst: Burst<Packet> = Burst::new();
-            self.outputs[side as usize].take(&mut burst);
-            if burst.is_empty() {
-                return;
-            }
-            burst.iter().for_each(|frame| see(frame.bytes()));
-            dpdk_sys::release(&mut burst);
-        }
-    }
+    /// What it saw since it was made, after the end of feeding.
+    fn traffic(&self) -> Traffic;
 }

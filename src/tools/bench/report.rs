@@ -2,9 +2,13 @@
 
 use std::io::{self, Write};
 
+use proto::Mode;
 use serde::Serialize;
 
-use crate::cli::OutputFormat;
+use super::account::{CounterReading, FinalAccount};
+use super::timing::{CycleRate, PollTimes};
+use super::traffic;
+use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
 
 /// What was measured. Field names are part of the contract (DESIGN section 8).
 #[derive(Clone, Debug, Serialize)]
@@ -23,6 +27,22 @@ pub struct Report {
     pub services: u32,
     /// As asked for.
     pub backends: u32,
+    /// As asked for.
+    pub protocol: &'static str,
+    /// As asked for.
+    pub state: &'static str,
+    /// As asked for, or what the other options ask for.
+    pub direction: &'static str,
+    /// As asked for: bytes, or `imix`.
+    pub size: String,
+    /// As asked for.
+    pub df: bool,
+    /// As asked for.
+    pub vlan: bool,
+    /// As asked for.
+    pub ecmp: u8,
+    /// As asked for; 0 over rings, which have DPDK's.
+    pub buffers: u32,
     /// Packets measured.
     pub packets: u64,
     /// Time they took, s.
@@ -31,6 +51,11 @@ pub struct Report {
     pub mpps: f64,
     /// Time a packet.
     pub ns_per_packet: f64,
+    /// Time a packet of the same harness alone, in the same run; included in `ns_per_packet`.
+    pub floor_ns: f64,
+    /// With `--handover`: time a packet when each arrives at its owner, in the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub without_handover_ns: Option<f64>,
     /// TSC cycles a packet.
     pub cycles_per_packet: f64,
     /// Packets of known flows.
@@ -49,41 +74,94 @@ pub struct Report {
     pub p99_ns: u64,
     /// Its 99.9th percentile.
     pub p999_ns: u64,
-    /// Packets that left and were checked field by field.
+    /// Packets that left and were checked in full.
     pub verified: u64,
+    /// Packets of the whole run, with warm-up: received by the workers.
+    pub received: u64,
+    /// Of the whole run: transmitted.
+    pub transmitted: u64,
+    /// Of the whole run: dropped.
+    pub dropped: u64,
+    /// Held by the workers at the end.
+    pub held: u64,
     /// Drops by reason, if there were any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drop_reasons: Vec<(String, u64)>,
 }
 
-impl Report {
-    /// Two workers at the same time: packets and rates are added, times a packet are their mean, percentiles those of
-    /// the slower.
-    #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
-    pub(super) fn and(mut self, other: Self) -> Self {
-        let (mine, theirs) = (self.packets as f64, other.packets as f64);
-        let mean = |a: f64, b: f64| (a * mine + b * theirs) / (mine + theirs);
-        self.ns_per_packet = mean(self.ns_per_packet, other.ns_per_packet);
-        self.cycles_per_packet = mean(self.cycles_per_packet, other.cycles_per_packet);
-        self.seconds = self.seconds.max(other.seconds);
-        self.packets += other.packets;
-        self.mpps += other.mpps;
-        self.hits += other.hits;
-        self.misses += other.misses;
-        self.new_flows += other.new_flows;
-        self.drops += other.drops;
-        self.snat_port_reused_early += other.snat_port_reused_early;
-        self.p50_ns = self.p50_ns.max(other.p50_ns);
-        self.p99_ns = self.p99_ns.max(other.p99_ns);
-        self.p999_ns = self.p999_ns.max(other.p999_ns);
-        self.verified += other.verified;
-        for (reason, count) in other.drop_reasons {
-            match self.drop_reasons.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, sum)) => *sum += count,
-                None => self.drop_reasons.push((reason, count)),
-            }
-        }
+/// What one or more workers measured.
+pub(super) struct Measured {
+    pub(super) times: PollTimes,
+    pub(super) counted: CounterReading,
+    pub(super) floor_ns: f64,
+    pub(super) reused_early: u64,
+}
+
+impl Measured {
+    /// Nothing yet.
+    pub(super) fn none(rate: CycleRate) -> Self {
+        Self { times: PollTimes::new(rate), counted: CounterReading::default(), floor_ns: f64::INFINITY, reused_early: 0 }
+    }
+
+    /// That of workers at the same time: packets are added, times a packet are their mean.
+    pub(super) fn and(mut self, other: &Self) -> Self {
+        let (mine, theirs) = (f64::from(self.times.workers), f64::from(other.times.workers));
+        self.floor_ns = (self.floor_ns * mine + other.floor_ns * theirs) / (mine + theirs);
+        self.times.merge(&other.times);
+        self.counted.add(&CounterReading::default(), &other.counted);
+        self.reused_early += other.reused_early;
         self
+    }
+}
+
+impl Report {
+    pub(super) fn new(options: &BenchArgs, measured: &Measured, account: &FinalAccount, verified: u64) -> Self {
+        let Measured { times, counted, floor_ns, reused_early } = measured;
+        Self {
+            mode: options.mode.of_services().map_or("none", Mode::as_str),
+            family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
+            io: if options.io == BenchIo::Mem { "mem" } else { "ring" },
+            workers: options.workers.into(),
+            flows: options.flows,
+            services: options.services,
+            backends: options.backends,
+            protocol: if options.protocol == BenchProtocol::Tcp { "tcp" } else { "udp" },
+            state: if options.state == BenchState::Established { "established" } else { "opening" },
+            direction: match traffic::direction(options) {
+                BenchDirection::ToBackend => "to-backend",
+                BenchDirection::ToClient => "to-client",
+                BenchDirection::Both => "both",
+            },
+            size: match options.size {
+                FrameSize::Each(bytes) => bytes.to_string(),
+                FrameSize::Imix => "imix".into(),
+            },
+            df: !options.no_df,
+            vlan: options.vlan,
+            ecmp: options.ecmp,
+            buffers: if options.io == BenchIo::Mem { options.buffers } else { 0 },
+            packets: times.packets,
+            seconds: times.seconds(),
+            mpps: times.mpps(),
+            ns_per_packet: times.ns_per_packet(),
+            floor_ns: *floor_ns,
+            without_handover_ns: None,
+            cycles_per_packet: times.cycles_per_packet(),
+            hits: counted.hits,
+            misses: counted.misses,
+            new_flows: counted.new_flows,
+            drops: counted.dropped(),
+            snat_port_reused_early: *reused_early,
+            p50_ns: times.percentile_ns(500),
+            p99_ns: times.percentile_ns(990),
+            p999_ns: times.percentile_ns(999),
+            verified,
+            received: account.received,
+            transmitted: account.transmitted,
+            dropped: account.dropped,
+            held: account.held,
+            drop_reasons: counted.named(),
+        }
     }
 }
 
@@ -96,6 +174,24 @@ pub enum BenchError {
     /// A packet left the engine that should not have left like that.
     #[error("a transmitted packet is wrong: {0}; the figures would mean nothing")]
     Wrong(String),
+    /// Packets were lost, or counted twice.
+    #[error("packets are not accounted for ({0}); the figures would mean nothing")]
+    Account(String),
+    /// SNAT ports were reused before they had rested, so opening a flow cost less than it may.
+    #[error("{0} SNAT ports were reused before they had rested; take more --backends, or fewer --flows")]
+    ReusedEarly(u64),
+    /// Options contradict each other.
+    #[error("{0}")]
+    Options(&'static str),
+    /// There is no memory for the packet buffers.
+    #[error("no memory for {0} packet buffers: lower --buffers")]
+    Buffers(usize),
+    /// There is no memory for the frames.
+    #[error("no memory for {0} bytes of frames: lower --flows")]
+    Trace(usize),
+    /// Another worker failed.
+    #[error("another worker failed")]
+    OtherWorker,
     /// Packets of known flows were dropped.
     #[error("packets of known flows were dropped ({0}), where none may be; the figures would mean nothing")]
     Dropped(String),
@@ -123,13 +219,17 @@ pub fn print(report: &Report, output: Option<OutputFormat>, out: &mut impl Write
 }
 
 fn text(report: &Report) -> String {
-    format!(
-        "{} {} over {}: {} flows, {} services, {} backends\n\
+    let mut text = format!(
+        "{} {} {} {}, {}, over {}: {} flows, {} services, {} backends\n\
          {:.1} ns a packet, {:.1} cycles, {:.2} Mpps on {} (no NIC)\n\
+         of that {:.1} ns are the harness (the floor), measured in the same run\n\
          {} packets in {:.1} s: {} hits, {} misses, {} new flows, {} drops; {} checked\n\
          a poll of 32: p50 {} ns, p99 {} ns, p99.9 {} ns",
         report.mode,
         report.family,
+        report.state,
+        report.protocol,
+        report.direction,
         report.io,
         report.flows,
         report.services,
@@ -138,6 +238,7 @@ fn text(report: &Report) -> String {
         report.cycles_per_packet,
         report.mpps,
         if report.workers == 1 { "one core".to_owned() } else { format!("{} cores", report.workers) },
+        report.floor_ns,
         report.packets,
         report.seconds,
         report.hits,
@@ -148,5 +249,9 @@ fn text(report: &Report) -> String {
         report.p50_ns,
         report.p99_ns,
         report.p999_ns
-    )
+    );
+    if let Some(without) = report.without_handover_ns {
+        text.push_str(&format!("\nevery packet arrived at another worker than its owner; {without:.1} ns when none does"));
+    }
+    text
 }

@@ -1,91 +1,168 @@
-//! The frames: one per flow, in random order. They are contiguous in memory, so that copying them streams, and the
-//! measurement shows the memory accesses of the engine rather than of the trace.
+//! The packets of a flow, as clients and backends send them and as they should arrive. Their numbers identify the flow:
+//! TCP's sequence number, and four bytes of UDP data.
+//!
+//! Not here: frames in memory (`trace`), and the choices that are the gateway's (`verify`).
 
+use std::net::IpAddr;
+
+use dataplane::tcp_flags::{ACK, SYN};
 use proto::Family;
-use zerocopy::{Immutable, IntoBytes};
 
-use super::frame::{self, FRAME_BYTES_V4, FRAME_BYTES_V6, Segment};
-use super::scenario::{self, client, vip};
-use super::worker_flows::WorkerFlows;
-use crate::cli::BenchArgs;
+use super::frame::{Content, Frame, Hop};
+use super::scenario::{
+    self, BACKEND_PORT, CLUSTER_MAC, CLUSTER_VLAN, UPLINK_MAC, UPLINK_VLAN, VIP_PORT, client, router_mac, vip,
+};
+use crate::cli::{BenchArgs, BenchDirection, BenchProtocol, BenchState, FrameSize};
 
-/// A cache line of a trace. The alignment puts a large trace into huge pages, so that the harness does not measure the
-/// TLB.
-#[derive(Clone, Copy, IntoBytes, Immutable)]
-#[repr(C, align(64))]
-struct CacheLine([u8; 64]);
-
-/// Frames of equal length, each aligned to a cache line.
-pub(super) struct Trace {
-    lines: Vec<CacheLine>,
-    frames: usize,
-    frame_len: usize,
-    lines_per_frame: usize,
-    next: std::cell::Cell<usize>,
+/// A side of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The side of the clients.
+    Uplink,
+    /// The side of the backends.
+    Cluster,
 }
 
-/// TCP flags of a trace.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TraceKind {
-    /// The first packet of each flow.
+impl Side {
+    pub(super) const BOTH: [Self; 2] = [Self::Uplink, Self::Cluster];
+}
+
+/// The packets of a flow in their order; of UDP all are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The client's first packet.
     Syn,
-    /// A later packet of each flow.
+    /// The backend's answer.
+    SynAck,
+    /// The client's answer to it, and all later packets of both.
     Ack,
 }
 
-impl Trace {
-    /// One frame for each flow of a worker, in an order given by `seed`.
-    pub(super) fn new(options: &BenchArgs, family: Family, kind: TraceKind, seed: u64, own: &WorkerFlows) -> Self {
-        let is_own = |flow: &u32| own.own(options, family, *flow);
-        let mut flows: Vec<u32> = (0..options.flows).filter(is_own).collect();
-        shuffle(&mut flows, seed);
-        let frame_len = if family == Family::V4 { FRAME_BYTES_V4 } else { FRAME_BYTES_V6 };
-        let lines_per_frame = frame_len.div_ceil(size_of::<CacheLine>());
-        let mut lines = vec![CacheLine([0; 64]); flows.len() * lines_per_frame];
-        for (lines, &flow) in lines.chunks_exact_mut(lines_per_frame).zip(&flows) {
-            let frame = flow_frame(options, family, flow, kind);
-            for (line, bytes) in lines.iter_mut().zip(frame.chunks(size_of::<CacheLine>())) {
-                line.0[..bytes.len()].copy_from_slice(bytes);
-            }
-        }
-        Self { lines, frames: flows.len(), frame_len, lines_per_frame, next: std::cell::Cell::new(0) }
-    }
+/// Hop limit of packets that are sent.
+const SENT_HOP_LIMIT: u8 = 63;
+/// IPv4 identification of packets that are sent.
+const SENT_IDENTIFICATION: u16 = 0x1234;
+/// Window of segments that are sent.
+const WINDOW: u16 = 0x2000;
+/// Ethernet header, and frame check sequence.
+const ETHERNET_AND_FCS: usize = 14 + 4;
+/// The smallest frame with frame check sequence. Its TCP segments carry no data.
+const SMALLEST: u16 = 64;
+/// Sizes of the frames of twelve flows.
+const IMIX: [u16; 12] = [64, 594, 64, 64, 594, 64, 1518, 64, 594, 64, 64, 594];
 
-    /// Number of frames.
-    pub(super) fn len(&self) -> usize {
-        self.frames
-    }
+/// The directions that are measured.
+pub(super) fn direction(options: &BenchArgs) -> BenchDirection {
+    let is_two_way = options.mode.of_services().is_none_or(proto::Mode::is_two_way);
+    let have_replies = is_two_way && options.state == BenchState::Established && !comes_and_goes(options);
+    options.direction.unwrap_or(if have_replies { BenchDirection::Both } else { BenchDirection::ToBackend })
+}
 
-    /// The next frame, cyclically.
-    #[inline]
-    pub(super) fn next(&self) -> &[u8] {
-        let n = self.next.get();
-        self.next.set(if n + 1 == self.frames { 0 } else { n + 1 });
-        let start = n * self.lines_per_frame * size_of::<CacheLine>();
-        self.lines.as_bytes().get(start..start + self.frame_len).unwrap_or(&[])
+/// The sides that packets are fed into, in turn.
+pub(super) fn sides(options: &BenchArgs) -> &'static [Side] {
+    match direction(options) {
+        BenchDirection::ToBackend => &[Side::Uplink],
+        BenchDirection::ToClient => &[Side::Cluster],
+        BenchDirection::Both => &Side::BOTH,
     }
 }
 
-/// The frame that a client sends on a flow. Its sequence number identifies the flow.
-pub(super) fn flow_frame(options: &BenchArgs, family: Family, flow: u32, kind: TraceKind) -> Vec<u8> {
-    let flags = match kind {
-        TraceKind::Syn => dataplane::tcp_flags::SYN,
-        TraceKind::Ack => dataplane::tcp_flags::ACK,
+/// Whether flows are opened and reclaimed all the time.
+pub(super) const fn comes_and_goes(options: &BenchArgs) -> bool {
+    options.new_flows || options.flood
+}
+
+/// Bytes of data of a flow's packets.
+fn data_len(options: &BenchArgs, family: Family, content: Content, flow: u32) -> usize {
+    let size = match options.size {
+        FrameSize::Each(size) => size,
+        FrameSize::Imix => IMIX[flow as usize % IMIX.len()],
     };
-    let destination = (vip(family, flow % options.services), scenario::VIP_PORT);
-    let segment = Segment { source: client(family, flow), destination, flags, sequence: flow };
-    let mut bytes = frame::build(scenario::UPLINK_MAC, &segment);
-    bytes.resize(bytes.len().max(FRAME_BYTES_V4), 0);
-    bytes
+    let ip = if family == Family::V4 { 20 } else { 40 };
+    let transport = match content {
+        Content::Tcp { .. } if size == SMALLEST => return 0,
+        Content::Tcp { .. } => 20,
+        Content::Udp { .. } => 8,
+    };
+    usize::from(size).saturating_sub(ETHERNET_AND_FCS + ip + transport).max(content.data_min())
 }
 
-/// Fisher-Yates shuffle with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to
-/// defeat prefetching.
-fn shuffle(items: &mut [u32], seed: u64) {
-    let mut state = seed | 1;
-    for i in (1..items.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let j = usize::try_from((state >> 33) % (i as u64 + 1)).unwrap_or(0);
-        items.swap(i, j);
+fn content(options: &BenchArgs, stage: Stage, flow: u32) -> Content {
+    let (flags, acknowledgement) = match stage {
+        Stage::Syn => (SYN, 0),
+        Stage::SynAck => (SYN | ACK, flow.wrapping_add(1)),
+        Stage::Ack => (ACK, flow.wrapping_add(1)),
+    };
+    match options.protocol {
+        BenchProtocol::Tcp => Content::Tcp { flags, sequence: flow, acknowledgement, window: WINDOW },
+        BenchProtocol::Udp => Content::Udp { flow },
     }
+}
+
+/// The number of the flow that a packet belongs to.
+pub(super) const fn flow_of(content: Content) -> u32 {
+    match content {
+        Content::Tcp { sequence, .. } => sequence,
+        Content::Udp { flow } => flow,
+    }
+}
+
+/// The VLAN of a side.
+pub(super) fn vlan(options: &BenchArgs, side: Side) -> Option<u16> {
+    options.vlan.then_some(if side == Side::Uplink { UPLINK_VLAN } else { CLUSTER_VLAN })
+}
+
+fn hop(options: &BenchArgs, family: Family) -> Hop {
+    let identification = if family == Family::V4 { SENT_IDENTIFICATION } else { 0 };
+    Hop { limit: SENT_HOP_LIMIT, identification, dont_fragment: !options.no_df, label: 0 }
+}
+
+/// A packet from one end to the other, as it is sent into a side of the gateway.
+fn sent(options: &BenchArgs, stage: Stage, flow: u32, side: Side, ends: [(IpAddr, u16); 2]) -> Frame {
+    let [source, destination] = ends;
+    let family = if source.0.is_ipv4() { Family::V4 } else { Family::V6 };
+    let content = content(options, stage, flow);
+    Frame {
+        destination_mac: if side == Side::Uplink { UPLINK_MAC } else { CLUSTER_MAC },
+        source_mac: router_mac(0),
+        vlan: vlan(options, side),
+        tunnel: None,
+        source,
+        destination,
+        hop: hop(options, family),
+        content,
+        data_len: data_len(options, family, content, flow),
+    }
+}
+
+/// The frontend of a flow.
+fn frontend(options: &BenchArgs, family: Family, flow: u32) -> (IpAddr, u16) {
+    (vip(family, flow % options.services), VIP_PORT)
+}
+
+/// A packet that the client of a flow sends.
+pub(super) fn from_client(options: &BenchArgs, family: Family, stage: Stage, flow: u32) -> Frame {
+    sent(options, stage, flow, Side::Uplink, [client(family, flow), frontend(options, family, flow)])
+}
+
+/// A packet that a backend of the flow's service sends to where the client's packets come from.
+pub(super) fn from_backend(options: &BenchArgs, stage: Stage, flow: u32, backend: IpAddr, to: (IpAddr, u16)) -> Frame {
+    sent(options, stage, flow, Side::Cluster, [(backend, BACKEND_PORT), to])
+}
+
+/// The packet of the client as a router sends it on.
+pub(super) fn forwarded(options: &BenchArgs, side: Side, frame: Frame) -> Frame {
+    let source_mac = if side == Side::Uplink { UPLINK_MAC } else { CLUSTER_MAC };
+    Frame { source_mac, vlan: vlan(options, side), hop: Hop { limit: SENT_HOP_LIMIT - 1, ..frame.hop }, ..frame }
+}
+
+/// The packet of the backend as the client should get it.
+pub(super) fn to_client(options: &BenchArgs, family: Family, stage: Stage, flow: u32) -> Frame {
+    let ends = [frontend(options, family, flow), client(family, flow)];
+    forwarded(options, Side::Uplink, sent(options, stage, flow, Side::Cluster, ends))
+}
+
+/// Address of a backend of the flow's service.
+pub(super) fn backend(options: &BenchArgs, family: Family, flow: u32, n: u32) -> IpAddr {
+    scenario::backend(family, flow % options.services, n, options.backends)
 }

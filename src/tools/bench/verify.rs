@@ -1,181 +1,263 @@
-//! Verification of transmitted packets: every field that a mode rewrites or adds, every checksum in full, and that no
-//! two flows look the same to a backend. The sequence number, which no mode changes, identifies a flow.
+//! Verification of packets that left. A packet is read, the few fields that are the gateway's choice are taken from it
+//! and checked (backend, SNAT address and port, next hop, entropy of a tunnel, IPv4 identification without DF), and then
+//! all its bytes must be those of the packet that is expected with these choices. Also: a flow keeps the choices, and no
+//! two flows look the same to a backend.
+//!
+//! **Invariant:** no code is shared with the engine, and each bit of a packet is checked but for its padding.
+//!
+//! Not here: which packets are verified (`harness`).
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
+use dataplane::tcp_flags::RST;
 use dataplane::{GUE_PORT, Mac};
 use proto::{Family, Mode};
 
-use super::frame::{self, SENT_HOP_LIMIT, Segment, TcpFrame, TunnelHeaders};
+use super::frame::{self, Content, Frame, Hop, TunnelHeaders};
 use super::report::BenchError;
-use super::scenario::{
-    BACKEND_PORT, CLUSTER_MAC, ROUTER_MAC, UPLINK_MAC, VIP_PORT, backend, backend_mac, client, snat_addresses, tunnel_source, vip,
-};
+use super::scenario::{BACKEND_PORT, CLUSTER_MAC, backend_mac, router_mac, snat_addresses, tunnel_source};
+use super::traffic::{self, Side, Stage};
 use crate::cli::BenchArgs;
 
-/// A flow as its backend sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Mapping {
-    pub(super) source: (IpAddr, u16),
-    /// Includes the fields by which routers distribute tunnels, so that a flow keeps its path.
-    pub(super) tunnel: Option<TunnelHeaders>,
-    pub(super) backend: (IpAddr, u16),
+/// What the gateway chose for a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice {
+    /// Number of the backend in its service.
+    backend: u32,
+    /// Flow label of the tunnel.
+    label: u32,
+    /// SNAT port, or source port of the tunnel.
+    port: u16,
+    /// Index of the SNAT address.
+    snat: u8,
+    /// Number of the next hop towards the backend.
+    hop: u8,
 }
 
-/// Results of the verification.
-pub(super) struct Verifier<'o> {
-    options: &'o BenchArgs,
-    mode: Mode,
-    family: Family,
-    snat: Vec<IpAddr>,
-    tunnel_source: Option<IpAddr>,
-    /// Number of flows seen.
-    pub(super) flows: HashMap<u32, Mapping>,
-    mappings: HashMap<Mapping, u32>,
-    /// Number of packets verified.
-    pub(super) checked: u64,
+impl Choice {
+    const NONE: Self = Self { backend: u32::MAX, label: 0, port: 0, snat: 0, hop: 0 };
 }
 
+/// No next hop towards the client was seen yet.
+const NO_HOP: u8 = u8::MAX;
 /// Hop limit of packets that the gateway originates.
 const OWN_HOP_LIMIT: u8 = 64;
 /// Lowest source port of a GUE datagram: ephemeral ports (RFC 6335 section 6).
 const GUE_SOURCE_PORT: u16 = 49_152;
+/// Lowest SNAT port.
+const SNAT_PORT: u16 = 1024;
+
+/// The expectations of a run.
+#[derive(Debug)]
+pub(super) struct Verifier {
+    options: BenchArgs,
+    mode: Mode,
+    family: Family,
+    snat: Vec<IpAddr>,
+    tunnel_source: Option<IpAddr>,
+    /// By flow.
+    choices: Vec<Choice>,
+    /// Number of the next hop towards the client, by flow.
+    hops_to_clients: Vec<u8>,
+    /// Number of packets verified.
+    pub(super) checked: u64,
+    written: Vec<u8>,
+}
 
 fn wrong(what: &str, found: &impl std::fmt::Debug) -> BenchError {
     BenchError::Wrong(format!("{what}: found {found:?}"))
 }
 
-fn parse(bytes: &[u8]) -> Result<TcpFrame, BenchError> {
-    let broken = || BenchError::Wrong(format!("no whole TCP packet with right checksums: {bytes:02x?}"));
-    frame::parse(bytes).ok_or_else(broken)
-}
-
-impl<'o> Verifier<'o> {
-    pub(super) fn new(options: &'o BenchArgs, mode: Mode, family: Family) -> Self {
+impl Verifier {
+    /// Expects packets of flows with numbers below `flows`.
+    pub(super) fn new(options: &BenchArgs, mode: Mode, family: Family, flows: u32) -> Self {
+        let flows = if traffic::comes_and_goes(options) { 0 } else { flows as usize };
         Self {
-            options,
+            options: options.clone(),
             mode,
             family,
             snat: snat_addresses(options, family),
             tunnel_source: tunnel_source(options.mode, family),
-            flows: HashMap::new(),
-            mappings: HashMap::new(),
+            choices: vec![Choice::NONE; flows],
+            hops_to_clients: vec![NO_HOP; flows],
             checked: 0,
+            written: Vec::new(),
         }
     }
 
-    /// Verifies a packet to a backend.
-    pub(super) fn at_backend(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
-        let seen = parse(bytes)?;
-        // The RST of a reclaimed flow: originated by the gateway, with the sequence number after that of its SYN.
-        let yielded = seen.reset && self.comes_and_goes();
-        let (flow, hop_limit) =
-            if yielded { (seen.sequence.wrapping_sub(1), OWN_HOP_LIMIT) } else { (seen.sequence, SENT_HOP_LIMIT - 1) };
-        if seen.hop_limit != hop_limit || seen.label != 0 {
-            return Err(wrong(&format!("expected a hop limit of {hop_limit} and no flow label"), &seen));
+    /// Verifies a packet that left by a side.
+    pub(super) fn verify(&mut self, side: Side, stage: Stage, bytes: &[u8]) -> Result<(), BenchError> {
+        let seen = frame::read(bytes).ok_or_else(|| wrong("a packet ends within its headers", &bytes))?;
+        let expected = match side {
+            Side::Cluster => self.at_backend(stage, &seen)?,
+            Side::Uplink => self.at_client(stage, &seen)?,
+        };
+        if seen != expected {
+            return Err(wrong(&format!("expected {expected:?}"), &seen));
         }
-        let destination = self.expect_backend(flow % self.options.services, &seen)?;
-        self.expect_tunnel(&seen)?;
-        self.expect_source(flow, &seen)?;
+        expected.write(&mut self.written);
+        if !frame::written_like(bytes, &expected, &self.written) {
+            return Err(wrong(&format!("{expected:?} is expected as the bytes {:02x?}", self.written), &format!("{bytes:02x?}")));
+        }
         self.checked += 1;
-        self.remember(flow, Mapping { source: seen.source, tunnel: seen.tunnel, backend: destination })
+        Ok(())
     }
 
-    /// The backend that a packet reaches, by the field that determines it in this mode, if it belongs to the service
-    /// and all other fields are right.
-    fn expect_backend(&self, service: u32, seen: &TcpFrame) -> Result<(IpAddr, u16), BenchError> {
-        let each = self.options.backends;
-        let mac = |n| if self.mode == Mode::Dsr { backend_mac(service, n, each) } else { ROUTER_MAC };
-        let reaches = |n: &u32| {
-            let address = backend(self.family, service, *n, each);
-            match self.mode {
-                Mode::Nat | Mode::Dnat => seen.destination.0 == address,
-                Mode::Dsr => Mac(seen.destination_mac) == mac(*n),
-                Mode::Ipip | Mode::Gue => seen.tunnel.is_some_and(|tunnel| tunnel.destination == address),
-            }
+    /// The packet that a backend should get, with the choices of the packet that it got.
+    fn at_backend(&mut self, stage: Stage, seen: &Frame) -> Result<Frame, BenchError> {
+        // The RST of a reclaimed flow: originated by the gateway, with the sequence number after that of its SYN.
+        let comes_and_goes = traffic::comes_and_goes(&self.options);
+        let reset = matches!(seen.content, Content::Tcp { flags: RST, .. }) && comes_and_goes;
+        let flow = traffic::flow_of(seen.content).wrapping_sub(u32::from(reset));
+        let choice = self.choice(flow, seen)?;
+        self.remember(flow, choice)?;
+        let options = &self.options;
+        let sent = traffic::forwarded(options, Side::Cluster, traffic::from_client(options, self.family, stage, flow));
+        let sent = if reset { as_reset(sent) } else { sent };
+        let backend = traffic::backend(options, self.family, flow, choice.backend);
+        let source = match self.mode {
+            Mode::Nat => (self.snat.get(usize::from(choice.snat)).copied().unwrap_or(backend), choice.port),
+            Mode::Dnat | Mode::Dsr | Mode::Ipip | Mode::Gue => sent.source,
         };
-        let Some(n) = (0..each).find(reaches) else { return Err(wrong("it goes to no backend of the service", seen)) };
-        let address = backend(self.family, service, n, each);
-        let backend_port = if self.mode.is_two_way() { BACKEND_PORT } else { VIP_PORT };
-        let destination = if self.mode.is_two_way() { address } else { vip(self.family, service) };
-        if seen.destination != (destination, backend_port) {
-            return Err(wrong(&format!("expected the destination {destination}, port {backend_port}"), seen));
-        }
-        if (Mac(seen.destination_mac), Mac(seen.source_mac)) != (mac(n), CLUSTER_MAC) {
-            return Err(wrong("the Ethernet addresses lead to another than the next hop", seen));
-        }
-        Ok((address, backend_port))
+        let destination = if self.mode.is_two_way() { (backend, BACKEND_PORT) } else { sent.destination };
+        let tunnel = self.tunnel(&sent, backend, &choice, seen)?;
+        let destination_mac = self.backend_mac(flow, choice);
+        Ok(Frame {
+            destination_mac,
+            source_mac: CLUSTER_MAC,
+            source,
+            destination,
+            tunnel,
+            hop: chosen(sent.hop, seen.hop),
+            ..sent
+        })
     }
 
-    fn expect_tunnel(&self, seen: &TcpFrame) -> Result<(), BenchError> {
-        let is_right = match (self.mode, &seen.tunnel) {
-            (Mode::Nat | Mode::Dnat | Mode::Dsr, tunnel) => tunnel.is_none(),
-            (Mode::Ipip | Mode::Gue, None) => false,
-            (mode, Some(tunnel)) => {
-                let ports_are_right = match tunnel.ports {
-                    None => mode == Mode::Ipip,
-                    Some((from, to)) => mode == Mode::Gue && from >= GUE_SOURCE_PORT && to == GUE_PORT,
-                };
-                ports_are_right && Some(tunnel.source) == self.tunnel_source && tunnel.hop_limit == OWN_HOP_LIMIT
-            }
-        };
-        if is_right { Ok(()) } else { Err(wrong(&format!("the headers in front are not those of mode {}", self.mode), seen)) }
-    }
-
-    fn expect_source(&self, flow: u32, seen: &TcpFrame) -> Result<(), BenchError> {
+    /// The next hop towards a backend.
+    fn backend_mac(&self, flow: u32, choice: Choice) -> Mac {
         match self.mode {
-            Mode::Nat if !self.snat.contains(&seen.source.0) || seen.source.1 < 1024 => {
-                Err(wrong("the source is no SNAT address and port", seen))
-            }
-            Mode::Dnat | Mode::Dsr | Mode::Ipip | Mode::Gue if seen.source != client(self.family, flow) => {
-                Err(wrong("the source is not the client", seen))
-            }
-            _ => Ok(()),
+            Mode::Dsr => backend_mac(flow % self.options.services, choice.backend, self.options.backends),
+            _ => router_mac(choice.hop),
         }
     }
 
-    /// Whether flows are opened and reclaimed all the time.
-    fn comes_and_goes(&self) -> bool {
-        self.options.new_flows || self.options.flood
+    /// The choices of the gateway for a packet to a backend, if they are allowed.
+    fn choice(&self, flow: u32, seen: &Frame) -> Result<Choice, BenchError> {
+        let options = &self.options;
+        let address = |n: u32| traffic::backend(options, self.family, flow, n);
+        let mac = |n: u32| backend_mac(flow % options.services, n, options.backends);
+        let reaches = |n: &u32| match self.mode {
+            Mode::Nat | Mode::Dnat => seen.destination.0 == address(*n),
+            Mode::Dsr => seen.destination_mac == mac(*n),
+            Mode::Ipip | Mode::Gue => seen.tunnel.is_some_and(|tunnel| tunnel.destination == address(*n)),
+        };
+        let near = self.choices.get(flow as usize).map(|choice| choice.backend).filter(|n| *n != u32::MAX && reaches(n));
+        let backend = near.or_else(|| (0..options.backends).find(reaches));
+        let Some(backend) = backend else { return Err(wrong("it goes to no backend of the service", seen)) };
+        let hop = if self.mode == Mode::Dsr { Some(0) } else { self.router(seen.destination_mac) };
+        let Some(hop) = hop else { return Err(wrong("it goes to no next hop", seen)) };
+        let (port, snat) = match (self.mode, seen.tunnel) {
+            (Mode::Nat, _) => {
+                let snat = self.snat.iter().position(|address| *address == seen.source.0).filter(|_| seen.source.1 >= SNAT_PORT);
+                let Some(snat) = snat else { return Err(wrong("the source is no SNAT address and port", seen)) };
+                (seen.source.1, u8::try_from(snat).unwrap_or(u8::MAX))
+            }
+            (_, Some(tunnel)) => (tunnel.ports.map_or(0, |ports| ports.0), 0),
+            _ => (0, 0),
+        };
+        Ok(Choice { backend, label: seen.tunnel.map_or(0, |tunnel| tunnel.hop.label), port, snat, hop })
     }
 
-    /// Checks that a flow keeps its mapping and no two flows share one. Skipped if flows are reclaimed all the time.
-    fn remember(&mut self, flow: u32, mapping: Mapping) -> Result<(), BenchError> {
-        if self.comes_and_goes() {
+    /// Number of a router by its Ethernet address.
+    fn router(&self, mac: Mac) -> Option<u8> {
+        (0..self.options.ecmp).find(|n| router_mac(*n) == mac)
+    }
+
+    /// The headers that should be in front.
+    fn tunnel(&self, sent: &Frame, backend: IpAddr, choice: &Choice, seen: &Frame) -> Result<Option<TunnelHeaders>, BenchError> {
+        let ports = match self.mode {
+            Mode::Nat | Mode::Dnat | Mode::Dsr => return Ok(None),
+            Mode::Ipip => None,
+            Mode::Gue if choice.port < GUE_SOURCE_PORT => return Err(wrong("expected an ephemeral port in front", seen)),
+            Mode::Gue => Some((choice.port, GUE_PORT)),
+        };
+        let label = if self.family == Family::V6 { choice.label } else { 0 };
+        let own = Hop { limit: OWN_HOP_LIMIT, identification: 0, dont_fragment: sent.hop.dont_fragment, label };
+        let Some(source) = self.tunnel_source else { return Err(wrong("there is no source of tunnels", seen)) };
+        let hop = seen.tunnel.map_or(own, |tunnel| chosen(own, tunnel.hop));
+        Ok(Some(TunnelHeaders { source, destination: backend, hop, ports }))
+    }
+
+    /// Checks that a flow keeps its choice. Skipped if flows are reclaimed all the time.
+    fn remember(&mut self, flow: u32, choice: Choice) -> Result<(), BenchError> {
+        if traffic::comes_and_goes(&self.options) {
             return Ok(());
         }
-        if *self.flows.entry(flow).or_insert(mapping) != mapping {
-            return Err(wrong("a flow changed its backend, its source or its tunnel", &mapping));
+        let Some(known) = self.choices.get_mut(flow as usize) else { return Err(wrong("there is no such flow", &flow)) };
+        if *known == Choice::NONE {
+            *known = choice;
         }
-        if *self.mappings.entry(mapping).or_insert(flow) != flow {
-            return Err(wrong("two flows look the same to one backend", &mapping));
-        }
-        Ok(())
+        if *known == choice { Ok(()) } else { Err(wrong(&format!("flow {flow} changed from {known:?}"), &choice)) }
     }
 
-    /// The reply of a backend to a flow.
-    pub(super) fn reply_frame(flow: u32, mapping: &Mapping) -> Vec<u8> {
-        let flags = dataplane::tcp_flags::ACK;
-        let segment = Segment { source: mapping.backend, destination: mapping.source, flags, sequence: flow };
-        frame::build(CLUSTER_MAC, &segment)
+    /// The packet that a client should get.
+    fn at_client(&mut self, stage: Stage, seen: &Frame) -> Result<Frame, BenchError> {
+        let flow = traffic::flow_of(seen.content);
+        let Some(hop) = self.router(seen.destination_mac) else { return Err(wrong("it goes to no next hop", seen)) };
+        let Some(known) = self.hops_to_clients.get_mut(flow as usize) else { return Err(wrong("there is no such flow", seen)) };
+        if *known == NO_HOP {
+            *known = hop;
+        }
+        if *known != hop {
+            return Err(wrong("the packets of a flow to its client take several paths", seen));
+        }
+        let sent = traffic::to_client(&self.options, self.family, stage, flow);
+        Ok(Frame { destination_mac: router_mac(hop), hop: chosen(sent.hop, seen.hop), ..sent })
     }
 
-    /// Verifies a packet to a client.
-    pub(super) fn at_client(&mut self, bytes: &[u8]) -> Result<(), BenchError> {
-        let seen = parse(bytes)?;
-        let flow = seen.sequence;
-        if seen.destination != client(self.family, flow) {
-            return Err(wrong("a reply goes to the wrong client", &seen));
-        }
-        if seen.source != (vip(self.family, flow % self.options.services), VIP_PORT) {
-            return Err(wrong("a reply does not come from the VIP", &seen));
-        }
-        let macs = (Mac(seen.destination_mac), Mac(seen.source_mac));
-        if macs != (ROUTER_MAC, UPLINK_MAC) || seen.tunnel.is_some() || seen.hop_limit != SENT_HOP_LIMIT - 1 {
-            return Err(wrong("a reply is not as a router would send it on", &seen));
-        }
-        self.checked += 1;
-        Ok(())
+    /// A packet that the flow's backend sends in reply. None before the flow's first packet was verified.
+    pub(super) fn reply(&self, stage: Stage, flow: u32) -> Option<Frame> {
+        let choice = self.choices.get(flow as usize).filter(|choice| **choice != Choice::NONE)?;
+        let backend = traffic::backend(&self.options, self.family, flow, choice.backend);
+        let to = match self.mode {
+            Mode::Nat => (*self.snat.get(usize::from(choice.snat))?, choice.port),
+            _ => super::scenario::client(self.family, flow),
+        };
+        Some(traffic::from_backend(&self.options, stage, flow, backend, to))
     }
+
+    /// Checks that all flows were forwarded, and that no two look the same to a backend.
+    pub(super) fn check_flows(&self) -> Result<(), BenchError> {
+        if let Some(flow) = self.choices.iter().position(|choice| *choice == Choice::NONE) {
+            return Err(BenchError::Wrong(format!("the first packet of flow {flow} did not leave")));
+        }
+        if self.mode != Mode::Nat {
+            return Ok(()); // backends see the clients' own addresses and ports
+        }
+        let services = u64::from(self.options.services);
+        let key = |(flow, choice): (usize, &Choice)| {
+            let backend = flow as u64 % services * u64::from(self.options.backends) + u64::from(choice.backend);
+            backend << 24 | u64::from(choice.snat) << 16 | u64::from(choice.port)
+        };
+        let mut keys: Vec<u64> = self.choices.iter().enumerate().map(key).collect();
+        keys.sort_unstable();
+        match keys.windows(2).find(|pair| pair.first() == pair.last()) {
+            Some(keys) => Err(wrong("two flows look the same to one backend", &keys)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The hop fields of an expected packet with what the gateway may choose: the identification of a packet that may be
+/// fragmented.
+const fn chosen(expected: Hop, seen: Hop) -> Hop {
+    if expected.dont_fragment { expected } else { Hop { identification: seen.identification, ..expected } }
+}
+
+/// The RST that ends the flow of a SYN.
+fn as_reset(syn: Frame) -> Frame {
+    let sequence = traffic::flow_of(syn.content).wrapping_add(1);
+    let content = Content::Tcp { flags: RST, sequence, acknowledgement: 0, window: 0 };
+    let hop = Hop { limit: OWN_HOP_LIMIT, identification: 0, dont_fragment: true, label: 0 };
+    Frame { hop, content, data_len: 0, ..syn }
 }

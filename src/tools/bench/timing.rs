@@ -1,0 +1,166 @@
+//! The clock of a worker, and the times of its polls.
+//!
+//! **Invariant:** the time stamp counter is read once per poll.
+//!
+//! Not here: what is polled (`measure`).
+
+use std::time::{Duration, Instant};
+
+use dataplane::BURST;
+
+use crate::cli::BenchArgs;
+
+/// Rate of the time stamp counter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CycleRate {
+    ns_per_cycle: f64,
+}
+
+impl CycleRate {
+    /// Measures it over 20 ms, because it is unknown without DPDK.
+    #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
+    pub(super) fn measure() -> Self {
+        let (start, first) = (Instant::now(), dpdk_sys::cycles());
+        while start.elapsed() < Duration::from_millis(20) {}
+        Self { ns_per_cycle: start.elapsed().as_nanos() as f64 / (dpdk_sys::cycles() - first) as f64 }
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // below 2^53
+    #[inline]
+    fn ns(self, cycles: u64) -> u64 {
+        (cycles as f64 * self.ns_per_cycle) as u64
+    }
+}
+
+/// The time that a worker gets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerClock {
+    rate: CycleRate,
+    /// Time at the beginning of `since`, ns.
+    base_ns: u64,
+    /// When real time began; none while time stands still or is simulated.
+    since: Option<u64>,
+    /// Simulated time per poll, ns.
+    poll_ns: u64,
+}
+
+/// How long a flow of `--new-flows` lives: the opening state, and the time until a sweep removes it.
+const NEW_FLOW_LIFE: Duration = Duration::from_secs(39);
+/// Part of the flow table that `--new-flows` fills, in hundredths. The sweep visits two flows per packet, so flows live
+/// for up to 56 s instead of [`NEW_FLOW_LIFE`], and their ports rest for 60 s: 1.8 ports per flow of the table.
+const NEW_FLOWS_LIVE: u64 = 60;
+
+impl WorkerClock {
+    /// A clock that stands still, from some time on.
+    pub(super) fn still(rate: CycleRate) -> Self {
+        Self { rate, base_ns: 1_000_000_000, since: None, poll_ns: 0 }
+    }
+
+    /// From now on with real time.
+    pub(super) fn run(&mut self) {
+        self.since = Some(dpdk_sys::cycles());
+    }
+
+    /// From now on with a simulated time, in which new flows expire as fast as they come.
+    pub(super) fn simulate(&mut self, options: &BenchArgs) {
+        let live = (u64::from(options.flows) / u64::from(options.workers) * NEW_FLOWS_LIVE / 100).max(1);
+        self.poll_ns = nanos(NEW_FLOW_LIFE) * BURST as u64 / live;
+    }
+
+    /// Advances the time at once.
+    pub(super) fn skip(&mut self, time: Duration) {
+        self.base_ns += nanos(time);
+    }
+
+    /// The time of a poll that begins at this cycle, ns.
+    #[inline]
+    pub(super) fn at(&mut self, cycles: u64) -> u64 {
+        match self.since {
+            Some(since) => self.base_ns + self.rate.ns(cycles - since),
+            None => {
+                self.base_ns += self.poll_ns;
+                self.base_ns
+            }
+        }
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Cycles of a bucket of the histogram, and their number: polls up to 0.1 ms at 2.6 GHz.
+const BUCKET_CYCLES: u64 = 4;
+const BUCKETS: usize = 1 << 16;
+
+/// Times of polls that count.
+#[derive(Debug)]
+pub(super) struct PollTimes {
+    rate: CycleRate,
+    pub(super) workers: u32,
+    pub(super) packets: u64,
+    cycles: u64,
+    /// Number of polls by their cycles; the last bucket has all longer ones.
+    histogram: Vec<u32>,
+}
+
+impl PollTimes {
+    pub(super) fn new(rate: CycleRate) -> Self {
+        Self { rate, workers: 1, packets: 0, cycles: 0, histogram: vec![0; BUCKETS] }
+    }
+
+    /// Counts a poll.
+    #[inline]
+    pub(super) fn count(&mut self, cycles: u64) {
+        self.cycles += cycles;
+        let bucket = usize::try_from(cycles / BUCKET_CYCLES).unwrap_or(usize::MAX).min(BUCKETS - 1);
+        if let Some(count) = self.histogram.get_mut(bucket) {
+            *count += 1;
+        }
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.rate.ns(self.cycles))
+    }
+
+    /// The time that this many thousandths of the polls do not exceed, ns.
+    pub(super) fn percentile_ns(&self, thousandths: u64) -> u64 {
+        let polls: u64 = self.histogram.iter().copied().map(u64::from).sum();
+        let wanted = polls * thousandths / 1000;
+        let mut passed = 0;
+        let within = self.histogram.iter().position(|count| {
+            passed += u64::from(*count);
+            passed >= wanted
+        });
+        self.rate.ns(within.unwrap_or(BUCKETS - 1) as u64 * BUCKET_CYCLES)
+    }
+
+    /// Adds those of other workers at the same time.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.workers += other.workers;
+        self.packets += other.packets;
+        self.cycles += other.cycles;
+        self.histogram.iter_mut().zip(&other.histogram).for_each(|(sum, count)| *sum += count);
+    }
+
+    /// Time a packet of one worker.
+    #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
+    pub(super) fn ns_per_packet(&self) -> f64 {
+        self.cycles as f64 * self.rate.ns_per_cycle / self.packets as f64
+    }
+
+    #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
+    pub(super) fn cycles_per_packet(&self) -> f64 {
+        self.cycles as f64 / self.packets as f64
+    }
+
+    /// The time that all workers took.
+    pub(super) fn seconds(&self) -> f64 {
+        self.elapsed().as_secs_f64() / f64::from(self.workers)
+    }
+
+    /// Million packets a second of all workers.
+    pub(super) fn mpps(&self) -> f64 {
+        1e3 / self.ns_per_packet() * f64::from(self.workers)
+    }
+}
