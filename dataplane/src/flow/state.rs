@@ -215,6 +215,12 @@ impl FlowState {
         }
     }
 
+    /// Whether the flow is of two-way TCP whose handshake is under way.
+    #[must_use]
+    pub const fn shakes_hands(self) -> bool {
+        matches!(self, Self::TcpOpening | Self::TcpAnswered | Self::TcpRefused)
+    }
+
     /// Whether the flow never yields.
     #[must_use]
     #[inline]
@@ -394,8 +400,7 @@ const fn plain_by_number() -> [u64; 64] {
     let mut number = 0;
     while number < FlowState::ALL.len() {
         let state = FlowState::ALL[number];
-        let shakes_hands = matches!(state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused);
-        if !shakes_hands && !is_of_sctp(state) {
+        if !state.shakes_hands() && !is_of_sctp(state) {
             let is_udp = matches!(transport_of(state, 0), Transport::Udp);
             table[number + SIGNALS as usize * is_udp as usize] = PLAIN[number];
         }

@@ -126,7 +126,8 @@ struct ColdFlow {
     number: u32,
 }
 
-/// Bits of a route's epoch; the slot is in the others.
+/// Bits of a route's epoch; the slot is in the others. During the handshake of a flow, its client's sequence number is
+/// kept in place of the route.
 const EPOCH_BITS: u32 = 12;
 const EPOCH_MASK: u32 = (1 << EPOCH_BITS) - 1;
 /// The slot of an unknown next hop, and of those that do not fit: they are looked up for each packet.
@@ -136,11 +137,6 @@ const _: () = assert!(super::entry::ROUTE_EPOCHS == EPOCH_MASK);
 /// A route in one word.
 fn route_word(slot: u32, epoch: u32) -> u32 {
     slot.min(NO_SLOT) << EPOCH_BITS | epoch & EPOCH_MASK
-}
-
-/// Whether the handshake of a flow is under way, whose client's sequence number is kept in place of its route.
-const fn shakes_hands(state: FlowState) -> bool {
-    matches!(state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused)
 }
 
 /// The flows of one table.
@@ -206,7 +202,7 @@ impl<A: Address> Storage<A> {
         let (protocol, mode) = (state.protocol(), hot.mode());
         let (there, back) = (hot.keys[0].tuple(protocol), hot.keys[1].tuple(protocol));
         let number = NumberUse::of(state, mode);
-        let handshake = shakes_hands(state);
+        let handshake = state.shakes_hands();
         let slot = word >> EPOCH_BITS;
         Flow {
             client: there.source,
@@ -244,7 +240,7 @@ impl<A: Address> Storage<A> {
     pub(super) fn set(&mut self, index: u32, flow: &Flow<A>) {
         let seen = flow.last_seen.0 << SEEN_SHIFT | (flow.mode as u32) << STATE_BITS | flow.state as u32;
         self.hot[index as usize].seen = seen;
-        let handshake = shakes_hands(flow.state);
+        let handshake = flow.state.shakes_hands();
         let route = route_word(flow.route_to_client, flow.route_epoch);
         self.routes[index as usize] = if handshake { flow.initial_sequence } else { route };
         let number = match NumberUse::of(flow.state, flow.mode) {

@@ -120,7 +120,12 @@ fn advance_flow<'s, A: Address>(
         flow.unanswered_since = None;
     }
     context.table.set(index, &flow);
+    let shook_hands = flow.state.shakes_hands();
     let mut flow = context.table.advance(index, transport, direction, segment, now);
+    if shook_hands && !flow.state.shakes_hands() && direction == Direction::ToBackend {
+        // The route is kept from now on; the next reply finds it.
+        let _ = exit_to_client(snapshot, &mut flow);
+    }
     if !flow.mode.is_two_way() {
         flow.last_seen = now;
         context.table.set(index, &flow);

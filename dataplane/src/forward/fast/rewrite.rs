@@ -14,7 +14,7 @@ use crate::forward::rewrite::{Inner, Outer, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::{BURST, Burst, Port};
 use crate::snapshot::{Ends, Exit, Snapshot};
-use crate::wire::{Address as _, Buffer, TupleKey, WireKey};
+use crate::wire::{Buffer, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
