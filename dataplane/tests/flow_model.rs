@@ -67,8 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn flow(n: u32, now: Tick) -> Flow<u32> {
     let (protocol, state) = if n < UDP_FROM { (6, FlowState::TcpOpening) } else { (17, FlowState::UdpUnreplied) };
-    let tuple =
-        Tuple { source: 0x0a00_0000 + n, destination: 0xc000_0264, source_port: 4000, destination_port: 80, protocol };
+    let tuple = Tuple { source: 0x0a00_0000 + n, destination: 0xc000_0264, source_port: 4000, destination_port: 80, protocol };
     let lease = SnatLease { address: 0xac10_0002, port: 1024 + u16::try_from(n).unwrap(), pool: PoolId(n % 3) };
     let backend = (BackendId { slot: n, generation: 1 }, 0xac10_0001, 8080);
     Flow::new(&tuple, (state, FlowMode::Nat), backend, &lease, now)

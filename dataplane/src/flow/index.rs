@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::flow::prefetch;
+use crate::flow::processor;
 
 const WAYS: usize = 15;
 /// Maximum number of buckets searched for room. At 90 % load the second level (30 x 15 slots) lacks room in one case in
@@ -38,12 +38,11 @@ const SLOTS: u32 = (1 << WAYS) - 1;
 const AWAY: u32 = 1 << WAYS;
 
 impl Bucket {
-    /// The words that equal `pattern` where `mask` has ones, as bits. Compilers vectorise this loop over all sixteen
-    /// words, so the last one, which is no slot, takes part: callers that compare keys need not care.
+    /// The words that equal `pattern` where `mask` has ones, as bits. The last one, which is no slot, takes part: callers
+    /// that compare keys need not care.
     #[inline(always)]
     fn matching(&self, pattern: u32, mask: u32) -> u32 {
-        let bit = |(slot, word): (usize, &u32)| u32::from(word & mask == pattern) << slot;
-        self.words.iter().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
+        processor::matching(&self.words, pattern, mask)
     }
 
     fn room(&self) -> Option<usize> {
@@ -97,6 +96,15 @@ struct Step {
     from: Option<(usize, usize)>,
 }
 
+/// Where a key may be, as far as its home bucket tells.
+pub(super) enum Guess {
+    /// At this position, if anywhere.
+    At(u32),
+    /// In its other bucket, if anywhere.
+    Away,
+    Nowhere,
+}
+
 /// The index: positions by hash.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -147,17 +155,44 @@ impl Index {
     #[inline(always)]
     pub(super) fn prefetch(&self, hash: u64) {
         if let Some(bucket) = self.buckets.get(self.home(hash)) {
-            prefetch::read(bucket);
+            processor::prefetch(bucket);
         }
     }
 
-    /// The first position with a matching tag in the home bucket only: a guess that is good enough for a prefetch.
+    /// The first position with a matching tag in the home bucket: a guess that is good enough for a prefetch.
     #[inline(always)]
-    pub(super) fn candidate(&self, hash: u64) -> Option<u32> {
-        let bucket = self.buckets.get(self.home(hash))?;
-        let matching = bucket.matching(self.tag(hash), self.tag_mask);
+    pub(super) fn candidate(&self, hash: u64) -> Guess {
+        let Some(bucket) = self.buckets.get(self.home(hash)) else { return Guess::Nowhere };
+        match self.first(bucket, self.tag(hash)) {
+            Some(place) => Guess::At(place),
+            None if bucket.has_away() => Guess::Away,
+            None => Guess::Nowhere,
+        }
+    }
+
+    #[inline(always)]
+    fn first(&self, bucket: &Bucket, tag: u32) -> Option<u32> {
+        let matching = bucket.matching(tag, self.tag_mask);
         let word = bucket.words.get(matching.trailing_zeros() as usize)?;
         Some(word & !self.tag_mask)
+    }
+
+    /// The other bucket of a key that is not in its home bucket.
+    #[inline]
+    fn away(&self, hash: u64) -> &Bucket {
+        &self.buckets[self.other(self.home(hash), self.tag(hash))]
+    }
+
+    /// Prefetches the other bucket of a key.
+    #[inline]
+    pub(super) fn prefetch_away(&self, hash: u64) {
+        processor::prefetch(self.away(hash));
+    }
+
+    /// The first position with a matching tag in the other bucket.
+    #[inline]
+    pub(super) fn candidate_away(&self, hash: u64) -> Option<u32> {
+        self.first(self.away(hash), self.tag(hash))
     }
 
     /// The position that `is_it` accepts among those with a matching tag.

@@ -11,7 +11,7 @@
 use zerocopy::{AllocError, FromZeros};
 
 use super::entry::{BackendId, Flow, UNRESOLVED};
-use super::prefetch;
+use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
@@ -182,9 +182,9 @@ impl<A: Address> Storage<A> {
     #[inline(always)]
     pub(super) fn prefetch(&self, index: u32, reply: bool) {
         if let Some(flow) = self.hot.get(index as usize) {
-            prefetch::read(flow);
+            processor::prefetch(flow);
             if reply {
-                prefetch::read(&self.routes[index as usize]);
+                processor::prefetch(&self.routes[index as usize]);
             }
         }
     }

@@ -6,7 +6,7 @@
 //! Not here: time. The caller decides when to sweep and which flows to end.
 
 use super::entry::Flow;
-use super::index::Index;
+use super::index::{Guess, Index};
 use super::snat::PoolId;
 use super::state::{Direction, YieldClass};
 use super::storage::{HotFlows, Storage};
@@ -25,8 +25,10 @@ pub struct FlowIndex(u32);
 pub struct Candidate(u32);
 
 impl Candidate {
-    /// No candidate: a table has at most `u32::MAX / 2` entries, so every valid value is lower.
+    /// No candidate: a table has at most 2^26 entries, so every valid value is lower.
     pub const NONE: Self = Self(u32::MAX);
+    /// No candidate yet: see [`FlowTable::candidate_away`].
+    pub const AWAY: Self = Self(u32::MAX - 1);
 
     /// Position and direction of the flow that it stands for.
     #[inline(always)]
@@ -114,10 +116,28 @@ impl<A: Address> FlowTable<A> {
         self.index.prefetch(hash);
     }
 
-    /// Second pass: reads the tags, prefetches the entry that probably holds the tuple, and returns its position.
+    /// Second pass: reads the tags, prefetches the entry that probably holds the tuple, and returns its position. For
+    /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        let Some(place) = self.index.candidate(hash) else { return Candidate::NONE };
+        match self.index.candidate(hash) {
+            Guess::At(place) => self.prefetch_entry(place),
+            Guess::Away => {
+                self.index.prefetch_away(hash);
+                Candidate::AWAY
+            }
+            Guess::Nowhere => Candidate::NONE,
+        }
+    }
+
+    /// The same in the other line of tags.
+    #[inline]
+    pub fn candidate_away(&self, hash: u64) -> Candidate {
+        self.index.candidate_away(hash).map_or(Candidate::NONE, |place| self.prefetch_entry(place))
+    }
+
+    #[inline(always)]
+    fn prefetch_entry(&self, place: u32) -> Candidate {
         let (index, direction) = entry_of(place);
         self.storage.prefetch(index, direction == Direction::ToClient);
         Candidate(place)
@@ -139,18 +159,22 @@ impl<A: Address> FlowTable<A> {
     #[must_use]
     #[inline(never)]
     pub fn search(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
-        let key = A::Key::of(tuple);
-        let place = self.index.find(hash, |place| self.matches(place, &key, tuple.protocol))?;
+        let Candidate(place) = self.search_key(hash, &A::Key::of(tuple), tuple.protocol)?;
         let (index, direction) = entry_of(place);
         Some((FlowIndex(index), direction))
+    }
+
+    /// The same by addresses and ports as they stand in a packet.
+    pub(crate) fn search_key(&self, hash: u64, key: &A::Key, protocol: u8) -> Option<Candidate> {
+        self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
     }
 
     /// Whether the entry and direction of a place are those of a key.
     fn matches(&self, place: u32, key: &A::Key, protocol: u8) -> bool {
         let (index, direction) = entry_of(place);
-        self.storage.hot(index).is_some_and(|flow| {
-            flow.key(direction) == key && flow.state().is_some_and(|state| state.protocol() == protocol)
-        })
+        self.storage
+            .hot(index)
+            .is_some_and(|flow| flow.key(direction) == key && flow.state().is_some_and(|state| state.protocol() == protocol))
     }
 
     /// Adds a flow. Its protocol must not be 0, and none of its tuples (one for a one-way flow) may be in the table.
@@ -208,7 +232,14 @@ impl<A: Address> FlowTable<A> {
 
     /// Applies a packet to the state of its flow, see [`advance()`], and keeps the yield lists up to date. Returns the
     /// flow as it is now.
-    pub fn advance(&mut self, index: FlowIndex, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> Flow<A> {
+    pub fn advance(
+        &mut self,
+        index: FlowIndex,
+        transport: Transport,
+        direction: Direction,
+        segment: Segment,
+        now: Tick,
+    ) -> Flow<A> {
         let mut flow = self.get(index);
         let before = flow.state.yield_class();
         if advance(&mut flow, transport, direction, segment, now) {

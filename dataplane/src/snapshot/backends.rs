@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::{BackendId, TargetSlot, Tick, Ticks, prefetch};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks};
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;
@@ -128,15 +128,6 @@ impl BackendTable {
         let slot = BackendId::unpacked(id).slot as usize;
         let spot = self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
         (spot.id == id).then_some(spot)
-    }
-
-    /// Prefetches what [`BackendTable::spot`] reads.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, id: u32) {
-        let slot = BackendId::unpacked(id).slot as usize;
-        if let Some(piece) = self.pieces.get(slot / PIECE) {
-            prefetch::read(&piece.spots[slot % PIECE]);
-        }
     }
 
     /// Stores a backend in a slot, or clears the slot.

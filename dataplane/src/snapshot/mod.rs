@@ -14,8 +14,8 @@ mod shared_chunks;
 mod tables;
 mod tunnels;
 
-pub(crate) use backends::BackendTable;
 pub use backends::Backend;
+pub(crate) use backends::BackendTable;
 pub(crate) use family::AddressRoles;
 pub use family::{AddressRole, FamilyTables, Front};
 pub(crate) use frontend::{Affinity, Policy, Previous};

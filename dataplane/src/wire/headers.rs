@@ -96,13 +96,6 @@ impl WireKey<3> {
     pub(crate) fn read(bytes: [u8; 12]) -> Self {
         zerocopy::transmute!(bytes)
     }
-
-    /// The bytes that [`WireKey::read`] reads.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn write(self) -> [u8; 12] {
-        zerocopy::transmute!(self)
-    }
 }
 
 impl WireKey<9> {
@@ -111,13 +104,6 @@ impl WireKey<9> {
     #[must_use]
     pub(crate) fn read(bytes: [u8; 36]) -> Self {
         zerocopy::transmute!(bytes)
-    }
-
-    /// The bytes that [`WireKey::read`] reads.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn write(self) -> [u8; 36] {
-        zerocopy::transmute!(self)
     }
 }
 

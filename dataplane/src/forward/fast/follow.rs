@@ -5,11 +5,11 @@
 //! Not here: the bytes of packets.
 
 use super::record::{HEAD_V4, HEAD_V6, Record};
-use crate::flow::{Direction, FlowMode, FlowTable, HotFlows, Tick, Ticks, is_plain_number};
+use crate::flow::{Candidate, Direction, FlowMode, FlowTable, HotFlows, Tick, Ticks, is_plain_number};
 use crate::forward::decide::FlowFamily;
-use crate::port::{BURST, Burst};
+use crate::port::Burst;
 use crate::snapshot::{Routes, Snapshot};
-use crate::wire::{Buffer, TupleKey, WireKey};
+use crate::wire::{Buffer, WireKey};
 
 /// What the decision depends on besides packets and flows.
 #[derive(Clone, Copy)]
@@ -30,7 +30,7 @@ pub(super) trait FastFamily: FlowFamily {
     /// The head of the packet at an offset of a frame.
     fn head(frame: &[u8], offset: u8) -> Option<&Self::Head>;
     /// As [`FastFamily::head`], to be changed.
-    fn head_mut(frame: &mut [u8], offset: u8) -> Option<&mut Self::Head>;
+    fn head_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self::Head>;
     /// The addresses and ports in a head.
     fn key(head: &Self::Head) -> Self::Key;
 }
@@ -45,8 +45,8 @@ impl FastFamily for u32 {
     }
 
     #[inline(always)]
-    fn head_mut(frame: &mut [u8], offset: u8) -> Option<&mut Self::Head> {
-        frame.get_mut(usize::from(offset)..)?.first_chunk_mut()
+    fn head_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self::Head> {
+        frame.get_mut(offset..)?.first_chunk_mut()
     }
 
     #[inline(always)]
@@ -67,8 +67,8 @@ impl FastFamily for u128 {
     }
 
     #[inline(always)]
-    fn head_mut(frame: &mut [u8], offset: u8) -> Option<&mut Self::Head> {
-        frame.get_mut(usize::from(offset)..)?.first_chunk_mut()
+    fn head_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self::Head> {
+        frame.get_mut(offset..)?.first_chunk_mut()
     }
 
     #[inline(always)]
@@ -83,44 +83,35 @@ impl Follow<'_> {
     /// The third loop, for the packets of one family. Those that do not pass are left, and with them later packets of the
     /// same flow and direction, which must not overtake them. Flows are told apart by some bits of the hash.
     #[inline(never)]
-    pub(super) fn burst<A: FastFamily, B: Buffer>(
-        self,
-        table: &mut FlowTable<A>,
-        burst: &Burst<B>,
-        records: &mut [Record; BURST],
-    ) {
-        let mut flows = table.hot_parts();
+    pub(super) fn burst<A: FastFamily, B: Buffer>(self, table: &mut FlowTable<A>, burst: &Burst<B>, records: &mut [Record]) {
         let routes = self.snapshot.routes();
         let mut left: u64 = 0;
+        let mut flows = table.hot_parts();
         for (buffer, record) in burst.iter().zip(records) {
             if record.family() != A::RECORD {
                 continue;
             }
             let flow = 1 << (record.hash & 63);
-            if left & flow != 0 || self.packet::<A>(&mut flows, routes, buffer.bytes(), record).is_none() {
+            let frame = buffer.bytes();
+            if !is_of_candidate::<A>(&flows, frame, record) {
+                search(table, frame, record);
+                flows = table.hot_parts();
+            }
+            if left & flow != 0 || self.packet::<A>(&mut flows, routes, record).is_none() {
                 left |= flow;
                 record.leave();
             }
         }
     }
 
-    /// Decides on one packet, and stores how it leaves.
+    /// Decides on one packet of its candidate, and stores how it leaves.
     #[inline(always)]
-    fn packet<A: FastFamily>(
-        self,
-        flows: &mut HotFlows<'_, A::Key>,
-        routes: &Routes,
-        frame: &[u8],
-        record: &mut Record,
-    ) -> Option<()> {
+    fn packet<A: FastFamily>(self, flows: &mut HotFlows<'_, A::Key>, routes: &Routes, record: &mut Record) -> Option<()> {
         let (index, direction) = record.candidate.entry();
         // The index may be that of no flow, and nothing but a check tells.
         let flow = flows.flows.get(index)?;
         let is_plain = is_plain_number(flow.state_number(), record.signal(), direction);
-        if *flow.key(direction) != A::key(A::head(frame, record.network_offset)?)
-            || !is_plain
-            || !flow.is_seen_within(self.shortest, self.now)
-        {
+        if !is_plain || !flow.is_seen_within(self.shortest, self.now) {
             return None;
         }
         let backend = flow.backend();
@@ -142,8 +133,22 @@ impl Follow<'_> {
     }
 }
 
-/// The addresses and ports with which a packet of a two-way flow leaves.
+/// Whether a packet has the addresses and ports of its candidate.
 #[inline(always)]
-pub(super) fn sent_key<K: TupleKey>(keys: impl Fn(Direction) -> K, direction: Direction) -> K {
-    keys(direction.opposite()).reversed()
+fn is_of_candidate<A: FastFamily>(flows: &HotFlows<'_, A::Key>, frame: &[u8], record: &Record) -> bool {
+    let (index, direction) = record.candidate.entry();
+    let Some(flow) = flows.flows.get(index) else { return false };
+    A::head(frame, record.network_offset).is_some_and(|head| *flow.key(direction) == A::key(head))
+}
+
+/// Searches for the flow of a packet whose candidate is of another one, with the same tag: one packet in a hundred.
+#[cold]
+#[inline(never)]
+fn search<A: FastFamily>(table: &FlowTable<A>, frame: &[u8], record: &mut Record) {
+    if record.candidate == Candidate::NONE {
+        return;
+    }
+    let key = A::head(frame, record.network_offset).map(A::key);
+    let found = key.and_then(|key| table.search_key(record.hash, &key, record.protocol()));
+    record.candidate = found.unwrap_or(Candidate::NONE);
 }

@@ -24,7 +24,7 @@ use record::{Recognise, Record};
 
 use super::engine::Engine;
 use super::observer::Observe;
-use crate::flow::Tick;
+use crate::flow::{Candidate, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::Snapshot;
@@ -38,20 +38,21 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast way takes; the others stay in the burst, in order.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut records = [Record::left(); BURST];
-        let families = Recognise::new(snapshot, &self.tables, arrival.link).burst(burst, &mut records);
+        let records = &mut records[..burst.len()];
+        let families = Recognise::new(snapshot, &self.tables, arrival.link).burst(burst, records);
         if families == 0 {
             return;
         }
-        locate(&self.tables, &mut records);
+        locate(&self.tables, records);
         let follow = Follow { snapshot, now: Tick::at(arrival.now_ns), shortest: self.limits.shortest() };
         let mut ways = [STAYS; BURST];
         if families & Record::V4 != 0 {
-            follow.burst(&mut self.tables.v4, burst, &mut records);
-            self.rewrite::<u32>(snapshot, burst, &records, &mut ways);
+            follow.burst(&mut self.tables.v4, burst, records);
+            self.rewrite::<u32>(snapshot, burst, records, &mut ways);
         }
         if families & Record::V6 != 0 {
-            follow.burst(&mut self.tables.v6, burst, &mut records);
-            self.rewrite::<u128>(snapshot, burst, &records, &mut ways);
+            follow.burst(&mut self.tables.v6, burst, records);
+            self.rewrite::<u128>(snapshot, burst, records, &mut ways);
         }
         self.send_all(burst, &ways);
     }
@@ -81,12 +82,28 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
 /// The second loop: finds the probable flow of each packet, and prefetches it.
 #[inline(never)]
-fn locate(tables: &FlowTables, records: &mut [Record; BURST]) {
-    for record in records {
-        match record.family() {
-            Record::V4 => record.candidate = tables.v4.candidate(record.hash),
-            Record::V6 => record.candidate = tables.v6.candidate(record.hash),
-            _ => {}
-        }
+fn locate(tables: &FlowTables, records: &mut [Record]) {
+    let mut any_away = false;
+    for record in records.iter_mut() {
+        record.candidate = match record.family() {
+            Record::V4 => tables.v4.candidate(record.hash),
+            Record::V6 => tables.v6.candidate(record.hash),
+            _ => Candidate::NONE,
+        };
+        any_away |= record.candidate == Candidate::AWAY;
+    }
+    if any_away {
+        locate_away(tables, records);
+    }
+}
+
+/// The same for those that may be found in another line of tags: in a full table one packet in fifteen.
+#[inline(never)]
+fn locate_away(tables: &FlowTables, records: &mut [Record]) {
+    for record in records.iter_mut().filter(|record| record.candidate == Candidate::AWAY) {
+        record.candidate = match record.family() {
+            Record::V4 => tables.v4.candidate_away(record.hash),
+            _ => tables.v6.candidate_away(record.hash),
+        };
     }
 }

@@ -38,6 +38,14 @@ fn set_word(head: &mut [u8], at: usize, word: u16) {
     [head[at], head[at + 1]] = word.to_ne_bytes();
 }
 
+/// Writes words one by one: a store of several, put together in memory from smaller ones, would stall the processor.
+#[inline(always)]
+fn write_words(bytes: &mut [u8], words: &[u32]) {
+    for (place, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *place = word.to_ne_bytes();
+    }
+}
+
 /// The sum of what a change of words adds to a checksum's sum. A word of 32 bits counts as two of 16.
 #[inline(always)]
 fn change(from: &[u32], to: &[u32]) -> u64 {
@@ -81,7 +89,8 @@ pub(super) fn rewrite_v4(
     let addresses = change(old, new);
     let network = addresses + header_change(head, identification) + u64::from(!word(head, V4_CHECKSUM));
     set_word(head, V4_CHECKSUM, finish(network));
-    head[V4_KEY..V4_KEY + 12].copy_from_slice(&to.write());
+    write_words(&mut head[V4_KEY..V4_KEY + 8], new);
+    head[V4_TRANSPORT..V4_TRANSPORT + 4].copy_from_slice(&new_ports.to_ne_bytes());
     rewrite_transport(&mut head[V4_TRANSPORT..], addresses + change(&[old_ports], &[new_ports]), is_udp);
 }
 
@@ -91,7 +100,8 @@ pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireK
     let ((old, old_ports), (new, new_ports)) = (from.words(), to.words());
     let change = change(old, new) + change(&[old_ports], &[new_ports]);
     lower_hop_limit(head);
-    head[V6_KEY..V6_KEY + 36].copy_from_slice(&to.write());
+    write_words(&mut head[V6_KEY..V6_KEY + 32], new);
+    head[V6_TRANSPORT..V6_TRANSPORT + 4].copy_from_slice(&new_ports.to_ne_bytes());
     rewrite_transport(&mut head[V6_TRANSPORT..], change, is_udp);
 }
 

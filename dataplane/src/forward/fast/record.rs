@@ -7,7 +7,7 @@
 
 use crate::flow::{Candidate, FlowTable, UDP_SIGNAL};
 use crate::forward::decide::FlowTables;
-use crate::port::{BURST, Burst, FrameFilter, Link, PortIndex};
+use crate::port::{Burst, FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
 use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, ether_type, protocol};
@@ -32,6 +32,8 @@ pub(super) struct Record {
     pub(super) exit: u32,
     /// The third loop: its backend ([`crate::flow::BackendId`], packed).
     pub(super) backend: u32,
+    /// Bytes of the frame.
+    pub(super) frame_len: u16,
     /// Bytes of the packet from its IP header on.
     pub(super) packet_len: u16,
     /// Offset of its IP header in the frame.
@@ -55,6 +57,7 @@ impl Record {
             link: PortIndex(0).into(),
             exit: 0,
             backend: 0,
+            frame_len: 0,
             packet_len: 0,
             network_offset: 0,
             kind: 0,
@@ -113,7 +116,7 @@ impl<'s> Recognise<'s> {
 
     /// The first loop. Returns the families that were recognised.
     #[inline(never)]
-    pub(super) fn burst<B: Buffer>(self, burst: &Burst<B>, records: &mut [Record; BURST]) -> u8 {
+    pub(super) fn burst<B: Buffer>(self, burst: &Burst<B>, records: &mut [Record]) -> u8 {
         let mut families = 0;
         for (buffer, record) in burst.iter().zip(records) {
             let recognised = self.frame(buffer.bytes(), record).unwrap_or(0);
@@ -129,6 +132,7 @@ impl<'s> Recognise<'s> {
         if !self.filter.is_for_port(frame) {
             return None;
         }
+        record.frame_len = u16::try_from(frame.len()).ok()?;
         let number = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
         if number == ether_type::IPV4 {
             self.ipv4(frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)

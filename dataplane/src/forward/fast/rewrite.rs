@@ -4,15 +4,15 @@
 //!
 //! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
 
-use super::follow::{FastFamily, sent_key};
+use super::follow::FastFamily;
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use super::{Ways, nat};
-use crate::flow::{BackendId, Direction, FlowMode, HotFlows};
+use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{Inner, Outer, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::{BURST, Burst, Port};
+use crate::port::{Burst, Port};
 use crate::snapshot::{Ends, Exit, Snapshot};
 use crate::wire::{Buffer, TupleKey, WireKey};
 
@@ -70,7 +70,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         &mut self,
         snapshot: &Snapshot,
         burst: &mut Burst<P::Buffer>,
-        records: &[Record; BURST],
+        records: &[Record],
         ways: &mut Ways,
     ) {
         let mut hits = 0;
@@ -122,15 +122,18 @@ fn one<A: Rewritten>(
     let flow = flows.flows.get(index)?;
     match flow.mode() {
         FlowMode::Nat | FlowMode::Dnat => {
-            let to = sent_key(|direction| *flow.key(direction), direction);
-            let head = A::head_mut(buffer.bytes_mut(), record.network_offset)?;
-            let identification = A::may_fragment(head).then(|| identification::<A>(identifications, &to, record));
+            let head = framed::<A>(buffer, exit, record)?;
+            let identification = match A::may_fragment(head) {
+                true => Some(identification::<A>(identifications, flow, record)),
+                false => None,
+            };
+            let to = flow.key(direction.opposite()).reversed();
             A::rewrite(head, &to, record.is_udp(), identification);
-            leave(buffer, exit, record)
+            Some(())
         }
         FlowMode::Dsr => {
-            A::lower_hop_limit(A::head_mut(buffer.bytes_mut(), record.network_offset)?);
-            leave(buffer, exit, record)
+            A::lower_hop_limit(framed::<A>(buffer, exit, record)?);
+            Some(())
         }
         mode => {
             let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
@@ -143,24 +146,26 @@ fn one<A: Rewritten>(
 /// have one source (RFC 6864 section 5.3).
 #[inline(never)]
 #[allow(clippy::cast_possible_truncation)] // of IPv4 16 bits
-fn identification<A: FastFamily>(identifications: &mut Identifications, to: &A::Key, record: &Record) -> u16 {
-    let to = to.tuple(record.protocol());
+fn identification<A: FastFamily>(identifications: &mut Identifications, flow: &HotFlow<A::Key>, record: &Record) -> u16 {
+    let (_, direction) = record.candidate.entry();
+    let to = flow.key(direction.opposite()).reversed().tuple(record.protocol());
     identifications.next(to.source, to.destination, to.protocol) as u16
 }
 
 /// Puts the link header of the exit before a packet, and removes the bytes after it: with them it might exceed the MTU.
+/// Returns the head of the packet.
 #[inline(always)]
-fn leave(buffer: &mut impl Buffer, exit: &Exit, record: &Record) -> Option<()> {
+fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
     let (offset, wanted) = (usize::from(record.network_offset), exit.link_bytes());
     if wanted != offset {
         move_start(buffer, offset, wanted)?;
     }
-    let frame_len = wanted + usize::from(record.packet_len);
-    if buffer.bytes().len() > frame_len {
-        let _ = buffer.resize(frame_len); // it gets shorter, so there is room
+    if usize::from(record.frame_len) > offset + usize::from(record.packet_len) {
+        let _ = buffer.resize(wanted + usize::from(record.packet_len)); // it gets shorter, so there is room
     }
-    exit.write_link(buffer.bytes_mut());
-    Some(())
+    let frame = buffer.bytes_mut();
+    exit.write_link(frame);
+    A::head_mut(frame, wanted)
 }
 
 /// Moves the start of a frame, so that a link header of `wanted` bytes fits before the packet at `offset`.
@@ -192,15 +197,13 @@ fn into_tunnel<A: Rewritten>(
     }
     let (tunnels, entropy) = (&snapshot.tunnels, (record.hash >> 32) as u32);
     let outer = match mode {
-        FlowMode::Gue => {
-            Outer::gue(tunnels.ends(exit.port, backend.ip(), 0)?, tunnels.gue_destination_port, entropy, exit.mtu)
-        }
+        FlowMode::Gue => Outer::gue(tunnels.ends(exit.port, backend.ip(), 0)?, tunnels.gue_destination_port, entropy, exit.mtu),
         _ => Outer::ipip(tunnels.ends(exit.port, backend.ip(), entropy)?, entropy, exit.mtu),
     };
     if record.packet_len > outer.mtu {
         return None;
     }
-    let may_fragment = A::may_fragment(A::head_mut(buffer.bytes_mut(), record.network_offset)?);
+    let may_fragment = A::may_fragment(A::head_mut(buffer.bytes_mut(), record.network_offset.into())?);
     let identification = match outer.ends {
         Ends::V4(source, destination) if may_fragment => {
             Some(identifications.next(source, destination, record.protocol()) as u16)

@@ -81,12 +81,7 @@ pub struct Inner {
 /// Puts the outer headers before a packet of the family; its hop limit must be at least 2. Returns false, with nothing
 /// changed but padding removed, when the buffer has no room in front.
 #[must_use]
-pub fn encapsulate<A: Address>(
-    buffer: &mut impl Buffer,
-    inner: Inner,
-    outer: &Outer,
-    exit: &Exit,
-) -> bool {
+pub fn encapsulate<A: Address>(buffer: &mut impl Buffer, inner: Inner, outer: &Outer, exit: &Exit) -> bool {
     let inner_at = usize::from(inner.network_offset);
     let outer_len = usize::from(Ethernet::BYTES + outer.len());
     if !buffer.resize(inner_at + usize::from(inner.packet_len)) {
