@@ -32,6 +32,7 @@ pub fn run(options: &BenchArgs) -> Result<Report, BenchError> {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: options.core }) {
         return Err(BenchError::Core(options.core));
     }
+    let options = &scenario::with_load(options);
     let report = measure_family(options)?;
     if !options.handover {
         return Ok(report);

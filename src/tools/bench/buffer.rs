@@ -7,6 +7,8 @@
 //!
 //! Not here: what is written into a buffer (`trace`).
 
+use std::collections::VecDeque;
+
 use dataplane::{Buffer, Burst};
 use zerocopy::FromZeros;
 
@@ -26,8 +28,8 @@ const BYTES: usize = PIECES * HEAD_BYTES;
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct BufferMemory {
-    start: u16,
-    len: u16,
+    /// Start of the frame in the lower half, its length in the upper: one store.
+    extent: u32,
     /// Whether the engine took it for a packet of its own, and may have written anywhere.
     is_foreign: bool,
     _line: [u8; 59],
@@ -44,10 +46,21 @@ impl FrameBuffer {
     /// Makes it a frame of `len` bytes at the usual place, and returns the first bytes, which are to be written.
     #[inline(always)]
     pub(super) fn begin(&mut self, len: u16) -> &mut [u8; HEAD_BYTES] {
-        self.0.start = HEADROOM as u16;
-        self.0.len = len;
+        self.0.extent = HEADROOM as u32 | u32::from(len) << 16;
         let [_, head, ..] = &mut self.0.pieces;
         head
+    }
+
+    /// Start and length of the frame.
+    #[inline(always)]
+    fn extent(&self) -> (usize, usize) {
+        ((self.0.extent & 0xffff) as usize, (self.0.extent >> 16) as usize)
+    }
+
+    /// Both are at most [`BYTES`].
+    #[inline(always)]
+    fn set_extent(&mut self, start: usize, len: usize) {
+        self.0.extent = start as u32 | (len as u32) << 16;
     }
 
     /// Writes the bytes behind the headers of all frames, which are the same in each.
@@ -55,50 +68,46 @@ impl FrameBuffer {
         self.0.is_foreign = false;
         self.0.pieces.as_flattened_mut()[HEADROOM..].copy_from_slice(pattern);
     }
-
-    /// Whether [`FreeBuffers::allocate`] gave it out since it was last filled.
-    fn is_foreign(&self) -> bool {
-        self.0.is_foreign
-    }
 }
 
 impl Buffer for FrameBuffer {
     #[inline(always)]
     fn bytes(&self) -> &[u8] {
-        let (start, end) = (usize::from(self.0.start), usize::from(self.0.start) + usize::from(self.0.len));
-        self.0.pieces.as_flattened().get(start..end).unwrap_or(&[])
+        let (start, len) = self.extent();
+        self.0.pieces.as_flattened().get(start..start + len).unwrap_or(&[])
     }
 
     #[inline(always)]
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (start, end) = (usize::from(self.0.start), usize::from(self.0.start) + usize::from(self.0.len));
-        self.0.pieces.as_flattened_mut().get_mut(start..end).unwrap_or(&mut [])
+        let (start, len) = self.extent();
+        self.0.pieces.as_flattened_mut().get_mut(start..start + len).unwrap_or(&mut [])
     }
 
     #[inline]
     fn resize(&mut self, len: usize) -> bool {
-        let fits = usize::from(self.0.start) + len <= BYTES;
+        let (start, _) = self.extent();
+        let fits = start + len <= BYTES;
         if fits {
-            self.0.len = len as u16;
+            self.set_extent(start, len);
         }
         fits
     }
 
     #[inline]
-    fn prepend(&mut self, len: usize) -> bool {
-        let fits = len <= usize::from(self.0.start);
+    fn prepend(&mut self, bytes: usize) -> bool {
+        let (start, len) = self.extent();
+        let fits = bytes <= start;
         if fits {
-            self.0.start -= len as u16;
-            self.0.len += len as u16;
+            self.set_extent(start - bytes, len + bytes);
         }
         fits
     }
 
     #[inline]
-    fn trim_front(&mut self, len: usize) {
-        let len = len.min(self.0.len.into()) as u16;
-        self.0.start += len;
-        self.0.len -= len;
+    fn trim_front(&mut self, bytes: usize) {
+        let (start, len) = self.extent();
+        let bytes = bytes.min(len);
+        self.set_extent(start + bytes, len - bytes);
     }
 }
 
@@ -108,11 +117,8 @@ pub(super) type Pattern = [u8; ROOM];
 /// A ring of free buffers.
 #[derive(Debug)]
 pub(super) struct FreeBuffers {
-    /// A power of two; with room for the buffers of all workers.
-    slots: Box<[Option<FrameBuffer>]>,
-    /// Numbers of the next buffer to take and of the next place to put one, modulo the slots.
-    head: usize,
-    tail: usize,
+    /// Has room for the buffers of all workers.
+    queue: VecDeque<FrameBuffer>,
     pattern: Box<Pattern>,
     /// Buffers given out by `allocate` that have not been filled again.
     foreign: usize,
@@ -122,34 +128,17 @@ impl FreeBuffers {
     /// `count` new buffers in one piece of memory, in huge pages if they take several. `shares` workers exchange theirs.
     pub(super) fn new(count: usize, shares: usize, pattern: Pattern) -> Result<Self, BenchError> {
         let memory = BufferMemory::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
-        let mut slots: Vec<_> = memory.leak().iter_mut().map(FrameBuffer).map(Some).collect();
-        slots.iter_mut().flatten().for_each(|buffer| buffer.fill(&pattern));
-        slots.resize_with((count * shares).next_power_of_two(), || None);
-        Ok(Self { slots: slots.into(), head: 0, tail: count, pattern: Box::new(pattern), foreign: 0 })
-    }
-
-    /// Number of free buffers.
-    pub(super) fn len(&self) -> usize {
-        self.tail - self.head
-    }
-
-    /// The slot of a number.
-    #[inline(always)]
-    fn slot(&mut self, number: usize) -> Option<&mut Option<FrameBuffer>> {
-        let mask = self.slots.len().wrapping_sub(1);
-        self.slots.get_mut(number & mask)
+        let mut queue = VecDeque::with_capacity(count * shares);
+        queue.extend(memory.leak().iter_mut().map(FrameBuffer));
+        queue.iter_mut().for_each(|buffer: &mut FrameBuffer| buffer.fill(&pattern));
+        Ok(Self { queue, pattern: Box::new(pattern), foreign: 0 })
     }
 
     /// Adds up to `count` buffers to a burst.
     #[inline(always)]
     pub(super) fn take(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
-        let count = count.min(self.len()).min(burst.remaining_capacity());
-        let start = self.head & self.slots.len().wrapping_sub(1);
-        match self.slots.get_mut(start..start + count) {
-            Some(slots) => slots.iter_mut().filter_map(Option::take).for_each(|buffer| burst.push(buffer)),
-            None => (self.head..self.head + count).for_each(|number| burst.extend(self.slot(number).and_then(Option::take))),
-        }
-        self.head += count;
+        let count = count.min(self.queue.len()).min(burst.remaining_capacity());
+        burst.extend(self.queue.drain(..count));
     }
 
     /// Puts the buffers of a burst back.
@@ -158,25 +147,12 @@ impl FreeBuffers {
         if self.foreign > 0 {
             self.fill_foreign(burst);
         }
-        let count = burst.len();
-        let start = self.tail & self.slots.len().wrapping_sub(1);
-        let tail = self.tail;
-        self.tail += count;
-        match self.slots.get_mut(start..start + count) {
-            Some(slots) => slots.iter_mut().zip(burst.drain(..)).for_each(|(slot, buffer)| *slot = Some(buffer)),
-            None => {
-                for (number, buffer) in (tail..).zip(burst.drain(..)) {
-                    if let Some(slot) = self.slot(number) {
-                        *slot = Some(buffer);
-                    }
-                }
-            }
-        }
+        self.queue.extend(burst.drain(..));
     }
 
     #[cold]
     fn fill_foreign(&mut self, burst: &mut Burst<FrameBuffer>) {
-        for buffer in burst.iter_mut().filter(|buffer| buffer.is_foreign()) {
+        for buffer in burst.iter_mut().filter(|buffer| buffer.0.is_foreign) {
             buffer.fill(&self.pattern);
             self.foreign = self.foreign.saturating_sub(1);
         }
@@ -185,9 +161,7 @@ impl FreeBuffers {
     /// An empty buffer for a packet of the engine.
     #[cold]
     pub(super) fn allocate(&mut self) -> Option<FrameBuffer> {
-        let mut one = Burst::new();
-        self.take(1, &mut one);
-        let mut buffer = one.pop()?;
+        let mut buffer = self.queue.pop_front()?;
         buffer.begin(0);
         buffer.0.is_foreign = true;
         self.foreign += 1;

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Address, Burst, Parts, Port, Worker};
+use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
+use proto::limits::SNAT_PORT_REST;
 use proto::{Family, Mode};
 
 use super::account::{CounterReading, FinalAccount, expect};
@@ -36,6 +37,14 @@ const POLLS_PER_LOOK: u32 = 256;
 const POLLS_TO_DRAIN: u32 = 64;
 /// Longer than the second after which a packet confirms a one-way flow (FORWARDING 2).
 const ONE_WAY_AGE: Duration = Duration::from_secs(2);
+/// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 bursts, never is full.
+const BUFFERS_HANDED_OVER: u32 = 1024;
+/// With `--snat-load` a batch of new flows takes one SNAT port in this many.
+const BATCH_OF_PORTS: u64 = 100;
+/// Longer than an unconfirmed flow lives.
+const OPENING: Duration = Duration::from_secs(31);
+/// Polls after which flows should have ended: a sweep visits 64 of at most 2^30 in each.
+const POLLS_TO_END: u32 = 1 << 24;
 /// Part of the measured time in which the floor is measured, before and after.
 const FLOOR_PART: u32 = 4;
 
@@ -61,7 +70,8 @@ pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchEr
                             return Err(BenchError::Core(core));
                         }
                         let pattern = trace::pattern(options, A::FAMILY);
-                        let (buffers, shares) = (options.buffers as usize, options.workers.into());
+                        let buffers = if options.handover { options.buffers.min(BUFFERS_HANDED_OVER) } else { options.buffers };
+                        let (buffers, shares) = (buffers as usize, options.workers.into());
                         bench.run(Memory::new(buffers, shares, pattern, seed(worker))?, setup)
                     })
                 };
@@ -107,7 +117,8 @@ impl Bench<'_> {
     fn run<H: Harness>(&self, mut harness: H, setup: WorkerSetup<<H::Port as Port>::Buffer>) -> Result<Measured, BenchError> {
         let options = self.options;
         // New flows have twice as many tuples as may live, so that each is new again when it is next used.
-        let count = if traffic::comes_and_goes(options) { options.flows.saturating_mul(2) } else { options.flows };
+        let is_twice = traffic::comes_and_goes(options) && options.snat_load.is_none();
+        let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
         let flows: Vec<u32> = (0..count).filter(|flow| setup.flows.arrive(options, self.family, *flow)).collect();
         for side in Side::BOTH {
             harness.load(side, self.from_clients(&flows, Stage::Ack, 1)?);
@@ -117,21 +128,15 @@ impl Bench<'_> {
         let seen = harness.traffic();
         let WorkerSetup { subscriber, counters, peers, meeting, .. } = setup;
         let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
-        let worker = Worker::new(Parts {
-            ports: ports.into_iter().map(|port| (port, None)).collect(),
-            subscriber,
-            limits: scenario::config(options, self.family).flows,
-            counters,
-            neighbour_requests: Arc::new(ArrayQueue::new(64)),
-            seed: SEED,
-            peers,
-            observer: (),
-        })?;
+        let worker = self.worker(ports, (subscriber, counters, peers))?;
         let clock = WorkerClock::still(self.rate);
         let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
         let stage = session.open(mode, &flows)?;
-        let measured = session.time(options.seconds, stage)?;
         let counters = Arc::clone(session.engine.counters());
+        let measured = match options.snat_load {
+            Some(_) => session.time_batches(&counters)?,
+            None => session.time(options.seconds, stage)?,
+        };
         let traffic = harness.traffic().since(seen);
         self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;
         if options.workers == 1 {
@@ -145,6 +150,23 @@ impl Bench<'_> {
         let reused_early = counters.snat_port_reused_early.get();
         let floor_ns = before.floor_ns.min(after.floor_ns);
         Ok(Measured { floor_ns, reused_early, ..measured })
+    }
+
+    fn worker<P: Port>(
+        &self,
+        ports: [P; 2],
+        (subscriber, counters, peers): (Subscriber, Arc<WorkerCounters>, Option<Peers<P::Buffer>>),
+    ) -> Result<Worker<P>, BenchError> {
+        Ok(Worker::new(Parts {
+            ports: ports.into_iter().map(|port| (port, None)).collect(),
+            subscriber,
+            limits: scenario::config(self.options, self.family).flows,
+            counters,
+            neighbour_requests: Arc::new(ArrayQueue::new(64)),
+            seed: SEED,
+            peers,
+            observer: (),
+        })?)
     }
 
     /// Measures a worker that only swaps Ethernet addresses: the harness alone. Infinite time if the gateway has the
@@ -244,15 +266,25 @@ fn swap<P: Port>(from: &mut P, to: &mut P) -> usize {
     let count = burst.len();
     if count > 0 {
         for buffer in &mut burst {
-            if let Some(addresses) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut::<12>() {
-                let (destination, source) = addresses.split_at_mut(6);
-                destination.swap_with_slice(source);
+            if let Some(head) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut() {
+                *head = swap_addresses(*head);
             }
         }
         to.transmit(&mut burst);
-        to.release(&mut burst);
+        if !burst.is_empty() {
+            to.release(&mut burst);
+        }
     }
     count
+}
+
+/// The first 16 bytes of a frame with source and destination swapped.
+#[inline(always)]
+fn swap_addresses(head: [u8; 16]) -> [u8; 16] {
+    const ADDRESS: u128 = (1 << 48) - 1;
+    let head = u128::from_le_bytes(head);
+    let rest = head & !(ADDRESS | ADDRESS << 48);
+    (rest | head >> 48 & ADDRESS | (head & ADDRESS) << 48).to_le_bytes()
 }
 
 /// One worker at its harness.
@@ -269,7 +301,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     fn open(&mut self, mode: Mode, flows: &[u32]) -> Result<Option<Stage>, BenchError> {
         let options = self.bench.options;
         self.harness.load(Side::Uplink, self.bench.from_clients(flows, Stage::Syn, 2)?);
-        if traffic::comes_and_goes(options) {
+        if traffic::comes_and_goes(options) && options.snat_load.is_none() {
             // Until as many flows end as begin.
             if options.new_flows {
                 self.clock.simulate(options);
@@ -295,10 +327,66 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
                 self.clock.skip(ONE_WAY_AGE);
             }
             self.pass(traffic::sides(options), count, KEPT_ONE_IN, Stage::Ack)?;
+        }
+        if is_established && options.snat_load.is_none() {
             // In state opening time stands still: flows would end, or be confirmed.
             self.clock.run();
         }
         Ok(Some(Stage::Ack))
+    }
+
+    /// Measures new flows while others hold most SNAT ports. There is room for few, so they come in batches. Between two
+    /// batches, in time that does not count, the flows of the first end and their ports rest.
+    fn time_batches(&mut self, counters: &WorkerCounters) -> Result<Measured, BenchError> {
+        let options = self.bench.options;
+        let batch = (scenario::snat_ports(options, self.bench.family) / BATCH_OF_PORTS).max(BURST as u64);
+        let tuples = u32::try_from(batch * 4).unwrap_or(u32::MAX);
+        let flows: Vec<u32> = (options.flows..options.flows.saturating_add(tuples)).collect();
+        self.harness.load(Side::Uplink, self.bench.from_clients(&flows, Stage::Syn, 5)?);
+        let mut measured = Measured::none(self.bench.rate);
+        let wanted = Duration::from_secs(options.seconds.into());
+        while measured.times.elapsed() < wanted {
+            self.harness.begin(Feeding { sides: &[Side::Uplink], frames: Some(batch), keep_one_in: KEPT_ONE_IN });
+            (0..batch / BURST as u64 / 8).for_each(|_| self.poll()); // caches hold again what they held before
+            let before = self.engine.reading();
+            while !self.harness.has_ended() {
+                self.timed_poll(&mut measured, dpdk_sys::cycles());
+            }
+            measured.count(&before, &self.engine.reading());
+            self.rest(Some(Stage::Syn))?;
+            self.let_end(counters)?;
+        }
+        Ok(measured)
+    }
+
+    /// Lets time pass until only confirmed flows are left, and the ports of the others have rested.
+    fn let_end(&mut self, counters: &WorkerCounters) -> Result<(), BenchError> {
+        let live = u64::from(self.bench.options.flows);
+        self.clock.skip(OPENING);
+        for poll in 0..POLLS_TO_END {
+            if counters.flows.get() <= live {
+                self.clock.skip(SNAT_PORT_REST + Duration::from_secs(1));
+                self.poll();
+                return Ok(());
+            }
+            if poll % POLLS_PER_LOOK == 0 {
+                self.clock.skip(Duration::from_secs(1));
+            }
+            self.poll();
+        }
+        expect("flows after the new ones should have ended", counters.flows.get(), "those that live", live)
+    }
+
+    /// A poll that counts; it begins at this cycle. Returns when it ended.
+    #[inline(always)]
+    fn timed_poll(&mut self, measured: &mut Measured, begin: u64) -> u64 {
+        self.harness.turn();
+        let handled = self.engine.poll(self.clock.at(begin));
+        let end = dpdk_sys::cycles();
+        if handled > 0 || !H::WAITS {
+            measured.times.count(end - begin);
+        }
+        end
     }
 
     /// Feeds a number of frames and verifies packets that leave, one in `keep_one_in`.
@@ -375,26 +463,247 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         (0..POLLS_TO_WARM).for_each(|_| self.poll());
         let before = self.engine.reading();
         let start = measured.times.elapsed();
-        let first = dpdk_sys::cycles();
-        let mut last = first;
+        let mut last = dpdk_sys::cycles();
         while measured.times.elapsed() - start < SLICE && !self.harness.is_full() && !self.meeting.is_over() {
             for _ in 0..POLLS_PER_LOOK {
-                self.harness.turn();
-                let handled = self.engine.poll(self.clock.at(last));
-                let now = dpdk_sys::cycles();
-                if handled > 0 || !H::WAITS {
-                    measured.times.count(now - last);
-                }
-                last = now;
+                last = self.timed_poll(measured, last);
             }
         }
         self.meeting.end();
-        let after = self.engine.reading();
-        measured.times.packets += after.received - before.received;
-        measured.counted.add(&before, &after);
+        measured.count(&before, &self.engine.reading());
         self.harness.end();
         while !self.harness.has_ended() {
             self.poll();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane::Buffer;
+
+    use super::super::harness::Harness;
+    use super::super::report::BenchError;
+    use super::*;
+    use crate::cli::FrameSize;
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn options(args: &[&str]) -> BenchArgs {
+        let Command { bench } = clap::Parser::try_parse_from([&["bench"], args].concat()).unwrap();
+        scenario::validate(&bench).unwrap();
+        bench
+    }
+
+    fn memory(options: &BenchArgs, family: Family) -> Memory {
+        Memory::new(256, 1, trace::pattern(options, family), SEED).unwrap()
+    }
+
+    /// Opens flows and gives the verifier and one packet of each side that is measured.
+    fn sent<A: Address>(options: &BenchArgs) -> (Verifier, Vec<(Side, Vec<u8>)>) {
+        let mode = options.mode.of_services().unwrap();
+        let verifier = Mutex::new(Some(Verifier::new(options, mode, A::FAMILY, options.flows)));
+        let account = Mutex::new(FinalAccount::default());
+        let bench = Bench { options, family: A::FAMILY, rate: CycleRate::measure(), verifier: &verifier, account: &account };
+        let mut harness = memory(options, A::FAMILY);
+        let setup = setups(options, A::FAMILY).pop().unwrap();
+        let flows: Vec<u32> = (0..options.flows).collect();
+        let worker = bench.worker(harness.ports().unwrap(), (setup.subscriber, setup.counters, setup.peers)).unwrap();
+        let clock = WorkerClock::still(bench.rate);
+        let mut session = Session { bench: &bench, harness: &mut harness, engine: worker, meeting: &setup.meeting, clock };
+        session.open(mode, &flows).unwrap();
+        let sides = traffic::sides(options);
+        session.harness.begin(Feeding { sides, frames: Some(options.flows as u64 * sides.len() as u64), keep_one_in: 1 });
+        while !session.harness.has_ended() {
+            session.poll();
+        }
+        let mut packets = Vec::new();
+        let mut keep = |side, bytes: &[u8]| {
+            if packets.iter().all(|(other, _)| *other != side) {
+                packets.push((side, bytes.to_vec()));
+            }
+            Ok(())
+        };
+        session.harness.take_kept(&mut keep).unwrap();
+        (verifier.into_inner().unwrap().unwrap(), packets)
+    }
+
+    fn check_each_bit<A: Address>(args: &[&str]) {
+        let options = options(&[&["--flows", "12"], args].concat());
+        let (mut verifier, packets) = sent::<A>(&options);
+        assert_eq!(packets.len(), traffic::sides(&options).len(), "{args:?}");
+        for (side, bytes) in packets {
+            let checked = verifier.checked;
+            verifier.verify(side, Stage::Ack, &bytes).unwrap();
+            assert_eq!(verifier.checked, checked + 1);
+            let frame = super::super::frame::read(&bytes).unwrap();
+            for bit in 0..(frame.data_at() + frame.data_len) * 8 {
+                let mut changed = bytes.clone();
+                changed[bit / 8] ^= 1 << (bit % 8);
+                let found = verifier.verify(side, Stage::Ack, &changed);
+                assert!(found.is_err(), "{args:?}, {side:?}: bit {} of byte {} changed", bit % 8, bit / 8);
+            }
+        }
+    }
+
+    #[test]
+    fn each_bit_of_what_leaves_is_checked() {
+        for mode in Mode::ALL.iter().map(|mode| mode.as_str()) {
+            for protocol in ["tcp", "udp"] {
+                let args = ["--mode", mode, "--protocol", protocol];
+                check_each_bit::<u32>(&args);
+                check_each_bit::<u128>(&[&args[..], &["--family", "v6"]].concat());
+                check_each_bit::<u32>(&[&args[..], &["--vlan"]].concat());
+                check_each_bit::<u128>(&[&args[..], &["--vlan", "--family", "v6"]].concat());
+                check_each_bit::<u32>(&[&args[..], &["--no-df", "--size", "200"]].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_frames() {
+        for (size, bytes) in [("64", [60, 60]), ("594", [590, 590]), ("1518", [1514, 1514])] {
+            let options = options(&["--flows", "12", "--size", size]);
+            let (_, packets) = sent::<u32>(&options);
+            let lens: Vec<_> = packets.iter().map(|(_, bytes)| bytes.len().max(60)).collect();
+            assert_eq!(lens, bytes, "{size}");
+        }
+        let options = options(&["--flows", "12", "--size", "imix", "--family", "v6", "--protocol", "udp"]);
+        assert_eq!(options.size, FrameSize::Imix);
+        sent::<u128>(&options);
+    }
+
+    /// A harness one of whose ports loses a packet in a hundred bursts, or sends one twice.
+    struct Faulty {
+        harness: Memory,
+        fault: Fault,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Fault {
+        LosesReceived,
+        LosesTransmitted,
+        ChangesAByte,
+    }
+
+    struct FaultyPort<P> {
+        port: P,
+        fault: Fault,
+        bursts: u32,
+    }
+
+    impl<P: Port> Port for FaultyPort<P> {
+        type Buffer = P::Buffer;
+
+        fn receive(&mut self, burst: &mut Burst<P::Buffer>) {
+            self.port.receive(burst);
+            self.bursts += u32::from(!burst.is_empty());
+            if self.bursts % 100 == 99 && matches!(self.fault, Fault::LosesReceived) {
+                burst.pop();
+            }
+        }
+
+        fn transmit(&mut self, burst: &mut Burst<P::Buffer>) {
+            self.bursts += 1;
+            if self.bursts % 100 == 99 {
+                match self.fault {
+                    Fault::LosesReceived => {}
+                    Fault::LosesTransmitted => drop(burst.pop()),
+                    Fault::ChangesAByte => {
+                        for buffer in burst.iter_mut() {
+                            buffer.bytes_mut()[40] ^= 1;
+                        }
+                    }
+                }
+            }
+            self.port.transmit(burst);
+        }
+
+        fn allocate(&mut self) -> Option<P::Buffer> {
+            self.port.allocate()
+        }
+
+        fn release(&mut self, burst: &mut Burst<P::Buffer>) {
+            self.port.release(burst);
+        }
+    }
+
+    impl Harness for Faulty {
+        type Port = FaultyPort<<Memory as Harness>::Port>;
+        const WAITS: bool = false;
+
+        fn ports(&mut self) -> Option<[Self::Port; 2]> {
+            let fault = self.fault;
+            Some(self.harness.ports()?.map(|port| FaultyPort { port, fault, bursts: 0 }))
+        }
+
+        fn give_back(&mut self, _: [Self::Port; 2]) {}
+
+        fn load(&mut self, side: Side, trace: Trace) {
+            self.harness.load(side, trace);
+        }
+
+        fn begin(&mut self, feeding: Feeding) {
+            self.harness.begin(feeding);
+        }
+
+        fn turn(&mut self) {
+            self.harness.turn();
+        }
+
+        fn end(&mut self) {
+            self.harness.end();
+        }
+
+        fn has_ended(&mut self) -> bool {
+            self.harness.has_ended()
+        }
+
+        fn is_full(&self) -> bool {
+            self.harness.is_full()
+        }
+
+        fn take_kept(&mut self, see: impl FnMut(Side, &[u8]) -> Result<(), BenchError>) -> Result<(), BenchError> {
+            self.harness.take_kept(see)
+        }
+
+        fn traffic(&self) -> Traffic {
+            self.harness.traffic()
+        }
+    }
+
+    /// Opens flows through a faulty port, measures nothing, and closes the account.
+    fn with(fault: Fault) -> Result<(), BenchError> {
+        let options = options(&["--flows", "12800"]);
+        let verifier = Mutex::new(Some(Verifier::new(&options, Mode::Nat, Family::V4, options.flows)));
+        let account = Mutex::new(FinalAccount::default());
+        let bench =
+            Bench { options: &options, family: Family::V4, rate: CycleRate::measure(), verifier: &verifier, account: &account };
+        let mut harness = Faulty { harness: memory(&options, Family::V4), fault };
+        let setup = setups(&options, Family::V4).pop().unwrap();
+        let worker = bench.worker(harness.ports().unwrap(), (setup.subscriber, setup.counters, setup.peers)).unwrap();
+        let clock = WorkerClock::still(bench.rate);
+        let mut session = Session { bench: &bench, harness: &mut harness, engine: worker, meeting: &setup.meeting, clock };
+        let flows: Vec<u32> = (0..options.flows).collect();
+        session.harness.load(Side::Uplink, bench.from_clients(&flows, Stage::Syn, 1).unwrap());
+        session.pass(&[Side::Uplink], flows.len() as u64, KEPT_ONE_IN, Stage::Syn)?;
+        let counters = Arc::clone(session.engine.counters());
+        let mut account = FinalAccount::default();
+        account.add(&counters, session.harness.traffic())?;
+        account.close()
+    }
+
+    #[test]
+    fn a_run_with_a_faulty_port_fails() {
+        for fault in [Fault::LosesReceived, Fault::LosesTransmitted] {
+            let error = with(fault).unwrap_err();
+            assert!(matches!(error, BenchError::Account(_)), "{fault:?}: {error}");
+        }
+        let error = with(Fault::ChangesAByte).unwrap_err();
+        assert!(matches!(error, BenchError::Wrong(_)), "{error}");
     }
 }

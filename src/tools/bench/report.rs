@@ -103,6 +103,12 @@ impl Measured {
         Self { times: PollTimes::new(rate), counted: CounterReading::default(), floor_ns: f64::INFINITY, reused_early: 0 }
     }
 
+    /// Adds what was counted between two readings.
+    pub(super) fn count(&mut self, from: &CounterReading, to: &CounterReading) {
+        self.times.packets += to.received - from.received;
+        self.counted.add(from, to);
+    }
+
     /// That of workers at the same time: packets are added, times a packet are their mean.
     pub(super) fn and(mut self, other: &Self) -> Self {
         let (mine, theirs) = (f64::from(self.times.workers), f64::from(other.times.workers));

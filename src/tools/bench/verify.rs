@@ -71,7 +71,7 @@ fn wrong(what: &str, found: &impl std::fmt::Debug) -> BenchError {
 impl Verifier {
     /// Expects packets of flows with numbers below `flows`.
     pub(super) fn new(options: &BenchArgs, mode: Mode, family: Family, flows: u32) -> Self {
-        let flows = if traffic::comes_and_goes(options) { 0 } else { flows as usize };
+        let flows = if traffic::comes_and_goes(options) && options.snat_load.is_none() { 0 } else { flows as usize };
         Self {
             options: options.clone(),
             mode,
@@ -188,12 +188,12 @@ impl Verifier {
         Ok(Some(TunnelHeaders { source, destination: backend, hop, ports }))
     }
 
-    /// Checks that a flow keeps its choice. Skipped if flows are reclaimed all the time.
+    /// Checks that a flow keeps its choice. Skipped for flows that come and go.
     fn remember(&mut self, flow: u32, choice: Choice) -> Result<(), BenchError> {
-        if traffic::comes_and_goes(&self.options) {
-            return Ok(());
-        }
-        let Some(known) = self.choices.get_mut(flow as usize) else { return Err(wrong("there is no such flow", &flow)) };
+        let comes_and_goes = traffic::comes_and_goes(&self.options);
+        let Some(known) = self.choices.get_mut(flow as usize) else {
+            return if comes_and_goes { Ok(()) } else { Err(wrong("there is no such flow", &flow)) };
+        };
         if *known == Choice::NONE {
             *known = choice;
         }
