@@ -108,7 +108,7 @@ fn flows_are_created_in_a_flood_and_beside_many_that_hold_ports() {
 fn every_mode_works_over_rings() {
     for mode in MODES {
         let args = vec!["--mode", mode, "--io", "ring"];
-        let report = bench(&[args.clone()]).remove(0);
+        let report = bench(std::slice::from_ref(&args)).remove(0);
         assert_known_flows(&args, &report);
         assert_eq!(report["io"], "ring");
     }
@@ -121,7 +121,7 @@ fn workers_forward_their_own_flows_and_hand_over_those_of_others() {
         return;
     }
     for args in [vec!["--workers", "2", "--core", "0"], vec!["--workers", "2", "--core", "0", "--handover"]] {
-        let report = bench(&[args.clone()]).remove(0);
+        let report = bench(std::slice::from_ref(&args)).remove(0);
         assert!(report["packets"].as_u64().unwrap() > 0);
         assert_eq!((&report["received"], &report["dropped"]), (&report["transmitted"], &0.into()), "{args:?}: {report}");
         assert_eq!(report["without_handover_ns"].is_null(), args.len() == 4);

@@ -46,7 +46,7 @@ impl FrameBuffer {
     /// Makes it a frame of `len` bytes at the usual place, and returns the first bytes, which are to be written.
     #[inline(always)]
     pub(super) fn begin(&mut self, len: u16) -> &mut [u8; HEAD_BYTES] {
-        self.0.extent = HEADROOM as u32 | u32::from(len) << 16;
+        self.set_extent(HEADROOM, len.into());
         let [_, head, ..] = &mut self.0.pieces;
         head
     }
@@ -57,8 +57,8 @@ impl FrameBuffer {
         ((self.0.extent & 0xffff) as usize, (self.0.extent >> 16) as usize)
     }
 
-    /// Both are at most [`BYTES`].
     #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // both are at most `BYTES`
     fn set_extent(&mut self, start: usize, len: usize) {
         self.0.extent = start as u32 | (len as u32) << 16;
     }

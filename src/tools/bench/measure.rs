@@ -121,7 +121,7 @@ impl Bench<'_> {
         let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
         let flows: Vec<u32> = (0..count).filter(|flow| setup.flows.arrive(options, self.family, *flow)).collect();
         for side in Side::BOTH {
-            harness.load(side, self.from_clients(&flows, Stage::Ack, 1)?);
+            harness.load(side, self.clients_trace(&flows, Stage::Ack, 1)?);
         }
         let before = self.floor(&mut harness, &setup.meeting)?;
         let Some(mode) = options.mode.of_services() else { return Ok(before) };
@@ -197,12 +197,12 @@ impl Bench<'_> {
         Trace::new(self.options, self.family, &order, frame)
     }
 
-    fn from_clients(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
+    fn clients_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
         self.trace(flows, seed, |flow| traffic::from_client(self.options, self.family, stage, flow))
     }
 
     /// The replies of the backends to what they got.
-    fn from_backends(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
+    fn backends_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
         let guard = self.verifier();
         let reply = |flow| guard.as_ref().and_then(|verifier| verifier.reply(stage, flow));
         let missing = || BenchError::Wrong("the first packets of some flows did not leave".into());
@@ -210,7 +210,7 @@ impl Bench<'_> {
         if flows.iter().any(|flow| reply(*flow).is_none()) {
             return Err(missing());
         }
-        let Some(first) = first else { return self.from_clients(flows, stage, seed) };
+        let Some(first) = first else { return self.clients_trace(flows, stage, seed) };
         self.trace(flows, seed, |flow| reply(flow).unwrap_or(first))
     }
 
@@ -300,7 +300,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     /// Opens the flows, and loads what is to be measured. Returns the stage of its packets.
     fn open(&mut self, mode: Mode, flows: &[u32]) -> Result<Option<Stage>, BenchError> {
         let options = self.bench.options;
-        self.harness.load(Side::Uplink, self.bench.from_clients(flows, Stage::Syn, 2)?);
+        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Syn, 2)?);
         if traffic::comes_and_goes(options) && options.snat_load.is_none() {
             // Until as many flows end as begin.
             if options.new_flows {
@@ -316,11 +316,11 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         }
         let is_established = options.state == BenchState::Established;
         if is_established && mode.is_two_way() {
-            self.harness.load(Side::Cluster, self.bench.from_backends(flows, Stage::SynAck, 3)?);
+            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::SynAck, 3)?);
             self.pass(&[Side::Cluster], count, KEPT_ONE_IN, Stage::SynAck)?;
-            self.harness.load(Side::Cluster, self.bench.from_backends(flows, Stage::Ack, 4)?);
+            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::Ack, 4)?);
         }
-        self.harness.load(Side::Uplink, self.bench.from_clients(flows, Stage::Ack, 1)?);
+        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Ack, 1)?);
         self.pass(&[Side::Uplink], count, KEPT_ONE_IN, Stage::Ack)?;
         if is_established {
             if !mode.is_two_way() {
@@ -342,7 +342,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         let batch = (scenario::snat_ports(options, self.bench.family) / BATCH_OF_PORTS).max(BURST as u64);
         let tuples = u32::try_from(batch * 4).unwrap_or(u32::MAX);
         let flows: Vec<u32> = (options.flows..options.flows.saturating_add(tuples)).collect();
-        self.harness.load(Side::Uplink, self.bench.from_clients(&flows, Stage::Syn, 5)?);
+        self.harness.load(Side::Uplink, self.bench.clients_trace(&flows, Stage::Syn, 5)?);
         let mut measured = Measured::none(self.bench.rate);
         let wanted = Duration::from_secs(options.seconds.into());
         while measured.times.elapsed() < wanted {
@@ -689,7 +689,7 @@ mod tests {
         let clock = WorkerClock::still(bench.rate);
         let mut session = Session { bench: &bench, harness: &mut harness, engine: worker, meeting: &setup.meeting, clock };
         let flows: Vec<u32> = (0..options.flows).collect();
-        session.harness.load(Side::Uplink, bench.from_clients(&flows, Stage::Syn, 1).unwrap());
+        session.harness.load(Side::Uplink, bench.clients_trace(&flows, Stage::Syn, 1).unwrap());
         session.pass(&[Side::Uplink], flows.len() as u64, KEPT_ONE_IN, Stage::Syn)?;
         let counters = Arc::clone(session.engine.counters());
         let mut account = FinalAccount::default();

@@ -109,9 +109,10 @@ pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr>
     let wanted = u64::from(options.flows) * ports_for_100_flows(options) / 100;
     // With a load, the flows that hold ports are as many as the ports ask for, so the nearest number will do.
     let count = if options.snat_load.is_some() { (wanted + per_address / 2) / per_address } else { wanted.div_ceil(per_address) };
-    (0..count.clamp(1, SNAT_ADDRESSES_MAX))
-        .map(|n| match family {
-            Family::V4 => IpAddr::from(Ipv4Addr::from(0xc0a8_0100 + n as u32)), // 192.168.1.0
+    (0..)
+        .take(usize::try_from(count.clamp(1, SNAT_ADDRESSES_MAX)).unwrap_or(1))
+        .map(|n: u32| match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::from(0xc0a8_0100 + n)), // 192.168.1.0
             Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + 0x100 + u128::from(n)).into(),
         })
         .collect()

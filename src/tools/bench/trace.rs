@@ -125,7 +125,7 @@ impl Trace {
                 templates.push(Template { head, len });
                 templates.len() - 1
             });
-            sizes.push(size as u8);
+            sizes.push(u8::try_from(size).unwrap_or(u8::MAX));
         }
         if templates.len() < 2 {
             sizes = Vec::new();
@@ -205,9 +205,9 @@ pub(super) fn pattern(options: &BenchArgs, family: Family) -> Pattern {
 /// Fisher-Yates shuffle with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to
 /// defeat prefetching.
 pub(super) fn shuffle(items: &mut [u32], seed: u64) {
-    let mut random = Random(seed | 1);
-    for i in (1..items.len()).rev() {
-        items.swap(i, random.below(i as u64 + 1) as usize);
+    let mut random = Random(seed);
+    for (i, end) in (1..items.len()).zip(2..) {
+        items.swap(i, random.below(end) as usize);
     }
 }
 
@@ -216,9 +216,10 @@ pub(super) fn shuffle(items: &mut [u32], seed: u64) {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// A number below `end`, at most 2^31.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
+    /// A number below `end`, which is at most 2^31.
+    #[allow(clippy::cast_possible_truncation)] // 31 bits
+    pub(super) fn below(&mut self, end: u32) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
+        (self.0 >> 33) as u32 % end
     }
 }
