@@ -7,7 +7,7 @@
 //! addresses; each run measures it beside.
 
 mod account;
-mod buffer;
+mod error;
 mod frame;
 mod harness;
 mod measure;
@@ -19,7 +19,8 @@ mod traffic;
 mod verify;
 mod worker_flows;
 
-pub use report::{BenchError, Report, print};
+pub use error::BenchError;
+pub use report::{Report, print};
 
 use crate::cli::{BenchArgs, BenchFamily};
 

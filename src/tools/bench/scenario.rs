@@ -11,7 +11,7 @@ use dataplane::{
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
-use super::report::BenchError;
+use super::error::BenchError;
 use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchMode, BenchProtocol, BenchState};
 
 /// Seed of the workers' tables: figures repeat.

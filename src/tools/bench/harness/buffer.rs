@@ -7,19 +7,16 @@
 //!
 //! Not here: what is written into a buffer (`trace`).
 
-use std::collections::VecDeque;
-
 use dataplane::{Buffer, Burst};
 use zerocopy::FromZeros;
 
-use super::report::BenchError;
+use super::super::error::BenchError;
+use super::super::trace::{FrameRoom, HEAD_BYTES, Pattern};
 
-/// Bytes at the start of a frame that are written for each packet, at most; the headers are there.
-pub(super) const HEAD_BYTES: usize = 128;
 /// Headroom for tunnel headers and tags, bytes, equal to DPDK's.
 const HEADROOM: usize = HEAD_BYTES;
 /// Room for a frame, bytes, equal to DPDK's, so that the same amount of memory is used.
-const ROOM: usize = 2048;
+const ROOM: usize = size_of::<Pattern>();
 /// Headroom and room, in pieces of the size of both the headroom and a head.
 const PIECES: usize = (HEADROOM + ROOM) / HEAD_BYTES;
 const BYTES: usize = PIECES * HEAD_BYTES;
@@ -40,12 +37,12 @@ const _: () = assert!(size_of::<BufferMemory>() == 35 * 64);
 
 /// A buffer.
 #[derive(Debug)]
-pub(super) struct FrameBuffer(&'static mut BufferMemory);
+pub(in super::super) struct FrameBuffer(&'static mut BufferMemory);
 
 impl FrameBuffer {
     /// Makes it a frame of `len` bytes at the usual place, and returns the first bytes, which are to be written.
     #[inline(always)]
-    pub(super) fn begin(&mut self, len: u16) -> &mut [u8; HEAD_BYTES] {
+    fn begin(&mut self, len: u16) -> &mut [u8; HEAD_BYTES] {
         self.set_extent(HEADROOM, len.into());
         let [_, head, ..] = &mut self.0.pieces;
         head
@@ -64,10 +61,21 @@ impl FrameBuffer {
     }
 
     /// Writes the bytes behind the headers of all frames, which are the same in each.
-    fn fill(&mut self, pattern: &[u8; ROOM]) {
+    fn fill(&mut self, pattern: &Pattern) {
         self.0.is_foreign = false;
         self.0.pieces.as_flattened_mut()[HEADROOM..].copy_from_slice(pattern);
     }
+}
+
+impl FrameRoom for FrameBuffer {
+    #[inline(always)]
+    fn begin(&mut self, len: u16) -> Option<&mut [u8; HEAD_BYTES]> {
+        Some(self.begin(len))
+    }
+
+    /// A free buffer has it already.
+    #[inline(always)]
+    fn complete(&mut self, _: u16, _: usize, _: &Pattern) {}
 }
 
 impl Buffer for FrameBuffer {
@@ -111,14 +119,14 @@ impl Buffer for FrameBuffer {
     }
 }
 
-/// The bytes of a frame from its start on, as far as all frames have them in common.
-pub(super) type Pattern = [u8; ROOM];
-
 /// A ring of free buffers.
 #[derive(Debug)]
 pub(super) struct FreeBuffers {
-    /// Has room for the buffers of all workers.
-    queue: VecDeque<FrameBuffer>,
+    /// A power of two, with room for the buffers of all workers.
+    slots: Box<[Option<FrameBuffer>]>,
+    /// Where the next buffer is taken, and where the next is put, counted on beyond the slots.
+    head: usize,
+    tail: usize,
     pattern: Box<Pattern>,
     /// Buffers given out by `allocate` that have not been filled again.
     foreign: usize,
@@ -128,17 +136,31 @@ impl FreeBuffers {
     /// `count` new buffers in one piece of memory, in huge pages if they take several. `shares` workers exchange theirs.
     pub(super) fn new(count: usize, shares: usize, pattern: Pattern) -> Result<Self, BenchError> {
         let memory = BufferMemory::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
-        let mut queue = VecDeque::with_capacity(count * shares);
-        queue.extend(memory.leak().iter_mut().map(FrameBuffer));
-        queue.iter_mut().for_each(|buffer: &mut FrameBuffer| buffer.fill(&pattern));
-        Ok(Self { queue, pattern: Box::new(pattern), foreign: 0 })
+        let mut slots: Vec<_> = memory.leak().iter_mut().map(FrameBuffer).map(Some).collect();
+        slots.iter_mut().flatten().for_each(|buffer| buffer.fill(&pattern));
+        slots.resize_with((count * shares).next_power_of_two(), || None);
+        Ok(Self { slots: slots.into(), head: 0, tail: count, pattern: Box::new(pattern), foreign: 0 })
+    }
+
+    /// The slots from a counted position on, `count` or up to the last.
+    #[inline(always)]
+    fn slots_at(&mut self, position: usize, count: usize) -> &mut [Option<FrameBuffer>] {
+        let start = position & self.slots.len().wrapping_sub(1);
+        let end = self.slots.len().min(start + count);
+        self.slots.get_mut(start..end).unwrap_or(&mut [])
     }
 
     /// Adds up to `count` buffers to a burst.
     #[inline(always)]
     pub(super) fn take(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
-        let count = count.min(self.queue.len()).min(burst.remaining_capacity());
-        burst.extend(self.queue.drain(..count));
+        let mut left = count.min(self.tail - self.head).min(burst.remaining_capacity());
+        while left > 0 {
+            let slots = self.slots_at(self.head, left);
+            let taken = slots.len();
+            burst.extend(slots.iter_mut().map_while(Option::take));
+            self.head += taken;
+            left -= taken;
+        }
     }
 
     /// Puts the buffers of a burst back.
@@ -147,7 +169,16 @@ impl FreeBuffers {
         if self.foreign > 0 {
             self.fill_foreign(burst);
         }
-        self.queue.extend(burst.drain(..));
+        let (tail, count) = (self.tail, burst.len());
+        self.tail += count;
+        let slots = self.slots_at(tail, count);
+        if slots.len() == count {
+            slots.iter_mut().zip(burst.drain(..)).for_each(|(slot, buffer)| *slot = Some(buffer));
+            return;
+        }
+        for (position, buffer) in (tail..).zip(burst.drain(..)) {
+            self.slots_at(position, 1).iter_mut().zip([buffer]).for_each(|(slot, buffer)| *slot = Some(buffer));
+        }
     }
 
     #[cold]
@@ -161,7 +192,9 @@ impl FreeBuffers {
     /// An empty buffer for a packet of the engine.
     #[cold]
     pub(super) fn allocate(&mut self) -> Option<FrameBuffer> {
-        let mut buffer = self.queue.pop_front()?;
+        let mut one = Burst::new();
+        self.take(1, &mut one);
+        let mut buffer = one.pop()?;
         buffer.begin(0);
         buffer.0.is_foreign = true;
         self.foreign += 1;
