@@ -1,5 +1,5 @@
-//! `sluiced bench`: every mode in both families, over memory and over rings. Sent packets are verified, and none is
-//! dropped.
+//! `sluiced bench`: every mode in both families, every option, over memory and over rings. Sent packets are verified and
+//! accounted for, and none is dropped.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::{Command, Stdio};
@@ -13,7 +13,8 @@ fn bench(each: &[Vec<&str>]) -> Vec<Value> {
     let core = core_affinity::get_core_ids().unwrap()[0].id.to_string();
     let start = |args: &Vec<&str>| {
         Command::new(env!("CARGO_BIN_EXE_sluiced"))
-            .args(["bench", "--seconds", "1", "--core", &core, "-o", "json", "--flows", &FLOWS.to_string()])
+            .args(["bench", "--seconds", "1", "-o", "json", "--flows", &FLOWS.to_string()])
+            .args(["--core", &core].iter().filter(|_| !args.contains(&"--core")))
             .args(args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -38,16 +39,46 @@ fn each_mode_and_family<'a>(more: &[&'a str]) -> Vec<Vec<&'a str>> {
 
 /// Every packet hit a known flow and was sent, and verified packets were correct.
 fn assert_known_flows(args: &[&str], report: &Value) {
-    assert_eq!((&report["mode"], &report["family"]), (&args[1].into(), &args[3].into()));
     assert!(report["packets"].as_u64().unwrap() > 0);
     assert_eq!((&report["hits"], &report["misses"], &report["drops"]), (&report["packets"], &0.into(), &0.into()), "{args:?}");
     assert_eq!(report["new_flows"], 0, "{args:?}");
-    assert!(report["verified"].as_u64().unwrap() > 10, "{args:?}: {report}");
+    assert_eq!((&report["received"], &report["held"]), (&report["transmitted"], &0.into()), "{args:?}");
+    // A random one in a hundred, and the first packet of each flow.
+    let (verified, received) = (report["verified"].as_u64().unwrap(), report["received"].as_u64().unwrap());
+    assert!(verified > u64::from(FLOWS) + received / 200 && verified < u64::from(FLOWS) + received / 50, "{args:?}: {report}");
+    assert!(report["floor_ns"].as_f64().unwrap() > 0.0, "{args:?}: {report}");
 }
 
 #[test]
 fn every_mode_forwards_known_flows_correctly() {
     let each = each_mode_and_family(&["--services", "3", "--backends", "5"]);
+    for (args, report) in each.iter().zip(bench(&each)) {
+        assert_eq!((&report["mode"], &report["family"]), (&args[1].into(), &args[3].into()));
+        let direction = if ["nat", "dnat"].contains(&args[1]) { "both" } else { "to-backend" };
+        assert_eq!((&report["direction"], &report["state"]), (&direction.into(), &"established".into()));
+        assert_known_flows(args, &report);
+    }
+}
+
+#[test]
+fn known_flows_are_forwarded_however_they_come() {
+    let each = [
+        "--protocol udp",
+        "--protocol udp --mode gue",
+        "--state opening",
+        "--state opening --mode ipip",
+        "--direction to-backend",
+        "--direction to-client --family v6",
+        "--no-df",
+        "--no-df --mode ipip --size imix",
+        "--vlan",
+        "--vlan --family v6 --mode dsr",
+        "--ecmp 4",
+        "--ecmp 4 --mode gue --family v6",
+        "--size imix --protocol udp --family v6",
+        "--size 1518 --buffers 512",
+    ]
+    .map(|args| args.split(' ').collect::<Vec<_>>());
     for (args, report) in each.iter().zip(bench(&each)) {
         assert_known_flows(args, &report);
     }
@@ -60,15 +91,40 @@ fn every_mode_creates_flows_and_forwards_their_packets_correctly() {
         // The number of new flows in this time depends on the machine.
         assert!(report["new_flows"].as_u64().unwrap() > 0, "{args:?}: {report}");
         assert!(report["verified"].as_u64().unwrap() > 10, "{args:?}: {report}");
+        assert_eq!(report["snat_port_reused_early"], 0, "{args:?}: {report}");
+    }
+}
+
+#[test]
+fn flows_are_created_in_a_flood_and_beside_many_that_hold_ports() {
+    let each = ["--flood", "--new-flows --snat-load 95 --backends 1"].map(|args| args.split(' ').collect::<Vec<_>>());
+    for (args, report) in each.iter().zip(bench(&each)) {
+        assert!(report["new_flows"].as_u64().unwrap() > 0, "{args:?}: {report}");
+        assert!(report["verified"].as_u64().unwrap() > 10, "{args:?}: {report}");
     }
 }
 
 #[test]
 fn every_mode_works_over_rings() {
-    let each: Vec<_> = MODES.iter().map(|mode| vec!["--mode", mode, "--family", "v4", "--io", "ring"]).collect();
-    for (args, report) in each.iter().zip(bench(&each)) {
-        assert_known_flows(args, &report);
+    for mode in MODES {
+        let args = vec!["--mode", mode, "--io", "ring"];
+        let report = bench(std::slice::from_ref(&args)).remove(0);
+        assert_known_flows(&args, &report);
         assert_eq!(report["io"], "ring");
+    }
+}
+
+#[test]
+fn workers_forward_their_own_flows_and_hand_over_those_of_others() {
+    let core_count = core_affinity::get_core_ids().unwrap().len();
+    if core_count < 2 {
+        return;
+    }
+    for args in [vec!["--workers", "2", "--core", "0"], vec!["--workers", "2", "--core", "0", "--handover"]] {
+        let report = bench(std::slice::from_ref(&args)).remove(0);
+        assert!(report["packets"].as_u64().unwrap() > 0);
+        assert_eq!((&report["received"], &report["dropped"]), (&report["transmitted"], &0.into()), "{args:?}: {report}");
+        assert_eq!(report["without_handover_ns"].is_null(), args.len() == 4);
     }
 }
 
@@ -76,5 +132,15 @@ fn every_mode_works_over_rings() {
 fn bench_without_a_mode_uses_no_flows() {
     let [report] = bench(&[vec!["--mode", "none"]]).try_into().unwrap();
     assert_eq!((&report["mode"], &report["hits"], &report["verified"]), (&"none".into(), &0.into(), &0.into()));
+    assert_eq!(report["floor_ns"], report["ns_per_packet"]);
     assert!(report["packets"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    for args in ["--mode dsr --direction both", "--handover", "--state opening --direction to-client", "--no-df --family v6"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).arg("bench").args(args.split(' ')).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("--"), "{args}");
+    }
 }

@@ -7,7 +7,7 @@
 //! addresses; each run measures it beside.
 
 mod account;
-mod buffer;
+mod error;
 mod frame;
 mod harness;
 mod measure;
@@ -19,7 +19,8 @@ mod traffic;
 mod verify;
 mod worker_flows;
 
-pub use report::{BenchError, Report, print};
+pub use error::BenchError;
+pub use report::{Report, print};
 
 use crate::cli::{BenchArgs, BenchFamily};
 
@@ -32,6 +33,7 @@ pub fn run(options: &BenchArgs) -> Result<Report, BenchError> {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: options.core }) {
         return Err(BenchError::Core(options.core));
     }
+    let options = &scenario::with_load(options);
     let report = measure_family(options)?;
     if !options.handover {
         return Ok(report);

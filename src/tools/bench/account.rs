@@ -5,8 +5,8 @@
 
 use dataplane::{DropReason, WorkerCounters};
 
+use super::error::BenchError;
 use super::harness::Traffic;
-use super::report::BenchError;
 
 /// Counters of a worker at a moment, or what they counted in a time.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! Frames: writes what clients and backends send, and reads what left the engine, by fixed offsets and with every
 //! checksum computed in full. Shares no code with the engine.
 //!
-//! **Invariant:** [`Frame::write`] determines every byte from the fields, and [`read`] reads every field. So a frame is
+//! **Invariant:** [`FrameFields::write`] determines every byte from the fields, and [`read`] reads every field. So a frame is
 //! checked in full by reading it, writing what was read, and comparing both (see [`written_like`]).
 //!
 //! Not here: whether a frame is what should have left (`verify`).
@@ -12,7 +12,7 @@ use dataplane::Mac;
 
 /// A TCP or UDP packet without options, inside a tunnel or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Frame {
+pub(super) struct FrameFields {
     pub(super) destination_mac: Mac,
     pub(super) source_mac: Mac,
     /// Identifier of its VLAN, of a tag with priority 0.
@@ -113,7 +113,7 @@ const fn ip_number(is_v4: bool) -> u8 {
     if is_v4 { 4 } else { 41 }
 }
 
-impl Frame {
+impl FrameFields {
     /// Where the data begins.
     pub(super) fn data_at(&self) -> usize {
         let tag = if self.vlan.is_some() { TAG } else { 0 };
@@ -274,7 +274,7 @@ const fn fold(mut sum: u64) -> u16 {
 
 /// Reads a frame by the offsets of its headers; none where one is missing. Nothing else is checked, see
 /// [`written_like`].
-pub(super) fn read(bytes: &[u8]) -> Option<Frame> {
+pub(super) fn read(bytes: &[u8]) -> Option<FrameFields> {
     let mac = |at: usize| Some(Mac(*bytes.get(at..)?.first_chunk()?));
     let vlan = if word(bytes, 12)? == VLAN { Some(word(bytes, 14)?) } else { None };
     let at = ETHERNET + if vlan.is_some() { TAG } else { 0 };
@@ -303,7 +303,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Frame> {
         },
         _ => Content::Udp { flow: double_word(bytes, segment + UDP_BYTES)? },
     };
-    Some(Frame {
+    Some(FrameFields {
         destination_mac: mac(0)?,
         source_mac: mac(6)?,
         vlan,
@@ -354,7 +354,7 @@ fn double_word(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Whether a frame that left is the one `written` in full. Padding may have any value or be missing.
-pub(super) fn written_like(left: &[u8], frame: &Frame, written: &[u8]) -> bool {
+pub(super) fn written_like(left: &[u8], frame: &FrameFields, written: &[u8]) -> bool {
     let end = frame.data_at() + frame.data_len;
     left.len() <= written.len() && left.get(..end).is_some_and(|bytes| written.get(..end) == Some(bytes))
 }

@@ -6,6 +6,7 @@
 //!
 //! Not here: what is measured (`measure`).
 
+mod buffer;
 mod memory;
 mod rings;
 mod sample;
@@ -16,7 +17,7 @@ pub(super) use memory::Memory;
 pub(super) use rings::Rings;
 pub(super) use sample::KEPT_ONE_IN;
 
-use super::report::BenchError;
+use super::error::BenchError;
 use super::trace::Trace;
 use super::traffic::Side;
 

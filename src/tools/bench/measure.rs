@@ -11,13 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Address, Burst, Parts, Port, Worker};
+use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
+use proto::limits::SNAT_PORT_REST;
 use proto::{Family, Mode};
 
 use super::account::{CounterReading, FinalAccount, expect};
-use super::frame::Frame;
+use super::error::BenchError;
+use super::frame::FrameFields;
 use super::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
-use super::report::{BenchError, Measured, Report};
+use super::report::{Measured, Report};
 use super::scenario::{self, SEED};
 use super::timing::{CycleRate, WorkerClock};
 use super::trace::{self, Trace};
@@ -36,6 +38,14 @@ const POLLS_PER_LOOK: u32 = 256;
 const POLLS_TO_DRAIN: u32 = 64;
 /// Longer than the second after which a packet confirms a one-way flow (FORWARDING 2).
 const ONE_WAY_AGE: Duration = Duration::from_secs(2);
+/// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 bursts, never is full.
+const BUFFERS_HANDED_OVER: u32 = 1024;
+/// With `--snat-load` a batch of new flows takes one SNAT port in this many.
+const BATCH_OF_PORTS: u64 = 100;
+/// Longer than an unconfirmed flow lives.
+const OPENING: Duration = Duration::from_secs(31);
+/// Polls after which flows should have ended: a sweep visits 64 of at most 2^30 in each.
+const POLLS_TO_END: u32 = 1 << 24;
 /// Part of the measured time in which the floor is measured, before and after.
 const FLOOR_PART: u32 = 4;
 
@@ -61,7 +71,8 @@ pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchEr
                             return Err(BenchError::Core(core));
                         }
                         let pattern = trace::pattern(options, A::FAMILY);
-                        let (buffers, shares) = (options.buffers as usize, options.workers.into());
+                        let buffers = if options.handover { options.buffers.min(BUFFERS_HANDED_OVER) } else { options.buffers };
+                        let (buffers, shares) = (buffers as usize, options.workers.into());
                         bench.run(Memory::new(buffers, shares, pattern, seed(worker))?, setup)
                     })
                 };
@@ -107,31 +118,26 @@ impl Bench<'_> {
     fn run<H: Harness>(&self, mut harness: H, setup: WorkerSetup<<H::Port as Port>::Buffer>) -> Result<Measured, BenchError> {
         let options = self.options;
         // New flows have twice as many tuples as may live, so that each is new again when it is next used.
-        let count = if traffic::comes_and_goes(options) { options.flows.saturating_mul(2) } else { options.flows };
+        let is_twice = traffic::comes_and_goes(options) && options.snat_load.is_none();
+        let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
         let flows: Vec<u32> = (0..count).filter(|flow| setup.flows.arrive(options, self.family, *flow)).collect();
         for side in Side::BOTH {
-            harness.load(side, self.from_clients(&flows, Stage::Ack, 1)?);
+            harness.load(side, self.clients_trace(&flows, Stage::Ack, 1)?);
         }
         let before = self.floor(&mut harness, &setup.meeting)?;
         let Some(mode) = options.mode.of_services() else { return Ok(before) };
         let seen = harness.traffic();
         let WorkerSetup { subscriber, counters, peers, meeting, .. } = setup;
         let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
-        let worker = Worker::new(Parts {
-            ports: ports.into_iter().map(|port| (port, None)).collect(),
-            subscriber,
-            limits: scenario::config(options, self.family).flows,
-            counters,
-            neighbour_requests: Arc::new(ArrayQueue::new(64)),
-            seed: SEED,
-            peers,
-            observer: (),
-        })?;
+        let worker = self.worker(ports, (subscriber, counters, peers))?;
         let clock = WorkerClock::still(self.rate);
         let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
         let stage = session.open(mode, &flows)?;
-        let measured = session.time(options.seconds, stage)?;
         let counters = Arc::clone(session.engine.counters());
+        let measured = match options.snat_load {
+            Some(_) => session.time_batches(&counters)?,
+            None => session.time(options.seconds, stage)?,
+        };
         let traffic = harness.traffic().since(seen);
         self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;
         if options.workers == 1 {
@@ -145,6 +151,23 @@ impl Bench<'_> {
         let reused_early = counters.snat_port_reused_early.get();
         let floor_ns = before.floor_ns.min(after.floor_ns);
         Ok(Measured { floor_ns, reused_early, ..measured })
+    }
+
+    fn worker<P: Port>(
+        &self,
+        ports: [P; 2],
+        (subscriber, counters, peers): (Subscriber, Arc<WorkerCounters>, Option<Peers<P::Buffer>>),
+    ) -> Result<Worker<P>, BenchError> {
+        Ok(Worker::new(Parts {
+            ports: ports.into_iter().map(|port| (port, None)).collect(),
+            subscriber,
+            limits: scenario::config(self.options, self.family).flows,
+            counters,
+            neighbour_requests: Arc::new(ArrayQueue::new(64)),
+            seed: SEED,
+            peers,
+            observer: (),
+        })?)
     }
 
     /// Measures a worker that only swaps Ethernet addresses: the harness alone. Infinite time if the gateway has the
@@ -169,18 +192,18 @@ impl Bench<'_> {
     }
 
     /// A trace of these flows, in an order given by `seed`.
-    fn trace(&self, flows: &[u32], seed: u64, frame: impl Fn(u32) -> Frame) -> Result<Trace, BenchError> {
+    fn trace(&self, flows: &[u32], seed: u64, frame: impl Fn(u32) -> FrameFields) -> Result<Trace, BenchError> {
         let mut order = flows.to_vec();
         trace::shuffle(&mut order, seed);
         Trace::new(self.options, self.family, &order, frame)
     }
 
-    fn from_clients(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
+    fn clients_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
         self.trace(flows, seed, |flow| traffic::from_client(self.options, self.family, stage, flow))
     }
 
     /// The replies of the backends to what they got.
-    fn from_backends(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
+    fn backends_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
         let guard = self.verifier();
         let reply = |flow| guard.as_ref().and_then(|verifier| verifier.reply(stage, flow));
         let missing = || BenchError::Wrong("the first packets of some flows did not leave".into());
@@ -188,7 +211,7 @@ impl Bench<'_> {
         if flows.iter().any(|flow| reply(*flow).is_none()) {
             return Err(missing());
         }
-        let Some(first) = first else { return self.from_clients(flows, stage, seed) };
+        let Some(first) = first else { return self.clients_trace(flows, stage, seed) };
         self.trace(flows, seed, |flow| reply(flow).unwrap_or(first))
     }
 
@@ -244,15 +267,25 @@ fn swap<P: Port>(from: &mut P, to: &mut P) -> usize {
     let count = burst.len();
     if count > 0 {
         for buffer in &mut burst {
-            if let Some(addresses) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut::<12>() {
-                let (destination, source) = addresses.split_at_mut(6);
-                destination.swap_with_slice(source);
+            if let Some(head) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut() {
+                *head = swap_addresses(*head);
             }
         }
         to.transmit(&mut burst);
-        to.release(&mut burst);
+        if !burst.is_empty() {
+            to.release(&mut burst);
+        }
     }
     count
+}
+
+/// The first 16 bytes of a frame with source and destination swapped.
+#[inline(always)]
+fn swap_addresses(head: [u8; 16]) -> [u8; 16] {
+    const ADDRESS: u128 = (1 << 48) - 1;
+    let head = u128::from_le_bytes(head);
+    let rest = head & !(ADDRESS | ADDRESS << 48);
+    (rest | head >> 48 & ADDRESS | (head & ADDRESS) << 48).to_le_bytes()
 }
 
 /// One worker at its harness.
@@ -268,8 +301,8 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     /// Opens the flows, and loads what is to be measured. Returns the stage of its packets.
     fn open(&mut self, mode: Mode, flows: &[u32]) -> Result<Option<Stage>, BenchError> {
         let options = self.bench.options;
-        self.harness.load(Side::Uplink, self.bench.from_clients(flows, Stage::Syn, 2)?);
-        if traffic::comes_and_goes(options) {
+        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Syn, 2)?);
+        if traffic::comes_and_goes(options) && options.snat_load.is_none() {
             // Until as many flows end as begin.
             if options.new_flows {
                 self.clock.simulate(options);
@@ -284,21 +317,77 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         }
         let is_established = options.state == BenchState::Established;
         if is_established && mode.is_two_way() {
-            self.harness.load(Side::Cluster, self.bench.from_backends(flows, Stage::SynAck, 3)?);
+            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::SynAck, 3)?);
             self.pass(&[Side::Cluster], count, KEPT_ONE_IN, Stage::SynAck)?;
-            self.harness.load(Side::Cluster, self.bench.from_backends(flows, Stage::Ack, 4)?);
+            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::Ack, 4)?);
         }
-        self.harness.load(Side::Uplink, self.bench.from_clients(flows, Stage::Ack, 1)?);
+        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Ack, 1)?);
         self.pass(&[Side::Uplink], count, KEPT_ONE_IN, Stage::Ack)?;
         if is_established {
             if !mode.is_two_way() {
                 self.clock.skip(ONE_WAY_AGE);
             }
             self.pass(traffic::sides(options), count, KEPT_ONE_IN, Stage::Ack)?;
+        }
+        if is_established && options.snat_load.is_none() {
             // In state opening time stands still: flows would end, or be confirmed.
             self.clock.run();
         }
         Ok(Some(Stage::Ack))
+    }
+
+    /// Measures new flows while others hold most SNAT ports. There is room for few, so they come in batches. Between two
+    /// batches, in time that does not count, the flows of the first end and their ports rest.
+    fn time_batches(&mut self, counters: &WorkerCounters) -> Result<Measured, BenchError> {
+        let options = self.bench.options;
+        let batch = (scenario::snat_ports(options, self.bench.family) / BATCH_OF_PORTS).max(BURST as u64);
+        let tuples = u32::try_from(batch * 4).unwrap_or(u32::MAX);
+        let flows: Vec<u32> = (options.flows..options.flows.saturating_add(tuples)).collect();
+        self.harness.load(Side::Uplink, self.bench.clients_trace(&flows, Stage::Syn, 5)?);
+        let mut measured = Measured::none(self.bench.rate);
+        let wanted = Duration::from_secs(options.seconds.into());
+        while measured.times.elapsed() < wanted {
+            self.harness.begin(Feeding { sides: &[Side::Uplink], frames: Some(batch), keep_one_in: KEPT_ONE_IN });
+            (0..batch / BURST as u64 / 8).for_each(|_| self.poll()); // caches hold again what they held before
+            let before = self.engine.reading();
+            while !self.harness.has_ended() {
+                self.timed_poll(&mut measured, dpdk_sys::cycles());
+            }
+            measured.count(&before, &self.engine.reading());
+            self.rest(Some(Stage::Syn))?;
+            self.let_end(counters)?;
+        }
+        Ok(measured)
+    }
+
+    /// Lets time pass until only confirmed flows are left, and the ports of the others have rested.
+    fn let_end(&mut self, counters: &WorkerCounters) -> Result<(), BenchError> {
+        let live = u64::from(self.bench.options.flows);
+        self.clock.skip(OPENING);
+        for poll in 0..POLLS_TO_END {
+            if counters.flows.get() <= live {
+                self.clock.skip(SNAT_PORT_REST + Duration::from_secs(1));
+                self.poll();
+                return Ok(());
+            }
+            if poll % POLLS_PER_LOOK == 0 {
+                self.clock.skip(Duration::from_secs(1));
+            }
+            self.poll();
+        }
+        expect("flows after the new ones should have ended", counters.flows.get(), "those that live", live)
+    }
+
+    /// A poll that counts; it begins at this cycle. Returns when it ended.
+    #[inline(always)]
+    fn timed_poll(&mut self, measured: &mut Measured, begin: u64) -> u64 {
+        self.harness.turn();
+        let handled = self.engine.poll(self.clock.at(begin));
+        let end = dpdk_sys::cycles();
+        if handled > 0 || !H::WAITS {
+            measured.times.count(end - begin);
+        }
+        end
     }
 
     /// Feeds a number of frames and verifies packets that leave, one in `keep_one_in`.
@@ -375,26 +464,20 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         (0..POLLS_TO_WARM).for_each(|_| self.poll());
         let before = self.engine.reading();
         let start = measured.times.elapsed();
-        let first = dpdk_sys::cycles();
-        let mut last = first;
+        let mut last = dpdk_sys::cycles();
         while measured.times.elapsed() - start < SLICE && !self.harness.is_full() && !self.meeting.is_over() {
             for _ in 0..POLLS_PER_LOOK {
-                self.harness.turn();
-                let handled = self.engine.poll(self.clock.at(last));
-                let now = dpdk_sys::cycles();
-                if handled > 0 || !H::WAITS {
-                    measured.times.count(now - last);
-                }
-                last = now;
+                last = self.timed_poll(measured, last);
             }
         }
         self.meeting.end();
-        let after = self.engine.reading();
-        measured.times.packets += after.received - before.received;
-        measured.counted.add(&before, &after);
+        measured.count(&before, &self.engine.reading());
         self.harness.end();
         while !self.harness.has_ended() {
             self.poll();
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use proto::Mode;
 use serde::Serialize;
 
 use super::account::{CounterReading, FinalAccount};
+use super::error::BenchError;
 use super::timing::{CycleRate, PollTimes};
 use super::traffic;
 use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
@@ -103,6 +104,12 @@ impl Measured {
         Self { times: PollTimes::new(rate), counted: CounterReading::default(), floor_ns: f64::INFINITY, reused_early: 0 }
     }
 
+    /// Adds what was counted between two readings.
+    pub(super) fn count(&mut self, from: &CounterReading, to: &CounterReading) {
+        self.times.packets += to.received - from.received;
+        self.counted.add(from, to);
+    }
+
     /// That of workers at the same time: packets are added, times a packet are their mean.
     pub(super) fn and(mut self, other: &Self) -> Self {
         let (mine, theirs) = (f64::from(self.times.workers), f64::from(other.times.workers));
@@ -163,47 +170,6 @@ impl Report {
             drop_reasons: counted.named(),
         }
     }
-}
-
-/// Why there is no figure.
-#[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    /// The core cannot be used.
-    #[error("core {0} cannot be used: it does not exist or this process may not run on it; see `taskset -p $$`")]
-    Core(usize),
-    /// A packet left the engine that should not have left like that.
-    #[error("a transmitted packet is wrong: {0}; the figures would mean nothing")]
-    Wrong(String),
-    /// Packets were lost, or counted twice.
-    #[error("packets are not accounted for ({0}); the figures would mean nothing")]
-    Account(String),
-    /// SNAT ports were reused before they had rested, so opening a flow cost less than it may.
-    #[error("{0} SNAT ports were reused before they had rested; take more --backends, or fewer --flows")]
-    ReusedEarly(u64),
-    /// Options contradict each other.
-    #[error("{0}")]
-    Options(&'static str),
-    /// There is no memory for the packet buffers.
-    #[error("no memory for {0} packet buffers: lower --buffers")]
-    Buffers(usize),
-    /// There is no memory for the frames.
-    #[error("no memory for {0} bytes of frames: lower --flows")]
-    Trace(usize),
-    /// Another worker failed.
-    #[error("another worker failed")]
-    OtherWorker,
-    /// Packets of known flows were dropped.
-    #[error("packets of known flows were dropped ({0}), where none may be; the figures would mean nothing")]
-    Dropped(String),
-    /// There is no memory for so many flows.
-    #[error(transparent)]
-    NoMemory(#[from] dataplane::NoMemory),
-    /// The report cannot be written.
-    #[error("cannot write the report: {0}")]
-    Write(#[from] io::Error),
-    /// DPDK could not be set up.
-    #[error("DPDK: {0}")]
-    Dpdk(String),
 }
 
 /// Prints a report: a line of JSON, or a few lines of text.

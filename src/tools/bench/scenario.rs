@@ -11,8 +11,8 @@ use dataplane::{
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
-use super::report::BenchError;
-use crate::cli::{BenchArgs, BenchMode, BenchProtocol, BenchState};
+use super::error::BenchError;
+use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchMode, BenchProtocol, BenchState};
 
 /// Seed of the workers' tables: figures repeat.
 pub(super) const SEED: u64 = 0x5bd1_e995_9e37_79b9;
@@ -109,9 +109,10 @@ pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr>
     let wanted = u64::from(options.flows) * ports_for_100_flows(options) / 100;
     // With a load, the flows that hold ports are as many as the ports ask for, so the nearest number will do.
     let count = if options.snat_load.is_some() { (wanted + per_address / 2) / per_address } else { wanted.div_ceil(per_address) };
-    (0..count.clamp(1, SNAT_ADDRESSES_MAX))
-        .map(|n| match family {
-            Family::V4 => IpAddr::from(Ipv4Addr::from(0xc0a8_0100 + n as u32)), // 192.168.1.0
+    (0..)
+        .take(usize::try_from(count.clamp(1, SNAT_ADDRESSES_MAX)).unwrap_or(1))
+        .map(|n: u32| match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::from(0xc0a8_0100 + n)), // 192.168.1.0
             Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + 0x100 + u128::from(n)).into(),
         })
         .collect()
@@ -122,14 +123,22 @@ pub(super) fn snat_ports(options: &BenchArgs, family: Family) -> u64 {
     snat_addresses(options, family).len() as u64 * SNAT_PORTS * u64::from(options.services) * u64::from(options.backends)
 }
 
+/// The options with as many live flows as `--snat-load` asks for.
+pub(super) fn with_load(options: &BenchArgs) -> BenchArgs {
+    let Some(load) = options.snat_load else { return options.clone() };
+    let family = if options.family == BenchFamily::V4 { Family::V4 } else { Family::V6 };
+    let flows = snat_ports(options, family) * u64::from(load) / 100;
+    BenchArgs { flows: u32::try_from(flows).unwrap_or(u32::MAX), ..options.clone() }
+}
+
 /// Refuses what contradicts itself.
 pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
     let mode = options.mode.of_services();
     let one_way = mode.is_some_and(|mode| !mode.is_two_way());
-    let replies = matches!(options.direction, Some(crate::cli::BenchDirection::ToClient | crate::cli::BenchDirection::Both));
+    let replies = matches!(options.direction, Some(BenchDirection::ToClient | BenchDirection::Both));
     let comes_and_goes = options.new_flows || options.flood;
     let wrong = [
-        (options.io == crate::cli::BenchIo::Ring && options.workers > 1, "--io ring measures one worker; take --io mem"),
+        (options.io == BenchIo::Ring && options.workers > 1, "--io ring measures one worker; take --io mem"),
         (one_way && replies, "in modes dsr, ipip and gue replies do not pass the gateway; take --direction to-backend"),
         (
             replies && options.state == BenchState::Opening,
@@ -141,7 +150,7 @@ pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
         (options.ecmp > 1 && options.mode == BenchMode::Dsr, "--ecmp does nothing in mode dsr: backends are on the link"),
         (options.snat_load.is_some() && options.mode != BenchMode::Nat, "--snat-load needs --mode nat"),
         (options.snat_load.is_some() && options.workers > 1, "--snat-load measures one worker"),
-        (options.no_df && options.family == crate::cli::BenchFamily::V6, "--no-df needs --family v4: IPv6 has no flag DF"),
+        (options.no_df && options.family == BenchFamily::V6, "--no-df needs --family v4: IPv6 has no flag DF"),
     ];
     match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
         Some((_, what)) => Err(BenchError::Options(what)),
@@ -179,7 +188,8 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     let flows = if options.snat_load.is_some() {
         // Live flows stay, however much time is simulated.
         let max_per_worker = u32::try_from(snat_ports(options, family)).unwrap_or(u32::MAX).max(1024);
-        FlowLimits { max_per_worker, tcp_established: Duration::from_secs(1 << 25), ..FlowLimits::default() }
+        let life = Duration::from_secs(1 << 25);
+        FlowLimits { max_per_worker, tcp_established: life, udp: life, ..FlowLimits::default() }
     } else {
         FlowLimits { max_per_worker: options.flows.max(1024), ..FlowLimits::default() }
     };
@@ -212,7 +222,8 @@ pub(super) fn network(options: &BenchArgs, family: Family) -> Network {
     };
     let to_clients = routes(clients, uplink, UPLINK);
     let (routes, neighbours) = if options.mode == BenchMode::Dsr {
-        let (routes, routers): (Vec<_>, Vec<_>) = to_clients.into_iter().unzip();
+        let (mut routes, routers): (Vec<_>, Vec<_>) = to_clients.into_iter().unzip();
+        routes.extend(backends.parse().ok().map(|to| Route { to, via: None, link: link(options, CLUSTER), weight: 1 }));
         (routes, routers.into_iter().chain(on_link(options, family)).collect())
     } else {
         to_clients.into_iter().chain(routes(backends, cluster, CLUSTER)).unzip()

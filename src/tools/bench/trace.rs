@@ -8,16 +8,14 @@
 
 use std::ops::Range;
 
-use dataplane::{BURST, Buffer, Burst};
+use dataplane::{BURST, Burst};
 use proto::Family;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::buffer::{FrameBuffer, HEAD_BYTES, Pattern};
-use super::frame::{self, Frame};
-use super::report::BenchError;
+use super::error::BenchError;
+use super::frame::{self, FrameFields};
 use super::traffic::{self, Stage};
 use crate::cli::BenchArgs;
-use crate::ports::dpdk::Packet;
 
 /// A cache line of a trace. The alignment puts a large trace into huge pages, so that the harness does not measure the
 /// TLB.
@@ -37,6 +35,12 @@ const FLOW_AT_V6_TAGGED: usize = FLOW_AT_V6 + frame::TAG;
 const END_V4: usize = 64;
 const END_V6: usize = 96;
 
+/// Bytes at the start of a frame that are written for each packet, at most; the headers are there.
+pub(super) const HEAD_BYTES: usize = 128;
+
+/// The bytes of a frame from its start on, as far as all frames have them in common.
+pub(super) type Pattern = [u8; 2048];
+
 /// A buffer that a frame is written into.
 pub(super) trait FrameRoom {
     /// The first bytes of a frame of `len` bytes, which are to be written.
@@ -44,36 +48,6 @@ pub(super) trait FrameRoom {
 
     /// Completes the frame from a position on, by what all frames have there.
     fn complete(&mut self, len: u16, from: usize, pattern: &Pattern);
-}
-
-impl FrameRoom for FrameBuffer {
-    #[inline(always)]
-    fn begin(&mut self, len: u16) -> Option<&mut [u8; HEAD_BYTES]> {
-        Some(self.begin(len))
-    }
-
-    /// A free buffer has it already.
-    #[inline(always)]
-    fn complete(&mut self, _: u16, _: usize, _: &Pattern) {}
-}
-
-impl FrameRoom for Packet {
-    #[inline(always)]
-    fn begin(&mut self, len: u16) -> Option<&mut [u8; HEAD_BYTES]> {
-        if !self.resize(HEAD_BYTES.max(len.into())) {
-            return None;
-        }
-        self.bytes_mut().first_chunk_mut()
-    }
-
-    #[inline(always)]
-    fn complete(&mut self, len: u16, from: usize, pattern: &Pattern) {
-        let behind = from..usize::from(len);
-        if let (Some(to), Some(from)) = (self.bytes_mut().get_mut(behind.clone()), pattern.get(behind)) {
-            to.copy_from_slice(from);
-        }
-        let _ = self.resize(len.into()); // it gets shorter, so there is room
-    }
 }
 
 /// The bytes that frames of one size have in common.
@@ -103,7 +77,7 @@ impl Trace {
         options: &BenchArgs,
         family: Family,
         flows: &[u32],
-        frame: impl Fn(u32) -> Frame,
+        frame: impl Fn(u32) -> FrameFields,
     ) -> Result<Self, BenchError> {
         let (flow_bytes, at) = match (family, options.vlan) {
             (Family::V4, false) => (FLOW_V4, FLOW_AT_V4),
@@ -125,7 +99,7 @@ impl Trace {
                 templates.push(Template { head, len });
                 templates.len() - 1
             });
-            sizes.push(size as u8);
+            sizes.push(u8::try_from(size).unwrap_or(u8::MAX));
         }
         if templates.len() < 2 {
             sizes = Vec::new();
@@ -205,9 +179,9 @@ pub(super) fn pattern(options: &BenchArgs, family: Family) -> Pattern {
 /// Fisher-Yates shuffle with a 64-bit linear congruential generator (Knuth's MMIX): repeatable, and random enough to
 /// defeat prefetching.
 pub(super) fn shuffle(items: &mut [u32], seed: u64) {
-    let mut random = Random(seed | 1);
-    for i in (1..items.len()).rev() {
-        items.swap(i, random.below(i as u64 + 1) as usize);
+    let mut random = Random(seed);
+    for (i, end) in (1..items.len()).zip(2..) {
+        items.swap(i, random.below(end) as usize);
     }
 }
 
@@ -216,9 +190,10 @@ pub(super) fn shuffle(items: &mut [u32], seed: u64) {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// A number below `end`, at most 2^31.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
+    /// A number below `end`, which is at most 2^31.
+    #[allow(clippy::cast_possible_truncation)] // 31 bits
+    pub(super) fn below(&mut self, end: u32) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
+        (self.0 >> 33) as u32 % end
     }
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use dataplane::tcp_flags::{ACK, SYN};
 use proto::Family;
 
-use super::frame::{Content, Frame, Hop};
+use super::frame::{Content, FrameFields, Hop};
 use super::scenario::{
     self, BACKEND_PORT, CLUSTER_MAC, CLUSTER_VLAN, UPLINK_MAC, UPLINK_VLAN, VIP_PORT, client, router_mac, vip,
 };
@@ -118,11 +118,11 @@ fn hop(options: &BenchArgs, family: Family) -> Hop {
 }
 
 /// A packet from one end to the other, as it is sent into a side of the gateway.
-fn sent(options: &BenchArgs, stage: Stage, flow: u32, side: Side, ends: [(IpAddr, u16); 2]) -> Frame {
+fn sent(options: &BenchArgs, stage: Stage, flow: u32, side: Side, ends: [(IpAddr, u16); 2]) -> FrameFields {
     let [source, destination] = ends;
     let family = if source.0.is_ipv4() { Family::V4 } else { Family::V6 };
     let content = content(options, stage, flow);
-    Frame {
+    FrameFields {
         destination_mac: if side == Side::Uplink { UPLINK_MAC } else { CLUSTER_MAC },
         source_mac: router_mac(0),
         vlan: vlan(options, side),
@@ -141,23 +141,23 @@ fn frontend(options: &BenchArgs, family: Family, flow: u32) -> (IpAddr, u16) {
 }
 
 /// A packet that the client of a flow sends.
-pub(super) fn from_client(options: &BenchArgs, family: Family, stage: Stage, flow: u32) -> Frame {
+pub(super) fn from_client(options: &BenchArgs, family: Family, stage: Stage, flow: u32) -> FrameFields {
     sent(options, stage, flow, Side::Uplink, [client(family, flow), frontend(options, family, flow)])
 }
 
 /// A packet that a backend of the flow's service sends to where the client's packets come from.
-pub(super) fn from_backend(options: &BenchArgs, stage: Stage, flow: u32, backend: IpAddr, to: (IpAddr, u16)) -> Frame {
+pub(super) fn from_backend(options: &BenchArgs, stage: Stage, flow: u32, backend: IpAddr, to: (IpAddr, u16)) -> FrameFields {
     sent(options, stage, flow, Side::Cluster, [(backend, BACKEND_PORT), to])
 }
 
 /// The packet of the client as a router sends it on.
-pub(super) fn forwarded(options: &BenchArgs, side: Side, frame: Frame) -> Frame {
+pub(super) fn forwarded(options: &BenchArgs, side: Side, frame: FrameFields) -> FrameFields {
     let source_mac = if side == Side::Uplink { UPLINK_MAC } else { CLUSTER_MAC };
-    Frame { source_mac, vlan: vlan(options, side), hop: Hop { limit: SENT_HOP_LIMIT - 1, ..frame.hop }, ..frame }
+    FrameFields { source_mac, vlan: vlan(options, side), hop: Hop { limit: SENT_HOP_LIMIT - 1, ..frame.hop }, ..frame }
 }
 
 /// The packet of the backend as the client should get it.
-pub(super) fn to_client(options: &BenchArgs, family: Family, stage: Stage, flow: u32) -> Frame {
+pub(super) fn to_client(options: &BenchArgs, family: Family, stage: Stage, flow: u32) -> FrameFields {
     let ends = [frontend(options, family, flow), client(family, flow)];
     forwarded(options, Side::Uplink, sent(options, stage, flow, Side::Cluster, ends))
 }

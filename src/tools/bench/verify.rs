@@ -13,8 +13,8 @@ use dataplane::tcp_flags::RST;
 use dataplane::{GUE_PORT, Mac};
 use proto::{Family, Mode};
 
-use super::frame::{self, Content, Frame, Hop, TunnelHeaders};
-use super::report::BenchError;
+use super::error::BenchError;
+use super::frame::{self, Content, FrameFields, Hop, TunnelHeaders};
 use super::scenario::{BACKEND_PORT, CLUSTER_MAC, backend_mac, router_mac, snat_addresses, tunnel_source};
 use super::traffic::{self, Side, Stage};
 use crate::cli::BenchArgs;
@@ -71,7 +71,7 @@ fn wrong(what: &str, found: &impl std::fmt::Debug) -> BenchError {
 impl Verifier {
     /// Expects packets of flows with numbers below `flows`.
     pub(super) fn new(options: &BenchArgs, mode: Mode, family: Family, flows: u32) -> Self {
-        let flows = if traffic::comes_and_goes(options) { 0 } else { flows as usize };
+        let flows = if traffic::comes_and_goes(options) && options.snat_load.is_none() { 0 } else { flows as usize };
         Self {
             options: options.clone(),
             mode,
@@ -104,7 +104,7 @@ impl Verifier {
     }
 
     /// The packet that a backend should get, with the choices of the packet that it got.
-    fn at_backend(&mut self, stage: Stage, seen: &Frame) -> Result<Frame, BenchError> {
+    fn at_backend(&mut self, stage: Stage, seen: &FrameFields) -> Result<FrameFields, BenchError> {
         // The RST of a reclaimed flow: originated by the gateway, with the sequence number after that of its SYN.
         let comes_and_goes = traffic::comes_and_goes(&self.options);
         let reset = matches!(seen.content, Content::Tcp { flags: RST, .. }) && comes_and_goes;
@@ -122,7 +122,7 @@ impl Verifier {
         let destination = if self.mode.is_two_way() { (backend, BACKEND_PORT) } else { sent.destination };
         let tunnel = self.tunnel(&sent, backend, &choice, seen)?;
         let destination_mac = self.backend_mac(flow, choice);
-        Ok(Frame {
+        Ok(FrameFields {
             destination_mac,
             source_mac: CLUSTER_MAC,
             source,
@@ -142,7 +142,7 @@ impl Verifier {
     }
 
     /// The choices of the gateway for a packet to a backend, if they are allowed.
-    fn choice(&self, flow: u32, seen: &Frame) -> Result<Choice, BenchError> {
+    fn choice(&self, flow: u32, seen: &FrameFields) -> Result<Choice, BenchError> {
         let options = &self.options;
         let address = |n: u32| traffic::backend(options, self.family, flow, n);
         let mac = |n: u32| backend_mac(flow % options.services, n, options.backends);
@@ -174,7 +174,13 @@ impl Verifier {
     }
 
     /// The headers that should be in front.
-    fn tunnel(&self, sent: &Frame, backend: IpAddr, choice: &Choice, seen: &Frame) -> Result<Option<TunnelHeaders>, BenchError> {
+    fn tunnel(
+        &self,
+        sent: &FrameFields,
+        backend: IpAddr,
+        choice: &Choice,
+        seen: &FrameFields,
+    ) -> Result<Option<TunnelHeaders>, BenchError> {
         let ports = match self.mode {
             Mode::Nat | Mode::Dnat | Mode::Dsr => return Ok(None),
             Mode::Ipip => None,
@@ -188,12 +194,12 @@ impl Verifier {
         Ok(Some(TunnelHeaders { source, destination: backend, hop, ports }))
     }
 
-    /// Checks that a flow keeps its choice. Skipped if flows are reclaimed all the time.
+    /// Checks that a flow keeps its choice. Skipped for flows that come and go.
     fn remember(&mut self, flow: u32, choice: Choice) -> Result<(), BenchError> {
-        if traffic::comes_and_goes(&self.options) {
-            return Ok(());
-        }
-        let Some(known) = self.choices.get_mut(flow as usize) else { return Err(wrong("there is no such flow", &flow)) };
+        let comes_and_goes = traffic::comes_and_goes(&self.options);
+        let Some(known) = self.choices.get_mut(flow as usize) else {
+            return if comes_and_goes { Ok(()) } else { Err(wrong("there is no such flow", &flow)) };
+        };
         if *known == Choice::NONE {
             *known = choice;
         }
@@ -201,7 +207,7 @@ impl Verifier {
     }
 
     /// The packet that a client should get.
-    fn at_client(&mut self, stage: Stage, seen: &Frame) -> Result<Frame, BenchError> {
+    fn at_client(&mut self, stage: Stage, seen: &FrameFields) -> Result<FrameFields, BenchError> {
         let flow = traffic::flow_of(seen.content);
         let Some(hop) = self.router(seen.destination_mac) else { return Err(wrong("it goes to no next hop", seen)) };
         let Some(known) = self.hops_to_clients.get_mut(flow as usize) else { return Err(wrong("there is no such flow", seen)) };
@@ -212,11 +218,11 @@ impl Verifier {
             return Err(wrong("the packets of a flow to its client take several paths", seen));
         }
         let sent = traffic::to_client(&self.options, self.family, stage, flow);
-        Ok(Frame { destination_mac: router_mac(hop), hop: chosen(sent.hop, seen.hop), ..sent })
+        Ok(FrameFields { destination_mac: router_mac(hop), hop: chosen(sent.hop, seen.hop), ..sent })
     }
 
     /// A packet that the flow's backend sends in reply. None before the flow's first packet was verified.
-    pub(super) fn reply(&self, stage: Stage, flow: u32) -> Option<Frame> {
+    pub(super) fn reply(&self, stage: Stage, flow: u32) -> Option<FrameFields> {
         let choice = self.choices.get(flow as usize).filter(|choice| **choice != Choice::NONE)?;
         let backend = traffic::backend(&self.options, self.family, flow, choice.backend);
         let to = match self.mode {
@@ -255,9 +261,9 @@ const fn chosen(expected: Hop, seen: Hop) -> Hop {
 }
 
 /// The RST that ends the flow of a SYN.
-fn as_reset(syn: Frame) -> Frame {
+fn as_reset(syn: FrameFields) -> FrameFields {
     let sequence = traffic::flow_of(syn.content).wrapping_add(1);
     let content = Content::Tcp { flags: RST, sequence, acknowledgement: 0, window: 0 };
     let hop = Hop { limit: OWN_HOP_LIMIT, identification: 0, dont_fragment: true, label: 0 };
-    Frame { hop, content, data_len: 0, ..syn }
+    FrameFields { hop, content, data_len: 0, ..syn }
 }

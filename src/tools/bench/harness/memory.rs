@@ -13,10 +13,10 @@ use std::rc::Rc;
 
 use dataplane::{Buffer, Burst, Port};
 
-use super::super::buffer::{FrameBuffer, FreeBuffers, Pattern};
-use super::super::report::BenchError;
-use super::super::trace::Trace;
+use super::super::error::BenchError;
+use super::super::trace::{Pattern, Trace};
 use super::super::traffic::Side;
+use super::buffer::{FrameBuffer, FreeBuffers};
 use super::sample::Sampler;
 use super::{Buffers, Feeding, Harness, Traffic};
 

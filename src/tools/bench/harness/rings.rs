@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use dataplane::{BURST, Buffer, Burst};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
 
-use super::super::report::BenchError;
-use super::super::trace::Trace;
+use super::super::error::BenchError;
+use super::super::trace::{FrameRoom, HEAD_BYTES, Pattern, Trace};
 use super::super::traffic::Side;
 use super::sample::Sampler;
 use super::{Feeding, Harness, Traffic};
@@ -28,6 +28,25 @@ const RING_SLOTS: u32 = 1024;
 const ON_THEIR_WAY_MAX: u64 = RING_SLOTS as u64 / 2;
 /// Packets that have not come back after this time do not come back: the engine dropped or holds them.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+impl FrameRoom for Packet {
+    #[inline(always)]
+    fn begin(&mut self, len: u16) -> Option<&mut [u8; HEAD_BYTES]> {
+        if !self.resize(HEAD_BYTES.max(len.into())) {
+            return None;
+        }
+        self.bytes_mut().first_chunk_mut()
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, len: u16, from: usize, pattern: &Pattern) {
+        let behind = from..usize::from(len);
+        if let (Some(to), Some(from)) = (self.bytes_mut().get_mut(behind.clone()), pattern.get(behind)) {
+            to.copy_from_slice(from);
+        }
+        let _ = self.resize(len.into()); // it gets shorter, so there is room
+    }
+}
 
 /// Words between worker and generator.
 #[derive(Debug, Default)]

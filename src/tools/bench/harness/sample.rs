@@ -27,7 +27,7 @@ pub(super) struct Sampler {
     /// One packet in this many is kept, on average.
     one_in: u32,
     /// Number of packets to skip before the next one is kept.
-    skip: u32,
+    skip: usize,
     bytes: Vec<u8>,
     /// The side that each packet left by, and where it ends in `bytes`.
     kept: Vec<(Side, usize)>,
@@ -46,28 +46,28 @@ impl Sampler {
     }
 
     /// Number of packets before the next one that is kept: up to twice the mean, each number equally likely.
-    fn gap(&mut self) -> u32 {
-        self.random.below(2 * u64::from(self.one_in) - 1) as u32
+    fn gap(&mut self) -> usize {
+        self.random.below(2 * self.one_in - 1) as usize
     }
 
     /// Sees the packets of a burst.
     #[inline(always)]
     pub(super) fn see<B>(&mut self, side: Side, burst: &[B], bytes: impl Fn(&B) -> &[u8]) {
-        let count = burst.len() as u32;
+        let count = burst.len();
         if self.skip < count {
             self.keep(side, burst, bytes);
         }
-        self.skip = self.skip.saturating_sub(count);
+        self.skip -= count;
     }
 
     /// Keeps the packets of a burst whose turn it is.
     #[cold]
     #[inline(never)]
     fn keep<B>(&mut self, side: Side, burst: &[B], bytes: impl Fn(&B) -> &[u8]) {
-        while let Some(buffer) = burst.get(self.skip as usize) {
+        while let Some(buffer) = burst.get(self.skip) {
             self.bytes.extend_from_slice(bytes(buffer));
             self.kept.push((side, self.bytes.len()));
-            self.skip = self.skip.saturating_add(1).saturating_add(self.gap());
+            self.skip += 1 + self.gap();
         }
     }
 

@@ -10,14 +10,13 @@
 use dataplane::{Buffer, Burst};
 use zerocopy::FromZeros;
 
-use super::report::BenchError;
+use super::super::error::BenchError;
+use super::super::trace::{FrameRoom, HEAD_BYTES, Pattern};
 
-/// Bytes at the start of a frame that are written for each packet, at most; the headers are there.
-pub(super) const HEAD_BYTES: usize = 128;
 /// Headroom for tunnel headers and tags, bytes, equal to DPDK's.
 const HEADROOM: usize = HEAD_BYTES;
 /// Room for a frame, bytes, equal to DPDK's, so that the same amount of memory is used.
-const ROOM: usize = 2048;
+const ROOM: usize = size_of::<Pattern>();
 /// Headroom and room, in pieces of the size of both the headroom and a head.
 const PIECES: usize = (HEADROOM + ROOM) / HEAD_BYTES;
 const BYTES: usize = PIECES * HEAD_BYTES;
@@ -26,8 +25,8 @@ const BYTES: usize = PIECES * HEAD_BYTES;
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct BufferMemory {
-    start: u16,
-    len: u16,
+    /// Start of the frame in the lower half, its length in the upper: one store.
+    extent: u32,
     /// Whether the engine took it for a packet of its own, and may have written anywhere.
     is_foreign: bool,
     _line: [u8; 59],
@@ -38,79 +37,94 @@ const _: () = assert!(size_of::<BufferMemory>() == 35 * 64);
 
 /// A buffer.
 #[derive(Debug)]
-pub(super) struct FrameBuffer(&'static mut BufferMemory);
+pub(in super::super) struct FrameBuffer(&'static mut BufferMemory);
 
 impl FrameBuffer {
     /// Makes it a frame of `len` bytes at the usual place, and returns the first bytes, which are to be written.
     #[inline(always)]
-    pub(super) fn begin(&mut self, len: u16) -> &mut [u8; HEAD_BYTES] {
-        self.0.start = HEADROOM as u16;
-        self.0.len = len;
+    fn begin(&mut self, len: u16) -> &mut [u8; HEAD_BYTES] {
+        self.set_extent(HEADROOM, len.into());
         let [_, head, ..] = &mut self.0.pieces;
         head
     }
 
+    /// Start and length of the frame.
+    #[inline(always)]
+    fn extent(&self) -> (usize, usize) {
+        ((self.0.extent & 0xffff) as usize, (self.0.extent >> 16) as usize)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // both are at most `BYTES`
+    fn set_extent(&mut self, start: usize, len: usize) {
+        self.0.extent = start as u32 | (len as u32) << 16;
+    }
+
     /// Writes the bytes behind the headers of all frames, which are the same in each.
-    fn fill(&mut self, pattern: &[u8; ROOM]) {
+    fn fill(&mut self, pattern: &Pattern) {
         self.0.is_foreign = false;
         self.0.pieces.as_flattened_mut()[HEADROOM..].copy_from_slice(pattern);
     }
+}
 
-    /// Whether [`FreeBuffers::allocate`] gave it out since it was last filled.
-    fn is_foreign(&self) -> bool {
-        self.0.is_foreign
+impl FrameRoom for FrameBuffer {
+    #[inline(always)]
+    fn begin(&mut self, len: u16) -> Option<&mut [u8; HEAD_BYTES]> {
+        Some(self.begin(len))
     }
+
+    /// A free buffer has it already.
+    #[inline(always)]
+    fn complete(&mut self, _: u16, _: usize, _: &Pattern) {}
 }
 
 impl Buffer for FrameBuffer {
     #[inline(always)]
     fn bytes(&self) -> &[u8] {
-        let (start, end) = (usize::from(self.0.start), usize::from(self.0.start) + usize::from(self.0.len));
-        self.0.pieces.as_flattened().get(start..end).unwrap_or(&[])
+        let (start, len) = self.extent();
+        self.0.pieces.as_flattened().get(start..start + len).unwrap_or(&[])
     }
 
     #[inline(always)]
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (start, end) = (usize::from(self.0.start), usize::from(self.0.start) + usize::from(self.0.len));
-        self.0.pieces.as_flattened_mut().get_mut(start..end).unwrap_or(&mut [])
+        let (start, len) = self.extent();
+        self.0.pieces.as_flattened_mut().get_mut(start..start + len).unwrap_or(&mut [])
     }
 
     #[inline]
     fn resize(&mut self, len: usize) -> bool {
-        let fits = usize::from(self.0.start) + len <= BYTES;
+        let (start, _) = self.extent();
+        let fits = start + len <= BYTES;
         if fits {
-            self.0.len = len as u16;
+            self.set_extent(start, len);
         }
         fits
     }
 
     #[inline]
-    fn prepend(&mut self, len: usize) -> bool {
-        let fits = len <= usize::from(self.0.start);
+    fn prepend(&mut self, bytes: usize) -> bool {
+        let (start, len) = self.extent();
+        let fits = bytes <= start;
         if fits {
-            self.0.start -= len as u16;
-            self.0.len += len as u16;
+            self.set_extent(start - bytes, len + bytes);
         }
         fits
     }
 
     #[inline]
-    fn trim_front(&mut self, len: usize) {
-        let len = len.min(self.0.len.into()) as u16;
-        self.0.start += len;
-        self.0.len -= len;
+    fn trim_front(&mut self, bytes: usize) {
+        let (start, len) = self.extent();
+        let bytes = bytes.min(len);
+        self.set_extent(start + bytes, len - bytes);
     }
 }
-
-/// The bytes of a frame from its start on, as far as all frames have them in common.
-pub(super) type Pattern = [u8; ROOM];
 
 /// A ring of free buffers.
 #[derive(Debug)]
 pub(super) struct FreeBuffers {
-    /// A power of two; with room for the buffers of all workers.
+    /// A power of two, with room for the buffers of all workers.
     slots: Box<[Option<FrameBuffer>]>,
-    /// Numbers of the next buffer to take and of the next place to put one, modulo the slots.
+    /// Where the next buffer is taken, and where the next is put, counted on beyond the slots.
     head: usize,
     tail: usize,
     pattern: Box<Pattern>,
@@ -128,28 +142,25 @@ impl FreeBuffers {
         Ok(Self { slots: slots.into(), head: 0, tail: count, pattern: Box::new(pattern), foreign: 0 })
     }
 
-    /// Number of free buffers.
-    pub(super) fn len(&self) -> usize {
-        self.tail - self.head
-    }
-
-    /// The slot of a number.
+    /// The slots from a counted position on, `count` or up to the last.
     #[inline(always)]
-    fn slot(&mut self, number: usize) -> Option<&mut Option<FrameBuffer>> {
-        let mask = self.slots.len().wrapping_sub(1);
-        self.slots.get_mut(number & mask)
+    fn slots_at(&mut self, position: usize, count: usize) -> &mut [Option<FrameBuffer>] {
+        let start = position & self.slots.len().wrapping_sub(1);
+        let end = self.slots.len().min(start + count);
+        self.slots.get_mut(start..end).unwrap_or(&mut [])
     }
 
     /// Adds up to `count` buffers to a burst.
     #[inline(always)]
     pub(super) fn take(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
-        let count = count.min(self.len()).min(burst.remaining_capacity());
-        let start = self.head & self.slots.len().wrapping_sub(1);
-        match self.slots.get_mut(start..start + count) {
-            Some(slots) => slots.iter_mut().filter_map(Option::take).for_each(|buffer| burst.push(buffer)),
-            None => (self.head..self.head + count).for_each(|number| burst.extend(self.slot(number).and_then(Option::take))),
+        let mut left = count.min(self.tail - self.head).min(burst.remaining_capacity());
+        while left > 0 {
+            let slots = self.slots_at(self.head, left);
+            let taken = slots.len();
+            burst.extend(slots.iter_mut().map_while(Option::take));
+            self.head += taken;
+            left -= taken;
         }
-        self.head += count;
     }
 
     /// Puts the buffers of a burst back.
@@ -158,25 +169,21 @@ impl FreeBuffers {
         if self.foreign > 0 {
             self.fill_foreign(burst);
         }
-        let count = burst.len();
-        let start = self.tail & self.slots.len().wrapping_sub(1);
-        let tail = self.tail;
+        let (tail, count) = (self.tail, burst.len());
         self.tail += count;
-        match self.slots.get_mut(start..start + count) {
-            Some(slots) => slots.iter_mut().zip(burst.drain(..)).for_each(|(slot, buffer)| *slot = Some(buffer)),
-            None => {
-                for (number, buffer) in (tail..).zip(burst.drain(..)) {
-                    if let Some(slot) = self.slot(number) {
-                        *slot = Some(buffer);
-                    }
-                }
-            }
+        let slots = self.slots_at(tail, count);
+        if slots.len() == count {
+            slots.iter_mut().zip(burst.drain(..)).for_each(|(slot, buffer)| *slot = Some(buffer));
+            return;
+        }
+        for (position, buffer) in (tail..).zip(burst.drain(..)) {
+            self.slots_at(position, 1).iter_mut().zip([buffer]).for_each(|(slot, buffer)| *slot = Some(buffer));
         }
     }
 
     #[cold]
     fn fill_foreign(&mut self, burst: &mut Burst<FrameBuffer>) {
-        for buffer in burst.iter_mut().filter(|buffer| buffer.is_foreign()) {
+        for buffer in burst.iter_mut().filter(|buffer| buffer.0.is_foreign) {
             buffer.fill(&self.pattern);
             self.foreign = self.foreign.saturating_sub(1);
         }
