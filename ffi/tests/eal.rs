@@ -50,7 +50,7 @@ fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueu
 
 fn open_with(eal: Eal, pool: Mempool, device: &str, queues: u16) -> Result<StartedPort, Error> {
     let spread = Some(Spread { key: [0x6d; 40], queues: std::array::from_fn(|entry| u16::try_from(entry % 2).unwrap()) });
-    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None, queues, spread }, pool)
+    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None, queues, spread, wakes: false }, pool)
 }
 
 fn frame(pool: Mempool, tag: u8) -> Mbuf {
@@ -146,7 +146,7 @@ fn a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes() {
         let pool = pool(eal);
         let start = |device: &str, mtu_bytes| {
             let device = device.parse().unwrap();
-            Port::start(eal, &PortConfig { device, mtu_bytes, mac: None, queues: 1, spread: None }, pool)
+            Port::start(eal, &PortConfig { device, mtu_bytes, mac: None, queues: 1, spread: None, wakes: false }, pool)
         };
         assert_eq!(start("net_null0", 9000).unwrap().port.driver(), "net_null");
         match start("net_af_packet0,iface=lo", 9216) {

@@ -1,5 +1,5 @@
 //! Hand-over of packets to the other workers of the gateway: whole bursts through one bounded queue for each ordered
-//! pair. No side ever waits, and a sleeping worker is not woken: it polls within 50 microseconds.
+//! pair. No side ever waits. A sleeping worker is woken by its doorbell.
 //!
 //! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
 //! worker pushes at most one burst that is not full for each port and task, however they are mixed. Packets that a
@@ -16,7 +16,7 @@ use super::id::WorkerId;
 use super::rss_proof::{Observer, RssProof};
 use super::snat_port_share::PortShare;
 use super::steering::Steering;
-use crate::port::{BURST, Burst, PortIndex};
+use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
 /// Maximum number of bursts that wait for a worker, from all others together. If full, they hold the 4,096 packets that
 /// the buffer pool reserves for each worker. At 14.88 million packets a second, half of them for other workers, that is
@@ -51,7 +51,26 @@ pub struct HandedOver<B> {
     pub(crate) burst: Burst<B>,
 }
 
-pub(crate) type HandoverQueue<B> = Arc<ArrayQueue<HandedOver<B>>>;
+/// The queue from one worker to another.
+#[derive(Debug)]
+pub(crate) struct HandoverQueue<B> {
+    bursts: ArrayQueue<HandedOver<B>>,
+    /// The receiver's; `None` if it never sleeps.
+    doorbell: Option<Arc<Doorbell>>,
+}
+
+impl<B> HandoverQueue<B> {
+    /// Pushes a burst, and wakes the receiver if it sleeps.
+    ///
+    /// The burst, when the queue is full.
+    pub(crate) fn push(&self, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
+        let pushed = self.bursts.push(handed);
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
+        pushed
+    }
+}
 
 /// How the queues of a port are shared among the workers. Queue n belongs to worker n.
 #[derive(Clone, Debug)]
@@ -70,9 +89,9 @@ pub struct Peers<B> {
     me: WorkerId,
     steering: Arc<Steering>,
     /// Queues from the other workers.
-    inboxes: Vec<HandoverQueue<B>>,
+    inboxes: Vec<Arc<HandoverQueue<B>>>,
     /// Queues to the other workers, indexed by worker; `None` for itself.
-    outboxes: Vec<Option<HandoverQueue<B>>>,
+    outboxes: Vec<Option<Arc<HandoverQueue<B>>>>,
     /// Packets collected for the other workers.
     pub(super) gathered: Gathered<B>,
     /// Indexed by port.
@@ -82,15 +101,24 @@ pub struct Peers<B> {
 }
 
 impl<B> Peers<B> {
-    /// The views of all workers, in their order. `ports` are in the order of the configuration.
+    /// The views of all workers, in their order, if no worker sleeps. `ports` are in the order of the configuration.
     #[must_use]
     pub fn all(steering: &Arc<Steering>, ports: &[PortQueues]) -> Vec<Self> {
+        Self::with_doorbells(steering, ports, &[])
+    }
+
+    /// The same, with the doorbells of the workers, in their order.
+    #[must_use]
+    pub fn with_doorbells(steering: &Arc<Steering>, ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> Vec<Self> {
         let workers = steering.workers();
         let bursts = (BURSTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(BURSTS_PER_PAIR_MIN);
-        let queue = |from: u8, to: u8| (from != to).then(|| Arc::new(ArrayQueue::new(bursts)));
-        let queues: Vec<Vec<Option<HandoverQueue<B>>>> =
+        let queue = |from: u8, to: u8| {
+            let doorbell = doorbells.get(usize::from(to)).cloned();
+            (from != to).then(|| Arc::new(HandoverQueue { bursts: ArrayQueue::new(bursts), doorbell }))
+        };
+        let queues: Vec<Vec<Option<Arc<HandoverQueue<B>>>>> =
             (0..workers).map(|from| (0..workers).map(|to| queue(from, to)).collect()).collect();
-        let of = |(me, outboxes): (u8, &Vec<Option<HandoverQueue<B>>>)| Self {
+        let of = |(me, outboxes): (u8, &Vec<Option<Arc<HandoverQueue<B>>>>)| Self {
             me: WorkerId(me),
             steering: Arc::clone(steering),
             inboxes: queues.iter().filter_map(|from| from.get(usize::from(me))?.clone()).collect(),
@@ -136,7 +164,7 @@ impl<B> Peers<B> {
     }
 
     /// The queue for packets that leave by a port, if not a queue of this worker.
-    pub(crate) fn sender(&self, port: PortIndex) -> Option<HandoverQueue<B>> {
+    pub(crate) fn sender(&self, port: PortIndex) -> Option<Arc<HandoverQueue<B>>> {
         let sender = (*self.senders.get(usize::from(port.0))?)?;
         self.outboxes.get(usize::from(sender.0))?.clone()
     }
@@ -148,7 +176,7 @@ impl<B> Peers<B> {
 
     /// Takes the oldest burst from another worker.
     pub(crate) fn take(&self, other: usize) -> Option<HandedOver<B>> {
-        self.inboxes.get(other)?.pop()
+        self.inboxes.get(other)?.bursts.pop()
     }
 
     /// Pushes a burst to a worker.
