@@ -403,16 +403,17 @@ mod tests {
         let core = any_core();
         let (say, heard) = channel();
         let worker = spawn(7, core, None, None, move |turn| {
-            let _ = say.send((turn, thread::current().name().map(str::to_owned), core_affinity::get_core_ids()));
+            let now_ns = if let Turn::Poll { now_ns } = turn { now_ns } else { 0 };
+            let _ = say.send((now_ns, thread::current().name().map(str::to_owned), core_affinity::get_core_ids()));
             0
         });
         let worker = worker.unwrap();
-        let (turn, name, cores) = heard.recv().unwrap();
-        assert!(matches!(turn, Turn::Poll { now_ns } if now_ns > 0));
+        let (now_ns, name, cores) = heard.recv().unwrap();
+        assert!(now_ns > 0);
         assert_eq!(name.as_deref(), Some("sluice-worker-7"));
         assert_eq!(cores.unwrap(), [core]);
         worker.stop();
-        assert!(heard.iter().all(|(turn, ..)| matches!(turn, Turn::Poll { .. })), "a busy worker never sleeps");
+        assert!(heard.iter().all(|(now_ns, ..)| now_ns > 0), "a busy worker never sleeps");
     }
 
     fn rest() -> Rest {

@@ -173,7 +173,7 @@ mod tests {
         assert!(steering.rss_key().is_some());
         let states: Vec<_> = ports.iter().map(PortSteering::proof_state).collect();
         assert_eq!(states, [ProofState::Settled, ProofState::Observing { agreed: 0 }]);
-        assert_eq!(peers(&Arc::new(steering), &ports).iter().flatten().count(), 2);
+        assert_eq!(peers(&Arc::new(steering), &ports, &[]).iter().flatten().count(), 2);
     }
 
     #[test]
