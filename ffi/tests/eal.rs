@@ -60,9 +60,13 @@ fn start() -> Eal {
 }
 
 fn pool(eal: Eal) -> Mempool {
-    let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
+    let config = pool_of(1023);
     assert!(config.memory_bytes(&[]) < 3 * 1024 * 1024);
     Mempool::new(eal, &config).unwrap()
+}
+
+fn pool_of(packets: u32) -> MempoolConfig {
+    MempoolConfig { name: "test".into(), packets, frame_bytes: 1518, node: None }
 }
 
 fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
@@ -438,7 +442,8 @@ fn packets_wake_a_thread_that_waits_for_a_queue_it_has_armed() {
         ip("link set far up");
         ip("link set near up");
         let eal = start();
-        let pool = pool(eal);
+        // The queue of the tap holds 1,024.
+        let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
         let open_waking = |device: &str, wakes| {
             let config = PortConfig { device: device.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes };
             let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
