@@ -29,7 +29,7 @@ pub struct Sleep {
 
 impl Sleep {
     /// Duration of an uninterrupted sleep.
-    pub const LONGEST: Duration = Duration::from_millis(10);
+    pub const LONGEST: Duration = Duration::from_millis(20);
     /// The same while announcements are sent, 8 a poll and 4,000 a second at most, or packets wait.
     pub const PENDING: Duration = Duration::from_millis(2);
     /// The same where a queue cannot wake the worker: 750 frames of 64 bytes at 10 Gbit/s, which fit a queue of 1,024.

@@ -240,7 +240,33 @@ fn sender(worker: WorkerId, transmit_queues: u8) -> Option<WorkerId> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+
+    #[test]
+    fn a_hand_over_rings_at_the_worker_that_gets_it_alone() {
+        let rings: Vec<_> = (0..2).map(|_| Arc::new(AtomicU32::new(0))).collect();
+        let doorbell = |rings: &Arc<AtomicU32>| {
+            let rings = Arc::clone(rings);
+            let doorbell = Doorbell::new(move || {
+                rings.fetch_add(1, Ordering::Relaxed);
+            });
+            doorbell.arm();
+            Arc::new(doorbell)
+        };
+        let doorbells: Vec<_> = rings.iter().map(doorbell).collect();
+        let ports = [PortQueues { transmit: 1, rss: None }];
+        let steering = Arc::new(Steering::own_hash(2, 7));
+        let views = Peers::with_doorbells(&steering, &ports, &doorbells);
+        let handed = |n| HandedOver { port: PortIndex(0), task: HandoverTask::Send, burst: Burst::from_iter([n]) };
+        assert!(views[0].push(WorkerId(1), handed(1)).is_ok());
+        // The way of packets that another worker transmits.
+        assert!(views[1].sender(PortIndex(0)).unwrap().push(handed(2)).is_ok());
+        let rung = |n: usize| rings[n].load(Ordering::Relaxed);
+        assert_eq!((rung(0), rung(1)), (1, 1));
+        assert!(views[1].take(0).is_some() && views[0].take(0).is_some());
+    }
 
     #[test]
     fn however_ports_and_tasks_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {

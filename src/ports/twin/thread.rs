@@ -1,7 +1,7 @@
 //! The thread that owns all taps: it moves frames from Linux to the workers' rings, and frames from the rings to Linux.
 //!
 //! It waits in epoll for at most 1 ms and then empties the rings: workers do not wake it, because that would be a system
-//! call on the packet path. Beside adaptive workers it sleeps after 32 ms in which nothing moved, and then a worker with
+//! call on the packet path. Beside adaptive workers it sleeps after 8 ms in which nothing moved, and then a worker with
 //! a frame for Linux wakes it: one system call after each silence.
 //!
 //! Invariant: every frame popped from a ring is written, or counted as refused. A frame from Linux is read only if
@@ -29,7 +29,7 @@ const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Maximum sleep while workers ring. Nothing depends on it.
 const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Waits in a row without a frame after which the thread sleeps.
-const QUIET_WAITS: u32 = 32;
+const QUIET_WAITS: u32 = 8;
 /// The number of the doorbell among the descriptors, which is that of no port.
 const BELL: u64 = u64::MAX;
 /// Bursts moved in each direction of a port before the turn of the next port.
