@@ -38,7 +38,7 @@ use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
-use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -188,7 +188,7 @@ async fn serve(
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
     let bells = worker_ports.iter().filter_map(|worker| worker.bell.as_ref());
-    let publisher = publisher.waking(bells.map(|bell| Arc::clone(bell.doorbell())).collect());
+    let publisher = publisher.waking(bells.map(Bell::doorbell).cloned().collect());
     let pipeline = SnapshotPipeline { compiler, publisher };
     // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();

@@ -316,9 +316,7 @@ pub fn keep_off(cores: &[usize]) {
 /// Pins the calling thread and registers it with DPDK.
 fn prepare(number: usize, core: CoreId, rests: bool, eal: Option<Eal>) -> Result<Option<RegisteredThread>, WorkerError> {
     pin(core)?;
-    if rests
-        && let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS))
-    {
+    if rests && let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS)) {
         tracing::debug!(number, %error, "timer slack cannot be set; short sleeps last about twice as long");
     }
     eal.map(Eal::register_thread).transpose().map_err(|source| WorkerError::Dpdk { number, source })

@@ -445,7 +445,8 @@ fn packets_wake_a_thread_that_waits_for_a_queue_it_has_armed() {
         // The queue of the tap holds 1,024.
         let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
         let open_waking = |device: &str, wakes| {
-            let config = PortConfig { device: device.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes };
+            let config =
+                PortConfig { device: device.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes };
             let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
             (port, rx.remove(0), tx.remove(0))
         };

@@ -99,7 +99,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
         request.spread = None; // of devices that come later
     }
     let (bells, twin_bell) = bells(settings)?;
-    let doorbells: Vec<_> = bells.iter().flatten().map(|bell| Arc::clone(bell.doorbell())).collect();
+    let doorbells: Vec<_> = bells.iter().flatten().map(Bell::doorbell).cloned().collect();
     let peers = steering::peers(&Arc::new(owners), &steerings, &doorbells);
     let workers = peers.into_iter().zip(bells).map(|(peers, bell)| WorkerPorts { ports: Vec::new(), peers, bell }).collect();
     let mut all = OpenedPorts { eal, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
@@ -135,8 +135,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
         if settings.twin == Twin::Tap {
             let config = twin_config(settings, mac);
             let (interface, tap) = Interface::open(&config).await?;
-            let queues = TwinQueues::new().with_doorbell(twin_bell.as_ref().map(|bell| Arc::clone(bell.doorbell())));
-            let queues = Arc::new(queues);
+            let queues = Arc::new(TwinQueues::new().with_doorbell(twin_bell.as_ref().map(Bell::doorbell).cloned()));
             let (tap, new_tap) = TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), settings.mtu_bytes);
             taps.push(tap.waking(doorbells.get(all.ports.len() % all.workers.len()).cloned()));
             port.twin = Some(TwinReconciler::new(config, interface, new_tap));

@@ -60,11 +60,7 @@ pub(super) fn choose(
 }
 
 /// Each worker's view of the other workers; none where there is one worker.
-pub(super) fn peers(
-    steering: &Arc<Steering>,
-    ports: &[PortSteering],
-    doorbells: &[Arc<Doorbell>],
-) -> Vec<Option<Peers<Packet>>> {
+pub(super) fn peers(steering: &Arc<Steering>, ports: &[PortSteering], doorbells: &[Arc<Doorbell>]) -> Vec<Option<Peers<Packet>>> {
     if steering.workers() == 1 {
         return vec![None];
     }

@@ -292,7 +292,8 @@ mod tests {
         let pool = Mempool::new(eal, &config).unwrap();
         for name in ["0000:3b:00.0", "net_null0"] {
             // The device is on the virtual bus, even if the port believes that it is on the PCI bus.
-            let config = PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes: false };
+            let config =
+                PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes: false };
             for _ in 0..3 {
                 let id = attach(&"net_null0".parse().unwrap()).unwrap();
                 drop(Port::configure(id, &config, pool).unwrap());
