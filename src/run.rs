@@ -16,7 +16,7 @@ use control::controller::{self, ControllerError, Running};
 use control::gateways::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Compiler, Link, Network, NoMemory, Parts, Publisher, Subscriber, Worker, WorkerCounters};
+use dataplane::{Compiler, Link, Network, NoMemory, Parts, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
 use proto::{GatewayState, Generation};
@@ -34,10 +34,11 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::{probe, zone};
 use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
+use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
-use crate::settings::{Poll, Settings, StateSource, Twin};
-use crate::worker_threads::{self, Turn, WorkerError};
+use crate::settings::{Settings, StateSource, Twin};
+use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -186,6 +187,8 @@ async fn serve(
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
+    let bells = worker_ports.iter().filter_map(|worker| worker.bell.as_ref());
+    let publisher = publisher.waking(bells.map(Bell::doorbell).cloned().collect());
     let pipeline = SnapshotPipeline { compiler, publisher };
     // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();
@@ -281,7 +284,7 @@ fn start_workers<'a>(
     seed: u64,
 ) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
-    let start = |(number, (((WorkerPorts { ports, peers }, subscriber), counters), &core))| {
+    let start = |(number, (((WorkerPorts { ports, peers, bell }, subscriber), counters), &core))| {
         let parts = Parts {
             ports,
             subscriber,
@@ -292,7 +295,8 @@ fn start_workers<'a>(
             seed,
             observer: (),
         };
-        start_worker(number, CoreId { id: core }, settings.poll, eal, parts)
+        let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
+        start_worker(number, CoreId { id: core }, rest, eal, parts)
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -303,26 +307,43 @@ fn seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-type WorkerParts = Parts<crate::ports::dpdk::DpdkPort, ()>;
+type WorkerParts = Parts<DpdkPort, ()>;
 
 fn start_worker(
     number: usize,
     core: CoreId,
-    poll: Poll,
+    rest: Option<Rest>,
     eal: Eal,
     parts: WorkerParts,
 ) -> Result<worker_threads::Worker, RunError> {
+    let counters = Arc::clone(&parts.counters);
+    let mut originated = 0;
     let mut worker = Worker::new(parts)?;
-    let body = move |turn| match turn {
-        Turn::Poll { now_ns } => worker.poll(now_ns),
-        Turn::Sleep => {
-            worker.subscriber_mut().sleep();
-            0
+    let body = move |turn: Turn<'_>| {
+        match turn {
+            Turn::Poll { now_ns } => return worker.poll(now_ns),
+            Turn::Arm => for_each_port(&mut worker, |port| port.arm(true)),
+            Turn::Sleep(sleep) => {
+                let before = std::mem::replace(&mut originated, counters.originated.get());
+                if originated != before || counters.held.get() > 0 {
+                    sleep.at_most(Sleep::PENDING);
+                }
+                for_each_port(&mut worker, |port| port.prepare(sleep));
+                worker.subscriber_mut().sleep();
+            }
+            // The next poll first checks for a new snapshot.
+            Turn::Wake => for_each_port(&mut worker, |port| port.arm(false)),
         }
-        // The next poll first checks for a new snapshot.
-        Turn::Wake => 0,
+        0
     };
-    Ok(worker_threads::spawn(number, core, poll, Some(eal), body)?)
+    Ok(worker_threads::spawn(number, core, rest, Some(eal), body)?)
+}
+
+fn for_each_port(worker: &mut Worker<DpdkPort>, mut call: impl FnMut(&mut DpdkPort)) {
+    for index in (0..=u8::MAX).map(PortIndex) {
+        let Some(port) = worker.port_mut(index) else { return };
+        call(port);
+    }
 }
 
 /// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways

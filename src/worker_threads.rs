@@ -1,10 +1,15 @@
-//! Worker threads: one pinned to each configured core, polling until told to stop.
+//! Worker threads: one pinned to each configured core, polling until told to stop. An adaptive worker sleeps when
+//! nothing arrives.
 //!
 //! Invariants: a worker runs only on its core. A panic of a worker aborts the process after a log message, because its
 //! flows would otherwise be lost silently (FORWARDING section 14).
 //!
 //! Deliberately not here: the work of a poll. The body gets a [`Turn`] and returns the number of packets that it
 //! handled.
+
+mod bell;
+mod idle;
+mod sleep;
 
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, UnwindSafe, catch_unwind};
@@ -13,37 +18,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use core_affinity::CoreId;
+use dataplane::Doorbell;
 use dpdk_sys::{Eal, RegisteredThread, cycles};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::settings::Poll;
+pub use bell::Bell;
+use idle::{Idle, Step};
+pub use sleep::Sleep;
 
-/// Number of empty polls after which an adaptive worker yields at each further one: about 10 microseconds.
-const YIELD_AFTER: u32 = 64;
-/// Number of empty polls after which it sleeps at each further one.
-const SLEEP_AFTER: u32 = 128;
-/// Duration of a sleep (FORWARDING section 13): 750 frames of 64 bytes at 10 Gbit/s, which fit a queue of 1,024.
-const SLEEP: Duration = Duration::from_micros(50);
-/// Timer slack: the kernel may extend a sleep by this; its default equals the sleep.
+/// Timer slack: the kernel may extend a sleep by this; its default equals the shortest sleep.
 const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
 
 /// A request to the body of a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+#[derive(Debug)]
+pub enum Turn<'a> {
     /// Poll every port once; the result is the number of packets handled.
     Poll {
         /// Monotonic time.
         now_ns: u64,
     },
-    /// The worker is about to sleep: release everything that others wait for. The result is ignored.
-    Sleep,
-    /// The worker has slept: read shared values again. The result is ignored.
+    /// The worker sleeps after one more poll that finds nothing: arm what wakes it. The result is ignored.
+    Arm,
+    /// The worker sleeps now: release everything that others wait for, and say what ends the sleep. The result is
+    /// ignored.
+    Sleep(&'a mut Sleep),
+    /// The worker has slept, or found something instead. The result is ignored.
     Wake,
+}
+
+/// How an adaptive worker rests.
+#[derive(Debug)]
+pub struct Rest {
+    /// Its doorbell.
+    pub bell: Bell,
+    /// Flows that it has at most, per family.
+    pub max_flows: u32,
 }
 
 /// Why a worker could not be started.
@@ -185,6 +198,7 @@ impl LoadReading {
 pub struct Worker {
     stop: Arc<AtomicBool>,
     load: Arc<Load>,
+    doorbell: Option<Arc<Doorbell>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -202,6 +216,9 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
         if let Some(thread) = self.thread.take() {
             // A panic in the thread would have aborted the process before.
             let _ = thread.join();
@@ -209,28 +226,33 @@ impl Drop for Worker {
     }
 }
 
-/// Starts worker `number` on `core` and returns once it is pinned. With `eal` its thread gets its own mempool caches.
+/// Starts worker `number` on `core` and returns once it is pinned. Without `rest` it polls all the time. With `eal` its
+/// thread gets its own mempool caches.
 ///
 /// # Errors
 /// The core does not exist or is not permitted, or the thread cannot be created, pinned or registered.
 pub fn spawn(
     number: usize,
     core: CoreId,
-    poll: Poll,
+    rest: Option<Rest>,
     eal: Option<Eal>,
-    body: impl FnMut(Turn) -> usize + Send + 'static,
+    body: impl FnMut(Turn<'_>) -> usize + Send + 'static,
 ) -> Result<Worker, WorkerError> {
     let stop = Arc::new(AtomicBool::new(false));
     let load = Arc::new(Load::default());
+    let doorbell = rest.as_ref().map(|rest| Arc::clone(rest.bell.doorbell()));
     let (ready, is_ready) = channel();
     let thread = {
         let (stop, load) = (Arc::clone(&stop), Arc::clone(&load));
         thread::Builder::new().name(format!("sluice-worker-{number}")).spawn(move || {
-            let run = AssertUnwindSafe(|| match prepare(number, core, poll, eal) {
+            let run = AssertUnwindSafe(|| match prepare(number, core, rest.is_some(), eal) {
                 // If the receiver is gone, the stop flag is set.
                 Ok(_registered) => {
                     let _ = ready.send(Ok(()));
-                    poll_until_stopped(poll, body, &stop, &load);
+                    match rest {
+                        None => poll_until_stopped(body, &stop, &load),
+                        Some(rest) => poll_or_rest_until_stopped(&rest, body, &stop, &load),
+                    }
                 }
                 Err(error) => drop(ready.send(Err(error))),
             });
@@ -238,7 +260,7 @@ pub fn spawn(
         })
     };
     let thread = thread.map_err(|source| WorkerError::Thread { number, source })?;
-    let worker = Worker { stop, load, thread: Some(thread) };
+    let worker = Worker { stop, load, doorbell, thread: Some(thread) };
     match is_ready.recv() {
         Ok(started) => started.map(|()| worker),
         // Unreachable: the thread reports first, or has aborted the process.
@@ -292,42 +314,60 @@ pub fn keep_off(cores: &[usize]) {
 }
 
 /// Pins the calling thread and registers it with DPDK.
-fn prepare(number: usize, core: CoreId, poll: Poll, eal: Option<Eal>) -> Result<Option<RegisteredThread>, WorkerError> {
+fn prepare(number: usize, core: CoreId, rests: bool, eal: Option<Eal>) -> Result<Option<RegisteredThread>, WorkerError> {
     pin(core)?;
-    if poll == Poll::Adaptive
-        && let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS))
-    {
-        tracing::debug!(number, %error, "timer slack cannot be set; sleeps last about twice as long");
+    if rests && let Err(error) = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS)) {
+        tracing::debug!(number, %error, "timer slack cannot be set; short sleeps last about twice as long");
     }
     eal.map(Eal::register_thread).transpose().map_err(|source| WorkerError::Dpdk { number, source })
 }
 
-/// The polling loop. Its only decision is between busy and idle.
-fn poll_until_stopped(poll: Poll, mut body: impl FnMut(Turn) -> usize, stop: &AtomicBool, load: &Load) {
-    let mut empty_polls = 0_u32;
+/// The loop of a busy worker.
+fn poll_until_stopped(mut body: impl FnMut(Turn<'_>) -> usize, stop: &AtomicBool, load: &Load) {
     let mut before = cycles();
     while !stop.load(Ordering::Relaxed) {
         let packets = body(Turn::Poll { now_ns: now_ns() });
         let after = cycles();
         load.count(packets, after.wrapping_sub(before));
         before = after;
-        empty_polls = if packets > 0 { 0 } else { empty_polls.saturating_add(1) };
-        if poll == Poll::Adaptive && empty_polls >= YIELD_AFTER {
-            rest(empty_polls, &mut body);
-            before = cycles();
-            load.rested(before.wrapping_sub(after));
-        }
     }
 }
 
-fn rest(empty_polls: u32, body: &mut impl FnMut(Turn) -> usize) {
-    if empty_polls < SLEEP_AFTER {
-        thread::yield_now();
-        return;
+/// The loop of an adaptive worker.
+fn poll_or_rest_until_stopped(rest: &Rest, mut body: impl FnMut(Turn<'_>) -> usize, stop: &AtomicBool, load: &Load) {
+    let mut idle = Idle::new(rest.max_flows);
+    let mut is_armed = false;
+    let mut before = cycles();
+    // The flag is read between arming and sleeping, and whoever sets it rings.
+    while !stop.load(Ordering::Relaxed) {
+        let packets = body(Turn::Poll { now_ns: now_ns() });
+        let after = cycles();
+        load.count(packets, after.wrapping_sub(before));
+        before = after;
+        match idle.after_poll(packets) {
+            Step::Poll if !is_armed => continue,
+            Step::Poll => {}
+            Step::Yield => thread::yield_now(),
+            Step::Arm => {
+                rest.bell.doorbell().arm();
+                body(Turn::Arm);
+                is_armed = true;
+                continue;
+            }
+            Step::Sleep => {
+                let mut sleep = Sleep::new();
+                body(Turn::Sleep(&mut sleep));
+                idle.slept(sleep.wait(&rest.bell));
+            }
+        }
+        if is_armed {
+            rest.bell.doorbell().disarm();
+            body(Turn::Wake);
+            is_armed = false;
+        }
+        before = cycles();
+        load.rested(before.wrapping_sub(after));
     }
-    body(Turn::Sleep);
-    thread::sleep(SLEEP);
-    body(Turn::Wake);
 }
 
 /// Monotonic time, without a system call if the kernel has a vDSO.
@@ -340,7 +380,7 @@ pub fn now_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -360,46 +400,71 @@ mod tests {
     fn a_worker_runs_on_its_core_under_its_name_until_stopped() {
         let core = any_core();
         let (say, heard) = channel();
-        let worker = spawn(7, core, Poll::Busy, None, move |turn| {
-            let _ = say.send((turn, thread::current().name().map(str::to_owned), core_affinity::get_core_ids()));
+        let worker = spawn(7, core, None, None, move |turn| {
+            let now_ns = if let Turn::Poll { now_ns } = turn { now_ns } else { 0 };
+            let _ = say.send((now_ns, thread::current().name().map(str::to_owned), core_affinity::get_core_ids()));
             0
         });
         let worker = worker.unwrap();
-        let (turn, name, cores) = heard.recv().unwrap();
-        assert!(matches!(turn, Turn::Poll { now_ns } if now_ns > 0));
+        let (now_ns, name, cores) = heard.recv().unwrap();
+        assert!(now_ns > 0);
         assert_eq!(name.as_deref(), Some("sluice-worker-7"));
         assert_eq!(cores.unwrap(), [core]);
         worker.stop();
-        assert!(heard.iter().all(|(turn, ..)| matches!(turn, Turn::Poll { .. })), "a busy worker never sleeps");
+        assert!(heard.iter().all(|(now_ns, ..)| now_ns > 0), "a busy worker never sleeps");
+    }
+
+    fn rest() -> Rest {
+        Rest { bell: Bell::new().unwrap(), max_flows: 1 }
     }
 
     #[test]
-    fn an_adaptive_worker_announces_its_sleep_and_counts_only_busy_polls_as_busy() {
+    fn an_adaptive_worker_polls_between_arming_and_sleeping_and_counts_only_busy_polls_as_busy() {
         let (say, heard) = channel();
         let mut left = 10;
-        let worker = spawn(0, any_core(), Poll::Adaptive, None, move |turn| {
-            let Turn::Poll { .. } = turn else {
-                let _ = say.send(turn);
-                return 0;
-            };
+        let worker = spawn(0, any_core(), Some(rest()), None, move |turn| {
+            let _ = say.send(match turn {
+                Turn::Poll { .. } => "poll",
+                Turn::Arm => "arm",
+                Turn::Sleep(_) => "sleep",
+                Turn::Wake => "wake",
+            });
             let packets = if left > 0 { 32 } else { 0 };
             left -= i32::from(packets > 0);
             packets
         });
         let worker = worker.unwrap();
-        let turns: Vec<Turn> = heard.iter().take(4).collect();
-        assert_eq!(turns, [Turn::Sleep, Turn::Wake, Turn::Sleep, Turn::Wake]);
+        let turns: Vec<&str> = heard.iter().skip_while(|turn| *turn != "arm").take(10).collect();
+        assert_eq!(turns, ["arm", "poll", "sleep", "wake", "poll", "arm", "poll", "sleep", "wake", "poll"]);
         let load = Arc::clone(worker.load());
         worker.stop();
         let load = load.read();
         assert_eq!((load.busy_polls, load.packets), (10, 320));
-        assert!(load.polls > 10 + u64::from(SLEEP_AFTER));
+        assert!(load.polls > 10 + u64::from(idle::SLEEP_AFTER));
         assert!((0.0..1.0).contains(&load.busy_ratio()) && load.cycles_per_packet().is_some());
     }
 
     #[test]
+    fn a_packet_that_arrives_between_arming_and_sleeping_keeps_the_worker_awake() {
+        let (say, heard) = channel();
+        let mut is_armed = false;
+        let worker = spawn(0, any_core(), Some(rest()), None, move |turn| {
+            match turn {
+                Turn::Poll { .. } => return usize::from(std::mem::take(&mut is_armed)),
+                Turn::Arm => is_armed = true,
+                Turn::Sleep(_) => drop(say.send("sleep")),
+                Turn::Wake => drop(say.send("wake")),
+            }
+            0
+        });
+        let worker = worker.unwrap();
+        assert!(heard.iter().take(10).all(|turn| turn == "wake"), "it slept over a packet");
+        worker.stop();
+    }
+
+    #[test]
     fn a_busy_worker_counts_every_poll() {
-        let worker = spawn(0, any_core(), Poll::Busy, None, |_| 3).unwrap();
+        let worker = spawn(0, any_core(), None, None, |_| 3).unwrap();
         wait_for(|| worker.load().read().polls > 100);
         let load = Arc::clone(worker.load());
         // Counters are updated one by one: while the worker runs, a reading may fall between two updates.
@@ -411,7 +476,7 @@ mod tests {
 
     #[test]
     fn a_core_that_does_not_exist_is_refused_with_those_that_do() {
-        let error = spawn(0, CoreId { id: 4095 }, Poll::Busy, None, |_| 0).unwrap_err();
+        let error = spawn(0, CoreId { id: 4095 }, None, None, |_| 0).unwrap_err();
         assert!(error.to_string().starts_with("workers.cores: core 4095 does not exist; this machine has 0"), "{error}");
     }
 
@@ -433,7 +498,7 @@ mod tests {
         let started = thread::spawn(move || {
             pin(other).unwrap();
             let (say, heard) = channel();
-            let worker = spawn(0, core, Poll::Busy, None, move |_| {
+            let worker = spawn(0, core, None, None, move |_| {
                 let _ = say.send(core_affinity::get_core_ids());
                 0
             });
@@ -466,7 +531,7 @@ mod tests {
     fn a_panic_in_a_worker_aborts_the_process_after_its_last_words() {
         const CHILD: &str = "SLUICE_WORKER_PANICS";
         if std::env::var_os(CHILD).is_some() {
-            let _worker = spawn(0, any_core(), Poll::Busy, None, |_| panic!("last words")).unwrap();
+            let _worker = spawn(0, any_core(), None, None, |_| panic!("last words")).unwrap();
             loop {
                 thread::park();
             }

@@ -8,8 +8,7 @@ use dataplane::{Buffer, Burst, Port};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingPort};
 use sluice::ports::dpdk::{DpdkPort, Packet, size_memory};
 use sluice::ports::queue_handover::{QueuePair, QueueReceiver};
-use sluice::settings::Poll;
-use sluice::worker_threads::{Turn, spawn};
+use sluice::worker_threads::{Bell, Rest, Turn, spawn};
 
 /// Receives a burst, appends a byte to each frame, and sends all frames.
 fn append_byte(port: &mut DpdkPort) -> usize {
@@ -45,8 +44,16 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
 
     let (sender, receiver) = channel();
     let core: CoreId = core_affinity::get_core_ids().unwrap()[0];
-    let worker = spawn(0, core, Poll::Adaptive, Some(eal), move |turn| {
-        let Turn::Poll { .. } = turn else { return 0 };
+    let rest = Rest { bell: Bell::new().unwrap(), max_flows: 1 };
+    let worker = spawn(0, core, Some(rest), Some(eal), move |turn| {
+        match turn {
+            Turn::Poll { .. } => {}
+            Turn::Sleep(sleep) => {
+                engine_side.prepare(sleep);
+                return 0;
+            }
+            Turn::Arm | Turn::Wake => return 0,
+        }
         let handled = append_byte(&mut engine_side);
         if handled > 0 {
             let _ = sender.send(handled);

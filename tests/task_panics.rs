@@ -20,7 +20,6 @@ use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use sluice::agent::probe;
 use sluice::agent::served::Served;
 use sluice::agent::supervisor::{Failure, Supervisor};
-use sluice::settings::Poll;
 use sluice::worker_threads::{self, Turn};
 use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
@@ -122,7 +121,7 @@ impl Traffic {
 }
 
 /// Polls the gateway with frames of 480 clients, over and over.
-fn worker_body(mut rig: Rig, traffic: Arc<Traffic>) -> impl FnMut(Turn) -> usize + Send {
+fn worker_body(mut rig: Rig, traffic: Arc<Traffic>) -> impl FnMut(Turn<'_>) -> usize + Send {
     let frames: Vec<_> = (0..480).map(syn).collect();
     let mut next = frames.chunks(FRAMES_PER_POLL).map(<[_]>::to_vec).collect::<Vec<_>>().into_iter().cycle();
     let start = Instant::now();
@@ -162,7 +161,7 @@ async fn a_task_that_panics_twenty_times_loses_no_packet() {
     let counters = Arc::clone(&rig.counters);
     let before = counters.account();
     let core = core_affinity::get_core_ids().unwrap().into_iter().map(|core| core.id).max().unwrap();
-    let worker = worker_threads::spawn(0, CoreId { id: core }, Poll::Busy, None, worker_body(rig, Arc::clone(&traffic))).unwrap();
+    let worker = worker_threads::spawn(0, CoreId { id: core }, None, None, worker_body(rig, Arc::clone(&traffic))).unwrap();
 
     let stop = CancellationToken::new();
     let mut supervisor = Supervisor::new(stop.clone());

@@ -40,7 +40,9 @@ pub use icmp::{
     ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, NeighbourRequest, Quote, QuotedChecksum,
     UnresolvedNeighbour,
 };
-pub use port::{BURST, Burst, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues};
+pub use port::{
+    BURST, Burst, Doorbell, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues,
+};
 pub use snapshot::{
     BackendView, Config, GUE_PORT, Health, Neighbour, Network, PortConfig, PortView, Publisher, Route, ServiceView, Snapshot,
     Subscriber, Tunnel, VlanLink,

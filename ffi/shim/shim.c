@@ -2,10 +2,18 @@
 
 #include "shim.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#include <linux/if_packet.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <rte_cycles.h>
+#include <rte_epoll.h>
+#include <rte_interrupts.h>
 #include <rte_log.h>
 
 uint16_t sluice_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count)
@@ -205,7 +213,12 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	conf.rxmode.mtu = setup->mtu_bytes;
 	setup->rx_queues = RTE_MIN(setup->rx_queues, info.max_rx_queues);
 	setup->tx_queues = RTE_MIN(setup->tx_queues, info.max_tx_queues);
+	conf.intr_conf.rxq = setup->interrupts != 0;
 	failed = configure(port, setup, &info, &conf);
+	if (failed != 0 && setup->interrupts) {
+		conf.intr_conf.rxq = setup->interrupts = 0;
+		failed = configure(port, setup, &info, &conf);
+	}
 	if (failed != 0)
 		return failed;
 	failed = rte_eth_dev_adjust_nb_rx_tx_desc(port, &setup->rx_descriptors, &setup->tx_descriptors);
@@ -279,6 +292,61 @@ int sluice_port_may_chain(uint16_t port, uint16_t queue)
 	struct rte_eth_rxq_info info;
 
 	return rte_eth_rx_queue_info_get(port, queue, &info) != 0 || info.scattered_rx != 0;
+}
+
+/* A duplicate of the socket of a receive queue of net_af_packet, which poll(2) reports as readable while frames wait in
+ * its ring; -1 if it is not found. The socket is the first field of the driver's queue (since its first release), which
+ * is private: the descriptor found there must be an AF_PACKET socket bound to the port's interface. */
+int sluice_af_packet_socket(uint16_t port, uint16_t queue)
+{
+	const int *rx = rte_eth_fp_ops[port].rxq.data[queue];
+	struct rte_eth_dev_info info;
+	struct sockaddr_ll bound = { 0 };
+	socklen_t bound_bytes = sizeof(bound), domain_bytes = sizeof(int);
+	int domain = 0, fd;
+
+	if (rx == NULL || rte_eth_dev_info_get(port, &info) != 0)
+		return -1;
+	fd = fcntl(*rx, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return -1;
+	if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 && domain == AF_PACKET &&
+	    getsockname(fd, (struct sockaddr *)&bound, &bound_bytes) == 0 && bound.sll_ifindex == (int)info.if_index)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+/* An epoll instance that becomes readable when the receive queue interrupts; -1 if it cannot. */
+int sluice_rx_interrupt(uint16_t port, uint16_t queue)
+{
+	int epoll = epoll_create1(EPOLL_CLOEXEC);
+
+	if (epoll >= 0 && rte_eth_dev_rx_intr_ctl_q(port, queue, epoll, RTE_INTR_EVENT_ADD, NULL) == 0)
+		return epoll;
+	if (epoll >= 0)
+		close(epoll);
+	return -1;
+}
+
+/* A driver whose interrupts are always on (net_tap) has no functions to switch them. */
+void sluice_rx_interrupt_arm(uint16_t port, uint16_t queue, int epoll, int armed)
+{
+	struct rte_epoll_event event;
+
+	if (armed) {
+		rte_eth_dev_rx_intr_enable(port, queue);
+		return;
+	}
+	rte_eth_dev_rx_intr_disable(port, queue);
+	/* Reads the counter of an interrupt that came, without waiting. */
+	rte_epoll_wait(epoll, &event, 1, 0);
+}
+
+void sluice_rx_interrupt_remove(uint16_t port, uint16_t queue, int epoll)
+{
+	rte_eth_dev_rx_intr_disable(port, queue);
+	rte_eth_dev_rx_intr_ctl_q(port, queue, epoll, RTE_INTR_EVENT_DEL, NULL);
 }
 
 int sluice_port_driver(uint16_t port, char *name, size_t size)

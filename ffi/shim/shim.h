@@ -48,6 +48,7 @@ struct sluice_port_setup {
 	uint16_t tx_queues;
 	const uint8_t *rss_key; /* SLUICE_RSS_KEY_BYTES; NULL: no receive side scaling */
 	int spreads; /* whether the device accepted the key */
+	int interrupts; /* in: receive queues shall interrupt; out: whether the device accepted that */
 	uint32_t mtu_min, mtu_max; /* limits of the driver, bytes */
 	int step; /* the step that failed */
 };
@@ -83,6 +84,10 @@ int sluice_errno(void);
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues);
 int sluice_port_may_chain(uint16_t port, uint16_t queue);
+int sluice_af_packet_socket(uint16_t port, uint16_t queue);
+int sluice_rx_interrupt(uint16_t port, uint16_t queue);
+void sluice_rx_interrupt_arm(uint16_t port, uint16_t queue, int epoll, int armed);
+void sluice_rx_interrupt_remove(uint16_t port, uint16_t queue, int epoll);
 int sluice_port_driver(uint16_t port, char *name, size_t size);
 struct rte_device *sluice_port_device(uint16_t port);
 int sluice_port_mac(uint16_t port, uint8_t mac[6]);

@@ -9,6 +9,7 @@ mod port;
 mod queue;
 mod ring;
 mod rss;
+mod wakeup;
 
 pub use port::{Link, Port, PortConfig, PortStats, StartedPort};
 pub use queue::{BURST, RxQueue, TxQueue};

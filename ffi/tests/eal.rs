@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, Spread, StartedPort,
-    release,
+    BURST, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, RxQueue, Spread,
+    StartedPort, release,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_getaffinity;
 
 type Burst = ArrayVec<Mbuf, BURST>;
@@ -33,14 +34,39 @@ fn child(test: &str) -> Command {
     command
 }
 
+/// Like [`alone`], in a network namespace of its own.
+fn alone_in_network(test: &str, body: impl FnOnce()) {
+    if std::env::var(CHILD).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let mut command = Command::new("unshare");
+    if !command.args(["--net", "true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: {test}, which needs CAP_SYS_ADMIN");
+    }
+    let mut command = Command::new("unshare");
+    command.arg("--net").arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture", test]).env(CHILD, test);
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{test} failed in its process: {}\n{}", output.status, String::from_utf8_lossy(&text));
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 fn start() -> Eal {
     Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap()
 }
 
 fn pool(eal: Eal) -> Mempool {
-    let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
+    let config = pool_of(1023);
     assert!(config.memory_bytes(&[]) < 3 * 1024 * 1024);
     Mempool::new(eal, &config).unwrap()
+}
+
+fn pool_of(packets: u32) -> MempoolConfig {
+    MempoolConfig { name: "test".into(), packets, frame_bytes: 1518, node: None }
 }
 
 fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
@@ -50,7 +76,7 @@ fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueu
 
 fn open_with(eal: Eal, pool: Mempool, device: &str, queues: u16) -> Result<StartedPort, Error> {
     let spread = Some(Spread { key: [0x6d; 40], queues: std::array::from_fn(|entry| u16::try_from(entry % 2).unwrap()) });
-    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None, queues, spread }, pool)
+    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None, queues, spread, wakes: false }, pool)
 }
 
 fn frame(pool: Mempool, tag: u8) -> Mbuf {
@@ -146,7 +172,7 @@ fn a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes() {
         let pool = pool(eal);
         let start = |device: &str, mtu_bytes| {
             let device = device.parse().unwrap();
-            Port::start(eal, &PortConfig { device, mtu_bytes, mac: None, queues: 1, spread: None }, pool)
+            Port::start(eal, &PortConfig { device, mtu_bytes, mac: None, queues: 1, spread: None, wakes: false }, pool)
         };
         assert_eq!(start("net_null0", 9000).unwrap().port.driver(), "net_null");
         match start("net_af_packet0,iface=lo", 9216) {
@@ -384,5 +410,78 @@ fn a_port_has_as_many_queues_as_the_device_allows_and_says_why_it_does_not_sprea
         }
         let one = open_with(eal, pool, "net_null1", 1).unwrap();
         assert_eq!((one.rx.len(), one.tx.len()), (1, 1));
+    });
+}
+
+/// Whether the queue becomes readable within this time.
+fn is_readable(rx: &RxQueue, timeout: Duration) -> bool {
+    let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
+    let readable = rx.readable().unwrap();
+    let mut fds = [PollFd::new(readable, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).unwrap() > 0
+}
+
+/// Receives all packets that wait, and counts the frames of 64 bytes with this tag.
+fn count(rx: &mut RxQueue, tag: u8) -> usize {
+    let mut found = 0;
+    loop {
+        let mut burst = Burst::new();
+        rx.receive(&mut burst);
+        if burst.is_empty() {
+            return found;
+        }
+        found += burst.iter().filter(|packet| packet.bytes() == [tag; 64]).count();
+        release(&mut burst);
+    }
+}
+
+#[test]
+fn packets_wake_a_thread_that_waits_for_a_queue_it_has_armed() {
+    alone_in_network("packets_wake_a_thread_that_waits_for_a_queue_it_has_armed", || {
+        ip("link add far type veth peer name near");
+        ip("link set far up");
+        ip("link set near up");
+        let eal = start();
+        // The queue of the tap holds 1,024.
+        let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
+        let open_waking = |device: &str, wakes| {
+            let config =
+                PortConfig { device: device.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes };
+            let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
+            (port, rx.remove(0), tx.remove(0))
+        };
+        let (_far, no_wakeup, mut far_tx) = open_waking("net_af_packet0,iface=far", false);
+        let (_tap, mut tap_rx, _tap_tx) = open_waking("net_tap0,iface=dtap0", true);
+        let (_to_tap, _, mut to_tap) = open_waking("net_af_packet1,iface=dtap0", true);
+        let (_near, mut near_rx, _near_tx) = open_waking("net_af_packet2,iface=near", true);
+        let (_null, null_rx, _null_tx) = open_waking("net_null0", true);
+        assert!(no_wakeup.readable().is_none() && null_rx.readable().is_none());
+
+        for (tx, rx, tag) in [(&mut far_tx, &mut near_rx, 0xa1), (&mut to_tap, &mut tap_rx, 0xa2)] {
+            for _ in 0..3 {
+                let deadline = Instant::now() + Duration::from_secs(120);
+                // Linux sends frames of its own when an interface appears.
+                while {
+                    rx.arm(true);
+                    count(rx, tag);
+                    is_readable(rx, Duration::from_millis(200))
+                } {
+                    rx.arm(false);
+                    assert!(Instant::now() < deadline, "it stays readable");
+                }
+                let mut burst = Burst::from_iter([frame(pool, tag)]);
+                tx.transmit(&mut burst);
+                assert!(burst.is_empty());
+                let mut found = 0;
+                while found == 0 {
+                    assert!(is_readable(rx, Duration::from_secs(120)), "the packet wakes nobody");
+                    rx.arm(false);
+                    found = count(rx, tag);
+                    rx.arm(true);
+                }
+                assert_eq!(found, 1);
+                rx.arm(false);
+            }
+        }
     });
 }

@@ -42,6 +42,9 @@ const REST_PER_READING: u32 = 2;
 /// Poll interval of the workers' requests, which cannot wake this task. A packet waits up to a second for its
 /// neighbour.
 const REQUESTS_EVERY: Duration = Duration::from_millis(5);
+/// The same after [`REQUESTS_IDLE_AFTER`] without requests: 5 ms would keep an idle gateway at more than 1 % of a core.
+const REQUESTS_EVERY_WHEN_IDLE: Duration = Duration::from_millis(20);
+const REQUESTS_IDLE_AFTER: Duration = Duration::from_secs(1);
 /// How often next hops are compared with the managed neighbours if nothing else triggers it.
 const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
 
@@ -83,9 +86,8 @@ pub async fn follow(mut config: FollowConfig) -> Result<Infallible, NetlinkError
         complete: false,
         excess_logged: false,
     };
-    let mut ask_clients = interval(REQUESTS_EVERY);
+    let (mut ask_clients_at, mut last_request) = (Instant::now(), Instant::now());
     let mut ask_next_hops = interval(NEXT_HOPS_EVERY);
-    ask_clients.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut next_hops_open, mut answered_open) = (true, true);
     loop {
@@ -125,7 +127,14 @@ pub async fn follow(mut config: FollowConfig) -> Result<Infallible, NetlinkError
                     follower.update_groups(&mut config.answered);
                 }
             }
-            _ = ask_clients.tick() => follower.request_clients(&config.requests).await?,
+            () = sleep_until(ask_clients_at) => {
+                if !config.requests.is_empty() {
+                    last_request = Instant::now();
+                }
+                follower.request_clients(&config.requests).await?;
+                let is_idle = last_request.elapsed() > REQUESTS_IDLE_AFTER;
+                ask_clients_at = Instant::now() + if is_idle { REQUESTS_EVERY_WHEN_IDLE } else { REQUESTS_EVERY };
+            }
         }
     }
 }

@@ -6,11 +6,14 @@
 //!
 //! Deliberately not here: the configured devices (`settings`), and threads (`worker_threads`).
 
+use std::sync::Arc;
+
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, Spread};
+use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread};
 
 use super::queue_handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
+use crate::worker_threads::Sleep;
 
 /// Packets per port: the receive and transmit queues of the largest driver (af_xdp, 2,048 + 2,048).
 const PACKETS_PER_PORT: u32 = 4096;
@@ -92,6 +95,22 @@ impl DpdkPort {
     pub fn new(receiver: QueueReceiver, pool: Mempool) -> Self {
         Self { receiver, pool }
     }
+
+    /// Arms what wakes a worker that sleeps, or disarms it.
+    pub fn arm(&mut self, armed: bool) {
+        if let Some(rx) = self.receiver.same_queues().and_then(|queues| queues.rx.as_mut()) {
+            rx.arm(armed);
+        }
+    }
+
+    /// Adds what ends a sleep: a packet, or the time that a packet may wait where it wakes nobody.
+    pub fn prepare(&mut self, sleep: &mut Sleep) {
+        match self.receiver.same_queues().and_then(|queues| queues.rx.as_ref()).map(RxQueue::readable) {
+            Some(Some(readable)) => sleep.wake_on(Arc::clone(readable)),
+            Some(None) => sleep.at_most(Sleep::POLLED),
+            None => {}
+        }
+    }
 }
 
 impl Port for DpdkPort {
@@ -131,6 +150,8 @@ pub(super) struct QueueRequest {
     pub(super) queues: u16,
     /// Requested distribution of received packets.
     pub(super) spread: Option<Spread>,
+    /// Whether packets shall wake workers that sleep.
+    pub(super) wakes: bool,
 }
 
 /// Actual configuration of a device.
@@ -185,13 +206,22 @@ pub(super) struct OpenedPort {
 ///
 /// # Errors
 /// The device does not exist or is in use, a privilege is missing, the driver refuses.
-pub(super) fn open(eal: Eal, port: &PortSettings, pool: Mempool, request: &QueueRequest) -> Result<OpenedPort, dpdk_sys::Error> {
-    let mac = port.mac.map(|mac| mac.0);
-    let QueueRequest { queues, spread } = request.clone();
-    let device = port.device.clone().with_queues(queues);
-    let config = dpdk_sys::PortConfig { device, mtu_bytes: port.mtu_bytes, mac, queues, spread };
+pub(super) fn open(
+    eal: Eal,
+    settings: &PortSettings,
+    pool: Mempool,
+    request: &QueueRequest,
+) -> Result<OpenedPort, dpdk_sys::Error> {
+    let mac = settings.mac.map(|mac| mac.0);
+    let QueueRequest { queues, spread, wakes } = request.clone();
+    let device = settings.device.clone().with_queues(queues);
+    let config = dpdk_sys::PortConfig { device, mtu_bytes: settings.mtu_bytes, mac, queues, spread, wakes };
     let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
     let found = DeviceQueues { transmit: tx.len(), spread };
+    if wakes && rx.iter().any(|rx| rx.readable().is_none()) {
+        let (port, driver) = (&settings.name, port.driver());
+        tracing::info!(port, driver, "packets of this driver cannot wake an adaptive worker: it looks for them every 50 us");
+    }
     let (mut rx, mut tx) = (rx.into_iter(), tx.into_iter());
     let queues = (0..queues).map(|_| QueuePair { rx: rx.next(), tx: tx.next() }).collect();
     Ok(OpenedPort { port, queues, found })

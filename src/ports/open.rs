@@ -15,7 +15,8 @@ use super::numa;
 use super::queue_handover::channel;
 use super::steering::{self, ProofState};
 use super::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinReconciler, TwinThread};
-use crate::settings::{PortSettings, Settings, Twin};
+use crate::settings::{Poll, PortSettings, Settings, Twin};
+use crate::worker_threads::Bell;
 
 /// What a worker polls: a port, and the rings of its twin.
 pub type WorkerPort = (DpdkPort, Option<Arc<TwinQueues<Packet>>>);
@@ -27,6 +28,8 @@ pub struct WorkerPorts {
     pub ports: Vec<WorkerPort>,
     /// The other workers, if there are any.
     pub peers: Option<Peers<Packet>>,
+    /// Its bell, if it sleeps when nothing arrives.
+    pub bell: Option<Bell>,
 }
 
 /// The opened resources.
@@ -87,6 +90,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
     let mut request = steering::request(workers, &by_nic);
+    request.wakes = settings.poll == Poll::Adaptive;
     let presences: Vec<Option<u64>> = settings.ports.iter().map(|port| port.device.presence()).collect();
     let opened = open_devices(eal, settings, pool, &request)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
@@ -94,8 +98,10 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     if owners.rss_key().is_none() {
         request.spread = None; // of devices that come later
     }
-    let peers = steering::peers(&Arc::new(owners), &steerings);
-    let workers = peers.into_iter().map(|peers| WorkerPorts { ports: Vec::new(), peers }).collect();
+    let (bells, twin_bell) = bells(settings)?;
+    let doorbells: Vec<_> = bells.iter().flatten().map(Bell::doorbell).cloned().collect();
+    let peers = steering::peers(&Arc::new(owners), &steerings, &doorbells);
+    let workers = peers.into_iter().zip(bells).map(|(peers, bell)| WorkerPorts { ports: Vec::new(), peers, bell }).collect();
     let mut all = OpenedPorts { eal, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
     let mut taps = Vec::new();
     for (((settings, opened), steering), presence) in settings.ports.iter().zip(opened).zip(steerings).zip(presences) {
@@ -129,9 +135,9 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
         if settings.twin == Twin::Tap {
             let config = twin_config(settings, mac);
             let (interface, tap) = Interface::open(&config).await?;
-            let queues = Arc::new(TwinQueues::new());
+            let queues = Arc::new(TwinQueues::new().with_doorbell(twin_bell.as_ref().map(Bell::doorbell).cloned()));
             let (tap, new_tap) = TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), settings.mtu_bytes);
-            taps.push(tap);
+            taps.push(tap.waking(doorbells.get(all.ports.len() % all.workers.len()).cloned()));
             port.twin = Some(TwinReconciler::new(config, interface, new_tap));
             rings = Some(queues);
         }
@@ -143,9 +149,16 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     }
     if !taps.is_empty() {
         let allocate = move || pool.allocate().map(Packet::from);
-        all.thread = Some(TwinThread::start(taps, allocate).map_err(PortsError::Thread)?);
+        all.thread = Some(TwinThread::start(taps, twin_bell, allocate).map_err(PortsError::Thread)?);
     }
     Ok(all)
+}
+
+/// The bells of the workers, in their order, and of the twin thread, if workers sleep when nothing arrives.
+fn bells(settings: &Settings) -> Result<(Vec<Option<Bell>>, Option<Bell>), PortsError> {
+    let bell = || (settings.poll == Poll::Adaptive).then(Bell::new).transpose().map_err(PortsError::Thread);
+    let of_workers = settings.cores.iter().map(|_| bell()).collect::<Result<_, _>>()?;
+    Ok((of_workers, bell()?))
 }
 
 /// Opens the devices that are present, by port; `None` for an absent device.

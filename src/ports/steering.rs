@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use dataplane::workers::{Proof, RETA_ENTRIES, Refuted, RssProof, Steering};
-use dataplane::{Peers, PortQueues};
+use dataplane::{Doorbell, Peers, PortQueues};
 use dpdk_sys::Spread;
 
 use super::dpdk::{DeviceQueues, Packet, QueueRequest};
@@ -38,7 +38,7 @@ pub(super) fn request(workers: u8, by_nic: &Steering) -> QueueRequest {
         .rss_key()
         .filter(|_| workers > 1)
         .map(|key| Spread { key: *key, queues: std::array::from_fn(|entry| by_nic.reta(entry % RETA_ENTRIES).0.into()) });
-    QueueRequest { queues: workers.into(), spread }
+    QueueRequest { queues: workers.into(), spread, wakes: false }
 }
 
 /// Chooses the owner function once the devices are open: the hash of NICs if one of them spreads by it, or else our
@@ -60,13 +60,13 @@ pub(super) fn choose(
 }
 
 /// Each worker's view of the other workers; none where there is one worker.
-pub(super) fn peers(steering: &Arc<Steering>, ports: &[PortSteering]) -> Vec<Option<Peers<Packet>>> {
+pub(super) fn peers(steering: &Arc<Steering>, ports: &[PortSteering], doorbells: &[Arc<Doorbell>]) -> Vec<Option<Peers<Packet>>> {
     if steering.workers() == 1 {
         return vec![None];
     }
     let queues: Vec<PortQueues> =
         ports.iter().map(|port| PortQueues { transmit: port.transmit(), rss: port.proofs.clone() }).collect();
-    Peers::all(steering, &queues).into_iter().map(Some).collect()
+    Peers::with_doorbells(steering, &queues, doorbells).into_iter().map(Some).collect()
 }
 
 impl PortSteering {
@@ -169,7 +169,7 @@ mod tests {
         assert!(steering.rss_key().is_some());
         let states: Vec<_> = ports.iter().map(PortSteering::proof_state).collect();
         assert_eq!(states, [ProofState::Settled, ProofState::Observing { agreed: 0 }]);
-        assert_eq!(peers(&Arc::new(steering), &ports).iter().flatten().count(), 2);
+        assert_eq!(peers(&Arc::new(steering), &ports, &[]).iter().flatten().count(), 2);
     }
 
     #[test]

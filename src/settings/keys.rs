@@ -23,7 +23,7 @@ pub enum Poll {
     /// It never sleeps.
     #[default]
     Busy,
-    /// After empty polls it yields, then sleeps up to 50 us (FORWARDING section 13).
+    /// After empty polls it yields, then sleeps until something arrives (FORWARDING section 13).
     Adaptive,
 }
 

@@ -115,7 +115,7 @@ impl Twin {
         let queues = Arc::new(TwinQueues::new());
         let counters = Arc::new(TwinCounters::default());
         let (port, _) = TwinPort::new(tap, queues.clone(), counters.clone(), config.mtu);
-        let thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
+        let thread = TwinThread::start(vec![port], None, || Some(MemoryBuffer::default())).unwrap();
         Self { queues, counters, interface, _thread: thread }
     }
 

@@ -1,9 +1,10 @@
-//! Packet I/O: the interface of ports, links, how packets arrive, the filter of received frames, and the rings to the
-//! Linux twins with their rate limit.
+//! Packet I/O: the interface of ports, links, how packets arrive, the filter of received frames, the rings to the
+//! Linux twins with their rate limit, and the doorbells of threads that sleep.
 //!
 //! Not here: DPDK and taps, which the root package connects.
 
 mod arrival;
+mod doorbell;
 mod frame_filter;
 mod io;
 mod link;
@@ -13,6 +14,7 @@ mod twin;
 mod twin_rate;
 
 pub(crate) use arrival::{Arrival, Origin};
+pub use doorbell::Doorbell;
 pub(crate) use frame_filter::{FrameFilter, SentTo};
 pub use io::{BURST, Burst, Port};
 pub use link::{Link, PortIndex};

@@ -1,15 +1,17 @@
 //! The rings between the workers and the thread that serves the Linux twins. Whole bursts pass through them; neither
-//! side waits for the other.
+//! side waits for the other, and each wakes the other if that sleeps.
 //!
 //! **Invariant:** a burst that a ring refuses returns to the side that pushed it, which counts and frees it.
 //!
 //! Not here: taps and the thread that reads and writes them (the root package), and the rate limit towards the kernel
 //! (the worker).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
+use super::doorbell::Doorbell;
 use super::io::Burst;
 use crate::wire::{Address, Headers, Transport, Tuple, icmpv4, icmpv6, split_mix, tcp_flags};
 
@@ -29,6 +31,8 @@ pub struct TwinQueues<B> {
     pub from_linux: ArrayQueue<Burst<B>>,
     /// Exchanges that the kernel has begun through the port.
     pub(crate) begun: KernelExchanges,
+    /// Of the twin thread; `None` if it never sleeps for more than a millisecond.
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 impl<B> TwinQueues<B> {
@@ -39,7 +43,25 @@ impl<B> TwinQueues<B> {
             to_linux: ArrayQueue::new(TO_LINUX_BURSTS),
             from_linux: ArrayQueue::new(FROM_LINUX_BURSTS),
             begun: KernelExchanges::default(),
+            doorbell: None,
         }
+    }
+
+    /// The same, with the doorbell of the twin thread.
+    #[must_use]
+    pub fn with_doorbell(self, doorbell: Option<Arc<Doorbell>>) -> Self {
+        Self { doorbell, ..self }
+    }
+
+    /// Pushes a burst for the kernel, and wakes the twin thread if it sleeps.
+    ///
+    /// The burst, when the ring is full.
+    pub(crate) fn push_to_linux(&self, burst: Burst<B>) -> Result<(), Burst<B>> {
+        let pushed = self.to_linux.push(burst);
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
+        pushed
     }
 }
 

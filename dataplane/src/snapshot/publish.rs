@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 
 use super::tables::Snapshot;
+use crate::port::Doorbell;
 
 const RETIRED_MAX: usize = 2;
 /// The sequence of a sleeping worker, which delays no publication.
@@ -42,6 +43,8 @@ pub struct Publisher {
     shared: Arc<Shared>,
     retired: Vec<Arc<Snapshot>>,
     waiting: Option<Snapshot>,
+    /// Of the workers that sleep at times.
+    doorbells: Vec<Arc<Doorbell>>,
 }
 
 /// The receiving side of one worker.
@@ -75,7 +78,14 @@ impl Publisher {
             asleep: false,
         };
         let subscribers = (0..workers).map(subscriber).collect();
-        (Self { shared, retired: Vec::new(), waiting: None }, subscribers)
+        (Self { shared, retired: Vec::new(), waiting: None, doorbells: Vec::new() }, subscribers)
+    }
+
+    /// Wakes the workers of these doorbells at every publication: packets may wait for what is new, and new addresses
+    /// are to be announced.
+    #[must_use]
+    pub fn waking(self, doorbells: Vec<Arc<Doorbell>>) -> Self {
+        Self { doorbells, ..self }
     }
 
     /// Publishes a snapshot, at once or in a later [`Publisher::advance`], replacing one that still waits. Returns its
@@ -97,6 +107,7 @@ impl Publisher {
             let sequence = snapshot.sequence();
             let old = self.shared.current.swap(Arc::new(snapshot));
             self.shared.sequence.store(sequence, Ordering::SeqCst);
+            self.doorbells.iter().for_each(|doorbell| doorbell.ring());
             if !Arc::ptr_eq(&old, &self.shared.initial) {
                 self.retired.push(old);
             }
@@ -282,6 +293,24 @@ mod tests {
         assert_eq!(rig.workers[0].snapshot().sequence(), sequence);
         let next = rig.publish();
         assert!(!rig.publisher.reached(next), "it is awake again");
+    }
+
+    #[test]
+    fn a_publication_wakes_workers_that_sleep() {
+        let woken = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&woken);
+        let doorbell = Arc::new(Doorbell::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }));
+        let Rig { compiler, publisher, workers } = Rig::new(1);
+        let mut rig = Rig { compiler, publisher: publisher.waking(vec![Arc::clone(&doorbell)]), workers };
+        rig.publish();
+        assert_eq!(woken.load(Ordering::Relaxed), 0, "the worker is awake");
+        doorbell.arm();
+        rig.workers[0].sleep();
+        rig.publish();
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert!(rig.workers[0].refresh());
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) struct EgressPort<P: Port> {
     pub(crate) device: P,
     twin: Option<Arc<TwinQueues<P::Buffer>>>,
     /// The worker that transmits for this one, if it has no transmit queue of its own.
-    sender: Option<(PortIndex, HandoverQueue<P::Buffer>)>,
+    sender: Option<(PortIndex, Arc<HandoverQueue<P::Buffer>>)>,
     out: Burst<P::Buffer>,
     to_linux: Burst<P::Buffer>,
 }
@@ -69,7 +69,7 @@ impl<P: Port> EgressPort<P> {
         let burst = std::mem::take(&mut self.to_linux);
         let count = burst.len() as u64;
         let refused = match &self.twin {
-            Some(twin) => twin.to_linux.push(burst).err(),
+            Some(twin) => twin.push_to_linux(burst).err(),
             None => Some(burst),
         };
         match refused {

@@ -1,5 +1,5 @@
 //! Hand-over of packets to the other workers of the gateway: whole bursts through one bounded queue for each ordered
-//! pair. No side ever waits, and a sleeping worker is not woken: it polls within 50 microseconds.
+//! pair. No side ever waits. A sleeping worker is woken by its doorbell.
 //!
 //! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
 //! worker pushes at most one burst that is not full for each port and task, however they are mixed. Packets that a
@@ -16,7 +16,7 @@ use super::id::WorkerId;
 use super::rss_proof::{Observer, RssProof};
 use super::snat_port_share::PortShare;
 use super::steering::Steering;
-use crate::port::{BURST, Burst, PortIndex};
+use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
 /// Maximum number of bursts that wait for a worker, from all others together. If full, they hold the 4,096 packets that
 /// the buffer pool reserves for each worker. At 14.88 million packets a second, half of them for other workers, that is
@@ -51,7 +51,26 @@ pub struct HandedOver<B> {
     pub(crate) burst: Burst<B>,
 }
 
-pub(crate) type HandoverQueue<B> = Arc<ArrayQueue<HandedOver<B>>>;
+/// The queue from one worker to another.
+#[derive(Debug)]
+pub(crate) struct HandoverQueue<B> {
+    bursts: ArrayQueue<HandedOver<B>>,
+    /// The receiver's; `None` if it never sleeps.
+    doorbell: Option<Arc<Doorbell>>,
+}
+
+impl<B> HandoverQueue<B> {
+    /// Pushes a burst, and wakes the receiver if it sleeps.
+    ///
+    /// The burst, when the queue is full.
+    pub(crate) fn push(&self, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
+        let pushed = self.bursts.push(handed);
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
+        pushed
+    }
+}
 
 /// How the queues of a port are shared among the workers. Queue n belongs to worker n.
 #[derive(Clone, Debug)]
@@ -70,9 +89,9 @@ pub struct Peers<B> {
     me: WorkerId,
     steering: Arc<Steering>,
     /// Queues from the other workers.
-    inboxes: Vec<HandoverQueue<B>>,
+    inboxes: Vec<Arc<HandoverQueue<B>>>,
     /// Queues to the other workers, indexed by worker; `None` for itself.
-    outboxes: Vec<Option<HandoverQueue<B>>>,
+    outboxes: Vec<Option<Arc<HandoverQueue<B>>>>,
     /// Packets collected for the other workers.
     pub(super) gathered: Gathered<B>,
     /// Indexed by port.
@@ -82,15 +101,24 @@ pub struct Peers<B> {
 }
 
 impl<B> Peers<B> {
-    /// The views of all workers, in their order. `ports` are in the order of the configuration.
+    /// The views of all workers, in their order, if no worker sleeps. `ports` are in the order of the configuration.
     #[must_use]
     pub fn all(steering: &Arc<Steering>, ports: &[PortQueues]) -> Vec<Self> {
+        Self::with_doorbells(steering, ports, &[])
+    }
+
+    /// The same, with the doorbells of the workers, in their order.
+    #[must_use]
+    pub fn with_doorbells(steering: &Arc<Steering>, ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> Vec<Self> {
         let workers = steering.workers();
         let bursts = (BURSTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(BURSTS_PER_PAIR_MIN);
-        let queue = |from: u8, to: u8| (from != to).then(|| Arc::new(ArrayQueue::new(bursts)));
-        let queues: Vec<Vec<Option<HandoverQueue<B>>>> =
+        let queue = |from: u8, to: u8| {
+            let doorbell = doorbells.get(usize::from(to)).cloned();
+            (from != to).then(|| Arc::new(HandoverQueue { bursts: ArrayQueue::new(bursts), doorbell }))
+        };
+        let queues: Vec<Vec<Option<Arc<HandoverQueue<B>>>>> =
             (0..workers).map(|from| (0..workers).map(|to| queue(from, to)).collect()).collect();
-        let of = |(me, outboxes): (u8, &Vec<Option<HandoverQueue<B>>>)| Self {
+        let of = |(me, outboxes): (u8, &Vec<Option<Arc<HandoverQueue<B>>>>)| Self {
             me: WorkerId(me),
             steering: Arc::clone(steering),
             inboxes: queues.iter().filter_map(|from| from.get(usize::from(me))?.clone()).collect(),
@@ -136,7 +164,7 @@ impl<B> Peers<B> {
     }
 
     /// The queue for packets that leave by a port, if not a queue of this worker.
-    pub(crate) fn sender(&self, port: PortIndex) -> Option<HandoverQueue<B>> {
+    pub(crate) fn sender(&self, port: PortIndex) -> Option<Arc<HandoverQueue<B>>> {
         let sender = (*self.senders.get(usize::from(port.0))?)?;
         self.outboxes.get(usize::from(sender.0))?.clone()
     }
@@ -148,7 +176,7 @@ impl<B> Peers<B> {
 
     /// Takes the oldest burst from another worker.
     pub(crate) fn take(&self, other: usize) -> Option<HandedOver<B>> {
-        self.inboxes.get(other)?.pop()
+        self.inboxes.get(other)?.bursts.pop()
     }
 
     /// Pushes a burst to a worker.
@@ -212,7 +240,33 @@ fn sender(worker: WorkerId, transmit_queues: u8) -> Option<WorkerId> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+
+    #[test]
+    fn a_hand_over_rings_at_the_worker_that_gets_it_alone() {
+        let rings: Vec<_> = (0..2).map(|_| Arc::new(AtomicU32::new(0))).collect();
+        let doorbell = |rings: &Arc<AtomicU32>| {
+            let rings = Arc::clone(rings);
+            let doorbell = Doorbell::new(move || {
+                rings.fetch_add(1, Ordering::Relaxed);
+            });
+            doorbell.arm();
+            Arc::new(doorbell)
+        };
+        let doorbells: Vec<_> = rings.iter().map(doorbell).collect();
+        let ports = [PortQueues { transmit: 1, rss: None }];
+        let steering = Arc::new(Steering::own_hash(2, 7));
+        let views = Peers::with_doorbells(&steering, &ports, &doorbells);
+        let handed = |n| HandedOver { port: PortIndex(0), task: HandoverTask::Send, burst: Burst::from_iter([n]) };
+        assert!(views[0].push(WorkerId(1), handed(1)).is_ok());
+        // The way of packets that another worker transmits.
+        assert!(views[1].sender(PortIndex(0)).unwrap().push(handed(2)).is_ok());
+        let rung = |n: usize| rings[n].load(Ordering::Relaxed);
+        assert_eq!((rung(0), rung(1)), (1, 1));
+        assert!(views[1].take(0).is_some() && views[0].take(0).is_some());
+    }
 
     #[test]
     fn however_ports_and_tasks_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {

@@ -13,6 +13,7 @@ use super::hotplug::{self, attach};
 use super::owned_port::OwnedPort;
 use super::queue::{RxQueue, TxQueue};
 use super::rss::{self, NoSpread, Spread};
+use super::wakeup::{self, Wakeup};
 use crate::device::Device;
 use crate::eal::{Eal, log};
 use crate::error::Error;
@@ -36,6 +37,8 @@ pub struct PortConfig {
     pub queues: u16,
     /// Distribution of received packets over several queues; none: the choice of the device.
     pub spread: Option<Spread>,
+    /// Whether receive queues shall wake threads that sleep, where the device can ([`RxQueue::readable`]).
+    pub wakes: bool,
 }
 
 /// A started port with its queues.
@@ -117,6 +120,7 @@ impl Port {
             tx_queues: config.queues,
             rss_key: config.spread.as_ref().map_or(ptr::null(), |spread| spread.key.as_ptr()),
             spreads: 0,
+            interrupts: (config.wakes && wakeup::may_interrupt(&config.device)).into(),
             mtu_min: 0,
             mtu_max: 0,
             step: 0,
@@ -130,12 +134,23 @@ impl Port {
         owned.check(step_name(setup.step), code)?;
         let wanted = owned.set_mac(config.mac)?;
         // SAFETY: `id` is configured with all its queues.
-        owned.check("start", unsafe { raw::rte_eth_dev_start(id) })?;
+        let mut code = unsafe { raw::rte_eth_dev_start(id) };
+        if code != 0 && setup.interrupts != 0 {
+            // It may lack interrupts for its queues, as over UIO.
+            setup.interrupts = 0;
+            // SAFETY: as above; the port is not started.
+            code = unsafe { raw::sluice_port_configure(id, &raw mut setup) };
+            owned.check(step_name(setup.step), code)?;
+            // SAFETY: as above.
+            code = unsafe { raw::rte_eth_dev_start(id) };
+        }
+        owned.check("start", code)?;
         let mac = owned.open_filter(wanted)?;
         let owned = Arc::new(owned);
         let port = Self { driver: driver(id), mac, owned: Arc::clone(&owned), not_sync: PhantomData };
         let spread = rss::distribute(&owned, &port.driver, config.spread.as_ref(), config.queues, &setup);
-        let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&owned), queue, pool)).collect();
+        let wakeup = |queue| config.wakes.then(|| Wakeup::of(&owned, queue, setup.interrupts != 0)).flatten();
+        let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&owned), queue, pool, wakeup(queue))).collect();
         let tx = (0..setup.tx_queues).map(|queue| TxQueue::new(Arc::clone(&owned), queue)).collect();
         Ok(StartedPort { port, rx, tx, spread })
     }
@@ -277,7 +292,8 @@ mod tests {
         let pool = Mempool::new(eal, &config).unwrap();
         for name in ["0000:3b:00.0", "net_null0"] {
             // The device is on the virtual bus, even if the port believes that it is on the PCI bus.
-            let config = PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None };
+            let config =
+                PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes: false };
             for _ in 0..3 {
                 let id = attach(&"net_null0".parse().unwrap()).unwrap();
                 drop(Port::configure(id, &config, pool).unwrap());

@@ -9,11 +9,13 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
 use super::owned_port::OwnedPort;
+use super::wakeup::Wakeup;
 use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::mempool::Mempool;
 use crate::raw;
@@ -28,6 +30,8 @@ pub struct RxQueue {
     queue: u16,
     /// Pool for linearised frames; none if the device delivers no frames in several segments.
     linearize_into: Option<Mempool>,
+    /// Before the port, so that it is dropped first.
+    wakeup: Option<Wakeup>,
     _owned: Arc<OwnedPort>,
     not_sync: PhantomData<Cell<()>>,
 }
@@ -43,11 +47,25 @@ pub struct TxQueue {
 
 impl RxQueue {
     /// To be called once for each queue number. `pool` is the one that the queue was set up with.
-    pub(super) fn new(port: Arc<OwnedPort>, queue: u16, pool: Mempool) -> Self {
+    pub(super) fn new(port: Arc<OwnedPort>, queue: u16, pool: Mempool, wakeup: Option<Wakeup>) -> Self {
         // SAFETY: the port is started, and has the queue.
         let may_chain = unsafe { raw::sluice_port_may_chain(port.id, queue) } != 0;
         let linearize_into = may_chain.then_some(pool);
-        Self { port: port.id, queue, linearize_into, _owned: port, not_sync: PhantomData }
+        Self { port: port.id, queue, linearize_into, wakeup, _owned: port, not_sync: PhantomData }
+    }
+
+    /// Becomes readable when packets wait, if the queue is armed ([`RxQueue::arm`]). None: the queue wakes nobody.
+    #[must_use]
+    pub fn readable(&self) -> Option<&Arc<OwnedFd>> {
+        self.wakeup.as_ref().map(|wakeup| &wakeup.readable)
+    }
+
+    /// Arms the queue for a sleep of its thread, or disarms it. Packets that arrived before may go unnoticed: receive
+    /// once more after arming.
+    pub fn arm(&mut self, armed: bool) {
+        if let Some(wakeup) = &mut self.wakeup {
+            wakeup.arm(armed);
+        }
     }
 
     /// Appends received packets while there is room, at most 32, each in one segment. A frame in several segments

@@ -77,7 +77,8 @@ impl RingPort {
         // SAFETY: EAL runs; each array has one ring; the driver copies pointers and name, and rings are never freed.
         let id = unsafe { raw::rte_eth_from_rings(c_name.as_ptr(), &input.as_ptr(), 1, &output.as_ptr(), 1, 0) };
         let id = u16::try_from(id).map_err(|_| refused("make a port of its rings"))?;
-        let config = PortConfig { device: device.clone(), mtu_bytes: MTU_BYTES, mac: None, queues: 1, spread: None };
+        let config =
+            PortConfig { device: device.clone(), mtu_bytes: MTU_BYTES, mac: None, queues: 1, spread: None, wakes: false };
         let StartedPort { port, mut rx, mut tx, .. } = Port::configure(id, &config, pool)?;
         let (Some(rx), Some(tx)) = (rx.pop(), tx.pop()) else { return Err(refused("have its queues")) };
         let input = RingInput { ring: input, not_sync: PhantomData };

@@ -1,30 +1,37 @@
 //! The thread that owns all taps: it moves frames from Linux to the workers' rings, and frames from the rings to Linux.
 //!
-//! It waits in epoll for at most 1 ms and then empties the rings. Workers never wake it, because that would be a system
-//! call on the packet path.
+//! It waits in epoll for at most 1 ms and then empties the rings: workers do not wake it, because that would be a system
+//! call on the packet path. Beside adaptive workers it sleeps after 8 ms in which nothing moved, and then a worker with
+//! a frame for Linux wakes it: one system call after each silence.
 //!
 //! Invariant: every frame popped from a ring is written, or counted as refused. A frame from Linux is read only if
 //! there is a buffer and room in the ring; until then it waits in the tap's queue, which Linux bounds and counts. A
 //! panic of the thread ends the process, like a panic of a worker: otherwise Linux would be cut off without a sign.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::{BURST, Buffer, Burst, TwinQueues};
+use dataplane::{BURST, Buffer, Burst, Doorbell, TwinQueues};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use crate::worker_threads::or_abort;
+use crate::worker_threads::{Bell, or_abort};
 
-/// Maximum sleep while frames may wait in a ring.
-const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-const NO_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Maximum wait while workers do not ring.
+const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Maximum sleep while workers ring. Nothing depends on it.
+const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Waits in a row without a frame after which the thread sleeps.
+const QUIET_WAITS: u32 = 8;
+/// The number of the doorbell among the descriptors, which is that of no port.
+const BELL: u64 = u64::MAX;
 /// Bursts moved in each direction of a port before the turn of the next port.
 const BURSTS_PER_TURN: usize = 4;
 /// Length of the Ethernet header and two VLAN tags, which the MTU does not include.
@@ -54,6 +61,8 @@ pub struct TwinPort<B> {
     new_tap: Arc<ArrayQueue<OwnedFd>>,
     /// The tap may hold unread frames.
     readable: bool,
+    /// Of the worker that takes the frames from Linux; `None` if it never sleeps.
+    worker: Option<Arc<Doorbell>>,
 }
 
 /// Passes the tap of a twin that was created again to its port.
@@ -61,7 +70,7 @@ pub struct TwinPort<B> {
 pub struct NewTap(Arc<ArrayQueue<OwnedFd>>);
 
 impl NewTap {
-    /// The thread takes the tap within a millisecond, and closes the previous one.
+    /// The thread takes the tap within 100 ms, and closes the previous one.
     pub fn give(&self, tap: OwnedFd) {
         // If the previous tap was not taken yet, its twin is gone as well.
         drop(self.0.force_push(tap));
@@ -75,7 +84,13 @@ impl<B: Buffer> TwinPort<B> {
         let new_tap = Arc::new(ArrayQueue::new(1));
         let given = NewTap(Arc::clone(&new_tap));
         let frame_bytes_max = usize::from(mtu) + OVERHEAD_BYTES;
-        (Self { tap, queues, counters, frame_bytes_max, new_tap, readable: true }, given)
+        (Self { tap, queues, counters, frame_bytes_max, new_tap, readable: true, worker: None }, given)
+    }
+
+    /// Wakes the worker that takes the frames from Linux, if it sleeps at times.
+    #[must_use]
+    pub fn waking(self, worker: Option<Arc<Doorbell>>) -> Self {
+        Self { worker, ..self }
     }
 
     /// Takes a new tap, if there is one, and registers it with epoll under number `n`.
@@ -86,6 +101,11 @@ impl<B: Buffer> TwinPort<B> {
         }
         // Closing the previous tap here removes it from epoll.
         (self.tap, self.readable) = (tap, true);
+    }
+
+    /// Whether nothing is to be moved in either direction.
+    fn is_quiet(&self) -> bool {
+        !self.readable && self.queues.to_linux.is_empty()
     }
 
     /// Moves frames to Linux. True if more may be waiting.
@@ -127,6 +147,9 @@ impl<B: Buffer> TwinPort<B> {
             // Only this thread pushes, so the ring still has the room seen above.
             if !burst.is_empty() && self.queues.from_linux.push(burst).is_ok() {
                 count(&self.counters.from_linux, read);
+                if let Some(worker) = &self.worker {
+                    worker.ring();
+                }
             }
             if starved {
                 count(&self.counters.no_buffer, 1);
@@ -161,34 +184,44 @@ fn count(counter: &AtomicU64, n: usize) {
 #[derive(Debug)]
 pub struct TwinThread {
     stop: Arc<AtomicBool>,
+    doorbell: Option<Arc<Doorbell>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TwinThread {
-    /// Starts the thread. `allocate` returns an empty buffer, or none if memory is short.
+    /// Starts the thread. With the bell that the rings of the ports know it sleeps when nothing moves. `allocate`
+    /// returns an empty buffer, or none if memory is short.
     ///
     /// # Errors
     /// When epoll or the thread cannot be created.
     pub fn start<B: Buffer + 'static>(
         ports: Vec<TwinPort<B>>,
+        bell: Option<Bell>,
         allocate: impl FnMut() -> Option<B> + Send + 'static,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (n, port) in (0..).zip(&ports) {
             watch(&epoll, &port.tap, n)?;
         }
+        if let Some(bell) = &bell {
+            watch(&epoll, bell, BELL)?;
+        }
+        let doorbell = bell.as_ref().map(|bell| Arc::clone(bell.doorbell()));
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        let run = AssertUnwindSafe(move || run(ports, allocate, &epoll, &stopped));
+        let run = AssertUnwindSafe(move || run(ports, bell.as_ref(), allocate, &epoll, &stopped));
         let last_words = "the twin thread panicked; the gateway aborts, because Linux would be cut off without a sign";
         let thread = std::thread::Builder::new().name("twin".to_owned()).spawn(move || or_abort(last_words, run))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, doorbell, thread: Some(thread) })
     }
 }
 
 impl Drop for TwinThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.ring();
+        }
         if let Some(thread) = self.thread.take() {
             // A panic of the thread would have ended the process.
             let _ = thread.join();
@@ -197,19 +230,39 @@ impl Drop for TwinThread {
 }
 
 /// Edge-triggered: while its ring is full, a tap stays readable, and a level-triggered wait would not sleep.
-fn watch(epoll: &OwnedFd, tap: &OwnedFd, n: u64) -> rustix::io::Result<()> {
+fn watch(epoll: &OwnedFd, tap: impl AsFd, n: u64) -> rustix::io::Result<()> {
     epoll::add(epoll, tap, EventData::new_u64(n), EventFlags::IN | EventFlags::ET)
 }
 
-fn run<B: Buffer>(mut ports: Vec<TwinPort<B>>, mut allocate: impl FnMut() -> Option<B>, epoll: &OwnedFd, stop: &AtomicBool) {
+fn run<B: Buffer>(
+    mut ports: Vec<TwinPort<B>>,
+    bell: Option<&Bell>,
+    mut allocate: impl FnMut() -> Option<B>,
+    epoll: &OwnedFd,
+    stop: &AtomicBool,
+) {
     let mut spare = None;
-    let mut events = Vec::with_capacity(ports.len().max(1));
+    let mut events = Vec::with_capacity(ports.len() + 1);
     let mut more = false;
+    let mut quiet_waits = 0;
     while !stop.load(Ordering::Relaxed) {
         events.clear();
-        let timeout = if more { &NO_SLEEP } else { &SLEEP };
+        let timeout = match bell {
+            _ if more => &NO_WAIT,
+            Some(bell) if quiet_waits >= QUIET_WAITS => {
+                bell.doorbell().arm();
+                let is_idle = !stop.load(Ordering::Relaxed) && ports.iter().all(TwinPort::is_quiet);
+                if is_idle { &SLEEP } else { &NO_WAIT }
+            }
+            _ => &WAIT,
+        };
         // The only possible error is an interrupting signal; then there are no events.
         let _interrupted = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout));
+        if let Some(bell) = bell {
+            bell.doorbell().disarm();
+        }
+        let is_quiet = events.is_empty() && ports.iter().all(TwinPort::is_quiet);
+        quiet_waits = if is_quiet { quiet_waits.saturating_add(1) } else { 0 };
         for event in &events {
             if let Some(port) = usize::try_from(event.data.u64()).ok().and_then(|n| ports.get_mut(n)) {
                 port.readable = true;
@@ -265,7 +318,7 @@ mod tests {
     fn frames_go_both_ways_whole_and_in_order() {
         let (port, linux) = port();
         let queues = port.queues.clone();
-        let _thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
+        let _thread = TwinThread::start(vec![port], None, || Some(MemoryBuffer::default())).unwrap();
         let mut from_linux = Vec::new();
         for n in 0..100 {
             send(&linux, &numbered(n));
@@ -289,10 +342,34 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_sleeps_is_woken_by_both_sides_and_wakes_the_worker() {
+        let (port, linux) = port();
+        let (bell, worker) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let queues = Arc::new(TwinQueues::<MemoryBuffer>::new().with_doorbell(Some(Arc::clone(bell.doorbell()))));
+        let port = TwinPort { queues: Arc::clone(&queues), ..port }.waking(Some(Arc::clone(worker.doorbell())));
+        let doorbell = Arc::clone(bell.doorbell());
+        let _thread = TwinThread::start(vec![port], Some(bell), || Some(MemoryBuffer::default())).unwrap();
+        for n in 0..3 {
+            // Long enough for it to fall asleep, which no other thread can observe; awake it must do the same.
+            std::thread::sleep(Duration::from_millis(40));
+            assert!(queues.to_linux.push(Burst::from_iter([MemoryBuffer::new(&numbered(n), 0)])).is_ok());
+            doorbell.ring();
+            let mut frame = [0; 2048];
+            until(|| rustix::io::read(&linux, &mut frame).is_ok_and(|len| frame[..len] == numbered(n)));
+            std::thread::sleep(Duration::from_millis(40));
+            worker.doorbell().arm();
+            send(&linux, &numbered(n));
+            until(|| received(&queues) == [numbered(n)]);
+            let mut rung = [0; 8];
+            until(|| rustix::io::read(&worker, &mut rung).is_ok());
+        }
+    }
+
+    #[test]
     fn a_new_tap_takes_the_place_of_one_whose_interface_is_gone() {
         let ((port, gone), (other, linux)) = (port(), port());
         let (queues, new_tap) = (port.queues.clone(), NewTap(port.new_tap.clone()));
-        let _thread = TwinThread::start(vec![port], || Some(MemoryBuffer::default())).unwrap();
+        let _thread = TwinThread::start(vec![port], None, || Some(MemoryBuffer::default())).unwrap();
         drop(gone);
         new_tap.give(other.tap);
         send(&linux, &numbered(7));
@@ -312,7 +389,7 @@ mod tests {
         if std::env::var_os(CHILD).is_some() {
             let (port, linux) = port();
             send(&linux, &numbered(0));
-            let _thread = TwinThread::start(vec![port], || panic!("last words")).unwrap();
+            let _thread = TwinThread::start(vec![port], None, || panic!("last words")).unwrap();
             loop {
                 std::thread::park();
             }
