@@ -118,13 +118,13 @@ impl Case {
             let network = &mut rig.network;
             network.routes.iter_mut().for_each(|route| route.link = link(route.link.port()));
             network.neighbours.iter_mut().for_each(|neighbour| neighbour.link = link(neighbour.link.port()));
-            let vlan = |link, addresses: [&str; 2]| {
-                VlanLink { link, mtu: 1500, addresses: addresses.iter().map(|address| address.parse().unwrap()).collect() }
+            let vlan = |link, addresses: [&str; 2]| VlanLink {
+                link,
+                mtu: 1500,
+                addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
             };
-            network.vlans = vec![
-                vlan(link(UPLINK), ["192.0.2.2/24", "2001:db8::2/64"]),
-                vlan(link(CLUSTER), ["10.0.0.2/24", "fd00::2/64"]),
-            ];
+            network.vlans =
+                vec![vlan(link(UPLINK), ["192.0.2.2/24", "2001:db8::2/64"]), vlan(link(CLUSTER), ["10.0.0.2/24", "fd00::2/64"])];
         }
         rig.publish();
         rig

@@ -99,15 +99,19 @@ impl<K: TupleKey> HotFlow<K> {
 /// What packets of the flows of a table read, by position.
 pub(crate) struct HotFlows<'a, K> {
     pub(crate) flows: &'a mut [HotFlow<K>],
-    routes: &'a [u32],
+    pub(crate) routes: ClientRoutes<'a>,
 }
 
-impl<K> HotFlows<'_, K> {
-    /// The slot of the next hop towards the client that was looked up in this route epoch; meaningless during the
-    /// handshake of a flow. [`UNRESOLVED`] if there is none.
+/// The routes to the clients of flows, by position.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientRoutes<'a>(&'a [u32]);
+
+impl ClientRoutes<'_> {
+    /// The slot of the next hop that was looked up in this route epoch; meaningless during the handshake of a flow.
+    /// [`UNRESOLVED`] if there is none.
     #[inline(always)]
-    pub(crate) fn route_to_client(&self, index: usize, epoch: u32) -> u32 {
-        match self.routes.get(index) {
+    pub(crate) fn slot(self, index: usize, epoch: u32) -> u32 {
+        match self.0.get(index) {
             // `NO_SLOT` is above every slot.
             Some(word) if word & EPOCH_MASK == epoch => word >> EPOCH_BITS,
             _ => UNRESOLVED,
@@ -175,7 +179,7 @@ impl<A: Address> Storage<A> {
 
     /// What packets of flows read, by position.
     pub(super) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
-        HotFlows { flows: &mut self.hot, routes: &self.routes }
+        HotFlows { flows: &mut self.hot, routes: ClientRoutes(&self.routes) }
     }
 
     /// Prefetches what packets of a flow read; `reply`: in the direction to the client.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
+use super::fast::Record;
 use super::observer::{Observe, PacketFlow, PacketOutcome};
 use super::rewrite;
 use super::sort::Lookup;
@@ -43,6 +44,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
+    /// What the fast way knows of the packets of the present burst, kept to be used again.
+    pub(super) records: Vec<Record>,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,

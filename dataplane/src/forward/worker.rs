@@ -17,6 +17,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
+use super::fast;
 use super::observer::Observe;
 use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
 use crate::forward::decide::FlowTables;
@@ -94,6 +95,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             identifications: Identifications::new(parts.seed, worker, workers),
             limiter: AnswerLimiter::new(parts.seed),
             neighbour_requests: parts.neighbour_requests,
+            records: fast::records(),
             tally: Tally::default(),
             counters: parts.counters,
             observer: parts.observer,

@@ -12,6 +12,9 @@ use crate::port::{Arrival, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Headers, Tags};
 
+/// The port, and the queue to the worker that transmits for this one.
+type Sender<B> = (PortIndex, Arc<HandoverQueue<B>>);
+
 /// One port with its twin, and the bursts collected for both.
 #[derive(Debug)]
 pub(crate) struct EgressPort<P: Port> {
@@ -38,30 +41,19 @@ impl<P: Port> EgressPort<P> {
     }
 
     fn transmit(&mut self, tally: &mut Tally) {
-        if self.sender.is_some() {
-            return self.hand_over(tally);
-        }
-        let offered = self.out.len();
-        self.device.transmit(&mut self.out);
-        let refused = self.out.len();
-        tally.transmitted += (offered - refused) as u64;
-        if refused > 0 {
-            tally.drop_many(DropReason::TxFull, refused as u64);
-            self.device.release(&mut self.out);
+        let Self { device, sender, out, .. } = self;
+        match sender {
+            None => transmit(device, out, tally),
+            Some(sender) => hand_over(device, sender, out, tally),
         }
     }
 
-    /// Hands the burst to the worker that transmits for this one.
-    #[cold]
-    fn hand_over(&mut self, tally: &mut Tally) {
-        let Some((port, queue)) = &self.sender else { return };
-        let count = self.out.len() as u64;
-        match queue.push(HandedOver { port: *port, task: HandoverTask::Send, burst: std::mem::take(&mut self.out) }) {
-            Ok(()) => tally.handed_out += count,
-            Err(mut refused) => {
-                tally.drop_many(DropReason::HandoverFull, count);
-                self.device.release(&mut refused.burst);
-            }
+    /// Transmits a burst that need not wait for others.
+    #[inline(always)]
+    fn transmit_at_once(&mut self, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
+        match &self.sender {
+            None => transmit(&mut self.device, burst, tally),
+            Some(sender) => hand_over(&mut self.device, sender, burst, tally),
         }
     }
 
@@ -78,6 +70,31 @@ impl<P: Port> EgressPort<P> {
                 tally.drop_many(DropReason::TwinFull, count);
                 self.device.release(&mut burst);
             }
+        }
+    }
+}
+
+#[inline(always)]
+fn transmit<P: Port>(device: &mut P, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
+    let offered = burst.len();
+    device.transmit(burst);
+    let refused = burst.len();
+    tally.transmitted += (offered - refused) as u64;
+    if refused > 0 {
+        tally.drop_many(DropReason::TxFull, refused as u64);
+        device.release(burst);
+    }
+}
+
+/// Hands a burst to the worker that transmits for this one.
+#[cold]
+fn hand_over<P: Port>(device: &mut P, (port, queue): &Sender<P::Buffer>, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
+    let count = burst.len() as u64;
+    match queue.push(HandedOver { port: *port, task: HandoverTask::Send, burst: std::mem::take(burst) }) {
+        Ok(()) => tally.handed_out += count,
+        Err(mut refused) => {
+            tally.drop_many(DropReason::HandoverFull, count);
+            device.release(&mut refused.burst);
         }
     }
 }
@@ -137,12 +154,7 @@ impl<P: Port> Egress<P> {
     #[inline]
     pub(crate) fn send_burst(&mut self, index: PortIndex, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
         match self.port_mut(index) {
-            Some(port) if port.out.is_empty() => {
-                std::mem::swap(&mut port.out, burst);
-                if port.out.is_full() {
-                    port.transmit(tally);
-                }
-            }
+            Some(port) if port.out.is_empty() => port.transmit_at_once(burst, tally),
             _ => burst.drain(..).for_each(|buffer| self.send(index, buffer, tally)),
         }
     }

@@ -92,12 +92,13 @@ impl Follow<'_> {
                 continue;
             }
             let flow = 1 << (record.hash & 63);
-            let frame = buffer.bytes();
-            if !is_of_candidate::<A>(&flows, frame, record) {
-                search(table, frame, record);
+            let mut passes = self.packet::<A>(&mut flows, routes, buffer.bytes(), record);
+            if passes == Err(Stop::OtherFlow) {
+                search(table, buffer.bytes(), record);
                 flows = table.hot_parts();
+                passes = self.packet::<A>(&mut flows, routes, buffer.bytes(), record);
             }
-            if left & flow != 0 || self.packet::<A>(&mut flows, routes, record).is_none() {
+            if passes.is_err() || left & flow != 0 {
                 left |= flow;
                 record.leave();
             }
@@ -106,39 +107,49 @@ impl Follow<'_> {
 
     /// Decides on one packet of its candidate, and stores how it leaves.
     #[inline(always)]
-    fn packet<A: FastFamily>(self, flows: &mut HotFlows<'_, A::Key>, routes: &Routes, record: &mut Record) -> Option<()> {
+    fn packet<A: FastFamily>(
+        self,
+        flows: &mut HotFlows<'_, A::Key>,
+        routes: &Routes,
+        frame: &[u8],
+        record: &mut Record,
+    ) -> Result<(), Stop> {
         let (index, direction) = record.candidate.entry();
         // The index may be that of no flow, and nothing but a check tells.
-        let flow = flows.flows.get(index)?;
+        let HotFlows { flows, routes: to_clients } = flows;
+        let flow = flows.get_mut(index).ok_or(Stop::OtherFlow)?;
+        let head = A::head(frame, record.network_offset).ok_or(Stop::Left)?;
+        if *flow.key(direction) != A::key(head) {
+            return Err(Stop::OtherFlow);
+        }
         let is_plain = is_plain_number(flow.state_number(), record.signal(), direction);
         if !is_plain || !flow.is_seen_within(self.shortest, self.now) {
-            return None;
+            return Err(Stop::Left);
         }
         let backend = flow.backend();
-        let spot = self.snapshot.backends.spot(backend)?;
+        let spot = self.snapshot.backends.spot(backend).ok_or(Stop::Left)?;
         let slot = match direction {
             Direction::ToBackend => routes.slot_of(spot.next_hop(), record.hash),
-            Direction::ToClient if routes.arrives_from(spot.next_hop(), record.link) => {
-                flows.route_to_client(index, routes.epoch)
-            }
-            Direction::ToClient => return None,
+            Direction::ToClient if routes.arrives_from(spot.next_hop(), record.link) => to_clients.slot(index, routes.epoch),
+            Direction::ToClient => return Err(Stop::Left),
         };
-        let exit = routes.exit(slot)?;
+        let exit = routes.exit(slot).ok_or(Stop::Left)?;
         if record.packet_len > exit.mtu || flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
-            return None;
+            return Err(Stop::Left);
         }
         (record.exit, record.backend) = (slot, backend);
-        flows.flows.get_mut(index)?.see(self.now);
-        Some(())
+        flow.see(self.now);
+        Ok(())
     }
 }
 
-/// Whether a packet has the addresses and ports of its candidate.
-#[inline(always)]
-fn is_of_candidate<A: FastFamily>(flows: &HotFlows<'_, A::Key>, frame: &[u8], record: &Record) -> bool {
-    let (index, direction) = record.candidate.entry();
-    let Some(flow) = flows.flows.get(index) else { return false };
-    A::head(frame, record.network_offset).is_some_and(|head| *flow.key(direction) == A::key(head))
+/// Why a packet does not pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// Its candidate is another flow, or none.
+    OtherFlow,
+    /// It is left.
+    Left,
 }
 
 /// Searches for the flow of a packet whose candidate is of another one, with the same tag: one packet in a hundred.

@@ -20,7 +20,8 @@ mod record;
 mod rewrite;
 
 use follow::Follow;
-use record::{Recognise, Record};
+use record::Recognise;
+pub(super) use record::Record;
 
 use super::engine::Engine;
 use super::observer::Observe;
@@ -28,6 +29,11 @@ use crate::flow::{Candidate, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::Snapshot;
+
+/// Records for the packets of one burst.
+pub(super) fn records() -> Vec<Record> {
+    vec![Record::left(); BURST]
+}
 
 /// The port by which each packet of a burst leaves, or [`STAYS`].
 type Ways = [u8; BURST];
@@ -37,12 +43,24 @@ const STAYS: u8 = u8::MAX;
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast way takes; the others stay in the burst, in order.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        let mut records = [Record::left(); BURST];
-        let records = &mut records[..burst.len()];
+        let mut kept = std::mem::take(&mut self.records);
+        let records = &mut kept[..burst.len()];
         let families = Recognise::new(snapshot, &self.tables, arrival.link).burst(burst, records);
-        if families == 0 {
-            return;
+        if families != 0 {
+            self.forward_recognised(snapshot, arrival, burst, records, families);
         }
+        self.records = kept;
+    }
+
+    /// The loops after the first one.
+    fn forward_recognised(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        burst: &mut Burst<P::Buffer>,
+        records: &mut [Record],
+        families: u8,
+    ) {
         locate(&self.tables, records);
         let follow = Follow { snapshot, now: Tick::at(arrival.now_ns), shortest: self.limits.shortest() };
         let mut ways = [STAYS; BURST];

@@ -21,7 +21,7 @@ const UNTAGGED: usize = 14;
 
 /// What the loops know of a packet. 32 bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Record {
+pub(in crate::forward) struct Record {
     /// Hash of its addresses and ports.
     pub(super) hash: u64,
     /// Its probable flow; after the third loop, its flow.
