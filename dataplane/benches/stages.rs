@@ -36,22 +36,37 @@ struct Stage {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Packets of existing flows, alternating in both directions if the mode has two.
-    Known,
+    /// Packets of clients in existing flows.
+    ToBackend,
+    /// The same without "do not fragment".
+    MayFragment,
+    /// Packets of backends in existing flows.
+    ToClient,
     /// Each packet creates a flow.
     New,
 }
 
-const STAGES: [Stage; 9] = [
-    Stage { name: "nat-v4", mode: Mode::Nat, family: Family::V4, kind: Kind::Known },
-    Stage { name: "nat-v6", mode: Mode::Nat, family: Family::V6, kind: Kind::Known },
-    Stage { name: "dnat-v4", mode: Mode::Dnat, family: Family::V4, kind: Kind::Known },
-    Stage { name: "dsr-v4", mode: Mode::Dsr, family: Family::V4, kind: Kind::Known },
-    Stage { name: "ipip-v4", mode: Mode::Ipip, family: Family::V4, kind: Kind::Known },
-    Stage { name: "gue-v4", mode: Mode::Gue, family: Family::V4, kind: Kind::Known },
-    Stage { name: "gue-v6", mode: Mode::Gue, family: Family::V6, kind: Kind::Known },
-    Stage { name: "nat-v4-new", mode: Mode::Nat, family: Family::V4, kind: Kind::New },
-    Stage { name: "nat-v6-new", mode: Mode::Nat, family: Family::V6, kind: Kind::New },
+const fn stage(name: &'static str, mode: Mode, family: Family, kind: Kind) -> Stage {
+    Stage { name, mode, family, kind }
+}
+
+const STAGES: [Stage; 16] = [
+    stage("nat-v4", Mode::Nat, Family::V4, Kind::ToBackend),
+    stage("nat-v4-reply", Mode::Nat, Family::V4, Kind::ToClient),
+    stage("nat-v4-no-df", Mode::Nat, Family::V4, Kind::MayFragment),
+    stage("nat-v6", Mode::Nat, Family::V6, Kind::ToBackend),
+    stage("nat-v6-reply", Mode::Nat, Family::V6, Kind::ToClient),
+    stage("dnat-v4", Mode::Dnat, Family::V4, Kind::ToBackend),
+    stage("dnat-v4-reply", Mode::Dnat, Family::V4, Kind::ToClient),
+    stage("dnat-v6", Mode::Dnat, Family::V6, Kind::ToBackend),
+    stage("dsr-v4", Mode::Dsr, Family::V4, Kind::ToBackend),
+    stage("dsr-v6", Mode::Dsr, Family::V6, Kind::ToBackend),
+    stage("ipip-v4", Mode::Ipip, Family::V4, Kind::ToBackend),
+    stage("ipip-v6", Mode::Ipip, Family::V6, Kind::ToBackend),
+    stage("gue-v4", Mode::Gue, Family::V4, Kind::ToBackend),
+    stage("gue-v6", Mode::Gue, Family::V6, Kind::ToBackend),
+    stage("nat-v4-new", Mode::Nat, Family::V4, Kind::New),
+    stage("nat-v6-new", Mode::Nat, Family::V6, Kind::New),
 ];
 
 /// A port that the benchmark fills and empties: one burst in, one burst out, each buffer reused.
@@ -235,10 +250,10 @@ fn bursts(stage: Stage, flows: std::ops::Range<u16>, flags: u8) -> Vec<Burst<Mem
     flows.chunks(BURST).map(|flows| flows.iter().map(|flow| frame(stage, *flow, flags)).collect()).collect()
 }
 
-/// Both directions of existing flows; returns the number of packets counted.
+/// Packets of existing flows in one direction; returns the number of packets counted.
 fn known(gateway: &mut Gateway, stage: Stage) -> usize {
     let mut replies = Vec::new();
-    let data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
+    let mut data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
     for (syns, acks) in bursts(stage, 0..FLOWS, tcp_flags::SYN).into_iter().zip(&data) {
         let sent = gateway.pass(Gateway::poll, UPLINK, CLUSTER, syns);
         assert!(sent.is_full(), "every flow of {} must be forwarded", stage.name);
@@ -246,8 +261,6 @@ fn known(gateway: &mut Gateway, stage: Stage) -> usize {
             let answers = |flags| sent.iter().map(|sent| answer(sent, flags)).collect::<Burst<_>>();
             gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers(tcp_flags::SYN | tcp_flags::ACK));
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
-            // The first reply after the handshake looks up the route to the client.
-            gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers(tcp_flags::ACK));
             replies.push(answers(tcp_flags::ACK));
         } else {
             // The third packet confirms, more than a second after the first.
@@ -256,11 +269,25 @@ fn known(gateway: &mut Gateway, stage: Stage) -> usize {
             gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks.clone());
         }
     }
-    let burst = |n: usize| match replies.get(n / 2 % data.len()).filter(|_| n % 2 == 1) {
-        Some(replies) => (CLUSTER, UPLINK, replies.clone()),
-        None => (UPLINK, CLUSTER, data[n / 2 % data.len()].clone()),
+    if stage.kind == Kind::MayFragment {
+        data.iter_mut().flatten().for_each(allow_fragments);
+    }
+    let (from, to, packets) = match stage.kind {
+        Kind::ToClient => (CLUSTER, UPLINK, replies),
+        _ => (UPLINK, CLUSTER, data),
     };
-    (0..BURSTS).map(burst).map(|(from, to, burst)| gateway.pass(measured, from, to, burst).len()).sum()
+    // Time has passed since the first flows were seen.
+    packets.iter().for_each(|burst| drop(gateway.pass(Gateway::poll, from, to, burst.clone())));
+    let all = packets.iter().cycle().take(BURSTS);
+    all.map(|burst| gateway.pass(measured, from, to, burst.clone()).len()).sum()
+}
+
+/// Clears "do not fragment" in the IPv4 header of a frame.
+fn allow_fragments(buffer: &mut MemoryBuffer) {
+    let frame = buffer.bytes_mut();
+    let sum = checksum::apply(u16::from_be_bytes([frame[24], frame[25]]), checksum::word_delta(0x4000, 0));
+    frame[20] &= !0x40;
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
 }
 
 /// Bursts of new flows.
@@ -281,8 +308,8 @@ fn main() {
     };
     let mut gateway = Gateway::new(*stage);
     let packets = match stage.kind {
-        Kind::Known => known(&mut gateway, *stage),
         Kind::New => new(&mut gateway, *stage),
+        _ => known(&mut gateway, *stage),
     };
     assert_eq!(packets, BURSTS * BURST, "packets of {} that were forwarded", stage.name);
     println!("{packets}");

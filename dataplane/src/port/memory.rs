@@ -8,9 +8,12 @@ use super::io::{Burst, Port};
 use crate::wire::Buffer;
 
 /// A frame in memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct MemoryBuffer {
+    /// Headroom, and the frame after it.
     bytes: Vec<u8>,
+    /// Where the frame begins.
+    start: usize,
     /// An identifier for the owner's use; 0 for buffers that the engine allocated.
     pub id: u64,
     /// The hash that a network card would report.
@@ -19,37 +22,56 @@ pub struct MemoryBuffer {
 
 /// Capacity of a buffer, bytes: the largest jumbo frame of common NICs.
 const ROOM: usize = 9216;
+/// Room for headers in front of a frame, bytes, as in DPDK's packets.
+const HEADROOM: usize = 128;
 
 impl MemoryBuffer {
     /// A buffer with this frame.
     #[must_use]
     pub fn new(frame: &[u8], id: u64) -> Self {
-        Self { bytes: frame.to_vec(), id, rss_hash: None }
+        Self { bytes: [&[0; HEADROOM], frame].concat(), start: HEADROOM, id, rss_hash: None }
     }
 }
 
+/// Buffers are equal if their frames are, whatever room they have in front.
+impl PartialEq for MemoryBuffer {
+    fn eq(&self, other: &Self) -> bool {
+        (self.bytes(), self.id, self.rss_hash) == (other.bytes(), other.id, other.rss_hash)
+    }
+}
+
+impl Eq for MemoryBuffer {}
+
 impl Buffer for MemoryBuffer {
+    #[inline]
     fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[self.start..]
     }
 
+    #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        &mut self.bytes[self.start..]
     }
 
     fn resize(&mut self, len: usize) -> bool {
         if len > ROOM {
             return false;
         }
-        self.bytes.resize(len, 0);
+        self.bytes.resize(self.start + len, 0);
         true
     }
 
     fn prepend(&mut self, len: usize) -> bool {
-        if self.bytes.len() + len > ROOM {
+        if self.bytes().len() + len > ROOM {
             return false;
         }
-        self.bytes.splice(..0, std::iter::repeat_n(0, len));
+        match self.start.checked_sub(len) {
+            Some(start) => self.start = start,
+            None => {
+                self.bytes.splice(..0, std::iter::repeat_n(0, len - self.start));
+                self.start = 0;
+            }
+        }
         true
     }
 
@@ -58,7 +80,7 @@ impl Buffer for MemoryBuffer {
     }
 
     fn trim_front(&mut self, len: usize) {
-        self.bytes.drain(..len.min(self.bytes.len()));
+        self.start += len.min(self.bytes().len());
     }
 }
 
