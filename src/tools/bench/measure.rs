@@ -391,7 +391,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         self.harness.turn();
         let handled = self.engine.poll(self.clock.at(begin));
         let end = dpdk_sys::cycles();
-        if handled > 0 || !H::WAITS {
+        // Without packets a worker waits for the generator, or for the worker that has its buffers.
+        let waits = handled == 0 && (H::WAITS || self.bench.options.handover);
+        if !waits {
             measured.times.count(end - begin);
         }
         end
