@@ -40,6 +40,8 @@ const POLLS_TO_DRAIN: u32 = 64;
 const ONE_WAY_AGE: Duration = Duration::from_secs(2);
 /// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 bursts, never is full.
 const BUFFERS_HANDED_OVER: u32 = 1024;
+/// Frames of a trace at least: those of few flows are repeated, since no burst goes beyond the end of a trace.
+const FRAMES_MIN: usize = 4096;
 /// With `--snat-load` a batch of new flows takes one SNAT port in this many.
 const BATCH_OF_PORTS: u64 = 100;
 /// Longer than an unconfirmed flow lives.
@@ -121,6 +123,9 @@ impl Bench<'_> {
         let is_twice = traffic::comes_and_goes(options) && options.snat_load.is_none();
         let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
         let flows: Vec<u32> = (0..count).filter(|flow| setup.flows.arrive(options, self.family, *flow)).collect();
+        if flows.is_empty() {
+            return Err(BenchError::Options("a worker has no flows: take more --flows"));
+        }
         for side in Side::BOTH {
             harness.load(side, self.clients_trace(&flows, Stage::Ack, 1)?);
         }
@@ -195,6 +200,8 @@ impl Bench<'_> {
     fn trace(&self, flows: &[u32], seed: u64, frame: impl Fn(u32) -> FrameFields) -> Result<Trace, BenchError> {
         let mut order = flows.to_vec();
         trace::shuffle(&mut order, seed);
+        let frames = order.len() * FRAMES_MIN.div_ceil(order.len().max(1));
+        let order: Vec<u32> = order.into_iter().cycle().take(frames).collect();
         Trace::new(self.options, self.family, &order, frame)
     }
 
@@ -384,7 +391,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         self.harness.turn();
         let handled = self.engine.poll(self.clock.at(begin));
         let end = dpdk_sys::cycles();
-        if handled > 0 || !H::WAITS {
+        // Without packets a worker waits for the generator, or for the worker that has its buffers.
+        let waits = handled == 0 && (H::WAITS || self.bench.options.handover);
+        if !waits {
             measured.times.count(end - begin);
         }
         end

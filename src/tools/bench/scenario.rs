@@ -91,7 +91,7 @@ pub(super) fn tunnel_source(mode: BenchMode, family: Family) -> Option<IpAddr> {
 }
 
 /// Ports that the flows of a run need, per hundred flows: twice as many, so that none of many pools runs out. With
-/// `--new-flows` 60 flows are live, and their ports rest for longer than the flows live ([`super::clock`]).
+/// `--new-flows` 60 flows are live, and their ports rest for longer than the flows live (`timing`).
 const fn ports_for_100_flows(options: &BenchArgs) -> u64 {
     match (options.new_flows, options.snat_load) {
         (_, Some(load)) => 10_000 / load as u64,

@@ -4,6 +4,8 @@
 //! **Invariant:** no packet is lost: fewer are on their way than a ring holds. The time in which the worker finds no
 //! packet does not count (`measure`), so a slow generator does not make the engine slow.
 //!
+//! Without hugepages the packets lie in many small pages: each costs a TLB miss or two, in a virtual machine 150 ns.
+//!
 //! Not here: frames (`trace`).
 
 use std::sync::atomic::{AtomicBool, Ordering};

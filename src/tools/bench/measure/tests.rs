@@ -39,7 +39,7 @@ fn sent<A: Address>(options: &BenchArgs) -> (Verifier, Vec<(Side, Vec<u8>)>) {
     let mut session = Session { bench: &bench, harness: &mut harness, engine: worker, meeting: &setup.meeting, clock };
     session.open(mode, &flows).unwrap();
     let sides = traffic::sides(options);
-    session.harness.begin(Feeding { sides, frames: Some(options.flows as u64 * sides.len() as u64), keep_one_in: 1 });
+    session.harness.begin(Feeding { sides, frames: Some(2 * BURST as u64), keep_one_in: 1 });
     while !session.harness.has_ended() {
         session.poll();
     }
