@@ -86,7 +86,7 @@ impl Case {
         if let Segment::Udp { checksum, .. } = &mut packet.segment {
             *checksum = self.checksum || !self.is_v4;
         }
-        packet.payload = (0..self.payload).map(|n| (n % 251) as u8).collect();
+        packet.payload = (0..=250).cycle().take(self.payload).collect();
         (packet.padding, packet.hop_limit) = (self.padding, self.hop_limit);
         packet.fragmentation = if self.dont_fragment { 0x4000 } else { 0 };
         packet

@@ -137,7 +137,7 @@ impl Index {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // below the number of buckets
     fn part(&self, fraction: u64) -> usize {
-        (fraction * self.buckets.len() as u64 >> 32) as usize
+        ((fraction * self.buckets.len() as u64) >> 32) as usize
     }
 
     #[inline(always)]

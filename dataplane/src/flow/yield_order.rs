@@ -17,15 +17,15 @@ use super::state::YieldClass;
 use super::tick::Tick;
 
 /// The lists that a flow can be in.
-const ALL: usize = 0;
-const POOL: usize = 1;
+const ALL: u32 = 0;
+const POOL: u32 = 1;
 
 /// Bits of a position in a [`Node`].
-const LINK_BITS: usize = 26;
+const LINK_BITS: u32 = 26;
 /// The largest number of flows of one table: positions fit, and one value means "none".
 pub(super) const FLOWS_MAX: u32 = (1 << LINK_BITS) - 1;
 const LINK_MASK: u128 = FLOWS_MAX as u128;
-const SINCE_BITS: u32 = u128::BITS - 4 * LINK_BITS as u32;
+const SINCE_BITS: u32 = u128::BITS - 4 * LINK_BITS;
 
 /// Neighbours of a flow in its two lists (4 x 26 bits), and since when it is in its class (24 bits, in ticks).
 #[derive(Clone, Copy, Debug, FromZeros)]
@@ -40,18 +40,18 @@ enum Side {
 }
 
 impl Node {
-    const fn shift<const LIST: usize>(side: Side) -> usize {
-        (2 * LIST + side as usize) * LINK_BITS
+    const fn shift<const LIST: u32>(side: Side) -> u32 {
+        (2 * LIST + side as u32) * LINK_BITS
     }
 
     /// The neighbour's position.
     #[allow(clippy::cast_possible_truncation)] // 26 bits
-    fn link<const LIST: usize>(self, side: Side) -> Option<u32> {
+    fn link<const LIST: u32>(self, side: Side) -> Option<u32> {
         let position = (self.0 >> Self::shift::<LIST>(side) & LINK_MASK) as u32;
         (position != FLOWS_MAX).then_some(position)
     }
 
-    fn set_link<const LIST: usize>(&mut self, side: Side, position: Option<u32>) {
+    fn set_link<const LIST: u32>(&mut self, side: Side, position: Option<u32>) {
         let shift = Self::shift::<LIST>(side);
         self.0 = self.0 & !(LINK_MASK << shift) | u128::from(position.unwrap_or(FLOWS_MAX)) << shift;
     }
@@ -138,7 +138,7 @@ impl Order {
     }
 }
 
-fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+fn append<const LIST: u32>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
     let youngest = ends.youngest.checked_sub(1);
     let node = &mut nodes[index as usize];
     node.set_link::<LIST>(Side::Before, youngest);
@@ -150,7 +150,7 @@ fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32
     ends.youngest = index + 1;
 }
 
-fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+fn unlink<const LIST: u32>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
     let node = nodes[index as usize];
     let (before, after) = (node.link::<LIST>(Side::Before), node.link::<LIST>(Side::After));
     match before {

@@ -18,7 +18,7 @@ use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
     Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
 };
-use crate::forward::rewrite::{Inner, Outer, encapsulate, mss, rewrite_of};
+use crate::forward::rewrite::{InnerPacket, Outer, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour};
 use crate::port::{Arrival, Burst, Port, TwinRate};
@@ -255,7 +255,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let identification = self.identification_of(headers, &outer);
         let len = buffer.bytes().len().saturating_sub(usize::from(headers.network_offset));
         let packet_len = u16::try_from(len).map_or(headers.packet_len, |len| headers.packet_len.min(len));
-        let inner = Inner { network_offset: headers.network_offset, packet_len, identification };
+        let inner = InnerPacket { network_offset: headers.network_offset, packet_len, identification };
         encapsulate::<A>(buffer, inner, &outer, exit)
     }
 

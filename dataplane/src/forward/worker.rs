@@ -1,8 +1,9 @@
-//! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates, logs or
-//! makes a system call of its own.
+//! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates or logs. It
+//! makes no system call of its own but the one that wakes a sleeping worker to which it hands packets.
 //!
-//! A burst passes three stages (`burst`): parse all packets and prefetch their flow buckets, prefetch the flows found
-//! there, then decide and rewrite. So the memory that one packet needs is fetched while others are processed.
+//! A burst first takes the fast way (`fast`). What that leaves passes three stages (`burst`): parse all packets and
+//! prefetch their flow buckets, prefetch the flows found there, then decide and rewrite. So the memory that one packet
+//! needs is fetched while others are processed.
 //!
 //! With several workers, packets of other workers' flows are handed over after the first stage, and packets that they
 //! hand to this worker pass all stages here ([`crate::workers`]). After each poll the worker sweeps a bounded number of

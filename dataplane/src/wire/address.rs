@@ -1,4 +1,5 @@
-//! The engine's representation of an IP address: a number in host order, one type per address family.
+//! The engine's representation of an IP address, a number in host order with one type per address family, and of the
+//! addresses and ports of a packet.
 //!
 //! **Invariant:** an address of this type is in host order.
 //!
@@ -9,9 +10,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proto::Family;
-use zerocopy::FromZeros;
-
-use super::headers::{TupleKey, WireKey};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 /// An address of one family in host order: `u32` for IPv4, `u128` for IPv6. Code that is the same for both families is
 /// generic over this trait and compiled once for each.
@@ -106,6 +105,148 @@ impl Address for u128 {
     #[inline(always)]
     fn of<T: ByFamily>(both: &T) -> &T::Of<Self> {
         both.v6()
+    }
+}
+
+/// Source and destination of a packet, as in its headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tuple<A> {
+    /// Source address.
+    pub source: A,
+    /// Destination address.
+    pub destination: A,
+    /// Source port; 0 where the transport has none.
+    pub source_port: u16,
+    /// Destination port; 0 where the transport has none.
+    pub destination_port: u16,
+    /// Transport protocol number (the last IPv6 next header).
+    pub protocol: u8,
+}
+
+/// Addresses and ports of a packet as they stand in its headers: source and destination address, source and destination
+/// port, in network byte order. 12 bytes for IPv4, 36 for IPv6. It is compared, hashed and rewritten a word at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(transparent)]
+pub struct WireKey<const WORDS: usize>([u32; WORDS]);
+
+/// The [`WireKey`] of one address family.
+pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'static {
+    /// The address type of the family.
+    type Address;
+
+    /// The key of a packet with this tuple; the protocol is not part of it.
+    fn of(tuple: &Tuple<Self::Address>) -> Self;
+    /// The tuple of packets with this key and protocol.
+    fn tuple(&self, protocol: u8) -> Tuple<Self::Address>;
+    /// The key of packets in the opposite direction.
+    #[must_use]
+    fn reversed(self) -> Self;
+    /// The words of the addresses, source first, and the word of the ports.
+    fn words(&self) -> (&[u32], u32);
+}
+
+impl WireKey<3> {
+    /// The key in the bytes of an IPv4 header without options, from the source address on, and the ports after it.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn read(bytes: [u8; 12]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
+}
+
+impl WireKey<9> {
+    /// The key in the bytes of an IPv6 header, from the source address on, and the ports after it.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn read(bytes: [u8; 36]) -> Self {
+        zerocopy::transmute!(bytes)
+    }
+}
+
+/// The word of two ports in network byte order.
+#[inline]
+fn port_word(source: u16, destination: u16) -> u32 {
+    (u32::from(source) << 16 | u32::from(destination)).to_be()
+}
+
+/// The two ports of a word.
+#[inline]
+fn ports_of(word: u32) -> (u16, u16) {
+    let [a, b, c, d] = word.to_ne_bytes();
+    (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
+}
+
+impl TupleKey for WireKey<3> {
+    type Address = u32;
+
+    #[inline]
+    fn of(tuple: &Tuple<u32>) -> Self {
+        Self([tuple.source.to_be(), tuple.destination.to_be(), port_word(tuple.source_port, tuple.destination_port)])
+    }
+
+    #[inline]
+    fn tuple(&self, protocol: u8) -> Tuple<u32> {
+        let [source, destination, ports] = self.0;
+        let (source_port, destination_port) = ports_of(ports);
+        let (source, destination) = (u32::from_be(source), u32::from_be(destination));
+        Tuple { source, destination, source_port, destination_port, protocol }
+    }
+
+    #[inline(always)]
+    fn reversed(self) -> Self {
+        let [source, destination, ports] = self.0;
+        Self([destination, source, ports.rotate_left(16)])
+    }
+
+    #[inline(always)]
+    fn words(&self) -> (&[u32], u32) {
+        (&self.0[..2], self.0[2])
+    }
+}
+
+impl TupleKey for WireKey<9> {
+    type Address = u128;
+
+    #[inline]
+    fn of(tuple: &Tuple<u128>) -> Self {
+        let ports = port_word(tuple.source_port, tuple.destination_port);
+        let bytes: [[u8; 16]; 2] = [tuple.source.to_be_bytes(), tuple.destination.to_be_bytes()];
+        let [a, b, c, d, e, f, g, h]: [u32; 8] = zerocopy::transmute!(bytes);
+        Self([a, b, c, d, e, f, g, h, ports])
+    }
+
+    #[inline]
+    fn tuple(&self, protocol: u8) -> Tuple<u128> {
+        let [a, b, c, d, e, f, g, h, ports] = self.0;
+        let (source_port, destination_port) = ports_of(ports);
+        let [source, destination]: [[u8; 16]; 2] = zerocopy::transmute!([a, b, c, d, e, f, g, h]);
+        let (source, destination) = (u128::from_be_bytes(source), u128::from_be_bytes(destination));
+        Tuple { source, destination, source_port, destination_port, protocol }
+    }
+
+    #[inline(always)]
+    fn reversed(self) -> Self {
+        let [a, b, c, d, e, f, g, h, ports] = self.0;
+        Self([e, f, g, h, a, b, c, d, ports.rotate_left(16)])
+    }
+
+    #[inline(always)]
+    fn words(&self) -> (&[u32], u32) {
+        (&self.0[..8], self.0[8])
+    }
+}
+
+impl<A: Address> Tuple<A> {
+    /// The tuple of a packet in the opposite direction.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            protocol: self.protocol,
+        }
     }
 }
 

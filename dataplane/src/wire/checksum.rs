@@ -5,8 +5,7 @@
 //! never 0 either, and the result equals that of a full computation bit for bit, never the other zero of one's
 //! complement. A wrong checksum stays wrong: the engine never repairs one. Not here: SCTP's CRC32c.
 
-use super::address::Address;
-use super::headers::Tuple;
+use super::address::{Address, Tuple};
 
 /// The difference that decrementing the TTL makes to the checksum of an IPv4 header: the word of TTL and protocol
 /// decreases by 0x0100.

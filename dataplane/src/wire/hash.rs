@@ -10,8 +10,7 @@
 
 use std::hash::{BuildHasher, Hasher};
 
-use super::address::Address;
-use super::headers::{Tuple, TupleKey};
+use super::address::{Address, Tuple, TupleKey};
 
 /// Multiplies and folds the halves of the product.
 #[inline]

@@ -20,14 +20,14 @@ mod transport;
 mod vlan;
 
 pub(crate) use address::is_group_address;
-pub use address::{Address, ByFamily};
+pub use address::{Address, ByFamily, Tuple, TupleKey, WireKey};
 pub use buffer::{Buffer, take, take_mut};
 pub(crate) use ethernet::turn_link;
 pub use ethernet::{Arp, Ethernet, Mac, ether_type};
 pub use hash::TupleHash;
 pub(crate) use hash::{TableHash, split_mix};
 pub(crate) use headers::{FrontendKey, transport_bytes};
-pub use headers::{Headers, Parsed, Transport, Tuple, TupleKey, WireKey, sctp_chunk, tcp_flags};
+pub use headers::{Headers, Parsed, Transport, sctp_chunk, tcp_flags};
 pub use icmp::{Icmp, LinkLayerOption, NeighbourMessage, icmpv4, icmpv6, neighbour};
 pub(crate) use ip::{
     ChainEnd, HOP_LIMIT, NetworkHeader, ether_type_of, forward_header, lower_hop_limit, network_len, set_addresses, walk,

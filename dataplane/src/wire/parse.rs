@@ -10,11 +10,11 @@ use std::net::IpAddr;
 
 use proto::Family;
 
-use super::address::{Address, is_group_address};
+use super::address::{Address, Tuple, is_group_address};
 use super::buffer::take;
 use super::checksum::header_holds;
 use super::ethernet::{Arp, Ethernet, ether_type};
-use super::headers::{Headers, Parsed, Transport, Tuple, sctp_chunk};
+use super::headers::{Headers, Parsed, Transport, sctp_chunk};
 use super::icmp::{Icmp, icmpv6};
 use super::ip::{Chain, ChainEnd, walk};
 use super::ip::{Ipv4, Ipv6, protocol};

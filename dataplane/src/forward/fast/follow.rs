@@ -7,7 +7,6 @@
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{Candidate, Direction, FlowMode, FlowTable, HotFlows, Tick, Ticks, is_plain_number};
 use crate::forward::decide::FlowFamily;
-use crate::port::Burst;
 use crate::snapshot::{Routes, Snapshot};
 use crate::wire::{Buffer, WireKey};
 
@@ -83,9 +82,14 @@ impl Follow<'_> {
     /// The third loop, for the packets of one family. Those that do not pass are left, and with them later packets of the
     /// same flow and direction, which must not overtake them. Flows are told apart by some bits of the hash.
     #[inline(never)]
-    pub(super) fn burst<A: FastFamily, B: Buffer>(self, table: &mut FlowTable<A>, burst: &Burst<B>, records: &mut [Record]) {
+    pub(super) fn burst<A: FastFamily, B: Buffer>(
+        self,
+        table: &mut FlowTable<A>,
+        burst: &[B],
+        records: &mut [Record],
+        left: &mut u64,
+    ) {
         let routes = self.snapshot.routes();
-        let mut left: u64 = 0;
         let mut flows = table.hot_parts();
         for (buffer, record) in burst.iter().zip(records) {
             if record.family() != A::RECORD {
@@ -98,8 +102,8 @@ impl Follow<'_> {
                 flows = table.hot_parts();
                 passes = self.packet::<A>(&mut flows, routes, buffer.bytes(), record);
             }
-            if passes.is_err() || left & flow != 0 {
-                left |= flow;
+            if passes.is_err() || *left & flow != 0 {
+                *left |= flow;
                 record.leave();
             }
         }

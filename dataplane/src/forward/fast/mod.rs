@@ -37,42 +37,47 @@ pub(super) fn records() -> Vec<Record> {
 
 /// The port by which each packet of a burst leaves, or [`STAYS`].
 type Ways = [u8; BURST];
+/// Packets of a burst that a loop handles at a time.
+const PART: usize = 8;
 /// The packet stays in the burst. There are fewer ports.
 const STAYS: u8 = u8::MAX;
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast way takes; the others stay in the burst, in order.
+    ///
+    /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
+    /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        let mut kept = std::mem::take(&mut self.records);
-        let records = &mut kept[..burst.len()];
-        let families = Recognise::new(snapshot, &self.tables, arrival.link).burst(burst, records);
-        if families != 0 {
-            self.forward_recognised(snapshot, arrival, burst, records, families);
-        }
-        self.records = kept;
-    }
-
-    /// The loops after the first one.
-    fn forward_recognised(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        burst: &mut Burst<P::Buffer>,
-        records: &mut [Record],
-        families: u8,
-    ) {
-        locate(&self.tables, records);
+        let mut records = std::mem::take(&mut self.records);
         let follow = Follow { snapshot, now: Tick::at(arrival.now_ns), shortest: self.limits.shortest() };
         let mut ways = [STAYS; BURST];
-        if families & Record::V4 != 0 {
-            follow.burst(&mut self.tables.v4, burst, records);
-            self.rewrite::<u32>(snapshot, burst, records, &mut ways);
+        let (mut recognised, mut left) = (0, 0);
+        let len = burst.len();
+        let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
+        for turn in 0..len.div_ceil(PART) + 2 {
+            let range = part(turn);
+            recognised |= Recognise::new(snapshot, &self.tables, arrival.link).burst(&burst[range.clone()], &mut records[range]);
+            if recognised == 0 {
+                continue;
+            }
+            if let Some(before) = turn.checked_sub(1) {
+                locate(&self.tables, &mut records[part(before)]);
+            }
+            let Some(range) = turn.checked_sub(2).map(part) else { continue };
+            let (buffers, records, ways) = (&mut burst[range.clone()], &mut records[range.clone()], &mut ways[range]);
+            if recognised & Record::V4 != 0 {
+                follow.burst(&mut self.tables.v4, buffers, records, &mut left);
+                self.rewrite::<u32>(snapshot, buffers, records, ways);
+            }
+            if recognised & Record::V6 != 0 {
+                follow.burst(&mut self.tables.v6, buffers, records, &mut left);
+                self.rewrite::<u128>(snapshot, buffers, records, ways);
+            }
         }
-        if families & Record::V6 != 0 {
-            follow.burst(&mut self.tables.v6, burst, records);
-            self.rewrite::<u128>(snapshot, burst, records, &mut ways);
+        self.records = records;
+        if recognised != 0 {
+            self.send_all(burst, &ways);
         }
-        self.send_all(burst, &ways);
     }
 
     /// The last loop: sends what was rewritten, and keeps the rest in the burst.

@@ -7,7 +7,7 @@
 
 use crate::flow::{Candidate, FlowTable, UDP_SIGNAL};
 use crate::forward::decide::FlowTables;
-use crate::port::{Burst, FrameFilter, Link, PortIndex};
+use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
 use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, ether_type, protocol};
@@ -116,7 +116,7 @@ impl<'s> Recognise<'s> {
 
     /// The first loop. Returns the families that were recognised.
     #[inline(never)]
-    pub(super) fn burst<B: Buffer>(self, burst: &Burst<B>, records: &mut [Record]) -> u8 {
+    pub(super) fn burst<B: Buffer>(self, burst: &[B], records: &mut [Record]) -> u8 {
         let mut families = 0;
         for (buffer, record) in burst.iter().zip(records) {
             let recognised = self.frame(buffer.bytes(), record).unwrap_or(0);

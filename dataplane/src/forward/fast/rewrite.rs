@@ -5,14 +5,14 @@
 //! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
 
 use super::follow::FastFamily;
+use super::nat;
 use super::record::{HEAD_V4, HEAD_V6, Record};
-use super::{Ways, nat};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
-use crate::forward::rewrite::{Inner, Outer, encapsulate};
+use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::{Burst, Port};
+use crate::port::Port;
 use crate::snapshot::{Ends, Exit, Snapshot};
 use crate::wire::{Buffer, TupleKey, WireKey};
 
@@ -69,9 +69,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn rewrite<A: Rewritten>(
         &mut self,
         snapshot: &Snapshot,
-        burst: &mut Burst<P::Buffer>,
+        burst: &mut [P::Buffer],
         records: &[Record],
-        ways: &mut Ways,
+        ways: &mut [u8],
     ) {
         let mut hits = 0;
         let counters = self.counters.by_backend();
@@ -211,6 +211,6 @@ fn into_tunnel<A: Rewritten>(
         _ => None,
     };
     let (network_offset, packet_len) = (record.network_offset.into(), record.packet_len);
-    let inner = Inner { network_offset, packet_len, identification };
+    let inner = InnerPacket { network_offset, packet_len, identification };
     (encapsulate::<A>(buffer, inner, &outer, exit) && exit.link.tags().put_on(buffer)).then_some(())
 }

@@ -69,7 +69,7 @@ const fn network_len(ends: Ends) -> u16 {
 
 /// A packet in a buffer that becomes the inner one.
 #[derive(Clone, Copy, Debug)]
-pub struct Inner {
+pub struct InnerPacket {
     /// Offset of its IP header in the frame, bytes.
     pub network_offset: u16,
     /// Bytes of the packet from its IP header on.
@@ -81,7 +81,7 @@ pub struct Inner {
 /// Puts the outer headers before a packet of the family; its hop limit must be at least 2. Returns false, with nothing
 /// changed but padding removed, when the buffer has no room in front.
 #[must_use]
-pub fn encapsulate<A: Address>(buffer: &mut impl Buffer, inner: Inner, outer: &Outer, exit: &Exit) -> bool {
+pub fn encapsulate<A: Address>(buffer: &mut impl Buffer, inner: InnerPacket, outer: &Outer, exit: &Exit) -> bool {
     let inner_at = usize::from(inner.network_offset);
     let outer_len = usize::from(Ethernet::BYTES + outer.len());
     if !buffer.resize(inner_at + usize::from(inner.packet_len)) {

@@ -11,7 +11,7 @@ pub mod mss;
 mod nat;
 mod reset;
 
-pub use encapsulate::{Inner, Outer, encapsulate};
+pub use encapsulate::{InnerPacket, Outer, encapsulate};
 pub use hop::hop;
 pub(crate) use nat::rewrite_of;
 pub use nat::{Rewrite, later_fragment, renumber, whole};
