@@ -326,11 +326,17 @@ fn prepare(number: usize, core: CoreId, rests: bool, eal: Option<Eal>) -> Result
 fn poll_until_stopped(mut body: impl FnMut(Turn<'_>) -> usize, stop: &AtomicBool, load: &Load) {
     let mut before = cycles();
     while !stop.load(Ordering::Relaxed) {
-        let packets = body(Turn::Poll { now_ns: now_ns() });
-        let after = cycles();
-        load.count(packets, after.wrapping_sub(before));
-        before = after;
+        poll(&mut body, load, &mut before);
     }
+}
+
+/// Polls once, and counts the packets and the cycles since `before`, which becomes the present.
+fn poll(body: &mut impl FnMut(Turn<'_>) -> usize, load: &Load, before: &mut u64) -> usize {
+    let packets = body(Turn::Poll { now_ns: now_ns() });
+    let after = cycles();
+    load.count(packets, after.wrapping_sub(*before));
+    *before = after;
+    packets
 }
 
 /// The loop of an adaptive worker.
@@ -340,10 +346,7 @@ fn poll_or_rest_until_stopped(rest: &Rest, mut body: impl FnMut(Turn<'_>) -> usi
     let mut before = cycles();
     // The flag is read between arming and sleeping, and whoever sets it rings.
     while !stop.load(Ordering::Relaxed) {
-        let packets = body(Turn::Poll { now_ns: now_ns() });
-        let after = cycles();
-        load.count(packets, after.wrapping_sub(before));
-        before = after;
+        let packets = poll(&mut body, load, &mut before);
         match idle.after_poll(packets) {
             Step::Poll if !is_armed => continue,
             Step::Poll => {}
@@ -365,8 +368,9 @@ fn poll_or_rest_until_stopped(rest: &Rest, mut body: impl FnMut(Turn<'_>) -> usi
             body(Turn::Wake);
             is_armed = false;
         }
-        before = cycles();
-        load.rested(before.wrapping_sub(after));
+        let after = cycles();
+        load.rested(after.wrapping_sub(before));
+        before = after;
     }
 }
 

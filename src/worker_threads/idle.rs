@@ -11,14 +11,14 @@
 
 use std::time::Duration;
 
+use dataplane::{SWEEP_TICKS, SWEPT_PER_POLL};
+
 /// Number of empty polls after which a worker yields at each further one.
 const YIELD_AFTER: u32 = 64;
 /// Number of empty polls after which it sleeps.
 pub(super) const SLEEP_AFTER: u32 = 128;
-/// Flows that the sweep of a poll visits at most, and the time in which it visits every flow once (64 ticks): constants
-/// of the engine's worker.
-const SWEPT_PER_POLL: u64 = 64;
-const SWEEP: Duration = Duration::from_nanos(64 << 27);
+/// Time in which the sweep visits every flow once.
+const SWEEP: Duration = Duration::from_nanos(SWEEP_TICKS.nanoseconds());
 
 /// What to do after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +179,7 @@ mod tests {
         for max_flows in [1 << 20, 1 << 26] {
             let mut idle = Simulation::new(max_flows, Sleep::LONGEST, true);
             idle.run(&[], 10 * SECOND_NS);
-            let swept_a_second = idle.polls as f64 * SWEPT_PER_POLL as f64 / 10.0;
+            let swept_a_second = idle.polls as f64 * f64::from(SWEPT_PER_POLL) / 10.0;
             assert!(swept_a_second >= f64::from(max_flows) / SWEEP.as_secs_f64() * 0.99, "{max_flows}: {swept_a_second}");
         }
     }

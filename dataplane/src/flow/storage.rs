@@ -149,8 +149,6 @@ pub(super) struct Storage<A: Address> {
     hot: Box<[HotFlow<A::Key>]>,
     routes: Box<[u32]>,
     cold: Box<[ColdFlow]>,
-    /// The present, to complete times of 24 bits.
-    now: Tick,
 }
 
 impl<A: Address> Storage<A> {
@@ -160,16 +158,11 @@ impl<A: Address> Storage<A> {
             hot: <[HotFlow<A::Key>]>::new_box_zeroed_with_elems(flows)?,
             routes: <[u32]>::new_box_zeroed_with_elems(flows)?,
             cold: <[ColdFlow]>::new_box_zeroed_with_elems(flows)?,
-            now: Tick::default(),
         })
     }
 
     pub(super) fn len(&self) -> usize {
         self.hot.len()
-    }
-
-    pub(super) fn set_time(&mut self, now: Tick) {
-        self.now = now;
     }
 
     #[inline(always)]
@@ -198,8 +191,8 @@ impl<A: Address> Storage<A> {
         !self.hot[index as usize].is_free()
     }
 
-    /// The flow at a position, without the time that it has been in its class.
-    pub(super) fn get(&self, index: u32, since: Tick) -> Flow<A> {
+    /// The flow at a position, which is `since` then in its class. `now` completes the time of its last packet.
+    pub(super) fn get(&self, index: u32, since: Tick, now: Tick) -> Flow<A> {
         let (hot, cold) = (&self.hot[index as usize], self.cold[index as usize]);
         let word = self.routes[index as usize];
         let state = hot.state().unwrap_or(FlowState::TcpClosing);
@@ -218,7 +211,7 @@ impl<A: Address> Storage<A> {
             backend_port: back.source_port,
             snat_port: back.destination_port,
             backend: BackendId::unpacked(hot.backend),
-            last_seen: Tick(self.now.0.wrapping_sub(hot.idle(self.now).0)),
+            last_seen: Tick(now.0.wrapping_sub(hot.idle(now).0)),
             since,
             snat_pool: cold.pool,
             route_to_client: if handshake || slot == NO_SLOT { UNRESOLVED } else { slot },

@@ -55,6 +55,7 @@ pub struct FlowTable<A: Address> {
     /// Head of the list of free entries, plus one; 0 ends it.
     free: u32,
     len: u32,
+    /// The present, to complete times of 24 bits.
     now: Tick,
 }
 
@@ -93,7 +94,6 @@ impl<A: Address> FlowTable<A> {
     /// poll, before anything else.
     pub fn set_time(&mut self, now: Tick) {
         self.now = now;
-        self.storage.set_time(now);
     }
 
     /// The hash of a tuple, an argument of the other functions.
@@ -276,7 +276,7 @@ impl<A: Address> FlowTable<A> {
     /// The flow.
     #[must_use]
     pub fn get(&self, index: FlowIndex) -> Flow<A> {
-        self.storage.get(index.0, self.order.since(index.0, self.now))
+        self.storage.get(index.0, self.order.since(index.0, self.now), self.now)
     }
 
     /// Stores a flow that [`FlowTable::get`] returned, after changes of anything but its keys and its state

@@ -49,6 +49,14 @@ impl Tick {
     }
 }
 
+impl Ticks {
+    /// The duration in nanoseconds.
+    #[must_use]
+    pub const fn nanoseconds(self) -> u64 {
+        (self.0 as u64) << TICK_SHIFT
+    }
+}
+
 impl From<Duration> for Ticks {
     /// Rounds up and adds one tick; durations above 9 years become 9 years.
     fn from(duration: Duration) -> Self {

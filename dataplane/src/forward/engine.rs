@@ -18,13 +18,13 @@ use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
     Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
 };
-use crate::forward::rewrite::{InnerPacket, Outer, encapsulate, mss, rewrite_of};
+use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour};
 use crate::port::{Arrival, Burst, Port, TwinRate};
-use crate::snapshot::{Ends, Exit, Snapshot};
+use crate::snapshot::{Exit, Snapshot};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::{Address, Buffer, Headers, Transport};
+use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
 
 /// The state of a worker.
@@ -231,7 +231,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.counters.forwarded(backend.slot, headers.packet_len);
         let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
-        let tags = exit.link.tags();
+        // Outer headers begin with the tags of the link.
+        let tags = if outer.is_some() { Tags::NONE } else { exit.link.tags() };
         self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
         for mut piece in rest {
             if self.prepare_direct(&mut piece, headers, direct) {
@@ -252,23 +253,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             rewrite::hop(buffer.bytes_mut(), headers, exit);
             return true;
         };
-        let identification = self.identification_of(headers, &outer);
+        let identification = outer.identification(!headers.dont_fragment, headers.tuple.protocol, &mut self.identifications);
         let len = buffer.bytes().len().saturating_sub(usize::from(headers.network_offset));
         let packet_len = u16::try_from(len).map_or(headers.packet_len, |len| headers.packet_len.min(len));
         let inner = InnerPacket { network_offset: headers.network_offset, packet_len, identification };
         encapsulate::<A>(buffer, inner, &outer, exit)
-    }
-
-    /// The identification of an outer packet that may be fragmented on its way; all of them come from a few addresses
-    /// of the gateway.
-    #[allow(clippy::cast_possible_truncation)] // of an IPv4 packet 16 bits
-    fn identification_of<A: Address>(&mut self, headers: &Headers<A>, outer: &Outer) -> Option<u16> {
-        match outer.ends {
-            Ends::V4(source, destination) if !headers.dont_fragment => {
-                Some(self.identifications.next(source, destination, headers.tuple.protocol) as u16)
-            }
-            _ => None,
-        }
     }
 
     pub(super) fn hold(&mut self, arrival: Arrival, buffer: P::Buffer, neighbour: UnresolvedNeighbour) {

@@ -19,4 +19,4 @@ mod sort;
 mod worker;
 
 pub use observer::{Observe, PacketFlow, PacketOutcome};
-pub use worker::{NoMemory, Parts, PortWithTwin, Worker};
+pub use worker::{NoMemory, Parts, PortWithTwin, SWEEP_TICKS, SWEPT_PER_POLL, Worker};

@@ -223,7 +223,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// The sweep: expiry by bounded work. The tables are visited once every [`Sweep::TICKS`], a few entries per poll.
+/// Time in which the sweep visits each flow once: about 8.6 s, below the shortest idle limit of 10 s.
+pub const SWEEP_TICKS: Ticks = Ticks(64);
+/// Maximum number of flows that the sweep visits per poll, so that a poll stays short: 64 * 5 ns.
+pub const SWEPT_PER_POLL: u32 = 64;
+
+/// The sweep: expiry by bounded work. The tables are visited once every [`SWEEP_TICKS`], a few entries per poll.
 #[derive(Debug, Default)]
 struct Sweep {
     /// When it last ran; the first poll only records the time.
@@ -237,25 +242,21 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// Ticks in which each entry is visited once: about 8.6 s, below the shortest idle limit of 10 s.
-    const TICKS: u32 = 64;
-    /// Maximum number of entries per poll, so that a poll stays short: 64 * 5 ns.
-    const ENTRIES: u32 = 64;
     /// SNAT pools visited per tick: 65,536 in 34 s.
     const POOLS: u32 = 256;
 
     fn run<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now: Tick) {
-        let elapsed = now.since(*self.last.get_or_insert(now)).0.min(Self::TICKS);
+        let elapsed = now.since(*self.last.get_or_insert(now)).0.min(SWEEP_TICKS.0);
         if elapsed > 0 {
             self.last = Some(now);
             let entries = engine.tables.v4.high_water().max(engine.tables.v6.high_water());
-            self.owed = (self.owed + entries.div_ceil(Self::TICKS) * elapsed).min(entries);
+            self.owed = (self.owed + entries.div_ceil(SWEEP_TICKS.0) * elapsed).min(entries);
             self.next_pool = engine.ports.sweep(self.next_pool, Self::POOLS, now);
             if engine.worker == 0 {
                 snapshot.sweep_affinity(now);
             }
         }
-        let entries = self.owed.min(Self::ENTRIES);
+        let entries = self.owed.min(SWEPT_PER_POLL);
         if entries > 0 {
             self.owed -= entries;
             let Engine { tables, ports, limits, counters, neighbour_requests, .. } = engine;

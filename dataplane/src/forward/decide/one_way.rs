@@ -12,7 +12,7 @@ use super::verdict::{DirectForward, Verdict};
 use crate::choose::Chooser;
 use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, SnatLease, Tick, is_mid_stream};
 use crate::forward::rewrite::Outer;
-use crate::snapshot::{AddressRole, Backend, Exit, Frontend, Snapshot};
+use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
@@ -109,26 +109,12 @@ pub(super) fn direct<'s, A: Address>(
         fits_in(packet, exit.mtu)?;
         None
     } else {
-        let outer = outer(packet.hash, mode, exit, backend, snapshot).ok_or(Verdict::Drop(DropReason::NoRoute))?;
+        let outer = Outer::towards(backend.address.ip(), mode, exit, packet.hash, &snapshot.tunnels);
+        let outer = outer.ok_or(Verdict::Drop(DropReason::NoRoute))?;
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
     Ok(DirectForward { backend: id, port: asked.destination_port, protocol: asked.protocol, exit, outer })
-}
-
-/// The outer header for a packet to a backend; `None` if the gateway has no address of the backend's family.
-#[inline]
-#[allow(clippy::cast_possible_truncation)] // some bits of a hash
-fn outer(hash: u64, mode: FlowMode, exit: &Exit, backend: &Backend, snapshot: &Snapshot) -> Option<Outer> {
-    let entropy = (hash >> 32) as u32;
-    let tunnels = &snapshot.tunnels;
-    match mode {
-        FlowMode::Gue => {
-            let ends = tunnels.ends(exit.port, backend.address.ip(), 0)?;
-            Some(Outer::gue(ends, tunnels.gue_destination_port, entropy, exit.mtu))
-        }
-        _ => Some(Outer::ipip(tunnels.ends(exit.port, backend.address.ip(), entropy)?, entropy, exit.mtu)),
-    }
 }
 
 /// A new flow, indexed by its client's packets only.

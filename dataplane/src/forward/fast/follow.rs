@@ -24,29 +24,35 @@ pub(super) trait FastFamily: FlowFamily {
     /// [`Record::V4`] or [`Record::V6`].
     const RECORD: u8;
     /// The IP header and 20 bytes of the transport header.
-    type Head;
+    type Head: PacketHead;
 
-    /// The head of the packet at an offset of a frame.
-    fn head(frame: &[u8], offset: u8) -> Option<&Self::Head>;
-    /// As [`FastFamily::head`], to be changed.
-    fn head_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self::Head>;
     /// The addresses and ports in a head.
     fn key(head: &Self::Head) -> Self::Key;
+}
+
+/// The first bytes of a packet.
+pub(super) trait PacketHead: Sized {
+    /// The head of the packet at an offset of a frame; `None` if it is shorter.
+    fn of(frame: &[u8], offset: usize) -> Option<&Self>;
+    /// As [`PacketHead::of`], to be changed.
+    fn of_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self>;
+}
+
+impl<const BYTES: usize> PacketHead for [u8; BYTES] {
+    #[inline(always)]
+    fn of(frame: &[u8], offset: usize) -> Option<&Self> {
+        frame.get(offset..)?.first_chunk()
+    }
+
+    #[inline(always)]
+    fn of_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self> {
+        frame.get_mut(offset..)?.first_chunk_mut()
+    }
 }
 
 impl FastFamily for u32 {
     const RECORD: u8 = Record::V4;
     type Head = [u8; HEAD_V4];
-
-    #[inline(always)]
-    fn head(frame: &[u8], offset: u8) -> Option<&Self::Head> {
-        frame.get(usize::from(offset)..)?.first_chunk()
-    }
-
-    #[inline(always)]
-    fn head_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self::Head> {
-        frame.get_mut(offset..)?.first_chunk_mut()
-    }
 
     #[inline(always)]
     fn key(head: &Self::Head) -> WireKey<3> {
@@ -59,16 +65,6 @@ impl FastFamily for u32 {
 impl FastFamily for u128 {
     const RECORD: u8 = Record::V6;
     type Head = [u8; HEAD_V6];
-
-    #[inline(always)]
-    fn head(frame: &[u8], offset: u8) -> Option<&Self::Head> {
-        frame.get(usize::from(offset)..)?.first_chunk()
-    }
-
-    #[inline(always)]
-    fn head_mut(frame: &mut [u8], offset: usize) -> Option<&mut Self::Head> {
-        frame.get_mut(offset..)?.first_chunk_mut()
-    }
 
     #[inline(always)]
     fn key(head: &Self::Head) -> WireKey<9> {
@@ -122,7 +118,7 @@ impl Follow<'_> {
         // The index may be that of no flow, and nothing but a check tells.
         let HotFlows { flows, routes: to_clients } = flows;
         let flow = flows.get_mut(index).ok_or(Stop::OtherFlow)?;
-        let head = A::head(frame, record.network_offset).ok_or(Stop::Left)?;
+        let head = A::Head::of(frame, record.network_offset.into()).ok_or(Stop::Left)?;
         if *flow.key(direction) != A::key(head) {
             return Err(Stop::OtherFlow);
         }
@@ -163,7 +159,7 @@ fn search<A: FastFamily>(table: &FlowTable<A>, frame: &[u8], record: &mut Record
     if record.candidate == Candidate::NONE {
         return;
     }
-    let key = A::head(frame, record.network_offset).map(A::key);
+    let key = A::Head::of(frame, record.network_offset.into()).map(A::key);
     let found = key.and_then(|key| table.search_key(record.hash, &key, record.protocol()));
     record.candidate = found.unwrap_or(Candidate::NONE);
 }

@@ -50,13 +50,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow { snapshot, now: Tick::at(arrival.now_ns), shortest: self.limits.shortest() };
+        let recognise = Recognise::new(snapshot, arrival.link);
         let mut ways = [STAYS; BURST];
         let (mut recognised, mut left) = (0, 0);
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
         for turn in 0..len.div_ceil(PART) + 2 {
             let range = part(turn);
-            recognised |= Recognise::new(snapshot, &self.tables, arrival.link).burst(&burst[range.clone()], &mut records[range]);
+            recognised |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
             if recognised == 0 {
                 continue;
             }

@@ -103,23 +103,22 @@ fn protocol_of(kind: u8) -> u8 {
 #[derive(Clone, Copy)]
 pub(super) struct Recognise<'s> {
     snapshot: &'s Snapshot,
-    tables: &'s FlowTables,
     filter: FrameFilter,
     link: Link,
 }
 
 impl<'s> Recognise<'s> {
     /// For frames that arrive on a port, or that did and whose tags of this link were removed.
-    pub(super) fn new(snapshot: &'s Snapshot, tables: &'s FlowTables, link: Link) -> Self {
-        Self { snapshot, tables, filter: FrameFilter::new(snapshot.port(link.port()).mac), link }
+    pub(super) fn new(snapshot: &'s Snapshot, link: Link) -> Self {
+        Self { snapshot, filter: FrameFilter::new(snapshot.port(link.port()).mac), link }
     }
 
     /// The first loop. Returns the families that were recognised.
     #[inline(never)]
-    pub(super) fn burst<B: Buffer>(self, burst: &[B], records: &mut [Record]) -> u8 {
+    pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, burst: &[B], records: &mut [Record]) -> u8 {
         let mut families = 0;
         for (buffer, record) in burst.iter().zip(records) {
-            let recognised = self.frame(buffer.bytes(), record).unwrap_or(0);
+            let recognised = self.frame(tables, buffer.bytes(), record).unwrap_or(0);
             record.kind = recognised;
             families |= recognised;
         }
@@ -128,79 +127,80 @@ impl<'s> Recognise<'s> {
 
     /// Stores what is known of a frame but its kind, which it returns.
     #[inline(always)]
-    fn frame(&self, frame: &[u8], record: &mut Record) -> Option<u8> {
+    fn frame(&self, tables: &FlowTables, frame: &[u8], record: &mut Record) -> Option<u8> {
         if !self.filter.is_for_port(frame) {
             return None;
         }
         record.frame_len = u16::try_from(frame.len()).ok()?;
         let number = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
         if number == ether_type::IPV4 {
-            self.ipv4(frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)
+            ipv4(&tables.v4, frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)
         } else if number == ether_type::IPV6 {
-            self.ipv6(frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)
+            ipv6(&tables.v6, frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)
         } else {
-            self.tagged(frame, record)
+            self.tagged(tables, frame, record)
         }
     }
 
     /// The same for a frame with VLAN tags, unless its link is unknown.
     #[inline(never)]
-    fn tagged(&self, frame: &[u8], record: &mut Record) -> Option<u8> {
+    fn tagged(&self, tables: &FlowTables, frame: &[u8], record: &mut Record) -> Option<u8> {
         let tags = Tags::of(frame);
         let link = Link::new(self.link.port(), tags.vlan()?);
         let is_known = !tags.is_none() && !self.link.is_tagged() && self.snapshot.knows(link);
         let offset = UNTAGGED + usize::from(tags.bytes());
         let packet = frame.get(offset..).filter(|_| is_known)?;
         match u16::from_be_bytes(*frame.get(offset - 2..offset)?.first_chunk()?) {
-            ether_type::IPV4 => self.ipv4(packet, link, offset, record),
-            ether_type::IPV6 => self.ipv6(packet, link, offset, record),
+            ether_type::IPV4 => ipv4(&tables.v4, packet, link, offset, record),
+            ether_type::IPV6 => ipv6(&tables.v6, packet, link, offset, record),
             _ => None,
         }
     }
+}
 
-    #[inline(always)]
-    fn ipv4(&self, packet: &[u8], link: Link, offset: usize, record: &mut Record) -> Option<u8> {
-        let head: &[u8; HEAD_V4] = packet.first_chunk()?;
-        let len = u16::from_be_bytes([head[2], head[3]]);
-        // Neither a fragment nor at the end of its life; "do not fragment" does not matter.
-        let is_plain = head[0] == Ipv4::PLAIN && (head[6] & 0x3f | head[7]) == 0 && head[8] > 1;
-        if !is_plain || !header_holds(&head[..20]) || usize::from(len) > packet.len() {
-            return None;
-        }
-        let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len).checked_sub(20)?)?;
-        let key = WireKey::<3>::read(*head[12..24].first_chunk()?);
-        self.store(&self.tables.v4, &key, (link, offset, len, signal), record);
-        Some(signal | Record::V4)
+/// Recognises an IPv4 packet at the start of some bytes, as [`Recognise::frame`].
+#[inline(always)]
+fn ipv4(table: &FlowTable<u32>, packet: &[u8], link: Link, offset: usize, record: &mut Record) -> Option<u8> {
+    let head: &[u8; HEAD_V4] = packet.first_chunk()?;
+    let len = u16::from_be_bytes([head[2], head[3]]);
+    // Neither a fragment nor at the end of its life; "do not fragment" does not matter.
+    let is_plain = head[0] == Ipv4::PLAIN && (head[6] & 0x3f | head[7]) == 0 && head[8] > 1;
+    if !is_plain || !header_holds(&head[..20]) || usize::from(len) > packet.len() {
+        return None;
     }
+    let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len).checked_sub(20)?)?;
+    let key = WireKey::<3>::read(*head[12..24].first_chunk()?);
+    store(table, &key, (link, offset, len, signal), record);
+    Some(signal | Record::V4)
+}
 
-    #[inline(always)]
-    fn ipv6(&self, packet: &[u8], link: Link, offset: usize, record: &mut Record) -> Option<u8> {
-        let head: &[u8; HEAD_V6] = packet.first_chunk()?;
-        let payload_len = u16::from_be_bytes([head[4], head[5]]);
-        let len = payload_len.checked_add(40)?;
-        if head[0] >> 4 != 6 || head[7] <= 1 || usize::from(len) > packet.len() {
-            return None;
-        }
-        let signal = signal(head[6], head[40..].first_chunk()?, payload_len.into())?;
-        let key = WireKey::<9>::read(*head[8..44].first_chunk()?);
-        self.store(&self.tables.v6, &key, (link, offset, len, signal), record);
-        Some(signal | Record::V6)
+/// As [`ipv4`], for IPv6.
+#[inline(always)]
+fn ipv6(table: &FlowTable<u128>, packet: &[u8], link: Link, offset: usize, record: &mut Record) -> Option<u8> {
+    let head: &[u8; HEAD_V6] = packet.first_chunk()?;
+    let payload_len = u16::from_be_bytes([head[4], head[5]]);
+    let len = payload_len.checked_add(40)?;
+    if head[0] >> 4 != 6 || head[7] <= 1 || usize::from(len) > packet.len() {
+        return None;
     }
+    let signal = signal(head[6], head[40..].first_chunk()?, payload_len.into())?;
+    let key = WireKey::<9>::read(*head[8..44].first_chunk()?);
+    store(table, &key, (link, offset, len, signal), record);
+    Some(signal | Record::V6)
+}
 
-    /// Hashes the tuple, prefetches its line of tags, and stores what is known.
-    #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // an offset of at most 22
-    fn store<A: Address>(
-        &self,
-        table: &FlowTable<A>,
-        key: &A::Key,
-        (link, offset, len, signal): (Link, usize, u16, u8),
-        record: &mut Record,
-    ) {
-        let hash = table.hash_key(key, protocol_of(signal));
-        table.prefetch(hash);
-        (record.hash, record.link, record.packet_len, record.network_offset) = (hash, link, len, offset as u8);
-    }
+/// Hashes the tuple, prefetches its line of tags, and stores what is known.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // an offset of at most 22
+fn store<A: Address>(
+    table: &FlowTable<A>,
+    key: &A::Key,
+    (link, offset, len, signal): (Link, usize, u16, u8),
+    record: &mut Record,
+) {
+    let hash = table.hash_key(key, protocol_of(signal));
+    table.prefetch(hash);
+    (record.hash, record.link, record.packet_len, record.network_offset) = (hash, link, len, offset as u8);
 }
 
 /// The lower five TCP flags, or [`UDP_SIGNAL`], of a packet with this protocol number and `len` bytes from its transport

@@ -4,7 +4,7 @@
 //!
 //! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
 
-use super::follow::FastFamily;
+use super::follow::{FastFamily, PacketHead};
 use super::nat;
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
@@ -13,7 +13,7 @@ use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::Port;
-use crate::snapshot::{Ends, Exit, Snapshot};
+use crate::snapshot::{Exit, Snapshot};
 use crate::wire::{Buffer, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
@@ -165,7 +165,7 @@ fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &
     }
     let frame = buffer.bytes_mut();
     exit.write_link(frame);
-    A::head_mut(frame, wanted)
+    A::Head::of_mut(frame, wanted)
 }
 
 /// Moves the start of a frame, so that a link header of `wanted` bytes fits before the packet at `offset`.
@@ -183,7 +183,6 @@ fn move_start(buffer: &mut impl Buffer, offset: usize, wanted: usize) -> Option<
 
 /// Encapsulates a packet to a backend at an address, which is 0 where it is of the other family.
 #[inline(never)]
-#[allow(clippy::cast_possible_truncation)] // some bits of a hash
 fn into_tunnel<A: Rewritten>(
     snapshot: &Snapshot,
     identifications: &mut Identifications,
@@ -195,22 +194,13 @@ fn into_tunnel<A: Rewritten>(
     if backend == A::default() {
         return None;
     }
-    let (tunnels, entropy) = (&snapshot.tunnels, (record.hash >> 32) as u32);
-    let outer = match mode {
-        FlowMode::Gue => Outer::gue(tunnels.ends(exit.port, backend.ip(), 0)?, tunnels.gue_destination_port, entropy, exit.mtu),
-        _ => Outer::ipip(tunnels.ends(exit.port, backend.ip(), entropy)?, entropy, exit.mtu),
-    };
+    let outer = Outer::towards(backend.ip(), mode, exit, record.hash, &snapshot.tunnels)?;
     if record.packet_len > outer.mtu {
         return None;
     }
-    let may_fragment = A::may_fragment(A::head_mut(buffer.bytes_mut(), record.network_offset.into())?);
-    let identification = match outer.ends {
-        Ends::V4(source, destination) if may_fragment => {
-            Some(identifications.next(source, destination, record.protocol()) as u16)
-        }
-        _ => None,
-    };
+    let may_fragment = A::may_fragment(A::Head::of_mut(buffer.bytes_mut(), record.network_offset.into())?);
+    let identification = outer.identification(may_fragment, record.protocol(), identifications);
     let (network_offset, packet_len) = (record.network_offset.into(), record.packet_len);
     let inner = InnerPacket { network_offset, packet_len, identification };
-    (encapsulate::<A>(buffer, inner, &outer, exit) && exit.link.tags().put_on(buffer)).then_some(())
+    encapsulate::<A>(buffer, inner, &outer, exit).then_some(())
 }

@@ -7,15 +7,17 @@
 //!
 //! Not here: the ends of the tunnel, and whether the packet fits.
 
+use std::net::IpAddr;
+
 use proto::Family;
 use zerocopy::IntoBytes;
 use zerocopy::network_endian::U16;
 
-use crate::snapshot::{Ends, Exit};
+use crate::flow::FlowMode;
+use crate::fragment::Identifications;
+use crate::snapshot::{Ends, Exit, Tunnels};
 use crate::wire::checksum::{finish, pseudo_sum, sum};
-use crate::wire::{
-    Address, Buffer, Ethernet, Ipv4, Ipv6, NetworkHeader, Udp, ether_type, lower_hop_limit, protocol, take, take_mut,
-};
+use crate::wire::{Address, Buffer, Ipv4, Ipv6, NetworkHeader, Udp, ether_type, lower_hop_limit, protocol, take, take_mut};
 
 /// The outer headers of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,34 @@ pub struct Outer {
 }
 
 impl Outer {
+    /// The outer header for a packet with this hash to a backend, by its address, in mode `ipip` or `gue`; `None` if the
+    /// gateway has no address of the backend's family.
+    #[allow(clippy::cast_possible_truncation)] // some bits of a hash
+    pub(crate) fn towards(backend: IpAddr, mode: FlowMode, exit: &Exit, hash: u64, tunnels: &Tunnels) -> Option<Self> {
+        let entropy = (hash >> 32) as u32;
+        Some(match mode {
+            FlowMode::Gue => Self::gue(tunnels.ends(exit.port, backend, 0)?, tunnels.gue_destination_port, entropy, exit.mtu),
+            _ => Self::ipip(tunnels.ends(exit.port, backend, entropy)?, entropy, exit.mtu),
+        })
+    }
+
+    /// The identification of an outer IPv4 packet that may be fragmented on its way, as `inner_may_fragment` says; all of
+    /// them come from a few addresses of the gateway. `protocol` is that of the inner packet.
+    #[allow(clippy::cast_possible_truncation)] // of an IPv4 packet 16 bits
+    pub(crate) fn identification(
+        &self,
+        inner_may_fragment: bool,
+        protocol: u8,
+        identifications: &mut Identifications,
+    ) -> Option<u16> {
+        match self.ends {
+            Ends::V4(source, destination) if inner_may_fragment => {
+                Some(identifications.next(source, destination, protocol) as u16)
+            }
+            _ => None,
+        }
+    }
+
     /// IP in IP, through a port with this MTU.
     #[must_use]
     pub const fn ipip(ends: Ends, entropy: u32, port_mtu: u16) -> Self {
@@ -78,12 +108,12 @@ pub struct InnerPacket {
     pub identification: Option<u16>,
 }
 
-/// Puts the outer headers before a packet of the family; its hop limit must be at least 2. Returns false, with nothing
+/// Puts the outer headers, and the link header of the exit with its tags, before a packet of the family; its hop limit must be at least 2. Returns false, with nothing
 /// changed but padding removed, when the buffer has no room in front.
 #[must_use]
 pub fn encapsulate<A: Address>(buffer: &mut impl Buffer, inner: InnerPacket, outer: &Outer, exit: &Exit) -> bool {
     let inner_at = usize::from(inner.network_offset);
-    let outer_len = usize::from(Ethernet::BYTES + outer.len());
+    let outer_len = exit.link_bytes() + usize::from(outer.len());
     if !buffer.resize(inner_at + usize::from(inner.packet_len)) {
         return false;
     }
@@ -96,7 +126,7 @@ pub fn encapsulate<A: Address>(buffer: &mut impl Buffer, inner: InnerPacket, out
 }
 
 fn write<A: Address>(frame: &mut [u8], identification: Option<u16>, outer: &Outer, exit: &Exit) -> Option<()> {
-    let (link, rest) = take_mut::<Ethernet>(frame)?;
+    let (link, rest) = frame.split_at_mut_checked(exit.link_bytes())?;
     let (head, inner) = rest.split_at_mut_checked(usize::from(outer.len()))?;
     lower_hop_limit::<A>(inner)?;
     let traffic_class = traffic_class::<A>(inner)?;
@@ -119,7 +149,8 @@ fn write<A: Address>(frame: &mut [u8], identification: Option<u16>, outer: &Oute
     if let Some(ports) = outer.ports {
         *take_mut::<Udp>(udp_head)?.0 = udp(outer.ends, ports, udp_len, inner);
     }
-    *link = Ethernet { destination: exit.destination_mac.0, source: exit.source_mac.0, ether_type: U16::new(ether_type) };
+    exit.write_link(link);
+    *link.last_chunk_mut()? = ether_type.to_be_bytes();
     Some(())
 }
 
