@@ -33,6 +33,7 @@ use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::{probe, zone};
+use crate::metrics::{self, GatewayPages, WorkerLoads};
 use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
 use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
@@ -216,8 +217,9 @@ async fn serve(
     let sources = sources(settings, &channels, ports, counters, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports);
-    let inputs = (settings.admin_listen.clone(), sources, ended.clone());
-    supervisor.run("admin", inputs, |(path, sources, ended)| admin::serve(path, sources, ended.cancelled_owned()));
+    let loads = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let loads = Arc::new(WorkerLoads::new(loads, settings.flows.max_per_worker));
+    supervise_operators(&mut supervisor, settings, sources, loads, &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     leave(settings, &channels).await;
@@ -454,6 +456,25 @@ fn supervise_state(
     };
     let inputs = (pipeline, inputs, outputs);
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
+}
+
+/// The tasks that operators ask: the admin API, and metrics with probes. An address of metrics that is in use is tried
+/// again, because forwarding does not need it.
+fn supervise_operators(
+    supervisor: &mut Supervisor,
+    settings: &Settings,
+    sources: Sources,
+    workers: Arc<WorkerLoads>,
+    leaving: &CancellationToken,
+    ended: &CancellationToken,
+) {
+    if let Some(address) = settings.metrics_listen {
+        let pages = GatewayPages { sources: sources.clone(), workers, leaving: leaving.clone() };
+        let inputs = (address, pages, ended.clone());
+        supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
+    }
+    let inputs = (settings.admin_listen.clone(), sources, ended.clone());
+    supervisor.run("admin", inputs, |(path, sources, ended)| admin::serve(path, sources, ended.cancelled_owned()));
 }
 
 /// Maximum number of file descriptors of this process.

@@ -11,7 +11,7 @@ mod links;
 mod port;
 mod state_source;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ pub struct Settings {
     pub logs: Logs,
     /// Key `admin.listen`.
     pub admin_listen: PathBuf,
+    /// Key `metrics.listen`; none: metrics are not served.
+    pub metrics_listen: Option<SocketAddr>,
     /// Key `static.links`, in the order of links.
     pub links: Vec<VlanLink>,
     /// Key `static.routes`.
@@ -96,6 +98,7 @@ impl Settings {
         let (state_dir, max_state_age) = keys::persistence(&mut top);
         let logs = Logs::take(&mut top);
         let admin_listen = keys::admin(&mut top);
+        let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
         let announce = keys::announce(&mut top);
         let drain_on_stop = keys::drain_on_stop(&mut top);
@@ -131,6 +134,7 @@ impl Settings {
             max_state_age,
             logs,
             admin_listen,
+            metrics_listen,
             links: links.into_iter().map(|link| link.settings).collect(),
             routes: values(routes),
             neighbours,

@@ -25,12 +25,14 @@ use crate::admin::View;
 use crate::config::settings::{Certificates, ControllerSettings, Source};
 use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
+use crate::gateways::programming::Programming;
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{self, ConfigService};
 use crate::gateways::socket::{self, SocketGuard};
 use crate::gateways::tls::TlsError;
 use crate::gateways::tls::secret::FollowedSecret;
 use crate::healthz::{Heartbeat, Probes, STALLED_AFTER};
+use crate::kubernetes::activity::ApiActivity;
 use crate::kubernetes::lease::election;
 use crate::kubernetes::lease::{Leadership, LeaseCandidate};
 use crate::kubernetes::recorder::Recorder;
@@ -105,7 +107,8 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
     let checkpoint_storage = origin.storage(&settings.group, checkpoints::FILE);
-    let fleet = Fleet::default();
+    let (fleet, programming) = (Fleet::default(), Programming::default());
+    let (status_writer, status_writer_seen) = watch::channel(None);
     // Only the leader writes Events.
     let recorder = Arc::new(match &origin {
         Origin::Manifests { .. } => Recorder::default(),
@@ -120,6 +123,9 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
         fleet: fleet.clone(),
         recorder: Arc::clone(&recorder),
         leadership: led.clone(),
+        programming: programming.clone(),
+        activity: origin.activity(),
+        status_writer: status_writer_seen,
     };
     let probes = Probes {
         planner: Heartbeat::default(),
@@ -141,8 +147,8 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let mut tasks = Tasks::new();
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
-    let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat };
-    let work = Work { shared, editor, checkpoint_storage };
+    let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat, programming };
+    let work = Work { shared, editor, checkpoint_storage, status_writer };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, _socket: socket, tasks, shutdown })
 }
@@ -229,6 +235,8 @@ struct Work {
     shared: Shared,
     editor: OverrideEditor,
     checkpoint_storage: Storage,
+    /// The queue of status writes of the present term.
+    status_writer: watch::Sender<Option<Arc<StatusWriter>>>,
 }
 
 impl Work {
@@ -241,6 +249,12 @@ impl Work {
         steps.spawn(async move { editor.serve(to_plan).await }.map(Ok));
         // Decisions of an earlier term are stale.
         shared.checkpoints.send_replace(Checkpoint::default());
+        shared.programming.begin_term();
+        let (programming, gateways) = (shared.programming.clone(), shared.gateways.subscribe());
+        steps.spawn(async move {
+            programming.follow(gateways).await;
+            Ok(())
+        });
         let (store, newest, to_plan) = (self.checkpoint_storage.clone(), shared.checkpoints.subscribe(), sender.clone());
         steps.spawn(async move {
             checkpoints::keep(store, newest, to_plan).await;
@@ -266,6 +280,7 @@ async fn lead(
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
             let writer = Arc::new(StatusWriter::new(Arc::clone(&work.shared.recorder)));
+            work.status_writer.send_replace(Some(Arc::clone(&writer)));
             let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
             let (cluster, recorder, pools) =
                 (Arc::clone(cluster), Arc::clone(&work.shared.recorder), work.shared.pools.subscribe());
@@ -294,6 +309,7 @@ async fn lead(
         steps.shutdown().await;
         work.shared.states.send_replace(None);
         work.shared.pools.send_replace(PoolsReport::default());
+        work.status_writer.send_replace(None);
         if ended {
             return Ok(());
         }
@@ -350,6 +366,14 @@ impl Origin {
                 }
                 Ok(Self::Kubernetes(cluster))
             }
+        }
+    }
+
+    /// What is done at the API server; without one, nothing.
+    fn activity(&self) -> ApiActivity {
+        match self {
+            Self::Manifests { .. } => ApiActivity::default(),
+            Self::Kubernetes(cluster) => cluster.activity.clone(),
         }
     }
 

@@ -4,6 +4,7 @@
 
 pub mod fleet_queries;
 pub mod listener;
+pub mod programming;
 pub mod publish;
 pub mod registry;
 pub mod server;

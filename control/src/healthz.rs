@@ -1,14 +1,17 @@
-//! `/livez` and `/readyz` over plain HTTP (key `health.listen`), as the probes of a Deployment ask for them.
+//! `/livez` and `/readyz` over plain HTTP (key `health.listen`), as the probes of a Deployment ask for them, and
+//! `/metrics` (key `metrics.listen`).
 //!
 //! Invariant: `/livez` takes no lock that the planner holds while it works, so that it reports a hung planner instead
-//! of waiting for it. Answers are public: they contain no names and no foreign text, which are in the log.
-//! Deliberately not here: the gRPC health service, which is beside the configuration API (`gateways::server`).
+//! of waiting for it. Answers to probes are public: they contain no names and no foreign text, which are in the log.
+//! Deliberately not here: what the metrics are (`metrics`), and not here: the gRPC health service, which is beside the configuration API (`gateways::server`).
 
 use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -28,9 +31,9 @@ use crate::store::override_editor::{OverrideEditor, OverridesState};
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Time without a heartbeat after which a planner counts as hung: a plan of 10,000 Services takes less than a second.
 pub const STALLED_AFTER: Duration = Duration::from_secs(30);
-/// Timeout of a connection, which serves one request.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of connections: a kubelet has two. A new one replaces the oldest.
+/// Timeout of a connection, which serves one request: as long as Prometheus waits by default.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of connections: a kubelet or a Prometheus has two. A new one replaces the oldest.
 const CONNECTIONS_MAX: usize = 16;
 
 /// Time of the last heartbeat; `None` while there is no planner.
@@ -73,6 +76,28 @@ impl Drop for RunningPlanner {
     }
 }
 
+/// Why a probe fails: a sentence for its answer.
+pub type Unwell = &'static str;
+
+/// What is served over HTTP.
+pub trait Pages: Clone + Send + Sync + 'static {
+    /// Liveness: succeeds unless a restart may help.
+    ///
+    /// # Errors
+    /// Why a restart may help.
+    fn live(&self) -> Result<(), Unwell>;
+
+    /// Readiness: succeeds if the program does its work.
+    ///
+    /// # Errors
+    /// What is missing.
+    fn ready(&self) -> impl Future<Output = Result<(), Unwell>> + Send;
+
+    /// The metrics in a format that the header `Accept` allows, and its `Content-Type`; `None` where none are served.
+    /// May block.
+    fn metrics(&self, accept: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)>;
+}
+
 /// State of a controller that probes examine.
 #[derive(Clone, Debug)]
 pub struct Probes {
@@ -90,21 +115,14 @@ pub struct Probes {
     pub tls: Option<Arc<ServerTls>>,
 }
 
-impl Probes {
-    /// Liveness: succeeds unless a restart may help.
-    ///
-    /// # Errors
-    /// Why a restart may help.
-    fn live(&self) -> Result<(), &'static str> {
+impl Pages for Probes {
+    fn live(&self) -> Result<(), Unwell> {
         let silence = self.planner.silence(Instant::now());
         if silence.is_some_and(|silence| silence > self.stalled_after) { Err("the planner hangs") } else { Ok(()) }
     }
 
     /// Readiness: succeeds if gateways that dial get the state, or the address of the leader.
-    ///
-    /// # Errors
-    /// What is missing.
-    async fn ready(&self) -> Result<(), &'static str> {
+    async fn ready(&self) -> Result<(), Unwell> {
         self.live()?;
         if let Some(tls) = &self.tls
             && tls.newest().await.is_none()
@@ -121,10 +139,14 @@ impl Probes {
             (Leadership::Leading { .. }, _) => Err("the first plan is not made yet"),
         }
     }
+
+    fn metrics(&self, _: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)> {
+        None
+    }
 }
 
 /// Answers until `stop`.
-pub async fn serve(listener: TcpListener, probes: Probes, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, pages: impl Pages, stop: CancellationToken) {
     let mut connections = NewestTasks::new(CONNECTIONS_MAX);
     loop {
         let accepted = tokio::select! {
@@ -132,30 +154,51 @@ pub async fn serve(listener: TcpListener, probes: Probes, stop: CancellationToke
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => connections.spawn(converse(stream, probes.clone())),
+            Ok((stream, _)) => connections.spawn(converse(stream, pages.clone())),
             Err(error) => not_accepted(&error).await,
         }
     }
 }
 
-async fn converse(stream: TcpStream, probes: Probes) {
-    let service = service_fn(|request| respond(request, &probes));
+async fn converse(stream: TcpStream, pages: impl Pages) {
+    let service = service_fn(|request| respond(request, &pages));
     let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
     // A client that sends no request, or disconnects, gets no answer.
     let _ = timeout(CONNECTION_TIMEOUT, connection).await;
 }
 
-async fn respond(request: Request<Incoming>, probes: &Probes) -> Result<Response<Full<Bytes>>, Infallible> {
-    let result = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/livez") => probes.live(),
-        (&Method::GET | &Method::HEAD, "/readyz") => probes.ready().await,
-        (_, "/livez" | "/readyz") => return Ok(answer(StatusCode::METHOD_NOT_ALLOWED, "expected GET or HEAD")),
-        _ => return Ok(answer(StatusCode::NOT_FOUND, "expected /livez or /readyz")),
+async fn respond(request: Request<Incoming>, pages: &impl Pages) -> Result<Response<Full<Bytes>>, Infallible> {
+    let path = request.uri().path();
+    if !matches!(path, "/livez" | "/readyz" | "/metrics") {
+        return Ok(answer(StatusCode::NOT_FOUND, "expected /livez, /readyz or, by key `metrics.listen`, /metrics"));
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Ok(answer(StatusCode::METHOD_NOT_ALLOWED, "expected GET or HEAD"));
+    }
+    let result = match path {
+        "/livez" => pages.live(),
+        "/readyz" => pages.ready().await,
+        _ => return Ok(metrics(&request, pages).await),
     };
     Ok(match result {
         Ok(()) => answer(StatusCode::OK, "ok"),
         Err(why) => answer(StatusCode::SERVICE_UNAVAILABLE, why),
     })
+}
+
+/// Metrics of many backends take milliseconds, so they are written on a thread that may block.
+async fn metrics(request: &Request<Incoming>, pages: &impl Pages) -> Response<Full<Bytes>> {
+    let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let pages = pages.clone();
+    match tokio::task::spawn_blocking(move || pages.metrics(accept.as_deref())).await {
+        Ok(Some((content_type, Ok(text)))) => {
+            let mut response = Response::new(Full::new(Bytes::from(text)));
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+            response
+        }
+        Ok(None) => answer(StatusCode::NOT_FOUND, "metrics are served on the address of key `metrics.listen`"),
+        Ok(Some((_, Err(_)))) | Err(_) => answer(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written"),
+    }
 }
 
 fn answer(code: StatusCode, text: &str) -> Response<Full<Bytes>> {
@@ -224,6 +267,7 @@ mod tests {
         assert_eq!(asked(address, "HEAD /livez").await, (200, String::new()));
         assert_eq!(asked(address, "POST /livez").await.0, 405);
         assert_eq!(asked(address, "GET /").await.0, 404);
+        assert_eq!(asked(address, "GET /metrics").await.0, 404, "on the address of probes");
         stop.cancel();
         serving.await.unwrap();
     }

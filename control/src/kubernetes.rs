@@ -4,6 +4,7 @@
 //! force until the server changes them.
 //! Deliberately not here: parsing objects (`objects`), and what is written and when (`plan`, `status`).
 
+pub mod activity;
 pub(crate) mod api_error;
 mod backoff;
 mod client;

@@ -2,7 +2,7 @@
 //! state of the gateways and the statuses to write, and thin tasks apply the result.
 //!
 //! Modules import one way, lower first: `world`; `kubernetes` and `manifests` (sources); `store`; `config`; `gateways`;
-//! `plan`; `status`; `admin` and `healthz`; `controller`.
+//! `plan`; `status`; `admin` and `healthz`; `metrics`; `controller`.
 //! Deliberately not here: parsing of objects (package `objects`), the command line (package `sluicectl`), probes (the
 //! gateway) and the forwarding engine. Of our packages this crate depends only on `proto` and
 //! `objects`.
@@ -14,6 +14,7 @@ pub mod gateways;
 pub mod healthz;
 pub mod kubernetes;
 pub mod manifests;
+pub mod metrics;
 pub mod plan;
 pub mod status;
 pub mod store;

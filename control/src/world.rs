@@ -81,6 +81,8 @@ pub struct World {
     unserved: BTreeSet<ServiceName>,
     revision: u64,
     revisions: Revisions,
+    /// Whether a slice changed since this was last asked.
+    slices_changed: bool,
     services_known: bool,
     slices_known: bool,
     nodes_known: bool,
@@ -181,6 +183,11 @@ impl World {
             let names: Vec<ServiceName> = self.deleted_slices_of(service).map(|slice| slice.name.clone()).collect();
             names.iter().for_each(|name| drop(self.take_slice(name)));
         }
+    }
+
+    /// Whether a slice was added, changed or removed since the last call.
+    pub const fn take_slices_changed(&mut self) -> bool {
+        std::mem::replace(&mut self.slices_changed, false)
     }
 
     /// All nodes, by name.
@@ -467,7 +474,7 @@ impl World {
         }
         // A slice may move to another Service, because its label is mutable.
         self.remove_slice(&slice.name);
-        self.touch(&slice.service);
+        self.touch_by_slice(&slice.service);
         self.slices_of.entry(slice.service.clone()).or_default().insert(slice.name.clone());
         self.slices.insert(slice.name.clone(), slice);
     }
@@ -480,14 +487,19 @@ impl World {
             self.remove_slice(name);
         } else if self.deleted_slices.insert(name.clone()) {
             let service = slice.service.clone();
-            self.touch(&service);
+            self.touch_by_slice(&service);
         }
     }
 
     fn remove_slice(&mut self, name: &ServiceName) {
         if let Some(slice) = self.take_slice(name) {
-            self.touch(&slice.service);
+            self.touch_by_slice(&slice.service);
         }
+    }
+
+    fn touch_by_slice(&mut self, service: &ServiceName) {
+        self.slices_changed = true;
+        self.touch(service);
     }
 
     fn take_slice(&mut self, name: &ServiceName) -> Option<SliceSpec> {

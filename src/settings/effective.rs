@@ -38,7 +38,7 @@ impl Settings {
             .with("logs", self.logs)
             .section("flowRecords", KeyValues::default().with("to", ""))
             .section("admin", KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display())))
-            .section("metrics", KeyValues::default().with("listen", ""))
+            .section("metrics", KeyValues::default().with("listen", controller::address_text(self.metrics_listen)))
             .section("announce", KeyValues::default().with("routeTable", table).with("routeProtocol", protocol))
             .with("drainOnStop", DurationText(self.drain_on_stop))
             .block("static", self.static_key_values())

@@ -1,6 +1,6 @@
 //! The keys of the gateway, except `ports`, `static.links` and the source.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,6 +49,9 @@ const FLOWS_PER_WORKER_MAX: u32 = 1 << 26;
 const CORE: usize = 1;
 /// Highest core: `CPU_SETSIZE` of Linux is 1024.
 const CORE_MAX: usize = 1023;
+
+/// Default of key `metrics.listen`.
+const METRICS_LISTEN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9435));
 
 /// Linux route table and protocol unless configured; both unassigned in iproute2's files.
 const ROUTE_NUMBER: u8 = 150;
@@ -209,6 +212,18 @@ pub(super) fn admin(top: &mut Section<'_>) -> PathBuf {
     listen
 }
 
+/// Reads key `metrics`; an empty address turns metrics off.
+pub(super) fn metrics(top: &mut Section<'_>) -> Option<SocketAddr> {
+    let mut section = top.section("metrics");
+    let listen = if section.field("listen").is_some() {
+        section.listen_tcp("listen").map(|located| located.value)
+    } else {
+        Some(METRICS_LISTEN)
+    };
+    section.finish();
+    listen
+}
+
 /// Reads key `static`.
 pub(super) fn fixed_network(
     top: &mut Section<'_>,
@@ -292,7 +307,4 @@ pub(super) fn unbuilt(top: &mut Section<'_>) {
     let mut records = top.section("flowRecords");
     records.unbuilt("to");
     records.finish();
-    let mut metrics = top.section("metrics");
-    metrics.unbuilt("listen");
-    metrics.finish();
 }

@@ -13,8 +13,11 @@ use tonic::{Code, Status};
 
 use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
+use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::{Gateway, Gateways};
+use crate::kubernetes::StatusWriter;
+use crate::kubernetes::activity::ApiActivity;
 use crate::kubernetes::lease::{Leader, Leadership};
 use crate::kubernetes::recorder::{RecordedNote, Recorder};
 use crate::plan::addresses::PoolUse;
@@ -49,6 +52,12 @@ pub struct View {
     pub recorder: Arc<Recorder>,
     /// Whether this controller leads; only the leader knows the state of the group.
     pub leadership: watch::Receiver<Leadership>,
+    /// Durations of plans and of changes.
+    pub programming: Programming,
+    /// Counts of requests to the API server.
+    pub activity: ApiActivity,
+    /// The queue of status writes; `None` while this controller does not lead, and without an API server.
+    pub status_writer: watch::Receiver<Option<Arc<StatusWriter>>>,
 }
 
 impl View {

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,11 +12,13 @@ use control::config::controller::ControllerFile;
 use control::config::logging;
 use control::config::settings::Source;
 use control::controller::{self, ControllerError};
-use control::gateways::socket::{self, SocketGuard};
+use control::gateways::socket::{self, ListenError, SocketGuard};
 use control::healthz;
 use control::kubernetes;
+use control::metrics::{ControllerMetrics, ControllerPages};
 use control::status::release::{self, Extent};
 use control::store::checkpoints::CONFIG_MAPS;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -164,13 +167,14 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let config = file.effective();
     let listener = socket::listen(&file.admin_listen).await?;
     let _socket_guard = SocketGuard(file.admin_listen);
-    let health_listener = match file.health_listen {
-        Some(address) => Some(socket::listen_tcp(address).await?),
-        None => None,
-    };
+    let (health_listener, metrics_listener) = (listen_tcp(file.health_listen).await?, listen_tcp(file.metrics_listen).await?);
     let running = controller::start(file.settings, shutdown.clone()).await?;
     if let Some(listener) = health_listener {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
+    }
+    if let Some(listener) = metrics_listener {
+        let pages = ControllerPages { probes: running.probes.clone(), metrics: ControllerMetrics(running.view.clone()) };
+        tokio::spawn(healthz::serve(listener, pages, shutdown.clone()));
     }
     let admin = ControllerAdmin { view: running.view.clone(), config };
     let stop = shutdown.clone().cancelled_owned();
@@ -189,4 +193,11 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
         shutdown.cancel();
     });
     Ok(running.stopped().await?)
+}
+
+async fn listen_tcp(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ListenError> {
+    match address {
+        Some(address) => socket::listen_tcp(address).await.map(Some),
+        None => Ok(None),
+    }
 }

@@ -139,6 +139,14 @@ fn take_admin(top: &mut Section<'_>, config_listen: Option<&Path>) -> PathBuf {
     listen
 }
 
+/// Reads key `metrics` of `sluice-controller`.
+fn take_metrics(top: &mut Section<'_>) -> Option<Located<SocketAddr>> {
+    let mut section = top.section("metrics");
+    let listen = section.listen_tcp("listen");
+    section.finish();
+    listen
+}
+
 fn take_group(top: &mut Section<'_>) -> String {
     let expected = format!("a name of lower-case letters, digits and `-`, at most {GROUP_BYTES_MAX}");
     top.text("group", expected, |text| is_dns_label(text, GROUP_BYTES_MAX)).unwrap_or_else(|| "default".to_owned())
@@ -163,11 +171,7 @@ fn take_defaults(top: &mut Section<'_>) -> Defaults {
 fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr>>) {
     let default = HealthCheck::default();
     let mut section = top.section("health");
-    let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
-    let listen = section.field("listen").filter(|field| !field.is_empty()).and_then(|field| {
-        let value = field.parse("IP:PORT or [IP]:PORT", address)?;
-        Some(Located { location: field.location, value })
-    });
+    let listen = section.listen_tcp("listen");
     let health = HealthCheck {
         // At most ten probes a second for each target, a load that a backend should not notice.
         interval: section.duration("interval", Duration::from_millis(100)..=Duration::from_secs(600), default.interval),
@@ -222,6 +226,8 @@ pub struct ControllerFile {
     pub admin_listen: PathBuf,
     /// Key `health.listen`: the address of `/livez` and `/readyz`.
     pub health_listen: Option<SocketAddr>,
+    /// Key `metrics.listen`: the address of `/metrics`.
+    pub metrics_listen: Option<SocketAddr>,
     /// Key `logs`.
     pub logs: Logs,
 }
@@ -237,30 +243,41 @@ impl ControllerFile {
         let keys = ControllerKeys::take(&mut top);
         let logs = Logs::take(&mut top);
         let admin_listen = take_admin(&mut top, keys.settings.listen.unix.as_deref());
+        let metrics = take_metrics(&mut top);
         top.finish();
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
             reader.problem(&manifests.location, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
         }
-        let health_listen = keys.health_listen.as_ref().map(|located| located.value);
         let tcp = keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address);
-        if let (Some(health), Some(tcp)) =
-            (&keys.health_listen, tcp.filter(|tcp| health_listen.map(|at| at.port()) == Some(tcp.port())))
-        {
-            let found = health.value;
-            reader.problem(&health.location, format!("found {found}, the port of `listen` ({tcp}); give each a port of its own"));
+        let address_of = |located: &Option<Located<SocketAddr>>| located.as_ref().map(|located| located.value);
+        let (health_listen, metrics_listen) = (address_of(&keys.health_listen), address_of(&metrics));
+        let rows = [(&keys.health_listen, "listen", tcp), (&metrics, "listen", tcp), (&metrics, "health.listen", health_listen)];
+        for (listen, key, other) in rows {
+            if let (Some(Located { location, value }), Some(other)) = (listen, other)
+                && value.port() == other.port()
+            {
+                reader.problem(location, format!("found {value}, the port of `{key}` ({other}); give each a port of its own"));
+            }
         }
         reader.finish()?;
         let settings = ControllerSettings { lock_dir: admin_listen.parent().map(Path::to_owned), ..keys.settings };
-        Ok(Self { settings, admin_listen, health_listen, logs })
+        Ok(Self { settings, admin_listen, health_listen, metrics_listen, logs })
     }
 
     /// Every key with its value, as YAML that [`ControllerFile::read`] takes.
     #[must_use]
     pub fn effective(&self) -> String {
         let admin = KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display()));
-        let own = KeyValues::default().with("logs", self.logs).section("admin", admin);
+        let metrics = KeyValues::default().with("listen", address_text(self.metrics_listen));
+        let own = KeyValues::default().with("logs", self.logs).section("admin", admin).section("metrics", metrics);
         own.then(key_values(&self.settings, self.health_listen)).to_string()
     }
+}
+
+/// A TCP address to listen on as a value; empty if there is none.
+#[must_use]
+pub fn address_text(listen: Option<SocketAddr>) -> String {
+    listen.map_or_else(String::new, |address| address.to_string())
 }
 
 /// The keys of a controller with their values; `health_listen` is the key `health.listen`.
@@ -286,7 +303,7 @@ pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAdd
         .with("scheduler", defaults.scheduler)
         .with("drainTimeout", DurationText(defaults.drain_timeout));
     let health = KeyValues::default()
-        .with("listen", health_listen.map_or_else(String::new, |address| address.to_string()))
+        .with("listen", address_text(health_listen))
         .with("interval", DurationText(health.interval))
         .with("timeout", DurationText(health.timeout))
         .with("rise", health.rise)
@@ -348,7 +365,7 @@ mod tests {
                     maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true, internal: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
-                    logs: {format: json, level: debug}\nadmin: {listen: 'unix:/a b.sock'}\n";
+                    metrics: {listen: 127.0.0.1:9436}\nlogs: {format: json, level: debug}\nadmin: {listen: 'unix:/a b.sock'}\n";
         let tcp =
             "listen: ['unix:/s', '[::]:9443']\ntls: {ca: /a, cert: /b, key: /c}\nadvertise: 'https://[2001:db8::1]:30443'\n";
         let secret = "listen: 0.0.0.0:9443\ntls: {secret: sluice-controller-tls}\n";
@@ -395,6 +412,11 @@ mod tests {
             ("externalIPs: {allowed: [10.0.0.0/33]}", "key `externalIPs.allowed[0]`: found `10.0.0.0/33`, expected a CIDR"),
             ("kubernetes: {namespace: A_b}", "key `kubernetes.namespace`: found `A_b`, expected the name of a Namespace"),
             ("health: {listen: 9440}", "key `health.listen`: found `9440`, expected IP:PORT or [IP]:PORT"),
+            (
+                "health: {listen: '[::]:1'}\nmetrics: {listen: 127.0.0.1:1}",
+                "key `metrics.listen`: found 127.0.0.1:1, the port of `health.listen` ([::]:1); give each a port of its own",
+            ),
+            ("metrics: {listen: a}", "key `metrics.listen`: found `a`, expected IP:PORT or [IP]:PORT"),
             ("health: {listen: '[::]:0'}", "key `health.listen`: found `[::]:0`, expected IP:PORT or [IP]:PORT"),
             (
                 "listen: '[::]:9'\ntls: {secret: a}\nhealth: {listen: 0.0.0.0:9}",

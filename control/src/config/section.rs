@@ -5,13 +5,14 @@
 
 use std::cell::RefCell;
 use std::fmt::Display;
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::problem::{Invalid, Location, Problem};
+use super::problem::{Invalid, Located, Location, Problem};
 use super::yaml_tree::{self, Entry, Node, Value};
 use objects::scalar::{self, DurationText};
 
@@ -338,6 +339,14 @@ impl<'a> Section<'a> {
         let base = self.reader.base();
         let absolute = |text: &str| std::path::absolute(base.join(text)).ok();
         self.parse(key, "a path", |text| if text.is_empty() { None } else { absolute(text) })
+    }
+
+    /// The address and port to listen on over TCP; `None` if the key is absent or empty.
+    pub fn listen_tcp(&mut self, key: &'static str) -> Option<Located<SocketAddr>> {
+        let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
+        let field = self.field(key).filter(|field| !field.is_empty())?;
+        let value = field.parse("IP:PORT or [IP]:PORT", address)?;
+        Some(Located { location: field.location, value })
     }
 
     /// A key of a feature that is not built: refused unless its value is empty.

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::debounce::collect_burst;
 use crate::config::settings::ControllerSettings;
+use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::healthz::{HEARTBEAT_INTERVAL, Heartbeat};
@@ -41,6 +42,7 @@ pub(super) struct Shared {
     pub(super) pools: watch::Sender<PoolsReport>,
     pub(super) checkpoints: watch::Sender<Checkpoint>,
     pub(super) heartbeat: Heartbeat,
+    pub(super) programming: Programming,
 }
 
 /// The planner of one term.
@@ -55,6 +57,8 @@ impl Planner {
     pub(super) async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
         let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
+        // Changes that arrived during a plan count from its start.
+        let mut waiting_since: Option<Instant> = None;
         let mut disallowed = DisallowedExternalIps::default();
         let mut note_checks = tokio::time::interval(NOTE_CHECK_INTERVAL);
         let (mut beats, beating) = (tokio::time::interval(HEARTBEAT_INTERVAL), self.shared.heartbeat.start());
@@ -81,20 +85,26 @@ impl Planner {
                     continue;
                 }
             }
+            let received_at = waiting_since.take().unwrap_or_else(Instant::now);
             collect_burst(&mut changes, &mut world, planned_at).await;
             self.shared.recorder.end(world.ending_namespaces());
             self.shared.recorder.forget(&world.take_deleted());
             world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
             if world.is_complete() {
                 disallowed.log_new(&world, &self.shared.settings);
-                again_at = self.plan(&mut world, &mut memory);
+                let started = Instant::now();
+                let slices_changed_at = world.take_slices_changed().then(|| received_at.into_std());
+                again_at = self.plan(&mut world, &mut memory, slices_changed_at);
+                self.shared.programming.plans.observe(started.elapsed().as_secs_f64());
                 planned_at = Some(Instant::now());
+                waiting_since = (!changes.is_empty()).then_some(started);
             }
         }
     }
 
-    /// Plans and publishes; returns when to plan again.
-    fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
+    /// Plans and publishes; returns when to plan again. `slices_changed_at` is when the first of the planned changes of
+    /// EndpointSlices was received.
+    fn plan(&self, world: &mut World, memory: &mut Memory, slices_changed_at: Option<std::time::Instant>) -> Option<Instant> {
         let plan = plan(world, &self.shared.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
         self.publish_to_operators(world);
@@ -106,6 +116,9 @@ impl Planner {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),
             Some(before) => before.next(plan.services, plan.pools),
         };
+        if let (Some(next), Some(_), Some(since)) = (&next, &before, slices_changed_at) {
+            self.shared.programming.published(next.state.generation.counter, since);
+        }
         let newest = match (next, before) {
             (Some(next), _) => Arc::new(next),
             (None, Some(before)) => before,

@@ -21,6 +21,8 @@ use proto::limits::FIELD_MANAGER;
 use thiserror::Error;
 use tower::ServiceBuilder;
 
+use super::activity::ApiActivity;
+
 /// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so
 /// that a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a
 /// server.
@@ -48,6 +50,8 @@ pub struct Cluster {
     pub client: Client,
     /// Client for long watches of kinds that rarely change.
     pub(super) patient: Client,
+    /// What is done by these clients.
+    pub activity: ApiActivity,
     /// URL of the API server, for messages.
     pub server: String,
     /// Our own namespace, with the Lease and our ConfigMaps: that of the pod, or of the kubeconfig's context.
@@ -108,7 +112,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     patient.read_timeout = Some(LONG_READ_TIMEOUT);
     let with_header = |client| with_retry_after(client, namespace.clone());
     match client_of(config).and_then(|client| Ok((with_header(client), with_header(client_of(patient)?)))) {
-        Ok((client, patient)) => Ok(Cluster { client, patient, server, namespace }),
+        Ok((client, patient)) => Ok(Cluster { client, patient, activity: ApiActivity::default(), server, namespace }),
         Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
     }
 }

@@ -101,6 +101,17 @@ enum Answered {
     Later(ApiError),
 }
 
+impl Answered {
+    /// The result as metrics name it.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Done => "written",
+            Self::Ending => "gone",
+            Self::Later(_) => "failed",
+        }
+    }
+}
+
 impl Waiting {
     fn namespace(&self) -> &str {
         namespace(&self.note.subject).unwrap_or(NO_NAMESPACE)
@@ -214,6 +225,13 @@ impl EventWriter {
         }
     }
 
+    /// Number of queued Events, without those in progress.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        let state = self.state();
+        state.warnings.len() + state.ordinary.len()
+    }
+
     /// Writes Events while it is polled.
     pub async fn run(&self, cluster: &Cluster) {
         let mut of_server = Retry::new("create and patch events.events.k8s.io", &cluster.server);
@@ -242,6 +260,7 @@ impl EventWriter {
             };
             let (now, namespace) = (Instant::now(), waiting.namespace().to_owned());
             busy.remove(&namespace);
+            cluster.activity.event_writes.get_or_create(&[("result", answered.name())]).inc();
             match answered {
                 Answered::Later(outage) if outage.concerns_all() => {
                     next_at = next_at.max(now + of_server.failed(outage, now));

@@ -80,6 +80,12 @@ impl StatusWriter {
         self.added.notify_one();
     }
 
+    /// Number of queued writes, without those in progress.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Whether the server accepted `write` and no other write for its Service followed.
     pub fn has_written(&self, write: &StatusWrite) -> bool {
         self.written.lock().unwrap_or_else(PoisonError::into_inner).get(&write.service) == Some(write)
@@ -116,7 +122,11 @@ impl StatusWriter {
             let paced = [next_at].into_iter().filter(|at| *at > now);
             let wake_at = sending.backoff.first_over(now).into_iter().chain(paced).min();
             tokio::select! {
-                Some((pending, result, took)) = in_flight.next() => self.answered(&mut sending, pending, result, took),
+                Some((pending, result, took)) = in_flight.next() => {
+                    cluster.activity.status_writes.get_or_create(&[("result", name_of(&result))]).inc();
+                    cluster.activity.status_write_duration.observe(took.as_secs_f64());
+                    self.answered(&mut sending, pending, result, took);
+                }
                 () = self.added.notified() => {}
                 () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
             }
@@ -150,7 +160,7 @@ impl StatusWriter {
                 }
             }
             result => {
-                let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).len();
+                let waiting = self.waiting();
                 sending.rate_limit.answered(took, waiting, now);
                 sending.backoff.succeeded(&service);
                 sending.of_server.succeeded();
@@ -212,6 +222,17 @@ impl Sending {
             self.decided.clear();
         }
         self.decided.insert(write.service.clone(), write);
+    }
+}
+
+/// The result as metrics name it.
+const fn name_of(result: &Result<PatchOutcome, StatusError>) -> &'static str {
+    match result {
+        Ok(PatchOutcome::Written) => "written",
+        Ok(PatchOutcome::Stale) => "stale",
+        Ok(PatchOutcome::Gone) => "gone",
+        Err(StatusError::Refused { .. }) => "refused",
+        Err(StatusError::Later(_)) => "failed",
     }
 }
 

@@ -40,6 +40,8 @@ const GATEWAYS_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// A watched kind of object.
 trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static {
+    /// The name of the kind in URLs.
+    const RESOURCE: &'static str;
     /// The required rights in RBAC terms.
     const RIGHTS: &'static str;
     /// Whether the CRD may be missing. Until it is installed, there are no objects.
@@ -58,6 +60,7 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
 }
 
 impl WatchedKind for Service {
+    const RESOURCE: &'static str = "services";
     const RIGHTS: &'static str = "list and watch services";
     const REPLACED: fn(Vec<Self>) -> Change = Change::ServicesReplaced;
     const APPLIED: fn(Box<Self>) -> Change = Change::ServiceApplied;
@@ -66,6 +69,7 @@ impl WatchedKind for Service {
 }
 
 impl WatchedKind for EndpointSlice {
+    const RESOURCE: &'static str = "endpointslices";
     const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
     const REPLACED: fn(Vec<Self>) -> Change = Change::SlicesReplaced;
     const APPLIED: fn(Box<Self>) -> Change = Change::SliceApplied;
@@ -74,6 +78,7 @@ impl WatchedKind for EndpointSlice {
 }
 
 impl WatchedKind for Node {
+    const RESOURCE: &'static str = "nodes";
     const RIGHTS: &'static str = "list and watch nodes";
     const IS_QUIET: bool = true;
     const REPLACED: fn(Vec<Self>) -> Change = Change::NodesReplaced;
@@ -83,6 +88,7 @@ impl WatchedKind for Node {
 }
 
 impl WatchedKind for Namespace {
+    const RESOURCE: &'static str = "namespaces";
     const RIGHTS: &'static str = "list and watch namespaces";
     const IS_QUIET: bool = true;
     const REPLACED: fn(Vec<Self>) -> Change = Change::NamespacesReplaced;
@@ -92,6 +98,7 @@ impl WatchedKind for Namespace {
 }
 
 impl WatchedKind for AddressPool {
+    const RESOURCE: &'static str = "addresspools";
     const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
     const IS_OPTIONAL: bool = true;
     const IS_QUIET: bool = true;
@@ -170,6 +177,7 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
                     if !K::IS_QUIET && matches!(outage, ApiError::Unreachable(_)) {
                         alarm.send_replace(());
                     }
+                    cluster.activity.watch_restarts.get_or_create(&[("resource", K::RESOURCE)]).inc();
                     let wait = retry.failed(outage, Instant::now());
                     tokio::time::sleep(wait).await;
                     if must_relist {

@@ -61,10 +61,20 @@ pub async fn elect(
                 if matches!(answer, Answer::Held(_)) {
                     wait = RENEW_PERIOD;
                 }
+                let was_held = held.is_some();
                 take(answer, (started, &candidate), &mut held, leadership);
+                if held.is_some() && !was_held {
+                    cluster.activity.leader_terms.inc();
+                }
             }
-            Some(Ok(Err(error))) => wait = retry.failed(ApiError::from(&error), Instant::now()).min(RETRY_PERIOD),
-            Some(Err(_)) => _ = retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now()),
+            Some(Ok(Err(error))) => {
+                cluster.activity.lease_failures.inc();
+                wait = retry.failed(ApiError::from(&error), Instant::now()).min(RETRY_PERIOD);
+            }
+            Some(Err(_)) => {
+                cluster.activity.lease_failures.inc();
+                retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now());
+            }
         }
         if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + RENEW_DEADLINE) {
             warn!("the Lease could not be renewed for {RENEW_DEADLINE:?}; no longer leading, gateways keep their state");

@@ -1,0 +1,167 @@
+//! Metrics for Prometheus (DESIGN 10): those of a controller, and the formats that the gateway shares.
+//!
+//! Invariant: a metric is read from the state that it is about when it is asked for, and is not kept a second time.
+//! Labels have values of this program, or names of pools and gateways, whose number is bounded.
+//! Not here: HTTP (`healthz`), and counting.
+
+mod exposition;
+mod family;
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+pub use exposition::TextFormat;
+pub use family::{MetricFamily, MetricWriter};
+
+use crate::admin::View;
+use crate::healthz::{Pages, Probes, Unwell};
+use crate::kubernetes::lease::Leadership;
+use crate::plan::addresses::Figures;
+
+/// Maximum number of pools with metrics of their own, in their order.
+const POOLS_MAX: usize = 1_000;
+
+const BUILD: MetricFamily = MetricFamily::info("sluice_build", "The program and its version.");
+const LEADING: MetricFamily = MetricFamily::gauge("sluice_controller_leading", "", "1 while this replica leads.");
+const TERMS: MetricFamily =
+    MetricFamily::counter("sluice_controller", "terms", "How often this replica began to lead; 0 without an API server.");
+const LEASE_FAILURES: MetricFamily =
+    MetricFamily::counter("sluice_lease", "failures", "Failed attempts to get, create or renew the Lease.");
+const GATEWAYS: MetricFamily =
+    MetricFamily::gauge("sluice", "gateways", "Gateways by state; a gateway counts once in each state that applies.");
+const GENERATION: MetricFamily = MetricFamily::gauge(
+    "sluice_controller_generation",
+    "",
+    "Counter of the newest state for gateways; 0 while this replica does not lead.",
+);
+const GATEWAYS_GENERATION: MetricFamily = MetricFamily::gauge(
+    "sluice_gateways_generation",
+    "",
+    "Counter of the newest state that every connected gateway has applied; 0 if none has or none is connected.",
+);
+const SERVICES: MetricFamily = MetricFamily::gauge("sluice_controller", "services", "Services in the newest state for gateways.");
+const POOL_ADDRESSES: MetricFamily = MetricFamily::gauge(
+    "sluice_pool",
+    "addresses",
+    "Addresses of each pool by family and state: total, used by Services, and available.",
+);
+const POOLS_OMITTED: MetricFamily =
+    MetricFamily::gauge("sluice_metrics_omitted", "pools", "Pools without metrics, because there are more than 1,000.");
+const PLANS: MetricFamily = MetricFamily::durations("sluice_plan_duration", "Durations of plans.");
+const PROGRAMMING: MetricFamily = MetricFamily::durations(
+    "sluice_network_programming_duration",
+    "Time from a changed EndpointSlice, as this controller receives it, until all workers of all gateways forward by it.",
+);
+const QUEUE: MetricFamily = MetricFamily::gauge("sluice_queued", "writes", "Queued writes to the API server, by queue.");
+const STATUS_WRITES: MetricFamily =
+    MetricFamily::counter("sluice_status", "writes", "Answered writes of the status of Services, by result.");
+const STATUS_WRITE_DURATION: MetricFamily = MetricFamily::durations(
+    "sluice_status_write_duration",
+    "Durations of writes of the status of Services, from the request to the answer.",
+);
+const EVENT_WRITES: MetricFamily = MetricFamily::counter("sluice_event", "writes", "Attempts to write an Event, by result.");
+const WATCH_RESTARTS: MetricFamily =
+    MetricFamily::counter("sluice_watch", "restarts", "Watches that failed or had to list again, by resource.");
+
+/// The metrics of a controller.
+#[derive(Clone, Debug)]
+pub struct ControllerMetrics(pub View);
+
+impl ControllerMetrics {
+    /// Writes all of them, without the one that names the program.
+    ///
+    /// # Errors
+    /// If the exposition cannot be written.
+    pub fn write(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
+        let Self(view) = self;
+        writer.gauge(&LEADING, u64::from(matches!(*view.leadership.borrow(), Leadership::Leading { .. })))?;
+        writer.metric(&TERMS, &view.activity.leader_terms)?;
+        writer.metric(&LEASE_FAILURES, &view.activity.lease_failures)?;
+        self.write_gateways(writer)?;
+        self.write_pools(writer)?;
+        writer.metric(&PLANS, &view.programming.plans)?;
+        writer.metric(&PROGRAMMING, &view.programming.changes)?;
+        let statuses = view.status_writer.borrow().as_ref().map_or(0, |queue| queue.waiting());
+        let events = view.recorder.events().map_or(0, |queue| queue.waiting());
+        writer.gauges(&QUEUE, [([("queue", "status")], statuses), ([("queue", "events")], events)])?;
+        writer.metric(&STATUS_WRITES, &view.activity.status_writes)?;
+        writer.metric(&STATUS_WRITE_DURATION, &view.activity.status_write_duration)?;
+        writer.metric(&EVENT_WRITES, &view.activity.event_writes)?;
+        writer.metric(&WATCH_RESTARTS, &view.activity.watch_restarts)
+    }
+
+    fn write_gateways(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
+        let gateways = self.0.gateways.borrow();
+        let count = |state: fn(bool) -> bool| gateways.iter().filter(|gateway| state(gateway.ready)).count();
+        let drained = gateways.iter().filter(|gateway| gateways.is_drained(&gateway.name)).count();
+        let states = [
+            ("connected", count(|_| true)),
+            ("ready", count(|ready| ready)),
+            ("drained", drained),
+            ("disconnected", gateways.disconnected().len()),
+        ];
+        writer.gauges(&GATEWAYS, states.map(|(state, count)| ([("state", state)], count)))?;
+        writer.gauge(&GATEWAYS_GENERATION, gateways.reached_by_all().unwrap_or(0))?;
+        drop(gateways);
+        let published = self.0.states.borrow().clone();
+        writer.gauge(&GENERATION, published.as_ref().map_or(0, |published| published.state.generation.counter))?;
+        writer.gauge(&SERVICES, published.map_or(0, |published| published.state.services.len() as u64))
+    }
+
+    #[allow(clippy::cast_precision_loss)] // as every sample of Prometheus
+    fn write_pools(&self, writer: &mut MetricWriter<'_>) -> fmt::Result {
+        let pools = self.0.pools.borrow().uses.clone();
+        let figures = pools.iter().take(POOLS_MAX).flat_map(|pool| pool.families.iter().map(move |of| (&pool.state.name, of)));
+        let samples = figures.flat_map(|(pool, (family, figures))| {
+            let Figures { total, used, available } = *figures;
+            [("total", total), ("used", used), ("available", available)].map(|(state, count)| {
+                ([("pool", pool.clone()), ("family", family.to_string()), ("state", state.to_owned())], count as f64)
+            })
+        });
+        writer.gauges(&POOL_ADDRESSES, samples)?;
+        writer.gauge(&POOLS_OMITTED, pools.len().saturating_sub(POOLS_MAX) as u64)
+    }
+}
+
+impl Collector for ControllerMetrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut writer = MetricWriter::new(encoder);
+        write_build(&mut writer, "sluice-controller", env!("CARGO_PKG_VERSION"))?;
+        self.write(&mut writer)
+    }
+}
+
+/// Writes the metric that names the program.
+///
+/// # Errors
+/// If the exposition cannot be written.
+pub fn write_build(writer: &mut MetricWriter<'_>, program: &'static str, version: &str) -> fmt::Result {
+    use prometheus_client::metrics::info::Info;
+    writer.metric(&BUILD, &Info::new([("program", program.to_owned()), ("version", version.to_owned())]))
+}
+
+/// What `sluice-controller` serves on `metrics.listen`: its metrics and its probes.
+#[derive(Clone, Debug)]
+pub struct ControllerPages {
+    /// The probes.
+    pub probes: Probes,
+    /// The metrics.
+    pub metrics: ControllerMetrics,
+}
+
+impl Pages for ControllerPages {
+    fn live(&self) -> Result<(), Unwell> {
+        self.probes.live()
+    }
+
+    async fn ready(&self) -> Result<(), Unwell> {
+        self.probes.ready().await
+    }
+
+    fn metrics(&self, accept: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)> {
+        let format = TextFormat::accepted(accept);
+        Some((format.content_type(), format.text(self.metrics.clone())))
+    }
+}

@@ -1,0 +1,156 @@
+//! Metrics of workers: packets, flows, and how busy they are.
+//!
+//! Invariant: ratios are over a window of at least [`WINDOW`], however many clients ask, so that one client does not
+//! shorten the window of another.
+//! Not here: measuring the load (`worker_threads`).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use control::metrics::{MetricFamily, MetricWriter};
+use dataplane::WorkerCounters;
+
+use crate::worker_threads::{Load, LoadReading};
+
+/// Window of ratios: from one to two of these, or to the time between two requests if that is longer.
+const WINDOW: Duration = Duration::from_secs(10);
+
+const BUSY_RATIO: MetricFamily =
+    MetricFamily::gauge("sluice_worker_busy", "ratio", "Share of the last 10 s or more that a worker spent on packets, 0 to 1.");
+const CYCLES_PER_PACKET: MetricFamily = MetricFamily::gauge(
+    "sluice_worker",
+    "cycles_per_packet",
+    "Cycles of the time stamp counter per packet in the last 10 s or more; 0 without packets.",
+);
+const FLOWS: MetricFamily = MetricFamily::gauge("sluice_worker", "flows", "Flows in the tables of a worker.");
+const FLOWS_LIMIT: MetricFamily =
+    MetricFamily::gauge("sluice_worker_flows_limit", "", "Flows that a worker has room for (key flows.maxPerWorker).");
+const HELD: MetricFamily = MetricFamily::gauge(
+    "sluice_worker_held",
+    "packets",
+    "Packets that wait for a next hop, or for the first fragment of their datagram.",
+);
+
+type OfLoad = fn(&LoadReading) -> u64;
+type OfCounters = fn(&WorkerCounters) -> u64;
+
+/// What is counted by the threads.
+const OF_LOADS: [(MetricFamily, OfLoad); 5] = [
+    (MetricFamily::counter("sluice_worker", "polls", "Polls of all ports by a worker."), |load| load.polls),
+    (MetricFamily::counter("sluice_worker_busy", "polls", "Polls that found a packet."), |load| load.busy_polls),
+    (MetricFamily::counter("sluice_worker_polled", "packets", "Packets that polls found."), |load| load.packets),
+    (MetricFamily::counter("sluice_worker", "cycles", "Cycles of the time stamp counter, sleep included."), |load| load.cycles),
+    (MetricFamily::counter("sluice_worker_busy", "cycles", "Cycles in polls that found a packet."), |load| load.busy_cycles),
+];
+
+/// What is counted by the engine.
+const OF_WORKERS: [(MetricFamily, OfCounters); 11] = [
+    (MetricFamily::counter("sluice_worker_received", "packets", "Packets received from ports and twins."), |of| {
+        of.received.get()
+    }),
+    (
+        MetricFamily::counter(
+            "sluice_worker_transmitted",
+            "packets",
+            "Packets that ports accepted, or that were passed to twins.",
+        ),
+        |of| of.transmitted.get(),
+    ),
+    (MetricFamily::counter("sluice_worker_handed_in", "packets", "Packets from other workers."), |of| of.handed_in.get()),
+    (MetricFamily::counter("sluice_worker_handed_out", "packets", "Packets handed to other workers."), |of| of.handed_out.get()),
+    (
+        MetricFamily::counter("sluice_worker_originated", "packets", "Packets that the gateway made without a received one."),
+        |of| of.originated.get(),
+    ),
+    (
+        MetricFamily::counter("sluice_worker_replied", "packets", "Received packets that became an answer, such as to ARP."),
+        |of| of.replies.get(),
+    ),
+    (MetricFamily::counter("sluice_worker_hit", "packets", "Packets of known flows."), |of| of.hits.get()),
+    (MetricFamily::counter("sluice_worker_missed", "packets", "Packets without a flow."), |of| of.misses.get()),
+    (MetricFamily::counter("sluice_worker_new", "flows", "Flows created."), |of| of.new_flows.get()),
+    (MetricFamily::counter("sluice_worker_reclaimed", "flows", "Unconfirmed flows that yielded to new ones."), |of| {
+        of.reclaimed.get()
+    }),
+    (MetricFamily::counter("sluice_snat_port_reused_early", "", "SNAT ports reused before they had rested."), |of| {
+        of.snat_port_reused_early.get()
+    }),
+];
+
+/// The load of each worker, and past readings.
+#[derive(Debug)]
+pub struct WorkerLoads {
+    loads: Vec<Arc<Load>>,
+    flows_max: u64,
+    window: Mutex<Window>,
+}
+
+/// Two past readings of all workers; ratios are since the older one.
+#[derive(Debug)]
+struct Window {
+    since: Vec<LoadReading>,
+    next: Vec<LoadReading>,
+    next_at: Instant,
+}
+
+impl Window {
+    /// The readings from which ratios are counted, at `now` with the present ones.
+    fn since(&mut self, now: Instant, present: &[LoadReading]) -> &[LoadReading] {
+        if now.saturating_duration_since(self.next_at) >= WINDOW {
+            self.since = std::mem::replace(&mut self.next, present.to_vec());
+            self.next_at = now;
+        }
+        &self.since
+    }
+}
+
+impl WorkerLoads {
+    /// For workers in their order, each with room for `flows_max` flows.
+    #[must_use]
+    pub fn new(loads: Vec<Arc<Load>>, flows_max: u32) -> Self {
+        let none = vec![LoadReading::default(); loads.len()];
+        let window = Window { since: none.clone(), next: none, next_at: Instant::now() };
+        Self { loads, flows_max: flows_max.into(), window: Mutex::new(window) }
+    }
+
+    pub(super) fn write(&self, writer: &mut MetricWriter<'_>, counters: &[Arc<WorkerCounters>]) -> fmt::Result {
+        let present: Vec<_> = self.loads.iter().map(|load| load.read()).collect();
+        let recent: Vec<_> = {
+            let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+            let since = window.since(Instant::now(), &present);
+            present.iter().zip(since).map(|(present, since)| present.since(*since)).collect()
+        };
+        let label = |worker: usize| [("worker", worker)];
+        writer.gauges(&BUSY_RATIO, recent.iter().enumerate().map(|(at, load)| (label(at), load.busy_ratio())))?;
+        let cycles = recent.iter().enumerate().map(|(at, load)| (label(at), load.cycles_per_packet().unwrap_or(0.0)));
+        writer.gauges(&CYCLES_PER_PACKET, cycles)?;
+        for (family, value) in &OF_LOADS {
+            writer.counters(family, present.iter().enumerate().map(|(at, load)| (label(at), value(load))))?;
+        }
+        for (family, value) in &OF_WORKERS {
+            writer.counters(family, counters.iter().enumerate().map(|(at, of)| (label(at), value(of))))?;
+        }
+        writer.gauges(&FLOWS, counters.iter().enumerate().map(|(at, of)| (label(at), of.flows.get())))?;
+        writer.gauges(&FLOWS_LIMIT, (0..counters.len()).map(|at| (label(at), self.flows_max)))?;
+        writer.gauges(&HELD, counters.iter().enumerate().map(|(at, of)| (label(at), of.held.get())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_clients_do_not_shorten_the_window_of_each_other() {
+        let reading = |cycles| vec![LoadReading { cycles, ..LoadReading::default() }];
+        let start = Instant::now();
+        let mut window = Window { since: reading(0), next: reading(0), next_at: start };
+        // Each second, as if two clients asked every 2 s.
+        for second in 1..60 {
+            let since = window.since(start + Duration::from_secs(second), &reading(second))[0].cycles;
+            let length = second - since;
+            assert!(length <= 2 * WINDOW.as_secs() && length >= second.min(WINDOW.as_secs()), "{length} s at {second} s");
+        }
+    }
+}
