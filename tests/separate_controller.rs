@@ -5,37 +5,13 @@
 mod edge;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use edge::{Edge, ServiceManifest, until};
+use edge::{Edge, ServiceManifest, controller_program, until};
 
 const WEB: &str = "http://192.0.2.100/";
 /// Keys of a configuration that belong to the controller.
 const CONTROLLER_KEYS: [&str; 4] = ["pools:", "manifests:", "statusDir:", "listen:"];
-
-/// Whether a program is newer than all its sources.
-fn is_current(program: &Path) -> bool {
-    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
-    let Ok(sources) = fs::read_to_string(program.with_extension("d")) else { return false };
-    let built = modified(program);
-    sources.split_whitespace().skip(1).all(|source| modified(Path::new(source)) <= built)
-}
-
-/// The program built from the current sources. The tests of `control` build it; if this test runs alone, it builds it
-/// here.
-fn program() -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name("sluice-controller");
-    if !is_current(&program) {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "control", "--bins"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "sluice-controller builds");
-    }
-    program
-}
 
 /// A running controller; killed when dropped.
 struct Controller(Child);
@@ -43,7 +19,7 @@ struct Controller(Child);
 impl Controller {
     fn start(edge: &Edge) -> Self {
         let log = fs::OpenOptions::new().create(true).append(true).open(edge.path("controller.log")).unwrap();
-        let mut command = Command::new(program());
+        let mut command = Command::new(controller_program());
         command.args(["run", "--config"]).arg(edge.path("controller.yaml"));
         Self(command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
     }

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod controller_program;
 mod manifest;
 pub mod peers;
 mod skip;
@@ -21,6 +22,8 @@ use proto::v1::{
     PortStatus, ReloadRequest, ServiceStatus,
 };
 
+#[allow(unused_imports, reason = "each test file uses a part of it")]
+pub use controller_program::controller_program;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use manifest::ServiceManifest;
 #[allow(unused_imports, reason = "each test file uses a part of it")]

@@ -72,6 +72,7 @@ fn all_values_changed() -> Value {
         ],
         "tls": {"secret": "certificates"},
         "service": {"nodePort": 31000},
+        "metrics": {"serviceMonitor": true},
         "hostNetwork": true,
         "resources": {"limits": {"memory": "1Gi"}},
         "priorityClassName": "system-cluster-critical",
@@ -188,10 +189,33 @@ fn decoded_as_api_type(object: &Value) -> Value {
     }
 }
 
+/// Whether the object is of a kind that Kubernetes itself has.
+fn is_of_kubernetes(object: &Value) -> bool {
+    !["AddressPool", "ServiceMonitor"].contains(&object["kind"].as_str().unwrap())
+}
+
+#[test]
+fn a_service_monitor_selects_the_service_of_the_metrics_port() {
+    assert!(find(&rendered(&json!({})), "ServiceMonitor").is_empty(), "it needs CRDs of another product");
+    let objects = rendered(&json!({"metrics": {"serviceMonitor": true}}));
+    let spec = &find(&objects, "ServiceMonitor")[0]["spec"];
+    let wanted = spec["selector"]["matchLabels"].as_object().unwrap();
+    let has_all = |labels: &Value| wanted.iter().all(|(key, value)| labels[key] == *value);
+    let selected: Vec<_> =
+        find(&objects, "Service").into_iter().filter(|service| has_all(&service["metadata"]["labels"])).collect();
+    assert_eq!(selected.len(), 1);
+    let port = &selected[0]["spec"]["ports"][0];
+    assert_eq!(port["name"], spec["endpoints"][0]["port"]);
+    let container = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+    let target = container["ports"].as_array().unwrap().iter().find(|of| of["name"] == port["targetPort"]).unwrap();
+    let listen = configuration(&objects).unwrap().metrics_listen.unwrap();
+    assert_eq!((&target["containerPort"], &port["port"]), (&json!(listen.port()), &json!(listen.port())));
+}
+
 #[test]
 fn every_field_is_known_to_kubernetes() {
     let files = ["rbac.yaml", "controller.yaml", "crds.yaml"].into_iter().flat_map(documents);
-    for object in files.chain(rendered(&all_values_changed())).filter(|object| object["kind"] != "AddressPool") {
+    for object in files.chain(rendered(&all_values_changed())).filter(is_of_kubernetes) {
         let read = decoded_as_api_type(&object);
         let lost = lost_fields(&object, &read, "");
         assert!(lost.is_empty(), "{} {}: {lost:?}", object["kind"], object["metadata"]["name"]);
@@ -255,6 +279,7 @@ fn values_are_checked_by_the_schema() {
         (json!({"pools": [{"name": "a", "spec": {"addresses": []}}]}), ".pools[0].spec.addresses"),
         (json!({"tls": {"secret": ""}}), ".tls.secret"),
         (json!({"service": {"nodePort": 70_000}}), ".service.nodePort"),
+        (json!({"metrics": {"serviceMonitor": 1}}), ".metrics.serviceMonitor"),
         (json!({"nodeSelector": {"a": true}}), ".nodeSelector.a"),
     ];
     for (over, path) in wrong {

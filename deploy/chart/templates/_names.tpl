@@ -18,6 +18,7 @@ health:
 {{- if .Values.config.health }}
   {{- toYaml .Values.config.health | nindent 2 }}
 {{- end }}
+metrics: {listen: "0.0.0.0:9436"}
 kubernetes:
   loadBalancerClass: {{ .Values.class }}
 {{- if .Values.claimClassless.enabled }}
