@@ -22,8 +22,7 @@ pub(super) const SERIES_MAX: usize = 10_000;
 
 const PACKETS: MetricFamily =
     MetricFamily::counter("sluice", "packets", "Packets forwarded to and from a backend of a Service, both directions.");
-const BYTES: MetricFamily =
-    MetricFamily::counter("sluice", "bytes", "Bytes of these packets, from the IP header on.");
+const BYTES: MetricFamily = MetricFamily::counter("sluice", "bytes", "Bytes of these packets, from the IP header on.");
 const FLOWS: MetricFamily = MetricFamily::gauge("sluice", "flows", "Flows of a backend of a Service.");
 const NEW_FLOWS: MetricFamily = MetricFamily::counter("sluice_new", "flows", "Flows created for a backend of a Service.");
 const HEALTHY: MetricFamily = MetricFamily::gauge("sluice_backend_healthy", "", "1 while the probes of a backend pass.");
