@@ -33,6 +33,9 @@ pub use sleep::Sleep;
 /// Timer slack: the kernel may extend a sleep by this; its default equals the shortest sleep.
 const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
 
+/// Number of sizes by which polls are counted: up to 1, 2, 4, ... 128 packets, and more.
+pub const BURST_SIZES: usize = 9;
+
 /// A request to the body of a worker.
 #[derive(Debug)]
 pub enum Turn<'a> {
@@ -114,6 +117,7 @@ pub struct Load {
     packets: AtomicU64,
     cycles: AtomicU64,
     busy_cycles: AtomicU64,
+    bursts: [AtomicU64; BURST_SIZES],
 }
 
 /// A reading of [`Load`].
@@ -129,6 +133,8 @@ pub struct LoadReading {
     pub cycles: u64,
     /// Cycles in polls that handled a packet.
     pub busy_cycles: u64,
+    /// Polls by number of packets: 1, 2, 3 to 4, 5 to 8 and so on; the last one has all larger ones.
+    pub bursts: [u64; BURST_SIZES],
 }
 
 impl Load {
@@ -142,6 +148,7 @@ impl Load {
             packets: get(&self.packets),
             cycles: get(&self.cycles),
             busy_cycles: get(&self.busy_cycles),
+            bursts: self.bursts.each_ref().map(get),
         }
     }
 
@@ -153,6 +160,9 @@ impl Load {
             add(&self.busy_polls, 1);
             add(&self.packets, packets as u64);
             add(&self.busy_cycles, cycles);
+            // The logarithm, rounded up.
+            let size = (usize::BITS - (packets - 1).leading_zeros()) as usize;
+            add(&self.bursts[size.min(BURST_SIZES - 1)], 1);
         }
     }
 
@@ -177,6 +187,7 @@ impl LoadReading {
             packets: self.packets.saturating_sub(earlier.packets),
             cycles: self.cycles.saturating_sub(earlier.cycles),
             busy_cycles: self.busy_cycles.saturating_sub(earlier.busy_cycles),
+            bursts: std::array::from_fn(|size| self.bursts[size].saturating_sub(earlier.bursts[size])),
         }
     }
 

@@ -13,7 +13,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 pub use exposition::TextFormat;
-pub use family::{MetricFamily, MetricWriter};
+pub use family::{MetricFamily, MetricWriter, SizeCounts};
 
 use crate::admin::View;
 use crate::healthz::{Pages, Probes, Unwell};

@@ -17,7 +17,7 @@ use proto::Protocol;
 
 use crate::agent::served::BackendCounts;
 
-/// Maximum number of backends with series, and of Services: 7 series a backend are 70,000, about 8 MB a scrape.
+/// Maximum number of backends with series, and of Services: 9 series a backend are 90,000, about 10 MB a scrape.
 pub(super) const SERIES_MAX: usize = 10_000;
 
 const PACKETS: MetricFamily =
@@ -25,6 +25,13 @@ const PACKETS: MetricFamily =
 const BYTES: MetricFamily = MetricFamily::counter("sluice", "bytes", "Bytes of these packets, from the IP header on.");
 const FLOWS: MetricFamily = MetricFamily::gauge("sluice", "flows", "Flows of a backend of a Service.");
 const NEW_FLOWS: MetricFamily = MetricFamily::counter("sluice_new", "flows", "Flows created for a backend of a Service.");
+const FAILED: MetricFamily = MetricFamily::counter(
+    "sluice_failed",
+    "connections",
+    "Connections of modes with replies (TCP, SCTP) whose time ended before both sides had confirmed them.",
+);
+const RESET: MetricFamily =
+    MetricFamily::counter("sluice_reset", "connections", "Confirmed TCP connections that a RST of either side ended.");
 const HEALTHY: MetricFamily = MetricFamily::gauge("sluice_backend_healthy", "", "1 while the probes of a backend pass.");
 const DRAINING: MetricFamily =
     MetricFamily::gauge("sluice_backend_draining", "", "1 while a backend takes no new flows and will be removed.");
@@ -99,6 +106,8 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, services: &Views, workers: &[
     writer.counters(&BYTES, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.bytes.get())))?;
     writer.gauges(&FLOWS, counted(WorkerCounters::flows_of))?;
     writer.counters(&NEW_FLOWS, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.new_flows.get())))?;
+    writer.counters(&FAILED, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.failed.get())))?;
+    writer.counters(&RESET, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.reset.get())))?;
     writer.gauges(&HEALTHY, backends.iter().map(|one| (one.labels(), u64::from(one.healthy))))?;
     writer.gauges(&DRAINING, backends.iter().map(|one| (one.labels(), u64::from(one.draining))))?;
     writer.gauges(&WEIGHT, backends.iter().map(|one| (one.labels(), u64::from(one.weight))))?;

@@ -8,10 +8,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use control::metrics::{MetricFamily, MetricWriter};
+use control::metrics::{MetricFamily, MetricWriter, SizeCounts};
 use dataplane::WorkerCounters;
 
-use crate::worker_threads::{Load, LoadReading};
+use crate::worker_threads::{BURST_SIZES, Load, LoadReading};
 
 /// Window of ratios: from one to two of these, or to the time between two requests if that is longer.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -24,6 +24,10 @@ const CYCLES_PER_PACKET: MetricFamily = MetricFamily::gauge(
     "Cycles of the time stamp counter per packet in the last 10 s or more; 0 without packets.",
 );
 const FLOWS: MetricFamily = MetricFamily::gauge("sluice_worker", "flows", "Flows in the tables of a worker.");
+const FLOWS_PEAK: MetricFamily =
+    MetricFamily::gauge("sluice_worker_peak", "flows", "Highest number of flows of a worker since its start.");
+const POLL_PACKETS: MetricFamily =
+    MetricFamily::sizes("sluice_worker_poll", "packets", "Packets that a poll found, of polls that found any.");
 const FLOWS_LIMIT: MetricFamily =
     MetricFamily::gauge("sluice_worker_flows_limit", "", "Flows that a worker has room for (key flows.maxPerWorker).");
 const HELD: MetricFamily = MetricFamily::gauge(
@@ -86,6 +90,12 @@ pub struct WorkerLoads {
     window: Mutex<Window>,
 }
 
+/// Polls by number of packets.
+fn poll_sizes(load: &LoadReading) -> SizeCounts {
+    let bounds = (0..BURST_SIZES - 1).map(|size| f64::from(1_u32 << size)).chain([f64::INFINITY]);
+    SizeCounts { sum: load.packets, buckets: bounds.zip(load.bursts).collect() }
+}
+
 /// Two past readings of all workers; ratios are since the older one.
 #[derive(Debug)]
 struct Window {
@@ -132,6 +142,8 @@ impl WorkerLoads {
             writer.counters(family, counters.iter().enumerate().map(|(at, of)| (label(at), value(of))))?;
         }
         writer.gauges(&FLOWS, counters.iter().enumerate().map(|(at, of)| (label(at), of.flows.get())))?;
+        writer.gauges(&FLOWS_PEAK, counters.iter().enumerate().map(|(at, of)| (label(at), of.flows_peak.get())))?;
+        writer.histograms(&POLL_PACKETS, present.iter().enumerate().map(|(at, load)| (label(at), poll_sizes(load))))?;
         writer.gauges(&FLOWS_LIMIT, (0..counters.len()).map(|at| (label(at), self.flows_max)))?;
         writer.gauges(&HELD, counters.iter().enumerate().map(|(at, of)| (label(at), of.held.get())))
     }

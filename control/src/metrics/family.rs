@@ -4,7 +4,9 @@
 
 use std::fmt;
 
-use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelValue, EncodeMetric};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeGaugeValue, EncodeLabelValue, EncodeMetric, MetricEncoder, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -40,6 +42,12 @@ impl MetricFamily {
         Self { stem, unit: "seconds", kind: MetricType::Histogram, help }
     }
 
+    /// A histogram of sizes.
+    #[must_use]
+    pub const fn sizes(stem: &'static str, unit: &'static str, help: &'static str) -> Self {
+        Self { stem, unit, kind: MetricType::Histogram, help }
+    }
+
     /// Labels whose value is always 1.
     #[must_use]
     pub const fn info(stem: &'static str, help: &'static str) -> Self {
@@ -48,6 +56,27 @@ impl MetricFamily {
 
     fn unit(&self) -> Option<Unit> {
         (!self.unit.is_empty()).then(|| Unit::Other(self.unit.to_owned()))
+    }
+}
+
+/// Counts by size, read from elsewhere.
+#[derive(Clone, Debug)]
+pub struct SizeCounts {
+    /// Sum of all sizes.
+    pub sum: u64,
+    /// Upper bounds, the last one infinite, each with the number of sizes up to it and above the one before.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+impl EncodeMetric for SizeCounts {
+    #[allow(clippy::cast_precision_loss)] // as every sample of Prometheus
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let count = self.buckets.iter().map(|(_, count)| count).sum();
+        encoder.encode_histogram::<NoLabelSet>(self.sum as f64, count, &self.buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
     }
 }
 
@@ -86,6 +115,18 @@ impl<'a> MetricWriter<'a> {
         self.each(family, samples.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value))))
     }
 
+    /// Writes a histogram with labels.
+    ///
+    /// # Errors
+    /// If the exposition cannot be written.
+    pub fn histograms<L: EncodeLabelValue, const N: usize>(
+        &mut self,
+        family: &MetricFamily,
+        samples: impl IntoIterator<Item = ([(&'static str, L); N], SizeCounts)>,
+    ) -> fmt::Result {
+        self.each(family, samples)
+    }
+
     /// Writes a gauge without labels.
     ///
     /// # Errors
@@ -106,7 +147,7 @@ impl<'a> MetricWriter<'a> {
     fn each<L: EncodeLabelValue, const N: usize>(
         &mut self,
         family: &MetricFamily,
-        samples: impl Iterator<Item = ([(&'static str, L); N], impl EncodeMetric)>,
+        samples: impl IntoIterator<Item = ([(&'static str, L); N], impl EncodeMetric)>,
     ) -> fmt::Result {
         let unit = family.unit();
         let mut encoder = self.0.encode_descriptor(family.stem, family.help, unit.as_ref(), family.kind)?;

@@ -126,6 +126,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn count_changes(&mut self, changes: &Changes) {
         if changes.hit {
             self.tally.hits += 1;
+            if let Some(counters) = changes.reset.and_then(|backend| self.counters.backend(backend.slot)) {
+                counters.reset.add(1);
+            }
             return;
         }
         self.tally.misses += 1;
@@ -278,7 +281,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
         self.counters.held.set((self.neighbour_queue.len() + self.datagrams.waiting()) as u64);
-        self.counters.flows.set(u64::from(self.tables.v4.len() + self.tables.v6.len()));
+        self.counters.set_flows(u64::from(self.tables.v4.len() + self.tables.v6.len()));
     }
 }
 

@@ -20,7 +20,7 @@ use crossbeam_queue::ArrayQueue;
 use super::engine::Engine;
 use super::fast;
 use super::observer::Observe;
-use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
+use crate::flow::{Flow, FlowLimits, FlowState, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
 use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
@@ -301,6 +301,11 @@ impl Look<'_> {
 /// A flow is in use if its last packet is at most this old: 75 ticks are 10 s, a little more than a sweep takes.
 const USED_WITHIN: Ticks = Ticks(75);
 
+/// Whether a flow that ends was a connection that never came about.
+fn has_failed<A: Address>(flow: &Flow<A>) -> bool {
+    flow.mode.is_two_way() && (flow.state.shakes_hands() || flow.state == FlowState::SctpOpening)
+}
+
 /// Visits `entries` entries from `start` on. Returns where to continue.
 fn sweep<A: Address>(
     table: &mut FlowTable<A>,
@@ -317,6 +322,9 @@ fn sweep<A: Address>(
                 ports.release(lease.pool, lease.port, look.now);
             }
             counters.flow_ended(flow.backend.slot);
+            if let Some(counters) = counters.backend(flow.backend.slot).filter(|_| has_failed(flow)) {
+                counters.failed.add(1);
+            }
         } else {
             look.keep_client(flow);
         }

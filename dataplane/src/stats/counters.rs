@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::drop_reason::DropReason;
 
 /// Number of backends whose traffic is counted separately: the slots of a snapshot, as many as there may be targets.
-/// 131,072 * 32 bytes = 4 MiB per worker.
+/// 131,072 * 48 bytes = 6 MiB per worker.
 pub(crate) const BACKEND_SLOTS: usize = 131_072;
 
 /// A counter that one worker writes and any thread reads.
@@ -50,6 +50,10 @@ pub struct BackendCounters {
     pub flows: Counter,
     /// Number of flows ever created.
     pub new_flows: Counter,
+    /// Two-way connections (TCP, SCTP) whose time ended before both sides had confirmed them.
+    pub failed: Counter,
+    /// Confirmed TCP connections that a RST ended.
+    pub reset: Counter,
 }
 
 impl BackendCounters {
@@ -88,6 +92,8 @@ pub struct WorkerCounters {
     pub new_flows: Counter,
     /// Current number of flows.
     pub flows: Counter,
+    /// Highest number of flows so far.
+    pub flows_peak: Counter,
     /// SNAT ports reused before they had rested.
     pub snat_port_reused_early: Counter,
     /// Unconfirmed flows and single exchanges that yielded to new ones.
@@ -171,6 +177,14 @@ impl WorkerCounters {
     pub fn flow_ended(&self, slot: u32) {
         if let Some(counters) = self.backend(slot) {
             counters.flows.set(counters.flows.get().wrapping_sub(1));
+        }
+    }
+
+    /// Sets the current number of flows.
+    pub(crate) fn set_flows(&self, flows: u64) {
+        self.flows.set(flows);
+        if flows > self.flows_peak.get() {
+            self.flows_peak.set(flows);
         }
     }
 

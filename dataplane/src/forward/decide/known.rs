@@ -98,6 +98,11 @@ pub(super) fn association<A: Address>(packet: &Packet<'_, A>, table: &FlowTable<
     }
 }
 
+/// Whether the packet is a TCP RST.
+const fn is_reset(transport: Transport) -> bool {
+    matches!(transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0)
+}
+
 /// Applies a packet of a known flow to its state. `None`: the flow has ended, and the packet has no flow.
 fn advance_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
@@ -120,8 +125,11 @@ fn advance_flow<'s, A: Address>(
         flow.unanswered_since = None;
     }
     context.table.set(index, &flow);
-    let shook_hands = flow.state.shakes_hands();
+    let (shook_hands, was_open) = (flow.state.shakes_hands(), flow.state.is_confirmed() && !flow.state.is_closing());
     let mut flow = context.table.advance(index, transport, direction, segment, now);
+    if was_open && flow.state.is_closing() && is_reset(transport) {
+        context.changes.reset = Some(flow.backend);
+    }
     if shook_hands && !flow.state.shakes_hands() && direction == Direction::ToBackend {
         // The route is kept from now on; the next reply finds it.
         let _ = exit_to_client(snapshot, &mut flow);

@@ -14,6 +14,8 @@ use crate::stats::DropReason;
 pub(crate) struct Changes {
     /// Whether the packet's flow was known.
     pub hit: bool,
+    /// Backend of a confirmed flow that the packet, a RST, began to close.
+    pub reset: Option<BackendId>,
     /// Backend of the flow that was created.
     pub made: Option<BackendId>,
     /// Backend of the flow that was ended.
