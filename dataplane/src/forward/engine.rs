@@ -14,7 +14,7 @@ use super::fast::Record;
 use super::observer::{Observe, PacketFlow, PacketOutcome};
 use super::rewrite;
 use super::sort::Lookup;
-use crate::flow::{Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
+use crate::flow::{Direction, Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
     Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
 };
@@ -22,7 +22,7 @@ use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour};
 use crate::port::{Arrival, Burst, Port, TwinRate};
-use crate::snapshot::{Exit, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
@@ -186,17 +186,24 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
     pub(super) fn forward_nat<A: FlowFamily>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, nat: NatForward<'_>) {
-        let NatForward { flow, direction, exit } = nat;
-        let flow = self.flows::<A>().0.get(flow);
-        rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, direction, exit));
+        let flow = self.flows::<A>().0.get(nat.flow);
+        rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, nat.direction, nat.exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_split(buffer, headers, &flow, exit);
+        self.send_split(buffer, headers, &flow, nat);
     }
 
-    /// Sends a rewritten packet, in fragments if it does not fit. Fragments after the first count as originated, since the packet became the first.
-    pub(super) fn send_split<A: Address>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, flow: &Flow<A>, exit: &Exit) {
+    /// Sends a rewritten packet, in fragments if it does not fit. Fragments after the first count as originated, since
+    /// the packet became the first.
+    pub(super) fn send_split<A: Address>(
+        &mut self,
+        mut buffer: P::Buffer,
+        headers: &Headers<A>,
+        flow: &Flow<A>,
+        nat: NatForward<'_>,
+    ) {
+        let NatForward { direction, exit, .. } = nat;
         let mut rest = Burst::new();
         trim(&mut buffer, headers);
         if headers.packet_len > exit.mtu {
@@ -206,7 +213,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
-        self.counters.forwarded(flow.backend.slot, headers.packet_len);
+        self.counters.forwarded(flow.backend.slot, direction == Direction::ToClient, headers.packet_len);
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
         let tags = exit.link.tags();
         self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
@@ -231,7 +238,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             rest.into_iter().for_each(|piece| self.egress.discard(piece));
             return self.drop(buffer, DropReason::TooBig);
         }
-        self.counters.forwarded(backend.slot, headers.packet_len);
+        self.counters.forwarded(backend.slot, false, headers.packet_len);
         let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
         // Outer headers begin with the tags of the link.

@@ -145,7 +145,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         rewrite::whole(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
-        self.send_split(buffer, first, &flow, nat.exit);
+        self.send_split(buffer, first, &flow, nat);
         follow_by(first, identification)
     }
 
@@ -238,7 +238,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);
-        self.send_split(buffer, placed.headers, &flow, nat.exit);
+        self.send_split(buffer, placed.headers, &flow, nat);
     }
 
     /// Gives an IPv4 packet that may be fragmented on its way an identification of the gateway (RFC 6864 section 5.3).

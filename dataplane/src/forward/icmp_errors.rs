@@ -79,7 +79,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_split(buffer, headers, &flow, exit);
+        self.send_split(buffer, headers, &flow, nat);
     }
 
     /// Processes an ICMP error about a tunnel packet.

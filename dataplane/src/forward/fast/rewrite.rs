@@ -86,7 +86,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 continue;
             }
             if let Some(counters) = counters.get(BackendId::unpacked(record.backend).slot as usize) {
-                counters.forwarded(record.packet_len);
+                counters.forwarded(record.candidate.entry().1 == Direction::ToClient, record.packet_len);
             }
             self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || belongs::<A>(&flows, record));
             hits += 1;
