@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use control::config::settings::{ControllerSettings, Listen, Source};
 use control::controller::{self, ControllerError, Running};
+use control::metrics::{ControllerMetrics, TextFormat};
 use fake_gateway::{DEADLINE, FakeGateway};
 use proto::v1::WatchResponse;
 use settings::settings;
@@ -216,4 +217,28 @@ async fn a_missing_manifests_directory_is_an_error_with_its_name() {
     let (running, _shutdown) = dir.start().await;
     let error = tokio::time::timeout(DEADLINE, running.stopped()).await.unwrap().unwrap_err().to_string();
     assert!(error.contains("manifests"), "{error}");
+}
+
+#[tokio::test]
+async fn the_time_from_a_changed_slice_to_its_last_acknowledgement_is_measured() {
+    let dir = ControllerDir::new();
+    dir.write("web.yaml", &(service("web") + &slice("web", "10.0.0.1")));
+    let (running, shutdown) = dir.start().await;
+    let mut gateway = FakeGateway::connect(&dir.socket(), "edge-1").await;
+    wait_for_service(&mut gateway, "web").await;
+    let metrics = ControllerMetrics(running.view.clone());
+    let has = |line: &str| TextFormat::Prometheus.text(metrics.clone()).unwrap().lines().any(|other| other == line);
+    assert!(has("sluice_network_programming_duration_seconds_count 0"), "the first state is no change");
+    assert!(has("sluice_gateways{state=\"connected\"} 1"));
+    dir.write("web.yaml", &(service("web") + &slice("web", "10.0.0.2")));
+    wait_for_service(&mut gateway, "web").await;
+    let counted = async {
+        while !has("sluice_network_programming_duration_seconds_count 1") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, counted).await.unwrap();
+    assert!(has("sluice_pool_addresses{pool=\"default\",family=\"IPv4\",state=\"used\"} 1.0"));
+    shutdown.cancel();
+    running.stopped().await.unwrap();
 }

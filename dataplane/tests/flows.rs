@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::testing::Packet;
-use dataplane::{DropReason, Mac, Neighbour, PacketOutcome, tcp_flags};
+use dataplane::{BackendCounters, DropReason, Mac, Neighbour, PacketOutcome, tcp_flags};
 use proto::{Protocol, ServiceName};
 use rig::{CLUSTER, ROUTER_MAC, Rig, SECOND, UPLINK, ends, ip};
 
@@ -384,4 +384,33 @@ fn with_its_index_at_the_highest_load_the_engine_finds_every_flow_in_both_direct
     for n in (5_000..FLOWS).step_by(7) {
         assert_eq!(ends(&rig.forward(UPLINK, &Packet::tcp(&from(n), VIP).flags(ACK).build())), seen[n as usize]);
     }
+}
+
+#[test]
+fn backends_count_packets_by_direction_and_connections_that_fail_or_are_reset() {
+    let mut rig = Rig::new();
+    let counted = |rig: &Rig, of: fn(&BackendCounters) -> u64| -> u64 {
+        (0..100).filter_map(|slot| rig.counters.backend(slot)).map(of).sum()
+    };
+    let (snat, backend) = establish(&mut rig, "198.51.100.7:1");
+    let reply = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(ACK);
+    for _ in 0..3 {
+        rig.forward(CLUSTER, &reply.build());
+    }
+    let packets =
+        |rig: &Rig| [counted(rig, |of| of.direction(false).packets.get()), counted(rig, |of| of.direction(true).packets.get())];
+    assert_eq!(packets(&rig), [2, 4], "SYN and ACK; SYN-ACK and three ACKs");
+    assert_eq!(counted(&rig, |of| of.direction(true).bytes.get()), 4 * 40);
+    let reset = Packet::tcp("198.51.100.7:1", VIP).flags(tcp_flags::RST | ACK);
+    rig.forward(UPLINK, &reset.build());
+    rig.forward(UPLINK, &reset.build());
+    rig.forward(UPLINK, &syn(1));
+    idle(&mut rig, 45);
+    assert_eq!((rig.counters.flows.get(), rig.counters.flows_peak.get()), (0, 2));
+    assert_eq!(
+        (counted(&rig, |of| of.reset.get()), counted(&rig, |of| of.failed.get())),
+        (1, 1),
+        "the second RST changes nothing"
+    );
+    assert_eq!(packets(&rig), [5, 4]);
 }
