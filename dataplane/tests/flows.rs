@@ -397,10 +397,9 @@ fn backends_count_packets_by_direction_and_connections_that_fail_or_are_reset() 
     for _ in 0..3 {
         rig.forward(CLUSTER, &reply.build());
     }
-    let packets =
-        |rig: &Rig| [counted(rig, |of| of.direction(false).packets.get()), counted(rig, |of| of.direction(true).packets.get())];
+    let packets = |rig: &Rig| [counted(rig, |of| of.packets(false)), counted(rig, |of| of.packets(true))];
     assert_eq!(packets(&rig), [2, 4], "SYN and ACK; SYN-ACK and three ACKs");
-    assert_eq!(counted(&rig, |of| of.direction(true).bytes.get()), 4 * 40);
+    assert_eq!(counted(&rig, |of| of.bytes(true)), 4 * 40);
     let reset = Packet::tcp("198.51.100.7:1", VIP).flags(tcp_flags::RST | ACK);
     rig.forward(UPLINK, &reset.build());
     rig.forward(UPLINK, &reset.build());

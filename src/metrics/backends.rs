@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use control::metrics::{MetricFamily, MetricWriter};
 use dataplane::snapshot::{ServiceView, Views};
-use dataplane::{DirectionCounters, WorkerCounters};
+use dataplane::{BackendCounters, WorkerCounters};
 use proto::Protocol;
 
 use crate::agent::served::BackendCounts;
@@ -102,18 +102,17 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, services: &Views, workers: &[
     }
     let sum = |slot: u32, of: fn(&WorkerCounters, u32) -> u64| workers.iter().map(|worker| of(worker, slot)).sum::<u64>();
     let counted = |of: fn(&WorkerCounters, u32) -> u64| backends.iter().map(move |one| (one.labels(), sum(one.slot, of)));
-    let directed = |of: fn(&DirectionCounters) -> u64| {
+    let directed = |of: fn(&BackendCounters, bool) -> u64| {
         backends.iter().flat_map(move |one| {
             [("to_backend", false), ("to_client", true)].map(|(name, is_to_client)| {
-                let count =
-                    |worker: &Arc<WorkerCounters>| worker.backend(one.slot).map_or(0, |all| of(all.direction(is_to_client)));
+                let count = |worker: &Arc<WorkerCounters>| worker.backend(one.slot).map_or(0, |all| of(all, is_to_client));
                 let [service, backend, protocol] = one.labels();
                 ([service, backend, protocol, ("direction", name.into())], workers.iter().map(count).sum())
             })
         })
     };
-    writer.counters(&PACKETS, directed(|of| of.packets.get()))?;
-    writer.counters(&BYTES, directed(|of| of.bytes.get()))?;
+    writer.counters(&PACKETS, directed(BackendCounters::packets))?;
+    writer.counters(&BYTES, directed(BackendCounters::bytes))?;
     writer.gauges(&FLOWS, counted(WorkerCounters::flows_of))?;
     writer.counters(&NEW_FLOWS, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.new_flows.get())))?;
     writer.counters(&FAILED, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.failed.get())))?;

@@ -38,22 +38,15 @@ impl Counter {
     }
 }
 
-/// Packets forwarded in one direction.
-#[derive(Debug, Default)]
-pub struct DirectionCounters {
-    /// Their number.
-    pub packets: Counter,
-    /// Bytes of these IP packets.
-    pub bytes: Counter,
-}
-
 /// Traffic of one backend slot on one worker: one cache line. A slot may be reassigned later: readers pair the counts
 /// with the backend that the snapshot names.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct BackendCounters {
-    /// Packets towards the backend, and packets towards clients.
-    directions: [DirectionCounters; 2],
+    /// Packets towards the backend, and towards clients: side by side, so that the direction scales an address.
+    packets: [Counter; 2],
+    /// Bytes of these IP packets.
+    bytes: [Counter; 2],
     /// Current number of flows.
     pub flows: Counter,
     /// Number of flows ever created.
@@ -68,15 +61,20 @@ impl BackendCounters {
     /// Counts a packet of this many bytes, from its network header on, towards the client or the backend.
     #[inline(always)]
     pub(crate) fn forwarded(&self, is_to_client: bool, packet_len: u16) {
-        let counters = &self.directions[usize::from(is_to_client)];
-        counters.packets.add(1);
-        counters.bytes.add(packet_len.into());
+        self.packets[usize::from(is_to_client)].add(1);
+        self.bytes[usize::from(is_to_client)].add(packet_len.into());
     }
 
     /// Packets towards the client, or towards the backend.
     #[must_use]
-    pub const fn direction(&self, is_to_client: bool) -> &DirectionCounters {
-        &self.directions[is_to_client as usize]
+    pub fn packets(&self, is_to_client: bool) -> u64 {
+        self.packets[usize::from(is_to_client)].get()
+    }
+
+    /// Bytes of these IP packets.
+    #[must_use]
+    pub fn bytes(&self, is_to_client: bool) -> u64 {
+        self.bytes[usize::from(is_to_client)].get()
     }
 }
 
