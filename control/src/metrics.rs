@@ -11,6 +11,7 @@ use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::info::Info;
 
 pub use exposition::TextFormat;
 pub use family::{MetricFamily, MetricWriter, SizeCounts};
@@ -138,7 +139,6 @@ impl Collector for ControllerMetrics {
 /// # Errors
 /// If the exposition cannot be written.
 pub fn write_build(writer: &mut MetricWriter<'_>, program: &'static str, version: &str) -> fmt::Result {
-    use prometheus_client::metrics::info::Info;
     writer.metric(&BUILD, &Info::new([("program", program.to_owned()), ("version", version.to_owned())]))
 }
 
