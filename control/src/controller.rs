@@ -370,10 +370,10 @@ impl Origin {
     }
 
     /// What is done at the API server; without one, nothing.
-    fn activity(&self) -> ApiActivity {
+    fn activity(&self) -> Arc<ApiActivity> {
         match self {
-            Self::Manifests { .. } => ApiActivity::default(),
-            Self::Kubernetes(cluster) => cluster.activity.clone(),
+            Self::Manifests { .. } => Arc::default(),
+            Self::Kubernetes(cluster) => Arc::clone(&cluster.activity),
         }
     }
 

@@ -55,7 +55,7 @@ pub struct View {
     /// Durations of plans and of changes.
     pub programming: Programming,
     /// Counts of requests to the API server.
-    pub activity: ApiActivity,
+    pub activity: Arc<ApiActivity>,
     /// The queue of status writes; `None` while this controller does not lead, and without an API server.
     pub status_writer: watch::Receiver<Option<Arc<StatusWriter>>>,
 }

@@ -57,7 +57,10 @@ impl Programming {
         if gateways.reached_by_all().is_none() {
             under_way.clear();
         }
-        while let Some((_, since)) = under_way.pop_front_if(|(counter, _)| gateways.all_reached(*counter)) {
+        while let Some((counter, since)) = under_way.front().copied()
+            && gateways.all_reached(counter)
+        {
+            under_way.pop_front();
             self.changes.observe(now.saturating_duration_since(since).as_secs_f64());
         }
     }

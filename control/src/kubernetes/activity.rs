@@ -13,8 +13,8 @@ const REQUEST_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 /// A counter for each value of one label.
 pub type CounterBy = Family<[(&'static str, &'static str); 1], Counter>;
 
-/// The counts. Copies share them.
-#[derive(Clone, Debug)]
+/// The counts.
+#[derive(Debug)]
 pub struct ApiActivity {
     /// Watches that failed or had to list again, by `resource`.
     pub watch_restarts: CounterBy,

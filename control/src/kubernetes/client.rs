@@ -6,6 +6,7 @@
 //! asks for.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_timeout::TimeoutConnector;
@@ -51,7 +52,7 @@ pub struct Cluster {
     /// Client for long watches of kinds that rarely change.
     pub(super) patient: Client,
     /// What is done by these clients.
-    pub activity: ApiActivity,
+    pub activity: Arc<ApiActivity>,
     /// URL of the API server, for messages.
     pub server: String,
     /// Our own namespace, with the Lease and our ConfigMaps: that of the pod, or of the kubeconfig's context.
@@ -112,7 +113,7 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     patient.read_timeout = Some(LONG_READ_TIMEOUT);
     let with_header = |client| with_retry_after(client, namespace.clone());
     match client_of(config).and_then(|client| Ok((with_header(client), with_header(client_of(patient)?)))) {
-        Ok((client, patient)) => Ok(Cluster { client, patient, activity: ApiActivity::default(), server, namespace }),
+        Ok((client, patient)) => Ok(Cluster { client, patient, activity: Arc::default(), server, namespace }),
         Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
     }
 }
