@@ -79,16 +79,22 @@ impl<K: TupleKey> HotFlow<K> {
     /// Whether the last packet came less than `limit` ago, which must be below 2^24 ticks.
     #[inline(always)]
     pub(crate) fn is_seen_within(&self, limit: Ticks, now: Tick) -> bool {
-        (now.0 << SEEN_SHIFT).wrapping_sub(self.seen & !0xff) < limit.0 << SEEN_SHIFT
+        self.elapsed(now) < limit.0 << SEEN_SHIFT
     }
 
     /// Marks the flow as seen now.
     #[inline(always)]
     pub(crate) fn see(&mut self, now: Tick) {
-        let seen = now.0 << SEEN_SHIFT | self.seen & 0xff;
-        if self.seen != seen {
-            self.seen = seen;
+        let elapsed = self.elapsed(now);
+        if elapsed != 0 {
+            self.seen = self.seen.wrapping_add(elapsed);
         }
+    }
+
+    /// Ticks since the last packet, in the bits in which it is stored.
+    #[inline(always)]
+    fn elapsed(&self, now: Tick) -> u32 {
+        (now.0 << SEEN_SHIFT).wrapping_sub(self.seen & !0xff)
     }
 
     fn is_free(&self) -> bool {
@@ -178,11 +184,9 @@ impl<A: Address> Storage<A> {
     /// Prefetches what packets of a flow read; `reply`: in the direction to the client.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: u32, reply: bool) {
-        if let Some(flow) = self.hot.get(index as usize) {
-            processor::prefetch(flow);
-            if reply {
-                processor::prefetch(&self.routes[index as usize]);
-            }
+        processor::prefetch_at(&self.hot, index as usize);
+        if reply {
+            processor::prefetch_at(&self.routes, index as usize);
         }
     }
 

@@ -169,6 +169,12 @@ impl<A: Address> FlowTable<A> {
         self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
     }
 
+    /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
+    pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {
+        let (index, direction) = entry_of(candidate.0);
+        self.storage.hot(index).is_some_and(|flow| flow.key(direction) == key)
+    }
+
     /// Whether the entry and direction of a place are those of a key.
     fn matches(&self, place: u32, key: &A::Key, protocol: u8) -> bool {
         let (index, direction) = entry_of(place);

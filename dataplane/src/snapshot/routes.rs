@@ -36,34 +36,51 @@ pub struct NextHop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Exit {
-    /// Ethernet address of the next hop.
-    pub destination_mac: Mac,
-    /// Ethernet address of the port.
-    pub source_mac: Mac,
+    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port.
+    addresses: [u8; 12],
     /// MTU of the link, bytes.
     pub mtu: u16,
     /// Port of the link.
     pub port: PortIndex,
-    /// Bytes of `tags` that frames of the link carry.
-    tag_bytes: u8,
+    /// Bytes of the Ethernet header with the tags of the link.
+    link_bytes: u8,
     /// The VLAN tags of the link, as they stand in a frame after the Ethernet addresses.
     tags: [u8; 8],
     /// The link.
     pub link: Link,
 }
 
+const _: () = assert!(size_of::<Option<Exit>>() == 32);
+
 impl Exit {
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
+    #[allow(clippy::cast_possible_truncation)] // 14 bytes
     pub(crate) fn new(link: Link, mtu: u16, source_mac: Mac, destination_mac: Mac) -> Self {
         let (tags, tag_bytes) = link.tags().to_bytes();
-        Self { destination_mac, source_mac, mtu, port: link.port(), tag_bytes, tags, link }
+        let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (destination_mac.0, source_mac.0);
+        let addresses = [a, b, c, d, e, f, g, h, i, j, k, l];
+        Self { addresses, mtu, port: link.port(), link_bytes: Ethernet::BYTES as u8 + tag_bytes, tags, link }
+    }
+
+    /// Ethernet address of the next hop.
+    #[must_use]
+    pub fn destination_mac(&self) -> Mac {
+        let [a, b, c, d, e, f, ..] = self.addresses;
+        Mac([a, b, c, d, e, f])
+    }
+
+    /// Ethernet address of the port.
+    #[must_use]
+    pub fn source_mac(&self) -> Mac {
+        let [.., a, b, c, d, e, f] = self.addresses;
+        Mac([a, b, c, d, e, f])
     }
 
     /// Bytes of the Ethernet header with the tags of the link.
     #[inline(always)]
     #[must_use]
     pub(crate) fn link_bytes(&self) -> usize {
-        usize::from(Ethernet::BYTES) + usize::from(self.tag_bytes)
+        usize::from(self.link_bytes)
     }
 
     /// Writes addresses and tags at the start of a frame that has room for [`Exit::link_bytes`]; the EtherType of the
@@ -71,13 +88,16 @@ impl Exit {
     #[inline(always)]
     pub(crate) fn write_link(&self, frame: &mut [u8]) {
         let Some(addresses) = frame.first_chunk_mut::<12>() else { return };
-        addresses[..6].copy_from_slice(&self.destination_mac.0);
-        addresses[6..].copy_from_slice(&self.source_mac.0);
-        if self.tag_bytes > 0 {
-            let tags = usize::from(self.tag_bytes).min(self.tags.len());
-            if let Some(place) = frame.get_mut(12..12 + tags) {
-                place.copy_from_slice(&self.tags[..tags]);
-            }
+        *addresses = self.addresses;
+        if u16::from(self.link_bytes) != Ethernet::BYTES {
+            self.write_tags(frame);
+        }
+    }
+
+    fn write_tags(&self, frame: &mut [u8]) {
+        let tags = self.link_bytes().saturating_sub(Ethernet::BYTES.into()).min(self.tags.len());
+        if let Some(place) = frame.get_mut(12..12 + tags) {
+            place.copy_from_slice(&self.tags[..tags]);
         }
     }
 }

@@ -101,6 +101,12 @@ impl Buffer for FrameBuffer {
         fits
     }
 
+    #[inline(always)]
+    fn truncate(&mut self, len: usize) {
+        let (start, before) = self.extent();
+        self.set_extent(start, before.min(len));
+    }
+
     #[inline]
     fn prepend(&mut self, bytes: usize) -> bool {
         let (start, len) = self.extent();
