@@ -17,6 +17,7 @@ mod yield_order;
 
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
+pub(crate) use processor::prefetch_at;
 pub use entry::{BackendId, Flow, ROUTE_EPOCHS, UNRESOLVED};
 pub use idle::{FlowLimits, IdleLimits};
 pub use transitions::{Segment, advance};

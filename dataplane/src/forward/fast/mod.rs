@@ -1,6 +1,6 @@
 //! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
-//! (`record`); prefetch the flows; check each flow (`follow`); rewrite the packets (`rewrite`); send them.
+//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`rewrite`); send them.
 //!
 //! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's own
 //! address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
@@ -26,7 +26,7 @@ use rewrite::Progress;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use crate::flow::{Candidate, FlowTable, Tick};
+use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick, prefetch_at};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::Snapshot;
@@ -52,7 +52,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let (mut recognised, mut progress) = (0, Progress::default());
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
-        for turn in 0..len.div_ceil(PART) + 2 {
+        // With many backends there is one more loop, since what is known of them is not in a cache either.
+        let last = if snapshot.backends.are_many() { 3 } else { 2 };
+        for turn in 0..len.div_ceil(PART) + last {
             let range = part(turn);
             recognised |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
             if recognised == 0 {
@@ -61,7 +63,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if let Some(before) = turn.checked_sub(1) {
                 locate(&self.tables, &mut records[part(before)], recognised);
             }
-            let Some(range) = turn.checked_sub(2).map(part) else { continue };
+            if last > 2 && let Some(before) = turn.checked_sub(2) {
+                self.prefetch_backends(snapshot, &records[part(before)], recognised);
+            }
+            let Some(range) = turn.checked_sub(last).map(part) else { continue };
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
             match recognised {
                 Record::V4 => self.forward_part::<u32>(&follow, part, records, &mut progress),
@@ -76,6 +81,24 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             self.send_known(burst, &records, progress.only_port());
         }
         self.records = records;
+    }
+
+    /// Prefetches what is known of the backends of the probable flows, and their counters.
+    #[inline(never)]
+    fn prefetch_backends(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
+        let (v4, v6) = (self.tables.v4.hot_parts(), self.tables.v6.hot_parts());
+        for record in records {
+            let (index, _) = record.candidate.entry();
+            let backend = match families & record.family() {
+                Record::V4 => v4.flows.get(index).map(HotFlow::backend),
+                _ => v6.flows.get(index).map(HotFlow::backend),
+            };
+            if let Some(backend) = backend {
+                let slot = BackendId::unpacked(backend).slot as usize;
+                prefetch_at(self.counters.by_backend(), slot);
+                snapshot.backends.prefetch(slot);
+            }
+        }
     }
 
     /// Sends what was rewritten, and keeps the rest in the burst.
