@@ -36,6 +36,11 @@ bench: ## measure the forwarding engine beside the floor of the same harness
 	@cargo build --quiet --release --bin sluiced
 	@demo/bench
 
+bench-wire: ## compare the gateway with the kernel's nftables on the same traffic in network namespaces (root)
+	@.ci/install build run test
+	@cargo build --quiet --release --bin sluiced
+	@demo/bench-wire
+
 bench-guard: ## compare instructions per packet of the hot stages with the committed ones (callgrind)
 	@.ci/install build test
 	@.ci/bench-guard
@@ -48,4 +53,4 @@ bench-control: ## measure changes of a cluster of 10,000 Services: time, and mem
 module-graph: ## write docs/internals/graph-after.md: the modules of each package by their imports
 	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
 
-.PHONY: help build demo lint test e2e-k8s bench bench-guard bench-control module-graph
+.PHONY: help build demo lint test e2e-k8s bench bench-wire bench-guard bench-control module-graph

@@ -1,6 +1,6 @@
 //! Scripts, configurations and the Vagrantfile of the repository, checked by the programs that read them.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod edge;
 #[path = "../control/tests/documents/pages.rs"]
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edge::{missing_capabilities, skip};
+use edge::{can_create_namespaces, missing_capabilities, skip};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -38,6 +38,55 @@ fn every_script_is_correct_bash() {
     for script in scripts {
         let output = Command::new("bash").arg("-n").arg(&script).output().unwrap();
         assert!(output.status.success(), "{}: {}", script.display(), text(&output));
+    }
+}
+
+/// The short run of `make bench-wire` fails by itself if a request fails. How fast anything is depends on the machine.
+#[test]
+fn a_comparison_with_the_kernel_on_the_wire_has_every_figure() {
+    let test = "a comparison with the kernel on the wire";
+    if !can_create_namespaces(test) {
+        return;
+    }
+    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) {
+        return skip(test, "needs two cores");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.md");
+    let output = Command::new(root().join("demo/bench-wire"))
+        .env("SLUICED", env!("CARGO_BIN_EXE_sluiced"))
+        .env("OUTPUT", &page)
+        .envs([("SECONDS_EACH", "1"), ("ROUNDS", "1"), ("SERVICES", "2"), ("SYSTEMS", "kernel af_packet")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let page = fs::read_to_string(page).unwrap();
+    let tables = page.split("## What is compared").next().unwrap();
+    let rows: Vec<Vec<&str>> = tables
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains(": "))
+        .map(|line| line.trim_matches(['|', ' ']).split(" | ").collect())
+        .collect();
+    let figures: Vec<&str> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(
+        figures,
+        [
+            "HTTP: requests/s",
+            "HTTP: p50, us",
+            "HTTP: p99, us",
+            "HTTP, a connection a request: requests/s",
+            "HTTP, a connection a request: p50, us",
+            "HTTP, a connection a request: p99, us",
+            "UDP: packets/s",
+            "UDP: packets/s sent",
+            "TCP: Gbit/s",
+        ],
+        "{page}"
+    );
+    for row in rows {
+        let values = row[1..].iter().map(|cell| cell.split(' ').next().unwrap().replace(',', "").parse::<f64>());
+        let values: Vec<f64> = values.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{row:?}: {error}"));
+        assert!(values.len() == 2 && values.iter().all(|value| *value > 0.0), "{row:?}");
     }
 }
 
