@@ -139,10 +139,13 @@ impl Bench<'_> {
         let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
         let stage = session.open(mode, &flows)?;
         let counters = Arc::clone(session.engine.counters());
-        let measured = match options.snat_load {
+        let mut measured = match options.snat_load {
             Some(_) => session.time_batches(&counters)?,
             None => session.time(options.seconds, stage)?,
         };
+        if options.latency {
+            measured.latency = session.latency(stage)?;
+        }
         let traffic = harness.traffic().since(seen);
         self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;
         if options.workers == 1 {
@@ -388,7 +391,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     /// A poll that counts; it begins at this cycle. Returns when it ended.
     #[inline(always)]
     fn timed_poll(&mut self, measured: &mut Measured, begin: u64) -> u64 {
-        self.harness.turn();
+        self.harness.turn(begin);
         let handled = self.engine.poll(self.clock.at(begin));
         let end = dpdk_sys::cycles();
         // Without packets a worker waits for the generator, or for the worker that has its buffers.
@@ -423,8 +426,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
 
     #[inline]
     fn poll(&mut self) {
-        self.harness.turn();
-        self.engine.poll(self.clock.at(dpdk_sys::cycles()));
+        let begin = dpdk_sys::cycles();
+        self.harness.turn(begin);
+        self.engine.poll(self.clock.at(begin));
     }
 
     /// Waits until no worker feeds and none holds a packet of another, and verifies what was kept.
@@ -488,5 +492,6 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     }
 }
 
+mod latency;
 #[cfg(test)]
 mod tests;
