@@ -141,7 +141,7 @@ impl Bench<'_> {
         let counters = Arc::clone(session.engine.counters());
         let mut measured = match options.snat_load {
             Some(_) => session.time_batches(&counters)?,
-            None => session.time(options.seconds, stage)?,
+            None => session.time(Duration::from_secs(options.seconds.into()), stage)?,
         };
         if options.latency {
             measured.latency = session.latency(stage)?;
@@ -186,12 +186,9 @@ impl Bench<'_> {
         let clock = WorkerClock::still(self.rate);
         let engine = Swap { ports, received: 0 };
         let mut session = Session { bench: self, harness, engine, meeting, clock };
-        let seconds = if self.options.mode.of_services().is_some() {
-            self.options.seconds.div_ceil(FLOOR_PART)
-        } else {
-            self.options.seconds
-        };
-        let measured = session.time(seconds, None)?;
+        let all = Duration::from_secs(self.options.seconds.into());
+        let wanted = if self.options.mode.of_services().is_some() { all / FLOOR_PART } else { all };
+        let measured = session.time(wanted, None)?;
         let Session { engine, harness, .. } = session;
         harness.give_back(engine.ports);
         let Traffic { fed, transmitted, .. } = harness.traffic().since(before);
@@ -451,9 +448,8 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     }
 
     /// Measures for a time.
-    fn time(&mut self, seconds: u32, stage: Option<Stage>) -> Result<Measured, BenchError> {
+    fn time(&mut self, wanted: Duration, stage: Option<Stage>) -> Result<Measured, BenchError> {
         let mut measured = Measured::none(self.bench.rate);
-        let wanted = Duration::from_secs(seconds.into());
         loop {
             self.slice(&mut measured);
             if measured.times.elapsed() >= wanted {
