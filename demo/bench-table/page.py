@@ -13,9 +13,9 @@ TEXT = """# Performance
 
 Written by `make bench`. It measures the forwarding engine with `sluiced bench`
 ([Commands](commands.md#sluiced)), without a NIC: a real 100G port costs about 44 ns a packet more. Every packet is
-accounted for, and one in 100 is checked in full. A figure is the better of two measurements, with 4,000,000 flows and of
-latency the only one. Flows are established; `nat` and `dnat` carry both directions. They go to one Service of 16
-backends, unless the row says otherwise.
+accounted for, and one in 100 is checked in full. A figure is the better of two measurements; of latency, and with
+4,000,000 flows, it is the only one. Flows are established; `nat` and `dnat` carry both directions. They go to one
+Service of 16 backends, unless the row says otherwise.
 
 - **Floor**: the same harness with a worker that only swaps Ethernet addresses, in the same process, ns a packet. It is
   included in the figure.
