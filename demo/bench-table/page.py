@@ -23,7 +23,8 @@ Service of 16 backends, unless the row says otherwise.
   devices that copy nothing, on the same core. It is measured again every minute; the column compares a figure with the
   yardstick of its minute, and targets in y are computed from it.
 - **Latency**: from the arrival of a packet until it leaves. Packets arrive at a steady rate, whether or not the worker
-  polls: at this part of the rate that the worker reaches when every burst is full. What interrupts the worker counts too, such as other programs. There is no target.
+  polls: at this part of the rate that the worker reaches when every burst is full. What interrupts the worker counts
+  too, such as other programs. There is no target.
 
 ## Machine
 
