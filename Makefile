@@ -31,8 +31,9 @@ e2e-k8s: ## run the end-to-end scenarios on the cluster of KUBECONFIG, in namesp
 	SLUICE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) cargo test --quiet -p control --test kubernetes -- \
 	  --exact scenarios::every_scenario_holds_on_a_real_cluster --nocapture
 
-bench: ## measure the forwarding engine beside the floor of the same harness
+bench: ## measure the forwarding engine beside targets and DPDK's testpmd; writes docs/reference/performance.md
 	@.ci/install build run test
+	@.ci/install yardstick || echo "bench: no testpmd, so there are no ratios to it" >&2
 	@cargo build --quiet --release --bin sluiced
 	@demo/bench
 
