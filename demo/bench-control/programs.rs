@@ -37,7 +37,8 @@ pools: [{name: default, addresses: [100.64.1.0-100.64.255.0]}]
 logs: {format: json}
 ";
 /// Routes to Pods outside the prefixes of nodes, and to Nodes.
-const MORE_ROUTES: &str = "{to: 10.200.0.0/16, via: 172.16.2.1, port: cluster}, {to: 172.20.0.0/16, via: 172.16.2.1, port: cluster}";
+const MORE_ROUTES: &str =
+    "{to: 10.200.0.0/16, via: 172.16.2.1, port: cluster}, {to: 172.20.0.0/16, via: 172.16.2.1, port: cluster}";
 
 /// A stage of a change, from a log line.
 struct LogEvent {
