@@ -245,7 +245,9 @@ fn read(line: &str) -> Option<LogEvent> {
     let counter = fields["generation"].as_str()?.rsplit('/').next()?.parse().ok()?;
     let message = fields["message"].as_str()?.to_owned();
     let is_stage = ["planned", "received", "published", "every worker has applied the generation"].contains(&message.as_str());
-    let took = ["plan_us", "compile_us"].iter().find_map(|field| fields[field].as_u64()).map(Duration::from_micros);
+    // Integers of 128 bits are strings in the log.
+    let took = ["plan_us", "compile_us"].iter().find_map(|field| fields[field].as_str()?.parse().ok());
+    let took = took.map(Duration::from_micros);
     let at = Stamp::parse(line["timestamp"].as_str()?)?;
     is_stage.then_some(LogEvent { message, at, counter, took })
 }

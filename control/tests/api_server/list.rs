@@ -54,10 +54,10 @@ pub fn list(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiRes
         metadata["continue"] = Continue { revision: shown, skipped: start.skipped + limit }.token().into();
         metadata["remainingItemCount"] = (rest.len() - limit).into();
     }
-    let items: Vec<_> = rest.into_iter().take(limit).map(|object| Item(object)).collect();
+    let items: Vec<_> = rest.into_iter().take(limit).map(|object| ListedObject(object)).collect();
     let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
     let has_more = metadata["continue"].is_string();
-    let response = ApiResponse::json(200, &List { kind, api_version, metadata, items });
+    let response = ApiResponse::json(200, &ListBody { kind, api_version, metadata, items });
     if has_more && std::mem::take(&mut store.compact_before_next_page) {
         store.compact();
     }
@@ -67,16 +67,16 @@ pub fn list(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiRes
 /// A list, written without copies of its objects: benchmarks list 20,000.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct List<'a> {
+struct ListBody<'a> {
     kind: String,
     api_version: String,
     metadata: Value,
-    items: Vec<Item<'a>>,
+    items: Vec<ListedObject<'a>>,
 }
 
-struct Item<'a>(&'a Value);
+struct ListedObject<'a>(&'a Value);
 
-impl Serialize for Item<'_> {
+impl Serialize for ListedObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let fields = self.0.as_object().into_iter().flatten();
         serializer.collect_map(fields.filter(|(key, _)| !["kind", "apiVersion"].contains(&key.as_str())))
