@@ -81,20 +81,21 @@ impl Planner {
                     continue;
                 }
             }
+            let began = Instant::now();
             collect_burst(&mut changes, &mut world, planned_at).await;
             self.shared.recorder.end(world.ending_namespaces());
             self.shared.recorder.forget(&world.take_deleted());
             world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
             if world.is_complete() {
                 disallowed.log_new(&world, &self.shared.settings);
-                again_at = self.plan(&mut world, &mut memory);
+                again_at = self.plan(&mut world, &mut memory, began);
                 planned_at = Some(Instant::now());
             }
         }
     }
 
-    /// Plans and publishes; returns when to plan again.
-    fn plan(&self, world: &mut World, memory: &mut Memory) -> Option<Instant> {
+    /// Plans and publishes what happened since `began`; returns when to plan again.
+    fn plan(&self, world: &mut World, memory: &mut Memory, began: Instant) -> Option<Instant> {
         let plan = plan(world, &self.shared.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
         self.publish_to_operators(world);
@@ -113,10 +114,11 @@ impl Planner {
         };
         let generation = &newest.state.generation;
         memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, cleanups: plan.cleanups };
         let is_new = |old: &Option<Arc<Published>>| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, &newest));
         replace_if(&self.shared.states, is_new, || Some(Arc::clone(&newest)));
+        let (services, plan_us) = (newest.state.services.len(), began.elapsed().as_micros());
+        tracing::debug!(%generation, services, replanned = plan.replanned, plan_us, "planned");
         self.statuses.send_replace(Some(Arc::new(statuses)));
         plan.again_at.map(Instant::from_std)
     }
