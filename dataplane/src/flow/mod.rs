@@ -24,6 +24,6 @@ pub use transitions::{Segment, advance};
 pub use snat::{PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub(crate) use state::{UDP_SIGNAL, is_plain_number};
-pub(crate) use storage::{HotFlow, HotFlows};
+pub(crate) use storage::{BegunFlow, HotFlow, HotFlows};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub use tick::{Tick, Ticks};

@@ -9,7 +9,7 @@ use super::entry::Flow;
 use super::index::{Guess, Index};
 use super::snat::PoolId;
 use super::state::{Direction, YieldClass};
-use super::storage::{HotFlows, Storage};
+use super::storage::{BegunFlow, HotFlows, Storage};
 use super::tick::Tick;
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
@@ -181,17 +181,37 @@ impl<A: Address> FlowTable<A> {
     ///
     /// [`Full`]; the table is unchanged.
     pub fn insert(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
+        let index = self.claim(self.hashes(&flow), flow.mode.is_two_way())?;
+        self.storage.put(index, &flow);
+        match flow.state.yield_class() {
+            Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
+            None => self.order.set_since(index, flow.last_seen),
+        }
+        Ok(FlowIndex(index))
+    }
+
+    /// The same for a flow that a SYN begins now. Returns its place in the direction of the SYN.
+    ///
+    /// [`Full`]; the table is unchanged.
+    pub(crate) fn begin(&mut self, begun: &BegunFlow<A::Key>, now: Tick) -> Result<Candidate, Full> {
+        let index = self.claim(begun.hashes, true)?;
+        self.storage.begin(index, begun, now);
+        self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
+        Ok(Candidate(place(index, Direction::ToBackend)))
+    }
+
+    /// Finds a position for a flow with these hashes, and adds it to the index.
+    fn claim(&mut self, [to_backend, to_client]: [u64; 2], is_two_way: bool) -> Result<u32, Full> {
         let index = match self.free.checked_sub(1) {
             Some(index) => index,
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
             None => return Err(Full),
         };
-        let [to_backend, to_client] = self.hashes(&flow);
         self.index.prefetch(to_client); // its line is fetched while the other one is written
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if flow.mode.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if is_two_way && !self.index.insert(to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -200,13 +220,8 @@ impl<A: Address> FlowTable<A> {
         } else {
             self.free = self.storage.next_free(index);
         }
-        self.storage.put(index, &flow);
-        match flow.state.yield_class() {
-            Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
-            None => self.order.set_since(index, flow.last_seen),
-        }
         self.len += 1;
-        Ok(FlowIndex(index))
+        Ok(index)
     }
 
     /// Removes a flow. The caller releases its SNAT port.

@@ -16,10 +16,12 @@
 
 mod follow;
 mod nat;
+mod open;
 mod record;
 mod rewrite;
 
 use follow::Follow;
+use open::{Aside, Opening, set_aside};
 use record::Recognise;
 pub(super) use record::Record;
 
@@ -52,7 +54,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let follow = Follow { snapshot, now: Tick::at(arrival.now_ns), shortest: self.limits.shortest() };
         let recognise = Recognise::new(snapshot, arrival.link);
         let mut ways = [STAYS; BURST];
-        let (mut recognised, mut left) = (0, 0);
+        let mut opening = Opening::new(snapshot, arrival);
+        let mut recognised = 0;
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
         for turn in 0..len.div_ceil(PART) + 2 {
@@ -66,13 +69,23 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             let Some(range) = turn.checked_sub(2).map(part) else { continue };
             let (buffers, records, ways) = (&mut burst[range.clone()], &mut records[range.clone()], &mut ways[range]);
+            let syns = if recognised & Record::SYN != 0 { set_aside(records) } else { Aside::new() };
             if recognised & Record::V4 != 0 {
-                follow.burst(&mut self.tables.v4, buffers, records, &mut left);
+                follow.burst(&mut self.tables.v4, buffers, records, &mut opening.left);
+                if !syns.is_empty() {
+                    self.open::<u32>(&syns, buffers, records, &mut opening);
+                }
                 self.rewrite::<u32>(snapshot, buffers, records, ways);
             }
             if recognised & Record::V6 != 0 {
-                follow.burst(&mut self.tables.v6, buffers, records, &mut left);
+                follow.burst(&mut self.tables.v6, buffers, records, &mut opening.left);
+                if !syns.is_empty() {
+                    self.open::<u128>(&syns, buffers, records, &mut opening);
+                }
                 self.rewrite::<u128>(snapshot, buffers, records, ways);
+            }
+            if !syns.is_empty() {
+                self.count_opened(&syns, ways);
             }
         }
         self.records = records;

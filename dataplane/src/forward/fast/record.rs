@@ -10,7 +10,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
-use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, ether_type, protocol};
+use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, ether_type, protocol, tcp_flags};
 
 /// Bytes of an IPv4 header without options and a TCP header without options.
 pub(super) const HEAD_V4: usize = 40;
@@ -48,6 +48,8 @@ impl Record {
     pub(super) const V4: u8 = 0x40;
     pub(super) const V6: u8 = 0x80;
     const FAMILY: u8 = Self::V4 | Self::V6;
+    /// Set in the kinds of packets that open connections, and of the answers to them.
+    pub(super) const SYN: u8 = tcp_flags::SYN;
 
     /// A packet that the fast way leaves.
     pub(super) fn left() -> Self {
@@ -68,6 +70,24 @@ impl Record {
     #[inline(always)]
     pub(super) fn leave(&mut self) {
         self.kind = 0;
+    }
+
+    /// Whether the packet opens a TCP connection.
+    #[inline(always)]
+    pub(super) fn opens(&self) -> bool {
+        const OTHERS: u8 = UDP_SIGNAL | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
+        self.kind & (OTHERS | Self::SYN) == Self::SYN
+    }
+
+    /// Leaves the packet; [`Record::take_back`] undoes that.
+    #[inline(always)]
+    pub(super) fn set_aside(&mut self) -> Kind {
+        Kind(std::mem::take(&mut self.kind))
+    }
+
+    #[inline(always)]
+    pub(super) fn take_back(&mut self, kind: Kind) {
+        self.kind = kind.0;
     }
 
     /// [`Record::V4`], [`Record::V6`], or 0 for a packet that is left.
@@ -94,6 +114,18 @@ impl Record {
     }
 }
 
+/// The kind of a packet that was set aside.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind(u8);
+
+impl Kind {
+    /// [`Record::V4`] or [`Record::V6`].
+    #[inline(always)]
+    pub(super) fn family(self) -> u8 {
+        self.0 & Record::FAMILY
+    }
+}
+
 #[inline(always)]
 fn protocol_of(kind: u8) -> u8 {
     if kind & UDP_SIGNAL == 0 { protocol::TCP } else { protocol::UDP }
@@ -113,16 +145,16 @@ impl<'s> Recognise<'s> {
         Self { snapshot, filter: FrameFilter::new(snapshot.port(link.port()).mac), link }
     }
 
-    /// The first loop. Returns the families that were recognised.
+    /// The first loop. Returns the kinds of all packets together: their families, and whether any has [`Record::SYN`].
     #[inline(never)]
     pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, burst: &[B], records: &mut [Record]) -> u8 {
-        let mut families = 0;
+        let mut kinds = 0;
         for (buffer, record) in burst.iter().zip(records) {
             let recognised = self.frame(tables, buffer.bytes(), record).unwrap_or(0);
             record.kind = recognised;
-            families |= recognised;
+            kinds |= recognised;
         }
-        families & Record::FAMILY
+        kinds
     }
 
     /// Stores what is known of a frame but its kind, which it returns.
