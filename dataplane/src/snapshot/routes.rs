@@ -9,9 +9,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
 
+use super::prefixes::Prefixes;
 use crate::choose::MaglevTable;
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
@@ -138,8 +137,8 @@ impl Group {
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     pub(crate) epoch: u32,
-    pub(crate) v4: Arc<PrefixMap<Ipv4Net, RouteTarget>>,
-    pub(crate) v6: Arc<PrefixMap<Ipv6Net, RouteTarget>>,
+    pub(crate) v4: Arc<Prefixes<u32, RouteTarget>>,
+    pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
     /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.
@@ -152,9 +151,9 @@ pub(crate) struct Routes {
 
 impl Routes {
     pub(crate) fn target(&self, address: IpAddr) -> Option<RouteTarget> {
-        match IpNet::from(address) {
-            IpNet::V4(host) => self.v4.get_lpm(&host).map(|(_, way)| *way),
-            IpNet::V6(host) => self.v6.get_lpm(&host).map(|(_, way)| *way),
+        match address {
+            IpAddr::V4(address) => self.v4.get(address.into()),
+            IpAddr::V6(address) => self.v6.get(address.into()),
         }
     }
 
