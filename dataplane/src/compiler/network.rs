@@ -21,7 +21,9 @@ use proto::limits::MAGLEV_HASH_VERSION;
 use crate::choose::MaglevTable;
 use crate::flow::{ROUTE_EPOCHS, UNRESOLVED};
 use crate::port::{Link, PortIndex};
-use crate::snapshot::{Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink};
+use crate::snapshot::{
+    Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink,
+};
 use crate::wire::{Mac, TableHash};
 
 /// Maximum number of distinct groups of next hops: 2 KB of table each, 2 MB together. A gateway with full tables of two
@@ -164,7 +166,8 @@ impl RouteBook {
         let targets = v4.iter().map(|prefix| prefix.value).chain(v6.iter().map(|prefix| prefix.value));
         self.routers = targets.filter_map(|target| if let RouteTarget::Via(slot) = target { Some(slot) } else { None }).collect();
         self.routers.extend(groups.made.iter().flat_map(|group| group.members.iter().copied()));
-        (self.routes.v4, self.routes.v6, self.routes.groups) = (Arc::new(Prefixes::new(v4)), Arc::new(Prefixes::new(v6)), groups.made.into());
+        (self.routes.v4, self.routes.v6, self.routes.groups) =
+            (Arc::new(Prefixes::new(v4)), Arc::new(Prefixes::new(v6)), groups.made.into());
         self.look_again();
     }
 

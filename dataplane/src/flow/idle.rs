@@ -99,7 +99,14 @@ impl IdleLimits {
     #[must_use]
     #[inline]
     pub fn may_be_over(&self, state: FlowState, last_seen: Tick, now: Tick) -> bool {
-        now.since(last_seen) >= self.at_least[state as usize]
+        self.may_be_over_after(state, now.since(last_seen))
+    }
+
+    /// The same for a flow whose last packet came this long ago.
+    #[must_use]
+    #[inline]
+    pub(crate) fn may_be_over_after(&self, state: FlowState, idle: Ticks) -> bool {
+        idle >= self.at_least[state as usize]
     }
 
     /// Whether a flow in `state`, last seen then, has exceeded its limit. `own` is the idle timeout of its service. It

@@ -87,7 +87,8 @@ impl<K: TupleKey> HotFlow<K> {
     }
 
     /// Time since the last packet; 0 if that was later than `now`.
-    fn idle(&self, now: Tick) -> Ticks {
+    #[inline]
+    pub(crate) fn idle(&self, now: Tick) -> Ticks {
         Tick(now.0 << SEEN_SHIFT).since_scaled(Tick(self.seen & !0xff), SEEN_SHIFT)
     }
 

@@ -5,11 +5,13 @@
 //!
 //! Not here: time. The caller decides when to sweep and which flows to end.
 
+use arrayvec::ArrayVec;
+
 use super::entry::Flow;
 use super::index::{Guess, Index};
 use super::snat::PoolId;
 use super::state::{Direction, YieldClass};
-use super::storage::{BegunFlow, HotFlows, Storage};
+use super::storage::{BegunFlow, HotFlow, HotFlows, Storage};
 use super::tick::Tick;
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
@@ -37,6 +39,9 @@ impl Candidate {
         (index as usize, direction)
     }
 }
+
+/// Flows that a sweep looks at together.
+const SWEEP_PART: usize = 16;
 
 /// The table has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -230,19 +235,24 @@ impl<A: Address> FlowTable<A> {
         if !self.storage.is_used(index.0) {
             return flow;
         }
-        let [to_backend, to_client] = self.hashes(&flow);
-        self.index.prefetch(to_client);
-        self.index.remove(to_backend, place(index.0, Direction::ToBackend));
+        let hashes = self.hashes(&flow);
+        self.index.prefetch(hashes[Direction::ToClient as usize]);
+        self.take_out(index.0, &flow, hashes);
+        flow
+    }
+
+    /// Removes a flow that is in the table with these hashes.
+    fn take_out(&mut self, index: u32, flow: &Flow<A>, [to_backend, to_client]: [u64; 2]) {
+        self.index.remove(to_backend, place(index, Direction::ToBackend));
         if flow.mode.is_two_way() {
-            self.index.remove(to_client, place(index.0, Direction::ToClient));
+            self.index.remove(to_client, place(index, Direction::ToClient));
         }
         if let Some(class) = flow.state.yield_class() {
-            self.order.remove(index.0, class, pool_of(&flow));
+            self.order.remove(index, class, pool_of(flow));
         }
-        self.storage.free(index.0, self.free);
-        self.free = index.0 + 1;
+        self.storage.free(index, self.free);
+        self.free = index + 1;
         self.len -= 1;
-        flow
     }
 
     /// Applies a packet to the state of its flow, see [`advance()`], and keeps the yield lists up to date. Returns the
@@ -333,20 +343,53 @@ impl<A: Address> FlowTable<A> {
     /// Passes up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it returns true;
     /// the callback releases their SNAT ports. Forgets routes of other epochs than `route_epoch`. Returns where to
     /// continue, 0 after the last entry.
-    pub fn sweep(&mut self, start: u32, entries: u32, route_epoch: u32, mut ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
+    pub fn sweep(&mut self, start: u32, entries: u32, route_epoch: u32, ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
+        self.sweep_some(start, entries, route_epoch, |_| false, ended)
+    }
+
+    /// As [`FlowTable::sweep`], except that it passes over flows in a handshake, which have no route, of which `stays`
+    /// says that they have not ended. So a flood costs little more than reading its entries in order.
+    pub(crate) fn sweep_some(
+        &mut self,
+        start: u32,
+        entries: u32,
+        route_epoch: u32,
+        stays: impl Fn(&HotFlow<A::Key>) -> bool,
+        mut ended: impl FnMut(&Flow<A>) -> bool,
+    ) -> u32 {
         let end = start.saturating_add(entries).min(self.high_water);
-        for index in start..end {
-            if !self.storage.is_used(index) {
-                continue;
+        let mut next = start;
+        while next < end {
+            // The lines of the index that a flow's end changes are fetched before the first of a part ends.
+            let mut part: ArrayVec<(u32, [u64; 2]), SWEEP_PART> = ArrayVec::new();
+            while next < end && !part.is_full() {
+                if let Some(hashes) = self.storage.hot(next).and_then(|flow| self.may_end(flow, &stays)) {
+                    part.push((next, hashes));
+                }
+                next += 1;
             }
-            let flow = self.get(FlowIndex(index));
-            if ended(&flow) {
-                self.remove(FlowIndex(index));
-            } else {
-                self.storage.forget_route(index, &flow, route_epoch);
+            for (index, hashes) in part {
+                let flow = self.get(FlowIndex(index));
+                if ended(&flow) {
+                    self.take_out(index, &flow, hashes);
+                } else {
+                    self.storage.forget_route(index, &flow, route_epoch);
+                }
             }
         }
         if end == self.high_water { 0 } else { end }
+    }
+
+    /// The hashes of a flow that `stays` does not keep, or that may have a route; their lines of tags are prefetched.
+    #[inline]
+    fn may_end(&self, flow: &HotFlow<A::Key>, stays: impl Fn(&HotFlow<A::Key>) -> bool) -> Option<[u64; 2]> {
+        let state = flow.state()?;
+        if state.shakes_hands() && stays(flow) {
+            return None;
+        }
+        let hashes = [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
+        hashes.iter().for_each(|hash| self.prefetch(*hash));
+        Some(hashes)
     }
 }
 

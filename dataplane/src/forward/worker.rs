@@ -20,14 +20,14 @@ use crossbeam_queue::ArrayQueue;
 use super::engine::Engine;
 use super::fast;
 use super::observer::Observe;
-use crate::flow::{Flow, FlowLimits, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
+use crate::flow::{Flow, FlowLimits, FlowTable, HotFlow, IdleLimits, SnatPorts, Tick, Ticks};
 use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::{Address, Tags, protocol};
+use crate::wire::{Address, Tags, TupleKey, protocol};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
@@ -276,6 +276,13 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
+    /// Whether [`Look::ended`] is false, as far as a short look tells.
+    #[inline]
+    fn stays<K: TupleKey>(&self, flow: &HotFlow<K>) -> bool {
+        self.snapshot.backends.spot(flow.backend()).is_some()
+            && flow.state().is_some_and(|state| !self.limits.may_be_over_after(state, flow.idle(self.now)))
+    }
+
     /// Whether the flow exceeded its idle limit, or its backend's drain has ended.
     fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
         let Some(backend) = self.snapshot.backend(flow.backend) else {
@@ -310,16 +317,22 @@ fn sweep<A: Address>(
     counters: &WorkerCounters,
     look: &Look<'_>,
 ) -> u32 {
-    table.sweep(start, entries, look.snapshot.route_epoch(), |flow| {
-        let ended = look.ended(flow);
-        if ended {
-            if let Some(lease) = flow.snat_lease() {
-                ports.release(lease.pool, lease.port, look.now);
+    table.sweep_some(
+        start,
+        entries,
+        look.snapshot.route_epoch(),
+        |flow| look.stays(flow),
+        |flow| {
+            let ended = look.ended(flow);
+            if ended {
+                if let Some(lease) = flow.snat_lease() {
+                    ports.release(lease.pool, lease.port, look.now);
+                }
+                counters.flow_ended(flow.backend.slot);
+            } else {
+                look.keep_client(flow);
             }
-            counters.flow_ended(flow.backend.slot);
-        } else {
-            look.keep_client(flow);
-        }
-        ended
-    })
+            ended
+        },
+    )
 }

@@ -145,8 +145,11 @@ mod tests {
     fn agrees_with_a_search<A: Address>(prefixes: Vec<(A, u8)>, asked: &[A]) -> Result<(), TestCaseError> {
         #[allow(clippy::cast_possible_truncation)]
         let most = bits::<A>() as u8;
-        let prefixes: Vec<_> =
-            prefixes.into_iter().zip(0u32..).map(|((address, len), value)| Prefix { address, len: len % (most + 1), value }).collect();
+        let prefixes: Vec<_> = prefixes
+            .into_iter()
+            .zip(0u32..)
+            .map(|((address, len), value)| Prefix { address, len: len % (most + 1), value })
+            .collect();
         let table = Prefixes::new(prefixes.clone());
         let ends = prefixes.iter().flat_map(|prefix| {
             let (first, last) = prefix.ends();
