@@ -99,14 +99,14 @@ impl IdleLimits {
     #[must_use]
     #[inline]
     pub fn may_be_over(&self, state: FlowState, last_seen: Tick, now: Tick) -> bool {
-        self.may_be_over_after(state, now.since(last_seen))
+        now.since(last_seen) >= self.at_least[state as usize]
     }
 
-    /// The same for a flow whose last packet came this long ago.
+    /// Whether a flow in a handshake has exceeded its limit, which no service changes.
     #[must_use]
     #[inline]
-    pub(crate) fn may_be_over_after(&self, state: FlowState, idle: Ticks) -> bool {
-        idle >= self.at_least[state as usize]
+    pub(crate) fn is_handshake_over(&self, state: FlowState, idle: Ticks) -> bool {
+        idle >= self.by_state[state as usize]
     }
 
     /// Whether a flow in `state`, last seen then, has exceeded its limit. `own` is the idle timeout of its service. It

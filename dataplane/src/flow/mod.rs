@@ -26,4 +26,5 @@ pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_strea
 pub(crate) use state::{UDP_SIGNAL, is_plain_number};
 pub(crate) use storage::{BegunFlow, HotFlow, HotFlows};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
+pub(crate) use table::{Fate, SweepRules};
 pub use tick::{Tick, Ticks};

@@ -186,6 +186,11 @@ impl<A: Address> Storage<A> {
         self.hot.get(index as usize)
     }
 
+    /// The pool of the SNAT port of a flow.
+    pub(super) fn pool(&self, index: u32) -> PoolId {
+        self.cold[index as usize].pool
+    }
+
     /// What packets of flows read, by position.
     pub(super) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
         HotFlows { flows: &mut self.hot, routes: ClientRoutes(&self.routes) }

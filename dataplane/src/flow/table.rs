@@ -7,10 +7,10 @@
 
 use arrayvec::ArrayVec;
 
-use super::entry::Flow;
+use super::entry::{BackendId, Flow};
 use super::index::{Guess, Index};
 use super::snat::PoolId;
-use super::state::{Direction, YieldClass};
+use super::state::{Direction, FlowMode, FlowState, YieldClass};
 use super::storage::{BegunFlow, HotFlow, HotFlows, Storage};
 use super::tick::Tick;
 use super::transitions::Segment;
@@ -237,18 +237,18 @@ impl<A: Address> FlowTable<A> {
         }
         let hashes = self.hashes(&flow);
         self.index.prefetch(hashes[Direction::ToClient as usize]);
-        self.take_out(index.0, &flow, hashes);
+        self.take_out(index.0, (flow.mode, flow.state, flow.snat_pool), hashes);
         flow
     }
 
-    /// Removes a flow that is in the table with these hashes.
-    fn take_out(&mut self, index: u32, flow: &Flow<A>, [to_backend, to_client]: [u64; 2]) {
+    /// Removes a flow that is in the table with these hashes. The pool counts in mode `nat`.
+    fn take_out(&mut self, index: u32, (mode, state, pool): (FlowMode, FlowState, PoolId), [to_backend, to_client]: [u64; 2]) {
         self.index.remove(to_backend, place(index, Direction::ToBackend));
-        if flow.mode.is_two_way() {
+        if mode.is_two_way() {
             self.index.remove(to_client, place(index, Direction::ToClient));
         }
-        if let Some(class) = flow.state.yield_class() {
-            self.order.remove(index, class, pool_of(flow));
+        if let Some(class) = state.yield_class() {
+            self.order.remove(index, class, (mode == FlowMode::Nat).then_some(pool));
         }
         self.storage.free(index, self.free);
         self.free = index + 1;
@@ -344,61 +344,115 @@ impl<A: Address> FlowTable<A> {
     /// the callback releases their SNAT ports. Forgets routes of other epochs than `route_epoch`. Returns where to
     /// continue, 0 after the last entry.
     pub fn sweep(&mut self, start: u32, entries: u32, route_epoch: u32, ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
-        self.sweep_some(start, entries, route_epoch, |_| false, ended)
+        self.sweep_by(start, entries, route_epoch, &mut Each(ended))
     }
 
-    /// As [`FlowTable::sweep`], except that it passes over flows in a handshake, which have no route, of which `stays`
-    /// says that they have not ended. So a flood costs little more than reading its entries in order.
-    pub(crate) fn sweep_some(
-        &mut self,
-        start: u32,
-        entries: u32,
-        route_epoch: u32,
-        stays: impl Fn(&HotFlow<A::Key>) -> bool,
-        mut ended: impl FnMut(&Flow<A>) -> bool,
-    ) -> u32 {
+    /// As [`FlowTable::sweep`], with a shorter look at flows in a handshake, which have no route: those that stay cost
+    /// little more than reading them in order.
+    ///
+    /// The lines of the index that the end of a flow changes are fetched while flows of the part before end.
+    pub(crate) fn sweep_by(&mut self, start: u32, entries: u32, route_epoch: u32, by: &mut impl SweepRules<A>) -> u32 {
         let end = start.saturating_add(entries).min(self.high_water);
         let mut next = start;
-        while next < end {
-            // The lines of the index that a flow's end changes are fetched before the first of a part ends.
-            let mut part: ArrayVec<(u32, [u64; 2]), SWEEP_PART> = ArrayVec::new();
-            while next < end && !part.is_full() {
-                if let Some(hashes) = self.storage.hot(next).and_then(|flow| self.may_end(flow, &stays)) {
-                    part.push((next, hashes));
+        let mut part = self.part_of_sweep(&mut next, end, by);
+        while !part.is_empty() {
+            let after = self.part_of_sweep(&mut next, end, by);
+            for Due { index, hashes, is_over } in part {
+                if is_over {
+                    self.end_handshake(index, hashes, by);
+                    continue;
                 }
-                next += 1;
-            }
-            for (index, hashes) in part {
                 let flow = self.get(FlowIndex(index));
-                if ended(&flow) {
-                    self.take_out(index, &flow, hashes);
+                if by.is_over(&flow) {
+                    self.take_out(index, (flow.mode, flow.state, flow.snat_pool), hashes);
+                    by.ended(flow.backend, flow.snat_lease().map(|lease| (lease.pool, lease.port)));
                 } else {
                     self.storage.forget_route(index, &flow, route_epoch);
                 }
             }
+            part = after;
         }
         if end == self.high_water { 0 } else { end }
     }
 
-    /// The hashes of a flow that `stays` does not keep, or that may have a route; their lines of tags are prefetched.
-    #[inline]
-    fn may_end(&self, flow: &HotFlow<A::Key>, stays: impl Fn(&HotFlow<A::Key>) -> bool) -> Option<[u64; 2]> {
-        let state = flow.state()?;
-        if state.shakes_hands() && stays(flow) {
-            return None;
+    /// The next flows, up to `end`, that end or need a longer look. Their lines of tags are prefetched.
+    #[inline(always)]
+    fn part_of_sweep(&self, next: &mut u32, end: u32, by: &impl SweepRules<A>) -> ArrayVec<Due, SWEEP_PART> {
+        let mut part = ArrayVec::new();
+        while *next < end && !part.is_full() {
+            let index = *next;
+            *next += 1;
+            let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { continue };
+            let fate = if state.shakes_hands() { by.glance(flow, state) } else { Fate::Unknown };
+            if fate != Fate::Stays {
+                let hashes =
+                    [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
+                hashes.iter().for_each(|hash| self.prefetch(*hash));
+                part.push(Due { index, hashes, is_over: fate == Fate::Over });
+            }
         }
-        let hashes = [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
-        hashes.iter().for_each(|hash| self.prefetch(*hash));
-        Some(hashes)
+        part
     }
+
+    /// Removes a flow in a handshake.
+    fn end_handshake(&mut self, index: u32, hashes: [u64; 2], by: &mut impl SweepRules<A>) {
+        let pool = self.storage.pool(index);
+        let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return };
+        let (mode, backend) = (flow.mode(), BackendId::unpacked(flow.backend()));
+        let port = flow.key(Direction::ToClient).tuple(state.protocol()).destination_port;
+        self.take_out(index, (mode, state, pool), hashes);
+        by.ended(backend, (mode == FlowMode::Nat).then_some((pool, port)));
+    }
+}
+
+/// A flow that a sweep found.
+struct Due {
+    index: u32,
+    hashes: [u64; 2],
+    /// It ends. Otherwise a longer look tells.
+    is_over: bool,
+}
+
+/// What a short look at a flow tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It does not end, and needs nothing else from the sweep.
+    Stays,
+    /// It ends.
+    Over,
+    /// A longer look tells.
+    Unknown,
+}
+
+/// Which flows a sweep ends.
+pub(crate) trait SweepRules<A: Address> {
+    /// A short look at a flow in a handshake.
+    fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
+    /// Whether a flow ends.
+    fn is_over(&mut self, flow: &Flow<A>) -> bool;
+    /// A flow of this backend, which held this SNAT port, has ended.
+    fn ended(&mut self, backend: BackendId, port: Option<(PoolId, u16)>);
+}
+
+/// A callback as rules.
+struct Each<F>(F);
+
+impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Each<F> {
+    fn glance(&self, _: &HotFlow<A::Key>, _: FlowState) -> Fate {
+        Fate::Unknown
+    }
+
+    fn is_over(&mut self, flow: &Flow<A>) -> bool {
+        self.0(flow)
+    }
+
+    fn ended(&mut self, _: BackendId, _: Option<(PoolId, u16)>) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::entry::BackendId;
     use crate::flow::snat::{PoolId, SnatLease};
-    use crate::flow::state::{FlowMode, FlowState};
     use crate::flow::tick::Tick;
     use proptest::prelude::*;
     use std::collections::HashMap;

@@ -14,7 +14,7 @@ use super::prefixes::Prefixes;
 use crate::choose::MaglevTable;
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
-use crate::wire::{Ethernet, Mac, TableHash, split_mix};
+use crate::wire::{Address, ByFamily, Ethernet, Mac, TableHash, split_mix};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -149,7 +149,27 @@ pub(crate) struct Routes {
     pub(crate) down: Vec<PortIndex>,
 }
 
+impl ByFamily for Routes {
+    type Of<A: Address> = Prefixes<A, RouteTarget>;
+
+    #[inline(always)]
+    fn v4(&self) -> &Prefixes<u32, RouteTarget> {
+        &self.v4
+    }
+
+    #[inline(always)]
+    fn v6(&self) -> &Prefixes<u128, RouteTarget> {
+        &self.v6
+    }
+}
+
 impl Routes {
+    /// The target for an address of one family.
+    #[inline]
+    fn target_of<A: Address>(&self, address: A) -> Option<RouteTarget> {
+        A::of(self).get(address)
+    }
+
     pub(crate) fn target(&self, address: IpAddr) -> Option<RouteTarget> {
         match address {
             IpAddr::V4(address) => self.v4.get(address.into()),
@@ -157,11 +177,12 @@ impl Routes {
         }
     }
 
-    pub(crate) fn to(&self, address: IpAddr) -> RouteTo {
-        match self.target(address) {
+    #[inline]
+    pub(crate) fn to<A: Address>(&self, address: A) -> RouteTo {
+        match self.target_of(address) {
             Some(RouteTarget::Via(next_hop)) => RouteTo::NextHop(next_hop),
             Some(RouteTarget::OnLink(link)) => {
-                self.slots.get(&(link, address)).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
+                self.slots.get(&(link, address.ip())).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
             Some(RouteTarget::Nowhere) | None => RouteTo::None,
         }
