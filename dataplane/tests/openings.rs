@@ -1,6 +1,6 @@
 //! SYNs that the fast way takes begin the same flows, and leave as the same bytes, as those that the slow way takes. One
-//! gateway gets each SYN as it is. Its twin gets it behind a packet of the same tuple that needs a flow, so that it has to take the
-//! slow way too.
+//! gateway gets each SYN as it is. Its twin gets it behind a packet of the same tuple that needs a flow, so that it has
+//! to take the slow way too.
 
 #![allow(clippy::unwrap_used)]
 
