@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 
 use super::follow::{FastFamily, PacketHead};
-use super::record::{Kind, Record};
+use super::record::{RecordKind, Record};
 use super::{PART, STAYS};
 use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
 use crate::forward::decide::{refused_source, unresolved_client};
@@ -25,7 +25,7 @@ use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey, is_martian, protocol};
 
 /// Packets of a part that open connections and have no flow: their positions and kinds.
-pub(super) type Aside = ArrayVec<(u8, Kind), PART>;
+pub(super) type Aside = ArrayVec<(u8, RecordKind), PART>;
 
 /// Takes the packets that may open connections out of the other loops.
 #[inline(never)]
@@ -57,7 +57,7 @@ type FrontendOf = (u128, u16);
 /// A packet that will open a connection.
 struct Opens<K> {
     at: u8,
-    kind: Kind,
+    kind: RecordKind,
     /// Slot of its next hop.
     exit: u32,
     flow: BegunFlow<K>,
@@ -152,7 +152,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     #[inline(always)]
     fn opened<A: FastFamily>(
         &mut self,
-        (at, kind): (u8, Kind),
+        (at, kind): (u8, RecordKind),
         buffer: &P::Buffer,
         record: &Record,
         opening: &mut Opening<'_>,

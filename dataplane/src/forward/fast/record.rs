@@ -81,12 +81,12 @@ impl Record {
 
     /// Leaves the packet; [`Record::take_back`] undoes that.
     #[inline(always)]
-    pub(super) fn set_aside(&mut self) -> Kind {
-        Kind(std::mem::take(&mut self.kind))
+    pub(super) fn set_aside(&mut self) -> RecordKind {
+        RecordKind(std::mem::take(&mut self.kind))
     }
 
     #[inline(always)]
-    pub(super) fn take_back(&mut self, kind: Kind) {
+    pub(super) fn take_back(&mut self, kind: RecordKind) {
         self.kind = kind.0;
     }
 
@@ -116,9 +116,9 @@ impl Record {
 
 /// The kind of a packet that was set aside.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kind(u8);
+pub(super) struct RecordKind(u8);
 
-impl Kind {
+impl RecordKind {
     /// [`Record::V4`] or [`Record::V6`].
     #[inline(always)]
     pub(super) fn family(self) -> u8 {
