@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 
 use super::follow::{FastFamily, PacketHead};
-use super::record::{RecordKind, Record};
+use super::record::{Record, RecordKind};
 use super::{PART, STAYS};
 use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
 use crate::forward::decide::{refused_source, unresolved_client};
