@@ -1,6 +1,6 @@
-//! SYNs that the fast way takes begin the same flows, and leave as the same bytes, as those that the slow way takes. One
-//! gateway gets each SYN as it is. Its twin gets it behind a packet of the same tuple that needs a flow, so that it has
-//! to take the slow way too.
+//! SYNs that the fast way takes begin the same flows, and leave as the same bytes, as those that the slow way takes.
+//! One gateway gets each SYN as it is. Its twin gets it behind a packet of the same tuple that needs a flow, so that
+//! it has to take the slow way too.
 
 #![allow(clippy::unwrap_used)]
 
@@ -202,13 +202,13 @@ proptest! {
                 rig.worker.poll(rig.now);
             }
             let frame = packet.packet(packet.flags).build();
-            let (by_fast, misses_fast) = feed(&mut fast, &[frame.clone()]);
+            let (by_fast, misses_fast) = feed(&mut fast, std::slice::from_ref(&frame));
             let (by_slow, misses_slow) = feed(&mut slow, &[packet.stray().build(), frame]);
             prop_assert_eq!(&by_fast, &by_slow, "{:?}", packet);
             if let (Some(PacketOutcome::Forward(_)), [sent]) = (by_fast.outcome, &by_fast.to_backends[..]) {
                 prop_assert_eq!(misses_slow, misses_fast + 1);
                 assert_checksums(sent);
-                if packet.payload % 2 == 0 && port % 2 == 0 {
+                if port.is_multiple_of(2) {
                     prop_assert_eq!(answer(&mut fast, sent), answer(&mut slow, sent));
                 }
             }

@@ -1,8 +1,8 @@
 //! Longest prefix match: the value of the longest prefix that contains an address.
 //!
-//! The prefixes are cut into ranges without overlaps, sorted by their first addresses. The upper bits of an address select
-//! a few of them, and a binary search among those finds its range: a lookup among a million IPv4 prefixes reads about
-//! six lines of memory, among a few prefixes one.
+//! The prefixes are cut into ranges without overlaps, sorted by their first addresses. The upper bits of an address
+//! select a few of them, and a binary search among those finds its range: a lookup among a million IPv4 prefixes reads
+//! about six lines of memory, among a few prefixes one.
 //!
 //! **Invariant:** the first range begins at address 0, so every address is in a range.
 //!

@@ -1,17 +1,17 @@
 //! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
-//! (`record`); prefetch the flows; check each flow (`follow`); create flows of connections (`open`); rewrite the packets
-//! (`rewrite`); send them.
+//! (`record`); prefetch the flows; check each flow (`follow`); create flows of connections (`open`); rewrite the
+//! packets (`rewrite`); send them.
 //!
-//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's own
-//! address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
-//! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments, a
-//! new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is left
-//! too, so packets of a flow keep their order.
+//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
+//! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
+//! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
+//! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
+//! left too, so packets of a flow keep their order.
 //!
 //! **Invariant:** whatever it forwards, the slow way would forward as the same bytes by the same port
-//! (`tests/fast_way.rs`, `tests/openings.rs`). A flow is only in the table of the worker that owns it, so a packet that is found here needs no
-//! steering.
+//! (`tests/fast_way.rs`, `tests/openings.rs`). A flow is only in the table of the worker that owns it, so a packet
+//! that is found here needs no steering.
 //!
 //! Not here: what happens to the packets that are left (`burst`).
 

@@ -1,7 +1,7 @@
-//! The loop of the fast way for packets that open connections: of those the index shows that they have no flow. It takes
-//! what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room for their
-//! flows and a rested port. It creates the flow, and the next loop rewrites the packet like any other. All other packets
-//! are left, and nothing is changed for them.
+//! The loop of the fast way for packets that open connections: of those the index shows that they have no flow. It
+//! takes what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room
+//! for their flows and a rested port. It creates the flow, and the next loop rewrites the packet like any other. All
+//! other packets are left, and nothing is changed for them.
 //!
 //! The first half of the loop decides on each packet of a part and prefetches what the second half writes.
 //!
