@@ -2,7 +2,7 @@
 //! it behind a packet of the same flow that is too big, so that it has to take the slow way too.
 //!
 //! Which way a packet took shows in the order of what leaves: the fast way sends before the slow way sends a packet that
-//! arrived earlier, one that opens or answers another flow.
+//! arrived earlier, one that begins a flow of UDP or answers another flow.
 
 #![allow(clippy::unwrap_used)]
 
@@ -199,13 +199,16 @@ proptest! {
         prop_assert_eq!(flow, same);
         let frame = case.build(flow).build();
         let too_big = Packet { payload: vec![0; 1600], ..Case { dont_fragment: true, ..case }.build(flow) }.build();
-        // A packet of the slow way that leaves by the same port: it opens a flow, or answers one.
+        // A packet of the slow way that leaves by the same port: it begins a flow of UDP, or answers one.
         let marker = |rig: &mut Rig| match case.is_reply {
             true => {
                 let (backend, snat) = case.begin(rig, 6666);
                 case.packet(backend, snat, tcp_flags::SYN | ACK)
             }
-            false => case.packet(case.client(6666), case.vip(), tcp_flags::SYN),
+            false => {
+                let udp = Case { is_udp: true, ..case };
+                udp.packet(udp.client(6666), udp.vip(), 0)
+            }
         };
         let (marker_fast, marker_slow) = (marker(&mut fast), marker(&mut slow));
         let by_fast = case.burst(&mut fast, &[marker_fast.build(), frame.clone()]);

@@ -9,13 +9,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
 
+use super::prefixes::Prefixes;
 use crate::choose::MaglevTable;
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
-use crate::wire::{Ethernet, Mac, TableHash, split_mix};
+use crate::wire::{Address, ByFamily, Ethernet, Mac, TableHash, split_mix};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -158,8 +157,8 @@ impl Group {
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     pub(crate) epoch: u32,
-    pub(crate) v4: Arc<PrefixMap<Ipv4Net, RouteTarget>>,
-    pub(crate) v6: Arc<PrefixMap<Ipv6Net, RouteTarget>>,
+    pub(crate) v4: Arc<Prefixes<u32, RouteTarget>>,
+    pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
     /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.
@@ -170,19 +169,40 @@ pub(crate) struct Routes {
     pub(crate) down: Vec<PortIndex>,
 }
 
+impl ByFamily for Routes {
+    type Of<A: Address> = Prefixes<A, RouteTarget>;
+
+    #[inline(always)]
+    fn v4(&self) -> &Prefixes<u32, RouteTarget> {
+        &self.v4
+    }
+
+    #[inline(always)]
+    fn v6(&self) -> &Prefixes<u128, RouteTarget> {
+        &self.v6
+    }
+}
+
 impl Routes {
+    /// The target for an address of one family.
+    #[inline]
+    fn target_of<A: Address>(&self, address: A) -> Option<RouteTarget> {
+        A::of(self).get(address)
+    }
+
     pub(crate) fn target(&self, address: IpAddr) -> Option<RouteTarget> {
-        match IpNet::from(address) {
-            IpNet::V4(host) => self.v4.get_lpm(&host).map(|(_, way)| *way),
-            IpNet::V6(host) => self.v6.get_lpm(&host).map(|(_, way)| *way),
+        match address {
+            IpAddr::V4(address) => self.v4.get(address.into()),
+            IpAddr::V6(address) => self.v6.get(address.into()),
         }
     }
 
-    pub(crate) fn to(&self, address: IpAddr) -> RouteTo {
-        match self.target(address) {
+    #[inline]
+    pub(crate) fn to<A: Address>(&self, address: A) -> RouteTo {
+        match self.target_of(address) {
             Some(RouteTarget::Via(next_hop)) => RouteTo::NextHop(next_hop),
             Some(RouteTarget::OnLink(link)) => {
-                self.slots.get(&(link, address)).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
+                self.slots.get(&(link, address.ip())).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
             Some(RouteTarget::Nowhere) | None => RouteTo::None,
         }

@@ -28,6 +28,8 @@ pub(super) trait FastFamily: FlowFamily {
 
     /// The addresses and ports in a head.
     fn key(head: &Self::Head) -> Self::Key;
+    /// The sequence number of a TCP segment.
+    fn sequence(head: &Self::Head) -> u32;
 }
 
 /// The first bytes of a packet.
@@ -60,6 +62,11 @@ impl FastFamily for u32 {
         key.copy_from_slice(&head[12..24]);
         WireKey::<3>::read(key)
     }
+
+    #[inline(always)]
+    fn sequence(head: &Self::Head) -> u32 {
+        u32::from_be_bytes([head[24], head[25], head[26], head[27]])
+    }
 }
 
 impl FastFamily for u128 {
@@ -71,6 +78,11 @@ impl FastFamily for u128 {
         let mut key = [0; 36];
         key.copy_from_slice(&head[8..44]);
         WireKey::<9>::read(key)
+    }
+
+    #[inline(always)]
+    fn sequence(head: &Self::Head) -> u32 {
+        u32::from_be_bytes([head[44], head[45], head[46], head[47]])
     }
 }
 

@@ -1,27 +1,30 @@
 //! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
-//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`rewrite`); send them.
+//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`rewrite`); create flows of
+//! connections (`open`); send the packets.
 //!
-//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's own
-//! address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
-//! unchanged: one that begins, ends or changes a flow, needs an answer, fragments, a new route, or a longer look. A packet
-//! whose flow and direction had an earlier packet left in the same burst is left too, so packets of a flow keep their
-//! order.
+//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
+//! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
+//! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
+//! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
+//! left too, so packets of a flow keep their order.
 //!
 //! **Invariant:** whatever it forwards, the slow way would forward as the same bytes by the same port
-//! (`tests/fast_way.rs`). A flow is only in the table of the worker that owns it, so a packet that is found here needs no
-//! steering.
+//! (`tests/fast_way.rs`, `tests/openings.rs`). A flow is only in the table of the worker that owns it, so a packet
+//! that is found here needs no steering.
 //!
 //! Not here: what happens to the packets that are left (`burst`).
 
 mod follow;
 mod nat;
+mod open;
 mod record;
 mod rewrite;
 
 use follow::Follow;
-use record::{Recognise, STAYS};
+use open::{Opening, openings};
 pub(super) use record::Record;
+use record::{Recognise, STAYS};
 use rewrite::Progress;
 
 use super::engine::Engine;
@@ -49,35 +52,42 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let recognise = Recognise::new(snapshot, arrival.link);
-        let (mut recognised, mut progress) = (0, Progress::default());
+        let (mut kinds, mut progress) = (0, Progress::default());
+        let mut opening = Opening::new(snapshot, arrival);
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
         for turn in 0..len.div_ceil(PART) + last {
             let range = part(turn);
-            recognised |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
-            if recognised == 0 {
+            kinds |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
+            let families = kinds & Record::FAMILY;
+            if families == 0 {
                 continue;
             }
             if let Some(before) = turn.checked_sub(1) {
-                locate(&self.tables, &mut records[part(before)], recognised);
+                locate(&self.tables, &mut records[part(before)], families);
             }
-            if last > 2 && let Some(before) = turn.checked_sub(2) {
-                self.prefetch_backends(snapshot, &records[part(before)], recognised);
+            if last > 2
+                && let Some(before) = turn.checked_sub(2)
+            {
+                self.prefetch_backends(snapshot, &records[part(before)], families);
             }
             let Some(range) = turn.checked_sub(last).map(part) else { continue };
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
-            match recognised {
-                Record::V4 => self.forward_part::<u32>(&follow, part, records, &mut progress),
-                Record::V6 => self.forward_part::<u128>(&follow, part, records, &mut progress),
-                _ => {
-                    self.forward_part::<u32>(&follow, part, records, &mut progress);
-                    self.forward_part::<u128>(&follow, part, records, &mut progress);
-                }
+            let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
+            if families != Record::V6 {
+                self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
+                self.open_part::<u32>(&mut opening, part, (records, openings), &mut progress);
+            }
+            if families != Record::V4 {
+                self.forward_part::<u128>(&follow, part, (records, openings), &mut progress);
+                self.open_part::<u128>(&mut opening, part, (records, openings), &mut progress);
             }
         }
-        if recognised != 0 {
+        if kinds & Record::FAMILY != 0 {
+            self.tally.misses += progress.opened;
+            self.tally.hits = self.tally.hits.wrapping_sub(progress.opened);
             self.send_known(burst, &records, progress.only_port());
         }
         self.records = records;
@@ -148,9 +158,6 @@ fn locate_all<A: Address>(table: &FlowTable<A>, records: &mut [Record]) -> bool 
     let mut any_away = false;
     for record in records.iter_mut() {
         record.candidate = table.candidate(record.hash);
-        if record.candidate == Candidate::NONE {
-            record.leave();
-        }
         any_away |= record.candidate == Candidate::AWAY;
     }
     any_away

@@ -127,9 +127,13 @@ fn rewrite_transport(head: &mut [u8], change: u64, is_udp: bool) {
     }
     match word(head, UDP_CHECKSUM) {
         0 => {}
-        old => set_word(head, UDP_CHECKSUM, match updated(old) {
-            0 => 0xffff,
-            new => new,
-        }),
+        old => set_word(
+            head,
+            UDP_CHECKSUM,
+            match updated(old) {
+                0 => 0xffff,
+                new => new,
+            },
+        ),
     }
 }

@@ -10,7 +10,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
-use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, protocol};
+use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, protocol, tcp_flags};
 
 /// Bytes of an IPv4 header without options and a TCP header without options.
 pub(super) const HEAD_V4: usize = 40;
@@ -61,7 +61,9 @@ pub(super) const STAYS: u8 = u8::MAX;
 impl Record {
     pub(super) const V4: u8 = 0x40;
     pub(super) const V6: u8 = 0x80;
-    const FAMILY: u8 = Self::V4 | Self::V6;
+    pub(super) const FAMILY: u8 = Self::V4 | Self::V6;
+    /// Set in the kinds of packets that open connections, and of the answers to them.
+    pub(super) const SYN: u8 = tcp_flags::SYN;
 
     /// A packet that the fast way leaves.
     pub(super) fn left() -> Self {
@@ -77,10 +79,11 @@ impl Record {
         }
     }
 
-    /// Leaves the packet.
+    /// Whether the packet opens a TCP connection.
     #[inline(always)]
-    pub(super) fn leave(&mut self) {
-        self.kind = 0;
+    pub(super) fn opens(&self) -> bool {
+        const OTHERS: u8 = UDP_SIGNAL | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
+        self.kind & (OTHERS | Self::SYN) == Self::SYN
     }
 
     /// [`Record::V4`], [`Record::V6`], or 0 for a packet that is left.
@@ -126,16 +129,16 @@ impl<'s> Recognise<'s> {
         Self { snapshot, filter: FrameFilter::new(snapshot.port(link.port()).mac), link }
     }
 
-    /// The first loop. Returns the families that were recognised.
+    /// The first loop. Returns the kinds of all packets together: their families, and whether any has [`Record::SYN`].
     #[inline(never)]
     pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, burst: &[B], records: &mut [Record]) -> u8 {
-        let mut families = 0;
+        let mut kinds = 0;
         for (buffer, record) in burst.iter().zip(records) {
             let recognised = self.frame(tables, buffer.bytes(), record).unwrap_or(0);
             (record.kind, record.way) = (recognised, STAYS);
-            families |= recognised;
+            kinds |= recognised;
         }
-        families & Record::FAMILY
+        kinds
     }
 
     /// Stores what is known of a frame but its kind, which it returns.

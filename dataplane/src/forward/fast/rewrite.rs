@@ -7,7 +7,7 @@
 use super::follow::{FastFamily, Follow, PacketHead, Passage};
 use super::nat;
 use super::record::{HEAD_V4, HEAD_V6, Record, STAYS};
-use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
+use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
@@ -35,13 +35,7 @@ impl Rewritten for u32 {
     }
 
     #[inline(always)]
-    fn rewrite(
-        head: &mut [u8; HEAD_V4],
-        from: &WireKey<3>,
-        to: &WireKey<3>,
-        is_udp: bool,
-        identification: Option<u16>,
-    ) {
+    fn rewrite(head: &mut [u8; HEAD_V4], from: &WireKey<3>, to: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
         nat::rewrite_v4(head, from, to, is_udp, identification);
     }
 
@@ -72,7 +66,9 @@ impl Rewritten for u128 {
 #[derive(Default)]
 pub(super) struct Progress {
     /// Flows, by some bits of the hash, of which a packet was left: later packets must not overtake it.
-    left: u64,
+    pub(super) left: u64,
+    /// Number of packets that leave and opened a connection.
+    pub(super) opened: u64,
     /// All bits that the ports of the packets have, and those that all of them have.
     any_port: u8,
     no_port: u8,
@@ -85,21 +81,21 @@ impl Progress {
     }
 
     #[inline(always)]
-    fn add_port(&mut self, port: u8) {
+    pub(super) fn add_port(&mut self, port: u8) {
         self.any_port |= port;
         self.no_port |= !port;
     }
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// The third loop, for the packets of one family in a part of a burst. It calls no function, and leaves what needs one
-    /// to [`Self::forward_others`].
+    /// The third loop, for the packets of one family in a part of a burst, except those at the positions that are bits of
+    /// `openings`. It calls no function, and leaves what needs one to [`Self::forward_others`].
     #[inline(never)]
     pub(super) fn forward_part<A: Rewritten>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
-        records: &mut [Record],
+        (records, openings): (&mut [Record], u32),
         progress: &mut Progress,
     ) {
         // Flows and positions of the packets that are not forwarded here.
@@ -116,8 +112,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 others |= 1 << position;
             }
         }
-        if others != 0 {
-            self.forward_others::<A>(follow, (part, records, others), progress);
+        if others & !openings != 0 {
+            self.forward_others::<A>(follow, (part, records, others & !openings), progress);
         }
     }
 
@@ -155,31 +151,84 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     ) -> Option<PortIndex> {
         let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
         let table = A::split(&mut self.tables).0;
+        if record.candidate == Candidate::NONE {
+            return None;
+        }
         if !table.is_at(record.candidate, &A::key(head)) {
             record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
         }
         let mut flows = table.hot_parts();
-        let Passage { flow, direction, exit } = follow.packet::<A, true>(&mut flows, head, record)?;
-        match flow.mode() {
-            FlowMode::Nat | FlowMode::Dnat => {
-                let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
-                let identification = A::may_fragment(head).then(|| identification::<A>(&mut self.identifications, to, record));
-                A::rewrite(framed::<A>(buffer, exit, record)?, from, &to, record.is_udp(), identification);
-            }
-            FlowMode::Dsr => A::lower_hop_limit(framed::<A>(buffer, exit, record)?),
-            mode => {
-                let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
-                into_tunnel::<A>(follow.snapshot, &mut self.identifications, buffer, record, (mode, backend), exit)?;
-            }
-        }
-        count::<A>(self.counters.by_backend(), flow, record);
-        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
-        Some(exit.port)
+        let passage = follow.packet::<A, true>(&mut flows, head, record)?;
+        let mut writer = Writer {
+            snapshot: follow.snapshot,
+            identifications: &mut self.identifications,
+            counters: self.counters.by_backend(),
+            observer: &mut self.observer,
+        };
+        writer.packet::<A, _>(buffer, record, &passage)
+    }
+
+    /// Rewrites the first packet of a flow, which leaves by the next hop in a slot; `None` if it cannot be rewritten.
+    pub(super) fn forward_opened<A: Rewritten>(
+        &mut self,
+        snapshot: &Snapshot,
+        buffer: &mut P::Buffer,
+        record: &Record,
+        slot: u32,
+    ) -> Option<PortIndex> {
+        let flows = A::split(&mut self.tables).0.hot_parts().flows;
+        let flow = flows.get(record.candidate.entry().0)?;
+        let passage = Passage { flow, direction: Direction::ToBackend, exit: snapshot.routes().exit(slot)? };
+        let mut writer = Writer {
+            snapshot,
+            identifications: &mut self.identifications,
+            counters: self.counters.by_backend(),
+            observer: &mut self.observer,
+        };
+        writer.packet::<A, _>(buffer, record, &passage)
     }
 
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
         let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(), self.counters.by_backend());
         Forwarding { follow, flows, counters, observer: &mut self.observer }
+    }
+}
+
+/// What rewriting a packet anywhere needs.
+struct Writer<'e, O> {
+    snapshot: &'e Snapshot,
+    identifications: &'e mut Identifications,
+    counters: &'e [BackendCounters; BACKEND_SLOTS],
+    observer: &'e mut O,
+}
+
+impl<O> Writer<'_, O> {
+    /// Rewrites a packet and counts it. Returns the port by which it leaves; `None` if it is left, unchanged.
+    fn packet<A: Rewritten, B: Buffer>(
+        &mut self,
+        buffer: &mut B,
+        record: &Record,
+        &Passage { flow, direction, exit }: &Passage<'_, '_, A::Key>,
+    ) -> Option<PortIndex>
+    where
+        O: Observe<B>,
+    {
+        match flow.mode() {
+            FlowMode::Nat | FlowMode::Dnat => {
+                let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
+                let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+                let identification = A::may_fragment(head).then(|| identification::<A>(self.identifications, to, record));
+                A::rewrite(framed::<A>(buffer, exit, record)?, from, &to, record.is_udp(), identification);
+            }
+            FlowMode::Dsr => A::lower_hop_limit(framed::<A>(buffer, exit, record)?),
+            mode => {
+                let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
+                into_tunnel::<A>(self.snapshot, self.identifications, buffer, record, (mode, backend), exit)?;
+            }
+        }
+        count::<A>(self.counters, flow, record);
+        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
+        Some(exit.port)
     }
 }
 
