@@ -175,6 +175,7 @@ impl<A: Address> FlowTable<A> {
     }
 
     /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
+    #[inline(always)]
     pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {
         let (index, direction) = entry_of(candidate.0);
         self.storage.hot(index).is_some_and(|flow| flow.key(direction) == key)

@@ -98,20 +98,21 @@ impl<'s> Follow<'s> {
         Self { snapshot, routes: snapshot.routes(), now, shortest }
     }
 
-    /// Decides on one packet of its candidate, by the head of the packet; `None` if it does not pass, or if the candidate
-    /// is another flow. Without `GROUPS` packets from and to behind groups of next hops do not pass.
+    /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
+    /// with the candidate, or `None` if it was compared before. With `ALL` also packets into tunnels pass, and those from and
+    /// to behind groups of next hops, which needs calls.
     #[inline(always)]
-    pub(super) fn packet<'f, A: FastFamily, const GROUPS: bool>(
+    pub(super) fn packet<'f, A: FastFamily, const ALL: bool>(
         &self,
         flows: &'f mut HotFlows<'_, A::Key>,
-        head: &A::Head,
+        head: Option<&A::Head>,
         record: &Record,
     ) -> Option<Passage<'f, 's, A::Key>> {
         let (index, direction) = record.candidate.entry();
         let HotFlows { flows, routes: to_clients } = flows;
         // The compiler cannot know that candidates are positions of flows.
         let flow = flows.get_mut(index)?;
-        if *flow.key(direction) != A::key(head) {
+        if !ALL && flow.mode().is_tunnel() || head.is_some_and(|head| *flow.key(direction) != A::key(head)) {
             return None;
         }
         let is_plain = is_plain_number(flow.state_number(), record.signal(), direction);
@@ -121,12 +122,12 @@ impl<'s> Follow<'s> {
         let spot = self.snapshot.backends.spot(flow.backend())?;
         let next_hop = spot.next_hop();
         let slot = match direction {
-            Direction::ToBackend if GROUPS => self.routes.slot_of(next_hop, record.hash),
+            Direction::ToBackend if ALL => self.routes.slot_of(next_hop, record.hash),
             Direction::ToBackend => next_hop,
             Direction::ToClient => {
                 let arrives = match self.routes.exit(next_hop) {
                     Some(exit) => exit.link == record.link,
-                    None => GROUPS && self.routes.arrives_from(next_hop, record.link),
+                    None => ALL && self.routes.arrives_from(next_hop, record.link),
                 };
                 if arrives { to_clients.slot(index, self.routes.epoch) } else { return None }
             }

@@ -86,9 +86,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         if kinds & Record::FAMILY != 0 {
-            self.tally.misses += progress.opened;
-            self.tally.hits = self.tally.hits.wrapping_sub(progress.opened);
             self.send_known(burst, &records, progress.only_port());
+            // They were counted as packets of known flows.
+            self.tally.hits -= progress.opened;
+            self.tally.misses += progress.opened;
         }
         self.records = records;
     }

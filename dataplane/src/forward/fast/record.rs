@@ -27,9 +27,10 @@ const V4_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
 const V4_START: u32 = u32::from_ne_bytes([0x08, 0x00, Ipv4::PLAIN, 0]);
 const V6_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xf0, 0]);
 const V6_START: u32 = u32::from_ne_bytes([0x86, 0xdd, 0x60, 0]);
-/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: all bits of a fragment, and those of a TTL
-/// above 1.
+/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: all bits of a fragment, "do not fragment",
+/// and those of a TTL above 1.
 const FRAGMENT: u32 = u32::from_ne_bytes([0x3f, 0xff, 0, 0]);
+const DONT_FRAGMENT: u32 = u32::from_ne_bytes([0x40, 0, 0, 0]);
 const TTL_ABOVE_1: u32 = u32::from_ne_bytes([0, 0, 0xfe, 0]);
 
 /// What the loops know of a packet. 24 bytes.
@@ -47,6 +48,8 @@ pub(in crate::forward) struct Record {
     pub(super) network_offset: u8,
     /// Whether bytes follow the packet, to be removed: with them it might exceed the MTU.
     pub(super) is_padded: bool,
+    /// Whether routers may fragment the packet.
+    pub(super) may_fragment: bool,
     /// The port by which it leaves, or [`STAYS`].
     pub(super) way: u8,
     /// The lower five TCP flags or [`UDP_SIGNAL`]; [`Record::V4`] or [`Record::V6`]. 0 for a packet that is left.
@@ -74,6 +77,7 @@ impl Record {
             packet_len: 0,
             network_offset: 0,
             is_padded: false,
+            may_fragment: false,
             way: STAYS,
             kind: 0,
         }
@@ -195,6 +199,7 @@ fn ipv4(
         return None;
     }
     let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len), 20)?;
+    record.may_fragment = word & DONT_FRAGMENT == 0;
     let key = WireKey::<3>::read(*head[12..].first_chunk()?);
     store(table, &key, (len, frame_len, signal), (link, offset), record);
     Some(signal | Record::V4)
@@ -214,6 +219,7 @@ fn ipv6(
         return None;
     }
     let signal = signal(head[6], head[40..].first_chunk()?, usize::from(len), 40)?;
+    record.may_fragment = false;
     let key = WireKey::<9>::read(*head[8..].first_chunk()?);
     store(table, &key, (len, frame_len, signal), (link, offset), record);
     Some(signal | Record::V6)

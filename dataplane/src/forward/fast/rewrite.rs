@@ -5,8 +5,8 @@
 //! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
 
 use super::follow::{FastFamily, Follow, PacketHead, Passage};
-use super::nat;
 use super::record::{HEAD_V4, HEAD_V6, Record, STAYS};
+use super::{PART, nat};
 use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
@@ -19,8 +19,6 @@ use crate::wire::{Buffer, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
-    /// Whether routers may fragment the packet.
-    fn may_fragment(head: &Self::Head) -> bool;
     /// Replaces addresses and ports, and the identification if there is another one, decrements the hop limit, and
     /// updates all checksums.
     fn rewrite(head: &mut Self::Head, from: &Self::Key, to: &Self::Key, is_udp: bool, identification: Option<u16>);
@@ -29,11 +27,6 @@ pub(super) trait Rewritten: FastFamily {
 }
 
 impl Rewritten for u32 {
-    #[inline(always)]
-    fn may_fragment(head: &[u8; HEAD_V4]) -> bool {
-        head[6] & 0x40 == 0
-    }
-
     #[inline(always)]
     fn rewrite(head: &mut [u8; HEAD_V4], from: &WireKey<3>, to: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
         nat::rewrite_v4(head, from, to, is_udp, identification);
@@ -46,11 +39,6 @@ impl Rewritten for u32 {
 }
 
 impl Rewritten for u128 {
-    #[inline(always)]
-    fn may_fragment(_: &[u8; HEAD_V6]) -> bool {
-        false
-    }
-
     #[inline(always)]
     fn rewrite(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireKey<9>, is_udp: bool, _: Option<u16>) {
         nat::rewrite_v6(head, from, to, is_udp);
@@ -69,6 +57,8 @@ pub(super) struct Progress {
     pub(super) left: u64,
     /// Number of packets that leave and opened a connection.
     pub(super) opened: u64,
+    /// Whether most packets of the last part could not be rewritten where they are.
+    needs_calls: bool,
     /// All bits that the ports of the packets have, and those that all of them have.
     any_port: u8,
     no_port: u8,
@@ -89,8 +79,8 @@ impl Progress {
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop, for the packets of one family in a part of a burst, except those at the positions that are bits of
-    /// `openings`. It calls no function, and leaves what needs one to [`Self::forward_others`].
-    #[inline(never)]
+    /// `openings`. Where most packets of the part before needed calls, so probably do these.
+    #[inline(always)]
     pub(super) fn forward_part<A: Rewritten>(
         &mut self,
         follow: &Follow<'_>,
@@ -98,12 +88,31 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         (records, openings): (&mut [Record], u32),
         progress: &mut Progress,
     ) {
-        // Flows and positions of the packets that are not forwarded here.
-        let (mut flows, mut others) = (progress.left, 0_u32);
+        let others = match progress.needs_calls {
+            true => !0,
+            false => self.forward_in_place::<A>(follow, part, records, progress),
+        };
+        progress.needs_calls = others.count_ones() as usize > PART / 2;
+        if others & !openings != 0 {
+            self.forward_others::<A>(follow, (part, records, others & !openings), progress);
+        }
+    }
+
+    /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
+    /// other packets as bits, for [`Self::forward_others`].
+    #[inline(never)]
+    fn forward_in_place<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        part: &mut [P::Buffer],
+        records: &mut [Record],
+        progress: &mut Progress,
+    ) -> u32 {
+        let (mut flows, mut others) = (progress.left, 0);
         let mut forwarding = self.forwarding::<A>(follow);
-        for (position, (buffer, record)) in part.iter_mut().zip(&mut *records).enumerate() {
+        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
             let flow = 1 << (record.hash & 63);
-            let is_next = record.family() == A::RECORD && flows & flow == 0;
+            let is_next = record.family() == A::RECORD && !record.may_fragment && flows & flow == 0;
             if is_next && let Some(port) = forwarding.in_place(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
@@ -112,9 +121,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 others |= 1 << position;
             }
         }
-        if others & !openings != 0 {
-            self.forward_others::<A>(follow, (part, records, others & !openings), progress);
-        }
+        others
     }
 
     /// The third loop for the packets at the positions that are bits of `others`. Those that do not pass are left, and with
@@ -143,6 +150,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Decides on one packet, rewrites it and counts it. Returns the port by which it leaves; `None` if it is left.
+    #[inline(always)]
     fn forward_one<A: Rewritten>(
         &mut self,
         follow: &Follow<'_>,
@@ -158,7 +166,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
         }
         let mut flows = table.hot_parts();
-        let passage = follow.packet::<A, true>(&mut flows, head, record)?;
+        let passage = follow.packet::<A, true>(&mut flows, None, record)?;
         let mut writer = Writer {
             snapshot: follow.snapshot,
             identifications: &mut self.identifications,
@@ -204,6 +212,7 @@ struct Writer<'e, O> {
 
 impl<O> Writer<'_, O> {
     /// Rewrites a packet and counts it. Returns the port by which it leaves; `None` if it is left, unchanged.
+    #[inline(always)]
     fn packet<A: Rewritten, B: Buffer>(
         &mut self,
         buffer: &mut B,
@@ -216,8 +225,7 @@ impl<O> Writer<'_, O> {
         match flow.mode() {
             FlowMode::Nat | FlowMode::Dnat => {
                 let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
-                let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
-                let identification = A::may_fragment(head).then(|| identification::<A>(self.identifications, to, record));
+                let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
                 A::rewrite(framed::<A>(buffer, exit, record)?, from, &to, record.is_udp(), identification);
             }
             FlowMode::Dsr => A::lower_hop_limit(framed::<A>(buffer, exit, record)?),
@@ -241,8 +249,8 @@ struct Forwarding<'e, A: FastFamily, O> {
 }
 
 impl<A: Rewritten, O> Forwarding<'_, A, O> {
-    /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
-    /// leaves; `None` if it does not pass or needs a call, unchanged.
+    /// Decides on one packet that can be rewritten where it is and needs no identification, rewrites it and counts it.
+    /// Returns the port by which it leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
     fn in_place<B: Buffer>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
@@ -250,19 +258,13 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     {
         let (link, packet) = buffer.bytes_mut().split_at_mut_checked(record.network_offset.into())?;
         let head = A::Head::of_mut(packet, 0)?;
-        let Passage { flow, direction, exit } = self.follow.packet::<A, false>(&mut self.flows, head, record)?;
+        let Passage { flow, direction, exit } = self.follow.packet::<A, false>(&mut self.flows, Some(head), record)?;
         if usize::from(record.network_offset) != exit.link_bytes() {
             return None;
         }
         match flow.mode() {
-            FlowMode::Nat | FlowMode::Dnat => {
-                if A::may_fragment(head) {
-                    return None;
-                }
-                A::rewrite(head, flow.key(direction), &flow.key(direction.opposite()).reversed(), record.is_udp(), None);
-            }
             FlowMode::Dsr => A::lower_hop_limit(head),
-            _ => return None,
+            _ => A::rewrite(head, flow.key(direction), &flow.key(direction.opposite()).reversed(), record.is_udp(), None),
         }
         exit.write_link(link);
         if record.is_padded {
@@ -303,6 +305,7 @@ fn identification<A: FastFamily>(identifications: &mut Identifications, to: A::K
 }
 
 /// Puts the link header of the exit before a packet, and removes the bytes after it. Returns the head of the packet.
+#[inline(always)]
 fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
     let (offset, wanted) = (usize::from(record.network_offset), exit.link_bytes());
     if wanted != offset {
@@ -343,8 +346,7 @@ fn into_tunnel<A: Rewritten>(
     if record.packet_len > outer.mtu {
         return None;
     }
-    let may_fragment = A::may_fragment(A::Head::of_mut(buffer.bytes_mut(), record.network_offset.into())?);
-    let identification = outer.identification(may_fragment, record.protocol(), identifications);
+    let identification = outer.identification(record.may_fragment, record.protocol(), identifications);
     let (network_offset, packet_len) = (record.network_offset.into(), record.packet_len);
     let inner = InnerPacket { network_offset, packet_len, identification };
     encapsulate::<A>(buffer, inner, &outer, exit).then_some(())
