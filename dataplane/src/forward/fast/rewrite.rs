@@ -112,7 +112,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut forwarding = self.forwarding::<A>(follow);
         for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
             let flow = 1 << (record.hash & 63);
-            let is_next = record.family() == A::RECORD && !record.may_fragment && flows & flow == 0;
+            let is_next = record.family() == A::RECORD && flows & flow == 0;
             if is_next && let Some(port) = forwarding.in_place(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
@@ -198,7 +198,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
         let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(), self.counters.by_backend());
-        Forwarding { follow, flows, counters, observer: &mut self.observer }
+        let (identifications, observer) = (&mut self.identifications, &mut self.observer);
+        Forwarding { follow, flows, counters, identifications, observer }
     }
 }
 
@@ -245,12 +246,13 @@ struct Forwarding<'e, A: FastFamily, O> {
     follow: &'e Follow<'e>,
     flows: HotFlows<'e, A::Key>,
     counters: &'e [BackendCounters; BACKEND_SLOTS],
+    identifications: &'e mut Identifications,
     observer: &'e mut O,
 }
 
 impl<A: Rewritten, O> Forwarding<'_, A, O> {
-    /// Decides on one packet that can be rewritten where it is and needs no identification, rewrites it and counts it.
-    /// Returns the port by which it leaves; `None` if it does not pass or needs a call, unchanged.
+    /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
+    /// leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
     fn in_place<B: Buffer>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
@@ -264,7 +266,11 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         }
         match flow.mode() {
             FlowMode::Dsr => A::lower_hop_limit(head),
-            _ => A::rewrite(head, flow.key(direction), &flow.key(direction.opposite()).reversed(), record.is_udp(), None),
+            _ => {
+                let to = flow.key(direction.opposite()).reversed();
+                let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
+                A::rewrite(head, flow.key(direction), &to, record.is_udp(), identification);
+            }
         }
         exit.write_link(link);
         if record.is_padded {
@@ -297,7 +303,7 @@ fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow
 
 /// The identification of a packet that may be fragmented on its way: the gateway's own, since packets of many clients
 /// have one source (RFC 6864 section 5.3).
-#[inline(never)]
+#[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // of IPv4 16 bits
 fn identification<A: FastFamily>(identifications: &mut Identifications, to: A::Key, record: &Record) -> u16 {
     let to = to.tuple(record.protocol());
