@@ -62,8 +62,9 @@ impl TupleHash {
         fold(fold(addresses ^ k2, rest ^ k3) ^ k4, k2)
     }
 
-    /// The hash of addresses and ports as they stand in a packet, by which flows are found: one multiplication for IPv4. It
-    /// depends on the byte order of the machine, and differs from [`TupleHash::hash`].
+    /// The hash of addresses and ports as they stand in a packet, by which flows are found. It depends on the byte order
+    /// of the machine, and differs from [`TupleHash::hash`]. After one multiplication alone the lower bits of consecutive
+    /// ports would be an arithmetic progression, in which many may be equal.
     #[must_use]
     #[inline(always)]
     pub fn hash_key<K: TupleKey>(&self, key: &K, protocol: u8) -> u64 {
@@ -73,12 +74,11 @@ impl TupleHash {
         let addresses = match *addresses {
             [source, destination] => pair(source, destination),
             [a, b, c, d, e, f, g, h] => {
-                let s = fold(pair(a, b) ^ k0, pair(c, d) ^ k1);
-                s.rotate_left(32) ^ fold(pair(e, f) ^ k1, pair(g, h) ^ k4)
+                fold(pair(a, b) ^ k0, pair(c, d) ^ k1).rotate_left(32) ^ fold(pair(e, f) ^ k1, pair(g, h) ^ k0)
             }
             _ => 0,
         };
-        fold(addresses ^ k2, pair(ports, protocol.into()) ^ k3)
+        fold(fold(addresses ^ k2, pair(ports, protocol.into()) ^ k3) ^ k4, k2)
     }
 }
 

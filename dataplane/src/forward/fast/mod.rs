@@ -24,7 +24,7 @@ mod rewrite;
 use follow::Follow;
 use open::{Opening, openings};
 pub(super) use record::Record;
-use record::{Recognise, STAYS};
+use record::{PART, Recognise, STAYS};
 use rewrite::Progress;
 
 use super::engine::Engine;
@@ -39,9 +39,6 @@ use crate::wire::Address;
 pub(super) fn records() -> Vec<Record> {
     vec![Record::left(); BURST]
 }
-
-/// Packets of a burst that a loop handles at a time.
-const PART: usize = 8;
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast way takes; the others stay in the burst, in order.

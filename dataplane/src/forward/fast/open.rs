@@ -12,9 +12,8 @@
 
 use arrayvec::ArrayVec;
 
-use super::PART;
 use super::follow::{FastFamily, PacketHead};
-use super::record::{Record, STAYS};
+use super::record::{PART, Record, STAYS};
 use super::rewrite::{Progress, Rewritten};
 use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
 use crate::forward::decide::{refused_source, unresolved_client};

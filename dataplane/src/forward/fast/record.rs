@@ -58,6 +58,8 @@ pub(in crate::forward) struct Record {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
+/// Packets of a burst that a loop handles at a time.
+pub(super) const PART: usize = 8;
 /// In place of a port: the packet stays in the burst. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
 

@@ -5,8 +5,8 @@
 //! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
 
 use super::follow::{FastFamily, Follow, PacketHead, Passage};
-use super::record::{HEAD_V4, HEAD_V6, Record, STAYS};
-use super::{PART, nat};
+use super::nat;
+use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS};
 use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
