@@ -9,12 +9,11 @@
 mod rig;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
 use dataplane::{Link, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
 use proptest::prelude::*;
-use proto::{Mode, Service};
+use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, ip};
 
 const ACK: u8 = tcp_flags::ACK;
@@ -101,14 +100,7 @@ impl Case {
     fn gateway(&self) -> Rig {
         let mut rig = Rig::with_mode(self.mode);
         if !self.mode.is_two_way() {
-            for (name, service) in rig.state.services.clone() {
-                let mut changed = Service::clone(&service);
-                for port in &mut changed.ports {
-                    let number = port.port;
-                    port.backends.iter_mut().for_each(|backend| backend.address.set_port(number));
-                }
-                rig.state.services.insert(name, Arc::new(changed));
-            }
+            rig.set_backend_ports();
         }
         if self.tagged {
             let link = |port: PortIndex| match port {

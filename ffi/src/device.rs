@@ -99,7 +99,7 @@ impl Device {
         std::fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
     }
 
-    /// The device with this number of receive and transmit queues, and with rings of [`AF_PACKET_FRAMES`], as far as its
+    /// The device with this number of receive and transmit queues, and with rings of `AF_PACKET_FRAMES`, as far as its
     /// driver needs arguments for it that are not there. af_xdp has at most as many queues as its interface.
     #[must_use]
     pub fn with_queues(self, queues: u16) -> Self {
