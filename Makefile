@@ -31,10 +31,16 @@ e2e-k8s: ## run the end-to-end scenarios on the cluster of KUBECONFIG, in namesp
 	SLUICE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) cargo test --quiet -p control --test kubernetes -- \
 	  --exact scenarios::every_scenario_holds_on_a_real_cluster --nocapture
 
-bench: ## measure the forwarding engine beside the floor of the same harness
+bench: ## measure the forwarding engine beside targets and DPDK's testpmd; writes docs/reference/performance.md
 	@.ci/install build run test
+	@.ci/install yardstick || echo "bench: no testpmd, so there are no ratios to it" >&2
 	@cargo build --quiet --release --bin sluiced
 	@demo/bench
+
+bench-wire: ## compare the gateway with the kernel's nftables on the same traffic in network namespaces (root)
+	@.ci/install build run test
+	@cargo build --quiet --release --bin sluiced
+	@demo/bench-wire
 
 bench-guard: ## compare instructions per packet of the hot stages with the committed ones (callgrind)
 	@.ci/install build test
@@ -48,4 +54,4 @@ bench-control: ## measure changes of a cluster of 10,000 Services: time, and mem
 module-graph: ## write docs/internals/graph-after.md: the modules of each package by their imports
 	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
 
-.PHONY: help build demo lint test e2e-k8s bench bench-guard bench-control module-graph
+.PHONY: help build demo lint test e2e-k8s bench bench-wire bench-guard bench-control module-graph

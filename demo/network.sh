@@ -49,7 +49,7 @@ error_log $dir/error.log;
 master_process off;
 events { worker_connections 512; }
 http {
-  access_log $dir/access.log;
+  access_log off;
   server {
     listen 8080; listen [::]:8080; default_type text/plain;
     root $dir;

@@ -256,6 +256,9 @@ pub struct BenchArgs {
     /// Every packet is a SYN of a new flow without further packets, and time stands still.
     #[arg(long)]
     pub flood: bool,
+    /// Also measure latency, from a packet's arrival until it leaves, at 10, 50 and 90 % load.
+    #[arg(long)]
+    pub latency: bool,
     /// I/O of the packets.
     #[arg(long, value_enum, default_value = "mem")]
     pub io: BenchIo,

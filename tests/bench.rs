@@ -114,6 +114,23 @@ fn every_mode_works_over_rings() {
     }
 }
 
+/// Latencies are not judged: they depend on the machine.
+#[test]
+fn latency_is_measured_at_three_loads() {
+    let args = vec!["--latency", "--family", "v6"];
+    let report = bench(std::slice::from_ref(&args)).remove(0);
+    assert_known_flows(&args, &report);
+    let loads = report["latency"].as_array().unwrap();
+    assert_eq!(loads.iter().map(|load| load["load_percent"].as_u64().unwrap()).collect::<Vec<_>>(), [10, 50, 90]);
+    for load in loads {
+        let [p50, p99, p999, packets] = ["p50_ns", "p99_ns", "p999_ns", "packets"].map(|key| load[key].as_u64().unwrap());
+        assert!(packets > 0 && 0 < p50 && p50 <= p99 && p99 <= p999, "{report}");
+        assert!((1.0..=32.0).contains(&load["packets_per_burst"].as_f64().unwrap()), "{report}");
+    }
+    let [low, .., high] = &loads[..] else { panic!("{report}") };
+    assert!((high["mpps"].as_f64().unwrap() / low["mpps"].as_f64().unwrap() - 9.0).abs() < 0.01, "{report}");
+}
+
 #[test]
 fn workers_forward_their_own_flows_and_hand_over_those_of_others() {
     let core_count = core_affinity::get_core_ids().unwrap().len();
@@ -138,7 +155,13 @@ fn bench_without_a_mode_uses_no_flows() {
 
 #[test]
 fn contradictions_are_refused() {
-    for args in ["--mode dsr --direction both", "--handover", "--state opening --direction to-client", "--no-df --family v6"] {
+    for args in [
+        "--mode dsr --direction both",
+        "--handover",
+        "--state opening --direction to-client",
+        "--no-df --family v6",
+        "--latency --new-flows",
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).arg("bench").args(args.split(' ')).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{args}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("--"), "{args}");

@@ -60,7 +60,7 @@ fn an_idle_adaptive_gateway_takes_less_than_two_percent_of_a_core_and_forwards_a
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
 
-/// Sends bursts after silences, each smaller than the ring of af_packet (512 frames), to a pool address without a
+/// Sends bursts after silences, each smaller than the ring of af_packet, to a pool address without a
 /// Service: such packets have a drop reason of their own.
 fn assert_no_packet_of_a_burst_is_lost(edge: &Edge) {
     edge.script(

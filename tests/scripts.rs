@@ -1,6 +1,6 @@
 //! Scripts, configurations and the Vagrantfile of the repository, checked by the programs that read them.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod edge;
 #[path = "../control/tests/documents/pages.rs"]
@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edge::{missing_capabilities, skip};
+use edge::{can_create_namespaces, missing_capabilities, skip};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -39,6 +39,100 @@ fn every_script_is_correct_bash() {
         let output = Command::new("bash").arg("-n").arg(&script).output().unwrap();
         assert!(output.status.success(), "{}: {}", script.display(), text(&output));
     }
+}
+
+/// The short run of `make bench-wire` fails by itself if a request fails. How fast anything is depends on the machine.
+#[test]
+fn a_comparison_with_the_kernel_on_the_wire_has_every_figure() {
+    let test = "a comparison with the kernel on the wire";
+    if !can_create_namespaces(test) {
+        return;
+    }
+    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) {
+        return skip(test, "needs two cores");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("page.md");
+    let output = Command::new(root().join("demo/bench-wire"))
+        .env("SLUICED", env!("CARGO_BIN_EXE_sluiced"))
+        .env("OUTPUT", &page)
+        .envs([("SECONDS_EACH", "1"), ("ROUNDS", "1"), ("SERVICES", "2"), ("SYSTEMS", "kernel af_packet")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let page = fs::read_to_string(page).unwrap();
+    let tables = page.split("## What is compared").next().unwrap();
+    let rows: Vec<Vec<&str>> = tables
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains(": "))
+        .map(|line| line.trim_matches(['|', ' ']).split(" | ").collect())
+        .collect();
+    let figures: Vec<&str> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(
+        figures,
+        [
+            "HTTP: requests/s",
+            "HTTP: p50, us",
+            "HTTP: p99, us",
+            "HTTP, a connection a request: requests/s",
+            "HTTP, a connection a request: p50, us",
+            "HTTP, a connection a request: p99, us",
+            "UDP: packets/s",
+            "UDP: packets/s sent",
+            "TCP: Gbit/s",
+        ],
+        "{page}"
+    );
+    for row in rows {
+        let values = row[1..].iter().map(|cell| cell.split(' ').next().unwrap().replace(',', "").parse::<f64>());
+        let values: Vec<f64> = values.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{row:?}: {error}"));
+        assert!(values.len() == 2 && values.iter().all(|value| *value > 0.0), "{row:?}");
+    }
+}
+
+/// Figures are not judged here, only that each row has one.
+#[test]
+fn the_page_of_figures_has_every_row_the_machine_and_both_graphs() {
+    let output = Command::new(root().join("demo/bench")).arg("--rows").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let titles = String::from_utf8(output.stdout).unwrap();
+    assert!(titles.lines().count() > 30, "{titles}");
+    let folder = root().join("docs/reference");
+    let page = fs::read_to_string(folder.join("performance.md")).unwrap();
+    let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| ")).map(cells).collect();
+    for title in titles.lines() {
+        let [row] = rows.iter().filter(|row| row[0] == title).collect::<Vec<_>>()[..] else { panic!("{title}: not one row") };
+        assert_eq!(row.len(), 6, "{row:?}");
+        assert!(row.iter().all(|cell| !cell.is_empty()) && row[1].contains(|c: char| c.is_ascii_digit()), "{row:?}");
+    }
+    for field in ["processor", "clock", "caches of a core", "memory", "huge pages of DPDK", "kernel", "DPDK", "date"] {
+        assert!(rows.iter().any(|row| row.len() == 2 && row[0] == field && row[1].len() > 1), "{field}");
+    }
+    for (graph, lines) in
+        [("performance-flows.svg", &["nat", "dnat", "dsr", "ipip", "gue"][..]), ("performance-services.svg", &["nat"])]
+    {
+        assert!(page.contains(&format!("]({graph})")), "{graph}");
+        let svg = fs::read_to_string(folder.join(graph)).unwrap();
+        assert!(lines.iter().all(|line| svg.contains(&format!(">{line}</text>"))), "{graph}");
+        assert!(svg.contains("no NIC") && svg.contains("prefers-color-scheme: dark"), "{graph}");
+    }
+}
+
+#[test]
+fn figures_are_compared_with_targets_in_units_of_the_yardstick() {
+    let program = "from rows import Figures\n\
+                   run = lambda y, ns: {'yardstick_ns': y, 'report': {'ns_per_packet': ns, 'floor_ns': 5}}\n\
+                   figures = Figures({'runs': {'a': run(10, 16.0), 'b': run(10, 16.1), 'c': run(None, 9)}, 'skipped': 'why'})\n\
+                   for name in 'abc': print(figures.in_units(name, name, 1.2, 4))";
+    let output =
+        Command::new("python3").args(["-B", "-c", program]).current_dir(root().join("demo/bench-table")).output().unwrap();
+    let rows = [
+        "['a', '16.0 ns', '5.0', '<= 16.0 (1.2 y + 4)', '1.60', 'met']",
+        "['b', '16.1 ns', '5.0', '<= 16.0 (1.2 y + 4)', '1.61', 'not met']",
+        "['c', '9.0 ns', '5.0', '<= (1.2 y + 4)', '-', '-']",
+    ];
+    assert_eq!(text(&output), rows.map(|row| format!("{row}\n")).concat());
 }
 
 #[test]

@@ -2,19 +2,18 @@
 //! it behind a packet of the same flow that is too big, so that it has to take the slow way too.
 //!
 //! Which way a packet took shows in the order of what leaves: the fast way sends before the slow way sends a packet that
-//! arrived earlier, one that opens or answers another flow.
+//! arrived earlier, one that begins a flow of UDP or answers another flow.
 
 #![allow(clippy::unwrap_used)]
 
 mod rig;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
 use dataplane::{Link, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
 use proptest::prelude::*;
-use proto::{Mode, Service};
+use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, ip};
 
 const ACK: u8 = tcp_flags::ACK;
@@ -101,14 +100,7 @@ impl Case {
     fn gateway(&self) -> Rig {
         let mut rig = Rig::with_mode(self.mode);
         if !self.mode.is_two_way() {
-            for (name, service) in rig.state.services.clone() {
-                let mut changed = Service::clone(&service);
-                for port in &mut changed.ports {
-                    let number = port.port;
-                    port.backends.iter_mut().for_each(|backend| backend.address.set_port(number));
-                }
-                rig.state.services.insert(name, Arc::new(changed));
-            }
+            rig.set_backend_ports();
         }
         if self.tagged {
             let link = |port: PortIndex| match port {
@@ -199,13 +191,16 @@ proptest! {
         prop_assert_eq!(flow, same);
         let frame = case.build(flow).build();
         let too_big = Packet { payload: vec![0; 1600], ..Case { dont_fragment: true, ..case }.build(flow) }.build();
-        // A packet of the slow way that leaves by the same port: it opens a flow, or answers one.
+        // A packet of the slow way that leaves by the same port: it begins a flow of UDP, or answers one.
         let marker = |rig: &mut Rig| match case.is_reply {
             true => {
                 let (backend, snat) = case.begin(rig, 6666);
                 case.packet(backend, snat, tcp_flags::SYN | ACK)
             }
-            false => case.packet(case.client(6666), case.vip(), tcp_flags::SYN),
+            false => {
+                let udp = Case { is_udp: true, ..case };
+                udp.packet(udp.client(6666), udp.vip(), 0)
+            }
         };
         let (marker_fast, marker_slow) = (marker(&mut fast), marker(&mut slow));
         let by_fast = case.burst(&mut fast, &[marker_fast.build(), frame.clone()]);

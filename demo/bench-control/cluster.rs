@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, Kind};
-use crate::report::Spread;
+use crate::stamp::{Spread, Stamp};
 
 /// The pool, 100.64.0.0/16, and the first of its addresses.
 const FIRST_VIP: u32 = 0x6440_0100;
@@ -88,6 +88,20 @@ impl<'a> Cluster<'a> {
         self.api.update(Kind::EndpointSlice, &namespace, &format!("{name}-1"), &patch);
     }
 
+    /// Changes how long a Service drains.
+    pub fn change_service(&mut self, n: usize) {
+        let (namespace, name) = names(n % self.services);
+        self.changes += 1;
+        let drain = format!("{}s", 100 + self.changes);
+        let patch = json!({"metadata": {"annotations": {"sluice.dev/drain-timeout": drain}}});
+        self.api.update(Kind::Service, &namespace, &name, &patch);
+    }
+
+    /// When the event of the last change of a kind was sent to the controller.
+    pub fn event_at(&self, kind: Kind) -> Stamp {
+        self.api.event_sent_at(kind).expect("the controller watches the kind").into()
+    }
+
     /// The Service that was changed last, and its new backend.
     pub fn last_changed(&self) -> (String, String) {
         let (namespace, name) = names(self.changed);
@@ -112,7 +126,7 @@ impl<'a> Cluster<'a> {
                 }
             }
         });
-        Spread::of(times.collect())
+        Spread::of(&times.collect::<Vec<_>>())
     }
 
     fn version(&self) -> String {

@@ -2,7 +2,9 @@
 //! time and memory of controller and gateway. A test API server runs in this process; `sluice-controller` and `sluiced`
 //! run beside it, and their workers poll ports without traffic.
 //!
-//! A generation counts as reached when the gateway logs it, which is when it acknowledges it to the controller.
+//! A change begins when the API server sends its event to the controller, so the server's own time is not included. It
+//! ends when the gateway logs that every worker forwards by its generation, which is when it acknowledges it to the
+//! controller. Everything but the workers runs on the other cores, as with `isolcpus`.
 //! Deliberately not here: packets (`sluiced bench`), and probes (no backend exists).
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -13,23 +15,29 @@ mod cluster;
 mod gateway;
 mod programs;
 mod report;
+mod stamp;
 
 use std::time::{Duration, Instant};
 
-use api_server::ApiServer;
+use api_server::{ApiServer, Kind};
 use cluster::Cluster;
 use gateway::Gateway;
 use programs::Programs;
 use proto::v1::ServiceHealth;
-use report::{Nodes, Report, Spread};
+use report::{Endpoints, FirstSync, Nodes, Report, Sets};
+use stamp::{Stages, Stamp};
 
 /// Pause between two single changes, so that each change is handled alone.
 const PAUSE: Duration = Duration::from_millis(10);
 /// After this silence a batch of changes counts as complete.
 const SILENCE: Duration = Duration::from_millis(500);
+/// Longest wait for one change.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Number of reports of one Service, and of new Nodes, whose cost is measured.
 const REPORTS: u32 = 200;
 const NODES_MORE: u32 = 100;
+/// Number of new Nodes in the cluster of target `node`.
+const NODES_ADDED: usize = 20;
 /// Time over which CPU time at rest is measured.
 const REST: Duration = Duration::from_secs(5);
 
@@ -38,9 +46,13 @@ struct Options {
     services: usize,
     endpoints_each: usize,
     changes: usize,
-    /// Number of Nodes, and of Services with target `node`, in the second cluster.
+    /// Number of Nodes in the clusters of target `node`.
     nodes: usize,
+    /// Number of Services there that a gateway serves, and that the controller alone plans.
     services_to_nodes: usize,
+    services_planned: usize,
+    /// The only target that is measured, if one is given.
+    target: Option<String>,
     check: bool,
 }
 
@@ -50,14 +62,22 @@ impl Options {
         let check = std::env::args().any(|word| word == "--check");
         let number = |name: &str, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
         let (services, changes, nodes) = if check { (2_000, 200, 100) } else { (10_000, 1_000, 1_000) };
+        let target = std::env::args().skip_while(|word| word != "--target").nth(1);
+        let given = std::env::args().skip_while(|word| word != "--nodes").nth(1);
         Self {
             services: number("SERVICES", services),
             endpoints_each: 10,
             changes: number("CHANGES", changes),
-            nodes: number("NODES", nodes),
-            services_to_nodes: number("SERVICES_TO_NODES", services / 5),
+            nodes: given.and_then(|text| text.parse().ok()).unwrap_or_else(|| number("NODES", nodes)),
+            services_to_nodes: number("SERVICES_TO_NODES", 100),
+            services_planned: number("SERVICES_PLANNED", services / 5),
+            target,
             check,
         }
+    }
+
+    fn measures(&self, target: &str) -> bool {
+        self.target.as_deref().is_none_or(|only| only == target)
     }
 }
 
@@ -74,18 +94,102 @@ fn costs(programs: &Programs, cluster: &mut Cluster<'_>, services: usize) -> (Du
     (report, programs.controller_time(NODES_MORE, |_| cluster.add_node()))
 }
 
-/// Measures the controller alone, with Services of target `node`.
-fn to_nodes(runtime: &tokio::runtime::Runtime, options: &Options) -> Nodes {
-    let api = runtime.block_on(ApiServer::start());
-    let mut cluster = Cluster::new(&api, 1, "node");
+/// Fills a cluster whose statuses are already written: all Services get what the controller wrote to the first.
+fn fill(cluster: &mut Cluster<'_>, api: &ApiServer, services: usize) {
+    let mut first = Programs::start(api);
+    first.wait_for_generation(PATIENCE);
+    cluster.wait_for_status();
+    drop(first);
+    cluster.fill(services);
+}
+
+/// Starts both programs; returns them after the first sync.
+fn first_sync(api: &ApiServer) -> (Programs, FirstSync) {
+    let (start, cpu) = (Stamp::now(), programs::own_cpu_time());
+    let mut programs = Programs::start(api);
+    let trace = programs.wait_for_generation(PATIENCE);
+    let api_server = programs::own_cpu_time() - cpu;
+    let plan = programs.first_plan().map(|at| at.since(start));
+    let sync = FirstSync { whole: trace.reached().since(start), plan, compile: trace.compiling, api_server };
+    programs.drain(SILENCE);
+    (programs, sync)
+}
+
+/// Makes single changes of objects of a kind, and waits after each until every worker forwards by it.
+fn change_singly<'a>(
+    programs: &mut Programs,
+    cluster: &mut Cluster<'a>,
+    (kind, count): (Kind, usize),
+    change: impl Fn(&mut Cluster<'a>, usize),
+) -> Stages {
+    let mut stages = Stages::default();
+    for n in 0..count {
+        change(cluster, n);
+        let trace = programs.wait_for_generation(PATIENCE);
+        stages.add(cluster.event_at(kind), &trace);
+        std::thread::sleep(PAUSE);
+    }
+    stages
+}
+
+/// Measures a cluster whose Services are sent to their endpoints.
+fn to_endpoints(api: &ApiServer, options: &Options) -> Endpoints {
+    let mut cluster = Cluster::new(api, options.endpoints_each, "endpoint");
+    fill(&mut cluster, api, options.services);
+    let list_time = cluster::list_time(api);
+    let (mut programs, first_sync) = first_sync(api);
+    let change = change_singly(&mut programs, &mut cluster, (Kind::EndpointSlice, options.changes), Cluster::change);
+    let (at, start) = (Stamp::now(), Instant::now());
+    for n in 0..options.changes {
+        cluster.change(n);
+    }
+    let at_once_written = start.elapsed();
+    let (reached, generations) = programs.drain(SILENCE).expect("the changes arrive");
+    programs.assert_serves(&cluster.last_changed());
+    let rest = programs.cpu_at_rest(REST);
+    let watch_lag = cluster.watch_lag();
+    let memory = programs.memory();
+    let (report_cost, node_cost) = costs(&programs, &mut cluster, options.services);
+    Endpoints {
+        services: options.services,
+        endpoints: options.services * options.endpoints_each,
+        list_time,
+        first_sync,
+        watch_lag,
+        change,
+        at_once: (reached.since(at), generations),
+        at_once_written,
+        memory,
+        rest,
+        report_cost,
+        node_cost,
+    }
+}
+
+/// Measures a cluster whose Services are sent to all its Nodes.
+fn to_nodes(api: &ApiServer, options: &Options) -> Nodes {
+    let mut cluster = Cluster::new(api, 1, "node");
     (0..options.nodes).for_each(|_| cluster.add_node());
-    let first = Programs::start_controller(&api);
+    fill(&mut cluster, api, options.services_to_nodes);
+    let (mut programs, first_sync) = first_sync(api);
+    let memory = programs.memory();
+    let changes = options.changes / 5;
+    let service = change_singly(&mut programs, &mut cluster, (Kind::Service, changes), Cluster::change_service);
+    let node = change_singly(&mut programs, &mut cluster, (Kind::Node, NODES_ADDED), |cluster, _| cluster.add_node());
+    Nodes { services: options.services_to_nodes, nodes: options.nodes, first_sync, memory, service, node }
+}
+
+/// Measures the controller alone with more Services than one gateway has backends for.
+fn planned_to_nodes(api: &ApiServer, options: &Options) -> Sets {
+    let mut cluster = Cluster::new(api, 1, "node");
+    (0..options.nodes).for_each(|_| cluster.add_node());
+    let first = Programs::start_controller(api);
     let gateway = Gateway::start(&first.socket());
     cluster.wait_for_status();
     drop((gateway, first));
-    cluster.fill(options.services_to_nodes);
+    cluster.fill(options.services_planned);
     let start = Instant::now();
-    let programs = Programs::start_controller(&api);
+    let programs = Programs::start_controller(api);
     let gateway = Gateway::start(&programs.socket());
     let first = gateway.next();
     gateway.settle(SILENCE);
@@ -93,8 +197,8 @@ fn to_nodes(runtime: &tokio::runtime::Runtime, options: &Options) -> Nodes {
     let at = Instant::now();
     cluster.add_node();
     let change = gateway.next();
-    Nodes {
-        services: options.services_to_nodes,
+    Sets {
+        services: options.services_planned,
         nodes: options.nodes,
         first_sync: first.at - start,
         first_bytes: first.bytes,
@@ -105,64 +209,25 @@ fn to_nodes(runtime: &tokio::runtime::Runtime, options: &Options) -> Nodes {
     }
 }
 
+/// Keeps this process and the programs that it starts off the workers' cores, if there are others. Workers pin
+/// themselves.
+fn keep_off_worker_cores() {
+    let mut mask = rustix::thread::sched_getaffinity(None).unwrap();
+    programs::worker_cores().iter().for_each(|core| mask.unset(*core));
+    if mask.count() > 0 {
+        rustix::thread::sched_setaffinity(None, &mask).unwrap();
+    }
+}
+
 fn main() {
     let options = Options::read();
+    keep_off_worker_cores();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let api = runtime.block_on(ApiServer::start());
-    let mut cluster = Cluster::new(&api, options.endpoints_each, "endpoint");
-    // All Services get what the controller wrote to the first: a cluster whose statuses are already written.
-    let mut first = Programs::start(&api);
-    first.wait_for_generation(0, Duration::from_secs(30));
-    cluster.wait_for_status();
-    drop(first);
-    cluster.fill(options.services);
-    let listed = cluster::list_time(&api);
-
-    let start = Instant::now();
-    let mut programs = Programs::start(&api);
-    let (reached, mut last) = programs.wait_for_generation(0, Duration::from_secs(120));
-    let first_sync = reached - start;
-    let planned = programs.first_plan().map(|at| at - start);
-    last = programs.drain(SILENCE, last).map_or(last, |(_, counter)| counter);
-
-    let mut times = Vec::new();
-    for n in 0..options.changes {
-        let at = Instant::now();
-        cluster.change(n);
-        let (reached, counter) = programs.wait_for_generation(last, Duration::from_secs(30));
-        times.push(reached - at);
-        last = counter;
-        std::thread::sleep(PAUSE);
-    }
-    let at = Instant::now();
-    for n in 0..options.changes {
-        cluster.change(n);
-    }
-    let written = at.elapsed();
-    let burst = programs.drain(SILENCE, last).map(|(reached, counter)| (reached - at, counter - last));
-    programs.assert_serves(&cluster.last_changed());
-    let rest = programs.cpu_at_rest(REST);
-    let watch_lag = cluster.watch_lag();
-    let memory = programs.memory();
-    let (report_cost, node_cost) = costs(&programs, &mut cluster, options.services);
-    drop(programs);
-
+    let server = || runtime.block_on(ApiServer::start());
     let report = Report {
-        services: options.services,
-        endpoints: options.services * options.endpoints_each,
-        list_time: listed,
-        first_plan: planned,
-        first_sync,
-        watch_lag,
-        change: Spread::of(times),
-        at_once: burst.expect("the changes arrive"),
-        at_once_written: written,
-        changes: options.changes,
-        memory,
-        rest,
-        report_cost,
-        node_cost,
-        to_nodes: to_nodes(&runtime, &options),
+        to_endpoints: options.measures("endpoint").then(|| to_endpoints(&server(), &options)),
+        to_nodes: options.measures("node").then(|| to_nodes(&server(), &options)),
+        sets: options.measures("node").then(|| planned_to_nodes(&server(), &options)),
     };
     report.print();
     if options.check && !report.is_good() {

@@ -1,5 +1,6 @@
-//! The two programs, their logs, and their figures from `/proc`.
+//! The two programs, the stages of a change in their logs, and their figures from `/proc`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use proto::v1::admin_client::AdminClient;
 use serde_json::Value;
 
 use crate::api_server::ApiServer;
+use crate::stamp::{Stamp, Trace};
 use crate::{PAUSE, SILENCE};
 
 /// A gateway with ports without traffic. Its routes lead to 200 nodes with their own pod prefixes behind the second
@@ -34,13 +36,17 @@ listen: unix:config.sock
 pools: [{name: default, addresses: [100.64.1.0-100.64.255.0]}]
 logs: {format: json}
 ";
+/// Routes to Pods outside the prefixes of nodes, and to Nodes.
+const MORE_ROUTES: &str =
+    "{to: 10.200.0.0/16, via: 172.16.2.1, port: cluster}, {to: 172.20.0.0/16, via: 172.16.2.1, port: cluster}";
 
-/// A log line that the benchmark uses.
-enum LogEvent {
-    /// The controller computed a plan, changed or not.
-    Planned(Instant),
-    /// Every worker forwards by the generation of this counter.
-    Reached(Instant, u64),
+/// A stage of a change, from a log line.
+struct LogEvent {
+    message: String,
+    at: Stamp,
+    counter: u64,
+    /// Time that the stage itself took, if it says so.
+    took: Option<Duration>,
 }
 
 pub struct Programs {
@@ -49,7 +55,10 @@ pub struct Programs {
     /// `None` if the controller is measured alone.
     gateway: Option<Child>,
     events: Receiver<LogEvent>,
-    first_plan: Option<Instant>,
+    /// By counter of the generation.
+    traces: BTreeMap<u64, Trace>,
+    first_plan: Option<Stamp>,
+    last_reached: u64,
 }
 
 impl Programs {
@@ -70,10 +79,9 @@ impl Programs {
         fs::write(path("controller.yaml"), CONTROLLER).unwrap();
         let routes: Vec<String> =
             (0..200).map(|n| format!("{{to: 10.{n}.0.0/16, via: 172.16.1.{}, port: cluster}}", n + 1)).collect();
-        let static_network =
-            format!("static: {{routes: [{{to: 10.200.0.0/16, via: 172.16.2.1, port: cluster}}, {}]}}\n", routes.join(", "));
-        let cores = std::env::var("CORES").unwrap_or_else(|_| last_core().to_string());
-        let workers = format!("workers: {{cores: [{cores}], poll: busy}}\n");
+        let static_network = format!("static: {{routes: [{MORE_ROUTES}, {}]}}\n", routes.join(", "));
+        let cores: Vec<String> = worker_cores().iter().map(ToString::to_string).collect();
+        let workers = format!("workers: {{cores: [{}], poll: busy}}\n", cores.join(","));
         let controller = format!("controller: {{urls: ['unix:{}']}}\n", path("config.sock").display());
         fs::write(path("sluice.yaml"), [GATEWAY, &static_network, &workers, &controller].concat()).unwrap();
         let (sender, events) = mpsc::channel();
@@ -82,7 +90,7 @@ impl Programs {
             let mut child = Command::new(program)
                 .args(["run", "--config"])
                 .arg(path(config))
-                .env("RUST_LOG", format!("warn,{debug}=debug,kube_client=off,kube_runtime=off"))
+                .env("RUST_LOG", format!("warn,{debug},kube_client=off,kube_runtime=off"))
                 .stdin(Stdio::null())
                 .stderr(Stdio::piped())
                 .spawn()
@@ -99,38 +107,65 @@ impl Programs {
             });
             child
         };
-        let controller = start(sluiced.with_file_name("sluice-controller"), "controller.yaml", "control::controller");
-        let gateway = with_gateway.then(|| start(sluiced.to_owned(), "sluice.yaml", "sluice::agent::compile_loop"));
-        Self { dir, controller, gateway, events, first_plan: None }
+        let controller = start(sluiced.with_file_name("sluice-controller"), "controller.yaml", "control::controller=debug");
+        let debug = "sluice::agent::compile_loop=debug,sluice::agent::controller_client=debug";
+        let gateway = with_gateway.then(|| start(sluiced.to_owned(), "sluice.yaml", debug));
+        Self { dir, controller, gateway, events, traces: BTreeMap::new(), first_plan: None, last_reached: 0 }
     }
 
-    /// Waits until the workers reach a generation later than `after`; returns the time and its counter.
-    pub fn wait_for_generation(&mut self, after: u64, patience: Duration) -> (Instant, u64) {
-        let deadline = Instant::now() + patience;
+    /// Waits until the workers reach a generation that is later than all that they reached before.
+    pub fn wait_for_generation(&mut self, patience: Duration) -> Trace {
+        let (deadline, before) = (Instant::now() + patience, self.last_reached);
         loop {
+            // The lines of the controller may be read after those of the gateway.
+            if let Some((&counter, trace)) = self.traces.range(before + 1..).find(|(_, trace)| trace.is_complete()) {
+                let trace = trace.clone();
+                self.last_reached = counter;
+                self.traces = self.traces.split_off(&(counter + 1));
+                return trace;
+            }
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(LogEvent::Reached(at, counter)) if counter > after => return (at, counter),
-                Ok(LogEvent::Planned(at)) => _ = self.first_plan.get_or_insert(at),
-                Ok(LogEvent::Reached(..)) => {}
-                Err(_) => panic!("no generation after {after} within {patience:?}"),
+                Ok(event) => self.record(event),
+                Err(_) => panic!("no generation after {before} within {patience:?}"),
             }
         }
     }
 
-    /// The last generation after `after` before a silence, if there was one.
-    pub fn drain(&mut self, silence: Duration, after: u64) -> Option<(Instant, u64)> {
-        let mut last = None;
+    /// Waits for a silence; returns when the last generation before it was reached, and the number of generations.
+    pub fn drain(&mut self, silence: Duration) -> Option<(Stamp, u64)> {
+        let before = self.last_reached;
         while let Ok(event) = self.events.recv_timeout(silence) {
-            if let LogEvent::Reached(at, counter) = event
-                && counter > after
-            {
-                last = Some((at, counter));
-            }
+            self.record(event);
         }
-        last
+        let (counter, at) = self.traces.iter().rev().find_map(|(counter, trace)| Some((*counter, trace.reached?)))?;
+        self.traces.clear();
+        self.last_reached = counter.max(before);
+        (counter > before).then(|| (at, counter - before))
     }
 
-    pub fn first_plan(&self) -> Option<Instant> {
+    fn record(&mut self, LogEvent { message, at, counter, took }: LogEvent) {
+        if message == "planned" {
+            self.first_plan.get_or_insert(at);
+        }
+        if counter <= self.last_reached {
+            return;
+        }
+        let trace = self.traces.entry(counter).or_default();
+        match message.as_str() {
+            "planned" => {
+                trace.planned.get_or_insert(at);
+                trace.planning = trace.planning.or(took);
+            }
+            "received" => _ = trace.received.get_or_insert(at),
+            "published" => {
+                trace.published.get_or_insert(at);
+                trace.compiling = trace.compiling.or(took);
+            }
+            _ => _ = trace.reached.get_or_insert(at),
+        }
+    }
+
+    pub fn first_plan(&self) -> Option<Stamp> {
         self.first_plan
     }
 
@@ -197,20 +232,29 @@ impl Drop for Programs {
     }
 }
 
-fn last_core() -> usize {
-    std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
+/// The cores of the workers: `CORES`, otherwise the last.
+pub fn worker_cores() -> Vec<usize> {
+    let last = || std::thread::available_parallelism().map_or(0, |count| count.get() - 1);
+    let given = std::env::var("CORES").ok().map(|text| text.split(',').filter_map(|core| core.trim().parse().ok()).collect());
+    given.unwrap_or_else(|| vec![last()])
 }
 
 fn read(line: &str) -> Option<LogEvent> {
-    let now = Instant::now();
     let line: Value = serde_json::from_str(line).ok()?;
     let fields = &line["fields"];
     let counter = fields["generation"].as_str()?.rsplit('/').next()?.parse().ok()?;
-    match fields["message"].as_str()? {
-        "planned" => Some(LogEvent::Planned(now)),
-        "every worker has applied the generation" => Some(LogEvent::Reached(now, counter)),
-        _ => None,
-    }
+    let message = fields["message"].as_str()?.to_owned();
+    let is_stage = ["planned", "received", "published", "every worker has applied the generation"].contains(&message.as_str());
+    // Integers of 128 bits are strings in the log.
+    let took = ["plan_us", "compile_us"].iter().find_map(|field| fields[field].as_str()?.parse().ok());
+    let took = took.map(Duration::from_micros);
+    let at = Stamp::parse(line["timestamp"].as_str()?)?;
+    is_stage.then_some(LogEvent { message, at, counter, took })
+}
+
+/// CPU time of this process.
+pub fn own_cpu_time() -> Duration {
+    cpu_time(std::process::id())
 }
 
 /// CPU time of a process, without its workers.

@@ -85,6 +85,7 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues);
 int sluice_port_may_chain(uint16_t port, uint16_t queue);
 int sluice_af_packet_socket(uint16_t port, uint16_t queue);
+uint64_t sluice_af_packet_missed(uint16_t port, uint16_t queues);
 int sluice_rx_interrupt(uint16_t port, uint16_t queue);
 void sluice_rx_interrupt_arm(uint16_t port, uint16_t queue, int epoll, int armed);
 void sluice_rx_interrupt_remove(uint16_t port, uint16_t queue, int epoll);

@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
@@ -26,6 +26,8 @@ use crate::watch::send_if_changed;
 /// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first
 /// change after a pause is not delayed.
 const STEP: Duration = Duration::from_millis(1);
+/// Workers that poll take a snapshot within a burst or two, so the first look does not wait for a step.
+const FIRST_LOOK: Duration = Duration::from_micros(50);
 /// Maximum number of generations that workers have not applied yet; beyond it, changes wait.
 const AWAITED_MAX: usize = 8;
 
@@ -93,11 +95,16 @@ pub async fn run(pipeline: Arc<Mutex<SnapshotPipeline>>, mut inputs: Inputs, out
             _ = step.tick(), if due || !awaited.is_empty() => {
                 if due && awaited.len() < AWAITED_MAX {
                     due = false;
+                    let start = Instant::now();
                     if let Some(snapshot) = inputs.compile(&mut pipeline.compiler, &mut engine) {
+                        let compile_us = start.elapsed().as_micros();
                         log_problems(&snapshot, &mut problems);
                         outputs.publish(&snapshot);
                         let generation = snapshot.generation().clone();
-                        awaited.push_back((pipeline.publisher.publish(snapshot), generation));
+                        let sequence = pipeline.publisher.publish(snapshot);
+                        tracing::debug!(%generation, compile_us, "published");
+                        awaited.push_back((sequence, generation));
+                        look(&pipeline.publisher, sequence);
                     }
                 }
                 pipeline.publisher.advance();
@@ -165,6 +172,14 @@ impl Outputs {
         });
         send_if_changed(&self.routed, snapshot.routed().iter().copied().collect());
         self.served.send_replace(Served::from(snapshot));
+    }
+}
+
+/// Waits for [`FIRST_LOOK`] at most until every worker has a snapshot.
+fn look(publisher: &Publisher, sequence: u64) {
+    let start = Instant::now();
+    while !publisher.reached(sequence) && start.elapsed() < FIRST_LOOK {
+        std::hint::spin_loop();
     }
 }
 

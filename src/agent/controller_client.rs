@@ -207,6 +207,7 @@ async fn follow(
                 // Applied before the state, so that a drained gateway announces nothing in between.
                 send_if_changed(&channels.draining, whole.draining);
                 let known = received.apply(whole)?;
+                tracing::debug!(generation = %known.state.generation, "received");
                 *backoffs = Backoffs::new();
                 epoch = Some(known.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {

@@ -94,7 +94,7 @@ impl Planner {
                 disallowed.log_new(&world, &self.shared.settings);
                 let started = Instant::now();
                 let slices_changed_at = world.take_slices_changed().then(|| received_at.into_std());
-                again_at = self.plan(&mut world, &mut memory, slices_changed_at);
+                again_at = self.plan(&mut world, &mut memory, received_at, slices_changed_at);
                 self.shared.programming.plans.observe(started.elapsed().as_secs_f64());
                 planned_at = Some(Instant::now());
                 waiting_since = (!changes.is_empty()).then_some(started);
@@ -102,9 +102,15 @@ impl Planner {
         }
     }
 
-    /// Plans and publishes; returns when to plan again. `slices_changed_at` is when the first of the planned changes of
-    /// EndpointSlices was received.
-    fn plan(&self, world: &mut World, memory: &mut Memory, slices_changed_at: Option<std::time::Instant>) -> Option<Instant> {
+    /// Plans and publishes; returns when to plan again. The first of the planned changes was received at `received_at`, and
+    /// at `slices_changed_at` if it is one of EndpointSlices.
+    fn plan(
+        &self,
+        world: &mut World,
+        memory: &mut Memory,
+        received_at: Instant,
+        slices_changed_at: Option<std::time::Instant>,
+    ) -> Option<Instant> {
         let plan = plan(world, &self.shared.settings, memory, Instant::now().into_std());
         plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
         self.publish_to_operators(world);
@@ -126,10 +132,11 @@ impl Planner {
         };
         let generation = &newest.state.generation;
         memory.published(generation.counter);
-        tracing::debug!(%generation, services = newest.state.services.len(), replanned = plan.replanned, "planned");
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, cleanups: plan.cleanups };
         let is_new = |old: &Option<Arc<Published>>| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, &newest));
         replace_if(&self.shared.states, is_new, || Some(Arc::clone(&newest)));
+        let (services, plan_us) = (newest.state.services.len(), received_at.elapsed().as_micros());
+        tracing::debug!(%generation, services, replanned = plan.replanned, plan_us, "planned");
         self.statuses.send_replace(Some(Arc::new(statuses)));
         plan.again_at.map(Instant::from_std)
     }

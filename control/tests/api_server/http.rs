@@ -3,8 +3,9 @@
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
+use futures::StreamExt as _;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Incoming};
@@ -121,7 +122,9 @@ fn handle(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, 
     }
     let response = match (request.method.as_str(), key.name.is_empty()) {
         ("GET", true) if request.is_watch() => {
-            let body = BoxBody::new(StreamBody::new(watch(request, shared)?));
+            let (events, shared) = (watch(request, shared)?, Arc::clone(shared));
+            let sent = move |_: &_| _ = shared.events_sent.lock().unwrap().insert(kind, SystemTime::now());
+            let body = BoxBody::new(StreamBody::new(events.inspect(sent)));
             return Ok(Response::builder().header("content-type", "application/json").body(body).unwrap());
         }
         ("GET", true) => list(request, shared)?,

@@ -1,5 +1,6 @@
 //! Lists, complete or in pages. All pages show the state at the version of the first page.
 
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::Shared;
@@ -53,18 +54,33 @@ pub fn list(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiRes
         metadata["continue"] = Continue { revision: shown, skipped: start.skipped + limit }.token().into();
         metadata["remainingItemCount"] = (rest.len() - limit).into();
     }
-    let items: Vec<_> = rest.into_iter().take(limit).map(|object| item(object)).collect();
-    if metadata["continue"].is_string() && std::mem::take(&mut store.compact_before_next_page) {
+    let items: Vec<_> = rest.into_iter().take(limit).map(|object| ListedObject(object)).collect();
+    let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
+    let has_more = metadata["continue"].is_string();
+    let response = ApiResponse::json(200, &ListBody { kind, api_version, metadata, items });
+    if has_more && std::mem::take(&mut store.compact_before_next_page) {
         store.compact();
     }
-    let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
-    Ok(ApiResponse::json(200, &json!({"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items})))
+    Ok(response)
 }
 
-fn item(object: &Value) -> Value {
-    let mut item = object.clone();
-    item.as_object_mut().map(|item| (item.remove("kind"), item.remove("apiVersion")));
-    item
+/// A list, written without copies of its objects: benchmarks list 20,000.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ListBody<'a> {
+    kind: String,
+    api_version: String,
+    metadata: Value,
+    items: Vec<ListedObject<'a>>,
+}
+
+struct ListedObject<'a>(&'a Value);
+
+impl Serialize for ListedObject<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fields = self.0.as_object().into_iter().flatten();
+        serializer.collect_map(fields.filter(|(key, _)| !["kind", "apiVersion"].contains(&key.as_str())))
+    }
 }
 
 /// Checks the version that a list must at least have. A version in the future is an error.

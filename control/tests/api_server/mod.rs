@@ -24,11 +24,11 @@ mod slice_controller;
 mod store;
 mod watch;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -129,6 +129,8 @@ struct Shared {
     not_installed: Mutex<BTreeSet<Kind>>,
     faults: Mutex<Vec<FaultRule>>,
     log: Mutex<Vec<LoggedRequest>>,
+    /// When the last event of each kind was handed to the connection of a watch, which sends it at once.
+    events_sent: Mutex<BTreeMap<Kind, SystemTime>>,
 }
 
 /// The running server. It stops when its runtime ends.
@@ -152,6 +154,7 @@ impl ApiServer {
             not_installed: Mutex::default(),
             faults: Mutex::default(),
             log: Mutex::default(),
+            events_sent: Mutex::default(),
         });
         tokio::spawn(http::serve(listener, shared.clone()));
         tokio::spawn(slice_controller::run(shared.clone()));
@@ -295,6 +298,11 @@ impl ApiServer {
 
     pub fn log(&self) -> Vec<LoggedRequest> {
         self.shared.log.lock().unwrap().clone()
+    }
+
+    /// When the last event of a kind was sent to a watch.
+    pub fn event_sent_at(&self, kind: Kind) -> Option<SystemTime> {
+        self.shared.events_sent.lock().unwrap().get(&kind).copied()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {

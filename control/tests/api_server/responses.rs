@@ -1,5 +1,6 @@
 //! HTTP responses, most of them a `Status`, with the texts of the recordings.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::accounts::Attributes;
@@ -15,8 +16,9 @@ pub struct ApiResponse {
 }
 
 impl ApiResponse {
-    pub fn json(code: u16, body: &Value) -> Self {
-        Self { code, content_type: "application/json", retry_after_s: None, body: format!("{body}\n") }
+    pub fn json(code: u16, body: &impl Serialize) -> Self {
+        let body = serde_json::to_string(body).unwrap() + "\n";
+        Self { code, content_type: "application/json", retry_after_s: None, body }
     }
 
     pub fn status(code: u16, reason: &str, message: String, details: Option<Value>) -> Self {

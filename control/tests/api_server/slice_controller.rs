@@ -34,9 +34,10 @@ pub async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// The slices that are missing or outdated.
+/// The slices that are missing or outdated. Without Pods there are none, and no Service is examined.
 fn wanted(store: &Store) -> impl Iterator<Item = Value> {
-    let services = store.list(Kind::Service, "").into_iter();
+    let has_pods = store.has_any(Kind::Pod);
+    let services = has_pods.then(|| store.list(Kind::Service, "")).into_iter().flatten();
     services.filter_map(|service| slice(store, service)).filter(|slice| {
         let text = |field: &str| slice["metadata"][field].as_str().unwrap_or_default();
         let found = store.get(&ObjectKey::new(Kind::EndpointSlice, text("namespace"), text("name")));

@@ -109,7 +109,12 @@ impl Store {
         all.map(|(_, object)| object).collect()
     }
 
-    /// The same at a version that is not expired.
+    /// Whether there is an object of a kind.
+    pub fn has_any(&self, kind: Kind) -> bool {
+        self.objects.range(ObjectKey::new(kind, "", "")..).next().is_some_and(|(key, _)| key.kind == kind)
+    }
+
+    /// [`Store::list`] at a version that is not expired.
     pub fn list_at<'a>(&'a self, kind: Kind, namespace: &str, revision: u64) -> Vec<&'a Value> {
         if self.since(kind, namespace, revision).next().is_none() {
             return self.list(kind, namespace);

@@ -15,14 +15,15 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use ipnet::IpNet;
-use prefix_trie::PrefixMap;
 use proto::MaglevSpec;
 use proto::limits::MAGLEV_HASH_VERSION;
 
 use crate::choose::MaglevTable;
 use crate::flow::{ROUTE_EPOCHS, UNRESOLVED};
 use crate::port::{Link, PortIndex};
-use crate::snapshot::{Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Route, RouteTarget, Routes, VlanLink};
+use crate::snapshot::{
+    Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink,
+};
 use crate::wire::{Mac, TableHash};
 
 /// Maximum number of distinct groups of next hops: 2 KB of table each, 2 MB together. A gateway with full tables of two
@@ -147,10 +148,10 @@ impl RouteBook {
             let connected = config.addresses.iter().map(IpNet::trunc).filter(|to| !known.contains(to));
             routes.extend(connected.map(|to| Route { to, via: None, link: port.into(), weight: 1 }));
         }
-        let mut tries = (PrefixMap::new(), PrefixMap::new());
-        let mut put = |to: IpNet, way| match to {
-            IpNet::V4(to) => drop(tries.0.insert(to, way)),
-            IpNet::V6(to) => drop(tries.1.insert(to, way)),
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        let mut put = |to: IpNet, value| match to {
+            IpNet::V4(to) => v4.push(Prefix { address: to.addr().into(), len: to.prefix_len(), value }),
+            IpNet::V6(to) => v6.push(Prefix { address: to.addr().into(), len: to.prefix_len(), value }),
         };
         for to in &nowhere {
             put(*to, RouteTarget::Nowhere);
@@ -162,10 +163,11 @@ impl RouteBook {
             put(several[0].to, target); // a chunk is not empty
         }
         self.network.unreachable = nowhere;
-        let routers = tries.0.values().chain(tries.1.values());
-        self.routers = routers.filter_map(|way| if let RouteTarget::Via(slot) = way { Some(*slot) } else { None }).collect();
+        let targets = v4.iter().map(|prefix| prefix.value).chain(v6.iter().map(|prefix| prefix.value));
+        self.routers = targets.filter_map(|target| if let RouteTarget::Via(slot) = target { Some(slot) } else { None }).collect();
         self.routers.extend(groups.made.iter().flat_map(|group| group.members.iter().copied()));
-        (self.routes.v4, self.routes.v6, self.routes.groups) = (Arc::new(tries.0), Arc::new(tries.1), groups.made.into());
+        (self.routes.v4, self.routes.v6, self.routes.groups) =
+            (Arc::new(Prefixes::new(v4)), Arc::new(Prefixes::new(v6)), groups.made.into());
         self.look_again();
     }
 

@@ -102,6 +102,13 @@ impl IdleLimits {
         now.since(last_seen) >= self.at_least[state as usize]
     }
 
+    /// Whether a flow in a handshake has exceeded its limit, which no service changes.
+    #[must_use]
+    #[inline]
+    pub(crate) fn is_handshake_over(&self, state: FlowState, idle: Ticks) -> bool {
+        idle >= self.by_state[state as usize]
+    }
+
     /// Whether a flow in `state`, last seen then, has exceeded its limit. `own` is the idle timeout of its service. It
     /// replaces the limit in states in which flows carry data; for half-closed flows and single exchanges it can only
     /// shorten the limit.

@@ -154,9 +154,7 @@ impl Index {
 
     #[inline(always)]
     pub(super) fn prefetch(&self, hash: u64) {
-        if let Some(bucket) = self.buckets.get(self.home(hash)) {
-            processor::prefetch(bucket);
-        }
+        processor::prefetch_at(&self.buckets, self.home(hash));
     }
 
     /// The first position with a matching tag in the home bucket: a guess that is good enough for a prefetch.

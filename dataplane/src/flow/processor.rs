@@ -13,7 +13,13 @@ const LINE_BYTES: usize = 64;
 /// Prefetches all cache lines of `value`. Only a hint: it changes no state that a program can see.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
-    let start = std::ptr::from_ref(value).cast::<u8>();
+    prefetch_at(std::slice::from_ref(value), 0);
+}
+
+/// The same for the value at an index of `values`. The index is not checked: of a wrong one, other memory is prefetched.
+#[inline(always)]
+pub(crate) fn prefetch_at<T>(values: &[T], index: usize) {
+    let start = values.as_ptr().wrapping_add(index).cast::<u8>();
     for offset in (0..size_of::<T>()).step_by(LINE_BYTES) {
         line(start.wrapping_add(offset));
     }

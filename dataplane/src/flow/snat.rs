@@ -21,6 +21,7 @@
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
+use super::processor;
 use super::tick::{Tick, Ticks};
 use crate::stats::BACKEND_SLOTS;
 use crate::wire::{Address, protocol};
@@ -125,12 +126,14 @@ const PAGE_PORTS: usize = 10;
 /// Index of the last port of a page.
 const PAGE_LAST: u16 = 9;
 const _: () = assert!(PAGE_LAST as usize + 1 == PAGE_PORTS);
+/// Index of the port of a page with which the next page is fetched.
+const FETCH_NEXT_AT: u16 = PAGE_LAST - 1;
 /// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
 const SMALL_POOL_PORTS: u32 = 256;
 
 /// Freed ports of one pool, in order, 6.4 B per port. One cache line.
 #[derive(Debug, FromZeros)]
-#[repr(C)]
+#[repr(C, align(64))]
 struct Page {
     freed: [Tick; PAGE_PORTS],
     ports: [u16; PAGE_PORTS],
@@ -250,16 +253,39 @@ impl SnatPorts {
         start: u64,
         now: Tick,
     ) -> Option<SnatLease<A>> {
-        for &SnatAddress { address, index } in from(addresses, start) {
-            let pool = PoolId::new(target.slot, index);
-            let port = match self.offer(pool, target.protocol, now) {
-                Offer::Rested => self.take_oldest(pool),
-                Offer::Fresh => self.take_fresh(pool, &target, address),
-                Offer::Early(_) | Offer::Nothing => continue,
-            };
-            return Some(SnatLease { address, port, pool });
-        }
-        None
+        // Most often the first address has one.
+        let start = start % addresses.len().max(1) as u64;
+        let first = addresses.get(usize::try_from(start).unwrap_or(0))?;
+        self.rested(&target, first, now).or_else(|| self.rested_of_others(target, addresses, start + 1, now))
+    }
+
+    /// Tries the other addresses.
+    #[cold]
+    fn rested_of_others<A: Address>(
+        &mut self,
+        target: SnatTarget<A>,
+        addresses: &[SnatAddress<A>],
+        start: u64,
+        now: Tick,
+    ) -> Option<SnatLease<A>> {
+        from(addresses, start).take(addresses.len().saturating_sub(1)).find_map(|address| self.rested(&target, address, now))
+    }
+
+    /// Allocates a port of one address: a rested one, otherwise one that was never used.
+    #[inline(always)]
+    fn rested<A: Address>(
+        &mut self,
+        target: &SnatTarget<A>,
+        &SnatAddress { address, index }: &SnatAddress<A>,
+        now: Tick,
+    ) -> Option<SnatLease<A>> {
+        let pool = PoolId::new(target.slot, index);
+        let port = match self.offer(pool, target.protocol, now) {
+            Offer::Rested => self.take_oldest(pool),
+            Offer::Fresh => self.take_fresh(pool, target, address),
+            Offer::Early(_) | Offer::Nothing => return None,
+        };
+        Some(SnatLease { address, port, pool })
     }
 
     /// As [`SnatPorts::allocate_rested`], but falls back to the port that has rested the longest. `None` when all ports
@@ -377,6 +403,7 @@ impl SnatPorts {
         self.in_use
     }
 
+    #[inline(always)]
     fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
         let Some(pool) = self.pools.get(id.index()) else { return Offer::Nothing };
         // Ports of a previous target do not count for this one.
@@ -394,10 +421,12 @@ impl SnatPorts {
     }
 
     /// Takes the head of a non-empty queue.
+    #[inline]
     fn take_oldest(&mut self, pool: PoolId) -> u16 {
         let pool = &mut self.pools[pool.index()];
         let page = &mut self.pages[pool.head as usize - 1];
         let port = page.ports[usize::from(pool.head_at)];
+        let next = page.next as usize;
         pool.head_at += 1;
         pool.resting -= 1;
         self.in_use += 1;
@@ -410,6 +439,10 @@ impl SnatPorts {
             }
             page.next = self.free_page;
             self.free_page = emptied;
+        } else if pool.head_at == FETCH_NEXT_AT
+            && let Some(next) = next.checked_sub(1).and_then(|next| self.pages.get(next))
+        {
+            processor::prefetch(next); // it was written when its ports were freed, a minute ago
         }
         port
     }

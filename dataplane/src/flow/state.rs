@@ -81,6 +81,13 @@ impl FlowMode {
         }
     }
 
+    /// Whether packets are encapsulated.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_tunnel(self) -> bool {
+        matches!(self, Self::Ipip | Self::Gue)
+    }
+
     /// Whether replies come back through the gateway. If so the flow is indexed in both directions, otherwise only by
     /// the client's packets.
     #[must_use]

@@ -40,6 +40,21 @@ const SEEN_SHIFT: u32 = 8;
 const FREE: u32 = STATE_MASK;
 const _: () = assert!(FlowState::ALL.len() <= FREE as usize);
 
+/// A flow of mode `nat` that a SYN begins, as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BegunFlow<K> {
+    /// Packets as they arrive, by [`Direction`].
+    pub(crate) keys: [K; 2],
+    /// The hashes of both.
+    pub(crate) hashes: [u64; 2],
+    /// The backend.
+    pub(crate) backend: BackendId,
+    /// The pool of its SNAT port.
+    pub(crate) pool: PoolId,
+    /// The sequence number of the SYN.
+    pub(crate) initial_sequence: u32,
+}
+
 impl<K: TupleKey> HotFlow<K> {
     /// The addresses and ports of packets in one direction, as they arrive.
     #[inline(always)]
@@ -72,23 +87,30 @@ impl<K: TupleKey> HotFlow<K> {
     }
 
     /// Time since the last packet; 0 if that was later than `now`.
-    fn idle(&self, now: Tick) -> Ticks {
+    #[inline]
+    pub(crate) fn idle(&self, now: Tick) -> Ticks {
         Tick(now.0 << SEEN_SHIFT).since_scaled(Tick(self.seen & !0xff), SEEN_SHIFT)
     }
 
     /// Whether the last packet came less than `limit` ago, which must be below 2^24 ticks.
     #[inline(always)]
     pub(crate) fn is_seen_within(&self, limit: Ticks, now: Tick) -> bool {
-        (now.0 << SEEN_SHIFT).wrapping_sub(self.seen & !0xff) < limit.0 << SEEN_SHIFT
+        self.elapsed(now) < limit.0 << SEEN_SHIFT
     }
 
     /// Marks the flow as seen now.
     #[inline(always)]
     pub(crate) fn see(&mut self, now: Tick) {
-        let seen = now.0 << SEEN_SHIFT | self.seen & 0xff;
-        if self.seen != seen {
-            self.seen = seen;
+        let elapsed = self.elapsed(now);
+        if elapsed != 0 {
+            self.seen = self.seen.wrapping_add(elapsed);
         }
+    }
+
+    /// Ticks since the last packet, in the bits in which it is stored.
+    #[inline(always)]
+    fn elapsed(&self, now: Tick) -> u32 {
+        (now.0 << SEEN_SHIFT).wrapping_sub(self.seen & !0xff)
     }
 
     fn is_free(&self) -> bool {
@@ -170,6 +192,11 @@ impl<A: Address> Storage<A> {
         self.hot.get(index as usize)
     }
 
+    /// The pool of the SNAT port of a flow.
+    pub(super) fn pool(&self, index: u32) -> PoolId {
+        self.cold[index as usize].pool
+    }
+
     /// What packets of flows read, by position.
     pub(super) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
         HotFlows { flows: &mut self.hot, routes: ClientRoutes(&self.routes) }
@@ -178,11 +205,9 @@ impl<A: Address> Storage<A> {
     /// Prefetches what packets of a flow read; `reply`: in the direction to the client.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: u32, reply: bool) {
-        if let Some(flow) = self.hot.get(index as usize) {
-            processor::prefetch(flow);
-            if reply {
-                processor::prefetch(&self.routes[index as usize]);
-            }
+        processor::prefetch_at(&self.hot, index as usize);
+        if reply {
+            processor::prefetch_at(&self.routes, index as usize);
         }
     }
 
@@ -231,6 +256,15 @@ impl<A: Address> Storage<A> {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
         self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed(), seen: 0 };
         self.set(index, flow);
+    }
+
+    /// Stores a flow that has just begun at a position.
+    pub(super) fn begin(&mut self, index: u32, begun: &BegunFlow<A::Key>, now: Tick) {
+        const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
+        let (index, keys) = (index as usize, begun.keys);
+        self.hot[index] = HotFlow { keys, backend: begun.backend.packed(), seen: now.0 << SEEN_SHIFT | STATE };
+        self.routes[index] = begun.initial_sequence;
+        self.cold[index] = ColdFlow { pool: begun.pool, number: 0 };
     }
 
     /// Stores what may change of the flow at a position.

@@ -5,11 +5,13 @@
 //!
 //! Not here: time. The caller decides when to sweep and which flows to end.
 
-use super::entry::Flow;
+use arrayvec::ArrayVec;
+
+use super::entry::{BackendId, Flow};
 use super::index::{Guess, Index};
 use super::snat::PoolId;
-use super::state::{Direction, YieldClass};
-use super::storage::{HotFlows, Storage};
+use super::state::{Direction, FlowMode, FlowState, YieldClass};
+use super::storage::{BegunFlow, HotFlow, HotFlows, Storage};
 use super::tick::Tick;
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
@@ -37,6 +39,9 @@ impl Candidate {
         (index as usize, direction)
     }
 }
+
+/// Flows that a sweep looks at together.
+const SWEEP_PART: usize = 16;
 
 /// The table has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -169,6 +174,13 @@ impl<A: Address> FlowTable<A> {
         self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
     }
 
+    /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
+    #[inline(always)]
+    pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {
+        let (index, direction) = entry_of(candidate.0);
+        self.storage.hot(index).is_some_and(|flow| flow.key(direction) == key)
+    }
+
     /// Whether the entry and direction of a place are those of a key.
     fn matches(&self, place: u32, key: &A::Key, protocol: u8) -> bool {
         let (index, direction) = entry_of(place);
@@ -181,17 +193,37 @@ impl<A: Address> FlowTable<A> {
     ///
     /// [`Full`]; the table is unchanged.
     pub fn insert(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
+        let index = self.claim(self.hashes(&flow), flow.mode.is_two_way())?;
+        self.storage.put(index, &flow);
+        match flow.state.yield_class() {
+            Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
+            None => self.order.set_since(index, flow.last_seen),
+        }
+        Ok(FlowIndex(index))
+    }
+
+    /// The same for a flow that a SYN begins now. Returns its place in the direction of the SYN.
+    ///
+    /// [`Full`]; the table is unchanged.
+    pub(crate) fn begin(&mut self, begun: &BegunFlow<A::Key>, now: Tick) -> Result<Candidate, Full> {
+        let index = self.claim(begun.hashes, true)?;
+        self.storage.begin(index, begun, now);
+        self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
+        Ok(Candidate(place(index, Direction::ToBackend)))
+    }
+
+    /// Finds a position for a flow with these hashes, and adds it to the index.
+    fn claim(&mut self, [to_backend, to_client]: [u64; 2], is_two_way: bool) -> Result<u32, Full> {
         let index = match self.free.checked_sub(1) {
             Some(index) => index,
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
             None => return Err(Full),
         };
-        let [to_backend, to_client] = self.hashes(&flow);
         self.index.prefetch(to_client); // its line is fetched while the other one is written
         if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if flow.mode.is_two_way() && !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if is_two_way && !self.index.insert(to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -200,13 +232,8 @@ impl<A: Address> FlowTable<A> {
         } else {
             self.free = self.storage.next_free(index);
         }
-        self.storage.put(index, &flow);
-        match flow.state.yield_class() {
-            Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
-            None => self.order.set_since(index, flow.last_seen),
-        }
         self.len += 1;
-        Ok(FlowIndex(index))
+        Ok(index)
     }
 
     /// Removes a flow. The caller releases its SNAT port.
@@ -215,19 +242,24 @@ impl<A: Address> FlowTable<A> {
         if !self.storage.is_used(index.0) {
             return flow;
         }
-        let [to_backend, to_client] = self.hashes(&flow);
-        self.index.prefetch(to_client);
-        self.index.remove(to_backend, place(index.0, Direction::ToBackend));
-        if flow.mode.is_two_way() {
-            self.index.remove(to_client, place(index.0, Direction::ToClient));
-        }
-        if let Some(class) = flow.state.yield_class() {
-            self.order.remove(index.0, class, pool_of(&flow));
-        }
-        self.storage.free(index.0, self.free);
-        self.free = index.0 + 1;
-        self.len -= 1;
+        let hashes = self.hashes(&flow);
+        self.index.prefetch(hashes[Direction::ToClient as usize]);
+        self.take_out(index.0, (flow.mode, flow.state, flow.snat_pool), hashes);
         flow
+    }
+
+    /// Removes a flow that is in the table with these hashes. The pool counts in mode `nat`.
+    fn take_out(&mut self, index: u32, (mode, state, pool): (FlowMode, FlowState, PoolId), [to_backend, to_client]: [u64; 2]) {
+        self.index.remove(to_backend, place(index, Direction::ToBackend));
+        if mode.is_two_way() {
+            self.index.remove(to_client, place(index, Direction::ToClient));
+        }
+        if let Some(class) = state.yield_class() {
+            self.order.remove(index, class, (mode == FlowMode::Nat).then_some(pool));
+        }
+        self.storage.free(index, self.free);
+        self.free = index + 1;
+        self.len -= 1;
     }
 
     /// Applies a packet to the state of its flow, see [`advance()`], and keeps the yield lists up to date. Returns the
@@ -318,29 +350,116 @@ impl<A: Address> FlowTable<A> {
     /// Passes up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it returns true;
     /// the callback releases their SNAT ports. Forgets routes of other epochs than `route_epoch`. Returns where to
     /// continue, 0 after the last entry.
-    pub fn sweep(&mut self, start: u32, entries: u32, route_epoch: u32, mut ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
+    pub fn sweep(&mut self, start: u32, entries: u32, route_epoch: u32, ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
+        self.sweep_by(start, entries, route_epoch, &mut Each(ended))
+    }
+
+    /// As [`FlowTable::sweep`], with a shorter look at flows in a handshake, which have no route: those that stay cost
+    /// little more than reading them in order.
+    ///
+    /// The lines of the index that the end of a flow changes are fetched while flows of the part before end.
+    pub(crate) fn sweep_by(&mut self, start: u32, entries: u32, route_epoch: u32, by: &mut impl SweepRules<A>) -> u32 {
         let end = start.saturating_add(entries).min(self.high_water);
-        for index in start..end {
-            if !self.storage.is_used(index) {
-                continue;
+        let mut next = start;
+        let mut part = self.part_of_sweep(&mut next, end, by);
+        while !part.is_empty() {
+            let after = self.part_of_sweep(&mut next, end, by);
+            for Due { index, hashes, is_over } in part {
+                if is_over {
+                    self.end_handshake(index, hashes, by);
+                    continue;
+                }
+                let flow = self.get(FlowIndex(index));
+                if by.is_over(&flow) {
+                    self.take_out(index, (flow.mode, flow.state, flow.snat_pool), hashes);
+                    by.ended((flow.mode, flow.state), flow.backend, flow.snat_lease().map(|lease| (lease.pool, lease.port)));
+                } else {
+                    self.storage.forget_route(index, &flow, route_epoch);
+                }
             }
-            let flow = self.get(FlowIndex(index));
-            if ended(&flow) {
-                self.remove(FlowIndex(index));
-            } else {
-                self.storage.forget_route(index, &flow, route_epoch);
-            }
+            part = after;
         }
         if end == self.high_water { 0 } else { end }
     }
+
+    /// The next flows, up to `end`, that end or need a longer look. Their lines of tags are prefetched.
+    #[inline(always)]
+    fn part_of_sweep(&self, next: &mut u32, end: u32, by: &impl SweepRules<A>) -> ArrayVec<Due, SWEEP_PART> {
+        let mut part = ArrayVec::new();
+        while *next < end && !part.is_full() {
+            let index = *next;
+            *next += 1;
+            let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { continue };
+            let fate = if state.shakes_hands() { by.glance(flow, state) } else { Fate::Unknown };
+            if fate != Fate::Stays {
+                let hashes =
+                    [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
+                hashes.iter().for_each(|hash| self.prefetch(*hash));
+                part.push(Due { index, hashes, is_over: fate == Fate::Over });
+            }
+        }
+        part
+    }
+
+    /// Removes a flow in a handshake.
+    fn end_handshake(&mut self, index: u32, hashes: [u64; 2], by: &mut impl SweepRules<A>) {
+        let pool = self.storage.pool(index);
+        let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return };
+        let (mode, backend) = (flow.mode(), BackendId::unpacked(flow.backend()));
+        let port = flow.key(Direction::ToClient).tuple(state.protocol()).destination_port;
+        self.take_out(index, (mode, state, pool), hashes);
+        by.ended((mode, state), backend, (mode == FlowMode::Nat).then_some((pool, port)));
+    }
+}
+
+/// A flow that a sweep found.
+struct Due {
+    index: u32,
+    hashes: [u64; 2],
+    /// It ends. Otherwise a longer look tells.
+    is_over: bool,
+}
+
+/// What a short look at a flow tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It does not end, and needs nothing else from the sweep.
+    Stays,
+    /// It ends.
+    Over,
+    /// A longer look tells.
+    Unknown,
+}
+
+/// Which flows a sweep ends.
+pub(crate) trait SweepRules<A: Address> {
+    /// A short look at a flow in a handshake.
+    fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
+    /// Whether a flow ends.
+    fn is_over(&mut self, flow: &Flow<A>) -> bool;
+    /// A flow of this mode, state and backend, which held this SNAT port, has ended.
+    fn ended(&mut self, kind: (FlowMode, FlowState), backend: BackendId, port: Option<(PoolId, u16)>);
+}
+
+/// A callback as rules.
+struct Each<F>(F);
+
+impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Each<F> {
+    fn glance(&self, _: &HotFlow<A::Key>, _: FlowState) -> Fate {
+        Fate::Unknown
+    }
+
+    fn is_over(&mut self, flow: &Flow<A>) -> bool {
+        self.0(flow)
+    }
+
+    fn ended(&mut self, _: (FlowMode, FlowState), _: BackendId, _: Option<(PoolId, u16)>) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::entry::BackendId;
     use crate::flow::snat::{PoolId, SnatLease};
-    use crate::flow::state::{FlowMode, FlowState};
     use crate::flow::tick::Tick;
     use proptest::prelude::*;
     use std::collections::HashMap;

@@ -17,20 +17,23 @@ use super::state::YieldClass;
 use super::tick::Tick;
 
 /// The lists that a flow can be in.
-const ALL: u32 = 0;
-const POOL: u32 = 1;
+const ALL: usize = 0;
+const POOL: usize = 1;
 
 /// Bits of a position in a [`Node`].
 const LINK_BITS: u32 = 26;
 /// The largest number of flows of one table: positions fit, and one value means "none".
 pub(super) const FLOWS_MAX: u32 = (1 << LINK_BITS) - 1;
-const LINK_MASK: u128 = FLOWS_MAX as u128;
-const SINCE_BITS: u32 = u128::BITS - 4 * LINK_BITS;
+const LINK_MASK: u64 = FLOWS_MAX as u64;
+/// Bits of the time in each word of a [`Node`].
+const SINCE_BITS: u32 = u64::BITS - 2 * LINK_BITS;
+const SINCE_MASK: u32 = (1 << SINCE_BITS) - 1;
 
-/// Neighbours of a flow in its two lists (4 x 26 bits), and since when it is in its class (24 bits, in ticks).
+/// For each of its two lists, the neighbours of a flow (2 x 26 bits); and since when it is in its class, in ticks: the
+/// lower 12 bits in the first word, 12 more in the second.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C, align(16))]
-struct Node(u128);
+struct Node([u64; 2]);
 
 /// The neighbour before or after a flow in one list.
 #[derive(Clone, Copy)]
@@ -40,32 +43,41 @@ enum Side {
 }
 
 impl Node {
-    const fn shift<const LIST: u32>(side: Side) -> u32 {
-        (2 * LIST + side as u32) * LINK_BITS
+    /// A node that is the youngest of its lists.
+    fn youngest([all, pool]: [Option<u32>; 2], since: Tick) -> Self {
+        let word = |before: Option<u32>, since: u32| {
+            let since = u64::from(since & SINCE_MASK) << (2 * LINK_BITS);
+            since | LINK_MASK << LINK_BITS | u64::from(before.unwrap_or(FLOWS_MAX))
+        };
+        Self([word(all, since.0), word(pool, since.0 >> SINCE_BITS)])
     }
 
     /// The neighbour's position.
     #[allow(clippy::cast_possible_truncation)] // 26 bits
-    fn link<const LIST: u32>(self, side: Side) -> Option<u32> {
-        let position = (self.0 >> Self::shift::<LIST>(side) & LINK_MASK) as u32;
+    fn link<const LIST: usize>(self, side: Side) -> Option<u32> {
+        let position = (self.0[LIST] >> (side as u32 * LINK_BITS) & LINK_MASK) as u32;
         (position != FLOWS_MAX).then_some(position)
     }
 
-    fn set_link<const LIST: u32>(&mut self, side: Side, position: Option<u32>) {
-        let shift = Self::shift::<LIST>(side);
-        self.0 = self.0 & !(LINK_MASK << shift) | u128::from(position.unwrap_or(FLOWS_MAX)) << shift;
+    fn set_link<const LIST: usize>(&mut self, side: Side, position: Option<u32>) {
+        let shift = side as u32 * LINK_BITS;
+        self.0[LIST] = self.0[LIST] & !(LINK_MASK << shift) | u64::from(position.unwrap_or(FLOWS_MAX)) << shift;
     }
 
     fn set_since(&mut self, since: Tick) {
-        self.0 = self.0 << SINCE_BITS >> SINCE_BITS | u128::from(since.0) << (4 * LINK_BITS);
+        const LINKS: u64 = (1 << (2 * LINK_BITS)) - 1;
+        for (word, part) in self.0.iter_mut().zip([since.0, since.0 >> SINCE_BITS]) {
+            *word = *word & LINKS | u64::from(part & SINCE_MASK) << (2 * LINK_BITS);
+        }
     }
 
     /// The time, completed by the present.
-    #[allow(clippy::cast_possible_truncation)] // 24 bits
+    #[allow(clippy::cast_possible_truncation)] // 12 bits each
     fn since(self, now: Tick) -> Tick {
-        let scale = u32::BITS - SINCE_BITS;
-        let since = Tick((self.0 >> (4 * LINK_BITS)) as u32);
-        Tick(now.0.wrapping_sub(Tick(now.0 << scale).since_scaled(Tick(since.0 << scale), scale).0))
+        const SCALE: u32 = u32::BITS - 2 * SINCE_BITS;
+        let [low, high] = self.0.map(|word| (word >> (2 * LINK_BITS)) as u32);
+        let since = Tick((high << SINCE_BITS | low) << SCALE);
+        Tick(now.0.wrapping_sub(Tick(now.0 << SCALE).since_scaled(since, SCALE).0))
     }
 }
 
@@ -112,11 +124,12 @@ impl Order {
 
     /// Adds a flow to a class, now; `pool` is that of its SNAT port, if it has one.
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
-        self.set_since(index, now);
-        append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
+        let mut before = [None; 2];
+        before[ALL] = append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
         if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
-            append::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
+            before[POOL] = append::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
         }
+        self.nodes[index as usize] = Node::youngest(before, now);
     }
 
     /// Removes a flow from a class: it was confirmed, changed its class or ended.
@@ -138,19 +151,18 @@ impl Order {
     }
 }
 
-fn append<const LIST: u32>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
-    let youngest = ends.youngest.checked_sub(1);
-    let node = &mut nodes[index as usize];
-    node.set_link::<LIST>(Side::Before, youngest);
-    node.set_link::<LIST>(Side::After, None);
-    match youngest {
-        Some(youngest) => nodes[youngest as usize].set_link::<LIST>(Side::After, Some(index)),
+/// Makes a flow the youngest of a list. Returns the one before it, to be stored in its node.
+fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) -> Option<u32> {
+    let before = ends.youngest.checked_sub(1);
+    match before {
+        Some(before) => nodes[before as usize].set_link::<LIST>(Side::After, Some(index)),
         None => ends.oldest = index + 1,
     }
     ends.youngest = index + 1;
+    before
 }
 
-fn unlink<const LIST: u32>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
+fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
     let node = nodes[index as usize];
     let (before, after) = (node.link::<LIST>(Side::Before), node.link::<LIST>(Side::After));
     match before {

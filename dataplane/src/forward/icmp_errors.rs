@@ -73,7 +73,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
             Direction::ToClient => (flow.vip, flow.client, flow.tuple(Direction::ToBackend)),
         };
-        let Exit { source_mac, destination_mac, .. } = *exit;
+        let (source_mac, destination_mac) = (exit.source_mac(), exit.destination_mac());
         let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
         icmp::error_mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
         if !headers.dont_fragment {

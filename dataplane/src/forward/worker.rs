@@ -20,7 +20,9 @@ use crossbeam_queue::ArrayQueue;
 use super::engine::Engine;
 use super::fast;
 use super::observer::Observe;
-use crate::flow::{Flow, FlowLimits, FlowState, FlowTable, IdleLimits, SnatPorts, Tick, Ticks};
+use crate::flow::{
+    BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks,
+};
 use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
@@ -260,24 +262,57 @@ impl Sweep {
         if entries > 0 {
             self.owed -= entries;
             let Engine { tables, ports, limits, counters, neighbour_requests, .. } = engine;
-            let look = Look { limits, snapshot, neighbour_requests, now };
-            self.next_v4 = sweep(&mut tables.v4, self.next_v4, entries, ports, counters, &look);
-            self.next_v6 = sweep(&mut tables.v6, self.next_v6, entries, ports, counters, &look);
+            let mut rules = Look { limits, snapshot, neighbour_requests, ports, counters, now };
+            self.next_v4 = tables.v4.sweep_by(self.next_v4, entries, snapshot.route_epoch(), &mut rules);
+            self.next_v6 = tables.v6.sweep_by(self.next_v6, entries, snapshot.route_epoch(), &mut rules);
         }
     }
 }
 
-/// The context of a sweep over flows.
+/// The rules of a sweep over flows.
 struct Look<'a> {
     limits: &'a IdleLimits,
     snapshot: &'a Snapshot,
     neighbour_requests: &'a ArrayQueue<NeighbourRequest>,
+    ports: &'a mut SnatPorts,
+    counters: &'a WorkerCounters,
     now: Tick,
+}
+
+impl<A: Address> SweepRules<A> for Look<'_> {
+    #[inline(always)]
+    fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate {
+        match self.snapshot.backends.spot(flow.backend()) {
+            None => Fate::Unknown,
+            Some(_) if self.limits.is_handshake_over(state, flow.idle(self.now)) => Fate::Over,
+            Some(_) => Fate::Stays,
+        }
+    }
+
+    fn is_over(&mut self, flow: &Flow<A>) -> bool {
+        let ended = self.has_ended(flow);
+        if !ended {
+            self.keep_client(flow);
+        }
+        ended
+    }
+
+    fn ended(&mut self, (mode, state): (FlowMode, FlowState), backend: BackendId, port: Option<(PoolId, u16)>) {
+        if let Some((pool, port)) = port {
+            self.ports.release(pool, port, self.now);
+        }
+        self.counters.flow_ended(backend.slot);
+        // A connection that never came about.
+        let has_failed = mode.is_two_way() && (state.shakes_hands() || state == FlowState::SctpOpening);
+        if let Some(counters) = self.counters.backend(backend.slot).filter(|_| has_failed) {
+            counters.failed.add(1);
+        }
+    }
 }
 
 impl Look<'_> {
     /// Whether the flow exceeded its idle limit, or its backend's drain has ended.
-    fn ended<A: Address>(&self, flow: &Flow<A>) -> bool {
+    fn has_ended<A: Address>(&self, flow: &Flow<A>) -> bool {
         let Some(backend) = self.snapshot.backend(flow.backend) else {
             // The sides of a connection that is still in use get a RST in answer to the next packet.
             return flow.protocol != protocol::TCP || self.limits.is_silent(flow.last_seen, self.now);
@@ -300,34 +335,3 @@ impl Look<'_> {
 
 /// A flow is in use if its last packet is at most this old: 75 ticks are 10 s, a little more than a sweep takes.
 const USED_WITHIN: Ticks = Ticks(75);
-
-/// Whether a flow that ends was a connection that never came about.
-fn has_failed<A: Address>(flow: &Flow<A>) -> bool {
-    flow.mode.is_two_way() && (flow.state.shakes_hands() || flow.state == FlowState::SctpOpening)
-}
-
-/// Visits `entries` entries from `start` on. Returns where to continue.
-fn sweep<A: Address>(
-    table: &mut FlowTable<A>,
-    start: u32,
-    entries: u32,
-    ports: &mut SnatPorts,
-    counters: &WorkerCounters,
-    look: &Look<'_>,
-) -> u32 {
-    table.sweep(start, entries, look.snapshot.route_epoch(), |flow| {
-        let ended = look.ended(flow);
-        if ended {
-            if let Some(lease) = flow.snat_lease() {
-                ports.release(lease.pool, lease.port, look.now);
-            }
-            counters.flow_ended(flow.backend.slot);
-            if let Some(counters) = counters.backend(flow.backend.slot).filter(|_| has_failed(flow)) {
-                counters.failed.add(1);
-            }
-        } else {
-            look.keep_client(flow);
-        }
-        ended
-    })
-}

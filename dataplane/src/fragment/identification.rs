@@ -30,6 +30,7 @@ impl Identifications {
     }
 
     /// A new identification for a datagram: 16 bits for IPv4, 32 for IPv6.
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // of the hash its bits; a number is below the space, which is at most 2^32
     pub(crate) fn next<A: Address>(&mut self, source: A, destination: A, protocol: u8) -> u32 {
         let hash = self.hash.hash(&Tuple { source, destination, source_port: 0, destination_port: 0, protocol });

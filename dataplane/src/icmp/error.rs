@@ -123,9 +123,9 @@ pub fn icmp_error_about_inner<I: Address>(
 
 fn finish<I: Address>(frame: &mut [u8], quoted_at: usize, inner: &Tuple<I>, error: IcmpError, exit: &Exit) -> Option<()> {
     raise_hop_limit::<I>(frame.get_mut(quoted_at..)?)?;
-    write(frame, inner.source, inner.destination, error, exit.source_mac)?;
+    write(frame, inner.source, inner.destination, error, exit.source_mac())?;
     let (ethernet, _) = take_mut::<Ethernet>(frame)?;
-    ethernet.destination = exit.destination_mac.0;
+    ethernet.destination = exit.destination_mac().0;
     ethernet.ether_type.set(ether_type_of::<I>());
     Some(())
 }

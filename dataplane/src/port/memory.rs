@@ -61,6 +61,11 @@ impl Buffer for MemoryBuffer {
         true
     }
 
+    #[inline]
+    fn truncate(&mut self, len: usize) {
+        self.bytes.truncate(self.start + len);
+    }
+
     fn prepend(&mut self, len: usize) -> bool {
         if self.bytes().len() + len > ROOM {
             return false;

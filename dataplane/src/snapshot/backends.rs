@@ -9,10 +9,12 @@ use std::sync::Arc;
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::{BackendId, TargetSlot, Tick, Ticks};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks, prefetch_at};
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;
+/// Backends whose compact forms fill a first-level cache of 32 KiB.
+const MANY: usize = 4096;
 
 /// A backend of one service.
 #[derive(Clone, Debug)]
@@ -128,6 +130,20 @@ impl BackendTable {
         let slot = BackendId::unpacked(id).slot as usize;
         let spot = self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
         (spot.id == id).then_some(spot)
+    }
+
+    /// Whether their compact forms exceed the first-level cache.
+    #[inline]
+    pub(crate) fn are_many(&self) -> bool {
+        self.pieces.len() > MANY / PIECE
+    }
+
+    /// Prefetches the compact form of the backend in a slot.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, slot: usize) {
+        if let Some(piece) = self.pieces.get(slot / PIECE) {
+            prefetch_at(&piece.spots, slot % PIECE);
+        }
     }
 
     /// Stores a backend in a slot, or clears the slot.

@@ -141,6 +141,13 @@ impl Frontend {
         }
     }
 
+    /// Whether [`Frontend::choose`] depends on the tuple alone, as [`Frontend::choose_by_hash`] then does.
+    #[must_use]
+    #[inline]
+    pub fn is_hashed(&self) -> bool {
+        self.affinity.is_none() && matches!(self.schedule, Schedule::Hash)
+    }
+
     /// The backend for a packet that has no flow and does not create one: what affinity remembers, otherwise the Maglev
     /// table's choice, which is the same on every gateway, whatever the scheduler.
     #[must_use]

@@ -9,13 +9,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
 
+use super::prefixes::Prefixes;
 use crate::choose::MaglevTable;
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
-use crate::wire::{Ethernet, Mac, TableHash, split_mix};
+use crate::wire::{Address, ByFamily, Ethernet, Mac, TableHash, split_mix};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -36,34 +35,51 @@ pub struct NextHop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Exit {
-    /// Ethernet address of the next hop.
-    pub destination_mac: Mac,
-    /// Ethernet address of the port.
-    pub source_mac: Mac,
+    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port.
+    addresses: [u8; 12],
     /// MTU of the link, bytes.
     pub mtu: u16,
     /// Port of the link.
     pub port: PortIndex,
-    /// Bytes of `tags` that frames of the link carry.
-    tag_bytes: u8,
+    /// Bytes of the Ethernet header with the tags of the link.
+    link_bytes: u8,
     /// The VLAN tags of the link, as they stand in a frame after the Ethernet addresses.
     tags: [u8; 8],
     /// The link.
     pub link: Link,
 }
 
+const _: () = assert!(size_of::<Option<Exit>>() == 32);
+
 impl Exit {
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
+    #[allow(clippy::cast_possible_truncation)] // 14 bytes
     pub(crate) fn new(link: Link, mtu: u16, source_mac: Mac, destination_mac: Mac) -> Self {
         let (tags, tag_bytes) = link.tags().to_bytes();
-        Self { destination_mac, source_mac, mtu, port: link.port(), tag_bytes, tags, link }
+        let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (destination_mac.0, source_mac.0);
+        let addresses = [a, b, c, d, e, f, g, h, i, j, k, l];
+        Self { addresses, mtu, port: link.port(), link_bytes: Ethernet::BYTES as u8 + tag_bytes, tags, link }
+    }
+
+    /// Ethernet address of the next hop.
+    #[must_use]
+    pub fn destination_mac(&self) -> Mac {
+        let [a, b, c, d, e, f, ..] = self.addresses;
+        Mac([a, b, c, d, e, f])
+    }
+
+    /// Ethernet address of the port.
+    #[must_use]
+    pub fn source_mac(&self) -> Mac {
+        let [.., a, b, c, d, e, f] = self.addresses;
+        Mac([a, b, c, d, e, f])
     }
 
     /// Bytes of the Ethernet header with the tags of the link.
     #[inline(always)]
     #[must_use]
     pub(crate) fn link_bytes(&self) -> usize {
-        usize::from(Ethernet::BYTES) + usize::from(self.tag_bytes)
+        usize::from(self.link_bytes)
     }
 
     /// Writes addresses and tags at the start of a frame that has room for [`Exit::link_bytes`]; the EtherType of the
@@ -71,13 +87,16 @@ impl Exit {
     #[inline(always)]
     pub(crate) fn write_link(&self, frame: &mut [u8]) {
         let Some(addresses) = frame.first_chunk_mut::<12>() else { return };
-        addresses[..6].copy_from_slice(&self.destination_mac.0);
-        addresses[6..].copy_from_slice(&self.source_mac.0);
-        if self.tag_bytes > 0 {
-            let tags = usize::from(self.tag_bytes).min(self.tags.len());
-            if let Some(place) = frame.get_mut(12..12 + tags) {
-                place.copy_from_slice(&self.tags[..tags]);
-            }
+        *addresses = self.addresses;
+        if u16::from(self.link_bytes) != Ethernet::BYTES {
+            self.write_tags(frame);
+        }
+    }
+
+    fn write_tags(&self, frame: &mut [u8]) {
+        let tags = self.link_bytes().saturating_sub(Ethernet::BYTES.into()).min(self.tags.len());
+        if let Some(place) = frame.get_mut(12..12 + tags) {
+            place.copy_from_slice(&self.tags[..tags]);
         }
     }
 }
@@ -138,8 +157,8 @@ impl Group {
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     pub(crate) epoch: u32,
-    pub(crate) v4: Arc<PrefixMap<Ipv4Net, RouteTarget>>,
-    pub(crate) v6: Arc<PrefixMap<Ipv6Net, RouteTarget>>,
+    pub(crate) v4: Arc<Prefixes<u32, RouteTarget>>,
+    pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
     /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.
@@ -150,19 +169,40 @@ pub(crate) struct Routes {
     pub(crate) down: Vec<PortIndex>,
 }
 
+impl ByFamily for Routes {
+    type Of<A: Address> = Prefixes<A, RouteTarget>;
+
+    #[inline(always)]
+    fn v4(&self) -> &Prefixes<u32, RouteTarget> {
+        &self.v4
+    }
+
+    #[inline(always)]
+    fn v6(&self) -> &Prefixes<u128, RouteTarget> {
+        &self.v6
+    }
+}
+
 impl Routes {
+    /// The target for an address of one family.
+    #[inline]
+    fn target_of<A: Address>(&self, address: A) -> Option<RouteTarget> {
+        A::of(self).get(address)
+    }
+
     pub(crate) fn target(&self, address: IpAddr) -> Option<RouteTarget> {
-        match IpNet::from(address) {
-            IpNet::V4(host) => self.v4.get_lpm(&host).map(|(_, way)| *way),
-            IpNet::V6(host) => self.v6.get_lpm(&host).map(|(_, way)| *way),
+        match address {
+            IpAddr::V4(address) => self.v4.get(address.into()),
+            IpAddr::V6(address) => self.v6.get(address.into()),
         }
     }
 
-    pub(crate) fn to(&self, address: IpAddr) -> RouteTo {
-        match self.target(address) {
+    #[inline]
+    pub(crate) fn to<A: Address>(&self, address: A) -> RouteTo {
+        match self.target_of(address) {
             Some(RouteTarget::Via(next_hop)) => RouteTo::NextHop(next_hop),
             Some(RouteTarget::OnLink(link)) => {
-                self.slots.get(&(link, address)).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
+                self.slots.get(&(link, address.ip())).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
             Some(RouteTarget::Nowhere) | None => RouteTo::None,
         }

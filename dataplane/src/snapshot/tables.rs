@@ -187,7 +187,7 @@ impl Snapshot {
     /// The route to an address.
     #[must_use]
     pub fn route<A: Address>(&self, address: A) -> RouteTo {
-        self.routes.to(address.ip())
+        self.routes.to(address)
     }
 
     /// The slot of the next hop for a flow with this hash. `next_hop` comes from [`Snapshot::route`] or a backend: of a

@@ -115,13 +115,15 @@ pub struct WorkerCounters {
     backends: BackendSlots,
 }
 
-/// The counters of all backends, by slot.
+/// The counters of all backends, by slot. Of a constant length, so that no slot needs to be checked.
 #[derive(Debug)]
-struct BackendSlots(Box<[BackendCounters]>);
+struct BackendSlots(Box<[BackendCounters; BACKEND_SLOTS]>);
 
 impl Default for BackendSlots {
     fn default() -> Self {
-        Self((0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect())
+        let counters: Box<[_]> = (0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect();
+        // There are as many as counted.
+        Self(counters.try_into().unwrap_or_else(|_| unreachable!()))
     }
 }
 
@@ -183,7 +185,7 @@ impl WorkerCounters {
 
     /// Traffic of all backend slots.
     #[inline]
-    pub(crate) fn by_backend(&self) -> &[BackendCounters] {
+    pub(crate) fn by_backend(&self) -> &[BackendCounters; BACKEND_SLOTS] {
         &self.backends.0
     }
 

@@ -17,6 +17,13 @@ pub trait Buffer: Send {
     /// changes nothing, when there is no room.
     #[must_use]
     fn resize(&mut self, len: usize) -> bool;
+    /// Removes the bytes after the first `len` bytes of the frame, if there are any.
+    #[inline(always)]
+    fn truncate(&mut self, len: usize) {
+        if len < self.bytes().len() {
+            let _ = self.resize(len); // it gets shorter, so there is room
+        }
+    }
     /// Makes room for `len` bytes, of any value, before the frame. Returns false, and changes nothing, when there is
     /// none. A received frame has room for 128 bytes in front (DPDK's default headroom).
     #[must_use]

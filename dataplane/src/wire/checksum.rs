@@ -93,8 +93,14 @@ pub fn header_holds(header: &[u8]) -> bool {
     let (words, _) = header.as_chunks::<4>();
     // At most 15 words, so no carry out of 64 bits.
     let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
-    fold(sum) == 0xffff
+    // The first word is not 0. A sum above 0 folds to 0xffff exactly if 0xffff divides it, and a product with the inverse
+    // of an odd divisor modulo 2^64 is small exactly if the divisor divides the number (Hacker's Delight, section 10-17).
+    sum.wrapping_mul(INVERSE) <= u64::MAX / 0xffff
 }
+
+/// The inverse of 0xffff modulo 2^64.
+const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
+const _: () = assert!(INVERSE.wrapping_mul(0xffff) == 1);
 
 /// The sum of an address. 2^16 counts as 1 in one's complement, so adding 32-bit words is correct.
 fn address_sum<A: Address>(address: A) -> u64 {
@@ -114,11 +120,13 @@ fn nonzero(delta: u16) -> u16 {
 }
 
 #[inline]
+#[allow(clippy::cast_possible_truncation)] // the halves
 fn fold(sum: u64) -> u16 {
-    let sum = (sum >> 32) + (sum & 0xffff_ffff); // 33 bits
-    let sum = (sum >> 16) + (sum & 0xffff); // 18 bits
-    let (low, carry) = ((sum & 0xffff) as u16).overflowing_add(((sum >> 16) & 0xffff) as u16);
-    low.wrapping_add(u16::from(carry))
+    let (half, carry) = (sum as u32).overflowing_add((sum >> 32) as u32);
+    // After a carry the sum is at most 2^32 - 2, so there is no second carry.
+    let half = half + u32::from(carry);
+    // Both halves of this sum are the sum of both halves; the carry out of the lower one enters the upper one.
+    (half.wrapping_add(half.rotate_left(16)) >> 16) as u16
 }
 
 #[cfg(test)]

@@ -63,7 +63,8 @@ impl TupleHash {
     }
 
     /// The hash of addresses and ports as they stand in a packet, by which flows are found. It depends on the byte order
-    /// of the machine, and differs from [`TupleHash::hash`].
+    /// of the machine, and differs from [`TupleHash::hash`]. After one multiplication alone the lower bits of consecutive
+    /// ports would be an arithmetic progression, in which many may be equal.
     #[must_use]
     #[inline(always)]
     pub fn hash_key<K: TupleKey>(&self, key: &K, protocol: u8) -> u64 {

@@ -246,6 +246,18 @@ impl Rig {
         rig
     }
 
+    /// Gives backends the ports of their services, as one-way modes require. To be published.
+    pub fn set_backend_ports(&mut self) {
+        for (name, service) in self.state.services.clone() {
+            let mut changed = Service::clone(&service);
+            for port in &mut changed.ports {
+                let number = port.port;
+                port.backends.iter_mut().for_each(|backend| backend.address.set_port(number));
+            }
+            self.state.services.insert(name, Arc::new(changed));
+        }
+    }
+
     /// Keeps only these backends of a service, in both families.
     pub fn keep_backends(&mut self, service: &str, keep: &[u8]) {
         let name = ServiceName::new("default", service);

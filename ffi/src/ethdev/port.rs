@@ -14,7 +14,7 @@ use super::owned_port::OwnedPort;
 use super::queue::{RxQueue, TxQueue};
 use super::rss::{self, NoSpread, Spread};
 use super::wakeup::{self, Wakeup};
-use crate::device::Device;
+use crate::device::{AF_PACKET, Device};
 use crate::eal::{Eal, log};
 use crate::error::Error;
 use crate::linux::interface;
@@ -90,6 +90,9 @@ pub struct Port {
     owned: Arc<OwnedPort>,
     driver: String,
     mac: [u8; 6],
+    rx_queues: u16,
+    /// What the sockets of af_packet have reported as missed so far: each report starts them anew.
+    missed_by_sockets: Cell<u64>,
     // DPDK does not allow concurrent control calls on one port.
     not_sync: PhantomData<Cell<()>>,
 }
@@ -147,7 +150,14 @@ impl Port {
         owned.check("start", code)?;
         let mac = owned.open_filter(wanted)?;
         let owned = Arc::new(owned);
-        let port = Self { driver: driver(id), mac, owned: Arc::clone(&owned), not_sync: PhantomData };
+        let port = Self {
+            driver: driver(id),
+            mac,
+            rx_queues: setup.rx_queues,
+            missed_by_sockets: Cell::new(0),
+            owned: Arc::clone(&owned),
+            not_sync: PhantomData,
+        };
         let spread = rss::distribute(&owned, &port.driver, config.spread.as_ref(), config.queues, &setup);
         let wakeup = |queue| config.wakes.then(|| Wakeup::of(&owned, queue, setup.interrupts != 0)).flatten();
         let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&owned), queue, pool, wakeup(queue))).collect();
@@ -199,11 +209,21 @@ impl Port {
             tx_packets: now.tx_packets,
             rx_bytes: now.rx_bytes,
             tx_bytes: now.tx_bytes,
-            rx_missed: now.rx_missed,
+            rx_missed: now.rx_missed + self.missed_by_sockets(),
             rx_errors: now.rx_errors,
             tx_errors: now.tx_errors,
             rx_no_buffer: now.rx_no_buffer,
         })
+    }
+
+    /// Frames that af_packet has lost because a ring was full; 0 of other drivers.
+    fn missed_by_sockets(&self) -> u64 {
+        if self.owned.device.has_driver(AF_PACKET) {
+            // SAFETY: the port is started, and has these queues; its driver is the one that the call expects.
+            let missed = unsafe { raw::sluice_af_packet_missed(self.owned.id, self.rx_queues) };
+            self.missed_by_sockets.set(self.missed_by_sockets.get() + missed);
+        }
+        self.missed_by_sockets.get()
     }
 
     /// The active member of a bond, or the last active one while no member has a link. None if the port is not a bond.

@@ -13,12 +13,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use super::owned_port::OwnedPort;
-use crate::device::Device;
+use crate::device::{AF_PACKET, Device};
 use crate::eal::log;
 use crate::raw;
-
-/// The driver whose sockets are known.
-const AF_PACKET: &str = "net_af_packet";
 
 /// Whether to configure the device to interrupt. Virtual devices do not, except for net_tap.
 pub(super) fn may_interrupt(device: &Device) -> bool {

@@ -6,6 +6,7 @@
 //!
 //! Not here: what is measured (`measure`).
 
+mod arrivals;
 mod buffer;
 mod memory;
 mod rings;
@@ -13,6 +14,7 @@ mod sample;
 
 use dataplane::Port;
 
+pub(super) use arrivals::{Latencies, Pace};
 pub(super) use memory::Memory;
 pub(super) use rings::Rings;
 pub(super) use sample::KEPT_ONE_IN;
@@ -82,8 +84,17 @@ pub(super) trait Harness {
     /// Begins to feed.
     fn begin(&mut self, feeding: Feeding);
 
-    /// Is called before each poll.
-    fn turn(&mut self);
+    /// From now on packets arrive at a pace; with none, bursts are always full. To be called before the feeding. Only the
+    /// harness in memory can do it.
+    fn pace(&mut self, _pace: Option<Pace>) {}
+
+    /// What was measured at a pace since this was last called.
+    fn take_latencies(&mut self) -> Latencies {
+        Latencies::default()
+    }
+
+    /// Is called before each poll, which begins at this cycle.
+    fn turn(&mut self, now: u64);
 
     /// Ends the feeding.
     fn end(&mut self);

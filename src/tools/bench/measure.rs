@@ -139,10 +139,13 @@ impl Bench<'_> {
         let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
         let stage = session.open(mode, &flows)?;
         let counters = Arc::clone(session.engine.counters());
-        let measured = match options.snat_load {
+        let mut measured = match options.snat_load {
             Some(_) => session.time_batches(&counters)?,
-            None => session.time(options.seconds, stage)?,
+            None => session.time(Duration::from_secs(options.seconds.into()), stage)?,
         };
+        if options.latency {
+            measured.latency = session.latency(stage)?;
+        }
         let traffic = harness.traffic().since(seen);
         self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;
         if options.workers == 1 {
@@ -183,12 +186,9 @@ impl Bench<'_> {
         let clock = WorkerClock::still(self.rate);
         let engine = Swap { ports, received: 0 };
         let mut session = Session { bench: self, harness, engine, meeting, clock };
-        let seconds = if self.options.mode.of_services().is_some() {
-            self.options.seconds.div_ceil(FLOOR_PART)
-        } else {
-            self.options.seconds
-        };
-        let measured = session.time(seconds, None)?;
+        let all = Duration::from_secs(self.options.seconds.into());
+        let wanted = if self.options.mode.of_services().is_some() { all / FLOOR_PART } else { all };
+        let measured = session.time(wanted, None)?;
         let Session { engine, harness, .. } = session;
         harness.give_back(engine.ports);
         let Traffic { fed, transmitted, .. } = harness.traffic().since(before);
@@ -388,7 +388,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     /// A poll that counts; it begins at this cycle. Returns when it ended.
     #[inline(always)]
     fn timed_poll(&mut self, measured: &mut Measured, begin: u64) -> u64 {
-        self.harness.turn();
+        self.harness.turn(begin);
         let handled = self.engine.poll(self.clock.at(begin));
         let end = dpdk_sys::cycles();
         // Without packets a worker waits for the generator, or for the worker that has its buffers.
@@ -423,8 +423,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
 
     #[inline]
     fn poll(&mut self) {
-        self.harness.turn();
-        self.engine.poll(self.clock.at(dpdk_sys::cycles()));
+        let begin = dpdk_sys::cycles();
+        self.harness.turn(begin);
+        self.engine.poll(self.clock.at(begin));
     }
 
     /// Waits until no worker feeds and none holds a packet of another, and verifies what was kept.
@@ -447,9 +448,8 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     }
 
     /// Measures for a time.
-    fn time(&mut self, seconds: u32, stage: Option<Stage>) -> Result<Measured, BenchError> {
+    fn time(&mut self, wanted: Duration, stage: Option<Stage>) -> Result<Measured, BenchError> {
         let mut measured = Measured::none(self.bench.rate);
-        let wanted = Duration::from_secs(seconds.into());
         loop {
             self.slice(&mut measured);
             if measured.times.elapsed() >= wanted {
@@ -488,5 +488,6 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     }
 }
 
+mod latency;
 #[cfg(test)]
 mod tests;

@@ -75,6 +75,9 @@ pub struct Report {
     pub p99_ns: u64,
     /// Its 99.9th percentile.
     pub p999_ns: u64,
+    /// With `--latency`: from the arrival of a packet until it left, at several loads.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub latency: Vec<LoadLatency>,
     /// Packets that left and were checked in full.
     pub verified: u64,
     /// Packets of the whole run, with warm-up: received by the workers.
@@ -90,18 +93,41 @@ pub struct Report {
     pub drop_reasons: Vec<(String, u64)>,
 }
 
+/// The latency at a load.
+#[derive(Clone, Debug, Serialize)]
+pub struct LoadLatency {
+    /// Percentage of the rate that the worker reaches when every burst is full.
+    pub load_percent: u8,
+    /// Million packets a second that arrive.
+    pub mpps: f64,
+    /// Packets measured.
+    pub packets: u64,
+    /// Mean number of packets in a burst that was not empty.
+    pub packets_per_burst: f64,
+    /// Time from a packet's arrival until it left: the median.
+    pub p50_ns: u64,
+    /// Its 99th percentile.
+    pub p99_ns: u64,
+    /// Its 99.9th percentile.
+    pub p999_ns: u64,
+    /// Packets that found a full receive queue, so that they never arrived.
+    pub missed: u64,
+}
+
 /// What one or more workers measured.
 pub(super) struct Measured {
     pub(super) times: PollTimes,
     pub(super) counted: CounterReading,
     pub(super) floor_ns: f64,
     pub(super) reused_early: u64,
+    pub(super) latency: Vec<LoadLatency>,
 }
 
 impl Measured {
     /// Nothing yet.
     pub(super) fn none(rate: CycleRate) -> Self {
-        Self { times: PollTimes::new(rate), counted: CounterReading::default(), floor_ns: f64::INFINITY, reused_early: 0 }
+        let (times, counted) = (PollTimes::new(rate), CounterReading::default());
+        Self { times, counted, floor_ns: f64::INFINITY, reused_early: 0, latency: Vec::new() }
     }
 
     /// Adds what was counted between two readings.
@@ -123,7 +149,7 @@ impl Measured {
 
 impl Report {
     pub(super) fn new(options: &BenchArgs, measured: &Measured, account: &FinalAccount, verified: u64) -> Self {
-        let Measured { times, counted, floor_ns, reused_early } = measured;
+        let Measured { times, counted, floor_ns, reused_early, latency } = measured;
         Self {
             mode: options.mode.of_services().map_or("none", Mode::as_str),
             family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
@@ -162,6 +188,7 @@ impl Report {
             p50_ns: times.percentile_ns(500),
             p99_ns: times.percentile_ns(990),
             p999_ns: times.percentile_ns(999),
+            latency: latency.clone(),
             verified,
             received: account.received,
             transmitted: account.transmitted,
@@ -216,6 +243,12 @@ fn text(report: &Report) -> String {
         report.p99_ns,
         report.p999_ns
     );
+    for load in &report.latency {
+        text.push_str(&format!(
+            "\nlatency at {} % load ({:.2} Mpps, no NIC; {:.1} packets a burst): p50 {} ns, p99 {} ns, p99.9 {} ns, {} missed",
+            load.load_percent, load.mpps, load.packets_per_burst, load.p50_ns, load.p99_ns, load.p999_ns, load.missed
+        ));
+    }
     if let Some(without) = report.without_handover_ns {
         text.push_str(&format!("\nevery packet arrived at another worker than its owner; {without:.1} ns when none does"));
     }

@@ -149,6 +149,9 @@ pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
         (options.handover && mode.is_none(), "--handover needs a mode with services; `none` has none"),
         (options.ecmp > 1 && options.mode == BenchMode::Dsr, "--ecmp does nothing in mode dsr: backends are on the link"),
         (options.snat_load.is_some() && options.mode != BenchMode::Nat, "--snat-load needs --mode nat"),
+        (options.latency && mode.is_none(), "--latency needs a mode; none has no engine"),
+        (options.latency && options.io == BenchIo::Ring, "--latency needs --io mem"),
+        (options.latency && (comes_and_goes || options.workers > 1), "--latency measures one worker and known flows"),
         (options.snat_load.is_some() && options.workers > 1, "--snat-load measures one worker"),
         (options.no_df && options.family == BenchFamily::V6, "--no-df needs --family v4: IPv6 has no flag DF"),
     ];

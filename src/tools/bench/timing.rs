@@ -1,6 +1,6 @@
 //! The clock of a worker, and the times of its polls.
 //!
-//! **Invariant:** the time stamp counter is read once per poll.
+//! **Invariant:** the time stamp counter is read once per poll; with `--latency` once more for each burst that leaves.
 //!
 //! Not here: what is polled (`measure`).
 
@@ -17,6 +17,12 @@ pub(super) struct CycleRate {
 }
 
 impl CycleRate {
+    /// The number of cycles of a time.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // below 2^53
+    pub(super) fn cycles(self, time: Duration) -> u64 {
+        (nanos(time) as f64 / self.ns_per_cycle) as u64
+    }
+
     /// Measures it over 20 ms, because it is unknown without DPDK.
     #[allow(clippy::cast_precision_loss)] // counts stay below 2^53
     pub(super) fn measure() -> Self {
@@ -27,7 +33,7 @@ impl CycleRate {
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // below 2^53
     #[inline]
-    fn ns(self, cycles: u64) -> u64 {
+    pub(super) fn ns(self, cycles: u64) -> u64 {
         (cycles as f64 * self.ns_per_cycle) as u64
     }
 }
@@ -89,9 +95,56 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Cycles of a bucket of the histogram, and their number: polls up to 0.1 ms at 2.6 GHz.
-const BUCKET_CYCLES: u64 = 4;
-const BUCKETS: usize = 1 << 16;
+/// Times up to twice this many cycles have a bucket of their own; longer ones share one with times that differ by less
+/// than a part in this many.
+const BUCKETS_OF_A_POWER: usize = 64;
+/// Buckets of all times: 2^6 for each of the powers of two above 2^6, and those below.
+const BUCKETS: usize = 59 * BUCKETS_OF_A_POWER;
+
+/// Number of times by their length, in cycles.
+#[derive(Clone, Debug)]
+pub(super) struct Histogram(Vec<u64>);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self(vec![0; BUCKETS])
+    }
+}
+
+impl Histogram {
+    /// Counts a time.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // the quotient is below 2^7
+    pub(super) fn count(&mut self, cycles: u64) {
+        let power = (u64::BITS - cycles.leading_zeros()).saturating_sub(BUCKETS_OF_A_POWER.ilog2() + 1);
+        if let Some(count) = self.0.get_mut(power as usize * BUCKETS_OF_A_POWER + (cycles >> power) as usize) {
+            *count += 1;
+        }
+    }
+
+    /// Number of times.
+    pub(super) fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// The time that this many thousandths of the times do not exceed, in cycles.
+    pub(super) fn percentile(&self, thousandths: u64) -> u64 {
+        let wanted = (self.total() * thousandths).div_ceil(1000);
+        let mut passed = 0;
+        let within = self.0.iter().position(|count| {
+            passed += count;
+            passed >= wanted
+        });
+        let bucket = within.unwrap_or(0);
+        let power = (bucket / BUCKETS_OF_A_POWER).saturating_sub(1);
+        ((bucket - power * BUCKETS_OF_A_POWER) as u64) << power | ((1 << power) - 1)
+    }
+
+    /// Adds the times of another.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(sum, count)| *sum += count);
+    }
+}
 
 /// Times of polls that count.
 #[derive(Debug)]
@@ -100,23 +153,19 @@ pub(super) struct PollTimes {
     pub(super) workers: u32,
     pub(super) packets: u64,
     cycles: u64,
-    /// Number of polls by their cycles; the last bucket has all longer ones.
-    histogram: Vec<u32>,
+    histogram: Histogram,
 }
 
 impl PollTimes {
     pub(super) fn new(rate: CycleRate) -> Self {
-        Self { rate, workers: 1, packets: 0, cycles: 0, histogram: vec![0; BUCKETS] }
+        Self { rate, workers: 1, packets: 0, cycles: 0, histogram: Histogram::default() }
     }
 
     /// Counts a poll.
     #[inline]
     pub(super) fn count(&mut self, cycles: u64) {
         self.cycles += cycles;
-        let bucket = usize::try_from(cycles / BUCKET_CYCLES).unwrap_or(usize::MAX).min(BUCKETS - 1);
-        if let Some(count) = self.histogram.get_mut(bucket) {
-            *count += 1;
-        }
+        self.histogram.count(cycles);
     }
 
     pub(super) fn elapsed(&self) -> Duration {
@@ -125,14 +174,7 @@ impl PollTimes {
 
     /// The time that this many thousandths of the polls do not exceed, ns.
     pub(super) fn percentile_ns(&self, thousandths: u64) -> u64 {
-        let polls: u64 = self.histogram.iter().copied().map(u64::from).sum();
-        let wanted = polls * thousandths / 1000;
-        let mut passed = 0;
-        let within = self.histogram.iter().position(|count| {
-            passed += u64::from(*count);
-            passed >= wanted
-        });
-        self.rate.ns(within.unwrap_or(BUCKETS - 1) as u64 * BUCKET_CYCLES)
+        self.rate.ns(self.histogram.percentile(thousandths))
     }
 
     /// Adds those of other workers at the same time.
@@ -140,7 +182,7 @@ impl PollTimes {
         self.workers += other.workers;
         self.packets += other.packets;
         self.cycles += other.cycles;
-        self.histogram.iter_mut().zip(&other.histogram).for_each(|(sum, count)| *sum += count);
+        self.histogram.merge(&other.histogram);
     }
 
     /// Time a packet of one worker.
@@ -162,5 +204,31 @@ impl PollTimes {
     /// Million packets a second of all workers.
     pub(super) fn mpps(&self) -> f64 {
         1e3 / self.ns_per_packet() * f64::from(self.workers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_at_most_a_64th_too_long() {
+        let all = |times: &mut dyn Iterator<Item = u64>| {
+            let mut histogram = Histogram::default();
+            times.for_each(|cycles| histogram.count(cycles));
+            histogram
+        };
+        for cycles in (0..5000).chain([123_456, 1 << 20, (1 << 20) - 1, 1 << 40, u64::MAX]) {
+            let found = all(&mut [cycles].into_iter()).percentile(500);
+            assert!(found >= cycles && found - cycles <= cycles / 64, "{cycles}: {found}");
+        }
+        let mut thousand = all(&mut (1..=1000));
+        assert_eq!(thousand.total(), 1000);
+        for (thousandths, exact) in [(1, 1), (500, 500), (990, 990), (999, 999), (1000, 1000)] {
+            let found = thousand.percentile(thousandths);
+            assert!((exact..=exact + exact / 64).contains(&found), "{thousandths}: {found}");
+        }
+        thousand.merge(&all(&mut std::iter::repeat_n(1 << 30, 9000)));
+        assert!(thousand.percentile(101) >= 1 << 30);
     }
 }

@@ -6,12 +6,12 @@
 
 use super::input::Packet;
 use super::verdict::{Answer, Verdict};
-use crate::flow::Flow;
+use crate::flow::{Direction, Flow};
 use crate::icmp::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::{Exit, NextHop, RouteTo, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{Address, split_mix};
+use crate::wire::{Address, Tuple, split_mix};
 
 /// Whether packets of a backend may arrive on this link (FORWARDING 9).
 #[inline]
@@ -60,7 +60,7 @@ pub(crate) fn exit_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut 
 pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, Verdict<'static>> {
     match snapshot.route(flow.client) {
         RouteTo::NextHop(next_hop) => {
-            let slot = snapshot.member(next_hop, entropy(flow));
+            let slot = snapshot.member(next_hop, entropy(&flow.tuple(Direction::ToBackend)));
             flow.route_to_client = slot;
             flow.route_epoch = snapshot.route_epoch();
             snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
@@ -70,11 +70,26 @@ pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut
     }
 }
 
-/// The hash that chooses among the next hops towards the client: constant for the life of the flow.
+/// The neighbour towards the client of this tuple, if it is not resolved: its next hop, or the client itself.
+#[inline]
+pub(crate) fn unresolved_client<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Option<UnresolvedNeighbour> {
+    match snapshot.route(tuple.source) {
+        RouteTo::NextHop(slot) if snapshot.exit(slot).is_some() => None,
+        RouteTo::NextHop(next_hop) => {
+            let slot = snapshot.member(next_hop, entropy(tuple));
+            let hop = snapshot.next_hop(slot).filter(|_| snapshot.exit(slot).is_none())?;
+            Some(UnresolvedNeighbour { link: hop.link, address: hop.address })
+        }
+        RouteTo::Unresolved { link } => Some(UnresolvedNeighbour { link, address: tuple.source.ip() }),
+        RouteTo::None => None,
+    }
+}
+
+/// The hash that chooses among the next hops towards the client of this tuple: constant for the life of the flow.
 #[allow(clippy::cast_possible_truncation)] // halves are folded
-fn entropy<A: Address>(flow: &Flow<A>) -> u64 {
-    let (client, vip) = (flow.client.wide(), flow.vip.wide());
-    let ports = u64::from(flow.client_port) << 24 | u64::from(flow.vip_port) << 8 | u64::from(flow.protocol);
+fn entropy<A: Address>(tuple: &Tuple<A>) -> u64 {
+    let (client, vip) = (tuple.source.wide(), tuple.destination.wide());
+    let ports = u64::from(tuple.source_port) << 24 | u64::from(tuple.destination_port) << 8 | u64::from(tuple.protocol);
     split_mix(split_mix((client ^ client >> 64) as u64) ^ split_mix((vip ^ vip >> 64) as u64).rotate_left(32) ^ ports)
 }
 

@@ -23,7 +23,7 @@ mod rechoose;
 mod reclaim;
 mod verdict;
 
-pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits};
+pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits, unresolved_client};
 pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet};
 pub(super) use known::{FlowMatch, follow};
 pub(super) use local::refused_source;

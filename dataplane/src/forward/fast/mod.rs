@@ -1,46 +1,44 @@
 //! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
-//! (`record`); prefetch the flows; check each flow (`follow`); rewrite the packets (`rewrite`); send them.
+//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`rewrite`); create flows of
+//! connections (`open`); send the packets.
 //!
-//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's own
-//! address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
-//! unchanged: one that begins, ends or changes a flow, needs an answer, fragments, a new route, or a longer look. A packet
-//! whose flow and direction had an earlier packet left in the same burst is left too, so packets of a flow keep their
-//! order.
+//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
+//! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
+//! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
+//! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
+//! left too, so packets of a flow keep their order.
 //!
 //! **Invariant:** whatever it forwards, the slow way would forward as the same bytes by the same port
-//! (`tests/fast_way.rs`). A flow is only in the table of the worker that owns it, so a packet that is found here needs no
-//! steering.
+//! (`tests/fast_way.rs`, `tests/openings.rs`). A flow is only in the table of the worker that owns it, so a packet
+//! that is found here needs no steering.
 //!
 //! Not here: what happens to the packets that are left (`burst`).
 
 mod follow;
 mod nat;
+mod open;
 mod record;
 mod rewrite;
 
 use follow::Follow;
-use record::Recognise;
+use open::{Opening, openings};
 pub(super) use record::Record;
+use record::{PART, Recognise, STAYS};
+use rewrite::Progress;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use crate::flow::{Candidate, Tick};
+use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick, prefetch_at};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::Snapshot;
+use crate::wire::Address;
 
 /// Records for the packets of one burst.
 pub(super) fn records() -> Vec<Record> {
     vec![Record::left(); BURST]
 }
-
-/// The port by which each packet of a burst leaves, or [`STAYS`].
-type Ways = [u8; BURST];
-/// Packets of a burst that a loop handles at a time.
-const PART: usize = 8;
-/// The packet stays in the burst. There are fewer ports.
-const STAYS: u8 = u8::MAX;
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast way takes; the others stay in the burst, in order.
@@ -49,64 +47,122 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut records = std::mem::take(&mut self.records);
-        let follow = Follow { snapshot, now: Tick::at(arrival.now_ns), shortest: self.limits.shortest() };
+        let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let recognise = Recognise::new(snapshot, arrival.link);
-        let mut ways = [STAYS; BURST];
-        let (mut recognised, mut left) = (0, 0);
+        let (mut kinds, mut progress) = (0, Progress::default());
+        let mut opening = Opening::new(snapshot, arrival);
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
-        for turn in 0..len.div_ceil(PART) + 2 {
+        // With many backends there is one more loop, since what is known of them is not in a cache either.
+        let last = if snapshot.backends.are_many() { 3 } else { 2 };
+        for turn in 0..len.div_ceil(PART) + last {
             let range = part(turn);
-            recognised |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
-            if recognised == 0 {
+            kinds |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
+            let families = kinds & Record::FAMILY;
+            if families == 0 {
                 continue;
             }
             if let Some(before) = turn.checked_sub(1) {
-                locate(&self.tables, &mut records[part(before)]);
+                locate(&self.tables, &mut records[part(before)], families);
             }
-            let Some(range) = turn.checked_sub(2).map(part) else { continue };
-            let (buffers, records, ways) = (&mut burst[range.clone()], &mut records[range.clone()], &mut ways[range]);
-            if recognised & Record::V4 != 0 {
-                follow.burst(&mut self.tables.v4, buffers, records, &mut left);
-                self.rewrite::<u32>(snapshot, buffers, records, ways);
+            if last > 2
+                && let Some(before) = turn.checked_sub(2)
+            {
+                self.prefetch_backends(snapshot, &records[part(before)], families);
             }
-            if recognised & Record::V6 != 0 {
-                follow.burst(&mut self.tables.v6, buffers, records, &mut left);
-                self.rewrite::<u128>(snapshot, buffers, records, ways);
+            let Some(range) = turn.checked_sub(last).map(part) else { continue };
+            let (part, records) = (&mut burst[range.clone()], &mut records[range]);
+            let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
+            if families != Record::V6 {
+                self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
+                self.open_part::<u32>(&mut opening, part, (records, openings), &mut progress);
+            }
+            if families != Record::V4 {
+                self.forward_part::<u128>(&follow, part, (records, openings), &mut progress);
+                self.open_part::<u128>(&mut opening, part, (records, openings), &mut progress);
             }
         }
+        if kinds & Record::FAMILY != 0 {
+            self.send_known(burst, &records, progress.only_port());
+            // They were counted as packets of known flows.
+            self.tally.hits -= progress.opened;
+            self.tally.misses += progress.opened;
+        }
         self.records = records;
-        if recognised != 0 {
-            self.send_all(burst, &ways);
+    }
+
+    /// Prefetches what is known of the backends of the probable flows, and their counters.
+    #[inline(never)]
+    fn prefetch_backends(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
+        let (v4, v6) = (self.tables.v4.hot_parts(), self.tables.v6.hot_parts());
+        for record in records {
+            let (index, _) = record.candidate.entry();
+            let backend = match families & record.family() {
+                Record::V4 => v4.flows.get(index).map(HotFlow::backend),
+                _ => v6.flows.get(index).map(HotFlow::backend),
+            };
+            if let Some(backend) = backend {
+                let slot = BackendId::unpacked(backend).slot as usize;
+                prefetch_at(self.counters.by_backend(), slot);
+                snapshot.backends.prefetch(slot);
+            }
         }
     }
 
-    /// The last loop: sends what was rewritten, and keeps the rest in the burst.
-    fn send_all(&mut self, burst: &mut Burst<P::Buffer>, ways: &Ways) {
-        let first = ways[0];
-        if first != STAYS && ways[..burst.len()].iter().all(|way| *way == first) {
-            self.egress.send_burst(PortIndex(first), burst, &mut self.tally);
-        } else {
-            self.send_some(burst, ways);
+    /// Sends what was rewritten, and keeps the rest in the burst.
+    fn send_known(&mut self, burst: &mut Burst<P::Buffer>, records: &[Record], only_port: Option<PortIndex>) {
+        match only_port {
+            Some(port) => {
+                self.tally.hits += burst.len() as u64;
+                self.egress.send_burst(port, burst, &mut self.tally);
+            }
+            None => self.send_some(burst, records),
         }
     }
 
     #[inline(never)]
-    fn send_some(&mut self, burst: &mut Burst<P::Buffer>, ways: &Ways) {
+    fn send_some(&mut self, burst: &mut Burst<P::Buffer>, records: &[Record]) {
         let mut rest = Burst::new();
-        for (buffer, way) in burst.drain(..).zip(ways) {
-            match *way {
+        for (buffer, record) in burst.drain(..).zip(records) {
+            match record.way {
                 STAYS => rest.push(buffer),
-                port => self.egress.send(PortIndex(port), buffer, &mut self.tally),
+                port => {
+                    self.tally.hits += 1;
+                    self.egress.send(PortIndex(port), buffer, &mut self.tally);
+                }
             }
         }
         *burst = rest;
     }
 }
 
-/// The second loop: finds the probable flow of each packet, and prefetches it.
+/// The second loop: finds the probable flow of each packet, and prefetches it. `families` has at least those of the
+/// records.
+fn locate(tables: &FlowTables, records: &mut [Record], families: u8) {
+    let any_away = match families {
+        Record::V4 => locate_all(&tables.v4, records),
+        Record::V6 => locate_all(&tables.v6, records),
+        _ => locate_mixed(tables, records),
+    };
+    if any_away {
+        locate_away(tables, records);
+    }
+}
+
+/// The same for records of one family, and of packets that are left, whose flows do not matter. Returns whether any is
+/// away.
 #[inline(never)]
-fn locate(tables: &FlowTables, records: &mut [Record]) {
+fn locate_all<A: Address>(table: &FlowTable<A>, records: &mut [Record]) -> bool {
+    let mut any_away = false;
+    for record in records.iter_mut() {
+        record.candidate = table.candidate(record.hash);
+        any_away |= record.candidate == Candidate::AWAY;
+    }
+    any_away
+}
+
+#[inline(never)]
+fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> bool {
     let mut any_away = false;
     for record in records.iter_mut() {
         record.candidate = match record.family() {
@@ -116,9 +172,7 @@ fn locate(tables: &FlowTables, records: &mut [Record]) {
         };
         any_away |= record.candidate == Candidate::AWAY;
     }
-    if any_away {
-        locate_away(tables, records);
-    }
+    any_away
 }
 
 /// The same for those that may be found in another line of tags: in a full table one packet in fifteen.

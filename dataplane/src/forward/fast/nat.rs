@@ -7,6 +7,8 @@
 //! Not here: which addresses and ports.
 
 use super::record::{HEAD_V4, HEAD_V6};
+use zerocopy::IntoBytes;
+
 use crate::wire::checksum::{HOP_DELTA, finish};
 use crate::wire::{TupleKey, WireKey};
 
@@ -38,18 +40,30 @@ fn set_word(head: &mut [u8], at: usize, word: u16) {
     [head[at], head[at + 1]] = word.to_ne_bytes();
 }
 
-/// Writes words one by one: a store of several, put together in memory from smaller ones, would stall the processor.
-#[inline(always)]
-fn write_words(bytes: &mut [u8], words: &[u32]) {
-    for (place, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-        *place = word.to_ne_bytes();
-    }
-}
-
 /// The sum of what a change of words adds to a checksum's sum. A word of 32 bits counts as two of 16.
 #[inline(always)]
 fn change(from: &[u32], to: &[u32]) -> u64 {
     from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum()
+}
+
+/// The same for an even number of words, in steps of 64 bits.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // parts of the sum
+fn change_of_pairs(from: &[u32], to: &[u32]) -> u64 {
+    let pair = |[low, high]: [u32; 2]| u64::from(high) << 32 | u64::from(low);
+    let pairs = from.as_chunks().0.iter().zip(to.as_chunks().0);
+    let sum: u128 = pairs.map(|(from, to)| u128::from(!pair(*from)) + u128::from(pair(*to))).sum();
+    u64::from(sum as u32) + u64::from((sum >> 32) as u32) + (sum >> 64) as u64
+}
+
+/// Writes addresses and ports from an offset on.
+#[inline(always)]
+fn write_key<const WORDS: usize>(head: &mut [u8], at: usize, key: &WireKey<WORDS>)
+where
+    WireKey<WORDS>: TupleKey,
+{
+    let bytes = key.as_bytes();
+    head[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
 /// What a change of the hop limit and of the identification adds.
@@ -89,8 +103,7 @@ pub(super) fn rewrite_v4(
     let addresses = change(old, new);
     let network = addresses + header_change(head, identification) + u64::from(!word(head, V4_CHECKSUM));
     set_word(head, V4_CHECKSUM, finish(network));
-    write_words(&mut head[V4_KEY..V4_KEY + 8], new);
-    head[V4_TRANSPORT..V4_TRANSPORT + 4].copy_from_slice(&new_ports.to_ne_bytes());
+    write_key(head, V4_KEY, to);
     rewrite_transport(&mut head[V4_TRANSPORT..], addresses + change(&[old_ports], &[new_ports]), is_udp);
 }
 
@@ -98,10 +111,9 @@ pub(super) fn rewrite_v4(
 #[inline(always)]
 pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireKey<9>, is_udp: bool) {
     let ((old, old_ports), (new, new_ports)) = (from.words(), to.words());
-    let change = change(old, new) + change(&[old_ports], &[new_ports]);
+    let change = change_of_pairs(old, new) + change(&[old_ports], &[new_ports]);
     lower_hop_limit(head);
-    write_words(&mut head[V6_KEY..V6_KEY + 32], new);
-    head[V6_TRANSPORT..V6_TRANSPORT + 4].copy_from_slice(&new_ports.to_ne_bytes());
+    write_key(head, V6_KEY, to);
     rewrite_transport(&mut head[V6_TRANSPORT..], change, is_udp);
 }
 
@@ -109,13 +121,19 @@ pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireK
 /// 768).
 #[inline(always)]
 fn rewrite_transport(head: &mut [u8], change: u64, is_udp: bool) {
-    let at = if is_udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
-    let old = word(head, at);
-    let new = finish(change + u64::from(!old));
-    let new = match is_udp {
-        true if old == 0 => 0,
-        true if new == 0 => 0xffff,
-        _ => new,
-    };
-    set_word(head, at, new);
+    let updated = |old: u16| finish(change + u64::from(!old));
+    if !is_udp {
+        return set_word(head, TCP_CHECKSUM, updated(word(head, TCP_CHECKSUM)));
+    }
+    match word(head, UDP_CHECKSUM) {
+        0 => {}
+        old => set_word(
+            head,
+            UDP_CHECKSUM,
+            match updated(old) {
+                0 => 0xffff,
+                new => new,
+            },
+        ),
+    }
 }

@@ -10,7 +10,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
-use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, ether_type, protocol};
+use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, protocol, tcp_flags};
 
 /// Bytes of an IPv4 header without options and a TCP header without options.
 pub(super) const HEAD_V4: usize = 40;
@@ -18,36 +18,57 @@ pub(super) const HEAD_V4: usize = 40;
 pub(super) const HEAD_V6: usize = 60;
 /// Offset of the IP header of an untagged frame.
 const UNTAGGED: usize = 14;
+/// Bytes of the EtherType, which is looked at together with the IP header.
+const TYPE: usize = 2;
 
-/// What the loops know of a packet. 32 bytes.
+/// The first word after the addresses of a frame, or after its tags: the EtherType, then version and header length of IPv4
+/// (the version of IPv6), then other bits that do not matter.
+const V4_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
+const V4_START: u32 = u32::from_ne_bytes([0x08, 0x00, Ipv4::PLAIN, 0]);
+const V6_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xf0, 0]);
+const V6_START: u32 = u32::from_ne_bytes([0x86, 0xdd, 0x60, 0]);
+/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: all bits of a fragment, "do not fragment",
+/// and those of a TTL above 1.
+const FRAGMENT: u32 = u32::from_ne_bytes([0x3f, 0xff, 0, 0]);
+const DONT_FRAGMENT: u32 = u32::from_ne_bytes([0x40, 0, 0, 0]);
+const TTL_ABOVE_1: u32 = u32::from_ne_bytes([0, 0, 0xfe, 0]);
+
+/// What the loops know of a packet. 24 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::forward) struct Record {
     /// Hash of its addresses and ports.
     pub(super) hash: u64,
-    /// Its probable flow; after the third loop, its flow.
+    /// Its probable flow.
     pub(super) candidate: Candidate,
     /// The link on which it arrived.
     pub(super) link: Link,
-    /// The third loop: slot of its next hop.
-    pub(super) exit: u32,
-    /// The third loop: its backend ([`crate::flow::BackendId`], packed).
-    pub(super) backend: u32,
-    /// Bytes of the frame.
-    pub(super) frame_len: u16,
     /// Bytes of the packet from its IP header on.
     pub(super) packet_len: u16,
     /// Offset of its IP header in the frame.
     pub(super) network_offset: u8,
+    /// Whether bytes follow the packet, to be removed: with them it might exceed the MTU.
+    pub(super) is_padded: bool,
+    /// Whether routers may fragment the packet.
+    pub(super) may_fragment: bool,
+    /// The port by which it leaves, or [`STAYS`].
+    pub(super) way: u8,
     /// The lower five TCP flags or [`UDP_SIGNAL`]; [`Record::V4`] or [`Record::V6`]. 0 for a packet that is left.
     kind: u8,
 }
 
-const _: () = assert!(size_of::<Record>() == 32);
+const _: () = assert!(size_of::<Record>() == 24);
+
+/// Packets of a burst that a loop handles at a time.
+pub(super) const PART: usize = 8;
+/// In place of a port: the packet stays in the burst. There are fewer ports.
+pub(super) const STAYS: u8 = u8::MAX;
 
 impl Record {
     pub(super) const V4: u8 = 0x40;
     pub(super) const V6: u8 = 0x80;
-    const FAMILY: u8 = Self::V4 | Self::V6;
+    pub(super) const FAMILY: u8 = Self::V4 | Self::V6;
+    /// Set in the kinds of packets that open connections, and of the answers to them.
+    pub(super) const SYN: u8 = tcp_flags::SYN;
 
     /// A packet that the fast way leaves.
     pub(super) fn left() -> Self {
@@ -55,19 +76,20 @@ impl Record {
             hash: 0,
             candidate: Candidate::NONE,
             link: PortIndex(0).into(),
-            exit: 0,
-            backend: 0,
-            frame_len: 0,
             packet_len: 0,
             network_offset: 0,
+            is_padded: false,
+            may_fragment: false,
+            way: STAYS,
             kind: 0,
         }
     }
 
-    /// Leaves the packet.
+    /// Whether the packet opens a TCP connection.
     #[inline(always)]
-    pub(super) fn leave(&mut self) {
-        self.kind = 0;
+    pub(super) fn opens(&self) -> bool {
+        const OTHERS: u8 = UDP_SIGNAL | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
+        self.kind & (OTHERS | Self::SYN) == Self::SYN
     }
 
     /// [`Record::V4`], [`Record::V6`], or 0 for a packet that is left.
@@ -113,30 +135,31 @@ impl<'s> Recognise<'s> {
         Self { snapshot, filter: FrameFilter::new(snapshot.port(link.port()).mac), link }
     }
 
-    /// The first loop. Returns the families that were recognised.
+    /// The first loop. Returns the kinds of all packets together: their families, and whether any has [`Record::SYN`].
     #[inline(never)]
     pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, burst: &[B], records: &mut [Record]) -> u8 {
-        let mut families = 0;
+        let mut kinds = 0;
         for (buffer, record) in burst.iter().zip(records) {
             let recognised = self.frame(tables, buffer.bytes(), record).unwrap_or(0);
-            record.kind = recognised;
-            families |= recognised;
+            (record.kind, record.way) = (recognised, STAYS);
+            kinds |= recognised;
         }
-        families & Record::FAMILY
+        kinds
     }
 
     /// Stores what is known of a frame but its kind, which it returns.
     #[inline(always)]
     fn frame(&self, tables: &FlowTables, frame: &[u8], record: &mut Record) -> Option<u8> {
-        if !self.filter.is_for_port(frame) {
+        let start: &[u8; UNTAGGED + HEAD_V4] = frame.first_chunk()?;
+        if !self.filter.is_for_port(start) {
             return None;
         }
-        record.frame_len = u16::try_from(frame.len()).ok()?;
-        let number = u16::from_be_bytes(*frame.get(12..14)?.first_chunk()?);
-        if number == ether_type::IPV4 {
-            ipv4(&tables.v4, frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)
-        } else if number == ether_type::IPV6 {
-            ipv6(&tables.v6, frame.get(UNTAGGED..)?, self.link, UNTAGGED, record)
+        let word = u32::from_ne_bytes(*start[UNTAGGED - TYPE..].first_chunk()?);
+        if word & V4_MASK == V4_START {
+            ipv4(&tables.v4, start[UNTAGGED..].first_chunk()?, frame.len(), (self.link, UNTAGGED), record)
+        } else if word & V6_MASK == V6_START {
+            let start: &[u8; UNTAGGED + HEAD_V6] = frame.first_chunk()?;
+            ipv6(&tables.v6, start[UNTAGGED..].first_chunk()?, frame.len(), (self.link, UNTAGGED), record)
         } else {
             self.tagged(tables, frame, record)
         }
@@ -149,43 +172,58 @@ impl<'s> Recognise<'s> {
         let link = Link::new(self.link.port(), tags.vlan()?);
         let is_known = !tags.is_none() && !self.link.is_tagged() && self.snapshot.knows(link);
         let offset = UNTAGGED + usize::from(tags.bytes());
-        let packet = frame.get(offset..).filter(|_| is_known)?;
-        match u16::from_be_bytes(*frame.get(offset - 2..offset)?.first_chunk()?) {
-            ether_type::IPV4 => ipv4(&tables.v4, packet, link, offset, record),
-            ether_type::IPV6 => ipv6(&tables.v6, packet, link, offset, record),
-            _ => None,
+        let from_type = frame.get(offset - TYPE..).filter(|_| is_known)?;
+        let word = u32::from_ne_bytes(*from_type.first_chunk()?);
+        if word & V4_MASK == V4_START {
+            ipv4(&tables.v4, from_type[TYPE..].first_chunk()?, frame.len(), (link, offset), record)
+        } else if word & V6_MASK == V6_START {
+            ipv6(&tables.v6, from_type[TYPE..].first_chunk()?, frame.len(), (link, offset), record)
+        } else {
+            None
         }
     }
 }
 
-/// Recognises an IPv4 packet at the start of some bytes, as [`Recognise::frame`].
+/// Recognises an IPv4 packet without options by its head, which is at an offset of a frame of `frame_len` bytes; as
+/// [`Recognise::frame`].
 #[inline(always)]
-fn ipv4(table: &FlowTable<u32>, packet: &[u8], link: Link, offset: usize, record: &mut Record) -> Option<u8> {
-    let head: &[u8; HEAD_V4] = packet.first_chunk()?;
+fn ipv4(
+    table: &FlowTable<u32>,
+    head: &[u8; HEAD_V4],
+    frame_len: usize,
+    (link, offset): (Link, usize),
+    record: &mut Record,
+) -> Option<u8> {
     let len = u16::from_be_bytes([head[2], head[3]]);
+    let word = u32::from_ne_bytes(*head[6..].first_chunk()?);
     // Neither a fragment nor at the end of its life; "do not fragment" does not matter.
-    let is_plain = head[0] == Ipv4::PLAIN && (head[6] & 0x3f | head[7]) == 0 && head[8] > 1;
-    if !is_plain || !header_holds(&head[..20]) || usize::from(len) > packet.len() {
+    if word & FRAGMENT != 0 || word & TTL_ABOVE_1 == 0 || offset + usize::from(len) > frame_len || !header_holds(&head[..20]) {
         return None;
     }
-    let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len).checked_sub(20)?)?;
-    let key = WireKey::<3>::read(*head[12..24].first_chunk()?);
-    store(table, &key, (link, offset, len, signal), record);
+    let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len), 20)?;
+    record.may_fragment = word & DONT_FRAGMENT == 0;
+    let key = WireKey::<3>::read(*head[12..].first_chunk()?);
+    store(table, &key, (len, frame_len, signal), (link, offset), record);
     Some(signal | Record::V4)
 }
 
 /// As [`ipv4`], for IPv6.
 #[inline(always)]
-fn ipv6(table: &FlowTable<u128>, packet: &[u8], link: Link, offset: usize, record: &mut Record) -> Option<u8> {
-    let head: &[u8; HEAD_V6] = packet.first_chunk()?;
-    let payload_len = u16::from_be_bytes([head[4], head[5]]);
-    let len = payload_len.checked_add(40)?;
-    if head[0] >> 4 != 6 || head[7] <= 1 || usize::from(len) > packet.len() {
+fn ipv6(
+    table: &FlowTable<u128>,
+    head: &[u8; HEAD_V6],
+    frame_len: usize,
+    (link, offset): (Link, usize),
+    record: &mut Record,
+) -> Option<u8> {
+    let len = u16::from_be_bytes([head[4], head[5]]).checked_add(40)?;
+    if head[7] <= 1 || offset + usize::from(len) > frame_len {
         return None;
     }
-    let signal = signal(head[6], head[40..].first_chunk()?, payload_len.into())?;
-    let key = WireKey::<9>::read(*head[8..44].first_chunk()?);
-    store(table, &key, (link, offset, len, signal), record);
+    let signal = signal(head[6], head[40..].first_chunk()?, usize::from(len), 40)?;
+    record.may_fragment = false;
+    let key = WireKey::<9>::read(*head[8..].first_chunk()?);
+    store(table, &key, (len, frame_len, signal), (link, offset), record);
     Some(signal | Record::V6)
 }
 
@@ -195,24 +233,26 @@ fn ipv6(table: &FlowTable<u128>, packet: &[u8], link: Link, offset: usize, recor
 fn store<A: Address>(
     table: &FlowTable<A>,
     key: &A::Key,
-    (link, offset, len, signal): (Link, usize, u16, u8),
+    (len, frame_len, signal): (u16, usize, u8),
+    (link, offset): (Link, usize),
     record: &mut Record,
 ) {
     let hash = table.hash_key(key, protocol_of(signal));
     table.prefetch(hash);
     (record.hash, record.link, record.packet_len, record.network_offset) = (hash, link, len, offset as u8);
+    record.is_padded = offset + usize::from(len) != frame_len;
 }
 
-/// The lower five TCP flags, or [`UDP_SIGNAL`], of a packet with this protocol number and `len` bytes from its transport
-/// header on.
+/// The lower five TCP flags, or [`UDP_SIGNAL`], of a packet of `len` bytes with this protocol number, whose transport
+/// header begins at byte `at`.
 #[inline(always)]
-fn signal(number: u8, head: &[u8; 20], len: usize) -> Option<u8> {
+fn signal(number: u8, head: &[u8; 20], len: usize, at: usize) -> Option<u8> {
     if number == protocol::TCP {
-        let header_len = usize::from(head[12] >> 4) * 4;
-        (header_len >= 20 && header_len <= len).then_some(head[13] & (UDP_SIGNAL - 1))
+        let words = usize::from(head[12] >> 4);
+        (words >= 5 && at + words * 4 <= len).then_some(head[13] & (UDP_SIGNAL - 1))
     } else if number == protocol::UDP {
         let udp_len = usize::from(u16::from_be_bytes([head[4], head[5]]));
-        (udp_len >= 8 && udp_len <= len).then_some(UDP_SIGNAL)
+        (udp_len >= 8 && at + udp_len <= len).then_some(UDP_SIGNAL)
     } else {
         None
     }

@@ -1,42 +1,35 @@
-//! The fourth loop of the fast way: rewrites packets, and counts them.
+//! The third loop of the fast way: checks packets against their flows (`follow`), rewrites them, and counts them.
 //!
 //! **Invariant:** a packet whose bytes cannot be rewritten is left unchanged.
 //!
 //! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
 
-use super::follow::{FastFamily, PacketHead};
+use super::follow::{FastFamily, Follow, PacketHead, Passage};
 use super::nat;
-use super::record::{HEAD_V4, HEAD_V6, Record};
-use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
+use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS};
+use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::Port;
+use crate::port::{Port, PortIndex};
 use crate::snapshot::{Exit, Snapshot};
+use crate::stats::{BACKEND_SLOTS, BackendCounters};
 use crate::wire::{Buffer, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
-    /// Whether routers may fragment the packet.
-    fn may_fragment(head: &Self::Head) -> bool;
     /// Replaces addresses and ports, and the identification if there is another one, decrements the hop limit, and
     /// updates all checksums.
-    fn rewrite(head: &mut Self::Head, to: &Self::Key, is_udp: bool, identification: Option<u16>);
+    fn rewrite(head: &mut Self::Head, from: &Self::Key, to: &Self::Key, is_udp: bool, identification: Option<u16>);
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
 }
 
 impl Rewritten for u32 {
     #[inline(always)]
-    fn may_fragment(head: &[u8; HEAD_V4]) -> bool {
-        head[6] & 0x40 == 0
-    }
-
-    #[inline(always)]
-    fn rewrite(head: &mut [u8; HEAD_V4], to: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
-        let from = Self::key(head);
-        nat::rewrite_v4(head, &from, to, is_udp, identification);
+    fn rewrite(head: &mut [u8; HEAD_V4], from: &WireKey<3>, to: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
+        nat::rewrite_v4(head, from, to, is_udp, identification);
     }
 
     #[inline(always)]
@@ -47,14 +40,8 @@ impl Rewritten for u32 {
 
 impl Rewritten for u128 {
     #[inline(always)]
-    fn may_fragment(_: &[u8; HEAD_V6]) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn rewrite(head: &mut [u8; HEAD_V6], to: &WireKey<9>, is_udp: bool, _: Option<u16>) {
-        let from = Self::key(head);
-        nat::rewrite_v6(head, &from, to, is_udp);
+    fn rewrite(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireKey<9>, is_udp: bool, _: Option<u16>) {
+        nat::rewrite_v6(head, from, to, is_udp);
     }
 
     #[inline(always)]
@@ -63,113 +50,285 @@ impl Rewritten for u128 {
     }
 }
 
+/// What a burst has come to so far.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Flows, by some bits of the hash, of which a packet was left: later packets must not overtake it.
+    pub(super) left: u64,
+    /// Number of packets that leave and opened a connection.
+    pub(super) opened: u64,
+    /// Whether most packets of the last part could not be rewritten where they are.
+    needs_calls: bool,
+    /// All bits that the ports of the packets have, and those that all of them have.
+    any_port: u8,
+    no_port: u8,
+}
+
+impl Progress {
+    /// The port by which all packets leave, if there is one.
+    pub(super) fn only_port(&self) -> Option<PortIndex> {
+        (self.any_port == !self.no_port && self.any_port != STAYS).then_some(PortIndex(self.any_port))
+    }
+
+    #[inline(always)]
+    pub(super) fn add_port(&mut self, port: u8) {
+        self.any_port |= port;
+        self.no_port |= !port;
+    }
+}
+
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// The fourth loop, for the packets of one family.
+    /// The third loop, for the packets of one family in a part of a burst, except those at the positions that are bits of
+    /// `openings`. Where most packets of the part before needed calls, so probably do these.
+    #[inline(always)]
+    pub(super) fn forward_part<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        part: &mut [P::Buffer],
+        (records, openings): (&mut [Record], u32),
+        progress: &mut Progress,
+    ) {
+        let others = match progress.needs_calls {
+            true => !0,
+            false => self.forward_in_place::<A>(follow, part, records, progress),
+        };
+        progress.needs_calls = others.count_ones() as usize > PART / 2;
+        if others & !openings != 0 {
+            self.forward_others::<A>(follow, (part, records, others & !openings), progress);
+        }
+    }
+
+    /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
+    /// other packets as bits, for [`Self::forward_others`].
     #[inline(never)]
-    pub(super) fn rewrite<A: Rewritten>(
+    fn forward_in_place<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        part: &mut [P::Buffer],
+        records: &mut [Record],
+        progress: &mut Progress,
+    ) -> u32 {
+        let (mut flows, mut others) = (progress.left, 0);
+        let mut forwarding = self.forwarding::<A>(follow);
+        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
+            let flow = 1 << (record.hash & 63);
+            let is_next = record.family() == A::RECORD && flows & flow == 0;
+            if is_next && let Some(port) = forwarding.in_place(buffer, record) {
+                record.way = port;
+                progress.add_port(port);
+            } else {
+                flows |= flow;
+                others |= 1 << position;
+            }
+        }
+        others
+    }
+
+    /// The third loop for the packets at the positions that are bits of `others`. Those that do not pass are left, and with
+    /// them later packets of the same flow and direction.
+    #[inline(never)]
+    fn forward_others<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        (part, records, others): (&mut [P::Buffer], &mut [Record], u32),
+        progress: &mut Progress,
+    ) {
+        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
+            if others >> position & 1 == 0 {
+                continue;
+            }
+            if record.family() == A::RECORD {
+                let flow = 1 << (record.hash & 63);
+                let may_pass = progress.left & flow == 0;
+                match may_pass.then(|| self.forward_one::<A>(follow, buffer, record)).flatten() {
+                    Some(port) => record.way = port.0,
+                    None => progress.left |= flow,
+                }
+            }
+            progress.add_port(record.way);
+        }
+    }
+
+    /// Decides on one packet, rewrites it and counts it. Returns the port by which it leaves; `None` if it is left.
+    #[inline(always)]
+    fn forward_one<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        buffer: &mut P::Buffer,
+        record: &mut Record,
+    ) -> Option<PortIndex> {
+        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        let table = A::split(&mut self.tables).0;
+        if record.candidate == Candidate::NONE {
+            return None;
+        }
+        if !table.is_at(record.candidate, &A::key(head)) {
+            record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
+        }
+        let mut flows = table.hot_parts();
+        let passage = follow.packet::<A, true>(&mut flows, None, record)?;
+        let mut writer = Writer {
+            snapshot: follow.snapshot,
+            identifications: &mut self.identifications,
+            counters: self.counters.by_backend(),
+            observer: &mut self.observer,
+        };
+        writer.packet::<A, _>(buffer, record, &passage)
+    }
+
+    /// Rewrites the first packet of a flow, which leaves by the next hop in a slot; `None` if it cannot be rewritten.
+    pub(super) fn forward_opened<A: Rewritten>(
         &mut self,
         snapshot: &Snapshot,
-        burst: &mut [P::Buffer],
-        records: &[Record],
-        ways: &mut [u8],
-    ) {
-        let mut hits = 0;
-        let counters = self.counters.by_backend();
-        let flows = A::split(&mut self.tables).0.hot_parts();
-        let routes = snapshot.routes();
-        for ((buffer, record), way) in burst.iter_mut().zip(records).zip(ways) {
-            if record.family() != A::RECORD {
-                continue;
+        buffer: &mut P::Buffer,
+        record: &Record,
+        slot: u32,
+    ) -> Option<PortIndex> {
+        let flows = A::split(&mut self.tables).0.hot_parts().flows;
+        let flow = flows.get(record.candidate.entry().0)?;
+        let passage = Passage { flow, direction: Direction::ToBackend, exit: snapshot.routes().exit(slot)? };
+        let mut writer = Writer {
+            snapshot,
+            identifications: &mut self.identifications,
+            counters: self.counters.by_backend(),
+            observer: &mut self.observer,
+        };
+        writer.packet::<A, _>(buffer, record, &passage)
+    }
+
+    fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
+        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(), self.counters.by_backend());
+        let (identifications, observer) = (&mut self.identifications, &mut self.observer);
+        Forwarding { follow, flows, counters, identifications, observer }
+    }
+}
+
+/// What rewriting a packet anywhere needs.
+struct Writer<'e, O> {
+    snapshot: &'e Snapshot,
+    identifications: &'e mut Identifications,
+    counters: &'e [BackendCounters; BACKEND_SLOTS],
+    observer: &'e mut O,
+}
+
+impl<O> Writer<'_, O> {
+    /// Rewrites a packet and counts it. Returns the port by which it leaves; `None` if it is left, unchanged.
+    #[inline(always)]
+    fn packet<A: Rewritten, B: Buffer>(
+        &mut self,
+        buffer: &mut B,
+        record: &Record,
+        &Passage { flow, direction, exit }: &Passage<'_, '_, A::Key>,
+    ) -> Option<PortIndex>
+    where
+        O: Observe<B>,
+    {
+        match flow.mode() {
+            FlowMode::Nat | FlowMode::Dnat => {
+                let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
+                let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
+                A::rewrite(framed::<A>(buffer, exit, record)?, from, &to, record.is_udp(), identification);
             }
-            let Some(exit) = routes.exit(record.exit) else { continue };
-            if one::<A>(&flows, snapshot, &mut self.identifications, buffer, record, exit).is_none() {
-                continue;
+            FlowMode::Dsr => A::lower_hop_limit(framed::<A>(buffer, exit, record)?),
+            mode => {
+                let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
+                into_tunnel::<A>(self.snapshot, self.identifications, buffer, record, (mode, backend), exit)?;
             }
-            if let Some(counters) = counters.get(BackendId::unpacked(record.backend).slot as usize) {
-                counters.forwarded(record.candidate.entry().1 == Direction::ToClient, record.packet_len);
-            }
-            self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || belongs::<A>(&flows, record));
-            hits += 1;
-            *way = exit.port.0;
         }
-        self.tally.hits += hits;
+        count::<A>(self.counters, flow, direction, record);
+        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
+        Some(exit.port)
+    }
+}
+
+/// What the third loop needs of the engine.
+struct Forwarding<'e, A: FastFamily, O> {
+    follow: &'e Follow<'e>,
+    flows: HotFlows<'e, A::Key>,
+    counters: &'e [BackendCounters; BACKEND_SLOTS],
+    identifications: &'e mut Identifications,
+    observer: &'e mut O,
+}
+
+impl<A: Rewritten, O> Forwarding<'_, A, O> {
+    /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
+    /// leaves; `None` if it does not pass or needs a call, unchanged.
+    #[inline(always)]
+    fn in_place<B: Buffer>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    where
+        O: Observe<B>,
+    {
+        let (link, packet) = buffer.bytes_mut().split_at_mut_checked(record.network_offset.into())?;
+        let head = A::Head::of_mut(packet, 0)?;
+        let Passage { flow, direction, exit } = self.follow.packet::<A, false>(&mut self.flows, Some(head), record)?;
+        if usize::from(record.network_offset) != exit.link_bytes() {
+            return None;
+        }
+        match flow.mode() {
+            FlowMode::Dsr => A::lower_hop_limit(head),
+            _ => {
+                let to = flow.key(direction.opposite()).reversed();
+                let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
+                A::rewrite(head, flow.key(direction), &to, record.is_udp(), identification);
+            }
+        }
+        exit.write_link(link);
+        if record.is_padded {
+            buffer.truncate(usize::from(record.network_offset) + usize::from(record.packet_len));
+        }
+        count::<A>(self.counters, flow, direction, record);
+        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
+        Some(exit.port.0)
+    }
+}
+
+/// Counts a packet that is forwarded.
+#[inline(always)]
+fn count<A: FastFamily>(
+    counters: &[BackendCounters; BACKEND_SLOTS],
+    flow: &HotFlow<A::Key>,
+    direction: Direction,
+    record: &Record,
+) {
+    if let Some(counters) = counters.get(BackendId::unpacked(flow.backend()).slot as usize) {
+        counters.forwarded(direction == Direction::ToClient, record.packet_len);
     }
 }
 
 /// The flow of a packet, for observers.
-fn belongs<A: FastFamily>(flows: &HotFlows<'_, A::Key>, record: &Record) -> Option<PacketFlow> {
-    let flow = flows.flows.get(record.candidate.entry().0)?;
+fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow {
     let tuple = flow.key(Direction::ToBackend).tuple(record.protocol());
-    Some(PacketFlow {
+    PacketFlow {
         vip: tuple.destination.ip(),
         port: tuple.destination_port,
         protocol: tuple.protocol,
-        backend: BackendId::unpacked(record.backend),
-    })
-}
-
-/// Rewrites one packet.
-#[inline(always)]
-fn one<A: Rewritten>(
-    flows: &HotFlows<'_, A::Key>,
-    snapshot: &Snapshot,
-    identifications: &mut Identifications,
-    buffer: &mut impl Buffer,
-    record: &Record,
-    exit: &Exit,
-) -> Option<()> {
-    let (index, direction) = record.candidate.entry();
-    let flow = flows.flows.get(index)?;
-    match flow.mode() {
-        FlowMode::Nat | FlowMode::Dnat => {
-            let head = framed::<A>(buffer, exit, record)?;
-            let identification = match A::may_fragment(head) {
-                true => Some(identification::<A>(identifications, flow, record)),
-                false => None,
-            };
-            let to = flow.key(direction.opposite()).reversed();
-            A::rewrite(head, &to, record.is_udp(), identification);
-            Some(())
-        }
-        FlowMode::Dsr => {
-            A::lower_hop_limit(framed::<A>(buffer, exit, record)?);
-            Some(())
-        }
-        mode => {
-            let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
-            into_tunnel::<A>(snapshot, identifications, buffer, record, (mode, backend), exit)
-        }
+        backend: BackendId::unpacked(flow.backend()),
     }
 }
 
 /// The identification of a packet that may be fragmented on its way: the gateway's own, since packets of many clients
 /// have one source (RFC 6864 section 5.3).
-#[inline(never)]
+#[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // of IPv4 16 bits
-fn identification<A: FastFamily>(identifications: &mut Identifications, flow: &HotFlow<A::Key>, record: &Record) -> u16 {
-    let (_, direction) = record.candidate.entry();
-    let to = flow.key(direction.opposite()).reversed().tuple(record.protocol());
+fn identification<A: FastFamily>(identifications: &mut Identifications, to: A::Key, record: &Record) -> u16 {
+    let to = to.tuple(record.protocol());
     identifications.next(to.source, to.destination, to.protocol) as u16
 }
 
-/// Puts the link header of the exit before a packet, and removes the bytes after it: with them it might exceed the MTU.
-/// Returns the head of the packet.
+/// Puts the link header of the exit before a packet, and removes the bytes after it. Returns the head of the packet.
 #[inline(always)]
 fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
     let (offset, wanted) = (usize::from(record.network_offset), exit.link_bytes());
     if wanted != offset {
         move_start(buffer, offset, wanted)?;
     }
-    if usize::from(record.frame_len) > offset + usize::from(record.packet_len) {
-        let _ = buffer.resize(wanted + usize::from(record.packet_len)); // it gets shorter, so there is room
-    }
+    buffer.truncate(wanted + usize::from(record.packet_len));
     let frame = buffer.bytes_mut();
     exit.write_link(frame);
     A::Head::of_mut(frame, wanted)
 }
 
 /// Moves the start of a frame, so that a link header of `wanted` bytes fits before the packet at `offset`.
-#[inline(never)]
 fn move_start(buffer: &mut impl Buffer, offset: usize, wanted: usize) -> Option<()> {
     match wanted.checked_sub(offset) {
         // A received frame has room for tags.
@@ -198,8 +357,7 @@ fn into_tunnel<A: Rewritten>(
     if record.packet_len > outer.mtu {
         return None;
     }
-    let may_fragment = A::may_fragment(A::Head::of_mut(buffer.bytes_mut(), record.network_offset.into())?);
-    let identification = outer.identification(may_fragment, record.protocol(), identifications);
+    let identification = outer.identification(record.may_fragment, record.protocol(), identifications);
     let (network_offset, packet_len) = (record.network_offset.into(), record.packet_len);
     let inner = InnerPacket { network_offset, packet_len, identification };
     encapsulate::<A>(buffer, inner, &outer, exit).then_some(())

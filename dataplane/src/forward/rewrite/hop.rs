@@ -13,6 +13,6 @@ pub fn hop<A: Address>(frame: &mut [u8], headers: &Headers<A>, exit: &Exit) {
     let Some((link, packet)) = frame.split_at_mut_checked(usize::from(headers.network_offset)) else { return };
     let Some((ethernet, _)) = take_mut::<Ethernet>(link) else { return };
     if lower_hop_limit::<A>(packet).is_some() {
-        ethernet.set_addresses(exit.source_mac, exit.destination_mac);
+        ethernet.set_addresses(exit.source_mac(), exit.destination_mac());
     }
 }

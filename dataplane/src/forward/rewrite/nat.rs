@@ -143,8 +143,8 @@ pub(crate) fn rewrite_of<A: Address>(flow: &Flow<A>, direction: Direction, exit:
         source_port: sent.source_port,
         destination_port: sent.destination_port,
         deltas: delta(&arrived, &sent),
-        source_mac: exit.source_mac,
-        destination_mac: exit.destination_mac,
+        source_mac: exit.source_mac(),
+        destination_mac: exit.destination_mac(),
     }
 }
 

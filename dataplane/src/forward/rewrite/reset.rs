@@ -135,7 +135,7 @@ fn write_new<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, re
     }
     let frame = buffer.bytes_mut();
     let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
-    let (destination_mac, source_mac) = (reset.exit.destination_mac.0, reset.exit.source_mac.0);
+    let (destination_mac, source_mac) = (reset.exit.destination_mac().0, reset.exit.source_mac().0);
     *ethernet = Ethernet { destination: destination_mac, source: source_mac, ether_type: U16::new(ether_type_of::<A>()) };
     write_segment(frame, source, destination, tcp).is_some()
 }

@@ -7,7 +7,7 @@
 
 mod steer;
 
-pub(super) use steer::{may_have_flow, owner_of_first, steer};
+pub(super) use steer::{may_have_flow, owner_of_first, owns, steer};
 
 use arrayvec::ArrayVec;
 

@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 use super::{Kind, Lookup, Sorted};
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
-use crate::port::{Arrival, BURST, Burst, Port};
+use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
 use crate::wire::{Address, Buffer, Headers, Transport, Tuple, network_len};
@@ -99,21 +99,43 @@ fn task<A: Address, B: Buffer>(
         Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::Meet)),
         Transport::Other => return None,
     };
+    let proof = if is_spread_by_cards && is_plain(&lookup.headers) { proof.as_deref_mut() } else { None };
+    Some((owner(steering, proof, me, snapshot, buffer, (tuple, lookup.hash)), HandoverTask::Decide))
+}
+
+/// The owner of a packet with ports; `proof` is for packets that every card hashes with their ports.
+fn owner<A: Address, B: Buffer>(
+    steering: &Steering,
+    proof: Option<&mut Observer>,
+    me: WorkerId,
+    snapshot: &Snapshot,
+    buffer: &B,
+    (tuple, hash): (&Tuple<A>, u64),
+) -> WorkerId {
     let towards = towards(snapshot, tuple);
-    if is_spread_by_cards
-        && let Some(proof) = proof
-        && is_plain(&lookup.headers)
-    {
+    if let Some(proof) = proof {
         if proof.wants()
             && let Some(hash) = steering.rss_hash(tuple)
         {
             proof.look(buffer.rss_hash(), hash, steering.reta(hash as usize), me);
         }
         if proof.trusts() && towards.is_by_tuple() {
-            return Some((me, HandoverTask::Decide));
+            return me;
         }
     }
-    Some((steering.owner_hashed(tuple, towards, lookup.hash), HandoverTask::Decide))
+    steering.owner_hashed(tuple, towards, hash)
+}
+
+/// Whether this worker owns the flow of a plain packet with `tag_bytes` of VLAN tags that arrived on a port.
+pub(in crate::forward) fn owns<A: Address, B: Buffer>(
+    peers: &mut Peers<B>,
+    snapshot: &Snapshot,
+    (port, tag_bytes): (PortIndex, u16),
+    buffer: &B,
+    of: (&Tuple<A>, u64),
+) -> bool {
+    let (me, steering, proof) = peers.steering(port);
+    owner(steering, proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN), me, snapshot, buffer, of) == me
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport

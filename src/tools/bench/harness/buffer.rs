@@ -29,7 +29,9 @@ struct BufferMemory {
     extent: u32,
     /// Whether the engine took it for a packet of its own, and may have written anywhere.
     is_foreign: bool,
-    _line: [u8; 59],
+    /// When the frame arrived, in cycles; only if packets arrive at a pace.
+    arrival: u64,
+    _line: [u8; 48],
     pieces: [[u8; HEAD_BYTES]; PIECES],
 }
 
@@ -58,6 +60,15 @@ impl FrameBuffer {
     #[allow(clippy::cast_possible_truncation)] // both are at most `BYTES`
     fn set_extent(&mut self, start: usize, len: usize) {
         self.0.extent = start as u32 | (len as u32) << 16;
+    }
+
+    /// When the frame arrived, in cycles. None for a packet of the engine.
+    pub(super) fn arrival(&self) -> Option<u64> {
+        (!self.0.is_foreign).then_some(self.0.arrival)
+    }
+
+    pub(super) fn set_arrival(&mut self, cycles: u64) {
+        self.0.arrival = cycles;
     }
 
     /// Writes the bytes behind the headers of all frames, which are the same in each.
@@ -99,6 +110,12 @@ impl Buffer for FrameBuffer {
             self.set_extent(start, len);
         }
         fits
+    }
+
+    #[inline(always)]
+    fn truncate(&mut self, len: usize) {
+        let (start, before) = self.extent();
+        self.set_extent(start, before.min(len));
     }
 
     #[inline]

@@ -16,6 +16,7 @@ use dataplane::{Buffer, Burst, Port};
 use super::super::error::BenchError;
 use super::super::trace::{Pattern, Trace};
 use super::super::traffic::Side;
+use super::arrivals::{Arrivals, Latencies, Pace};
 use super::buffer::{FrameBuffer, FreeBuffers};
 use super::sample::Sampler;
 use super::{Buffers, Feeding, Harness, Traffic};
@@ -27,6 +28,8 @@ struct Wire {
     traces: [Option<Trace>; 2],
     /// The side that has its turn; none: no packets arrive.
     turn: Option<Side>,
+    /// With a pace: both sides have what has arrived, in every poll.
+    arrivals: Option<Arrivals>,
     sampler: Sampler,
     fed: u64,
     transmitted: u64,
@@ -36,6 +39,9 @@ struct Wire {
 impl Wire {
     #[inline(always)]
     fn receive(&mut self, side: Side, burst: &mut Burst<FrameBuffer>) {
+        if self.arrivals.is_some() {
+            return self.receive_arrived(side, burst);
+        }
         if self.turn != Some(side) {
             return;
         }
@@ -45,9 +51,23 @@ impl Wire {
         self.fed += burst.len() as u64;
     }
 
+    #[cold]
+    fn receive_arrived(&mut self, side: Side, burst: &mut Burst<FrameBuffer>) {
+        let (Some(_), Some(arrivals), Some(trace)) = (self.turn, &mut self.arrivals, &mut self.traces[side as usize]) else {
+            return;
+        };
+        self.free.take(trace.next_count().min(arrivals.waiting(side)), burst);
+        trace.fill(burst);
+        arrivals.receive(side, burst);
+        self.fed += burst.len() as u64;
+    }
+
     #[inline(always)]
     fn transmit(&mut self, side: Side, burst: &mut Burst<FrameBuffer>) {
         self.transmitted += burst.len() as u64;
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.transmit(burst);
+        }
         self.sampler.see(side, burst, FrameBuffer::bytes);
         self.free.put(burst);
     }
@@ -102,7 +122,7 @@ impl Memory {
     pub(in super::super) fn new(buffers: usize, workers: usize, pattern: Pattern, seed: u64) -> Result<Self, BenchError> {
         let free = FreeBuffers::new(buffers, workers, pattern)?;
         let (sampler, buffers) = (Sampler::new(seed), Buffers::default());
-        let wire = Wire { free, traces: [None, None], turn: None, sampler, fed: 0, transmitted: 0, buffers };
+        let wire = Wire { free, traces: [None, None], turn: None, arrivals: None, sampler, fed: 0, transmitted: 0, buffers };
         Ok(Self { wire: Rc::new(RefCell::new(wire)), sides: &[], turns: 0, until: 0 })
     }
 }
@@ -128,9 +148,20 @@ impl Harness for Memory {
         self.until = feeding.frames.map_or(u64::MAX, |frames| wire.fed.saturating_add(frames));
     }
 
+    fn pace(&mut self, pace: Option<Pace>) {
+        self.wire.borrow_mut().arrivals = pace.map(Arrivals::new);
+    }
+
+    fn take_latencies(&mut self) -> Latencies {
+        self.wire.borrow_mut().arrivals.as_mut().map(|arrivals| std::mem::take(&mut arrivals.latencies)).unwrap_or_default()
+    }
+
     #[inline]
-    fn turn(&mut self) {
+    fn turn(&mut self, now: u64) {
         let mut wire = self.wire.borrow_mut();
+        if let Some(arrivals) = &mut wire.arrivals {
+            arrivals.turn(now, self.sides);
+        }
         self.turns += 1;
         if self.turns >= self.sides.len() {
             self.turns = 0;

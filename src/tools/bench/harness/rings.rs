@@ -217,7 +217,7 @@ impl Harness for Rings {
     }
 
     #[inline]
-    fn turn(&mut self) {
+    fn turn(&mut self, _: u64) {
         if self.shares_core {
             std::thread::yield_now();
         }

@@ -7,7 +7,7 @@ use dataplane::Buffer;
 use super::*;
 use crate::cli::FrameSize;
 use crate::tools::bench::error::BenchError;
-use crate::tools::bench::harness::Harness;
+use crate::tools::bench::harness::{Harness, Pace};
 
 #[derive(Debug, clap::Parser)]
 struct Command {
@@ -173,8 +173,8 @@ impl Harness for Faulty {
         self.harness.begin(feeding);
     }
 
-    fn turn(&mut self) {
-        self.harness.turn();
+    fn turn(&mut self, now: u64) {
+        self.harness.turn(now);
     }
 
     fn end(&mut self) {
@@ -227,4 +227,44 @@ fn a_run_with_a_faulty_port_fails() {
     }
     let error = with(Fault::ChangesAByte).unwrap_err();
     assert!(matches!(error, BenchError::Wrong(_)), "{error}");
+}
+
+/// The time is given to the harness, so that nothing here depends on the machine: a packet arrives every 1,000 cycles on
+/// each side, and there is a poll every 250.
+#[test]
+fn a_packet_that_arrives_alone_leaves_in_the_poll_that_receives_it() {
+    for mode in Mode::ALL.iter().map(|mode| mode.as_str()) {
+        let options = options(&["--flows", "64", "--mode", mode]);
+        let verifier = Mutex::new(Some(Verifier::new(&options, options.mode.of_services().unwrap(), Family::V4, 64)));
+        let account = Mutex::new(FinalAccount::default());
+        let rate = CycleRate::measure();
+        let bench = Bench { options: &options, family: Family::V4, rate, verifier: &verifier, account: &account };
+        let mut harness = memory(&options, Family::V4);
+        let setup = setups(&options, Family::V4).pop().unwrap();
+        let worker = bench.worker(harness.ports().unwrap(), (setup.subscriber, setup.counters, setup.peers)).unwrap();
+        let clock = WorkerClock::still(rate);
+        let mut session = Session { bench: &bench, harness: &mut harness, engine: worker, meeting: &setup.meeting, clock };
+        session.open(options.mode.of_services().unwrap(), &(0..64).collect::<Vec<_>>()).unwrap();
+        let sides = traffic::sides(&options);
+        session.harness.pace(Some(Pace { from: 10_000, cycles: 1000, packets: sides.len() as u64 }));
+        session.harness.begin(Feeding { sides, frames: None, keep_one_in: KEPT_ONE_IN });
+        let before = session.harness.traffic();
+        let mut polled = |now: u64| {
+            session.harness.turn(now);
+            session.engine.poll(session.clock.at(dpdk_sys::cycles())); // flows live long enough
+            let Traffic { fed, transmitted, .. } = session.harness.traffic().since(before);
+            (fed, transmitted)
+        };
+        for poll in 0..400 {
+            let arrived = (poll / 4 + 1) * sides.len() as u64;
+            assert_eq!(polled(10_000 + poll * 250), (arrived, arrived), "{mode}: poll {poll}");
+        }
+        // A poll that comes late finds full bursts; what no longer fits into the queues is missed, and nothing else.
+        let (late, each) = (5_000, sides.len() as u64);
+        let arrived = (100 + BURST as u64) * each;
+        assert_eq!(polled(10_000 + (late - 1) * 1000), (arrived, arrived), "{mode}");
+        let found = session.harness.take_latencies();
+        assert_eq!((found.received, found.times.total(), found.missed), (arrived, arrived, (late - 100 - 1024) * each), "{mode}");
+        assert_eq!(found.bursts, 101 * each, "{mode}");
+    }
 }

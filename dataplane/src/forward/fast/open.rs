@@ -1,0 +1,230 @@
+//! The loop of the fast way for packets that open connections: of those the index shows that they have no flow. It
+//! takes what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room
+//! for their flows and a rested port. It creates the flow and rewrites the packet. All
+//! other packets are left, and nothing is changed for them.
+//!
+//! The first half of the loop decides on each packet of a part and prefetches what the second half writes.
+//!
+//! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
+//! (`tests/openings.rs`).
+//!
+//! Not here: packets that begin flows otherwise (`decide::new_flow`).
+
+use arrayvec::ArrayVec;
+
+use super::follow::{FastFamily, PacketHead};
+use super::record::{PART, Record, STAYS};
+use super::rewrite::{Progress, Rewritten};
+use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
+use crate::forward::decide::{refused_source, unresolved_client};
+use crate::forward::engine::Engine;
+use crate::forward::observer::Observe;
+use crate::forward::sort::owns;
+use crate::port::{Arrival, Origin, Port, PortIndex};
+use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
+use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey, is_martian, protocol};
+
+/// Positions, as bits, of the packets of a part that open connections and have no flow.
+#[inline(never)]
+pub(super) fn openings(records: &[Record]) -> u32 {
+    let opens = |record: &Record| record.opens() && record.candidate == Candidate::NONE;
+    (0..).zip(records).filter(|(_, record)| opens(record)).fold(0, |positions, (at, _)| positions | 1 << at)
+}
+
+/// What the loop depends on besides packets and flows, and what it knows of the burst.
+pub(super) struct Opening<'s> {
+    snapshot: &'s Snapshot,
+    arrival: Arrival,
+    /// Packets that were taken, as a bit by their hash. Their flows are not in the index when later packets are looked up.
+    taken: [u64; 16],
+    /// The frontend of the packet before, which most often is that of the next.
+    last: Option<(FrontendOf, &'s Frontend)>,
+}
+
+/// Address, as [`Address::wide`], and port of a frontend.
+type FrontendOf = (u128, u16);
+
+/// A packet that will open a connection.
+struct Opens<K> {
+    at: usize,
+    /// Slot of its next hop.
+    exit: u32,
+    flow: BegunFlow<K>,
+    port: u16,
+}
+
+impl<'s> Opening<'s> {
+    pub(super) fn new(snapshot: &'s Snapshot, arrival: Arrival) -> Self {
+        Self { snapshot, arrival, taken: [0; 16], last: None }
+    }
+
+    #[inline(always)]
+    fn frontend<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<&'s Frontend> {
+        let of = (tuple.destination.wide(), tuple.destination_port);
+        match self.last {
+            Some((last, frontend)) if last == of => Some(frontend),
+            _ => {
+                let frontend = self.snapshot.frontend(tuple.destination, protocol::TCP, tuple.destination_port)?;
+                self.last = Some((of, frontend));
+                Some(frontend)
+            }
+        }
+    }
+
+    /// Whether no packet with this hash was left or, as far as some bits of it tell, taken before.
+    fn is_first(&self, hash: u64, left: u64) -> bool {
+        left >> (hash & 63) & 1 == 0 && self.taken[(hash >> 6 & 15) as usize] >> (hash & 63) & 1 == 0
+    }
+
+    fn take(&mut self, hash: u64) {
+        self.taken[(hash >> 6 & 15) as usize] |= 1 << (hash & 63);
+    }
+}
+
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
+    /// The loop, for the packets of one family in a part of a burst at the positions that are bits of `openings`.
+    #[inline(always)]
+    pub(super) fn open_part<A: Rewritten>(
+        &mut self,
+        opening: &mut Opening<'_>,
+        part: &mut [P::Buffer],
+        (records, openings): (&mut [Record], u32),
+        progress: &mut Progress,
+    ) {
+        if openings != 0 {
+            self.open_each::<A>(opening, part, (records, openings), progress);
+        }
+    }
+
+    #[inline(never)]
+    fn open_each<A: Rewritten>(
+        &mut self,
+        opening: &mut Opening<'_>,
+        part: &mut [P::Buffer],
+        (records, openings): (&mut [Record], u32),
+        progress: &mut Progress,
+    ) {
+        let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
+        let mut opens: ArrayVec<Opens<A::Key>, PART> = ArrayVec::new();
+        for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
+            if openings >> at & 1 == 0 || record.family() != A::RECORD {
+                continue;
+            }
+            let may_open = opens.len() < room as usize && opening.is_first(record.hash, progress.left);
+            match may_open.then(|| self.opened::<A>(at, buffer, record, opening)).flatten() {
+                Some(open) => {
+                    opening.take(record.hash);
+                    opens.push(open);
+                }
+                None => {
+                    progress.left |= 1 << (record.hash & 63);
+                    progress.add_port(STAYS);
+                }
+            }
+        }
+        for open in &opens {
+            if let (Some(record), Some(buffer)) = (records.get_mut(open.at), part.get_mut(open.at)) {
+                let port = self.begin::<A>(opening, open, buffer, record);
+                progress.opened += u64::from(port.is_some());
+                record.way = port.map_or(STAYS, |port| port.0);
+                progress.add_port(record.way);
+            }
+        }
+    }
+
+    /// Creates a flow, and rewrites its first packet. Returns the port by which it leaves; `None` if it is left.
+    fn begin<A: Rewritten>(
+        &mut self,
+        opening: &Opening<'_>,
+        open: &Opens<A::Key>,
+        buffer: &mut P::Buffer,
+        record: &mut Record,
+    ) -> Option<PortIndex> {
+        let now = Tick::at(opening.arrival.now_ns);
+        let Ok(candidate) = A::split(&mut self.tables).0.begin(&open.flow, now) else {
+            // The index has no room: the slow way says so.
+            self.ports.release(open.flow.pool, open.port, now);
+            return None;
+        };
+        record.candidate = candidate;
+        self.tally.new_flows += 1;
+        if let Some(counters) = self.counters.backend(open.flow.backend.slot) {
+            counters.flows.add(1);
+            counters.new_flows.add(1);
+        }
+        self.forward_opened::<A>(opening.snapshot, buffer, record, open.exit)
+    }
+
+    /// Decides on one packet, and takes a SNAT port for it. `None`: it is left.
+    #[inline(always)]
+    fn opened<A: FastFamily>(
+        &mut self,
+        at: usize,
+        buffer: &P::Buffer,
+        record: &Record,
+        opening: &mut Opening<'_>,
+    ) -> Option<Opens<A::Key>> {
+        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        let (key, snapshot) = (A::key(head), opening.snapshot);
+        let tuple = key.tuple(protocol::TCP);
+        if tuple.source == tuple.destination || is_martian(tuple.source) {
+            return None;
+        }
+        let frontend = opening.frontend(&tuple)?;
+        if frontend.mode() != FlowMode::Nat || !frontend.is_hashed() || !frontend.allows(tuple.source) {
+            return None;
+        }
+        let id = frontend.choose_by_hash(&tuple)?;
+        let backend = snapshot.backend(id)?;
+        let target = reachable::<A>(snapshot, backend)?;
+        if refused_source(tuple.source, snapshot).is_some() {
+            return None;
+        }
+        let exit = snapshot.routes().slot_of(backend.next_hop, record.hash);
+        let way = snapshot.routes().exit(exit)?;
+        if record.packet_len > way.mtu || snapshot.mtu(record.link) != way.mtu {
+            return None;
+        }
+        if !self.owns::<A>(opening, buffer, record, &tuple) {
+            return None;
+        }
+        let port = backend.address.port();
+        let towards = SnatTarget { slot: backend.target, address: target, port, protocol: protocol::TCP };
+        let now = Tick::at(opening.arrival.now_ns);
+        let lease = self.ports.allocate_rested(towards, snapshot.snat::<A>(way.link), record.hash >> 40, now)?;
+        if let Some(neighbour) = unresolved_client(snapshot, &tuple) {
+            self.ask(neighbour);
+        }
+        let reply = Tuple {
+            source: target,
+            destination: lease.address,
+            source_port: port,
+            destination_port: lease.port,
+            protocol: protocol::TCP,
+        };
+        let keys = [key, A::Key::of(&reply)];
+        let table = A::split(&mut self.tables).0;
+        let hashes = [record.hash, table.hash_key(&keys[Direction::ToClient as usize], protocol::TCP)];
+        table.prefetch(hashes[Direction::ToClient as usize]);
+        let initial_sequence = A::sequence(head);
+        let flow = BegunFlow { keys, hashes, backend: id, pool: lease.pool, initial_sequence };
+        Some(Opens { at, exit, flow, port: lease.port })
+    }
+
+    /// Whether this worker owns the flow of a packet.
+    fn owns<A: Address>(&mut self, opening: &Opening<'_>, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) -> bool {
+        let Some(peers) = self.egress.peers.as_mut().filter(|_| opening.arrival.origin == Origin::Port) else { return true };
+        let tag_bytes = u16::from(record.network_offset).saturating_sub(Ethernet::BYTES);
+        owns(peers, opening.snapshot, (record.link.port(), tag_bytes), buffer, (tuple, record.hash))
+    }
+}
+
+/// The address of a backend, unless packets to it would return to the gateway.
+#[inline(always)]
+fn reachable<A: Address>(snapshot: &Snapshot, backend: &Backend) -> Option<A> {
+    let target = A::from_ip(backend.address.ip())?;
+    match snapshot.role(target) {
+        AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => None,
+        AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => Some(target),
+    }
+}

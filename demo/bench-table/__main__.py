@@ -1,0 +1,99 @@
+"""`make bench`: measures the forwarding engine beside the floor of its harness and a yardstick, prints one table, and
+writes docs/reference/performance.md.
+
+  demo/bench              measure everything
+  demo/bench PATTERN...   measure the runs whose names match (`nat*`), and keep the other figures
+  demo/bench --list       print the names of the runs
+  demo/bench --rows       print the first cell of each row
+  demo/bench --check      fail if a packet is wrong or a generous limit is exceeded
+
+SECONDS_EACH: seconds of each measurement, 1 by default.
+"""
+
+import fnmatch
+import sys
+
+import page
+import rows
+import runs
+from machine import describe
+
+# Limit for `nat` over memory with 1 M flows, in floors of the same run: twice the worst ratio measured (100 over 6.5 ns).
+# There is no limit in nanoseconds, which depend on the machine and its load. .ci/bench-guard limits instructions.
+MEM_LIMIT_FLOORS = 31
+
+
+def check(io, limit_floors):
+    """Expects verified packets, no drops, and a time within the limit. The best of five counts, because load on the
+    machine may disturb one."""
+    for _ in range(5):
+        report = runs.sluiced(["--io", io, "--backends", "100"])
+        floors = report["ns_per_packet"] / report["floor_ns"]
+        print(
+            f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns a packet, {floors:.1f} floors, "
+            f"{report['drops']} drops, {report['verified']} packets checked",
+            flush=True,
+        )
+        if report["verified"] == 0 or report["drops"] > 0:
+            raise SystemExit("bench: expected verified packets and no drops")
+        if limit_floors is None or floors <= limit_floors:
+            return
+    raise SystemExit(f"bench: expected {limit_floors} floors or less over {io}, in one of 5 measurements")
+
+
+def measure(patterns):
+    """Measures the runs that match, all without patterns; prints the table and writes the page when none is missing."""
+    if runs.cores() < 2:
+        raise SystemExit("bench: the table needs two cores, for rings, two workers and testpmd")
+    known = runs.all_runs()
+    chosen = [name for name in known if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    if not chosen:
+        raise SystemExit(f"bench: no run matches {' '.join(patterns)}; see demo/bench --list")
+    stored = runs.load() if patterns else {"runs": {}}
+    runs.end_on_sigterm()
+    with runs.hugepages() as has_hugepages:
+        yardstick = runs.Yardstick(has_hugepages)
+        stored["machine"] = describe(has_hugepages)
+        stored["skipped"] = None if yardstick.program else "dpdk-testpmd is missing (Debian: dpdk-dev)"
+        for name in chosen:
+            yardstick_ns = yardstick.now()
+            report = runs.measure(known[name])
+            stored["runs"][name] = {"yardstick_ns": yardstick_ns, "report": report}
+            runs.store(stored)
+            print(f"bench: {name}: {report['ns_per_packet']:.1f} ns", file=sys.stderr, flush=True)
+    missing = [name for name in known if name not in stored["runs"]]
+    if missing:
+        print(f"bench: not measured yet, so there is no table: {', '.join(missing)}", file=sys.stderr)
+        return
+    table = rows.table(stored)
+    print_table([rows.HEADER, *table])
+    print(rows.summary(table))
+    page.write(stored, table)
+    print(f"bench: written: {page.PAGE.relative_to(runs.ROOT)}", file=sys.stderr)
+
+
+def print_table(table):
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for cells in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip())
+
+
+def main(arguments):
+    if any(argument.startswith("-") for argument in arguments) and arguments not in (["--list"], ["--rows"], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    if arguments == ["--list"]:
+        print("\n".join(runs.all_runs()))
+    elif arguments == ["--rows"]:
+        print("\n".join(rows.titles(runs.all_runs())))
+    elif not runs.SLUICED.exists():
+        raise SystemExit("bench: expected target/release/sluiced: run 'make build'")
+    elif arguments == ["--check"]:
+        check("mem", MEM_LIMIT_FLOORS)
+        check("ring", None)
+    else:
+        measure(arguments)
+    return 0
+
+
+sys.exit(main(sys.argv[1:]))

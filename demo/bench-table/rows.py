@@ -1,0 +1,122 @@
+"""The rows of the table: a figure, the floor of the same harness, the target, the ratio to the yardstick.
+
+Not here: how figures are measured (runs.py).
+"""
+
+from runs import MODES
+
+HEADER = ["one core, IPv4 TCP, 64 B", "figure", "floor", "target", "x yardstick", "target is"]
+FLOWS = {1_000: 1.2, 1_000_000: 1.9, 4_000_000: 2.4}  # targets of `nat`, in units of the yardstick
+TUNNEL_NS = {"ipip": 4, "gue": 4}  # what headers in front may take
+
+
+class Figures:
+    """What was measured, by the names of the runs. The methods make rows, which are lists of texts."""
+
+    def __init__(self, stored):
+        self.runs = stored["runs"]
+        self.skipped = stored["skipped"]
+
+    def report(self, run):
+        return self.runs[run]["report"]
+
+    def ns(self, run):
+        return self.report(run)["ns_per_packet"]
+
+    def yardstick(self, run):
+        """ns of the yardstick when the run was measured, or None."""
+        return self.runs[run]["yardstick_ns"]
+
+    def ratio(self, run, ns):
+        yardstick = self.yardstick(run)
+        return f"{ns / yardstick:.2f}" if yardstick else "-"
+
+    def per_packet(self, what, run, limit_ns=None, limit_text=""):
+        """ns a packet, with the harness."""
+        target, met = "-", "-"
+        if limit_ns is not None:
+            target, met = f"<= {limit_ns:.1f}{limit_text}", verdict(self.ns(run) <= limit_ns)
+        elif limit_text:
+            target = f"<={limit_text}"
+        floor = f"{self.report(run)['floor_ns']:.1f}"
+        return [what, f"{self.ns(run):.1f} ns", floor, target, self.ratio(run, self.ns(run)), met]
+
+    def in_units(self, what, run, units, more_ns):
+        """ns a packet; the target is in units of the yardstick, and `more_ns`."""
+        yardstick = self.yardstick(run)
+        limit_ns = yardstick and units * yardstick + more_ns
+        return self.per_packet(what, run, limit_ns, f" ({units} y" + (f" + {more_ns})" if more_ns else ")"))
+
+    def rate(self, what, run, unit, limit, limit_text=""):
+        """Millions a second."""
+        rate = self.report(run)["mpps"]
+        target = f">= {limit:.1f}{limit_text}"
+        return [what, f"{rate:.1f} {unit}, no NIC", "-", target, self.ratio(run, 1e3 / rate), verdict(rate >= limit)]
+
+    def yardstick_row(self):
+        all_ns = sorted(run["yardstick_ns"] for run in self.runs.values() if run["yardstick_ns"])
+        spread = f"{all_ns[0]:.1f} to {all_ns[-1]:.1f} ns" if all_ns else f"skipped: {self.skipped}"
+        return ["yardstick y: testpmd `5tswap`", spread, "-", "-", "1.00" if all_ns else "-", "-"]
+
+    def handover_row(self, what):
+        report = self.report("handover")
+        ns = report["ns_per_packet"] - report["without_handover_ns"]
+        return [what, f"{ns:.1f} ns", "-", "<= 15.0", self.ratio("handover", ns), verdict(ns <= 15)]
+
+    def latency_row(self, what, load):
+        times = "p50 {p50_ns:,}, p99 {p99_ns:,}, p99.9 {p999_ns:,} ns at {mpps:.1f} Mpps, no NIC".format(**load)
+        return [f"{what}, {load['load_percent']} % load", times, "-", "-", "-", "-"]
+
+
+def verdict(is_met):
+    return "met" if is_met else "not met"
+
+
+def summary(table):
+    """How many targets are met."""
+    verdicts = [row[-1] for row in table]
+    return f"{verdicts.count('met')} of {len(table) - verdicts.count('-')} targets are met."
+
+
+def table(stored):
+    """All rows."""
+    figures = Figures(stored)
+    rows = [figures.yardstick_row(), figures.per_packet("harness alone, 1,000,000 flows", "none", 4)]
+    for mode in MODES:
+        for flows, units in FLOWS.items():
+            rows.append(figures.in_units(f"`{mode}`, {flows:,} flows", f"{mode} {flows}", units, TUNNEL_NS.get(mode, 0)))
+    for mode in MODES:
+        for flows in FLOWS if mode == "nat" else [1_000_000]:
+            limit_ns = 1.25 * figures.ns(f"{mode} {flows}")
+            rows.append(figures.per_packet(f"`{mode}` IPv6, {flows:,} flows", f"{mode} v6 {flows}", limit_ns, " (1.25 x IPv4)"))
+    for run, what in ("nat no-df", "without DF"), ("nat ecmp 4", "4 next hops"), ("nat vlan", "VLAN tags"):
+        limit_ns = 1.2 * figures.ns("nat 1000")
+        rows.append(figures.per_packet(f"`nat`, 1,000 flows, {what}", run, limit_ns, " (1.2 x without)"))
+    for flows, more_ns in (1_000, 12), (1_000_000, 20):
+        run = f"ring {flows}"
+        limit_ns = figures.report(run)["floor_ns"] + more_ns
+        rows.append(figures.per_packet(f"`nat`, {flows:,} flows, over rings", run, limit_ns, f" (floor + {more_ns})"))
+    limit_ns = 1.2 * figures.ns("services 1")
+    rows += [
+        figures.per_packet("`nat`, 1,000,000 flows, 1 Service of 10 backends", "services 1"),
+        figures.per_packet(
+            "`nat`, 1,000,000 flows, 10,000 Services of 10 backends", "services 10000", limit_ns, " (1.2 x 1 Service)"
+        ),
+        figures.rate(
+            "`nat`, 1,000,000 flows, two workers", "workers 2", "Mpps", 1.9 * figures.report("worker")["mpps"], " (1.9 x one)"
+        ),
+        figures.handover_row("hand-over between two workers, more a packet"),
+        figures.rate("new flows, IPv4", "new-flows v4", "M/s", 8),
+        figures.rate("new flows, IPv6", "new-flows v6", "M/s", 5),
+        figures.rate("new flows, IPv4, 95 % of the SNAT ports held", "new-flows snat-load", "M/s", 4),
+    ]
+    latency = figures.report("latency")["latency"]
+    return rows + [figures.latency_row("latency of `nat`, 1,000,000 flows", load) for load in latency]
+
+
+def titles(names_of_runs):
+    """The first cell of each row."""
+    loads = [{"load_percent": percent, "p50_ns": 0, "p99_ns": 0, "p999_ns": 0, "mpps": 0} for percent in (10, 50, 90)]
+    report = {"ns_per_packet": 1, "floor_ns": 1, "mpps": 1, "without_handover_ns": 1, "latency": loads}
+    runs = {name: {"yardstick_ns": None, "report": report} for name in names_of_runs}
+    return [row[0] for row in table({"runs": runs, "skipped": "this is no measurement"})]
