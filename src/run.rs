@@ -16,7 +16,7 @@ use control::controller::{self, ControllerError, Running};
 use control::gateways::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Compiler, Link, Network, NoMemory, Parts, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
+use dataplane::{Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
 use proto::{GatewayState, Generation};
@@ -191,6 +191,7 @@ async fn serve(
     let bells = worker_ports.iter().filter_map(|worker| worker.bell.as_ref());
     let publisher = publisher.waking(bells.map(Bell::doorbell).cloned().collect());
     let pipeline = SnapshotPipeline { compiler, publisher };
+    let queues = worker_ports.iter().filter_map(|worker| worker.peers.as_ref().map(Peers::inboxes)).collect();
     // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();
     let has_state = channels.known.borrow().is_some();
@@ -218,7 +219,7 @@ async fn serve(
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports);
     let loads = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
-    let loads = Arc::new(WorkerLoads::new(loads, settings.flows.max_per_worker));
+    let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, loads, &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;

@@ -47,6 +47,6 @@ pub use snapshot::{
     BackendView, Config, GUE_PORT, Health, Neighbour, Network, PortConfig, PortView, Publisher, Route, ServiceView, Snapshot,
     Subscriber, Tunnel, VlanLink,
 };
-pub use stats::{Account, BackendCounters, Counter, DropReason, WorkerCounters};
+pub use stats::{Account, BackendCounters, Counter, DropReason, ServiceDrops, WorkerCounters};
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};
-pub use workers::{HandedOver, Peers, PortQueues};
+pub use workers::{HandedOver, Inboxes, Peers, PortQueues};

@@ -406,6 +406,7 @@ fn backends_count_packets_by_direction_and_connections_that_fail_or_are_reset() 
     rig.forward(UPLINK, &syn(1));
     idle(&mut rig, 45);
     assert_eq!((rig.counters.flows.get(), rig.counters.flows_peak.get()), (0, 2));
+    assert_eq!((rig.counters.snat_ports.get(), rig.counters.snat_ports_peak.get()), (0, 2));
     assert_eq!(
         (counted(&rig, |of| of.reset.get()), counted(&rig, |of| of.failed.get())),
         (1, 1),

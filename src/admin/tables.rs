@@ -150,6 +150,7 @@ pub(crate) mod tests {
                 port(&["192.0.2.100:80", "192.0.2.2:30080"], vec![one, two]),
                 port(&["192.0.2.100:443"], vec![failing, gone]),
             ],
+            drops: Arc::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use control::metrics::{MetricFamily, MetricWriter};
 use dataplane::snapshot::{ServiceView, Views};
-use dataplane::{BackendCounters, WorkerCounters};
+use dataplane::{BackendCounters, DropReason, WorkerCounters};
 use proto::Protocol;
 
 use crate::agent::served::BackendCounts;
@@ -49,6 +49,12 @@ const SERVICE_HEALTHY: MetricFamily = MetricFamily::gauge(
 );
 const SERVICE_REFUSED: MetricFamily =
     MetricFamily::gauge("sluice_service_refused", "", "1 for each Service that is not served, or only in part, with the reason.");
+
+const SERVICE_DROPS: MetricFamily = MetricFamily::counter(
+    "sluice_service",
+    "drops",
+    "Dropped packets to the frontends of a Service, by reason; those that occurred.",
+);
 
 /// A backend of a Service, with its labels.
 struct BackendSeries {
@@ -130,5 +136,12 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, services: &Views, workers: &[
         Some(([("service", service.name.to_string()), ("reason", reason)], 1_u64))
     });
     writer.gauges(&SERVICE_REFUSED, refused)?;
+    let drops = services.values().take(SERIES_MAX).flat_map(|service| {
+        let dropped =
+            DropReason::ALL.iter().map(|&reason| (reason, service.drops.sum(reason))).filter(|(_, packets)| *packets > 0);
+        dropped
+            .map(|(reason, packets)| ([("service", service.name.to_string()), ("reason", reason.as_str().to_owned())], packets))
+    });
+    writer.counters(&SERVICE_DROPS, drops)?;
     writer.gauge(&OMITTED_SERVICES, services.len().saturating_sub(SERIES_MAX) as u64)
 }

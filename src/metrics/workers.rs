@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use control::metrics::{MetricFamily, MetricWriter, SizeCounts};
-use dataplane::WorkerCounters;
+use dataplane::{Inboxes, WorkerCounters};
 
 use crate::worker_threads::{BURST_SIZES, Load, LoadReading};
 
@@ -34,6 +34,21 @@ const HELD: MetricFamily = MetricFamily::gauge(
     "sluice_worker_held",
     "packets",
     "Packets that wait for a next hop, or for the first fragment of their datagram.",
+);
+
+const HELD_PEAK: MetricFamily =
+    MetricFamily::gauge("sluice_worker_peak_held", "packets", "Highest number of held packets since the start of the worker.");
+const SNAT_PORTS: MetricFamily = MetricFamily::gauge(
+    "sluice_worker_snat_ports",
+    "",
+    "SNAT ports that flows of a worker hold, each counted once for every target that it is used towards.",
+);
+const SNAT_PORTS_PEAK: MetricFamily =
+    MetricFamily::gauge("sluice_worker_peak_snat_ports", "", "Highest number of SNAT ports since the start of the worker.");
+const QUEUED: MetricFamily = MetricFamily::gauge(
+    "sluice_worker_queued",
+    "bursts",
+    "Bursts from other workers that wait for this one; 32 packets at most each.",
 );
 
 type OfLoad = fn(&LoadReading) -> u64;
@@ -82,10 +97,21 @@ const OF_WORKERS: [(MetricFamily, OfCounters); 11] = [
     }),
 ];
 
+/// Use of a worker's tables.
+const TABLES: [(MetricFamily, OfCounters); 6] = [
+    (FLOWS, |of| of.flows.get()),
+    (FLOWS_PEAK, |of| of.flows_peak.get()),
+    (SNAT_PORTS, |of| of.snat_ports.get()),
+    (SNAT_PORTS_PEAK, |of| of.snat_ports_peak.get()),
+    (HELD, |of| of.held.get()),
+    (HELD_PEAK, |of| of.held_peak.get()),
+];
+
 /// The load of each worker, and past readings.
 #[derive(Debug)]
 pub struct WorkerLoads {
     loads: Vec<Arc<Load>>,
+    queues: Vec<Inboxes>,
     flows_max: u64,
     window: Mutex<Window>,
 }
@@ -116,12 +142,12 @@ impl Window {
 }
 
 impl WorkerLoads {
-    /// For workers in their order, each with room for `flows_max` flows.
+    /// For workers in their order, each with room for `flows_max` flows. `queues` is empty if there is only one.
     #[must_use]
-    pub fn new(loads: Vec<Arc<Load>>, flows_max: u32) -> Self {
+    pub fn new(loads: Vec<Arc<Load>>, queues: Vec<Inboxes>, flows_max: u32) -> Self {
         let none = vec![LoadReading::default(); loads.len()];
         let window = Window { since: none.clone(), next: none, next_at: Instant::now() };
-        Self { loads, flows_max: flows_max.into(), window: Mutex::new(window) }
+        Self { loads, queues, flows_max: flows_max.into(), window: Mutex::new(window) }
     }
 
     pub(super) fn write(&self, writer: &mut MetricWriter<'_>, counters: &[Arc<WorkerCounters>]) -> fmt::Result {
@@ -141,11 +167,12 @@ impl WorkerLoads {
         for (family, value) in &OF_WORKERS {
             writer.counters(family, counters.iter().enumerate().map(|(at, of)| (label(at), value(of))))?;
         }
-        writer.gauges(&FLOWS, counters.iter().enumerate().map(|(at, of)| (label(at), of.flows.get())))?;
-        writer.gauges(&FLOWS_PEAK, counters.iter().enumerate().map(|(at, of)| (label(at), of.flows_peak.get())))?;
+        for (family, value) in &TABLES {
+            writer.gauges(family, counters.iter().enumerate().map(|(at, of)| (label(at), value(of))))?;
+        }
+        writer.gauges(&QUEUED, self.queues.iter().enumerate().map(|(at, queue)| (label(at), queue.len() as u64)))?;
         writer.histograms(&POLL_PACKETS, present.iter().enumerate().map(|(at, load)| (label(at), poll_sizes(load))))?;
-        writer.gauges(&FLOWS_LIMIT, (0..counters.len()).map(|at| (label(at), self.flows_max)))?;
-        writer.gauges(&HELD, counters.iter().enumerate().map(|(at, of)| (label(at), of.held.get())))
+        writer.gauges(&FLOWS_LIMIT, (0..counters.len()).map(|at| (label(at), self.flows_max)))
     }
 }
 

@@ -295,7 +295,9 @@ impl Compiler {
                 DiffItem::Add(name, service) => {
                     changed.insert(name.clone());
                     changes.listens = true;
-                    self.services.entry(name.clone()).or_insert_with(|| CompiledService::new(service));
+                    self.services
+                        .entry(name.clone())
+                        .or_insert_with(|| CompiledService::new(service, self.counters.len().max(1)));
                 }
                 DiffItem::Update { new: (name, _), .. } => _ = changed.insert(name.clone()),
                 DiffItem::Remove(name, _) => {

@@ -23,7 +23,7 @@ use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
 use crate::port::Link;
 use crate::snapshot::{Affinity, BackendView, Frontend, Health, Policy, PortView, Previous, ServiceView, Tunnels};
-use crate::stats::WorkerCounters;
+use crate::stats::{ServiceDrops, WorkerCounters};
 use crate::wire::{TableHash, TupleHash};
 
 /// The inputs that services are compiled against.
@@ -59,6 +59,7 @@ pub(super) fn reach(address: SocketAddr, routes: &mut RouteBook, snat: &SnatTabl
 pub(super) struct CompiledService {
     pub(super) source: Arc<Service>,
     pub(super) name: Arc<ServiceName>,
+    drops: Arc<ServiceDrops>,
     pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
     pub(super) ports: Vec<CompiledPort>,
     pub(super) view: Arc<ServiceView>,
@@ -108,14 +109,16 @@ fn unsupported(service: &Service) -> Option<Refusal> {
 }
 
 impl CompiledService {
-    /// A service that is not compiled yet.
-    pub(super) fn new(source: &Arc<Service>) -> Self {
+    /// A service that is not compiled yet, on a gateway with this many workers.
+    pub(super) fn new(source: &Arc<Service>, workers: usize) -> Self {
         let name = Arc::new(source.name.clone());
-        let view = view_of(source, &name, None, Vec::new());
+        let drops = Arc::new(ServiceDrops::new(workers));
+        let view = view_of(source, &name, &drops, None, Vec::new());
         let (backends, ports) = (HashMap::default(), Vec::new());
         Self {
             source: source.clone(),
             name,
+            drops,
             backends,
             ports,
             view: Arc::new(view),
@@ -177,7 +180,7 @@ impl CompiledService {
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         self.grace_due_ns = self.due_ns(context.grace);
-        self.view = Arc::new(view_of(source, &self.name, self.refusal.clone(), views));
+        self.view = Arc::new(view_of(source, &self.name, &self.drops, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
 
@@ -315,7 +318,8 @@ impl CompiledService {
         let affinity = policy.affinity.zip(context.affinity.as_ref());
         let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
-        Arc::new(Frontend { service: self.name.clone(), hash, table, backends, policy, schedule, affinity, previous })
+        let (service, drops) = (self.name.clone(), self.drops.clone());
+        Arc::new(Frontend { service, drops, hash, table, backends, policy, schedule, affinity, previous })
     }
 
     /// The previous table, in modes in which an unknown flow may continue by it: the one that is being replaced,
@@ -436,7 +440,13 @@ fn too_many_targets() -> Refusal {
     Refusal { reason: Reason::Exhausted, message }
 }
 
-fn view_of(service: &Service, name: &Arc<ServiceName>, refusal: Option<Refusal>, ports: Vec<PortView>) -> ServiceView {
+fn view_of(
+    service: &Service,
+    name: &Arc<ServiceName>,
+    drops: &Arc<ServiceDrops>,
+    refusal: Option<Refusal>,
+    ports: Vec<PortView>,
+) -> ServiceView {
     ServiceView {
         name: name.clone(),
         mode: service.mode,
@@ -444,5 +454,6 @@ fn view_of(service: &Service, name: &Arc<ServiceName>, refusal: Option<Refusal>,
         scheduler: service.scheduler,
         refusal: service.refusal.clone().or(refusal),
         ports,
+        drops: drops.clone(),
     }
 }

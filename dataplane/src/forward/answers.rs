@@ -96,6 +96,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         headers: &Headers<A>,
         reason: DropReason,
     ) {
+        self.count_service_drop(snapshot, headers, reason);
         self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
         self.tally.drop(reason);
         let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);

@@ -178,7 +178,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Verdict::LinuxAt(link) => self.give_to_linux_at(snapshot, arrival, link, buffer),
             Verdict::Reply(answer) => self.reply(snapshot, arrival, buffer, headers, answer),
             Verdict::Reset(reason) => self.reset(snapshot, arrival, buffer, headers, reason),
-            Verdict::Drop(reason) => self.drop(buffer, reason),
+            Verdict::Drop(reason) => {
+                self.count_service_drop(snapshot, headers, reason);
+                self.drop(buffer, reason);
+            }
         }
     }
 
@@ -285,10 +288,19 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.egress.discard(buffer);
     }
 
+    /// Counts a dropped packet for the service that it was sent to, if any.
+    pub(super) fn count_service_drop<A: Address>(&self, snapshot: &Snapshot, headers: &Headers<A>, reason: DropReason) {
+        let tuple = &headers.tuple;
+        if let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port) {
+            frontend.drops.count(self.worker, reason);
+        }
+    }
+
     pub(super) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
-        self.counters.held.set((self.neighbour_queue.len() + self.datagrams.waiting()) as u64);
-        self.counters.set_flows(u64::from(self.tables.v4.len() + self.tables.v6.len()));
+        let held = self.neighbour_queue.len() + self.datagrams.waiting();
+        let flows = self.tables.v4.len() + self.tables.v6.len();
+        self.counters.set_use(flows.into(), self.ports.in_use().into(), held as u64);
     }
 }
 

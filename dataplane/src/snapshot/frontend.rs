@@ -11,6 +11,7 @@ use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 use super::backends::BackendTable;
 use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, FlowMode, Tick, Ticks};
+use crate::stats::ServiceDrops;
 use crate::wire::{Address, Tuple, TupleHash};
 
 /// One port of a service in one family, with all its addresses.
@@ -18,6 +19,8 @@ use crate::wire::{Address, Tuple, TupleHash};
 pub struct Frontend {
     /// The service.
     pub service: Arc<ServiceName>,
+    /// Dropped packets of the service.
+    pub(crate) drops: Arc<ServiceDrops>,
     pub(crate) hash: TupleHash,
     pub(crate) table: Arc<MaglevTable>,
     /// Backends by position of the table.
@@ -211,6 +214,8 @@ pub struct ServiceView {
     pub refusal: Option<Refusal>,
     /// Its ports, including those that are not served.
     pub ports: Vec<PortView>,
+    /// Dropped packets to its frontends.
+    pub drops: Arc<ServiceDrops>,
 }
 
 /// One port of a service in one family.

@@ -95,6 +95,8 @@ pub struct WorkerCounters {
     pub transmitted: Counter,
     /// Packets that wait for a next hop, or for the first fragment of their datagram.
     pub held: Counter,
+    /// Highest number of them at the end of a poll so far.
+    pub held_peak: Counter,
     /// Packets that were turned into an answer; included in `transmitted`.
     pub replies: Counter,
     /// Packets of known flows.
@@ -107,6 +109,10 @@ pub struct WorkerCounters {
     pub flows: Counter,
     /// Highest number of flows so far.
     pub flows_peak: Counter,
+    /// SNAT ports that flows hold, each counted once for every target that it is used towards.
+    pub snat_ports: Counter,
+    /// Highest number of them so far.
+    pub snat_ports_peak: Counter,
     /// SNAT ports reused before they had rested.
     pub snat_port_reused_early: Counter,
     /// Unconfirmed flows and single exchanges that yielded to new ones.
@@ -196,11 +202,18 @@ impl WorkerCounters {
         }
     }
 
-    /// Sets the current number of flows.
-    pub(crate) fn set_flows(&self, flows: u64) {
-        self.flows.set(flows);
-        if flows > self.flows_peak.get() {
-            self.flows_peak.set(flows);
+    /// Sets the current numbers of flows, of SNAT ports that they hold, and of held packets, with their peaks.
+    pub(crate) fn set_use(&self, flows: u64, snat_ports: u64, held: u64) {
+        let all = [
+            (&self.flows, &self.flows_peak, flows),
+            (&self.snat_ports, &self.snat_ports_peak, snat_ports),
+            (&self.held, &self.held_peak, held),
+        ];
+        for (counter, peak, now) in all {
+            counter.set(now);
+            if now > peak.get() {
+                peak.set(now);
+            }
         }
     }
 

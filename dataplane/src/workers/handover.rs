@@ -72,6 +72,35 @@ impl<B> HandoverQueue<B> {
     }
 }
 
+/// The queues from other workers to one worker, for readers beside the workers.
+#[derive(Clone, Debug)]
+pub struct Inboxes(Vec<Arc<dyn Length>>);
+
+impl Inboxes {
+    /// Bursts that wait in all of them.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|queue| queue.len()).sum()
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A queue whose length any thread may read.
+trait Length: std::fmt::Debug + Send + Sync {
+    fn len(&self) -> usize;
+}
+
+impl<B: std::fmt::Debug + Send> Length for HandoverQueue<B> {
+    fn len(&self) -> usize {
+        self.bursts.len()
+    }
+}
+
 /// How the queues of a port are shared among the workers. Queue n belongs to worker n.
 #[derive(Clone, Debug)]
 pub struct PortQueues {
@@ -167,6 +196,15 @@ impl<B> Peers<B> {
     pub(crate) fn sender(&self, port: PortIndex) -> Option<Arc<HandoverQueue<B>>> {
         let sender = (*self.senders.get(usize::from(port.0))?)?;
         self.outboxes.get(usize::from(sender.0))?.clone()
+    }
+
+    /// The queues to this worker, for readers beside the workers.
+    #[must_use]
+    pub fn inboxes(&self) -> Inboxes
+    where
+        B: std::fmt::Debug + Send + 'static,
+    {
+        Inboxes(self.inboxes.iter().map(|queue| Arc::clone(queue) as Arc<dyn Length>).collect())
     }
 
     /// Number of other workers.
