@@ -11,7 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, Protocol, limits};
+use crate::{Family, HealthCheck, Protocol, limits};
 
 /// Namespace and name of a Service. Written `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,6 +124,14 @@ named! {
         None = "none",
         /// A TCP connection.
         Tcp = "tcp",
+        /// An HTTP/1.1 request.
+        Http = "http",
+        /// An HTTP/1.1 request over TLS.
+        Https = "https",
+        /// `grpc.health.v1.Health/Check`, without TLS.
+        Grpc = "grpc",
+        /// An ICMP echo request.
+        Icmp = "icmp",
     }
 }
 
@@ -156,44 +164,6 @@ pub struct Refusal {
     pub reason: Reason,
     /// The message: what, where, what to do.
     pub message: String,
-}
-
-/// Health check of the backends of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HealthCheck {
-    /// Protocol of the probe.
-    pub probe: Probe,
-    /// Port to probe instead of that of the backend.
-    pub port: Option<u16>,
-    /// Port at which a node must answer `GET /healthz` with 200, in addition to passing the probe:
-    /// `healthCheckNodePort` of Kubernetes, where kube-proxy reports whether the node has ready endpoints.
-    pub node_health_port: Option<u16>,
-    /// Time between the starts of two probes of one target.
-    pub interval: Duration,
-    /// Maximum duration of a probe; a longer one has failed.
-    pub timeout: Duration,
-    /// Consecutive passed probes that make an unhealthy target healthy; at least 1.
-    pub rise: u32,
-    /// Consecutive failed probes that make a healthy target unhealthy; at least 1.
-    pub fall: u32,
-    /// If all backends fail: use all of them (true), or none.
-    pub fail_open: bool,
-}
-
-impl Default for HealthCheck {
-    /// DESIGN section 7, key `health`.
-    fn default() -> Self {
-        Self {
-            probe: Probe::Tcp,
-            port: None,
-            node_health_port: None,
-            interval: Duration::from_secs(1),
-            timeout: Duration::from_millis(500),
-            rise: 2,
-            fall: 3,
-            fail_open: true,
-        }
-    }
 }
 
 /// Parameters on which all gateways must agree to build the same Maglev table.
@@ -327,6 +297,14 @@ pub struct Service {
     pub refusal: Option<Refusal>,
     /// One per port and family.
     pub ports: Vec<ServicePort>,
+}
+
+impl Probe {
+    /// Whether it is an HTTP request.
+    #[must_use]
+    pub const fn is_http(self) -> bool {
+        matches!(self, Self::Http | Self::Https)
+    }
 }
 
 impl Mode {

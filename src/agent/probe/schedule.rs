@@ -11,7 +11,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Target;
-use super::target::Targets;
+use super::target::Changes;
+
+/// Minimum time between the starts of two probes of a target if the second is brought forward: connections that fail all
+/// the time cause one probe a second, not a flood of them.
+const BROUGHT_FORWARD_TO: Duration = Duration::from_secs(1);
 
 /// Targets that wait for their next probe, and targets that are being probed.
 #[derive(Debug, Default)]
@@ -23,15 +27,19 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Schedules new targets and removes those that are not in `targets`.
-    pub(super) fn follow(&mut self, targets: &Targets, now: Instant) {
-        let gone: Vec<_> = self.waiting.keys().filter(|target| !targets.contains_key(target)).copied().collect();
-        for target in gone {
-            self.take(target);
-        }
-        for (target, check) in targets {
-            if !self.waiting.contains_key(target) && !self.under_way.contains(target) {
-                self.wait(*target, now + phase(self.spread.hash_one(target), check.interval));
+    /// Schedules new targets, and removes those that are gone. One that waits longer than its new interval is scheduled
+    /// as a new one.
+    pub(super) fn follow(&mut self, changes: &Changes, now: Instant) {
+        for (target, check) in changes {
+            let waits_until = self.waiting.get(target).copied();
+            let Some(check) = check else {
+                self.take(target);
+                continue;
+            };
+            let is_late = waits_until.is_some_and(|at| at > now + check.interval);
+            if is_late || (waits_until.is_none() && !self.under_way.contains(target)) {
+                self.take(target);
+                self.wait(target.clone(), now + phase(self.spread.hash_one(target), check.interval));
             }
         }
     }
@@ -43,12 +51,9 @@ impl Schedule {
 
     /// A target whose probe is due; it counts as being probed until [`Schedule::finished`].
     pub(super) fn start(&mut self, now: Instant) -> Option<Target> {
-        let (at, target) = *self.due.first()?;
-        if at > now {
-            return None;
-        }
-        self.take(target);
-        self.under_way.insert(target);
+        let (_, target) = self.due.first().filter(|(at, _)| *at <= now)?.clone();
+        self.take(&target);
+        self.under_way.insert(target.clone());
         Some(target)
     }
 
@@ -60,13 +65,26 @@ impl Schedule {
         }
     }
 
+    /// Brings the next probe of a target with this interval forward to now, or to a second after the start of the last
+    /// one. Returns whether it is earlier than before.
+    pub(super) fn bring_forward(&mut self, target: &Target, interval: Duration, now: Instant) -> bool {
+        let Some(at) = self.waiting.get(target).copied() else { return false };
+        let again = (at + BROUGHT_FORWARD_TO).checked_sub(interval).unwrap_or(now).max(now);
+        if again >= at {
+            return false;
+        }
+        self.take(target);
+        self.wait(target.clone(), again);
+        true
+    }
+
     fn wait(&mut self, target: Target, at: Instant) {
-        self.waiting.insert(target, at);
+        self.waiting.insert(target.clone(), at);
         self.due.insert((at, target));
     }
 
-    fn take(&mut self, target: Target) {
-        if let Some(at) = self.waiting.remove(&target) {
+    fn take(&mut self, target: &Target) {
+        if let Some((target, at)) = self.waiting.remove_entry(target) {
             self.due.remove(&(at, target));
         }
     }
@@ -81,14 +99,22 @@ fn phase(random: u64, interval: Duration) -> Duration {
 mod tests {
     use proto::{HealthCheck, Protocol};
 
-    use super::super::target::targets;
-    use super::super::target::tests::{service, state};
+    use super::super::target::tests::{changes, service, tcp};
     use super::*;
 
-    fn many(count: u8) -> Targets {
+    fn many(count: u8) -> Changes {
+        every(Duration::from_secs(1), count)
+    }
+
+    fn every(interval: Duration, count: u8) -> Changes {
         let addresses: Vec<String> = (0..count).map(|i| format!("10.0.0.{i}:80")).collect();
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-        targets(&state(vec![service("web", Protocol::Tcp, &addresses, HealthCheck::default())]), &[])
+        let health = HealthCheck { interval, ..HealthCheck::default() };
+        changes(vec![service("web", Protocol::Tcp, &addresses, health)])
+    }
+
+    fn none_of(changes: Changes) -> Changes {
+        changes.into_keys().map(|target| (target, None)).collect()
     }
 
     #[test]
@@ -125,7 +151,7 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.follow(&many(2), now);
         let target = schedule.start(now + Duration::from_secs(1)).unwrap();
-        schedule.follow(&Targets::new(), now);
+        schedule.follow(&none_of(many(2)), now);
         assert_eq!(schedule.next(), None);
         schedule.finished(target, None);
         assert_eq!(schedule.next(), None);
@@ -135,5 +161,39 @@ mod tests {
     fn a_phase_is_always_within_the_interval() {
         assert_eq!(phase(0, Duration::from_secs(1)), Duration::ZERO);
         assert!(phase(u64::MAX, Duration::from_secs(1)) <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_shorter_interval_does_not_wait_for_the_end_of_the_long_one() {
+        let now = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.follow(&every(Duration::from_secs(3600), 1), now);
+        let target = schedule.start(schedule.next().unwrap()).unwrap();
+        schedule.finished(target, Some(now + Duration::from_secs(3600)));
+        schedule.follow(&many(1), now);
+        assert!(schedule.next().unwrap() <= now + Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_probe_is_brought_forward_to_a_second_after_the_last_one_at_the_earliest() {
+        let (start, interval) = (Instant::now(), Duration::from_secs(30));
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let target = tcp("10.0.0.0:80");
+        let mut schedule = Schedule::default();
+        schedule.follow(&every(interval, 1), start);
+        let taken = schedule.start(after(30)).unwrap();
+        assert!(!schedule.bring_forward(&target, interval, start), "it is being probed");
+        schedule.finished(taken, Some(after(30)));
+        assert!(schedule.bring_forward(&target, interval, start));
+        assert_eq!(schedule.next(), Some(after(1)));
+        assert!(!schedule.bring_forward(&target, interval, start), "it is already as early as it may be");
+        let taken = schedule.start(after(1)).unwrap();
+        schedule.finished(taken, Some(after(31)));
+        assert!(schedule.bring_forward(&target, interval, after(20)));
+        assert_eq!(schedule.next(), Some(after(20)));
+        let mut fast = Schedule::default();
+        fast.follow(&many(1), start);
+        let at = fast.next();
+        assert!(!fast.bring_forward(&target, Duration::from_secs(1), start) && fast.next() == at, "its interval is as short");
     }
 }
