@@ -373,7 +373,7 @@ async fn rows_of_several_gateways_name_their_gateway_and_a_silent_one_is_named_w
     let (out, _, result) = ctl(&socket, "backends").await;
     assert_eq!(
         out,
-        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
          edge-1   default/web  10.0.0.11:8080  active  yes      1       7\n\
          edge-2   default/web  10.0.0.11:8080  active  yes      1       7\n"
     );

@@ -4,7 +4,7 @@
 //!
 //! Invariant: a target is either waiting or being probed, never both.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
@@ -21,9 +21,17 @@ const BROUGHT_FORWARD_TO: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     due: BTreeSet<(Instant, Target)>,
-    waiting: HashMap<Target, Instant>,
-    under_way: HashSet<Target>,
+    waiting: HashMap<Target, Wait>,
+    /// When the probes began.
+    under_way: HashMap<Target, Instant>,
     spread: RandomState,
+}
+
+/// When the next probe of a target is due, and when the last one began, if there was one.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    until: Instant,
+    last: Option<Instant>,
 }
 
 impl Schedule {
@@ -31,15 +39,16 @@ impl Schedule {
     /// as a new one.
     pub(super) fn follow(&mut self, changes: &Changes, now: Instant) {
         for (target, check) in changes {
-            let waits_until = self.waiting.get(target).copied();
+            let wait = self.waiting.get(target).copied();
             let Some(check) = check else {
                 self.take(target);
                 continue;
             };
-            let is_late = waits_until.is_some_and(|at| at > now + check.interval);
-            if is_late || (waits_until.is_none() && !self.under_way.contains(target)) {
+            let is_late = wait.is_some_and(|wait| wait.until > now + check.interval);
+            if is_late || (wait.is_none() && !self.under_way.contains_key(target)) {
                 self.take(target);
-                self.wait(target.clone(), now + phase(self.spread.hash_one(target), check.interval));
+                let until = now + phase(self.spread.hash_one(target), check.interval);
+                self.wait(target.clone(), Wait { until, last: wait.and_then(|wait| wait.last) });
             }
         }
     }
@@ -53,39 +62,39 @@ impl Schedule {
     pub(super) fn start(&mut self, now: Instant) -> Option<Target> {
         let (_, target) = self.due.first().filter(|(at, _)| *at <= now)?.clone();
         self.take(&target);
-        self.under_way.insert(target.clone());
+        self.under_way.insert(target.clone(), now);
         Some(target)
     }
 
     /// Records the end of a probe of `target`; the next one is due at `next`. `None` if the target was removed.
     pub(super) fn finished(&mut self, target: Target, next: Option<Instant>) {
-        self.under_way.remove(&target);
-        if let Some(at) = next {
-            self.wait(target, at);
+        let last = self.under_way.remove(&target);
+        if let Some(until) = next {
+            self.wait(target, Wait { until, last });
         }
     }
 
-    /// Brings the next probe of a target with this interval forward to now, or to a second after the start of the last
-    /// one. Returns whether it is earlier than before.
-    pub(super) fn bring_forward(&mut self, target: &Target, interval: Duration, now: Instant) -> bool {
-        let Some(at) = self.waiting.get(target).copied() else { return false };
-        let again = (at + BROUGHT_FORWARD_TO).checked_sub(interval).unwrap_or(now).max(now);
-        if again >= at {
+    /// Brings the next probe of a target forward to now, or to a second after the start of the last one. Returns whether
+    /// it is earlier than before.
+    pub(super) fn bring_forward(&mut self, target: &Target, now: Instant) -> bool {
+        let Some(wait) = self.waiting.get(target).copied() else { return false };
+        let until = wait.last.map_or(now, |last| now.max(last + BROUGHT_FORWARD_TO));
+        if until >= wait.until {
             return false;
         }
         self.take(target);
-        self.wait(target.clone(), again);
+        self.wait(target.clone(), Wait { until, ..wait });
         true
     }
 
-    fn wait(&mut self, target: Target, at: Instant) {
-        self.waiting.insert(target.clone(), at);
-        self.due.insert((at, target));
+    fn wait(&mut self, target: Target, wait: Wait) {
+        self.waiting.insert(target.clone(), wait);
+        self.due.insert((wait.until, target));
     }
 
     fn take(&mut self, target: &Target) {
-        if let Some((target, at)) = self.waiting.remove_entry(target) {
-            self.due.remove(&(at, target));
+        if let Some((target, wait)) = self.waiting.remove_entry(target) {
+            self.due.remove(&(wait.until, target));
         }
     }
 }
@@ -182,18 +191,19 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.follow(&every(interval, 1), start);
         let taken = schedule.start(after(30)).unwrap();
-        assert!(!schedule.bring_forward(&target, interval, start), "it is being probed");
-        schedule.finished(taken, Some(after(30)));
-        assert!(schedule.bring_forward(&target, interval, start));
-        assert_eq!(schedule.next(), Some(after(1)));
-        assert!(!schedule.bring_forward(&target, interval, start), "it is already as early as it may be");
-        let taken = schedule.start(after(1)).unwrap();
-        schedule.finished(taken, Some(after(31)));
-        assert!(schedule.bring_forward(&target, interval, after(20)));
-        assert_eq!(schedule.next(), Some(after(20)));
+        assert!(!schedule.bring_forward(&target, after(30)), "it is being probed");
+        schedule.finished(taken, Some(after(60)));
+        assert!(schedule.bring_forward(&target, after(30)));
+        assert_eq!(schedule.next(), Some(after(31)));
+        assert!(!schedule.bring_forward(&target, after(30)), "it is already as early as it may be");
+        let taken = schedule.start(after(31)).unwrap();
+        schedule.finished(taken, Some(after(61)));
+        assert!(schedule.bring_forward(&target, after(50)));
+        assert_eq!(schedule.next(), Some(after(50)));
         let mut fast = Schedule::default();
         fast.follow(&many(1), start);
-        let at = fast.next();
-        assert!(!fast.bring_forward(&target, Duration::from_secs(1), start) && fast.next() == at, "its interval is as short");
+        let taken = fast.start(after(1)).unwrap();
+        fast.finished(taken, Some(after(2)));
+        assert!(!fast.bring_forward(&target, after(1)) && fast.next() == Some(after(2)), "its interval is as short");
     }
 }

@@ -158,8 +158,7 @@ impl ProbeState {
     fn bring_forward(&mut self, connections: &mut ConnectionWatch) {
         for subject in connections.suspects() {
             for target in self.tracker.targets_of(&subject) {
-                let interval = self.tracker.check(target).map(|check| check.interval);
-                if interval.is_some_and(|interval| self.schedule.bring_forward(target, interval, Instant::now())) {
+                if self.schedule.bring_forward(target, Instant::now()) {
                     tracing::debug!(%target, "connections fail in a row; the next probe is brought forward");
                 }
             }
