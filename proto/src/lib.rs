@@ -7,10 +7,10 @@
 
 mod address;
 mod generation;
-mod health_check;
 pub mod limits;
 mod service;
 mod state;
+mod status_ranges;
 
 #[cfg(feature = "grpc")]
 pub mod convert;
@@ -21,9 +21,9 @@ pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use generation::Generation;
-pub use health_check::{HealthCheck, StatusRanges};
 pub use service::{
-    Backend, BackendState, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal, Scheduler, Service,
-    ServiceName, ServicePort, Target, ZoneBackends,
+    Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
+    Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
+pub use status_ranges::StatusRanges;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, HealthCheck, Protocol, limits};
+use crate::{Family, Protocol, StatusRanges, limits};
 
 /// Namespace and name of a Service. Written `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -164,6 +164,59 @@ pub struct Refusal {
     pub reason: Reason,
     /// The message: what, where, what to do.
     pub message: String,
+}
+
+/// Health check of the backends of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// Protocol of the probe.
+    pub probe: Probe,
+    /// Port to probe instead of that of the backend.
+    pub port: Option<u16>,
+    /// `http` and `https`: path and query of the request, `/` if absent. `grpc`: the service to ask about, the whole
+    /// server if absent.
+    pub path: Option<String>,
+    /// `http`, `https` and `grpc`: the host to ask for, and the name in the certificate; the address if absent.
+    pub host: Option<String>,
+    /// `http` and `https`: the statuses that pass.
+    pub status: StatusRanges,
+    /// `https`: whether the certificate must be valid for the host and signed by an authority that the gateway's
+    /// machine trusts.
+    pub tls_verify: bool,
+    /// Port at which a node must answer `GET /healthz` with 200, in addition to passing the probe:
+    /// `healthCheckNodePort` of Kubernetes, where kube-proxy reports whether the node has ready endpoints, or
+    /// [`crate::limits::KUBE_PROXY_HEALTH_PORT`], which counts only while some node passes it.
+    pub node_health_port: Option<u16>,
+    /// Time between the starts of two probes of one target.
+    pub interval: Duration,
+    /// Maximum duration of a probe; a longer one has failed.
+    pub timeout: Duration,
+    /// Consecutive passed probes that make an unhealthy target healthy; at least 1.
+    pub rise: u32,
+    /// Consecutive failed probes that make a healthy target unhealthy; at least 1.
+    pub fall: u32,
+    /// If all backends fail: use all of them (true), or none.
+    pub fail_open: bool,
+}
+
+impl Default for HealthCheck {
+    /// DESIGN section 7, key `health`.
+    fn default() -> Self {
+        Self {
+            probe: Probe::Tcp,
+            port: None,
+            path: None,
+            host: None,
+            status: StatusRanges::default(),
+            tls_verify: false,
+            node_health_port: None,
+            interval: Duration::from_secs(1),
+            timeout: Duration::from_millis(500),
+            rise: 2,
+            fall: 3,
+            fail_open: true,
+        }
+    }
 }
 
 /// Parameters on which all gateways must agree to build the same Maglev table.

@@ -6,12 +6,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use tokio::net::UdpSocket;
-
-use super::Outcome;
-use super::prober::is_ours;
 
 /// Types of the messages (RFC 792, RFC 4443).
 const ECHO_V4: (u8, u8) = (8, 0);
@@ -20,18 +16,18 @@ const ECHO_V6: (u8, u8) = (128, 129);
 const SEQUENCE: [u8; 2] = [0, 1];
 
 /// Sends an echo request and waits for the reply.
-pub(super) async fn echo(to: IpAddr) -> Outcome {
-    match exchange(to).await {
-        Ok(()) => Outcome::Passed,
-        Err(error) if [Some(Errno::ACCESS), Some(Errno::PERM)].contains(&Errno::from_io_error(&error)) => {
-            let group = rustix::process::getegid().as_raw();
-            Outcome::NotAsked(format!(
-                "group {group} may not send echo requests ({error}); run: sysctl -w net.ipv4.ping_group_range='{group} {group}'"
-            ))
+///
+/// # Errors
+/// `PermissionDenied`, with the remedy, if this process may not send any; otherwise the kernel's.
+pub(super) async fn echo(to: IpAddr) -> io::Result<()> {
+    exchange(to).await.map_err(|error| {
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return error;
         }
-        Err(error) if is_ours(&error) => Outcome::NotAsked(error.to_string()),
-        Err(error) => Outcome::Failed(format!("failed: {error}")),
-    }
+        let group = rustix::process::getegid().as_raw();
+        let remedy = format!("run: sysctl -w net.ipv4.ping_group_range='{group} {group}'");
+        io::Error::new(error.kind(), format!("group {group} may not send echo requests ({error}); {remedy}"))
+    })
 }
 
 async fn exchange(to: IpAddr) -> io::Result<()> {
@@ -64,9 +60,11 @@ mod tests {
     async fn this_machine_answers_or_says_what_it_lacks() {
         for ip in ["127.0.0.1", "::1"] {
             match echo(ip.parse().unwrap()).await {
-                Outcome::Passed => {}
-                Outcome::NotAsked(why) => assert!(why.contains("sysctl -w net.ipv4.ping_group_range"), "{why}"),
-                Outcome::Failed(why) => assert!(ip == "::1", "{why}"),
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    assert!(error.to_string().contains("sysctl -w net.ipv4.ping_group_range"), "{error}");
+                }
+                Err(error) => assert!(ip == "::1", "{error}"),
             }
         }
     }

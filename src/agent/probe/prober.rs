@@ -45,8 +45,14 @@ impl Prober {
         let deadline = Instant::now() + timeout;
         let late = |what: &str| Outcome::Failed(format!("{what} within {timeout:?}"));
         if target.question == Question::Icmp {
-            let answer = timeout_at(deadline, icmp::echo(target.address.ip())).await;
-            return answer.unwrap_or_else(|_| late("gave no answer"));
+            return match timeout_at(deadline, icmp::echo(target.address.ip())).await {
+                Ok(Ok(())) => Outcome::Passed,
+                Ok(Err(error)) if is_ours(&error) || error.kind() == io::ErrorKind::PermissionDenied => {
+                    Outcome::NotAsked(error.to_string())
+                }
+                Ok(Err(error)) => Outcome::Failed(format!("failed: {error}")),
+                Err(_) => late("gave no answer"),
+            };
         }
         let stream = match timeout_at(deadline, connect(target.address, source_port)).await {
             Ok(stream) => stream.and_then(|stream| stream.set_zero_linger().map(|()| stream)),
@@ -110,7 +116,7 @@ fn any_address(to: SocketAddr) -> IpAddr {
 
 /// Whether an error means that this machine lacks a resource. "Unreachable" is not one of them: forwarding to an
 /// unreachable target fails as well.
-pub(super) fn is_ours(error: &io::Error) -> bool {
+fn is_ours(error: &io::Error) -> bool {
     let lacking = [Errno::NOMEM, Errno::NFILE, Errno::MFILE, Errno::ADDRINUSE, Errno::ADDRNOTAVAIL, Errno::NOBUFS];
     Errno::from_io_error(error).is_some_and(|error| lacking.contains(&error))
 }
