@@ -49,7 +49,7 @@ impl ConnectionWatch {
         for service in services.values() {
             for port in &service.ports {
                 for backend in port.backends.iter().filter(|backend| backend.healthy) {
-                    if self.is_suspect(backend.id.slot, backend.id.generation.into()) {
+                    if self.is_suspect(backend.id.slot, backend.id.generation) {
                         let of = |service| Subject { service, protocol: port.protocol, address: backend.address };
                         suspects.extend([None, Some(Arc::clone(&service.name))].map(of));
                     }

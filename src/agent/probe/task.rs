@@ -176,7 +176,7 @@ fn take(tracker: &mut HealthTracker, target: &Target, outcome: Outcome) {
             return;
         }
     };
-    let change = tracker.observe(target, result.as_ref().map(|()| ()).map_err(String::as_str), Instant::now());
+    let change = tracker.observe(target, result.as_ref().map_err(String::as_str).copied(), Instant::now());
     let why = result.err().unwrap_or_default();
     match change {
         Some(HealthChange::Failing(_)) if !tracker.counts(target) => {
