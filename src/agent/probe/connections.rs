@@ -128,7 +128,8 @@ mod tests {
         let both = [None, Some("web")].map(|service| subject(service, Protocol::Tcp, "10.0.0.1:80"));
         assert_eq!(watch.suspects(), both);
         assert_eq!(found(&mut watch), 0, "it was told");
-        (first.reset.add(5), second.new_flows.add(11));
+        first.reset.add(5);
+        second.new_flows.add(11);
         assert_eq!(found(&mut watch), 0, "most connections work");
         workers[0].backend(2).unwrap().failed.add(9);
         assert_eq!(found(&mut watch), 0, "the backend fails already");
