@@ -19,6 +19,7 @@ use proto::{Generation, v1};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use crate::agent::probe::Causes;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::ports::ReadPorts;
@@ -61,6 +62,8 @@ pub struct Sources {
     pub version: String,
     /// The newest published snapshot data.
     pub served: watch::Receiver<Served>,
+    /// Why backends are unhealthy.
+    pub causes: watch::Receiver<Causes>,
     /// The generation that every worker has applied.
     pub reached: watch::Receiver<Option<Generation>>,
     /// Whether a controller is connected.
@@ -98,7 +101,8 @@ impl Sources {
 
     fn backends(&self) -> v1::ListBackendsResponse {
         let services = self.served.borrow().services.clone();
-        let rows = services.values().flat_map(|service| tables::backends(&self.gateway, service, &self.workers));
+        let causes = self.causes.borrow().clone();
+        let rows = services.values().flat_map(|service| tables::backends(&self.gateway, service, &self.workers, &causes));
         let backends = rows.collect();
         v1::ListBackendsResponse { backends, silent: Vec::new() }
     }
@@ -229,6 +233,7 @@ pub(crate) mod tests {
                 services: dataplane::snapshot::Views::unit(Arc::clone(&web().name), Arc::new(web())),
             })
             .1,
+            causes: watch::channel(Causes::new()).1,
             reached,
             connected: watch::channel(true).1,
             draining: watch::channel(false).1,

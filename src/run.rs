@@ -30,6 +30,7 @@ use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::gateway_drain;
 use crate::agent::persist::{self, StateFile};
+use crate::agent::probe::{ConnectionWatch, Prober};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::{probe, zone};
@@ -434,9 +435,12 @@ fn supervise_state(
         supervisor.run("zone", inputs, |(zone, known, near)| zone::run(zone, known, near));
     }
 
-    let inputs = (channels.near.subscribe(), channels.probed.clone(), settings.node_port_addresses.clone());
-    supervisor.run("probe", inputs, |(known, findings, node_ports)| async move {
-        probe::run(probe::probe, known, &findings, probe::concurrency(descriptors()), &node_ports).await;
+    let connections = (channels.served.subscribe(), sources.workers.clone());
+    let inputs = (channels.near.subscribe(), channels.probed.clone(), settings.node_port_addresses.clone(), connections);
+    supervisor.run("probe", inputs, |(known, findings, node_ports, (served, workers))| async move {
+        let (prober, connections) = (Prober::default(), ConnectionWatch::new(served, workers));
+        let probe = |target, source_port, timeout| prober.probe(target, source_port, timeout);
+        probe::run(probe, known, &findings, probe::concurrency(descriptors()), &node_ports, connections).await;
         Ok::<_, Failure>(())
     });
 
@@ -550,6 +554,7 @@ fn sources(
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
         served: channels.served.subscribe(),
+        causes: channels.probed.causes.subscribe(),
         reached: channels.reached.subscribe(),
         connected: channels.connected.subscribe(),
         draining: channels.draining.subscribe(),

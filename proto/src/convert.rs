@@ -27,7 +27,7 @@ use fields::{address_of, family, family_number, milliseconds, optional_duration,
 
 use crate::{
     AddressRange, Announce, Backend, BackendState, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, Protocol, Refusal,
-    Service, ServicePort, ZoneBackends, limits, v1,
+    Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
@@ -167,6 +167,10 @@ impl From<&HealthCheck> for v1::HealthCheck {
             fall: health.fall,
             fail_open: health.fail_open,
             node_health_port: health.node_health_port.map_or(0, u32::from),
+            path: health.path.clone().unwrap_or_default(),
+            host: health.host.clone().unwrap_or_default(),
+            status: if health.status == StatusRanges::default() { String::new() } else { health.status.to_string() },
+            tls_verify: health.tls_verify,
         }
     }
 }
@@ -187,6 +191,10 @@ impl TryFrom<v1::HealthCheck> for HealthCheck {
         Ok(Self {
             probe: message.probe.parse().map_err(ConvertError::Probe)?,
             port: optional_port("health check port", message.port)?,
+            path: Some(message.path).filter(|path| !path.is_empty()),
+            host: Some(message.host).filter(|host| !host.is_empty()),
+            status: status_ranges(&message.status)?,
+            tls_verify: message.tls_verify,
             node_health_port: optional_port("node health port", message.node_health_port)?,
             interval: Duration::from_millis(message.interval_ms),
             timeout: Duration::from_millis(message.timeout_ms),
@@ -195,6 +203,10 @@ impl TryFrom<v1::HealthCheck> for HealthCheck {
             fail_open: message.fail_open,
         })
     }
+}
+
+fn status_ranges(text: &str) -> Result<StatusRanges, ConvertError> {
+    if text.is_empty() { Ok(StatusRanges::default()) } else { text.parse().map_err(ConvertError::Status) }
 }
 
 impl From<&ServicePort> for v1::ServicePort {
@@ -315,10 +327,16 @@ mod tests {
     fn any_health() -> impl Strategy<Value = HealthCheck> {
         let times = (1u64..1 << 40, 1u64..1 << 40);
         let ports = (prop::option::of(1u16..), prop::option::of(1u16..));
-        (prop::sample::select(Probe::ALL), ports, times, 1u32.., 1u32.., any::<bool>()).prop_map(
-            |(probe, (port, node_health_port), (interval, timeout), rise, fall, fail_open)| HealthCheck {
+        let status = (100u16..600, 100u16..600).prop_map(|(one, two)| format!("{}-{}", one.min(two), one.max(two)));
+        let http = (prop::option::of("/[a-z]{0,4}"), prop::option::of("[a-z]{1,4}"), status, any::<bool>());
+        (prop::sample::select(Probe::ALL), ports, times, 1u32.., 1u32.., any::<bool>(), http).prop_map(
+            |(probe, (port, node_health_port), (interval, timeout), rise, fall, fail_open, http)| HealthCheck {
                 probe,
                 port,
+                path: http.0,
+                host: http.1,
+                status: http.2.parse().unwrap(),
+                tls_verify: http.3,
                 node_health_port,
                 interval: Duration::from_millis(interval),
                 timeout: Duration::from_millis(timeout),

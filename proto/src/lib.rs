@@ -10,6 +10,7 @@ mod generation;
 pub mod limits;
 mod service;
 mod state;
+mod status_ranges;
 
 #[cfg(feature = "grpc")]
 pub mod convert;
@@ -25,3 +26,4 @@ pub use service::{
     Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
+pub use status_ranges::StatusRanges;

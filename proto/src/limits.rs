@@ -57,5 +57,7 @@ pub const REFUSAL_BYTES_MAX: usize = 512;
 pub const PROBE_PORT_FIRST: u16 = 61_000;
 /// Last source port of probes to VIPs: enough for 4,536 backends.
 pub const PROBE_PORT_LAST: u16 = 65_535;
+/// Port at which kube-proxy answers `GET /healthz` for its node (`--healthz-bind-address`, `healthzBindAddress`).
+pub const KUBE_PROXY_HEALTH_PORT: u16 = 10_256;
 /// Default time for which flows of a removed backend may continue.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);

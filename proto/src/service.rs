@@ -11,7 +11,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, Protocol, limits};
+use crate::{Family, Protocol, StatusRanges, limits};
 
 /// Namespace and name of a Service. Written `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,6 +124,14 @@ named! {
         None = "none",
         /// A TCP connection.
         Tcp = "tcp",
+        /// An HTTP/1.1 request.
+        Http = "http",
+        /// An HTTP/1.1 request over TLS.
+        Https = "https",
+        /// `grpc.health.v1.Health/Check`, without TLS.
+        Grpc = "grpc",
+        /// An ICMP echo request.
+        Icmp = "icmp",
     }
 }
 
@@ -165,8 +173,19 @@ pub struct HealthCheck {
     pub probe: Probe,
     /// Port to probe instead of that of the backend.
     pub port: Option<u16>,
+    /// `http` and `https`: path and query of the request, `/` if absent. `grpc`: the service to ask about, the whole
+    /// server if absent.
+    pub path: Option<String>,
+    /// `http`, `https` and `grpc`: the host to ask for, and the name in the certificate; the address if absent.
+    pub host: Option<String>,
+    /// `http` and `https`: the statuses that pass.
+    pub status: StatusRanges,
+    /// `https`: whether the certificate must be valid for the host and signed by an authority that the gateway's
+    /// machine trusts.
+    pub tls_verify: bool,
     /// Port at which a node must answer `GET /healthz` with 200, in addition to passing the probe:
-    /// `healthCheckNodePort` of Kubernetes, where kube-proxy reports whether the node has ready endpoints.
+    /// `healthCheckNodePort` of Kubernetes, where kube-proxy reports whether the node has ready endpoints, or
+    /// [`crate::limits::KUBE_PROXY_HEALTH_PORT`], which counts only while some node passes it.
     pub node_health_port: Option<u16>,
     /// Time between the starts of two probes of one target.
     pub interval: Duration,
@@ -186,6 +205,10 @@ impl Default for HealthCheck {
         Self {
             probe: Probe::Tcp,
             port: None,
+            path: None,
+            host: None,
+            status: StatusRanges::default(),
+            tls_verify: false,
             node_health_port: None,
             interval: Duration::from_secs(1),
             timeout: Duration::from_millis(500),
@@ -327,6 +350,14 @@ pub struct Service {
     pub refusal: Option<Refusal>,
     /// One per port and family.
     pub ports: Vec<ServicePort>,
+}
+
+impl Probe {
+    /// Whether it is an HTTP request.
+    #[must_use]
+    pub const fn is_http(self) -> bool {
+        matches!(self, Self::Http | Self::Https)
+    }
 }
 
 impl Mode {

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use dataplane::snapshot::{PortView, ServiceView};
 use dataplane::{DropReason, WorkerCounters};
-use proto::v1;
+use proto::{Protocol, v1};
 
+use crate::agent::probe::{Causes, Subject};
 use crate::agent::served::BackendCounts;
 
 /// The counters of all workers, in their order.
@@ -23,20 +24,31 @@ struct BackendRow {
     healthy: bool,
     weight: u16,
     flows: u64,
+    reason: String,
 }
 
 /// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and draining if it
 /// drains on all of them.
-fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, BackendRow> {
+fn rows(service: &ServiceView, workers: &Workers, causes: &Causes) -> BTreeMap<SocketAddr, BackendRow> {
     let mut rows = BTreeMap::new();
-    for backend in service.ports.iter().flat_map(|port| &port.backends) {
-        let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0 };
+    for (port, backend) in service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port, backend))) {
+        let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0, reason: String::new() };
         let row = rows.entry(backend.address).or_insert(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
         row.flows += flows(backend.id.slot, workers);
+        if !backend.healthy && row.reason.is_empty() {
+            row.reason = reason(service, port.protocol, backend.address, causes);
+        }
     }
     rows
+}
+
+/// Why a backend fails for this service, or for every one.
+fn reason(service: &ServiceView, protocol: Protocol, address: SocketAddr, causes: &Causes) -> String {
+    let of = |service| causes.get(&Subject { service, protocol, address });
+    let cause = of(Some(Arc::clone(&service.name))).or_else(|| of(None));
+    cause.map(ToString::to_string).unwrap_or_default()
 }
 
 fn flows(slot: u32, workers: &Workers) -> u64 {
@@ -73,7 +85,7 @@ pub(super) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
 }
 
 /// The rows of a service's backends.
-pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers) -> Vec<v1::BackendStatus> {
+pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers, causes: &Causes) -> Vec<v1::BackendStatus> {
     let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
         address: address.to_string(),
@@ -82,8 +94,9 @@ pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers) 
         weight: row.weight.into(),
         flows: row.flows,
         gateway: gateway.to_owned(),
+        reason: row.reason,
     };
-    rows(service, workers).into_iter().map(status).collect()
+    rows(service, workers, causes).into_iter().map(status).collect()
 }
 
 /// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.
@@ -179,11 +192,31 @@ pub(crate) mod tests {
         for (slot, flows) in [(0, 3), (1, 1), (2, 5), (3, 2)] {
             workers.iter().for_each(|w| w.backend(slot).unwrap().flows.set(flows));
         }
-        let rows: Vec<_> =
-            backends("edge-1", &web(), &workers).into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
+        let rows = backends("edge-1", &web(), &workers, &Causes::new());
+        let rows: Vec<_> = rows.into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
         let expected =
             [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
         assert_eq!(rows, expected.map(|(address, state, healthy, flows)| (address.to_owned(), state.to_owned(), healthy, flows)));
+    }
+
+    #[test]
+    fn an_unhealthy_backend_says_why_and_a_healthy_one_says_nothing() {
+        let subject = |service: Option<&str>, address: &str| {
+            let service = service.map(|name| Arc::new(ServiceName::new("default", name)));
+            Subject { service, protocol: Protocol::Tcp, address: address.parse().unwrap() }
+        };
+        let reasons = |service| {
+            let causes = [
+                (subject(service, "10.0.0.2:80"), "GET http://10.0.0.2:80/ answered 500, expected 200-399".into()),
+                (subject(Some("web"), "10.0.0.1:80"), "of a port on which it is not used".into()),
+            ];
+            let rows = backends("edge-1", &web(), &workers(), &causes.into_iter().collect());
+            rows.into_iter().map(|row| row.reason).collect::<Vec<_>>()
+        };
+        let why = "GET http://10.0.0.2:80/ answered 500, expected 200-399";
+        assert_eq!(reasons(None), ["", why, ""]);
+        assert_eq!(reasons(Some("web")), ["", why, ""]);
+        assert_eq!(reasons(Some("other")), ["", "", ""]);
     }
 
     #[test]

@@ -203,8 +203,6 @@ fn log_problems(snapshot: &Snapshot, logged: &mut Vec<String>) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Subscriber, Tunnel};
     use proto::{Origin, Protocol, ServiceName, State};
     use tokio::task::JoinHandle;
@@ -343,7 +341,8 @@ mod tests {
         let mut gateway = Gateway::start();
         gateway.know(Origin::Controller, web(1, &["10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
-        let failing = |service| HashSet::from([subject(Some(service), "10.0.0.2:80"), subject(Some("other"), "10.0.0.1:80")]);
+        let failing =
+            |service| imbl::HashSet::from_iter([subject(Some(service), "10.0.0.2:80"), subject(Some("other"), "10.0.0.1:80")]);
         gateway.health.send_replace(probe::Health { failing: failing("web"), ..probe::Health::default() });
         gateway.takes(&["10.0.0.1:80"]).await;
         gateway.health.send_replace(probe::Health { failing: failing("third"), ..probe::Health::default() });
@@ -354,7 +353,7 @@ mod tests {
     async fn health_takes_a_backend_out_and_from_disk_proof_brings_it_in() {
         let mut gateway = Gateway::start();
         let backends = ["10.0.0.1:80", "10.0.0.2:80"];
-        let set = |address: &str| HashSet::from([subject(None, address)]);
+        let set = |address: &str| imbl::HashSet::unit(subject(None, address));
         gateway.know(Origin::Disk, web(1, &backends));
         gateway.takes(&[]).await;
         gateway.health.send_replace(probe::Health { proven: set("10.0.0.2:80"), ..probe::Health::default() });

@@ -39,8 +39,6 @@ pub fn usable(known: &GatewayState, health: &Health) -> Arc<State> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use proto::{Protocol, ServiceName};
 
     use super::*;
@@ -55,7 +53,7 @@ mod tests {
             address: address.parse().unwrap(),
         };
         let proven = [proven(None, "10.0.0.2:80"), proven(Some("web"), "10.0.0.3:80"), proven(Some("other"), "10.0.0.1:80")];
-        let health = Health { failing: HashSet::new(), proven: proven.into() };
+        let health = Health { proven: proven.into_iter().collect(), ..Health::default() };
         let from = |origin| usable(&GatewayState { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
         assert!(from(Origin::OldDisk).services[&ServiceName::new("default", "web")].ports[0].backends.is_empty());

@@ -53,6 +53,8 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
 pub struct Edge {
     id: String,
     pub dir: tempfile::TempDir,
+    /// Environment of the gateway.
+    pub environment: Vec<(&'static str, PathBuf)>,
     gateway: Option<Child>,
     runtime: tokio::runtime::Runtime,
 }
@@ -67,6 +69,7 @@ impl Edge {
         let edge = Self {
             id: format!("{name}{}", std::process::id() % 100_000),
             dir: tempfile::Builder::new().prefix("sluice-").tempdir().unwrap(),
+            environment: Vec::new(),
             gateway: None,
             runtime: tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap(),
         };
@@ -155,6 +158,7 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
             .args(["netns", "exec", &format!("{}-gw", self.id), env!("CARGO_BIN_EXE_sluiced"), "run", "--config"])
             .arg(self.path("sluice.yaml"))
             .env("XDG_RUNTIME_DIR", self.dir.path())
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

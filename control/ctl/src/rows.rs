@@ -73,7 +73,7 @@ fn some_of(frontends: &[String]) -> String {
 }
 
 impl Row for v1::BackendStatus {
-    const TITLES: &'static [&'static str] = &["SERVICE", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS"];
+    const TITLES: &'static [&'static str] = &["SERVICE", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS", "REASON"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_backends(v1::ListBackendsRequest {}).await?.into_inner();

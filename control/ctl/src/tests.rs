@@ -62,6 +62,7 @@ impl Admin for Canned {
             healthy: true,
             weight: 1,
             flows: 7,
+            reason: String::new(),
         };
         if !self.of_several {
             return Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend("edge-1")], silent: Vec::new() }));
@@ -220,7 +221,7 @@ default    sticky                                             nat   endpoint  ma
     let (out, _) = printed(Canned::default(), "backends").await;
     assert_eq!(
         out,
-        "SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+        "SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
          default/web  10.0.0.11:8080  active  yes      1       7\n"
     );
 }
@@ -241,7 +242,7 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     );
     assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
-    assert_eq!(fields(&backends), "service address state healthy weight flows gateway");
+    assert_eq!(fields(&backends), "service address state healthy weight flows gateway reason");
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),
@@ -372,7 +373,7 @@ async fn rows_of_several_gateways_name_their_gateway_and_a_silent_one_is_named_w
     let (out, _, result) = ctl(&socket, "backends").await;
     assert_eq!(
         out,
-        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS\n\
+        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
          edge-1   default/web  10.0.0.11:8080  active  yes      1       7\n\
          edge-2   default/web  10.0.0.11:8080  active  yes      1       7\n"
     );

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::Selector;
 use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
-use proto::{AddressRange, HealthCheck, Mode, Scheduler};
+use proto::{AddressRange, HealthCheck, Mode, Probe, Scheduler};
 
 use super::key_values::KeyValues;
 use super::logging::Logs;
@@ -179,7 +179,13 @@ fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr
         rise: section.number("rise", 1..=100, default.rise),
         fall: section.number("fall", 1..=100, default.fall),
         fail_open: section.flag("failOpen", default.fail_open),
-        ..default
+        probe: section.one_of("check", Probe::ALL, default.probe),
+        path: section.text("path", "a path such as /healthz", is_path).filter(|path| path != "/"),
+        status: section.parse("status", "statuses such as 200-299,404", |text| text.parse().ok()).unwrap_or(default.status),
+        tls_verify: section.flag("tlsVerify", default.tls_verify),
+        port: None,
+        host: None,
+        node_health_port: None,
     };
     if health.timeout > health.interval {
         let (timeout, interval) = (DurationText(health.timeout), DurationText(health.interval));
@@ -188,6 +194,10 @@ fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr
     }
     section.finish();
     (health, listen)
+}
+
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') && text.bytes().all(|c| c.is_ascii_graphic() && c != b'#')
 }
 
 fn take_allowed(top: &mut Section<'_>) -> Option<Vec<IpNet>> {
@@ -308,7 +318,11 @@ pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAdd
         .with("timeout", DurationText(health.timeout))
         .with("rise", health.rise)
         .with("fall", health.fall)
-        .with("failOpen", health.fail_open);
+        .with("failOpen", health.fail_open)
+        .with("check", health.probe)
+        .with("path", health.path.as_deref().unwrap_or("/"))
+        .with("status", health.status.to_string())
+        .with("tlsVerify", health.tls_verify);
     let allowed = match &settings.backends_allowed {
         None => KeyValues::default().with("allowed", None::<&str>),
         Some(nets) => KeyValues::default().with_texts("allowed", nets),
@@ -355,7 +369,8 @@ mod tests {
     #[test]
     fn the_output_of_check_parses_to_the_same_settings() {
         let text = "\
-                    health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false}\n\
+                    health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false,\n    \
+                    check: https, path: /healthz, status: '200-299,404', tlsVerify: true}\n\
                     poolSelector: {sluice.dev/group: east}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
@@ -411,6 +426,9 @@ mod tests {
             ),
             ("externalIPs: {allowed: [10.0.0.0/33]}", "key `externalIPs.allowed[0]`: found `10.0.0.0/33`, expected a CIDR"),
             ("kubernetes: {namespace: A_b}", "key `kubernetes.namespace`: found `A_b`, expected the name of a Namespace"),
+            ("health: {check: telepathy}", "key `health.check`: found `telepathy`"),
+            ("health: {path: healthz}", "key `health.path`: found `healthz`, expected a path such as /healthz"),
+            ("health: {status: 2xx}", "key `health.status`: found `2xx`, expected statuses such as 200-299,404"),
             ("health: {listen: 9440}", "key `health.listen`: found `9440`, expected IP:PORT or [IP]:PORT"),
             (
                 "health: {listen: '[::]:1'}\nmetrics: {listen: 127.0.0.1:1}",

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use imbl::OrdMap;
-use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
-use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Reason, Refusal, Service, ServiceName, ServicePort, Target};
+use proto::limits::{
+    KUBE_PROXY_HEALTH_PORT, MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES,
+};
+use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Probe, Reason, Refusal, Service, ServiceName, ServicePort, Target};
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::addresses::Allocation;
@@ -225,6 +227,7 @@ impl<'a> ServiceBuilder<'a> {
             (Ok(_), Some(refusal)) => Err(refusal.clone()),
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
+                notes.extend(spec.health.remarks(spec.health.probe.unwrap_or(self.inputs.settings.health.probe)));
                 tables
                     .retain(|(protocol, port, _), _| spec.ports.iter().any(|one| (one.protocol, one.port) == (*protocol, *port)));
                 self.ports(spec, &slices, &mut tables, &mut notes)
@@ -266,10 +269,7 @@ impl<'a> ServiceBuilder<'a> {
         let settings = self.inputs.settings;
         let health = spec.map_or_else(
             || settings.health.clone(),
-            |spec| HealthCheck {
-                node_health_port: spec.node_health_port.filter(|_| self.policy.target == Target::Node),
-                ..spec.health.over(&settings.health)
-            },
+            |spec| HealthCheck { node_health_port: self.node_health_port(spec), ..spec.health.over(&settings.health) },
         );
         Service {
             mode: self.policy.mode,
@@ -284,6 +284,14 @@ impl<'a> ServiceBuilder<'a> {
             refusal,
             ..Service::new(self.candidate.name.clone(), ports)
         }
+    }
+
+    /// Where nodes report their health. Without a `healthCheckNodePort` kube-proxy answers for the whole node, unless it
+    /// is not kube-proxy that serves the Service, or the owner wants no probes.
+    fn node_health_port(&self, spec: &ServiceSpec) -> Option<u16> {
+        let is_probed = spec.health.probe.unwrap_or(self.inputs.settings.health.probe) != Probe::None;
+        let of_the_node = (spec.proxy_name.is_none() && is_probed).then_some(KUBE_PROXY_HEALTH_PORT);
+        spec.node_health_port.or(of_the_node).filter(|_| self.policy.target == Target::Node)
     }
 
     fn status(&self, service: &Service, slices: &[&SliceSpec]) -> WantedStatus {

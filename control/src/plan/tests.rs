@@ -17,6 +17,7 @@ use objects::PoolSpec;
 use objects::status::{Ingress, IpMode, PortStatus};
 
 mod failover;
+mod health_checks;
 
 /// Settings with one pool, 192.0.2.100-199.
 pub(crate) fn settings() -> ControllerSettings {
@@ -372,21 +373,6 @@ fn node_changes_affect_services_with_target_node_and_no_others() {
     let refusal = third.services[&named("nodes")].refusal.clone().unwrap();
     assert!(refusal.message.contains("exclude-from-external-load-balancers"), "{}", refusal.message);
     assert_eq!(refusal.reason, Reason::NoEligibleNode);
-}
-
-#[test]
-fn under_local_the_health_check_node_port_counts_where_nodes_are_targets() {
-    let mut world = World::default();
-    node(&mut world, "a", json!({}), &["10.0.1.1"]);
-    let spec =
-        json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 31000, "ports": [{"port": 80, "nodePort": 30080}]});
-    apply(&mut world, annotated("nodes", "nat", "node", spec.clone()));
-    apply(&mut world, annotated("pods", "nat", "endpoint", spec));
-    let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
-    let port = |name| plan.services[&named(name)].health.node_health_port;
-    assert_eq!([port("nodes"), port("pods")], [Some(31_000), None]);
-    let nodes = &plan.services[&named("nodes")];
-    assert!(nodes.refusal.is_none() && nodes.local && addresses(nodes).is_empty(), "no endpoint, no node");
 }
 
 #[test]

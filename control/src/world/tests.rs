@@ -161,7 +161,7 @@ fn annotate(world: &mut World, uid: &str, pairs: &[(&str, &str)]) -> ServiceSpec
 #[test]
 fn a_value_that_cannot_be_parsed_leaves_the_previous_value_in_force() {
     let good = [("addresses", "192.0.2.9"), ("health-check", "none"), ("scheduler", "rr"), ("idle-timeout", "5m")];
-    let bad = [("addresses", "192.0.2.900"), ("health-check", "http"), ("scheduler", "dice"), ("idle-timeout", "5")];
+    let bad = [("addresses", "192.0.2.900"), ("health-check", "udp"), ("scheduler", "dice"), ("idle-timeout", "5")];
     let mut world = World::default();
     let before = annotate(&mut world, "u", &good);
     // The second iteration simulates a later event of the object.

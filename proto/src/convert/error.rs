@@ -25,6 +25,9 @@ pub enum ConvertError {
     /// A probe that this version does not know.
     #[error("health check {0}; this gateway is older than its controller: update it, or choose a probe it knows")]
     Probe(String),
+    /// Statuses that this version cannot read.
+    #[error("health check status: {0}")]
+    Status(String),
     /// The interval, timeout, rise or fall of a health check is zero.
     #[error("health check {0} is 0; expected at least 1")]
     HealthCheckZero(&'static str),

@@ -1,19 +1,20 @@
 //! Probes through Linux: they leave through a twin and follow the routes of Linux.
+//!
+//! Invariant: a probe opens a connection of its own and resets it at the end, within its timeout. A reset leaves no
+//! TIME_WAIT behind, of which one probe per second would accumulate 60 per target.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::pin::pin;
 use std::time::Duration;
 
-use http::{Request, StatusCode};
-use http_body_util::Empty;
-use hyper::body::Bytes;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use proto::StatusRanges;
 use rustix::io::Errno;
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout_at};
 
-use super::{Outcome, Target};
+use super::http_request::Request;
+use super::tls::TlsClients;
+use super::{HttpQuestion, Outcome, Question, Target, grpc, http_request, icmp};
 
 /// File descriptors reserved for the rest of the program: sockets, taps, files, epoll (about 60 in use with eight
 /// ports).
@@ -32,29 +33,62 @@ pub fn concurrency(descriptors: u64) -> usize {
     usize::try_from(probes).unwrap_or(usize::MAX)
 }
 
-/// Probes `target` from `source_port`, or from any port, for `timeout` at most: a TCP connection, which is reset
-/// afterwards. A reset leaves no TIME_WAIT behind, of which one probe per second would accumulate 60 per target.
-pub async fn probe(target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
-    let answer = tokio::time::timeout(timeout, ask(target, source_port));
-    answer.await.unwrap_or_else(|_| Outcome::Failed(format!("no answer within {timeout:?}")))
+/// Makes probes.
+#[derive(Debug, Default)]
+pub struct Prober {
+    tls: TlsClients,
 }
 
-async fn ask(target: Target, source_port: Option<u16>) -> Outcome {
-    let address = match target {
-        Target::Tcp(address) | Target::NodeHealth(address) | Target::Vip { vip: address, .. } => address,
-    };
-    let stream = match connect(address, source_port).await {
-        Ok(stream) => stream,
-        Err(error) if is_ours(&error) => return Outcome::NotAsked(error.to_string()),
-        Err(error) if matches!(target, Target::Vip { .. }) && !has_route(address) => {
-            return Outcome::NotAsked(format!("the gateway itself has no route to the VIP, add one: {error}"));
+impl Prober {
+    /// Probes `target` from `source_port`, or from any port, for `timeout` at most.
+    pub async fn probe(&self, target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
+        let deadline = Instant::now() + timeout;
+        let late = |what: &str| Outcome::Failed(format!("{what} within {timeout:?}"));
+        if target.question == Question::Icmp {
+            return match timeout_at(deadline, icmp::echo(target.address.ip())).await {
+                Ok(Ok(())) => Outcome::Passed,
+                Ok(Err(error)) if is_ours(&error) || error.kind() == io::ErrorKind::PermissionDenied => {
+                    Outcome::NotAsked(error.to_string())
+                }
+                Ok(Err(error)) => Outcome::Failed(format!("failed: {error}")),
+                Err(_) => late("gave no answer"),
+            };
         }
-        Err(error) => return Outcome::Failed(error.to_string()),
-    };
-    match (stream.set_zero_linger(), target) {
-        (Err(error), _) => Outcome::NotAsked(error.to_string()),
-        (Ok(()), Target::NodeHealth(_)) => ask_node_health(stream, address).await,
-        (Ok(()), Target::Tcp(_) | Target::Vip { .. }) => Outcome::Passed,
+        let stream = match timeout_at(deadline, connect(target.address, source_port)).await {
+            Ok(stream) => stream.and_then(|stream| stream.set_zero_linger().map(|()| stream)),
+            Err(_) => return late("accepted no connection"),
+        };
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(error) if is_ours(&error) => return Outcome::NotAsked(error.to_string()),
+            Err(error) if target.behind_vip.is_some() && !has_route(target.address) => {
+                return Outcome::NotAsked(format!("the gateway itself has no route to the VIP, add one: {error}"));
+            }
+            Err(error) => return Outcome::Failed(format!("failed: {error}")),
+        };
+        let answer = timeout_at(deadline, self.ask(stream, &target)).await;
+        answer.unwrap_or_else(|_| late("accepted the connection and gave no answer"))
+    }
+
+    async fn ask(&self, stream: TcpStream, target: &Target) -> Outcome {
+        let authority = |host: &Option<String>| host.clone().unwrap_or_else(|| target.address.to_string());
+        match &target.question {
+            Question::Tcp | Question::Icmp => Outcome::Passed,
+            Question::NodeHealth => {
+                let (authority, status) = (target.address.to_string(), StatusRanges::only(200));
+                http_request::ask(stream, &Request { authority: &authority, path: "/healthz", status: &status }).await
+            }
+            Question::Http(asked) => {
+                let HttpQuestion { tls, path, host, status } = &**asked;
+                let request = Request { authority: &authority(host), path, status };
+                let Some(trust) = tls else { return http_request::ask(stream, &request).await };
+                match self.tls.connect(stream, *trust, host.as_deref(), target.address.ip()).await {
+                    Ok(stream) => http_request::ask(stream, &request).await,
+                    Err(outcome) => outcome,
+                }
+            }
+            Question::Grpc(asked) => grpc::ask(stream, &authority(&asked.host), &asked.service).await,
+        }
     }
 }
 
@@ -66,33 +100,6 @@ async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<Tc
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::new(any_address(address), port))?;
     socket.connect(address).await
-}
-
-/// Asks kube-proxy for the health of its node: `GET /healthz` at the `healthCheckNodePort` of a Service. It answers 200
-/// while the node has ready endpoints of the Service and kube-proxy is healthy. The caller bounds the time; the body is
-/// not read.
-async fn ask_node_health(stream: TcpStream, target: SocketAddr) -> Outcome {
-    let request = Request::get("/healthz").header("host", target.to_string()).header("connection", "close");
-    let Ok(request) = request.body(Empty::<Bytes>::new()) else {
-        return Outcome::NotAsked("the request cannot be written".to_owned());
-    };
-    let failed = |error: hyper::Error| Outcome::Failed(format!("no HTTP answer: {error}"));
-    let (mut sender, connection) = match http1::handshake(TokioIo::new(stream)).await {
-        Ok(both) => both,
-        Err(error) => return failed(error),
-    };
-    let mut connection = pin!(connection);
-    let mut answer = pin!(sender.send_request(request));
-    let answer = tokio::select! {
-        answer = &mut answer => answer,
-        // The connection task may end first if the server closes at once; the answer was received before.
-        _ = &mut connection => answer.await,
-    };
-    match answer {
-        Ok(answer) if answer.status() == StatusCode::OK => Outcome::Passed,
-        Ok(answer) => Outcome::Failed(format!("answered {}, expected 200", answer.status().as_u16())),
-        Err(error) => failed(error),
-    }
 }
 
 /// Whether Linux has a route to an address; connecting a UDP socket sends nothing. Packets of clients to a VIP do not
@@ -115,13 +122,26 @@ fn is_ours(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::sync::Arc;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
+    use super::super::target::tests::{node_health, tcp};
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+    async fn probe(target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
+        Prober::default().probe(target, source_port, timeout).await
+    }
+
+    /// The text of a failure.
+    pub(crate) fn failure(outcome: Outcome) -> String {
+        let Outcome::Failed(why) = outcome else { panic!("{outcome:?}") };
+        why
+    }
 
     #[tokio::test]
     async fn a_listener_passes_and_a_port_without_one_fails() {
@@ -129,8 +149,8 @@ mod tests {
         let bound = TcpSocket::new_v4().unwrap();
         bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let [open, closed] = [listener.local_addr().unwrap(), bound.local_addr().unwrap()];
-        assert_eq!(probe(Target::Tcp(open), None, LONG).await, Outcome::Passed);
-        assert!(matches!(probe(Target::Tcp(closed), None, LONG).await, Outcome::Failed(_)));
+        assert_eq!(probe(Target::at(open, Question::Tcp), None, LONG).await, Outcome::Passed);
+        assert!(failure(probe(Target::at(closed, Question::Tcp), None, LONG).await).contains("refused"));
     }
 
     /// Answers every connection with `answer` and closes it; requests go to the channel.
@@ -165,7 +185,7 @@ mod tests {
         ];
         for (answer, passes) in rows {
             let (address, mut asked) = server(answer).await;
-            let outcome = probe(Target::NodeHealth(address), None, LONG).await;
+            let outcome = probe(node_health(&address.to_string()), None, LONG).await;
             assert_eq!(outcome == Outcome::Passed, passes, "{answer:?}: {outcome:?}");
             assert!(!matches!(outcome, Outcome::NotAsked(_)), "{outcome:?}");
             let request = asked.recv().await.unwrap();
@@ -177,25 +197,56 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_http_probe_asks_for_its_path_and_host_and_judges_by_the_status_alone() {
+        let rows = [
+            ("HTTP/1.1 204 No Content\r\n\r\n", "200-399", Ok(())),
+            ("HTTP/1.1 302 Found\r\nlocation: /elsewhere\r\n\r\n", "200-399", Ok(())),
+            ("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", "200-299,404", Ok(())),
+            ("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n", "200-399", Err("answered 500, expected 200-399")),
+            ("HTTP/1.1 200 OK\r\n\r\n", "204", Err("answered 200, expected 204")),
+            ("SSH-2.0-OpenSSH_9.2\r\n", "200-399", Err("gave no HTTP answer")),
+        ];
+        for (answer, status, expected) in rows {
+            let (address, mut asked) = server(answer).await;
+            let question = HttpQuestion {
+                tls: None,
+                path: "/healthz?full=1".to_owned(),
+                host: Some("shop.example".to_owned()),
+                status: status.parse().unwrap(),
+            };
+            let outcome = probe(Target::at(address, Question::Http(Arc::new(question))), None, LONG).await;
+            match expected {
+                Ok(()) => assert_eq!(outcome, Outcome::Passed, "{answer:?}"),
+                Err(why) => assert!(failure(outcome).starts_with(why), "{answer:?}"),
+            }
+            let request = asked.recv().await.unwrap();
+            assert!(
+                request.starts_with("GET /healthz?full=1 HTTP/1.1\r\n") && request.contains("host: shop.example\r\n"),
+                "{request}"
+            );
+        }
+    }
+
+    #[tokio::test]
     async fn a_node_that_accepts_and_says_nothing_fails_in_time() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let target = Target::NodeHealth(listener.local_addr().unwrap());
+        let target = node_health(&listener.local_addr().unwrap().to_string());
         let outcome = probe(target, None, Duration::from_millis(50)).await;
-        assert!(matches!(outcome, Outcome::Failed(why) if why.contains("no answer")));
+        assert_eq!(failure(outcome), "accepted the connection and gave no answer within 50ms");
     }
 
     /// Without a scope there is no route to a link-local address.
     #[tokio::test]
     async fn a_vip_that_the_gateway_has_no_way_to_says_nothing_of_the_backend() {
+        let through = |vip: SocketAddr| Target { behind_vip: Some(vip.ip()), ..Target::at(vip, Question::Tcp) };
         let nowhere: SocketAddr = "[fe80::1]:80".parse().unwrap();
-        let outcome = probe(Target::Vip { vip: nowhere, backend: nowhere.ip() }, Some(0), LONG).await;
+        let outcome = probe(through(nowhere), Some(0), LONG).await;
         assert!(matches!(outcome, Outcome::NotAsked(why) if why.contains("no route to the VIP")));
-        assert!(matches!(probe(Target::Tcp(nowhere), None, LONG).await, Outcome::Failed(_)));
+        failure(probe(tcp("[fe80::1]:80"), None, LONG).await);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let closed = listener.local_addr().unwrap();
         drop(listener);
-        let outcome = probe(Target::Vip { vip: closed, backend: closed.ip() }, Some(0), LONG).await;
-        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+        failure(probe(through(closed), Some(0), LONG).await);
     }
 
     #[tokio::test]
@@ -206,8 +257,10 @@ mod tests {
         held.set_reuseaddr(true).unwrap();
         held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let free = held.local_addr().unwrap().port();
-        let vip =
-            |listener: &TcpListener| Target::Vip { vip: listener.local_addr().unwrap(), backend: "10.0.0.1".parse().unwrap() };
+        let vip = |listener: &TcpListener| Target {
+            behind_vip: Some("10.0.0.1".parse().unwrap()),
+            ..Target::at(listener.local_addr().unwrap(), Question::Tcp)
+        };
         for _ in 0..3 {
             let both = tokio::join!(probe(vip(&one), Some(free), LONG), probe(vip(&two), Some(free), LONG));
             assert_eq!(both, (Outcome::Passed, Outcome::Passed));

@@ -4,34 +4,51 @@
 //!
 //! Invariant: a target is either waiting or being probed, never both.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Target;
-use super::target::Targets;
+use super::target::Changes;
+
+/// Minimum time between the starts of two probes of a target if the second is brought forward: connections that fail all
+/// the time cause one probe a second, not a flood of them.
+const BROUGHT_FORWARD_TO: Duration = Duration::from_secs(1);
 
 /// Targets that wait for their next probe, and targets that are being probed.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     due: BTreeSet<(Instant, Target)>,
-    waiting: HashMap<Target, Instant>,
-    under_way: HashSet<Target>,
+    waiting: HashMap<Target, Wait>,
+    /// When the probes began.
+    under_way: HashMap<Target, Instant>,
     spread: RandomState,
 }
 
+/// When the next probe of a target is due, and when the last one began, if there was one.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    until: Instant,
+    last: Option<Instant>,
+}
+
 impl Schedule {
-    /// Schedules new targets and removes those that are not in `targets`.
-    pub(super) fn follow(&mut self, targets: &Targets, now: Instant) {
-        let gone: Vec<_> = self.waiting.keys().filter(|target| !targets.contains_key(target)).copied().collect();
-        for target in gone {
-            self.take(target);
-        }
-        for (target, check) in targets {
-            if !self.waiting.contains_key(target) && !self.under_way.contains(target) {
-                self.wait(*target, now + phase(self.spread.hash_one(target), check.interval));
+    /// Schedules new targets, and removes those that are gone. One that waits longer than its new interval is scheduled
+    /// as a new one.
+    pub(super) fn follow(&mut self, changes: &Changes, now: Instant) {
+        for (target, check) in changes {
+            let wait = self.waiting.get(target).copied();
+            let Some(check) = check else {
+                self.take(target);
+                continue;
+            };
+            let is_late = wait.is_some_and(|wait| wait.until > now + check.interval);
+            if is_late || (wait.is_none() && !self.under_way.contains_key(target)) {
+                self.take(target);
+                let until = now + phase(self.spread.hash_one(target), check.interval);
+                self.wait(target.clone(), Wait { until, last: wait.and_then(|wait| wait.last) });
             }
         }
     }
@@ -43,31 +60,41 @@ impl Schedule {
 
     /// A target whose probe is due; it counts as being probed until [`Schedule::finished`].
     pub(super) fn start(&mut self, now: Instant) -> Option<Target> {
-        let (at, target) = *self.due.first()?;
-        if at > now {
-            return None;
-        }
-        self.take(target);
-        self.under_way.insert(target);
+        let (_, target) = self.due.first().filter(|(at, _)| *at <= now)?.clone();
+        self.take(&target);
+        self.under_way.insert(target.clone(), now);
         Some(target)
     }
 
     /// Records the end of a probe of `target`; the next one is due at `next`. `None` if the target was removed.
     pub(super) fn finished(&mut self, target: Target, next: Option<Instant>) {
-        self.under_way.remove(&target);
-        if let Some(at) = next {
-            self.wait(target, at);
+        let last = self.under_way.remove(&target);
+        if let Some(until) = next {
+            self.wait(target, Wait { until, last });
         }
     }
 
-    fn wait(&mut self, target: Target, at: Instant) {
-        self.waiting.insert(target, at);
-        self.due.insert((at, target));
+    /// Brings the next probe of a target forward to now, or to a second after the start of the last one. Returns whether
+    /// it is earlier than before.
+    pub(super) fn bring_forward(&mut self, target: &Target, now: Instant) -> bool {
+        let Some(wait) = self.waiting.get(target).copied() else { return false };
+        let until = wait.last.map_or(now, |last| now.max(last + BROUGHT_FORWARD_TO));
+        if until >= wait.until {
+            return false;
+        }
+        self.take(target);
+        self.wait(target.clone(), Wait { until, ..wait });
+        true
     }
 
-    fn take(&mut self, target: Target) {
-        if let Some(at) = self.waiting.remove(&target) {
-            self.due.remove(&(at, target));
+    fn wait(&mut self, target: Target, wait: Wait) {
+        self.waiting.insert(target.clone(), wait);
+        self.due.insert((wait.until, target));
+    }
+
+    fn take(&mut self, target: &Target) {
+        if let Some((target, wait)) = self.waiting.remove_entry(target) {
+            self.due.remove(&(wait.until, target));
         }
     }
 }
@@ -81,14 +108,22 @@ fn phase(random: u64, interval: Duration) -> Duration {
 mod tests {
     use proto::{HealthCheck, Protocol};
 
-    use super::super::target::targets;
-    use super::super::target::tests::{service, state};
+    use super::super::target::tests::{changes, service, tcp};
     use super::*;
 
-    fn many(count: u8) -> Targets {
+    fn many(count: u8) -> Changes {
+        every(Duration::from_secs(1), count)
+    }
+
+    fn every(interval: Duration, count: u8) -> Changes {
         let addresses: Vec<String> = (0..count).map(|i| format!("10.0.0.{i}:80")).collect();
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-        targets(&state(vec![service("web", Protocol::Tcp, &addresses, HealthCheck::default())]), &[])
+        let health = HealthCheck { interval, ..HealthCheck::default() };
+        changes(vec![service("web", Protocol::Tcp, &addresses, health)])
+    }
+
+    fn none_of(changes: Changes) -> Changes {
+        changes.into_keys().map(|target| (target, None)).collect()
     }
 
     #[test]
@@ -125,7 +160,7 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.follow(&many(2), now);
         let target = schedule.start(now + Duration::from_secs(1)).unwrap();
-        schedule.follow(&Targets::new(), now);
+        schedule.follow(&none_of(many(2)), now);
         assert_eq!(schedule.next(), None);
         schedule.finished(target, None);
         assert_eq!(schedule.next(), None);
@@ -135,5 +170,40 @@ mod tests {
     fn a_phase_is_always_within_the_interval() {
         assert_eq!(phase(0, Duration::from_secs(1)), Duration::ZERO);
         assert!(phase(u64::MAX, Duration::from_secs(1)) <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_shorter_interval_does_not_wait_for_the_end_of_the_long_one() {
+        let now = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.follow(&every(Duration::from_secs(3600), 1), now);
+        let target = schedule.start(schedule.next().unwrap()).unwrap();
+        schedule.finished(target, Some(now + Duration::from_secs(3600)));
+        schedule.follow(&many(1), now);
+        assert!(schedule.next().unwrap() <= now + Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_probe_is_brought_forward_to_a_second_after_the_last_one_at_the_earliest() {
+        let (start, interval) = (Instant::now(), Duration::from_secs(30));
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let target = tcp("10.0.0.0:80");
+        let mut schedule = Schedule::default();
+        schedule.follow(&every(interval, 1), start);
+        let taken = schedule.start(after(30)).unwrap();
+        assert!(!schedule.bring_forward(&target, after(30)), "it is being probed");
+        schedule.finished(taken, Some(after(60)));
+        assert!(schedule.bring_forward(&target, after(30)));
+        assert_eq!(schedule.next(), Some(after(31)));
+        assert!(!schedule.bring_forward(&target, after(30)), "it is already as early as it may be");
+        let taken = schedule.start(after(31)).unwrap();
+        schedule.finished(taken, Some(after(61)));
+        assert!(schedule.bring_forward(&target, after(50)));
+        assert_eq!(schedule.next(), Some(after(50)));
+        let mut fast = Schedule::default();
+        fast.follow(&many(1), start);
+        let taken = fast.start(after(1)).unwrap();
+        fast.finished(taken, Some(after(2)));
+        assert!(!fast.bring_forward(&target, after(1)) && fast.next() == Some(after(2)), "its interval is as short");
     }
 }

@@ -5,20 +5,24 @@
 //!
 //! Invariant: a backend keeps its port while it is probed. Prober and engine use the same table.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use proto::ProbeTags;
 use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
 
 use super::Target;
-use super::target::Targets;
+use super::target::{Changes, Check};
 
 /// The ports in use.
 #[derive(Debug)]
 pub(super) struct Tags {
     table: ProbeTags,
     ports: HashMap<IpAddr, u16>,
+    /// The targets of each backend that has a port.
+    tagged: HashMap<IpAddr, BTreeSet<Target>>,
+    /// Targets without a port, which are not probed.
+    untagged: BTreeMap<Target, Check>,
     /// Position of the search for a free port, so that a released port rests as long as possible.
     next: u16,
 }
@@ -27,26 +31,54 @@ impl Tags {
     /// Starts from the table of the previous task, whose probes may still be in progress.
     pub(super) fn resuming(table: ProbeTags) -> Self {
         let ports = table.iter().map(|(port, backend)| (*backend, *port)).collect();
-        Self { table, ports, next: PROBE_PORT_FIRST }
+        Self { table, ports, tagged: HashMap::new(), untagged: BTreeMap::new(), next: PROBE_PORT_FIRST }
     }
 
     /// Assigns a port to every backend that is probed through a VIP, and releases the ports of all others. Targets
-    /// without a free port are removed from `targets`; returns their number.
-    pub(super) fn follow(&mut self, targets: &mut Targets) -> usize {
-        let wanted: BTreeSet<IpAddr> = targets.keys().filter_map(|target| target.tagged()).collect();
-        self.ports.retain(|backend, _| wanted.contains(backend));
-        self.table.retain(|_, backend| wanted.contains(backend));
-        for backend in wanted {
-            if !self.ports.contains_key(&backend)
-                && let Some(port) = self.free()
-            {
-                self.ports.insert(backend, port);
-                self.table.insert(port, backend);
+    /// without a free port are kept out of `changes` until one is free; returns their number.
+    pub(super) fn follow(&mut self, changes: &mut Changes) -> usize {
+        let is_behind_vip = |target: &Target| target.behind_vip.is_some();
+        let gone: Vec<Target> =
+            changes.iter().filter(|(t, check)| is_behind_vip(t) && check.is_none()).map(|c| c.0.clone()).collect();
+        for target in gone {
+            self.untagged.remove(&target);
+            self.release(&target);
+        }
+        let wanted = changes.iter().filter(|(target, _)| is_behind_vip(target));
+        let wanted: Vec<_> = wanted.filter_map(|(target, check)| Some((target.clone(), check.clone()?))).collect();
+        for (target, check) in std::mem::take(&mut self.untagged).into_iter().chain(wanted) {
+            if self.assign(&target) {
+                changes.insert(target, Some(check));
+            } else {
+                changes.remove(&target);
+                self.untagged.insert(target, check);
             }
         }
-        let before = targets.len();
-        targets.retain(|target, _| target.tagged().is_none_or(|backend| self.ports.contains_key(&backend)));
-        before - targets.len()
+        // Ports of a previous task that no target needs.
+        self.ports.retain(|backend, _| self.tagged.contains_key(backend));
+        self.table.retain(|_, backend| self.tagged.contains_key(backend));
+        self.untagged.len()
+    }
+
+    fn assign(&mut self, target: &Target) -> bool {
+        let Some(backend) = target.behind_vip else { return true };
+        if !self.ports.contains_key(&backend) {
+            let Some(port) = self.free() else { return false };
+            self.ports.insert(backend, port);
+            self.table.insert(port, backend);
+        }
+        self.tagged.entry(backend).or_default().insert(target.clone());
+        true
+    }
+
+    fn release(&mut self, target: &Target) {
+        let Some(backend) = target.behind_vip else { return };
+        let Some(targets) = self.tagged.get_mut(&backend) else { return };
+        targets.remove(target);
+        if targets.is_empty() {
+            self.tagged.remove(&backend);
+            self.ports.remove(&backend).and_then(|port| self.table.remove(&port));
+        }
     }
 
     fn free(&mut self) -> Option<u16> {
@@ -57,8 +89,8 @@ impl Tags {
     }
 
     /// The source port of a probe of `target`; `None` if any port will do.
-    pub(super) fn of(&self, target: Target) -> Option<u16> {
-        self.ports.get(&target.tagged()?).copied()
+    pub(super) fn of(&self, target: &Target) -> Option<u16> {
+        self.ports.get(&target.behind_vip?).copied()
     }
 
     /// Port to backend, for the engine.
@@ -73,39 +105,61 @@ mod tests {
 
     use proto::HealthCheck;
 
-    use super::super::target::Check;
+    use super::super::target::tests::tcp;
     use super::*;
 
     fn vip(n: u32) -> Target {
-        Target::Vip { vip: "192.0.2.100:80".parse().unwrap(), backend: Ipv4Addr::from(0x0a00_0000 + n).into() }
+        Target { behind_vip: Some(Ipv4Addr::from(0x0a00_0000 + n).into()), ..tcp("192.0.2.100:80") }
     }
 
-    fn targets(of: impl IntoIterator<Item = Target>) -> Targets {
-        of.into_iter().map(|target| (target, Check::new(&HealthCheck::default()))).collect()
+    fn added(of: impl IntoIterator<Item = Target>) -> Changes {
+        of.into_iter().map(|target| (target, Some(Check::new(&HealthCheck::default())))).collect()
+    }
+
+    fn removed(of: impl IntoIterator<Item = Target>) -> Changes {
+        of.into_iter().map(|target| (target, None)).collect()
     }
 
     #[test]
     fn a_backend_keeps_its_port_and_one_that_is_gone_gives_it_back_last() {
         let mut tags = Tags::resuming(ProbeTags::new());
-        assert_eq!(tags.follow(&mut targets([vip(1), vip(2)])), 0);
-        let [first, second] = [tags.of(vip(1)).unwrap(), tags.of(vip(2)).unwrap()];
+        assert_eq!(tags.follow(&mut added([vip(1), vip(2)])), 0);
+        let [first, second] = [tags.of(&vip(1)).unwrap(), tags.of(&vip(2)).unwrap()];
         assert_ne!(first, second);
-        tags.follow(&mut targets([vip(2), vip(3)]));
-        assert_eq!((tags.of(vip(1)), tags.of(vip(2))), (None, Some(second)));
-        assert!(![first, second].contains(&tags.of(vip(3)).unwrap()));
-        let resumed = Tags::resuming(tags.table().clone());
-        assert_eq!(resumed.of(vip(2)), Some(second));
+        let mut changes = added([vip(3)]);
+        changes.extend(removed([vip(1)]));
+        tags.follow(&mut changes);
+        assert_eq!((tags.of(&vip(1)), tags.of(&vip(2))), (None, Some(second)));
+        assert!(![first, second].contains(&tags.of(&vip(3)).unwrap()));
+        let mut resumed = Tags::resuming(tags.table().clone());
+        resumed.follow(&mut added([vip(2)]));
+        assert_eq!((resumed.of(&vip(2)), resumed.table().len()), (Some(second), 1), "nobody needs the other port any more");
     }
 
     #[test]
-    fn only_probes_through_a_vip_are_tagged_and_what_finds_no_port_is_not_probed() {
-        let room = u32::from(PROBE_PORT_LAST - PROBE_PORT_FIRST) + 1;
-        let plain = Target::Tcp("10.0.0.1:80".parse().unwrap());
+    fn the_port_of_a_backend_stays_while_one_of_its_targets_does() {
+        let other = Target { address: "192.0.2.101:80".parse().unwrap(), ..vip(1) };
         let mut tags = Tags::resuming(ProbeTags::new());
-        let mut all = targets((0..room + 3).map(vip).chain([plain]));
+        tags.follow(&mut added([vip(1), other.clone()]));
+        let port = tags.of(&vip(1));
+        tags.follow(&mut removed([vip(1)]));
+        assert_eq!(tags.of(&other), port);
+        tags.follow(&mut removed([other]));
+        assert!(tags.table().is_empty());
+    }
+
+    #[test]
+    fn only_probes_through_a_vip_are_tagged_and_what_finds_no_port_waits_for_one() {
+        let room = u32::from(PROBE_PORT_LAST - PROBE_PORT_FIRST) + 1;
+        let plain = tcp("10.0.0.1:80");
+        let mut tags = Tags::resuming(ProbeTags::new());
+        let mut all = added((0..room + 3).map(vip).chain([plain.clone()]));
         assert_eq!(tags.follow(&mut all), 3);
         assert_eq!((all.len(), tags.table().len()), (room as usize + 1, room as usize));
-        assert!(all.contains_key(&plain) && tags.of(plain).is_none());
+        assert!(all.contains_key(&plain) && tags.of(&plain).is_none());
         assert!(tags.table().keys().all(|port| (PROBE_PORT_FIRST..=PROBE_PORT_LAST).contains(port)));
+        let mut one_less = removed([vip(0)]);
+        assert_eq!(tags.follow(&mut one_less), 2);
+        assert_eq!(one_less.len(), 2, "the target that is gone and the one that takes its port");
     }
 }

@@ -1,17 +1,18 @@
-//! Probe targets of a state. A target is an address and a kind of probe; services with equal probes share it.
+//! Probe targets of a state. A target is an address and a question; services with equal ones share it.
 //!
 //! A backend may depend on several targets: services with different ports, or a probe and the answer of kube-proxy on
-//! its node. It is unhealthy while any of them fails. The result of a probe through a VIP, or of kube-proxy, applies to
-//! that service only, because the same node may serve another service.
+//! its node. It is unhealthy while any of them fails. A TCP connection to a backend's own address says the same to every
+//! service. The result of any other question, and of a probe through a VIP, applies to the services that ask it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Backend, BackendState, Family, HealthCheck, Probe, Protocol, Service, ServiceName, ServicePort, State};
+use imbl::ordmap::DiffItem;
+use proto::{Backend, BackendState, Family, HealthCheck, Probe, Protocol, Service, ServiceName, ServicePort, Services};
 
-use super::Target;
+use super::{GrpcQuestion, HttpQuestion, Question, Target, Trust};
 
 /// A backend whose health a target determines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,9 +24,6 @@ pub struct Subject {
     /// The backend.
     pub address: SocketAddr,
 }
-
-/// All targets of a state.
-pub type Targets = BTreeMap<Target, Check>;
 
 /// Settings and backends of a target. Services that share it use the strictest of their settings: the smallest
 /// interval, timeout and `fall`, the largest `rise`.
@@ -43,6 +41,9 @@ pub struct Check {
     pub subjects: BTreeSet<Subject>,
 }
 
+/// Targets that are new or have another check, and those that are gone.
+pub type Changes = BTreeMap<Target, Option<Check>>;
+
 impl Check {
     pub(super) fn new(health: &HealthCheck) -> Self {
         Self {
@@ -54,52 +55,132 @@ impl Check {
         }
     }
 
-    fn tighten(&mut self, health: &HealthCheck) {
-        self.interval = self.interval.min(health.interval);
-        self.timeout = self.timeout.min(health.timeout);
-        self.rise = self.rise.max(health.rise);
-        self.fall = self.fall.min(health.fall);
+    /// The strictest of several; `None` without any.
+    fn strictest<'a>(checks: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        checks.cloned().reduce(|one, other| Self {
+            interval: one.interval.min(other.interval),
+            timeout: one.timeout.min(other.timeout),
+            rise: one.rise.max(other.rise),
+            fall: one.fall.min(other.fall),
+            subjects: one.subjects.into_iter().chain(other.subjects).collect(),
+        })
     }
 }
 
-/// The targets of `state`, for a gateway that serves node ports on `node_port_addresses`. Draining backends, and
-/// backends of ports without frontends, are not probed, because they get no new flows.
-#[must_use]
-pub fn targets(state: &State, node_port_addresses: &[IpAddr]) -> Targets {
-    let mut targets = Targets::new();
-    for service in state.services.values() {
+/// The targets of a state, and the services that ask for each.
+#[derive(Debug, Default)]
+pub struct TargetTable {
+    node_port_addresses: Vec<IpAddr>,
+    services: Services,
+    checks: HashMap<Target, BTreeMap<Arc<ServiceName>, Check>>,
+}
+
+impl TargetTable {
+    /// An empty table, for a gateway that serves node ports on `node_port_addresses`.
+    #[must_use]
+    pub fn new(node_port_addresses: &[IpAddr]) -> Self {
+        Self { node_port_addresses: node_port_addresses.to_vec(), ..Self::default() }
+    }
+
+    /// Replaces the services; returns what changes. Services that stay as they are cost nothing.
+    pub fn follow(&mut self, services: &Services) -> Changes {
+        let before = std::mem::replace(&mut self.services, services.clone());
+        let mut touched = BTreeSet::new();
+        for item in before.diff(services) {
+            let (old, new) = match item {
+                DiffItem::Add(_, new) => (None, Some(new)),
+                DiffItem::Update { old: (_, old), new: (_, new) } => (Some(old), Some(new)),
+                DiffItem::Remove(_, old) => (Some(old), None),
+            };
+            if let Some(service) = old {
+                for (target, _) in self.asked_by(service) {
+                    if let Some(checks) = self.checks.get_mut(&target) {
+                        checks.remove(&service.name);
+                    }
+                    touched.insert(target);
+                }
+            }
+            let Some(service) = new else { continue };
+            let name = Arc::new(service.name.clone());
+            for (target, subject) in self.asked_by(service) {
+                let checks = self.checks.entry(target.clone()).or_default();
+                checks.entry(Arc::clone(&name)).or_insert_with(|| Check::new(&service.health)).subjects.insert(subject);
+                touched.insert(target);
+            }
+        }
+        let changes = touched.into_iter().map(|target| {
+            let check = self.checks.get(&target).and_then(|checks| Check::strictest(checks.values()));
+            if check.is_none() {
+                self.checks.remove(&target);
+            }
+            (target, check)
+        });
+        changes.collect()
+    }
+
+    /// The targets of a service with a backend of each. Draining backends, and backends of ports without frontends, are
+    /// not probed, because they get no new flows.
+    fn asked_by(&self, service: &Service) -> Vec<(Target, Subject)> {
         let name = Arc::new(service.name.clone());
-        for port in service.ports.iter().filter(|port| listens(port, node_port_addresses)) {
-            for backend in port.all_backends().filter(|b| b.state == BackendState::Active) {
-                for target in asked(service, port, &backend) {
-                    let is_shared = matches!(target, Target::Tcp(_));
-                    let check = targets.entry(target).or_insert_with(|| Check::new(&service.health));
-                    check.tighten(&service.health);
-                    check.subjects.insert(Subject {
-                        service: (!is_shared).then(|| Arc::clone(&name)),
-                        protocol: port.protocol,
-                        address: backend.address,
-                    });
+        let question = Question::of(&service.health);
+        let mut asked = Vec::new();
+        for port in service.ports.iter().filter(|port| listens(port, &self.node_port_addresses)) {
+            for backend in port.all_backends().filter(|backend| backend.state == BackendState::Active) {
+                for target in targets(service, question.as_ref(), port, &backend) {
+                    let is_of_all = target.question == Question::Tcp && target.behind_vip.is_none();
+                    let service = (!is_of_all).then(|| Arc::clone(&name));
+                    asked.push((target, Subject { service, protocol: port.protocol, address: backend.address }));
                 }
             }
         }
+        asked
     }
-    targets
+}
+
+impl Question {
+    /// The question of a health check; `None` if there is none.
+    fn of(health: &HealthCheck) -> Option<Self> {
+        let path = health.path.as_deref().unwrap_or_default();
+        let http = |tls| {
+            let path = format!("/{}", path.strip_prefix('/').unwrap_or(path));
+            Self::Http(Arc::new(HttpQuestion { tls, path, host: health.host.clone(), status: health.status.clone() }))
+        };
+        match health.probe {
+            Probe::None => None,
+            Probe::Tcp => Some(Self::Tcp),
+            Probe::Icmp => Some(Self::Icmp),
+            Probe::Http => Some(http(None)),
+            Probe::Https => Some(http(Some(if health.tls_verify { Trust::Machine } else { Trust::Any }))),
+            Probe::Grpc => {
+                let service = path.strip_prefix('/').unwrap_or(path).to_owned();
+                Some(Self::Grpc(Arc::new(GrpcQuestion { service, host: health.host.clone() })))
+            }
+        }
+    }
 }
 
 /// The targets of one backend of a port.
-fn asked(service: &Service, port: &ServicePort, backend: &Backend) -> impl Iterator<Item = Target> {
+fn targets(
+    service: &Service,
+    question: Option<&Question>,
+    port: &ServicePort,
+    backend: &Backend,
+) -> impl Iterator<Item = Target> + use<> {
     let (health, ip) = (&service.health, backend.address.ip());
-    // A TCP probe of the backend's own port works only for TCP; UDP and SCTP need a health check port.
-    let probe = match (health.probe, health.port) {
-        (Probe::None, _) => None,
-        (Probe::Tcp, Some(number)) => Some(Target::Tcp(SocketAddr::new(ip, number))),
-        (Probe::Tcp, None) if port.protocol != Protocol::Tcp => None,
-        (Probe::Tcp, None) if service.mode.is_two_way() => Some(Target::Tcp(backend.address)),
+    let at = |number: u16, question: &Question| Target::at(SocketAddr::new(ip, number), question.clone());
+    let probe = question.and_then(|question| match (question, health.port) {
+        (Question::Icmp, _) => Some(at(0, question)),
+        (_, Some(number)) => Some(at(number, question)),
+        // Nothing says that TCP is served at the port of another protocol; only an owner who names a protocol over TCP.
+        (Question::Tcp, None) if port.protocol != Protocol::Tcp => None,
+        (_, None) if service.mode.is_two_way() || port.protocol != Protocol::Tcp => Some(at(backend.address.port(), question)),
         // The backend accepts packets for the VIP and may not listen at its own address.
-        (Probe::Tcp, None) => port.vips.first().map(|vip| Target::Vip { vip: SocketAddr::new(*vip, port.port), backend: ip }),
-    };
-    let node_health = health.node_health_port.map(|number| Target::NodeHealth(SocketAddr::new(ip, number)));
+        (_, None) => port
+            .vips
+            .first()
+            .map(|vip| Target { behind_vip: Some(ip), ..Target::at(SocketAddr::new(*vip, port.port), question.clone()) }),
+    });
+    let node_health = health.node_health_port.map(|number| at(number, &Question::NodeHealth));
     probe.into_iter().chain(node_health)
 }
 
@@ -119,7 +200,11 @@ pub(super) mod tests {
     }
 
     pub(crate) fn tcp(text: &str) -> Target {
-        Target::Tcp(address(text))
+        Target::at(address(text), Question::Tcp)
+    }
+
+    pub(crate) fn node_health(text: &str) -> Target {
+        Target::at(address(text), Question::NodeHealth)
     }
 
     pub(crate) fn subject(service: Option<&str>, protocol: Protocol, text: &str) -> Subject {
@@ -129,30 +214,26 @@ pub(super) mod tests {
 
     pub(crate) fn service(name: &str, protocol: Protocol, backends: &[&str], health: HealthCheck) -> Service {
         let backend = |text: &&str| Backend { address: address(text), weight: 1, state: BackendState::Active };
-        Service {
-            health,
-            ..Service::new(
-                ServiceName::new("default", name),
-                vec![ServicePort {
-                    name: String::new(),
-                    protocol,
-                    family: Family::V4,
-                    vips: vec!["192.0.2.100".parse().unwrap()],
-                    port: 80,
-                    node_port: None,
-                    maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
-                    zones: Vec::new(),
-                    app_protocol: None,
-                    nodes: None,
-                    backends: backends.iter().map(backend).collect(),
-                }],
-            )
-        }
+        let maglev = MaglevSpec { size: 251, seed: 0, hash_version: 1 };
+        let port = ServicePort {
+            vips: vec!["192.0.2.100".parse().unwrap()],
+            backends: backends.iter().map(backend).collect(),
+            ..ServicePort::new(protocol, Family::V4, 80, maglev)
+        };
+        Service { health, ..Service::new(ServiceName::new("default", name), vec![port]) }
     }
 
-    pub(crate) fn state(services: Vec<Service>) -> State {
-        let services = services.into_iter().map(|s| (s.name.clone(), Arc::new(s))).collect();
-        State { services, ..State::default() }
+    pub(crate) fn services(all: Vec<Service>) -> Services {
+        all.into_iter().map(|service| (service.name.clone(), Arc::new(service))).collect()
+    }
+
+    /// The targets of some services as the changes from none.
+    pub(crate) fn changes(all: Vec<Service>) -> Changes {
+        TargetTable::default().follow(&services(all))
+    }
+
+    fn keys(changes: &Changes) -> Vec<String> {
+        changes.keys().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -160,20 +241,73 @@ pub(super) mod tests {
         let slow = HealthCheck { interval: Duration::from_secs(9), fall: 1, rise: 1, ..HealthCheck::default() };
         let web = service("web", Protocol::Tcp, &["10.0.0.1:80", "10.0.0.2:80"], HealthCheck::default());
         let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], slow);
-        let targets = targets(&state(vec![web, also]), &[]);
-        assert_eq!(targets.len(), 2);
-        let shared = &targets[&tcp("10.0.0.1:80")];
+        let changes = changes(vec![web, also]);
+        assert_eq!(changes.len(), 2);
+        let shared = changes[&tcp("10.0.0.1:80")].as_ref().unwrap();
         assert_eq!((shared.interval, shared.rise, shared.fall), (Duration::from_secs(1), 2, 1));
         assert_eq!(shared.subjects.len(), 1);
     }
 
     #[test]
-    fn udp_is_probed_only_at_a_health_check_port() {
-        let plain = service("dns", Protocol::Udp, &["10.0.0.1:53"], HealthCheck::default());
-        assert!(targets(&state(vec![plain]), &[]).is_empty());
-        let port = HealthCheck { port: Some(8080), ..HealthCheck::default() };
-        let probed = targets(&state(vec![service("dns", Protocol::Udp, &["10.0.0.1:53"], port)]), &[]);
-        assert_eq!(probed[&tcp("10.0.0.1:8080")].subjects, [subject(None, Protocol::Udp, "10.0.0.1:53")].into());
+    fn a_change_of_one_service_touches_its_targets_and_no_others() {
+        let slow = HealthCheck { interval: Duration::from_secs(9), ..HealthCheck::default() };
+        let web = service("web", Protocol::Tcp, &["10.0.0.1:80"], HealthCheck::default());
+        let also = |backends: &[&str]| service("also", Protocol::Tcp, backends, slow.clone());
+        let mut table = TargetTable::default();
+        let first = services(vec![web, also(&["10.0.0.1:80", "10.0.0.2:80"])]);
+        assert_eq!(table.follow(&first).len(), 2);
+        assert!(table.follow(&first).is_empty());
+        let mut second = first.clone();
+        second.insert(ServiceName::new("default", "also"), Arc::new(also(&["10.0.0.3:80"])));
+        let changes = table.follow(&second);
+        assert_eq!(keys(&changes), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80", "tcp 10.0.0.3:80"]);
+        assert!(changes[&tcp("10.0.0.2:80")].is_none());
+        assert_eq!(changes[&tcp("10.0.0.1:80")].as_ref().unwrap().interval, Duration::from_secs(1), "web still asks");
+        second.remove(&ServiceName::new("default", "web"));
+        assert!(table.follow(&second)[&tcp("10.0.0.1:80")].is_none());
+    }
+
+    #[test]
+    fn each_protocol_of_a_probe_has_its_question() {
+        let of = |health| keys(&changes(vec![service("web", Protocol::Tcp, &["10.0.0.1:80"], health)]));
+        let check = |probe| HealthCheck { probe, ..HealthCheck::default() };
+        let with_path = |probe, path: &str| HealthCheck { path: Some(path.to_owned()), ..check(probe) };
+        for (health, expected) in [
+            (check(Probe::Tcp), "tcp 10.0.0.1:80"),
+            (check(Probe::Http), "GET http://10.0.0.1:80/"),
+            (with_path(Probe::Http, "healthz?a=b"), "GET http://10.0.0.1:80/healthz?a=b"),
+            (HealthCheck { port: Some(81), ..with_path(Probe::Https, "/healthz") }, "GET https://10.0.0.1:81/healthz"),
+            (check(Probe::Grpc), "grpc.health.v1 10.0.0.1:80"),
+            (with_path(Probe::Grpc, "/shop.Cart"), "grpc.health.v1 10.0.0.1:80 (shop.Cart)"),
+            (HealthCheck { port: Some(81), ..check(Probe::Icmp) }, "ping 10.0.0.1"),
+        ] {
+            assert_eq!(of(health), [expected]);
+        }
+    }
+
+    #[test]
+    fn the_answer_to_a_question_other_than_tcp_is_for_the_services_that_ask_it() {
+        let http = |path: &str| HealthCheck { probe: Probe::Http, path: Some(path.to_owned()), ..HealthCheck::default() };
+        let of = |name, health| service(name, Protocol::Tcp, &["10.0.0.1:80"], health);
+        let all = vec![of("a", http("/x")), of("b", http("/x")), of("c", http("/y")), of("d", HealthCheck::default())];
+        let subjects = |name: Option<&str>| subject(name, Protocol::Tcp, "10.0.0.1:80");
+        let found: Vec<_> = changes(all).into_values().map(|check| check.unwrap().subjects).collect();
+        let expected = [[subjects(None)].into(), [subjects(Some("a")), subjects(Some("b"))].into(), [subjects(Some("c"))].into()];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn udp_is_probed_by_tcp_at_a_health_check_port_by_http_and_by_ping() {
+        let of = |health| {
+            let changes = changes(vec![service("dns", Protocol::Udp, &["10.0.0.1:53"], health)]);
+            let subjects = changes.values().flatten().flat_map(|check| &check.subjects);
+            assert!(subjects.clone().all(|subject| subject.protocol == Protocol::Udp));
+            keys(&changes)
+        };
+        assert!(of(HealthCheck::default()).is_empty());
+        assert_eq!(of(HealthCheck { port: Some(8080), ..HealthCheck::default() }), ["tcp 10.0.0.1:8080"]);
+        assert_eq!(of(HealthCheck { probe: Probe::Http, ..HealthCheck::default() }), ["GET http://10.0.0.1:53/"]);
+        assert_eq!(of(HealthCheck { probe: Probe::Icmp, ..HealthCheck::default() }), ["ping 10.0.0.1"]);
     }
 
     #[test]
@@ -181,38 +315,47 @@ pub(super) mod tests {
         let none = HealthCheck { probe: Probe::None, ..HealthCheck::default() };
         let mut draining = service("b", Protocol::Tcp, &["10.0.0.2:80"], HealthCheck::default());
         draining.ports[0].backends[0].state = BackendState::Draining;
-        assert!(targets(&state(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining]), &[]).is_empty());
+        assert!(changes(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining]).is_empty());
     }
 
     #[test]
     fn a_mode_that_changes_no_address_is_probed_through_its_vip_for_itself_alone() {
-        let at = |name: &str, mode: Mode, health| {
-            let mut service = service(name, Protocol::Tcp, &["10.0.0.1:80"], health);
+        let at = |mode: Mode, health| {
+            let mut service = service("web", Protocol::Tcp, &["10.0.0.1:80"], health);
             service.mode = mode;
-            targets(&state(vec![service]), &[])
+            changes(vec![service])
         };
-        let vip = Target::Vip { vip: address("192.0.2.100:80"), backend: "10.0.0.1".parse().unwrap() };
         for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
-            let targets = at("web", mode, HealthCheck::default());
-            assert_eq!(targets.keys().collect::<Vec<_>>(), [&vip], "{mode}");
-            assert_eq!(targets[&vip].subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:80")].into());
-            let at_port = at("web", mode, HealthCheck { port: Some(9000), ..HealthCheck::default() });
-            assert_eq!(at_port.keys().collect::<Vec<_>>(), [&tcp("10.0.0.1:9000")], "a port of the backend's own");
+            for (probe, text) in [
+                (Probe::Tcp, "tcp 192.0.2.100:80 at 10.0.0.1"),
+                (Probe::Http, "GET http://192.0.2.100:80/ at 10.0.0.1"),
+                (Probe::Https, "GET https://192.0.2.100:80/ at 10.0.0.1"),
+                (Probe::Grpc, "grpc.health.v1 192.0.2.100:80 at 10.0.0.1"),
+                (Probe::Icmp, "ping 10.0.0.1"),
+            ] {
+                let changes = at(mode, HealthCheck { probe, ..HealthCheck::default() });
+                assert_eq!(keys(&changes), [text], "{mode}");
+                let check = changes.into_values().next().flatten().unwrap();
+                assert_eq!(check.subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:80")].into());
+            }
+            let at_port = at(mode, HealthCheck { port: Some(9000), ..HealthCheck::default() });
+            assert_eq!(keys(&at_port), ["tcp 10.0.0.1:9000"], "a port of the backend's own");
         }
         for mode in [Mode::Nat, Mode::Dnat] {
-            assert!(at("web", mode, HealthCheck::default()).contains_key(&tcp("10.0.0.1:80")), "{mode}");
+            assert_eq!(keys(&at(mode, HealthCheck::default())), ["tcp 10.0.0.1:80"], "{mode}");
         }
     }
 
     #[test]
     fn kube_proxys_word_on_a_node_is_asked_for_beside_the_probe_and_without_one() {
-        let word = Target::NodeHealth(address("10.0.0.1:31000"));
+        let word = node_health("10.0.0.1:31000");
         let health = HealthCheck { node_health_port: Some(31_000), ..HealthCheck::default() };
-        let both = targets(&state(vec![service("web", Protocol::Tcp, &["10.0.0.1:30080"], health.clone())]), &[]);
-        assert_eq!(both.keys().collect::<Vec<_>>(), [&tcp("10.0.0.1:30080"), &word]);
-        assert_eq!(both[&word].subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:30080")].into());
+        let both = changes(vec![service("web", Protocol::Tcp, &["10.0.0.1:30080"], health.clone())]);
+        assert_eq!(keys(&both), ["tcp 10.0.0.1:30080", "GET http://10.0.0.1:31000/healthz"]);
+        let subjects = &both[&word].as_ref().unwrap().subjects;
+        assert_eq!(*subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:30080")].into());
         let none = HealthCheck { probe: Probe::None, ..health };
-        let alone = targets(&state(vec![service("dns", Protocol::Udp, &["10.0.0.1:30053"], none)]), &[]);
+        let alone = changes(vec![service("dns", Protocol::Udp, &["10.0.0.1:30053"], none)]);
         assert_eq!(alone.keys().collect::<Vec<_>>(), [&word]);
     }
 
@@ -220,10 +363,10 @@ pub(super) mod tests {
     fn a_node_port_is_probed_only_where_the_gateway_serves_its_family() {
         let mut web = service("web", Protocol::Tcp, &["10.0.0.1:80"], HealthCheck::default());
         (web.ports[0].vips, web.ports[0].node_port) = (Vec::new(), Some(30_080));
-        let state = state(vec![web]);
+        let services = services(vec![web]);
         let probed = |addresses: &[&str]| {
             let addresses: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
-            targets(&state, &addresses).len()
+            TargetTable::new(&addresses).follow(&services).len()
         };
         assert_eq!([probed(&[]), probed(&["2001:db8::2"]), probed(&["192.0.2.2"])], [0, 0, 1]);
     }

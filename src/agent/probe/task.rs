@@ -1,5 +1,6 @@
 //! The probe task: follows the state, starts probes when they are due, publishes health.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -9,17 +10,18 @@ use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
 use proto::{GatewayState, ProbeTags};
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use super::connections::{ConnectionWatch, LOOK_EVERY};
 use super::schedule::Schedule;
 use super::source_ports::Tags;
-use super::target::targets;
-use super::tracker::{Health, HealthChange, HealthTracker};
+use super::target::TargetTable;
+use super::tracker::{Causes, Health, HealthChange, HealthTracker};
 use super::{Outcome, Target};
 use crate::watch::send_if_changed;
 
-/// Minimum time between two evaluations of the state: 100,000 backends take about 100 ms of a core. A new backend is
-/// usable before its first probe, so nothing waits for this.
+/// Minimum time between two evaluations of the state: the first state of 100,000 backends takes about 100 ms of a core,
+/// later ones as much as their changes. A new backend is usable before its first probe, so nothing waits for this.
 const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 
 /// Output of the task, from which it continues after a restart.
@@ -27,24 +29,29 @@ const FOLLOWED_EVERY: Duration = Duration::from_millis(200);
 pub struct Findings {
     /// Health of backends.
     pub health: watch::Sender<Health>,
+    /// Why backends fail, for operators.
+    pub causes: watch::Sender<Causes>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Sender<ProbeTags>,
 }
 
 /// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that
 /// limit probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family
-/// at `node_port_addresses`.
+/// at `node_port_addresses`. Backends whose connections fail in a row, by `connections`, are probed earlier.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>, Duration) -> F,
     mut known: watch::Receiver<Option<GatewayState>>,
     findings: &Findings,
     concurrency: usize,
     node_port_addresses: &[IpAddr],
+    mut connections: ConnectionWatch,
 ) {
-    let mut following = ProbeState::resuming(findings);
+    let mut following = ProbeState::resuming(findings, node_port_addresses);
     let mut under_way = FuturesUnordered::new();
     known.mark_changed();
     let mut not_before = Instant::now();
+    let mut looks = interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let room = under_way.len() < concurrency;
         tokio::select! {
@@ -54,27 +61,26 @@ pub async fn run<F: Future<Output = Outcome>>(
                 }
                 let newest = known.borrow_and_update().clone();
                 if let Some(newest) = newest {
-                    following.follow(&newest, node_port_addresses, findings);
+                    following.follow(&newest, findings);
                 }
                 not_before = Instant::now() + FOLLOWED_EVERY;
             }
             Some((target, started, outcome)) = under_way.next() => {
-                let turned = take(&mut following.tracker, target, outcome);
-                let next = following.tracker.check(target).map(|check| started + check.interval);
+                take(&mut following.tracker, &target, outcome);
+                let next = following.tracker.check(&target).map(|check| started + check.interval);
                 following.schedule.finished(target, next);
-                if turned {
-                    send_if_changed(&findings.health, following.tracker.health());
-                }
+                following.publish(findings);
             }
             () = until(following.schedule.next()), if room => {
                 let now = Instant::now();
                 let target = following.schedule.start(now);
-                if let Some((target, check)) = target.and_then(|t| Some((t, following.tracker.check(t)?))) {
-                    let (source_port, timeout) = (following.tags.of(target), check.timeout);
-                    let outcome = probe(target, source_port, timeout);
+                if let Some((target, check)) = target.and_then(|t| Some((t.clone(), following.tracker.check(&t)?))) {
+                    let (source_port, timeout) = (following.tags.of(&target), check.timeout);
+                    let outcome = probe(target.clone(), source_port, timeout);
                     under_way.push(async move { (target, now, outcome.await) });
                 }
             }
+            _ = looks.tick(), if !following.slow.is_empty() => following.bring_forward(&mut connections),
         }
     }
 }
@@ -93,25 +99,30 @@ async fn until(at: Option<Instant>) {
 
 /// Targets, schedule and health.
 struct ProbeState {
+    table: TargetTable,
     tracker: HealthTracker,
     schedule: Schedule,
     tags: Tags,
     untagged: usize,
+    /// Targets with an interval longer than the time between two looks at connections; no other can be brought forward.
+    slow: HashSet<Target>,
 }
 
 impl ProbeState {
-    fn resuming(findings: &Findings) -> Self {
+    fn resuming(findings: &Findings, node_port_addresses: &[IpAddr]) -> Self {
         Self {
+            table: TargetTable::new(node_port_addresses),
             tracker: HealthTracker::resuming(findings.health.borrow().clone()),
             schedule: Schedule::default(),
             tags: Tags::resuming(findings.tags.borrow().clone()),
             untagged: 0,
+            slow: HashSet::new(),
         }
     }
 
-    fn follow(&mut self, known: &GatewayState, node_port_addresses: &[IpAddr], findings: &Findings) {
-        let mut targets = targets(&known.state, node_port_addresses);
-        let untagged = self.tags.follow(&mut targets);
+    fn follow(&mut self, known: &GatewayState, findings: &Findings) {
+        let mut changes = self.table.follow(&known.state.services);
+        let untagged = self.tags.follow(&mut changes);
         if untagged > 0 && self.untagged == 0 {
             tracing::warn!(
                 untagged,
@@ -122,42 +133,75 @@ impl ProbeState {
         self.untagged = untagged;
         // The engine must know a tag before a probe uses it.
         send_if_changed(&findings.tags, self.tags.table().clone());
-        self.schedule.follow(&targets, Instant::now());
-        self.tracker.follow(targets, known.origin);
-        send_if_changed(&findings.health, self.tracker.health());
+        self.schedule.follow(&changes, Instant::now());
+        for (target, check) in &changes {
+            if check.as_ref().is_some_and(|check| check.interval > LOOK_EVERY) {
+                self.slow.insert(target.clone());
+            } else {
+                self.slow.remove(target);
+            }
+        }
+        self.tracker.follow(changes, known.origin);
+        self.publish(findings);
+    }
+
+    fn publish(&mut self, findings: &Findings) {
+        let unpublished = self.tracker.take_unpublished();
+        if unpublished.health {
+            findings.health.send_replace(self.tracker.health().clone());
+        }
+        if unpublished.causes {
+            findings.causes.send_replace(self.tracker.causes().clone());
+        }
+    }
+
+    fn bring_forward(&mut self, connections: &mut ConnectionWatch) {
+        for subject in connections.suspects() {
+            for target in self.tracker.targets_of(&subject) {
+                if self.schedule.bring_forward(target, Instant::now()) {
+                    tracing::debug!(%target, "connections fail in a row; the next probe is brought forward");
+                }
+            }
+        }
     }
 }
 
-/// Applies `outcome`; returns whether the health of the target changed.
-fn take(tracker: &mut HealthTracker, target: Target, outcome: Outcome) -> bool {
-    let (passed, why) = match outcome {
-        Outcome::Passed => (true, String::new()),
-        Outcome::Failed(why) => (false, why),
+/// Applies `outcome`, and logs a change of the health of the target.
+fn take(tracker: &mut HealthTracker, target: &Target, outcome: Outcome) {
+    let result = match outcome {
+        Outcome::Passed => Ok(()),
+        Outcome::Failed(why) => Err(format!("{target} {why}")),
         Outcome::NotAsked(why) => {
             tracing::warn!(%target, why, "could not probe; the target keeps its health");
-            return false;
+            return;
         }
     };
-    let turn = tracker.observe(target, passed);
-    match turn {
-        Some(HealthChange::Failing) => tracing::warn!(%target, why, "target fails its probes; its backends get no new flows"),
+    let change = tracker.observe(target, result.as_ref().map_err(String::as_str).copied(), Instant::now());
+    let why = result.err().unwrap_or_default();
+    match change {
+        Some(HealthChange::Failing(_)) if !tracker.counts(target) => {
+            tracing::info!(%target, why, "no node passes this check of kube-proxy, so it does not count");
+        }
+        Some(HealthChange::Failing(passes)) => {
+            tracing::warn!(%target, why, passes_to_return = passes, "target fails its probes; its backends get no new flows");
+        }
         Some(HealthChange::Healthy) => tracing::info!(%target, "target passes its probes again"),
         Some(HealthChange::Proven) => tracing::info!(%target, "target from the persisted state passed its first probe"),
         None => {}
     }
-    turn.is_some()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{HashMap, HashSet};
+    use std::collections::HashMap;
     use std::sync::{Arc, Mutex};
 
-    use proto::{HealthCheck, Origin, Protocol};
+    use proto::{HealthCheck, Origin, Protocol, State};
 
     use super::super::Subject;
-    use super::super::target::tests::{service, state, subject, tcp};
+    use super::super::target::tests::{service, services, subject, tcp};
     use super::*;
+    use crate::agent::served::Served;
 
     /// A prober with a script: the results of each target in order, then its last one for ever. Counts probes.
     #[derive(Default)]
@@ -179,13 +223,14 @@ mod tests {
         }
 
         async fn run(&self, known: watch::Receiver<Option<GatewayState>>, findings: &Findings, concurrency: usize) {
-            run(|target, _, _| self.probe(target), known, findings, concurrency, &[]).await;
+            let connections = ConnectionWatch::new(watch::channel(Served::default()).1, Vec::new());
+            run(|target, _, _| self.probe(target), known, findings, concurrency, &[], connections).await;
         }
 
         async fn probe(&self, target: Target) -> Outcome {
             let result = {
                 let mut asked = self.asked.lock().unwrap();
-                let asked = asked.entry(target).or_default();
+                let asked = asked.entry(target.clone()).or_default();
                 *asked += 1;
                 self.results[&target].get(*asked - 1).or(self.results[&target].last()).copied().unwrap()
             };
@@ -202,10 +247,10 @@ mod tests {
 
     fn known(origin: Origin, backends: &[&str]) -> Option<GatewayState> {
         let web = service("web", Protocol::Tcp, backends, HealthCheck::default());
-        Some(GatewayState { state: Arc::new(state(vec![web])), origin })
+        Some(GatewayState { state: Arc::new(State { services: services(vec![web]), ..State::default() }), origin })
     }
 
-    fn backends(addresses: &[&str]) -> HashSet<Subject> {
+    fn backends(addresses: &[&str]) -> imbl::HashSet<Subject> {
         addresses.iter().map(|a| subject(None, Protocol::Tcp, a)).collect()
     }
 
@@ -218,8 +263,11 @@ mod tests {
         let script = async {
             health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 4);
+            let causes = findings.causes.borrow().clone();
+            assert_eq!(causes[&subject(None, Protocol::Tcp, "10.0.0.1:80")].as_ref(), "tcp 10.0.0.1:80 scripted");
             health.wait_for(|h| h.failing.is_empty()).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 6);
+            assert!(findings.causes.borrow().is_empty());
         };
         tokio::select! {
             () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),

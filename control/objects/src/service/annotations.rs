@@ -6,14 +6,15 @@
 //! leaves this module: it is parsed or truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proto::Scheduler;
 use proto::limits::ANNOTATION_PREFIX;
+use proto::{Probe, Scheduler, StatusRanges};
 
 use super::error::{STAYS, SpecError, Unread};
 use super::foreign;
@@ -30,8 +31,6 @@ const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
 const CILIUM: [&str; 2] = ["lbipam.cilium.io/", "io.cilium/lb-ipam-"];
 const KUBE_VIP: &str = "kube-vip.io/";
 
-/// Our annotations that only the probes of a later version read.
-const HTTP_ONLY: [&str; 4] = ["health-check-path", "health-check-host", "health-check-status", "health-check-tls-verify"];
 /// Our annotations that are read elsewhere: by `owned`, and by [`refuse_unbuilt`].
 const READ_ELSEWHERE: [&str; 2] = ["group", "proxy-protocol"];
 /// Maximum length of a label key.
@@ -40,6 +39,10 @@ const SHARING_KEY_CHARS_MAX: usize = 253;
 const POOL_CHARS_MAX: usize = 253;
 /// Maximum number of addresses: one per family.
 const ADDRESSES_MAX: usize = 2;
+/// Maximum length of the path of a probe.
+const PATH_CHARS_MAX: usize = 1024;
+/// Maximum length of a DNS name, with a port.
+const HOST_CHARS_MAX: usize = 260;
 /// Maximum length of an enumerated value, in characters.
 const WORD_CHARS_MAX: usize = 80;
 /// Maximum number of remarks on the annotations of one Service, which may have 256 KiB.
@@ -86,6 +89,12 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Opt
 
 fn ours(name: &str) -> String {
     format!("{ANNOTATION_PREFIX}{name}")
+}
+
+/// The values as a sentence lists them.
+fn one_of<T: Display>(values: &[T]) -> String {
+    let names: Vec<_> = values.iter().map(ToString::to_string).collect();
+    format!("one of {}", names.join(", "))
 }
 
 fn metallb(name: &str) -> Vec<String> {
@@ -136,9 +145,7 @@ impl Reader<'_> {
     fn note_unknown(&mut self) {
         for key in self.annotations.keys() {
             let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
-            if HTTP_ONLY.contains(&name) {
-                self.note(Cause::AnnotationIgnored, format!("annotation {key} has no effect on a tcp health check"));
-            } else if !READ_ELSEWHERE.contains(&name) && !self.known.contains(key) {
+            if !READ_ELSEWHERE.contains(&name) && !self.known.contains(key) {
                 self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; check its spelling"));
             }
         }
@@ -296,8 +303,14 @@ impl Reader<'_> {
         let health = |name: &str| ours(&format!("health-check{name}"));
         let probe_keys = [health(""), aws("healthcheck-protocol")];
         HealthSpec {
-            probe: self.parsed(Unread::Probe, &probe_keys, "tcp or none", |value| value.to_ascii_lowercase().parse().ok()),
+            probe: self.parsed(Unread::Probe, &probe_keys, &one_of(Probe::ALL), |value| value.to_ascii_lowercase().parse().ok()),
             port: self.health_port(&[health("-port"), aws("healthcheck-port")]),
+            path: self.health_text(Unread::HealthPath, &[health("-path"), aws("healthcheck-path")], PATH_CHARS_MAX, |_| true),
+            host: self.health_text(Unread::HealthHost, &[health("-host")], HOST_CHARS_MAX, |c| !b"/?@\\,".contains(&c)),
+            status: self.health_status(&[health("-status"), aws("healthcheck-success-codes")]),
+            tls_verify: self.parsed(Unread::TlsVerify, &[health("-tls-verify")], "true or false", |value| {
+                value.to_ascii_lowercase().parse().ok()
+            }),
             interval: self.time(Unread::Interval, &health("-interval"), &aws("healthcheck-interval"), INTERVAL),
             timeout: self.time(Unread::Timeout, &health("-timeout"), &aws("healthcheck-timeout"), TIMEOUT),
             rise: self.threshold(Unread::Rise, &[health("-rise"), aws("healthcheck-healthy-threshold")]),
@@ -312,6 +325,19 @@ impl Reader<'_> {
             number => number.parse().ok().filter(|port| *port != 0).map(Some),
         };
         self.parsed(Unread::HealthPort, keys, "a port from 1 to 65535", parse).flatten()
+    }
+
+    /// A path, host or service name: visible ASCII, since it becomes a line of a request.
+    fn health_text(&mut self, what: Unread, keys: &[String], chars_max: usize, is_legal: fn(u8) -> bool) -> Option<String> {
+        let expected = format!("at most {chars_max} visible ASCII characters that may stand there, percent-encoded if need be");
+        let is_text =
+            |value: &str| value.len() <= chars_max && value.bytes().all(|c| c.is_ascii_graphic() && c != b'#' && is_legal(c));
+        self.parsed(what, keys, &expected, |value| is_text(value).then(|| value.to_owned()))
+    }
+
+    fn health_status(&mut self, keys: &[String]) -> Option<StatusRanges> {
+        let expected = "statuses from 100 to 599 such as 200-299,404";
+        self.parsed(Unread::HealthStatus, keys, expected, |value| value.parse().ok())
     }
 
     fn threshold(&mut self, what: Unread, keys: &[String]) -> Option<u32> {
@@ -507,10 +533,53 @@ mod tests {
             port: Some(9000),
             interval: Some(Duration::from_secs(2)),
             timeout: Some(Duration::from_secs(3)),
-            rise: None,
             fall: Some(4),
+            ..HealthSpec::default()
         };
         assert_eq!((wishes.health, wishes.drain_timeout), (expected, Some(Duration::from_secs(600))));
+    }
+
+    #[test]
+    fn what_a_probe_requests_is_read_from_our_annotations_and_those_of_aws() {
+        let expected = HealthSpec {
+            probe: Some(Probe::Https),
+            path: Some("/healthz?full=1".to_owned()),
+            status: Some("200-299,404".parse().unwrap()),
+            ..HealthSpec::default()
+        };
+        let ours = [("", "https"), ("-path", "/healthz?full=1"), ("-status", "200-299,404")];
+        let ours = ours.map(|(name, value)| (format!("sluice.dev/health-check{name}"), value.to_owned()));
+        assert_eq!(super::read(&ours.into(), None).unwrap().health, expected);
+        let theirs = [("protocol", "HTTPS"), ("path", "/healthz?full=1"), ("success-codes", "200-299,404")];
+        let theirs = theirs.map(|(name, value)| (aws(&format!("healthcheck-{name}")), value.to_owned()));
+        assert_eq!(super::read(&theirs.into(), None).unwrap().health, expected);
+        let more = read(&[("sluice.dev/health-check-host", "shop.example:8443"), ("sluice.dev/health-check-tls-verify", "True")]);
+        let more = more.unwrap();
+        assert_eq!((more.health.host.as_deref(), more.health.tls_verify), (Some("shop.example:8443"), Some(true)));
+        for probe in Probe::ALL {
+            assert_eq!(read(&[("sluice.dev/health-check", probe.as_str())]).unwrap().health.probe, Some(*probe));
+        }
+    }
+
+    #[test]
+    fn settings_without_effect_on_a_probe_are_named() {
+        let keys = ["path", "host", "status", "tls-verify", "port"];
+        let all = keys.iter().zip(["/a", "b", "200", "true", "80"]);
+        let all = all.map(|(key, value)| (format!("sluice.dev/health-check-{key}"), value.to_owned())).collect();
+        let health = super::read(&all, None).unwrap().health;
+        let rows: [(Probe, &[&str]); 6] = [
+            (Probe::Tcp, &["path", "host", "status", "tls-verify"]),
+            (Probe::Http, &["tls-verify"]),
+            (Probe::Https, &[]),
+            (Probe::Grpc, &["status", "tls-verify"]),
+            (Probe::Icmp, &keys),
+            (Probe::None, &keys),
+        ];
+        for (probe, expected) in rows {
+            let named: Vec<_> = health.remarks(probe).map(|remark| remark.text).collect();
+            assert_eq!(named.len(), expected.len(), "{named:?}");
+            assert!(named.iter().zip(expected).all(|(text, name)| text.contains(&format!("health-check-{name} "))), "{named:?}");
+        }
     }
 
     #[test]
@@ -519,8 +588,12 @@ mod tests {
             ("sluice.dev/addresses", "192.0.2.300", Some(Unread::Addresses)),
             ("sluice.dev/addresses", "192.0.2.1,192.0.2.2,192.0.2.3", Some(Unread::Addresses)),
             ("sluice.dev/health-check", "telepathy", Some(Unread::Probe)),
-            ("sluice.dev/health-check", "http", Some(Unread::Probe)),
-            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "HTTP", Some(Unread::Probe)),
+            ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "UDP", Some(Unread::Probe)),
+            ("sluice.dev/health-check-path", "/a b", Some(Unread::HealthPath)),
+            ("sluice.dev/health-check-path", "/\u{e4}", Some(Unread::HealthPath)),
+            ("sluice.dev/health-check-host", "a/b", Some(Unread::HealthHost)),
+            ("sluice.dev/health-check-status", "2xx", Some(Unread::HealthStatus)),
+            ("sluice.dev/health-check-tls-verify", "maybe", Some(Unread::TlsVerify)),
             ("sluice.dev/health-check-interval", "1ms", Some(Unread::Interval)),
             ("sluice.dev/health-check-rise", "0", Some(Unread::Rise)),
             ("sluice.dev/health-check-port", "70000", Some(Unread::HealthPort)),

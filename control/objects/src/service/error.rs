@@ -31,6 +31,14 @@ pub enum Unread {
     Probe,
     /// The port that is probed.
     HealthPort,
+    /// The path that a probe requests.
+    HealthPath,
+    /// The host that a probe requests.
+    HealthHost,
+    /// The statuses that pass.
+    HealthStatus,
+    /// Whether a probe verifies certificates.
+    TlsVerify,
     /// Time between probes.
     Interval,
     /// How long a probe may take.

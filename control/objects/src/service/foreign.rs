@@ -26,7 +26,7 @@ const FAMILIES: [&str; 12] = [
     "protocol.openelb.kubesphere.io/",
 ];
 /// Annotations that the module `annotations` reads, refuses or reports.
-pub(super) const READ: [&str; 26] = [
+pub(super) const READ: [&str; 28] = [
     "metallb.io/loadBalancerIPs",
     "metallb.io/address-pool",
     "metallb.io/allow-shared-ip",
@@ -41,6 +41,8 @@ pub(super) const READ: [&str; 26] = [
     "io.cilium/lb-ipam-sharing-cross-namespace",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port",
+    "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path",
+    "service.beta.kubernetes.io/aws-load-balancer-healthcheck-success-codes",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-timeout",
     "service.beta.kubernetes.io/aws-load-balancer-healthcheck-healthy-threshold",

@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proto::{Family, HealthCheck, Mode, Probe, Protocol, Scheduler, Target};
+use proto::limits::ANNOTATION_PREFIX;
+use proto::{Family, HealthCheck, Mode, Probe, Protocol, Scheduler, StatusRanges, Target};
 
 use super::error::Unread;
-use crate::note::Remark;
+use crate::note::{Cause, Remark};
 use crate::status::IpMode;
 
 /// The specification of a Service that can be served.
@@ -75,6 +76,10 @@ impl ServiceSpec {
                 Unread::IpMode => self.ip_mode = before.ip_mode,
                 Unread::Probe => self.health.probe = before.health.probe,
                 Unread::HealthPort => self.health.port = before.health.port,
+                Unread::HealthPath => self.health.path.clone_from(&before.health.path),
+                Unread::HealthHost => self.health.host.clone_from(&before.health.host),
+                Unread::HealthStatus => self.health.status.clone_from(&before.health.status),
+                Unread::TlsVerify => self.health.tls_verify = before.health.tls_verify,
                 Unread::Interval => self.health.interval = before.health.interval,
                 Unread::Timeout => self.health.timeout = before.health.timeout,
                 Unread::Rise => self.health.rise = before.health.rise,
@@ -112,6 +117,14 @@ pub struct HealthSpec {
     pub probe: Option<Probe>,
     /// Port to probe instead of the backend's own.
     pub port: Option<u16>,
+    /// Path of a request, or service of gRPC.
+    pub path: Option<String>,
+    /// Host of a request.
+    pub host: Option<String>,
+    /// Statuses that pass.
+    pub status: Option<StatusRanges>,
+    /// Whether certificates are verified.
+    pub tls_verify: Option<bool>,
     /// Time between two probes.
     pub interval: Option<Duration>,
     /// Timeout of a probe.
@@ -129,6 +142,10 @@ impl HealthSpec {
         HealthCheck {
             probe: self.probe.unwrap_or(defaults.probe),
             port: self.port.or(defaults.port),
+            path: self.path.clone().or_else(|| defaults.path.clone()),
+            host: self.host.clone().or_else(|| defaults.host.clone()),
+            status: self.status.clone().unwrap_or_else(|| defaults.status.clone()),
+            tls_verify: self.tls_verify.unwrap_or(defaults.tls_verify),
             node_health_port: None,
             interval: self.interval.unwrap_or(defaults.interval),
             timeout: self.timeout.unwrap_or(defaults.timeout),
@@ -136,6 +153,21 @@ impl HealthSpec {
             fall: self.fall.unwrap_or(defaults.fall),
             fail_open: defaults.fail_open,
         }
+    }
+
+    /// Remarks about settings that have no effect on a probe of this protocol.
+    pub fn remarks(&self, probe: Probe) -> impl Iterator<Item = Remark> {
+        let set = [
+            ("path", self.path.is_some(), probe.is_http() || probe == Probe::Grpc),
+            ("host", self.host.is_some(), probe.is_http() || probe == Probe::Grpc),
+            ("status", self.status.is_some(), probe.is_http()),
+            ("tls-verify", self.tls_verify.is_some(), probe == Probe::Https),
+            ("port", self.port.is_some(), !matches!(probe, Probe::Icmp | Probe::None)),
+        ];
+        set.into_iter().filter(|(_, is_set, has_effect)| *is_set && !has_effect).map(move |(name, ..)| {
+            let text = format!("annotation {ANNOTATION_PREFIX}health-check-{name} has no effect on health check {probe}");
+            Remark::new(Cause::AnnotationIgnored, text)
+        })
     }
 }
 

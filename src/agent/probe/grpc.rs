@@ -1,0 +1,124 @@
+//! `grpc.health.v1.Health/Check` over an open connection, without TLS. The caller bounds the time.
+
+use std::sync::{Arc, PoisonError};
+
+use futures::FutureExt as _;
+use hyper::client::conn::http2;
+use hyper::rt::Executor;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::Outcome;
+
+/// Asks for the health of `service`, or of the whole server if it is empty.
+pub(super) async fn ask(stream: TcpStream, authority: &str, service: &str) -> Outcome {
+    let Ok(origin) = http::Uri::try_from(format!("http://{authority}")) else {
+        return Outcome::NotAsked(format!("host {authority:?} is no part of a URI"));
+    };
+    let tasks = ConnectionTasks::default();
+    let (sender, connection) = match http2::handshake::<_, _, Body>(tasks.clone(), TokioIo::new(stream)).await {
+        Ok(both) => both,
+        Err(error) => return Outcome::Failed(format!("gave no gRPC answer: {error}")),
+    };
+    tasks.execute(connection.map(drop));
+    let tasks = AbortOnDrop(tasks);
+    let transport = tower::service_fn(move |request: http::Request<Body>| {
+        let mut sender = sender.clone();
+        async move {
+            sender.ready().await?;
+            sender.send_request(request).await
+        }
+    });
+    let request = HealthCheckRequest { service: service.to_owned() };
+    let answer = HealthClient::with_origin(transport, origin).check(request).await;
+    drop(tasks);
+    match answer.map(|answer| answer.into_inner().status()) {
+        Ok(ServingStatus::Serving) => Outcome::Passed,
+        Ok(status) => Outcome::Failed(format!("answered {}, expected SERVING", status.as_str_name())),
+        Err(status) => Outcome::Failed(format!("answered {:?} ({}), expected SERVING", status.code(), short(status.message()))),
+    }
+}
+
+/// The beginning of a text of unknown length, on one line.
+fn short(text: &str) -> String {
+    text.chars().take(80).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The tasks of one HTTP/2 connection, which must not outlive the probe.
+#[derive(Clone, Default)]
+struct ConnectionTasks(Arc<std::sync::Mutex<JoinSet<()>>>);
+
+impl<F> Executor<F> for ConnectionTasks
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).spawn(task.map(drop));
+    }
+}
+
+/// Tasks hold their set, so that dropping it would end nothing.
+struct AbortOnDrop(ConnectionTasks);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use tokio::net::TcpListener;
+    use tokio_stream::wrappers::TcpListenerStream;
+    use tonic_health::server::HealthReporter;
+
+    use super::super::prober::tests::{LONG, failure};
+    use super::super::{GrpcQuestion, Prober, Question, Target};
+    use super::*;
+
+    async fn server() -> (SocketAddr, HealthReporter) {
+        let (reporter, service) = tonic_health::server::health_reporter();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(
+            tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        (address, reporter)
+    }
+
+    async fn probe(address: SocketAddr, service: &str, timeout: std::time::Duration) -> Outcome {
+        let question = GrpcQuestion { service: service.to_owned(), host: None };
+        Prober::default().probe(Target::at(address, Question::Grpc(Arc::new(question))), None, timeout).await
+    }
+
+    #[tokio::test]
+    async fn a_server_passes_while_it_says_that_it_serves() {
+        let (address, reporter) = server().await;
+        assert_eq!(probe(address, "", LONG).await, Outcome::Passed);
+        let unknown = failure(probe(address, "shop.Cart", LONG).await);
+        assert!(unknown.starts_with("answered NotFound"), "{unknown}");
+        reporter.set_service_status("shop.Cart", tonic_health::ServingStatus::NotServing).await;
+        assert_eq!(failure(probe(address, "shop.Cart", LONG).await), "answered NOT_SERVING, expected SERVING");
+        reporter.set_service_status("shop.Cart", tonic_health::ServingStatus::Serving).await;
+        assert_eq!(probe(address, "shop.Cart", LONG).await, Outcome::Passed);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_speaks_no_grpc_or_says_nothing_fails() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let silent = probe(address, "", std::time::Duration::from_millis(50)).await;
+        assert!(failure(silent).contains("gave no answer within 50ms"));
+        let closes = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+        let closed = failure(probe(address, "", LONG).await);
+        assert!(closed.contains("expected SERVING") || closed.contains("no gRPC answer"), "{closed}");
+        closes.abort();
+    }
+}
