@@ -193,6 +193,12 @@ impl SavedFlows {
         Ok(Self { bytes, parts, seed, age_ns, saved, report: RestoreReport::default() })
     }
 
+    /// The bytes that were read.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The seed of the workers' hashes. With the same seed the same workers own the flows.
     #[must_use]
     pub const fn seed(&self) -> u64 {
