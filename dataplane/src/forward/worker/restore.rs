@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use arrayvec::ArrayVec;
 use hashbrown::{HashMap, HashSet};
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
 
@@ -27,6 +28,9 @@ use crate::wire::{Address, TableHash, Tuple};
 
 /// Idle times above this are past every limit: entries store times of 24 bits.
 const IDLE_MAX: u32 = 1 << 23;
+
+/// Flows that are inserted together, so that the memory of one is fetched while others are decoded.
+const TOGETHER: usize = 16;
 
 /// The fates of the flows of one worker.
 type Fates = [u64; FlowFate::ALL.len()];
@@ -170,11 +174,22 @@ impl<P: Port, O> Engine<P, O> {
         if flows == 0 {
             return;
         }
+        let mut together = ArrayVec::<Flow<A>, TOGETHER>::new();
         for (part, backends) in parts {
             for saved_flow in part.flows::<A>(saved) {
                 let fate = match saved_flow.map(|(flow, number)| self.mine(snapshot, flow, backends.get(number as usize), now)) {
                     Some(Ok((flow, _))) if refused.contains(&flow.snat_pool.0) => FlowFate::PortGone,
-                    Some(Ok((flow, _))) => self.insert_restored(&flow),
+                    Some(Ok((flow, _))) => {
+                        let table = A::table(&self.tables);
+                        for way in [Direction::ToBackend, Direction::ToClient] {
+                            table.prefetch(table.hash(&flow.tuple(way)));
+                        }
+                        together.push(flow);
+                        if together.is_full() {
+                            self.insert_restored(&mut together, fates);
+                        }
+                        continue;
+                    }
                     Some(Err(Some(fate))) => fate,
                     Some(Err(None)) => continue,
                     None => FlowFate::Invalid,
@@ -182,6 +197,7 @@ impl<P: Port, O> Engine<P, O> {
                 fates[fate as usize] += 1;
             }
         }
+        self.insert_restored(&mut together, fates);
     }
 
     /// Adds the ports that rest, as far as they are in this worker's share.
@@ -248,7 +264,13 @@ impl<P: Port, O> Engine<P, O> {
         Ok((flow, target))
     }
 
-    fn insert_restored<A: FlowFamily>(&mut self, flow: &Flow<A>) -> FlowFate {
+    fn insert_restored<A: FlowFamily>(&mut self, together: &mut ArrayVec<Flow<A>, TOGETHER>, fates: &mut Fates) {
+        for flow in together.drain(..) {
+            fates[self.insert_one(&flow) as usize] += 1;
+        }
+    }
+
+    fn insert_one<A: FlowFamily>(&mut self, flow: &Flow<A>) -> FlowFate {
         if self.tables.v4.len() + self.tables.v6.len() >= self.max_flows {
             self.release_restored(flow);
             return FlowFate::NoRoom;
