@@ -472,7 +472,11 @@ fn supervise_state(
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
         answering: Arc::new(move |query: &Query| answers.answer(query)),
-        facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
+        facts: Facts {
+            served: channels.served.subscribe(),
+            reached: channels.reached.subscribe(),
+            workers: sources.workers.clone(),
+        },
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
