@@ -150,6 +150,30 @@ struct Channels {
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
+impl Channels {
+    /// Channels with what is known at the start.
+    fn new(settings: &Settings, known: watch::Sender<Option<GatewayState>>) -> Self {
+        Self {
+            near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
+            known,
+            connected: watch::Sender::new(false),
+            reached: watch::Sender::new(None),
+            linux: watch::Sender::new(Network::default()),
+            ports: watch::Sender::default(),
+            network: watch::Sender::new(settings.fixed_network()),
+            probed: probe::Findings::default(),
+            next_hops: watch::Sender::default(),
+            answered: watch::Sender::default(),
+            routed: watch::Sender::default(),
+            announced: watch::Sender::default(),
+            draining: watch::Sender::default(),
+            leaving: CancellationToken::new(),
+            served: watch::Sender::default(),
+            neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
+        }
+    }
+}
+
 async fn serve(
     settings: &Settings,
     ports: &Ports,
@@ -162,24 +186,7 @@ async fn serve(
     let is_restart = flows.as_ref().is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN);
     let known = file.known_at_start(SystemTime::now(), settings.max_state_age);
     let known = watch::Sender::new(if is_restart { known.map(current) } else { known });
-    let channels = Channels {
-        near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
-        known,
-        connected: watch::Sender::new(false),
-        reached: watch::Sender::new(None),
-        linux: watch::Sender::new(Network::default()),
-        ports: watch::Sender::default(),
-        network: watch::Sender::new(settings.fixed_network()),
-        probed: probe::Findings::default(),
-        next_hops: watch::Sender::default(),
-        answered: watch::Sender::default(),
-        routed: watch::Sender::default(),
-        announced: watch::Sender::default(),
-        draining: watch::Sender::default(),
-        leaving: CancellationToken::new(),
-        served: watch::Sender::default(),
-        neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
-    };
+    let channels = Channels::new(settings, known);
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
