@@ -4,10 +4,12 @@
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod stop;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant, SystemTime};
 
 use control::admin::View;
 use control::config::settings::ControllerSettings;
@@ -16,18 +18,21 @@ use control::controller::{self, ControllerError, Running};
 use control::gateways::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
-use dataplane::{Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
+use dataplane::{
+    Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, SavedFlows, Subscriber, Worker, WorkerCounters,
+};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
-use proto::{GatewayState, Generation};
+use proto::{GatewayState, Generation, Origin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
+use crate::agent::flow_file::{self, FlowFile};
 use crate::agent::gateway_drain;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::probe::{ConnectionWatch, Prober};
@@ -41,13 +46,17 @@ use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
+use stop::Stop;
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Threads of the agent: one for quick tasks, another for long ones.
 const AGENT_THREADS: usize = 2;
-/// Exit code after a second signal.
-const ENDED_AT_ONCE: i32 = 1;
+/// A state on disk is current, and usable at once, if flows were saved at most this long ago: the last process has just
+/// ended.
+const RESTART_WITHIN: Duration = Duration::from_secs(30);
+/// How long routes of the last process stay after a restart while no VIP is announced.
+const ROUTES_KEPT: Duration = Duration::from_secs(5);
 
 /// Why a gateway did not start, or did not end cleanly.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +81,8 @@ pub enum RunError {
     Controller(#[from] ControllerError),
 }
 
-/// Runs a gateway until SIGINT or SIGTERM. A second signal ends the process at once, by exit code 1.
+/// Runs a gateway until SIGINT or SIGTERM, or SIGUSR2 before a restart. A second signal ends the process at once, by exit
+/// code 1.
 ///
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
@@ -88,36 +98,21 @@ pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
 }
 
 async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunError> {
-    let stop = CancellationToken::new();
-    stop_on_signals(stop.clone()).map_err(RunError::Runtime)?;
+    let stop = Stop::default();
+    stop.on_signals().map_err(RunError::Runtime)?;
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     // A socket in use is an error now. The server listens again once everything is ready.
     drop(listen(&settings.admin_listen).await?);
-    let seed = seed();
+    let file = FlowFile::in_dir(&settings.state_dir);
+    let flows = file.read();
+    // With the same seed, the same workers own the flows.
+    let seed = flows.as_ref().map_or_else(seed, |flows| flows.seed());
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
-    let served = serve(settings, &ports, worker_ports, seed, &reload, &stop).await;
-    stop.cancel();
+    file.remove();
+    let served = serve(settings, &ports, worker_ports, (seed, flows), &reload, &stop).await;
+    stop.ends.cancel();
     ports.close().await;
     served
-}
-
-fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::spawn(async move {
-        let name = tokio::select! {
-            _ = interrupt.recv() => "SIGINT",
-            _ = terminate.recv() => "SIGTERM",
-        };
-        tracing::info!(signal = name, "stopping; a second signal ends the gateway at once");
-        stop.cancel();
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        tracing::warn!("second signal: exiting at once; the next start cleans up");
-        std::process::exit(ENDED_AT_ONCE);
-    });
-    Ok(())
 }
 
 /// SIGHUP reloads the configuration, as `systemctl reload` requires.
@@ -158,34 +153,43 @@ struct Channels {
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
+impl Channels {
+    /// Channels with what is known at the start.
+    fn new(settings: &Settings, known: watch::Sender<Option<GatewayState>>) -> Self {
+        Self {
+            near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
+            known,
+            connected: watch::Sender::new(false),
+            reached: watch::Sender::new(None),
+            linux: watch::Sender::new(Network::default()),
+            ports: watch::Sender::default(),
+            network: watch::Sender::new(settings.fixed_network()),
+            probed: probe::Findings::default(),
+            next_hops: watch::Sender::default(),
+            answered: watch::Sender::default(),
+            routed: watch::Sender::default(),
+            announced: watch::Sender::default(),
+            draining: watch::Sender::default(),
+            leaving: CancellationToken::new(),
+            served: watch::Sender::default(),
+            neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
+        }
+    }
+}
+
 async fn serve(
     settings: &Settings,
     ports: &Ports,
     worker_ports: Vec<WorkerPorts>,
-    seed: u64,
+    (seed, flows): (u64, Option<Arc<SavedFlows>>),
     reload: &Arc<Reload>,
-    stop: &CancellationToken,
+    stop: &Stop,
 ) -> Result<(), RunError> {
     let file = StateFile::in_dir(&settings.state_dir);
-    let known = watch::Sender::new(file.known_at_start(SystemTime::now(), settings.max_state_age));
-    let channels = Channels {
-        near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
-        known,
-        connected: watch::Sender::new(false),
-        reached: watch::Sender::new(None),
-        linux: watch::Sender::new(Network::default()),
-        ports: watch::Sender::default(),
-        network: watch::Sender::new(settings.fixed_network()),
-        probed: probe::Findings::default(),
-        next_hops: watch::Sender::default(),
-        answered: watch::Sender::default(),
-        routed: watch::Sender::default(),
-        announced: watch::Sender::default(),
-        draining: watch::Sender::default(),
-        leaving: CancellationToken::new(),
-        served: watch::Sender::default(),
-        neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
-    };
+    let is_restart = flows.as_ref().is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN);
+    let known = file.known_at_start(SystemTime::now(), settings.max_state_age);
+    let known = watch::Sender::new(if is_restart { known.map(current) } else { known });
+    let channels = Channels::new(settings, known);
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
@@ -200,8 +204,9 @@ async fn serve(
         StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
         StateSource::Remote(..) => None,
     };
-    let workers = match start_workers(settings, ports, worker_ports.into_iter().zip(subscribers).zip(&counters), &channels, seed)
-    {
+    let passing = FlowPassing { restored: flows.as_ref().map(Arc::downgrade), saved: Arc::default() };
+    let worker_ports = worker_ports.into_iter().zip(subscribers).zip(&counters);
+    let workers = match start_workers(settings, ports, worker_ports, &channels, seed, &passing) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -216,33 +221,78 @@ async fn serve(
             ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
         }
     };
-    let sources = sources(settings, &channels, ports, counters, reload, controller, supervisor.tasks());
+    let restored = flows.map(|flows| tokio::spawn(flow_file::log_restored(flows, workers.len())));
+    let sources = sources(settings, &channels, ports, counters.clone(), reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
-    supervise_network(&mut supervisor, settings, &channels, ports);
+    supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
     let loads = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, loads, &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
-    stop.cancelled().await;
-    leave(settings, &channels).await;
-    drop(workers);
+    stop.ends.cancelled().await;
+    if !stop.is_restart.is_cancelled() {
+        leave(settings, &channels, &counters).await;
+    }
+    pass_flows(settings, workers, seed, &passing);
+    if let Some(restored) = restored {
+        restored.abort();
+    }
     // The controller ends last, because the other tasks use its state until now. It releases its Lease.
     ended.cancel();
     supervisor.finished().await;
-    // Again, because the task that adds routes may just have done so.
-    withdraw_routes(settings).await;
+    if !stop.is_restart.is_cancelled() {
+        // Again, because the task that adds routes may just have done so.
+        withdraw_routes(settings).await;
+    }
     Ok(())
 }
 
+/// The flows on their way from the process before, and to the next.
+struct FlowPassing {
+    /// Flows of the process before, until all workers have restored them.
+    restored: Option<Weak<SavedFlows>>,
+    /// What workers that have ended saved.
+    saved: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+/// Stops the workers and writes their flows to disk for the next process.
+fn pass_flows(settings: &Settings, workers: Vec<worker_threads::Worker>, seed: u64, passing: &FlowPassing) {
+    let start = Instant::now();
+    let file = FlowFile::in_dir(&settings.state_dir);
+    let restored = passing.restored.as_ref().and_then(Weak::upgrade);
+    worker_threads::Worker::stop_all(workers);
+    let stop_ms = start.elapsed().as_millis();
+    let parts = std::mem::take(&mut *passing.saved.lock().unwrap_or_else(PoisonError::into_inner));
+    let written = match restored.filter(|flows| flows.report().workers() == 0) {
+        // No complete state has arrived, so the flows of the process before still wait.
+        Some(flows) => file.put_back(&flows),
+        None => file.write(seed, &parts),
+    };
+    let (bytes, write_ms) = (parts.iter().map(Vec::len).sum::<usize>(), start.elapsed().as_millis() - stop_ms);
+    match written {
+        Ok(()) => tracing::info!(bytes, stop_ms, write_ms, "the flows are saved for the next process"),
+        Err(error) => {
+            let dir = settings.state_dir.display();
+            tracing::error!(%dir, %error, "the flows cannot be saved; a restart breaks connections of mode nat");
+        }
+    }
+}
+
+/// The state on disk as a current one.
+fn current(known: GatewayState) -> GatewayState {
+    let origin = if known.origin == Origin::Disk { Origin::Controller } else { known.origin };
+    GatewayState { origin, ..known }
+}
+
 /// Withdraws the routes to VIPs and, if there were any, waits until routers have converged.
-async fn leave(settings: &Settings, channels: &Channels) {
+async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCounters>]) {
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
     withdraw_routes(settings).await;
     if is_announced {
         let wait = settings.drain_on_stop;
         tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
-        sleep(wait).await;
+        stop::drain(wait, workers).await;
     }
 }
 
@@ -286,6 +336,7 @@ fn start_workers<'a>(
     worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), &'a Arc<WorkerCounters>)>,
     channels: &Channels,
     seed: u64,
+    passing: &FlowPassing,
 ) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
     let start = |(number, (((WorkerPorts { ports, peers, bell }, subscriber), counters), &core))| {
@@ -300,7 +351,7 @@ fn start_workers<'a>(
             observer: (),
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
-        start_worker(number, CoreId { id: core }, rest, eal, parts)
+        start_worker(number, CoreId { id: core }, rest, eal, parts, passing)
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -319,10 +370,15 @@ fn start_worker(
     rest: Option<Rest>,
     eal: Eal,
     parts: WorkerParts,
+    passing: &FlowPassing,
 ) -> Result<worker_threads::Worker, RunError> {
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
     let mut worker = Worker::new(parts)?;
+    if let Some(flows) = passing.restored.as_ref().and_then(Weak::upgrade) {
+        worker.restore(flows);
+    }
+    let saved = Arc::clone(&passing.saved);
     let body = move |turn: Turn<'_>| {
         match turn {
             Turn::Poll { now_ns } => return worker.poll(now_ns),
@@ -337,6 +393,10 @@ fn start_worker(
             }
             // The next poll first checks for a new snapshot.
             Turn::Wake => for_each_port(&mut worker, |port| port.arm(false)),
+            Turn::End => {
+                let part = worker.save(worker_threads::now_ns());
+                saved.lock().unwrap_or_else(PoisonError::into_inner).push(part);
+            }
         }
         0
     };
@@ -423,7 +483,11 @@ fn supervise_state(
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
         answering: Arc::new(move |query: &Query| answers.answer(query)),
-        facts: Facts { served: channels.served.subscribe(), reached: channels.reached.subscribe() },
+        facts: Facts {
+            served: channels.served.subscribe(),
+            reached: channels.reached.subscribe(),
+            workers: sources.workers.clone(),
+        },
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
@@ -489,7 +553,7 @@ fn descriptors() -> u64 {
 
 /// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from
 /// the configuration.
-fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports) {
+fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports, is_restart: bool) {
     if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
         let follows = FollowConfig {
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
@@ -505,7 +569,13 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     supervisor
         .run("drain", inputs, |(routed, draining, leaving, announced)| gateway_drain::run(routed, draining, leaving, announced));
     let inputs = (settings.announce, channels.announced.subscribe());
-    supervisor.run("announce", inputs, |(at, vips)| announce(at, vips));
+    supervisor.run("announce", inputs, move |(at, mut vips)| async move {
+        if is_restart {
+            // Routers go on sending while the routes that the last process left stand; no VIP within the time is right, too.
+            let _ = timeout(ROUTES_KEPT, vips.wait_for(|vips| !vips.is_empty())).await;
+        }
+        announce(at, vips).await
+    });
     let inputs = (ports.hotplug(), channels.ports.clone());
     supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
     let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());

@@ -51,6 +51,8 @@ pub enum Turn<'a> {
     Sleep(&'a mut Sleep),
     /// The worker has slept, or found something instead. The result is ignored.
     Wake,
+    /// The worker was told to stop and does not poll again. The result is ignored.
+    End,
 }
 
 /// How an adaptive worker rests.
@@ -222,14 +224,24 @@ impl Worker {
 
     /// Stops it after the current poll and waits. Its own thread drops its body.
     pub fn stop(self) {}
-}
 
-impl Drop for Worker {
-    fn drop(&mut self) {
+    /// Stops all workers together, each after its current poll, and waits.
+    pub fn stop_all(workers: Vec<Self>) {
+        workers.iter().for_each(Self::tell_to_stop);
+        drop(workers);
+    }
+
+    fn tell_to_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(doorbell) = &self.doorbell {
             doorbell.ring();
         }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.tell_to_stop();
         if let Some(thread) = self.thread.take() {
             // A panic in the thread would have aborted the process before.
             let _ = thread.join();
@@ -339,6 +351,7 @@ fn poll_until_stopped(mut body: impl FnMut(Turn<'_>) -> usize, stop: &AtomicBool
     while !stop.load(Ordering::Relaxed) {
         poll(&mut body, load, &mut before);
     }
+    body(Turn::End);
 }
 
 /// Polls once, and counts the packets and the cycles since `before`, which becomes the present.
@@ -383,6 +396,7 @@ fn poll_or_rest_until_stopped(rest: &Rest, mut body: impl FnMut(Turn<'_>) -> usi
         load.rested(after.wrapping_sub(before));
         before = after;
     }
+    body(Turn::End);
 }
 
 /// Monotonic time, without a system call if the kernel has a vDSO.
@@ -443,6 +457,7 @@ mod tests {
                 Turn::Arm => "arm",
                 Turn::Sleep(_) => "sleep",
                 Turn::Wake => "wake",
+                Turn::End => "end",
             });
             let packets = if left > 0 { 32 } else { 0 };
             left -= i32::from(packets > 0);
@@ -453,6 +468,8 @@ mod tests {
         assert_eq!(turns, ["arm", "poll", "sleep", "wake", "poll", "arm", "poll", "sleep", "wake", "poll"]);
         let load = Arc::clone(worker.load());
         worker.stop();
+        let ends: Vec<&str> = heard.iter().skip_while(|turn| *turn != "end").collect();
+        assert_eq!(ends, ["end"], "the last turn");
         let load = load.read();
         assert_eq!((load.busy_polls, load.packets), (10, 320));
         assert!(load.polls > 10 + u64::from(idle::SLEEP_AFTER));
@@ -469,6 +486,7 @@ mod tests {
                 Turn::Arm => is_armed = true,
                 Turn::Sleep(_) => drop(say.send("sleep")),
                 Turn::Wake => drop(say.send("wake")),
+                Turn::End => {}
             }
             0
         });

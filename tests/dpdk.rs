@@ -52,7 +52,7 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
                 engine_side.prepare(sleep);
                 return 0;
             }
-            Turn::Arm | Turn::Wake => return 0,
+            Turn::Arm | Turn::Wake | Turn::End => return 0,
         }
         let handled = append_byte(&mut engine_side);
         if handled > 0 {

@@ -63,3 +63,42 @@ fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new
     connections.iter_mut().for_each(|connection| connection.assert_alive("after all of it"));
     edge.assert_account();
 }
+
+/// Flows of a backend, as the gateway reports them.
+fn flows(edge: &Edge, address: &str) -> Option<u64> {
+    let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest {}).await.ok())?.into_inner();
+    Some(answer.backends.iter().filter(|b| b.service == "demo/web" && b.address == address).map(|b| b.flows).sum())
+}
+
+#[test]
+fn a_drain_under_load_fails_no_request_and_shows_the_flows_that_are_left() {
+    const REQUESTS: &str = "15000";
+    let Some(mut edge) = Edge::with_af_packet("a drain under load", "ovrload") else { return };
+    edge.write_demo_manifests();
+    edge.start();
+    let url = format!("http://{ADDRESS}/");
+    until("the first answer", || edge.curl(&url));
+    let drained = "10.0.0.12:8080";
+    let reports: Vec<String> = std::thread::scope(|scope| {
+        let edge = &edge;
+        let load = |more: &'static str| {
+            let url = &url;
+            let command = move || edge.run("client", &["ab", "-q", more, "-n", REQUESTS, "-c", "16", "-s", "60", url]);
+            scope.spawn(move || String::from_utf8_lossy(&command().stdout).into_owned())
+        };
+        // One with a connection for each request, one with connections for many.
+        let loads = [load("-d"), load("-k")];
+        until("the backend has flows", || flows(edge, drained).filter(|flows| *flows > 0));
+        let drain = DrainRequest { target: drained.to_owned(), by: BY.to_owned() };
+        edge.admin(async |mut client| client.drain(drain).await.ok()).expect("a drain");
+        wait_for_backend(edge, drained, "draining", 1);
+        loads.map(|load| load.join().unwrap()).into()
+    });
+    for report in reports {
+        let value = |key: &str| report.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned());
+        assert_eq!(value("Complete requests:").as_deref(), Some(REQUESTS), "{report}");
+        assert_eq!(value("Failed requests:").as_deref(), Some("0"), "{report}");
+    }
+    until("its flows have run out", || flows(&edge, drained).filter(|flows| *flows == 0));
+    edge.assert_account();
+}

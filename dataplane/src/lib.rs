@@ -34,7 +34,10 @@ pub mod workers;
 pub use choose::{Chooser, Intervals, SourceRanges};
 pub use compiler::Compiler;
 pub use flow::{BackendId, FlowLimits, FlowTable};
-pub use forward::{NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, SWEEP_TICKS, SWEPT_PER_POLL, Worker};
+pub use forward::{
+    FlowFate, NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS, SWEPT_PER_POLL,
+    SavedAt, SavedFlows, SavedFlowsError, Worker,
+};
 pub use fragment::{Datagram, Fragment, Part};
 pub use icmp::{
     ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, NeighbourRequest, Quote, QuotedChecksum,

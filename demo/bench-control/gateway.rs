@@ -45,7 +45,7 @@ impl Gateway {
     }
 
     pub fn report(&self, services: Vec<ServiceHealth>) {
-        let report = Report { ready: true, services, removed: Vec::new() };
+        let report = Report { ready: true, services, ..Report::default() };
         self.requests.blocking_send(WatchRequest { message: Some(Message::Report(report)) }).unwrap();
     }
 

@@ -336,7 +336,7 @@ mod tests {
                 reserved: vec!["192.0.2.2".parse().unwrap()],
             };
             let (served, served_out) = watch::channel(Served::default());
-            let facts = Facts { served: served_out, reached: reached_out };
+            let facts = Facts { served: served_out, reached: reached_out, workers: Vec::new() };
             let (draining, draining_out) = watch::channel(false);
             let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),

@@ -106,6 +106,11 @@ impl Connection {
         Some(line.trim_end().to_owned())
     }
 
+    /// Its socket, after everything was read.
+    pub fn into_socket(self) -> TcpStream {
+        self.stream.into_inner()
+    }
+
     /// Sends a line, and expects it back.
     pub fn assert_alive(&mut self, line: &str) {
         writeln!(self.stream.get_ref(), "{line}").unwrap();

@@ -112,7 +112,7 @@ impl Row for v1::DropCount {
 }
 
 impl Row for v1::GatewayStatus {
-    const TITLES: &'static [&'static str] = &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION"];
+    const TITLES: &'static [&'static str] = &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION", "FLOWS"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_gateways(v1::ListGatewaysRequest {}).await?.into_inner().gateways, Vec::new()))

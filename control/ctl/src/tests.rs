@@ -115,6 +115,7 @@ impl Admin for Canned {
             draining: false,
             last_seen: "2026-01-31T12:00:00Z".into(),
             version: "0.1.0".into(),
+            flows: 12,
         };
         let gone = v1::GatewayStatus { name: "edge-2".into(), draining: true, ..Default::default() };
         Ok(Response::new(v1::ListGatewaysResponse { gateways: vec![gateway, gone] }))
@@ -386,9 +387,9 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "gateways").await;
     assert_eq!(
         out,
-        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION\n\
-         edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0\n\
-         edge-2  no                 yes\n"
+        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS\n\
+         edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0    12\n\
+         edge-2  no                 yes                                      0\n"
     );
     let (out, _) = printed(Canned::default(), "gateways -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();

@@ -245,6 +245,7 @@ fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::Gate
         draining: all.is_drained(&gateway.name),
         last_seen: written(gateway.last_seen),
         version: gateway.version.clone(),
+        flows: gateway.flows,
     }
 }
 

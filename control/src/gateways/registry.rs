@@ -27,6 +27,8 @@ pub struct Gateway {
     pub health: OrdMap<ServiceName, Health>,
     /// Time of its last message.
     pub last_seen: SystemTime,
+    /// Its number of flows in its last report.
+    pub flows: u64,
 }
 
 /// Maximum number of disconnected gateways in the registry, the most recent ones; a group has about a dozen.
@@ -52,6 +54,8 @@ pub struct Report {
     pub health: Vec<(ServiceName, Health)>,
     /// Removed services.
     pub removed: Vec<ServiceName>,
+    /// Its number of flows.
+    pub flows: u64,
 }
 
 /// Connected gateways by connection. A gateway that reconnects may appear twice for a moment.
@@ -180,6 +184,7 @@ impl Connection {
                 ready: false,
                 health: OrdMap::new(),
                 last_seen: SystemTime::now(),
+                flows: 0,
             };
             all.connected.insert(number, gateway);
         });
@@ -204,6 +209,7 @@ impl Connection {
             gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
             gateway.ready = report.ready;
+            gateway.flows = report.flows;
             gateway.health.extend(report.health);
             for name in &report.removed {
                 gateway.health.remove(name);
@@ -229,11 +235,17 @@ mod tests {
         let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
         let (a, b) = (ServiceName::new("shop", "a"), ServiceName::new("shop", "b"));
         let health = |healthy| Health { backends: 3, healthy, refusal: None };
-        one.report(Report { ready: true, health: vec![(a.clone(), health(3)), (b.clone(), health(1))], removed: Vec::new() });
-        one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b] });
+        one.report(Report {
+            ready: true,
+            health: vec![(a.clone(), health(3)), (b.clone(), health(1))],
+            removed: Vec::new(),
+            flows: 7,
+        });
+        one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b], flows: 5 });
         let all = gateways.borrow();
         let gateway = all.iter().next().unwrap();
         assert!(gateway.ready);
+        assert_eq!(gateway.flows, 5);
         assert_eq!(gateway.health, [(a, health(2))].into_iter().collect());
     }
 

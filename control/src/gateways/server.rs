@@ -276,6 +276,7 @@ fn report(message: v1::Report) -> Report {
         ready: message.ready,
         health: message.services.iter().filter_map(health).collect(),
         removed: message.removed.iter().filter_map(|text| name(text)).collect(),
+        flows: message.flows,
     }
 }
 

@@ -72,8 +72,10 @@ pub(super) struct CompiledService {
     /// Copied from its source for quick access, as is the next field.
     mode: Mode,
     pub(super) idle_timeout: Option<Duration>,
-    /// When the grace period of a replaced table ends and its memory is freed.
+    /// When the grace period of a replaced table ends and its memory is freed, or the drain of a listed backend ends.
     pub(super) grace_due_ns: Option<u64>,
+    /// Since when listed backends take no new flows because they drain.
+    draining_since_ns: HashMap<TargetKey, u64, TableHash>,
     /// Position of the frontend of its first port.
     pub(super) first_frontend: usize,
 }
@@ -128,6 +130,7 @@ impl CompiledService {
             mode: source.mode,
             idle_timeout: source.idle_timeout,
             grace_due_ns: None,
+            draining_since_ns: HashMap::default(),
             first_frontend: 0,
         }
     }
@@ -143,6 +146,7 @@ impl CompiledService {
         self.failing_open.clear();
         let serves = source.refusal.is_none() && self.refusal.is_none();
         let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
+        self.follow_draining(ports, context.now_ns);
         let no_room = self.take_backends(ports, backends, context);
         if source.affinity.is_some() && context.affinity.is_none() {
             context.affinity = AffinityTable::new().map(Arc::new);
@@ -179,7 +183,7 @@ impl CompiledService {
             backends.set_policy(id, accepting.contains(&id), failing.contains(&id), idle_timeout, now);
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
-        self.grace_due_ns = self.due_ns(context.grace);
+        self.grace_due_ns = self.due_ns(context.grace).into_iter().chain(self.drain_due_ns(context.now_ns)).min();
         self.view = Arc::new(view_of(source, &self.name, &self.drops, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
@@ -200,7 +204,7 @@ impl CompiledService {
         let mut no_room = false;
         for (protocol, address) in ports.iter().flat_map(|p| p.all_backends().map(|b| (p.protocol, b.address))) {
             let key = (protocol, address);
-            if self.backends.contains_key(&key) {
+            if self.backends.contains_key(&key) || self.is_drained(&key, context.now_ns) {
                 continue;
             }
             let mut reach = |address| reach(address, context.routes, context.snat, context.tunnels);
@@ -209,18 +213,48 @@ impl CompiledService {
                 None => no_room = true,
             }
         }
-        self.drain(old.into_values(), backends, context.now_ns);
+        for (key, id) in old {
+            let until_ns =
+                if self.is_drained(&key, context.now_ns) { context.now_ns } else { self.drain_ends_ns(context.now_ns) };
+            backends.remove(id, until_ns);
+        }
         no_room
     }
 
-    fn drain(&self, ids: impl Iterator<Item = BackendId>, backends: &mut Backends, now_ns: u64) {
-        let until_ns = now_ns.saturating_add(nanoseconds(self.source.drain_timeout));
-        ids.for_each(|id| backends.remove(id, until_ns));
+    /// Records since when backends drain on every port that lists them.
+    fn follow_draining(&mut self, ports: &[ServicePort], now_ns: u64) {
+        let before = std::mem::take(&mut self.draining_since_ns);
+        let listed =
+            || ports.iter().flat_map(|port| port.all_backends().map(|backend| ((port.protocol, backend.address), backend.state)));
+        for (key, _) in listed().filter(|(_, state)| *state == BackendState::Draining) {
+            let since_ns = before.get(&key).copied().unwrap_or(now_ns);
+            self.draining_since_ns.insert(key, since_ns);
+        }
+        if !self.draining_since_ns.is_empty() {
+            for (key, _) in listed().filter(|(_, state)| *state != BackendState::Draining) {
+                self.draining_since_ns.remove(&key);
+            }
+        }
+    }
+
+    /// Whether the drain of a listed backend has ended: it is as if it were not listed.
+    fn is_drained(&self, key: &TargetKey, now_ns: u64) -> bool {
+        self.draining_since_ns.get(key).is_some_and(|since_ns| self.drain_ends_ns(*since_ns) <= now_ns)
+    }
+
+    /// When the next drain of a listed backend ends.
+    fn drain_due_ns(&self, now_ns: u64) -> Option<u64> {
+        self.draining_since_ns.values().map(|since_ns| self.drain_ends_ns(*since_ns)).filter(|due_ns| *due_ns > now_ns).min()
+    }
+
+    /// When a drain that begins then ends.
+    fn drain_ends_ns(&self, since_ns: u64) -> u64 {
+        since_ns.saturating_add(nanoseconds(self.source.drain_timeout))
     }
 
     /// Lets all backends of a removed service drain.
     pub(super) fn end(&self, backends: &mut Backends, now_ns: u64) {
-        self.drain(self.backends.values().copied(), backends, now_ns);
+        self.backends.values().for_each(|&id| backends.remove(id, self.drain_ends_ns(now_ns)));
     }
 
     fn listed(&self, port: &ServicePort, backends: &Backends, context: &CompileContext<'_>) -> Vec<Listed> {

@@ -288,6 +288,39 @@ fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation()
 }
 
 #[test]
+fn a_listed_backend_that_drains_keeps_its_flows_until_its_drain_ends_and_can_return() {
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    let id = chosen(&rig.compile(), "192.0.2.100", 80)[&TWO[0].parse().unwrap()];
+    let set = |rig: &mut Rig, state| rig.change("web", |service| service.ports[0].backends[0].state = state);
+    rig.now_ns = SECOND_NS;
+    set(&mut rig, BackendState::Draining);
+    let snapshot = rig.compile();
+    assert!(snapshot.backend(id).is_some_and(|b| !b.removed && !b.accepts_new));
+    assert_eq!(rig.compiler.next_due_ns(), Some(301 * SECOND_NS));
+    rig.now_ns = 300 * SECOND_NS;
+    assert!(rig.compile().backend(id).is_some(), "other changes do not prolong it");
+    rig.now_ns = 301 * SECOND_NS;
+    rig.compile();
+    assert!(rig.compiler.next_due_ns().is_some_and(|due_ns| due_ns <= rig.now_ns), "its slot is freed at once");
+    assert!(rig.compile().backend(id).is_none());
+    assert_eq!(rig.compiler.next_due_ns(), None);
+    set(&mut rig, BackendState::Active);
+    assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO, "it takes flows again");
+    // A drain that ends in time costs no flow, and the next one is counted from its own beginning.
+    let id = chosen(&rig.compile(), "192.0.2.100", 80)[&TWO[0].parse().unwrap()];
+    set(&mut rig, BackendState::Draining);
+    rig.compile();
+    rig.now_ns += 200 * SECOND_NS;
+    set(&mut rig, BackendState::Active);
+    rig.compile();
+    rig.now_ns += 200 * SECOND_NS;
+    set(&mut rig, BackendState::Draining);
+    assert!(rig.compile().backend(id).is_some());
+    assert_eq!(rig.compiler.next_due_ns(), Some(rig.now_ns + 300 * SECOND_NS));
+}
+
+#[test]
 fn the_backends_of_a_deleted_service_drain_and_its_vip_is_unused() {
     let mut rig = Rig::new();
     rig.put(service("web", "192.0.2.100", &TWO));

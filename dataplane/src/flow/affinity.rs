@@ -175,6 +175,26 @@ impl AffinityTable {
         Some(backend)
     }
 
+    /// The remembered clients: each with its backend and the time until it is forgotten, in [`Moment`]s.
+    pub(crate) fn clients(&self, now: Tick) -> impl Iterator<Item = (u64, BackendId, u32)> {
+        let now = Moment::at(now);
+        self.buckets.iter().flat_map(|bucket| &bucket.0).filter_map(move |entry| {
+            let value = Value::of(entry.value.load(Ordering::Acquire)).filter(|value| !value.until.is_past(now))?;
+            let left = value.until.0.wrapping_sub(now.0) & ((1 << Moment::BITS) - 1);
+            Some((entry.key.load(Ordering::Acquire), value.backend, left))
+        })
+    }
+
+    /// Remembers a client of the process before, for `left` [`Moment`]s more. A client that is known already stays as it
+    /// is.
+    pub(crate) fn restore(&self, client: u64, backend: BackendId, left: u32, now: Tick) {
+        let now = Moment::at(now);
+        let until = Moment((now.0 + left) & ((1 << Moment::BITS) - 1));
+        if self.find(client).is_none() && !until.is_past(now) {
+            self.remember(client, Value { backend, until }.word(), now);
+        }
+    }
+
     /// Takes a free or expired entry of the emptier bucket, if there is one.
     fn remember(&self, client: u64, next: u64, now: Moment) {
         let free = |word: u64| word == FREE || Value::of(word).is_some_and(|value| value.until.is_past(now));

@@ -18,6 +18,8 @@
 //! the worker ([`crate::workers`]): by the remainder of the port, or by the hash with which network cards spread
 //! replies.
 
+mod restore;
+
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
@@ -26,6 +28,7 @@ use super::tick::{Tick, Ticks};
 use crate::stats::BACKEND_SLOTS;
 use crate::wire::{Address, protocol};
 use crate::workers::PortShare;
+pub(crate) use restore::UsedPort;
 
 /// A target in the snapshots: an address, port and protocol that one or more backends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,6 +92,14 @@ impl PoolId {
 
     const fn generation(self) -> u16 {
         (self.0 >> Self::INDEX_BITS) as u16
+    }
+
+    /// The target, and the position of the SNAT address. [`PoolId::NONE`] gives ones that do not exist.
+    #[allow(clippy::cast_possible_truncation)] // the addresses of a target
+    pub(crate) const fn parts(self) -> (TargetSlot, u16) {
+        let position = self.0 & ((1 << Self::INDEX_BITS) - 1);
+        let index = position / SNAT_ADDRESSES_MAX as u32;
+        (TargetSlot { index, generation: self.generation() }, (position % SNAT_ADDRESSES_MAX as u32) as u16)
     }
 }
 

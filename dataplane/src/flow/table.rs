@@ -323,6 +323,11 @@ impl<A: Address> FlowTable<A> {
         self.storage.hot_parts()
     }
 
+    /// The flows, in no particular order.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = Flow<A>> {
+        (0..self.high_water).filter(|&index| self.storage.is_used(index)).map(|index| self.get(FlowIndex(index)))
+    }
+
     /// Number of flows in the table.
     #[must_use]
     pub const fn len(&self) -> u32 {

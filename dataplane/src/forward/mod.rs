@@ -19,4 +19,7 @@ mod sort;
 mod worker;
 
 pub use observer::{Observe, PacketFlow, PacketOutcome};
-pub use worker::{NoMemory, Parts, PortWithTwin, SWEEP_TICKS, SWEPT_PER_POLL, Worker};
+pub use worker::{
+    FlowFate, NoMemory, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS, SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError,
+    Worker,
+};

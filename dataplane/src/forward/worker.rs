@@ -13,6 +13,9 @@
 //!
 //! Not here: what happens to a packet (`burst`, `decide`, `engine`).
 
+mod restore;
+mod saved_flows;
+
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
@@ -32,6 +35,7 @@ use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Tags, protocol};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -71,6 +75,8 @@ pub struct Worker<P: Port, O = ()> {
     subscriber: Subscriber,
     announcements: Announcements,
     sweep: Sweep,
+    /// The flows of the process before, until the first complete snapshot.
+    saved: Option<Arc<SavedFlows>>,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
@@ -105,7 +111,26 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             observer: parts.observer,
             twin_rate: TwinRate::default(),
         };
-        Ok(Self { engine, subscriber: parts.subscriber, announcements: Announcements::new(), sweep: Sweep::default() })
+        Ok(Self {
+            engine,
+            subscriber: parts.subscriber,
+            announcements: Announcements::new(),
+            sweep: Sweep::default(),
+            saved: None,
+        })
+    }
+
+    /// Gives the worker the flows of the process before, of which it restores its own with the first complete snapshot.
+    /// To be called before the first poll.
+    pub fn restore(&mut self, saved: Arc<SavedFlows>) {
+        self.saved = Some(saved);
+    }
+
+    /// Its flows for the next process: a part of [`SavedFlows`]. To be called at `now_ns` (monotonic, ns), after the last
+    /// poll.
+    #[must_use]
+    pub fn save(&self, now_ns: u64) -> Vec<u8> {
+        self.engine.save(self.subscriber.snapshot(), Tick::at(now_ns))
     }
 
     /// Its counters.
@@ -137,6 +162,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let engine = &mut self.engine;
         if changed {
             engine.limits.follow(snapshot.shortest_idle_timeout());
+            if let Some(saved) = self.saved.take_if(|_| snapshot.ready()) {
+                engine.restore(snapshot, &saved, Tick::at(now_ns));
+            }
             if engine.egress.peers.as_ref().is_none_or(Peers::announces) {
                 self.announcements.wake();
             }

@@ -167,6 +167,15 @@ impl BackendTable {
         }
     }
 
+    /// All backends, each with its slot.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (BackendId, &Backend)> {
+        let backends = self.pieces.iter().flat_map(|piece| &piece.backends);
+        (0..).zip(backends).filter_map(|(slot, backend)| {
+            let backend = backend.as_ref()?;
+            Some((BackendId { slot, generation: backend.generation }, backend))
+        })
+    }
+
     /// The backend in a slot, whatever its generation.
     pub(crate) fn in_slot(&self, slot: u32) -> Option<&Backend> {
         self.pieces.get(slot as usize / PIECE)?.backends.get(slot as usize % PIECE)?.as_ref()

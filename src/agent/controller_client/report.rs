@@ -1,5 +1,5 @@
-//! Reports to the controller: whether the gateway is ready, the number of healthy backends of each service, refused
-//! services, and the applied generation.
+//! Reports to the controller: whether the gateway is ready, its number of flows, the number of healthy backends of each
+//! service, refused services, and the applied generation.
 //!
 //! Invariant: the first report of a stream contains all services, later ones the differences. A report or an
 //! acknowledgement is composed when the stream can take it, so that a slow controller gets the newest one and nothing
@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dataplane::WorkerCounters;
 use dataplane::snapshot::{ServiceView, Views};
 use imbl::ordmap::DiffItem;
 use proto::convert::reported_refusal;
@@ -32,9 +33,16 @@ pub struct Facts {
     pub served: watch::Receiver<Served>,
     /// The generation that every worker has applied; `None` before the first.
     pub reached: watch::Receiver<Option<Generation>>,
+    /// The counters of the workers.
+    pub workers: Vec<Arc<WorkerCounters>>,
 }
 
 impl Facts {
+    /// Flows of all workers.
+    fn flows(&self) -> u64 {
+        self.workers.iter().map(|worker| worker.flows.get()).sum()
+    }
+
     async fn changed(&mut self) -> Result<(), RecvError> {
         tokio::select! {
             changed = self.served.changed() => changed,
@@ -92,7 +100,7 @@ pub(super) async fn run(
             None if is_due => v1::Report { ready: reported.ready, ..v1::Report::default() },
             None => continue,
         };
-        permit.send(Message::Report(report));
+        permit.send(Message::Report(v1::Report { flows: facts.flows(), ..report }));
         silent_until = now + AT_LEAST_EVERY;
     }
 }
@@ -110,7 +118,7 @@ async fn acknowledge(
     if reported.refuses_otherwise(&facts.served.borrow().services)
         && let Some(report) = reported.news(&mut facts.clone())
     {
-        permit.send(Message::Report(report));
+        permit.send(Message::Report(v1::Report { flows: facts.flows(), ..report }));
         permit = match messages.reserve().await {
             Ok(permit) => permit,
             Err(_) => return false,
@@ -161,7 +169,7 @@ impl Reported {
         self.services = served.services;
         let is_news = ready != self.ready || !changed.is_empty() || !removed.is_empty();
         self.ready = ready;
-        is_news.then_some(v1::Report { ready, services: changed, removed })
+        is_news.then_some(v1::Report { ready, services: changed, removed, flows: 0 })
     }
 }
 
@@ -210,7 +218,11 @@ mod tests {
             let (served, served_in) = watch::channel(Served::default());
             let (reached, reached_in) = watch::channel(None);
             let (acknowledged, acknowledged_in) = watch::channel(None);
-            (Self { served, reached, acknowledged }, Facts { served: served_in, reached: reached_in }, acknowledged_in)
+            (
+                Self { served, reached, acknowledged },
+                Facts { served: served_in, reached: reached_in, workers: Vec::new() },
+                acknowledged_in,
+            )
         }
 
         fn serves(&self, services: &[Arc<ServiceView>]) {

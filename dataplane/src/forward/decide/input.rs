@@ -81,6 +81,8 @@ impl FlowTables {
 
 /// A family with a flow table.
 pub(in crate::forward) trait FlowFamily: Address {
+    /// The flow table of the family.
+    fn table(tables: &FlowTables) -> &FlowTable<Self>;
     /// The flow table of the family, and that of the other.
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<Self>, OtherFlows<'_>);
     /// The headers of a packet, if it is of this family.
@@ -88,6 +90,10 @@ pub(in crate::forward) trait FlowFamily: Address {
 }
 
 impl FlowFamily for u32 {
+    fn table(tables: &FlowTables) -> &FlowTable<Self> {
+        &tables.v4
+    }
+
     #[inline(always)]
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<u32>, OtherFlows<'_>) {
         (&mut tables.v4, OtherFlows::V6(&mut tables.v6))
@@ -99,6 +105,10 @@ impl FlowFamily for u32 {
 }
 
 impl FlowFamily for u128 {
+    fn table(tables: &FlowTables) -> &FlowTable<Self> {
+        &tables.v6
+    }
+
     #[inline(always)]
     fn split(tables: &mut FlowTables) -> (&mut FlowTable<u128>, OtherFlows<'_>) {
         (&mut tables.v6, OtherFlows::V4(&mut tables.v4))

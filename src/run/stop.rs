@@ -1,0 +1,101 @@
+//! The signals that end a gateway, and how it leaves the network.
+//!
+//! SIGTERM and SIGINT drain it: routers send elsewhere before it stops. SIGUSR2 ends it for a restart: nothing is
+//! withdrawn, because the next process goes on with the same flows. A second signal ends the process at once.
+//!
+//! Not here: withdrawing single routes (`netlink`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::WorkerCounters;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Exit code after a second signal.
+const ENDED_AT_ONCE: i32 = 1;
+/// A drain ends early once there have been no flows for this long: routers send nothing any more.
+const NO_FLOWS_FOR: Duration = Duration::from_secs(3);
+/// Interval at which a drain counts the flows.
+const COUNT_EVERY: Duration = Duration::from_millis(100);
+
+/// What ends a gateway.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stop {
+    /// The gateway ends.
+    pub(super) ends: CancellationToken,
+    /// It ends for a restart: the next process is expected at once.
+    pub(super) is_restart: CancellationToken,
+}
+
+impl Stop {
+    /// Follows the signals of the process.
+    pub(super) fn on_signals(&self) -> std::io::Result<()> {
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let mut restart = signal(SignalKind::user_defined2())?;
+        let stop = self.clone();
+        tokio::spawn(async move {
+            let name = tokio::select! {
+                _ = interrupt.recv() => "SIGINT",
+                _ = terminate.recv() => "SIGTERM",
+                _ = restart.recv() => {
+                    stop.is_restart.cancel();
+                    "SIGUSR2"
+                }
+            };
+            let is_restart = stop.is_restart.is_cancelled();
+            tracing::info!(signal = name, is_restart, "stopping; a second signal ends the gateway at once");
+            stop.ends.cancel();
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = restart.recv() => {}
+            }
+            tracing::warn!("second signal: exiting at once; the next start cleans up");
+            std::process::exit(ENDED_AT_ONCE);
+        });
+        Ok(())
+    }
+}
+
+/// Waits until flows have run out, `wait` at most.
+pub(super) async fn drain(wait: Duration, workers: &[Arc<WorkerCounters>]) {
+    let start = Instant::now();
+    let mut last_flow = start;
+    while start.elapsed() < wait && last_flow.elapsed() < NO_FLOWS_FOR {
+        let rest = wait.saturating_sub(start.elapsed());
+        sleep(COUNT_EVERY.min(rest)).await;
+        if workers.iter().any(|worker| worker.flows.get() > 0) {
+            last_flow = Instant::now();
+        }
+    }
+    let flows: u64 = workers.iter().map(|worker| worker.flows.get()).sum();
+    tracing::info!(flows, "the drain is over");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_ends_when_there_were_no_flows_for_a_while_or_its_time_is_over() {
+        let worker = Arc::new(WorkerCounters::default());
+        let workers = [Arc::clone(&worker)];
+        let lasts = async |wait| {
+            let start = Instant::now();
+            drain(Duration::from_secs(wait), &workers).await;
+            start.elapsed().as_secs()
+        };
+        assert_eq!(lasts(10).await, 3, "no flow at all");
+        assert_eq!(lasts(1).await, 1);
+        worker.flows.set(1);
+        assert_eq!(lasts(10).await, 10, "a flow that does not end");
+        let ending = async {
+            sleep(Duration::from_secs(5)).await;
+            worker.flows.set(0);
+        };
+        let (lasted, ()) = tokio::join!(lasts(60), ending);
+        assert!((8..=9).contains(&lasted), "{lasted}");
+    }
+}
