@@ -1,8 +1,12 @@
 //! `sluiced run`: starts a gateway and stops it at the end.
 //!
-//! Invariant: all threads except workers stay off the workers' cores, if there are other cores. tokio starts before
+//! Invariant: privileges that the configuration does not need are given up before the first thread starts. All threads
+//! except workers stay off the workers' cores, if there are other cores. tokio starts before
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
+
+mod privileges;
+mod watchdog;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,6 +18,7 @@ use control::config::settings::ControllerSettings;
 use control::config::url::ControllerUrl;
 use control::controller::{self, ControllerError, Running};
 use control::gateways::socket::{ListenError, listen};
+use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
@@ -40,6 +45,7 @@ use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
+use watchdog::Watchdog;
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -71,11 +77,25 @@ pub enum RunError {
     Controller(#[from] ControllerError),
 }
 
+/// The privileges that a gateway keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privileges {
+    /// Those that its configuration needs.
+    Needed,
+    /// All that it was started with.
+    All,
+}
+
 /// Runs a gateway until SIGINT or SIGTERM. A second signal ends the process at once, by exit code 1.
 ///
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
-pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
+pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
+    if privileges == Privileges::Needed {
+        for (mechanism, error) in privileges::drop_unneeded(settings) {
+            tracing::warn!(mechanism, error, "some privileges stay, because the kernel refuses to take them");
+        }
+    }
     worker_threads::keep_off(&settings.cores);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
@@ -108,6 +128,7 @@ fn stop_on_signals(stop: CancellationToken) -> std::io::Result<()> {
             _ = terminate.recv() => "SIGTERM",
         };
         tracing::info!(signal = name, "stopping; a second signal ends the gateway at once");
+        systemd::stopping("stops");
         stop.cancel();
         tokio::select! {
             _ = interrupt.recv() => {}
@@ -217,12 +238,18 @@ async fn serve(
     let sources = sources(settings, &channels, ports, counters, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports);
-    let loads = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
+    if systemd::listens() {
+        let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
+        supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
+    }
     let loads = Arc::new(WorkerLoads::new(loads, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, loads, &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.cancelled().await;
     leave(settings, &channels).await;
+    drop(watchdog);
     drop(workers);
     // The controller ends last, because the other tasks use its state until now. It releases its Lease.
     ended.cancel();
