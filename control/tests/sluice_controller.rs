@@ -112,14 +112,16 @@ fn systemd_hears_that_a_controller_is_ready_works_and_stops() {
         let mut message = [0; 4096];
         loop {
             let length = socket.recv(&mut message).unwrap();
-            if text(&message[..length]).lines().any(|line| line == expected) {
-                return;
+            let message = text(&message[..length]);
+            if message.lines().any(|line| line == expected) {
+                return message.to_owned();
             }
         }
     };
-    wait_for("READY=1");
-    wait_for("WATCHDOG=1");
-    wait_for("STATUS=leads");
+    assert!(wait_for("READY=1").contains("STATUS=leads"), "with manifests there is one controller");
+    for _ in 0..3 {
+        wait_for("WATCHDOG=1");
+    }
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     wait_for("STOPPING=1");

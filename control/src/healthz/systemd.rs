@@ -74,13 +74,14 @@ fn send(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Reports a controller while it runs: ready, who leads, and to the watchdog while its planner works.
+/// Reports a controller until the task is dropped: ready, who leads, and to the watchdog while its planner works.
 pub async fn report_controller(probes: Probes) {
     let mut leadership = probes.leadership.clone();
     ready(&describe(&leadership.borrow_and_update()));
     let feed_interval = watchdog_interval();
     let mut tick = interval(feed_interval.unwrap_or(NO_WATCHDOG));
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut may_change = true;
     loop {
         tokio::select! {
             _ = tick.tick() => {
@@ -88,11 +89,10 @@ pub async fn report_controller(probes: Probes) {
                     feed_watchdog();
                 }
             }
-            changed = leadership.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                status(&describe(&leadership.borrow_and_update()));
+            changed = leadership.changed(), if may_change => match changed {
+                Ok(()) => status(&describe(&leadership.borrow_and_update())),
+                // With manifests the leader is the same for ever.
+                Err(_) => may_change = false,
             }
         }
     }
