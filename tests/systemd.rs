@@ -179,7 +179,7 @@ fn systemd_hears_of_the_start_a_reload_a_stalled_worker_and_the_stop() {
     drop(stopped);
     socket.wait_for("WATCHDOG=1");
     until("the worker polls", || metric(&edge, stalled).filter(|value| value == "0"));
-    assert_eq!(edge.curl("http://192.0.2.100/").is_some(), true, "it forwards again");
+    assert!(edge.curl("http://192.0.2.100/").is_some(), "it forwards again");
 
     assert_eq!(edge.stop(false), Some(0));
     socket.wait_for("STOPPING=1");

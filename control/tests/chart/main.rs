@@ -359,7 +359,9 @@ fn gateways_are_a_daemon_set_with_the_documented_capabilities_and_no_others() {
     assert_eq!(container["imagePullPolicy"], "Always");
     assert_eq!(container["resources"]["limits"], values["resources"]["limits"]);
     assert_eq!(container["securityContext"]["capabilities"]["add"], values["capabilities"]);
-    for key in ["nodeSelector", "tolerations", "priorityClassName"] {
+    // Helm merges maps.
+    assert_eq!(pod["nodeSelector"], json!({"edge": "yes", "sluice.dev/gateway-node": "true"}));
+    for key in ["tolerations", "priorityClassName"] {
         assert_eq!(pod[key], values[key], "{key}");
     }
 
