@@ -14,6 +14,11 @@ demo: ## a Service through a gateway in network namespaces (root); KEEP=1 leaves
 	@cargo build --quiet --release --bins --workspace
 	@KEEP=$(KEEP) demo/run
 
+deb: ## build the Debian package, target/debian/sluice_*.deb
+	@.ci/install build run package
+	cargo build --release --bins --workspace
+	@.ci/package target/release target/debian
+
 lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 	@.ci/install build lint
 	cargo fmt --all --check
@@ -22,7 +27,7 @@ lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 	cargo deny --log-level error check bans licenses sources
 
 test: ## run every test that this machine allows
-	@.ci/install build run test
+	@.ci/install build run test package
 	@.ci/test
 
 e2e-k8s: ## run the end-to-end scenarios on the cluster of KUBECONFIG, in namespaces that are removed again
@@ -54,4 +59,4 @@ bench-control: ## measure changes of a cluster of 10,000 Services: time, and mem
 module-graph: ## write docs/internals/graph-after.md: the modules of each package by their imports
 	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
 
-.PHONY: help build demo lint test e2e-k8s bench bench-wire bench-guard bench-control module-graph
+.PHONY: help build demo deb lint test e2e-k8s bench bench-wire bench-guard bench-control module-graph

@@ -1,8 +1,8 @@
 //! The command line of `sluiced` (DESIGN section 8). Usage errors exit with 2, which is clap's own code for them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use control::config::url::ControllerUrl;
 use proto::Mode;
 
@@ -24,7 +24,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the gateway until SIGINT or SIGTERM; a second signal ends it at once.
-    Run(ConfigArgs),
+    Run(RunArgs),
     /// Validate the configuration and print it with all defaults.
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
@@ -33,6 +33,21 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Measure the forwarding engine without a NIC, and verify the packets that leave it.
     Bench(BenchArgs),
+    /// Write a man page for each command, and completion scripts of shells, to a directory. For packages.
+    #[command(hide = true)]
+    Pages {
+        /// The directory.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+}
+
+/// Writes a man page for each command, and completion scripts, to a directory.
+///
+/// # Errors
+/// If the directory cannot be written to.
+pub fn write_pages(directory: &Path) -> std::io::Result<()> {
+    control::config::command_pages::write(Cli::command(), directory)
 }
 
 /// Flags of `doctor`.
@@ -41,6 +56,17 @@ pub struct DoctorArgs {
     /// Configuration file whose requirements are checked. Without it nothing counts as missing.
     #[arg(long, value_name = "F")]
     pub config: Option<PathBuf>,
+}
+
+/// Flags of `run`.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "it has a type of its own")]
+    pub config: ConfigArgs,
+    /// Keep all privileges, for a driver that needs more than is kept (docs/operate/privileges.md).
+    #[arg(long)]
+    pub no_sandbox: bool,
 }
 
 /// The configuration file and the source of Services.

@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use control::config::Logs;
 use control::controller::ControllerError;
-use sluice::cli::{BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs};
+use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs, RunArgs};
 use sluice::reload::Reload;
 use sluice::run;
-use sluice::run::RunError;
+use sluice::run::{Privileges, RunError};
 use sluice::settings::{Settings, SourceChoice};
 use sluice::tools::{bench, doctor, replay};
 
@@ -25,17 +25,19 @@ fn main() -> ExitCode {
         Command::Doctor(args) => run_doctor(&args),
         Command::Replay(args) => run_replay(&args),
         Command::Bench(args) => run_bench(&args),
+        Command::Pages { directory } => exit_code(cli::write_pages(&directory)),
     }
 }
 
-fn run_gateway(args: &ConfigArgs) -> ExitCode {
+fn run_gateway(RunArgs { config: args, no_sandbox }: &RunArgs) -> ExitCode {
+    let privileges = if *no_sandbox { Privileges::All } else { Privileges::Needed };
     let settings = match Settings::read(&args.config, &args.choice()) {
         Ok(settings) => settings,
         Err(errors) => return invalid(&errors),
     };
     control::config::logging::start(settings.logs);
     let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
-    match run::run(&settings, reload) {
+    match run::run(&settings, reload, privileges) {
         // An unusable kubeconfig is a configuration error, too.
         Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),

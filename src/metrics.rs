@@ -79,9 +79,9 @@ pub async fn serve(address: SocketAddr, pages: GatewayPages, stop: CancellationT
 }
 
 impl Pages for GatewayPages {
-    /// The process answers; a worker that panics ends it.
+    /// The process answers, and every worker polls. A worker that panics ends the process.
     fn live(&self) -> Result<(), Unwell> {
-        Ok(())
+        if self.workers.any_stalled() { Err("a worker does not poll its ports; the log says which") } else { Ok(()) }
     }
 
     async fn ready(&self) -> Result<(), Unwell> {

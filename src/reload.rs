@@ -2,17 +2,19 @@
 //! flow.
 //!
 //! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys of the
-//! embedded controller and of its source are applied: the controller restarts while workers keep forwarding. All other
+//! embedded controller and of its source are applied: the controller restarts while workers keep forwarding. Another
+//! `statusDir` outside the old one and outside `stateDir` needs a restart. All other
 //! keys concern the machine (ports, memory, workers, tables); those that differ are reported and take effect at the
 //! next start.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use control::config::Invalid;
 use control::config::controller::KEYS;
-use control::config::settings::ControllerSettings;
+use control::config::settings::{ControllerSettings, Source};
+use control::healthz::systemd::Reloading;
 use tokio::sync::watch;
 
 use crate::settings::{Settings, SourceChoice, StateSource};
@@ -74,13 +76,16 @@ impl Reload {
     /// # Errors
     /// All problems of the file; nothing has changed then.
     pub fn reload(&self) -> Result<Reloaded, Invalid> {
+        let _reloading = Reloading::begin();
         let new = Settings::read(&self.file, &self.choice)?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = new.key_values().differing(&running.key_values());
-        // The gateway itself is connected to the socket, and a source of another kind needs other tasks: both need a
-        // restart.
+        // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another
+        // directory cannot be written to (`run::privileges`): all need a restart.
         let stays = match (&running.source, &new.source) {
-            (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => old.listen == new.listen,
+            (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => {
+                old.listen == new.listen && is_writable(status_dir(new), status_dir(old), &running.state_dir)
+            }
             _ => false,
         };
         let live = |key: &String| stays && KEYS.contains(&key.as_str());
@@ -93,6 +98,18 @@ impl Reload {
         }
         Ok(Reloaded { applied, at_next_start })
     }
+}
+
+fn status_dir(controller: &ControllerSettings) -> Option<&Path> {
+    match &controller.source {
+        Source::Manifests { status_dir, .. } => Some(status_dir),
+        Source::Kubernetes { .. } => None,
+    }
+}
+
+/// Whether a gateway that was started with these directories may write to a new one.
+fn is_writable(new: Option<&Path>, old: Option<&Path>, state_dir: &Path) -> bool {
+    new.is_none_or(|new| new.starts_with(state_dir) || old.is_some_and(|old| new.starts_with(old)))
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! `sluiced run`: starts a gateway and stops it at the end.
 //!
-//! Invariant: all threads except workers stay off the workers' cores, if there are other cores. tokio starts before
+//! Invariant: privileges that the configuration does not need are given up before the first thread starts. All threads
+//! except workers stay off the workers' cores, if there are other cores. tokio starts before
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod privileges;
 mod stop;
+mod watchdog;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,6 +19,7 @@ use control::config::settings::ControllerSettings;
 use control::config::url::ControllerUrl;
 use control::controller::{self, ControllerError, Running};
 use control::gateways::socket::{ListenError, listen};
+use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{
@@ -47,6 +51,7 @@ use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
 use stop::Stop;
+use watchdog::Watchdog;
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -81,12 +86,26 @@ pub enum RunError {
     Controller(#[from] ControllerError),
 }
 
+/// The privileges that a gateway keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privileges {
+    /// Those that its configuration needs.
+    Needed,
+    /// All that it was started with.
+    All,
+}
+
 /// Runs a gateway until SIGINT or SIGTERM, or SIGUSR2 before a restart. A second signal ends the process at once, by exit
 /// code 1.
 ///
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
-pub fn run(settings: &Settings, reload: Reload) -> Result<(), RunError> {
+pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
+    if privileges == Privileges::Needed {
+        for (mechanism, error) in privileges::drop_unneeded(settings) {
+            tracing::warn!(mechanism, error, "some privileges stay, because the kernel refuses to take them");
+        }
+    }
     worker_threads::keep_off(&settings.cores);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
@@ -225,7 +244,12 @@ async fn serve(
     let sources = sources(settings, &channels, ports, counters.clone(), reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
-    let loads = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
+    if systemd::listens() {
+        let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
+        supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
+    }
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, loads, &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
@@ -233,6 +257,7 @@ async fn serve(
     if !stop.is_restart.is_cancelled() {
         leave(settings, &channels, &counters).await;
     }
+    drop(watchdog);
     pass_flows(settings, workers, seed, &passing);
     if let Some(restored) = restored {
         restored.abort();

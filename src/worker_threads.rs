@@ -8,6 +8,7 @@
 //! handled.
 
 mod bell;
+mod heartbeat;
 mod idle;
 mod sleep;
 
@@ -27,6 +28,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 pub use bell::Bell;
+pub use heartbeat::{Heartbeats, OBSERVATION_INTERVAL};
 use idle::{Idle, Step};
 pub use sleep::Sleep;
 
@@ -110,8 +112,8 @@ pub enum WorkerError {
     },
 }
 
-/// Counters of a worker since its start. There is one writer, so plain stores suffice; a reader may see counters of
-/// different polls.
+/// Counters of a worker since its start, and whether it is stalled. Counters have one writer, so plain stores suffice;
+/// a reader may see counters of different polls.
 #[derive(Debug, Default)]
 pub struct Load {
     polls: AtomicU64,
@@ -120,6 +122,8 @@ pub struct Load {
     cycles: AtomicU64,
     busy_cycles: AtomicU64,
     bursts: [AtomicU64; BURST_SIZES],
+    /// Written by the observer of heartbeats, and only when it changes.
+    stalled: AtomicBool,
 }
 
 /// A reading of [`Load`].
@@ -152,6 +156,16 @@ impl Load {
             busy_cycles: get(&self.busy_cycles),
             bursts: self.bursts.each_ref().map(get),
         }
+    }
+
+    /// Whether the worker does not poll.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    fn mark_stalled(&self, is_stalled: bool) {
+        self.stalled.store(is_stalled, Ordering::Relaxed);
     }
 
     #[inline]

@@ -5,6 +5,7 @@
 //! Invariant: a reader with a [`Problem`] returns no settings, so settings are always valid.
 //! Deliberately not here: facts of a running machine (devices, cores, free addresses).
 
+pub mod command_pages;
 pub mod controller;
 mod key_values;
 pub mod listen;

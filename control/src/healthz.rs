@@ -5,6 +5,8 @@
 //! of waiting for it. Answers to probes are public: they contain no names and no foreign text, which are in the log.
 //! Deliberately not here: what the metrics are (`metrics`), and not here: the gRPC health service, which is beside the configuration API (`gateways::server`).
 
+pub mod systemd;
+
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;

@@ -47,6 +47,11 @@ fn wrong_usage_ends_with_exit_code_2() {
 
 /// A configuration with a source: a kubeconfig that does not exist, or a directory of manifests.
 fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
+    run_with(source, &[])
+}
+
+/// The same with more variables in its environment.
+fn run_with(source: &str, environment: &[(&str, &str)]) -> (tempfile::TempDir, std::process::Child) {
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("controller.yaml");
     let socket = directory.path().join("config.sock");
@@ -59,6 +64,7 @@ fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
     std::fs::write(&config, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
     command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::process::Stdio::piped());
+    command.envs(environment.iter().copied());
     (directory, command.spawn().unwrap())
 }
 
@@ -92,6 +98,34 @@ fn a_running_controller_is_alive_and_ready() {
         }
         assert!(Instant::now() < end, "it ends");
     }
+}
+
+#[test]
+fn systemd_hears_that_a_controller_is_ready_works_and_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify.sock");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let environment = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "400000")];
+    let (_directory, mut child) = run_with(&format!("manifests: {}", dir.path().display()), &environment);
+    let wait_for = |expected: &str| {
+        let mut message = [0; 4096];
+        loop {
+            let length = socket.recv(&mut message).unwrap();
+            let message = text(&message[..length]);
+            if message.lines().any(|line| line == expected) {
+                return message.to_owned();
+            }
+        }
+    };
+    assert!(wait_for("READY=1").contains("STATUS=leads"), "with manifests there is one controller");
+    for _ in 0..3 {
+        wait_for("WATCHDOG=1");
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    wait_for("STOPPING=1");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

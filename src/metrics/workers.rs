@@ -30,6 +30,8 @@ const POLL_PACKETS: MetricFamily =
     MetricFamily::sizes("sluice_worker_poll", "packets", "Packets that a poll found, of polls that found any.");
 const FLOWS_LIMIT: MetricFamily =
     MetricFamily::gauge("sluice_worker_flows_limit", "", "Flows that a worker has room for (key flows.maxPerWorker).");
+const STALLED: MetricFamily =
+    MetricFamily::gauge("sluice_worker_stalled", "", "1 while a worker has not polled its ports for 2 s or longer.");
 const HELD: MetricFamily = MetricFamily::gauge(
     "sluice_worker_held",
     "packets",
@@ -150,6 +152,10 @@ impl WorkerLoads {
         Self { loads, queues, flows_max: flows_max.into(), window: Mutex::new(window) }
     }
 
+    pub(super) fn any_stalled(&self) -> bool {
+        self.loads.iter().any(|load| load.is_stalled())
+    }
+
     pub(super) fn write(&self, writer: &mut MetricWriter<'_>, counters: &[Arc<WorkerCounters>]) -> fmt::Result {
         let present: Vec<_> = self.loads.iter().map(|load| load.read()).collect();
         let recent: Vec<_> = {
@@ -172,7 +178,8 @@ impl WorkerLoads {
         }
         writer.gauges(&QUEUED, self.queues.iter().enumerate().map(|(at, queue)| (label(at), queue.len() as u64)))?;
         writer.histograms(&POLL_PACKETS, present.iter().enumerate().map(|(at, load)| (label(at), poll_sizes(load))))?;
-        writer.gauges(&FLOWS_LIMIT, (0..counters.len()).map(|at| (label(at), self.flows_max)))
+        writer.gauges(&FLOWS_LIMIT, (0..counters.len()).map(|at| (label(at), self.flows_max)))?;
+        writer.gauges(&STALLED, self.loads.iter().enumerate().map(|(at, load)| (label(at), u64::from(load.is_stalled()))))
     }
 }
 

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::healthz::systemd;
 use dataplane::WorkerCounters;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
@@ -46,6 +47,7 @@ impl Stop {
             };
             let is_restart = stop.is_restart.is_cancelled();
             tracing::info!(signal = name, is_restart, "stopping; a second signal ends the gateway at once");
+            systemd::stopping(if is_restart { "saves flows for the next process" } else { "stops" });
             stop.ends.cancel();
             tokio::select! {
                 _ = interrupt.recv() => {}

@@ -1,4 +1,4 @@
-//! The program `sluice-controller`, for tests of programs together.
+//! The other programs, for tests of programs together.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,22 @@ fn is_current(program: &Path) -> bool {
     sources.split_whitespace().skip(1).all(|source| modified(Path::new(source)) <= built)
 }
 
-/// The program built from the current sources. The tests of `control` build it; if this test runs alone, it builds it
-/// here.
+/// `sluice-controller`, built from the current sources.
 pub fn controller_program() -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name("sluice-controller");
+    built_program("sluice-controller", "control")
+}
+
+/// A program of a package, built from the current sources. The tests of the package build it; if this test runs alone, it
+/// builds it here.
+pub fn built_program(name: &str, package: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name(name);
     if !is_current(&program) {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "control", "--bins"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        build.args(["build", "--quiet", "-p", package, "--bins"]).current_dir(env!("CARGO_MANIFEST_DIR"));
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        assert!(build.status().unwrap().success(), "sluice-controller builds");
+        assert!(build.status().unwrap().success(), "{name} builds");
     }
     program
 }

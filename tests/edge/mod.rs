@@ -23,7 +23,7 @@ use proto::v1::{
 };
 
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use controller_program::controller_program;
+pub use controller_program::{built_program, controller_program};
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use manifest::ServiceManifest;
 #[allow(unused_imports, reason = "each test file uses a part of it")]
@@ -153,12 +153,18 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     }
 
     pub fn spawn(&mut self) {
+        self.spawn_with(&[]);
+    }
+
+    /// Starts the gateway with more variables in its environment.
+    pub fn spawn_with(&mut self, environment: &[(&str, &str)]) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("sluiced.log")).unwrap();
         let child = Command::new("ip")
             .args(["netns", "exec", &format!("{}-gw", self.id), env!("CARGO_BIN_EXE_sluiced"), "run", "--config"])
             .arg(self.path("sluice.yaml"))
             .env("XDG_RUNTIME_DIR", self.dir.path())
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -77,6 +77,12 @@ pub enum Command {
         /// The shell.
         shell: Shell,
     },
+    /// Print the man page of this program, or write one for each command to a directory.
+    Man {
+        /// The directory.
+        #[arg(value_name = "DIR")]
+        directory: Option<PathBuf>,
+    },
     /// Print the version of this program.
     Version,
 }
@@ -137,6 +143,14 @@ fn socket(text: &str) -> Result<PathBuf, String> {
     }
     let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
     scalar::socket(text, &here)
+}
+
+/// Writes the man page of the program to `out`, or one for each command to a directory.
+pub(super) fn write_man(directory: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
+    match directory {
+        Some(directory) => clap_mangen::generate_to(Arguments::command(), directory),
+        None => clap_mangen::Man::new(Arguments::command()).render(out),
+    }
 }
 
 /// Writes the completion script of a shell.

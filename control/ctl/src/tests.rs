@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use proto::v1;
 use proto::v1::admin_server::{Admin, AdminServer};
 use tokio::net::UnixListener;
@@ -335,6 +335,19 @@ async fn a_server_of_another_kind_is_named_as_such() {
     let (_, _, result) = ctl(&other, "ports").await;
     let error = result.unwrap_err().to_string();
     assert!(error.contains("is no sluice admin API"), "{error}");
+}
+
+#[tokio::test]
+async fn every_command_has_its_man_page() {
+    let (page, _, result) = ctl(Path::new("/nonexistent"), "man").await;
+    assert!(result.is_ok() && page.contains(".TH sluicectl 1"), "{page}");
+    let dir = tempfile::tempdir().unwrap();
+    let (_, _, result) = ctl(Path::new("/nonexistent"), &format!("man {}", dir.path().display())).await;
+    result.unwrap();
+    for command in Arguments::command().get_subcommands() {
+        let page = fs::read_to_string(dir.path().join(format!("sluicectl-{}.1", command.get_name()))).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
 }
 
 #[tokio::test]

@@ -6,14 +6,15 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use control::admin::{self, ControllerAdmin};
+use control::config::command_pages;
 use control::config::controller::ControllerFile;
 use control::config::logging;
 use control::config::settings::Source;
 use control::controller::{self, ControllerError};
 use control::gateways::socket::{self, ListenError, SocketGuard};
-use control::healthz;
+use control::healthz::{self, systemd};
 use control::kubernetes;
 use control::metrics::{ControllerMetrics, ControllerPages};
 use control::status::release::{self, Extent};
@@ -66,6 +67,13 @@ enum Command {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Write a man page for each command, and completion scripts of shells, to a directory. For packages.
+    #[command(hide = true)]
+    Pages {
+        /// The directory.
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
     /// Check the configuration and print the effective settings, or everything that is wrong with it.
     Check {
         /// The configuration.
@@ -86,6 +94,7 @@ fn main() -> ExitCode {
             release(&file, &extent, false, dry_run)
         }),
         Command::Uninstall { config, dry_run } => with_file(&config, |file| release(&file, &Extent::All, true, dry_run)),
+        Command::Pages { directory } => exit_code(command_pages::write(Arguments::command(), &directory).map_err(Into::into)),
         Command::Crds => exit_code(objects::crd::definitions().map(|text| print!("{text}")).map_err(Into::into)),
     }
 }
@@ -176,6 +185,7 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
         let pages = ControllerPages { probes: running.probes.clone(), metrics: ControllerMetrics(running.view.clone()) };
         tokio::spawn(healthz::serve(listener, pages, shutdown.clone()));
     }
+    tokio::spawn(systemd::report_controller(running.probes.clone()));
     let admin = ControllerAdmin { view: running.view.clone(), config };
     let stop = shutdown.clone().cancelled_owned();
     // A failure of the admin API is no reason to stop the controller.
@@ -190,6 +200,7 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
         tracing::info!("shutting down; gateways keep their state");
+        systemd::stopping("stops; gateways keep their state");
         shutdown.cancel();
     });
     Ok(running.stopped().await?)

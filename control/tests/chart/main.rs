@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use control::config::controller::ControllerFile;
 use helm::{documents_of, merge, read_yaml, render};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -73,6 +73,15 @@ fn all_values_changed() -> Value {
         "tls": {"secret": "certificates"},
         "service": {"nodePort": 31000},
         "metrics": {"serviceMonitor": true},
+        "gateway": {
+            "enabled": true,
+            "image": {"repository": "registry.example.com/sluiced", "tag": "0.2.0", "pullPolicy": "Always"},
+            "nodeSelector": {"edge": "yes"},
+            "tolerations": [{"key": "edge", "operator": "Exists"}],
+            "priorityClassName": "edge",
+            "capabilities": ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"],
+            "resources": {"limits": {"hugepages-2Mi": "1Gi", "memory": "4Gi"}},
+        },
         "hostNetwork": true,
         "resources": {"limits": {"memory": "1Gi"}},
         "priorityClassName": "system-cluster-critical",
@@ -179,6 +188,7 @@ fn decoded_as_api_type(object: &Value) -> Value {
         "ConfigMap" => read::<ConfigMap>(object),
         "Service" => read::<Service>(object),
         "Deployment" => read::<Deployment>(object),
+        "DaemonSet" => read::<DaemonSet>(object),
         "PodDisruptionBudget" => read::<PodDisruptionBudget>(object),
         "ClusterRole" => read::<ClusterRole>(object),
         "ClusterRoleBinding" => read::<ClusterRoleBinding>(object),
@@ -280,6 +290,9 @@ fn values_are_checked_by_the_schema() {
         (json!({"tls": {"secret": ""}}), ".tls.secret"),
         (json!({"service": {"nodePort": 70_000}}), ".service.nodePort"),
         (json!({"metrics": {"serviceMonitor": 1}}), ".metrics.serviceMonitor"),
+        (json!({"gateway": {"enabled": "yes"}}), ".gateway.enabled"),
+        (json!({"gateway": {"capabilities": ["CAP_net_admin"]}}), ".gateway.capabilities[0]"),
+        (json!({"gateway": {"hugepages": true}}), ".gateway.hugepages"),
         (json!({"nodeSelector": {"a": true}}), ".nodeSelector.a"),
     ];
     for (over, path) in wrong {
@@ -313,4 +326,46 @@ fn the_deployment_probes_the_health_port_of_the_controller() {
         let probed = ["readinessProbe", "livenessProbe"].map(|probe| container[probe]["httpGet"].clone());
         assert_eq!(probed, ["/readyz", "/livez"].map(|path| json!({"path": path, "port": "health"})));
     }
+}
+
+/// The capabilities of the first table row of docs/operate/privileges.md that says `always`, as a container names them.
+fn documented_capabilities() -> Vec<String> {
+    let page = fs::read_to_string(deploy("../docs/operate/privileges.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| `CAP_") && line.split('|').nth(2).unwrap().trim() == "always");
+    rows.map(|row| row.split('`').nth(1).unwrap().trim_start_matches("CAP_").to_owned()).collect()
+}
+
+#[test]
+fn gateways_are_a_daemon_set_with_the_documented_capabilities_and_no_others() {
+    assert!(find(&rendered(&json!({})), "DaemonSet").is_empty(), "only if wanted");
+    let objects = rendered(&json!({"gateway": {"enabled": true}}));
+    let pod = &find(&objects, "DaemonSet")[0]["spec"]["template"]["spec"];
+    assert_eq!((&pod["hostNetwork"], &pod["automountServiceAccountToken"]), (&json!(true), &json!(false)));
+    assert_eq!(pod["nodeSelector"], json!({"sluice.dev/gateway-node": "true"}), "not on every node");
+    let container = &pod["containers"][0];
+    let context = &container["securityContext"];
+    assert_eq!(context["capabilities"], json!({"drop": ["ALL"], "add": documented_capabilities()}));
+    assert_eq!((&context["allowPrivilegeEscalation"], &context["privileged"]), (&json!(false), &Value::Null));
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        assert!(pod["volumes"].as_array().unwrap().iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
+    }
+
+    let changed = rendered(&all_values_changed());
+    let pod = &find(&changed, "DaemonSet")[0]["spec"]["template"]["spec"];
+    let values = &all_values_changed()["gateway"];
+    let container = &pod["containers"][0];
+    assert_eq!(container["image"], "registry.example.com/sluiced:0.2.0");
+    assert_eq!(container["imagePullPolicy"], "Always");
+    assert_eq!(container["resources"]["limits"], values["resources"]["limits"]);
+    assert_eq!(container["securityContext"]["capabilities"]["add"], values["capabilities"]);
+    // Helm merges maps.
+    assert_eq!(pod["nodeSelector"], json!({"edge": "yes", "sluice.dev/gateway-node": "true"}));
+    for key in ["tolerations", "priorityClassName"] {
+        assert_eq!(pod[key], values[key], "{key}");
+    }
+
+    let privileged = rendered(&json!({"gateway": {"enabled": true, "privileged": true}}));
+    let context = &find(&privileged, "DaemonSet")[0]["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    assert_eq!(context, &json!({"privileged": true, "readOnlyRootFilesystem": true}));
 }

@@ -3,6 +3,11 @@ app.kubernetes.io/name: sluice-controller
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- define "sluice.gateway" -}}
+app.kubernetes.io/name: sluiced
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{- define "sluice.subject" -}}
 - kind: ServiceAccount
   name: {{ .Release.Name }}

@@ -1,0 +1,99 @@
+//! Landlock: writes only below directories that the configuration names, and programs only of the system.
+//!
+//! Invariant: reading is not restricted, because certificates, kubeconfigs and libraries may lie anywhere. Nothing can be
+//! executed from a directory that is writable here.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use control::config::settings::Source;
+use landlock::{ABI, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, path_beneath_rules};
+use rustix::fs::{Mode, OFlags, open};
+
+use super::needs::{PortNeeds, embedded};
+use crate::settings::Settings;
+
+/// The newest rights that are used: truncation. Debian 12 has those of version 2.
+const RIGHTS: ABI = ABI::V3;
+/// The directory of DPDK, of root alone, unless systemd names another.
+const DPDK: &str = "/run/dpdk";
+/// Files of `/proc` that are written. They are kept open, because a rule is for an inode, and that of a file of `/proc`
+/// changes when nobody uses it.
+const PROC: [&str; 2] = ["/proc/sys/net", "/proc/self"];
+/// Devices that are written: taps, VFIO, RDMA, hugepages.
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/net", "/dev/vfio", "/dev/infiniband", "/dev/hugepages"];
+/// The settings of devices in `/sys`, for PCI and af_xdp.
+const SYS: [&str; 2] = ["/sys/devices", "/sys/fs/bpf"];
+/// Where programs are: `ethtool`, and programs that a kubeconfig names beside those in `PATH`.
+const PROGRAMS: [&str; 6] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/opt"];
+
+/// Restricts the calling thread and those that it starts.
+pub(super) fn restrict(settings: &Settings, needs: PortNeeds) -> Result<(), String> {
+    let (written, executed) = (written(settings, needs), executed());
+    for path in PROC {
+        if let Ok(kept) = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            std::mem::forget(kept);
+        }
+    }
+    let status = Ruleset::default()
+        .handle_access(AccessFs::from_write(RIGHTS) | AccessFs::Execute)
+        .and_then(Ruleset::create)
+        .and_then(|rules| rules.add_rules(path_beneath_rules(&written, write_rights())))
+        .and_then(|rules| rules.add_rules(path_beneath_rules(&executed, AccessFs::Execute)))
+        .and_then(landlock::RulesetCreated::restrict_self)
+        .map_err(|error| error.to_string())?;
+    match status.ruleset {
+        RulesetStatus::NotEnforced => Err("the kernel has no Landlock, or it is switched off (lsm=)".to_owned()),
+        RulesetStatus::PartiallyEnforced | RulesetStatus::FullyEnforced => Ok(()),
+    }
+}
+
+/// All but new device files.
+fn write_rights() -> BitFlags<AccessFs> {
+    AccessFs::from_write(RIGHTS) & !(AccessFs::MakeChar | AccessFs::MakeBlock)
+}
+
+/// What is written. Directories of the configuration are created, because a rule needs an inode.
+fn written(settings: &Settings, needs: PortNeeds) -> BTreeSet<PathBuf> {
+    let mut paths: BTreeSet<PathBuf> = directories(settings).into_iter().map(Path::to_owned).collect();
+    match env::var_os("RUNTIME_DIRECTORY") {
+        Some(directories) => paths.extend(env::split_paths(&directories)),
+        None => paths.extend([DPDK.into()].into_iter().chain(env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from))),
+    }
+    for path in &paths {
+        let mode = if path == Path::new(DPDK) { 0o700 } else { 0o755 };
+        if let Err(error) = fs::DirBuilder::new().recursive(true).mode(mode).create(path) {
+            tracing::debug!(path = %path.display(), %error, "a directory cannot be created; nothing can be written there");
+        }
+    }
+    paths.extend(PROC.iter().chain(&DEVICES).map(PathBuf::from));
+    if needs.pinned_memory {
+        paths.extend(SYS.map(PathBuf::from));
+    }
+    // UIO's devices, and those of VFIO before its module is loaded, have no directory of their own.
+    if needs.raw_io || (needs.pinned_memory && !Path::new("/dev/vfio").exists()) {
+        paths.insert("/dev".into());
+    }
+    paths
+}
+
+/// Directories of state, status and sockets.
+fn directories(settings: &Settings) -> Vec<&Path> {
+    let controller = embedded(settings);
+    let status = controller.and_then(|controller| match &controller.source {
+        Source::Manifests { status_dir, .. } => Some(status_dir.as_path()),
+        Source::Kubernetes { .. } => None,
+    });
+    let socket = controller.and_then(|controller| controller.listen.unix.as_deref()).and_then(Path::parent);
+    let more = [status, socket, settings.admin_listen.parent()];
+    [settings.state_dir.as_path()].into_iter().chain(more.into_iter().flatten()).collect()
+}
+
+fn executed() -> BTreeSet<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    // A directory that anybody may write to must not be here; root's PATH has none.
+    PROGRAMS.iter().map(PathBuf::from).chain(env::split_paths(&path).filter(|path| path.is_absolute())).collect()
+}
