@@ -8,6 +8,7 @@
 pub mod compile_loop;
 pub mod controller_client;
 pub mod gateway_drain;
+pub mod inquiries;
 pub mod persist;
 pub mod probe;
 pub mod served;

@@ -16,6 +16,7 @@ use control::controller::{self, ControllerError, Running};
 use control::gateways::socket::{ListenError, listen};
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
+use dataplane::forward::{Explainer, Mailbox};
 use dataplane::{Compiler, Link, Network, NoMemory, Parts, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
@@ -29,6 +30,7 @@ use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::gateway_drain;
+use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
@@ -39,7 +41,7 @@ use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
-use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
+use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
 
 /// This program's version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -188,8 +190,11 @@ async fn serve(
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
-    let bells = worker_ports.iter().filter_map(|worker| worker.bell.as_ref());
-    let publisher = publisher.waking(bells.map(Bell::doorbell).cloned().collect());
+    let doorbell = |worker: &WorkerPorts| worker.bell.as_ref().map(|bell| Arc::clone(bell.doorbell()));
+    let publisher = publisher.waking(worker_ports.iter().filter_map(doorbell).collect());
+    let mailboxes: Vec<_> = worker_ports.iter().map(|worker| Arc::new(Mailbox::new(doorbell(worker)))).collect();
+    let explainer = Explainer::new(ports.steering().clone(), settings.flows.clone(), seed);
+    let inquiries = Arc::new(Inquiries::new(mailboxes.clone(), explainer, publisher.reader()));
     let pipeline = SnapshotPipeline { compiler, publisher };
     // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();
@@ -198,8 +203,8 @@ async fn serve(
         StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
         StateSource::Remote(..) => None,
     };
-    let workers = match start_workers(settings, ports, worker_ports.into_iter().zip(subscribers).zip(&counters), &channels, seed)
-    {
+    let parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
+    let workers = match start_workers(settings, ports, parts, &channels, seed) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -214,7 +219,8 @@ async fn serve(
             ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
         }
     };
-    let sources = sources(settings, &channels, ports, counters, reload, controller, supervisor.tasks());
+    let of_workers = (counters, inquiries);
+    let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports);
     let loads = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
@@ -281,12 +287,12 @@ async fn stopped(running: Option<Running>) {
 fn start_workers<'a>(
     settings: &Settings,
     ports: &Ports,
-    worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), &'a Arc<WorkerCounters>)>,
+    worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), (&'a Arc<WorkerCounters>, Arc<Mailbox>))>,
     channels: &Channels,
     seed: u64,
 ) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
-    let start = |(number, (((WorkerPorts { ports, peers, bell }, subscriber), counters), &core))| {
+    let start = |(number, (((WorkerPorts { ports, peers, bell }, subscriber), (counters, mailbox)), &core))| {
         let parts = Parts {
             ports,
             subscriber,
@@ -298,7 +304,7 @@ fn start_workers<'a>(
             observer: (),
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
-        start_worker(number, CoreId { id: core }, rest, eal, parts)
+        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox))
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -316,11 +322,11 @@ fn start_worker(
     core: CoreId,
     rest: Option<Rest>,
     eal: Eal,
-    parts: WorkerParts,
+    (parts, mailbox): (WorkerParts, Arc<Mailbox>),
 ) -> Result<worker_threads::Worker, RunError> {
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
-    let mut worker = Worker::new(parts)?;
+    let mut worker = Worker::new(parts)?.answering(mailbox);
     let body = move |turn: Turn<'_>| {
         match turn {
             Turn::Poll { now_ns } => return worker.poll(now_ns),
@@ -540,7 +546,7 @@ fn sources(
     settings: &Settings,
     channels: &Channels,
     ports: &Ports,
-    workers: Vec<Arc<WorkerCounters>>,
+    (workers, inquiries): (Vec<Arc<WorkerCounters>>, Arc<Inquiries>),
     reload: &Arc<Reload>,
     controller: ControllerAccess,
     tasks: Tasks,
@@ -555,6 +561,7 @@ fn sources(
         controller,
         tasks,
         workers,
+        inquiries,
         ports: ports.read_ports(settings.name.clone()),
         reload: Arc::clone(reload),
     }

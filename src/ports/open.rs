@@ -39,6 +39,7 @@ pub(super) struct OpenedPorts {
     pub(super) ports: Vec<HotplugPort>,
     pub(super) thread: Option<TwinThread>,
     pub(super) workers: Vec<WorkerPorts>,
+    pub(super) steering: Arc<Steering>,
 }
 
 /// Opens the configured ports. After an error nothing stays open.
@@ -100,9 +101,10 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     }
     let (bells, twin_bell) = bells(settings)?;
     let doorbells: Vec<_> = bells.iter().flatten().map(Bell::doorbell).cloned().collect();
-    let peers = steering::peers(&Arc::new(owners), &steerings, &doorbells);
+    let owners = Arc::new(owners);
+    let peers = steering::peers(&owners, &steerings, &doorbells);
     let workers = peers.into_iter().zip(bells).map(|(peers, bell)| WorkerPorts { ports: Vec::new(), peers, bell }).collect();
-    let mut all = OpenedPorts { eal, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
+    let mut all = OpenedPorts { eal, steering: owners, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
     let mut taps = Vec::new();
     for (((settings, opened), steering), presence) in settings.ports.iter().zip(opened).zip(steerings).zip(presences) {
         let mac = opened.as_ref().map(|opened| Mac(opened.port.mac())).or(settings.mac);

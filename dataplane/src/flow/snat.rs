@@ -18,6 +18,9 @@
 //! the worker ([`crate::workers`]): by the remainder of the port, or by the hash with which network cards spread
 //! replies.
 
+pub use preview::LeaseOffer;
+pub(crate) use preview::TrialPorts;
+
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
@@ -479,5 +482,6 @@ impl SnatPorts {
     }
 }
 
+mod preview;
 #[cfg(test)]
 mod tests;

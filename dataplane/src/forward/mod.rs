@@ -18,5 +18,9 @@ pub mod rewrite;
 mod sort;
 mod worker;
 
+pub use decide::explain::{
+    ExplainError, ExplainedFrontend, ExplainedPacket, Explainer, Explanation, FlowEffect, Leaves, Outcome, PacketKind,
+};
+pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub use observer::{Observe, PacketFlow, PacketOutcome};
 pub use worker::{NoMemory, Parts, PortWithTwin, SWEEP_TICKS, SWEPT_PER_POLL, Worker};

@@ -21,9 +21,10 @@ use super::engine::Engine;
 use super::fast;
 use super::observer::Observe;
 use crate::flow::{
-    BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks,
+    BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick,
+    Ticks,
 };
-use crate::forward::decide::FlowTables;
+use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
@@ -70,6 +71,8 @@ pub struct Worker<P: Port, O = ()> {
     subscriber: Subscriber,
     announcements: Announcements,
     sweep: Sweep,
+    /// Inquiries of the agent.
+    mailbox: Option<Arc<Mailbox>>,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
@@ -104,7 +107,14 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             observer: parts.observer,
             twin_rate: TwinRate::default(),
         };
-        Ok(Self { engine, subscriber: parts.subscriber, announcements: Announcements::new(), sweep: Sweep::default() })
+        let (announcements, sweep) = (Announcements::new(), Sweep::default());
+        Ok(Self { engine, subscriber: parts.subscriber, announcements, sweep, mailbox: None })
+    }
+
+    /// The same worker, which answers inquiries: at most one at the end of each poll.
+    #[must_use]
+    pub fn answering(self, mailbox: Arc<Mailbox>) -> Self {
+        Self { mailbox: Some(mailbox), ..self }
     }
 
     /// Its counters.
@@ -167,6 +177,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         engine.publish_counters();
+        if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
+            let Engine { tables, ports, max_flows, .. } = engine;
+            mailbox.answer_one(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, now_ns);
+        }
         handled
     }
 }
