@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use dataplane::flow::{FlowLimits, FlowMode};
-use dataplane::forward::{ExplainError, ExplainedPacket, Explainer, Explanation, FlowEffect, Outcome, PacketKind};
+use dataplane::forward::{ExplainError, ExplainedPacket, Explainer, Explanation, FlowEffect, Outcome, PacketKind, TunnelEnds};
 use dataplane::testing::{Packet, Segment};
 use dataplane::workers::Steering;
 use dataplane::{Config, DropReason, Link, PacketOutcome, PortIndex, tcp_flags};
@@ -116,8 +116,10 @@ fn check(rig: &mut Rig, packet: &ExplainedPacket, explainer: &mut Explainer) -> 
             let (source, destination) = ends(&frame);
             match leaves.tunnel {
                 None => assert_eq!((source, destination), (leaves.source, leaves.destination), "{context}"),
-                Some((from, to, None)) => assert_eq!((source.ip(), destination.ip()), (from, to), "{context}"),
-                Some((from, to, Some((source_port, port)))) => {
+                Some(TunnelEnds { source: from, destination: to, ports: None }) => {
+                    assert_eq!((source.ip(), destination.ip()), (from, to), "{context}")
+                }
+                Some(TunnelEnds { source: from, destination: to, ports: Some((source_port, port)) }) => {
                     let outer = (SocketAddr::new(from, source_port), SocketAddr::new(to, port));
                     assert_eq!((source, destination), outer, "{context}");
                 }

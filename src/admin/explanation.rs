@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use dataplane::flow::BackendId;
 use dataplane::forward::{
-    ExplainError, ExplainedFrontend, ExplainedPacket, Explanation, FlowEffect, Leaves, Outcome, PacketKind,
+    ExplainError, ExplainedFrontend, ExplainedPacket, Explanation, FlowEffect, Leaves, Outcome, PacketKind, TunnelEnds,
 };
 use dataplane::snapshot::BackendView;
 use dataplane::{Link, PortIndex, Snapshot};
@@ -171,7 +171,7 @@ fn rewrite(leaves: &Leaves) -> v1::ExplainedRewrite {
     let end = |address: std::net::IpAddr, port: Option<u16>| {
         port.map_or_else(|| address.to_string(), |port| SocketAddr::new(address, port).to_string())
     };
-    let tunnel = leaves.tunnel.map(|(source, destination, ports)| {
+    let tunnel = leaves.tunnel.map(|TunnelEnds { source, destination, ports }| {
         (end(source, ports.map(|(source, _)| source)), end(destination, ports.map(|(_, destination)| destination)))
     });
     let (tunnel_source, tunnel_destination) = tunnel.unwrap_or_default();

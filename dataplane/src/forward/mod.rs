@@ -19,7 +19,7 @@ mod sort;
 mod worker;
 
 pub use decide::explain::{
-    ExplainError, ExplainedFrontend, ExplainedPacket, Explainer, Explanation, FlowEffect, Leaves, Outcome, PacketKind,
+    ExplainError, ExplainedFrontend, ExplainedPacket, Explainer, Explanation, FlowEffect, Leaves, Outcome, PacketKind, TunnelEnds,
 };
 pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub use observer::{Observe, PacketFlow, PacketOutcome};

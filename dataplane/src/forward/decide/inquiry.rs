@@ -69,6 +69,7 @@ impl<A: Address> FamilyInquiry<A> {
 
 /// An inquiry by family.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // one allocation for an inquiry, by the agent
 pub enum Inquired {
     /// IPv4.
     V4(FamilyInquiry<u32>),

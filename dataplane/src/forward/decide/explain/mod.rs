@@ -89,6 +89,17 @@ pub enum FlowEffect {
     Replaces,
 }
 
+/// The outer addresses of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelEnds {
+    /// Outer source.
+    pub source: IpAddr,
+    /// Outer destination.
+    pub destination: IpAddr,
+    /// Outer UDP source and destination port, in mode `gue`.
+    pub ports: Option<(u16, u16)>,
+}
+
 /// How the packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaves {
@@ -102,8 +113,8 @@ pub struct Leaves {
     pub source: SocketAddr,
     /// Destination after the rewrite.
     pub destination: SocketAddr,
-    /// Source and destination address of the tunnel, and its UDP ports, if the packet is encapsulated.
-    pub tunnel: Option<(IpAddr, IpAddr, Option<(u16, u16)>)>,
+    /// The tunnel, if the packet is encapsulated.
+    pub tunnel: Option<TunnelEnds>,
     /// The backend of the flow.
     pub backend: BackendId,
     /// Whether the SNAT port of a new flow has not rested, because ports are scarce.
@@ -225,9 +236,9 @@ impl Explainer {
         let tuple = Tuple { source, destination, source_port, destination_port, protocol: packet.protocol.number() };
         let worker = usize::from(self.steering.owner(&tuple, snapshot.packet_target(&tuple)).0);
         let mut ask = |about| ask(worker, A::inquiry(FamilyInquiry::new(about))).map_err(ExplainError::Asking);
-        let mut answer = ask(About::Flow(tuple))?;
+        let answer = ask(About::Flow(tuple))?;
         let now = Tick::at(answer.now_ns);
-        let flows: Vec<Flow<A>> = flows_of(&mut answer);
+        let flows: Vec<Flow<A>> = flows_of(&answer);
         let flow = flows.first().copied();
         let kind = packet.kind.unwrap_or(if flow.is_some() { PacketKind::Later } else { PacketKind::First });
         let link = packet.link.unwrap_or_else(|| link_towards(snapshot, source));
@@ -261,29 +272,41 @@ impl Explainer {
         let mut trial =
             Trial { snapshot, headers: &headers, segment, link, now, worker, flows, limits: &self.limits, seed: self.seed };
         let room = trial.room(answer.room, answer.yields);
-        let mut tried = trial.run_with_any_port(room, tables).ok_or(ExplainError::NoMemory)?;
-        if let Some(made) = tried.made.filter(|made| made.mode == FlowMode::Dnat) {
-            // Another flow may look the same to the backend, or have the client's tuple.
-            for other in [made.tuple(Direction::ToBackend), made.tuple(Direction::ToClient)] {
-                if other != tuple {
-                    trial.add(&flows_of(&mut *ask(About::Flow(other))?));
-                }
-            }
-            tried = trial.run_with_any_port(room, tables).ok_or(ExplainError::NoMemory)?;
-        } else if let Some(made) = tried.made.filter(|made| made.mode == FlowMode::Nat) {
-            if let Some((target, link)) = tried.leaves.and_then(|leaves| Some((target_of(&made, snapshot)?, leaves.link))) {
-                let answer = ask(About::Lease { target, link, start: first_snat_address(trial.hash()) })?;
-                let offer = A::answered(&answer.inquired).and_then(|inquiry| inquiry.offer);
-                let addresses = snapshot.snat::<A>(link);
-                tried = trial.run_with_offer(room, (target, addresses, offer), tables).ok_or(ExplainError::NoMemory)?;
-            }
-        }
+        let tried = trial.run_with_any_port(room, tables).ok_or(ExplainError::NoMemory)?;
+        let tried = try_with_answers(&mut trial, tried, room, tables, &mut ask)?;
         Ok(explanation(tried.outcome, Some(&tried)))
     }
 }
 
+/// Repeats a trial in which a flow began, with what its worker knows about the tuples and the SNAT port of that flow.
+fn try_with_answers<A: TrialFamily, E>(
+    trial: &mut Trial<'_, A>,
+    tried: Tried<A>,
+    room: u32,
+    tables: &mut TrialTables,
+    ask: &mut impl FnMut(About<A>) -> Result<Box<Inquiry>, ExplainError<E>>,
+) -> Result<Tried<A>, ExplainError<E>> {
+    let (Some(made), Some(leaves)) = (tried.made, tried.leaves) else { return Ok(tried) };
+    let snapshot = trial.snapshot;
+    if made.mode == FlowMode::Nat {
+        let Some(target) = target_of(&made, snapshot) else { return Ok(tried) };
+        let answer = ask(About::Lease { target, link: leaves.link, start: first_snat_address(trial.hash()) })?;
+        let offer = A::answered(&answer.inquired).and_then(|inquiry| inquiry.offer);
+        let addresses = snapshot.snat::<A>(leaves.link);
+        return trial.run_with_offer(room, (target, addresses, offer), tables).ok_or(ExplainError::NoMemory);
+    }
+    // In `dnat` another flow may look the same to the backend, or have the client's tuple.
+    for other in [made.tuple(Direction::ToBackend), made.tuple(Direction::ToClient)] {
+        if other != trial.headers.tuple {
+            let flows = flows_of(&*ask(About::Flow(other))?);
+            trial.add(&flows);
+        }
+    }
+    trial.run_with_any_port(room, tables).ok_or(ExplainError::NoMemory)
+}
+
 /// The flows of an answer.
-fn flows_of<A: TrialFamily>(answer: &mut Inquiry) -> Vec<Flow<A>> {
+fn flows_of<A: TrialFamily>(answer: &Inquiry) -> Vec<Flow<A>> {
     A::answered(&answer.inquired).map(|inquiry| inquiry.flows.to_vec()).unwrap_or_default()
 }
 

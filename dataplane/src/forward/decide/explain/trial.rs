@@ -4,9 +4,9 @@
 //!
 //! Not here: which flows matter, and the SNAT port that the worker would lease.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use super::{FlowEffect, Leaves, Outcome};
+use super::{FlowEffect, Leaves, Outcome, TunnelEnds};
 use crate::flow::{
     Direction, Flow, FlowLimits, FlowTable, IdleLimits, LeaseOffer, PoolId, Segment, SnatAddress, SnatPorts, SnatTarget, Tick,
     TrialPorts,
@@ -212,10 +212,7 @@ impl<A: TrialFamily> Trial<'_, A> {
                     next_hop: hop_of_backend(self.snapshot.backend(backend)?.next_hop),
                     source: SocketAddr::new(tuple.source.ip(), tuple.source_port),
                     destination: SocketAddr::new(tuple.destination.ip(), tuple.destination_port),
-                    tunnel: outer.map(|outer| {
-                        let (source, destination) = ends(outer.ends);
-                        (source, destination, outer.ports)
-                    }),
+                    tunnel: outer.map(|outer| ends(outer.ends, outer.ports)),
                     backend,
                     is_port_early: false,
                 })
@@ -225,11 +222,12 @@ impl<A: TrialFamily> Trial<'_, A> {
     }
 }
 
-fn ends(ends: Ends) -> (IpAddr, IpAddr) {
-    match ends {
+fn ends(ends: Ends, ports: Option<(u16, u16)>) -> TunnelEnds {
+    let (source, destination) = match ends {
         Ends::V4(source, destination) => (source.ip(), destination.ip()),
         Ends::V6(source, destination) => (source.ip(), destination.ip()),
-    }
+    };
+    TunnelEnds { source, destination, ports }
 }
 
 fn outcome(verdict: &Verdict<'_>, arrived: Link) -> Outcome {
