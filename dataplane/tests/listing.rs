@@ -49,7 +49,7 @@ fn flows_that_live_throughout_a_listing_are_listed_exactly_once_however_others_c
         let (flows, next) = flows_from(&mut rig, position);
         assert!(flows.len() <= FLOWS_PER_INQUIRY);
         assert!(
-            next.is_none_or(|next| next == position + FLOWS_PER_INQUIRY as u32),
+            next.is_none_or(|next| next == position + u32::try_from(FLOWS_PER_INQUIRY).unwrap()),
             "a part is bounded, however few flows it has"
         );
         flows.into_iter().for_each(|client| *listed.entry(client).or_insert(0) += 1);

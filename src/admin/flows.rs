@@ -14,8 +14,8 @@ use crate::agent::inquiries::{FlowPosition, Inquiries};
 
 /// Rows of a page if the client does not say.
 const PAGE_ROWS: u32 = 1_000;
-/// Maximum number of rows of a page.
-const PAGE_ROWS_MAX: u32 = 10_000;
+/// Maximum number of rows of a page: 5,063 x 600 B with the longest names stay below the 4 MiB that clients accept.
+const PAGE_ROWS_MAX: u32 = 5_000;
 
 /// Filters of a listing; a flow must match all.
 #[derive(Debug, Default)]

@@ -18,6 +18,9 @@ use dataplane::snapshot::SnapshotReader;
 use dataplane::{Address, Snapshot};
 use proto::Family;
 
+/// Entries of a table that an inquiry visits.
+const ENTRIES: u32 = 64;
+const _: () = assert!(ENTRIES as usize == FLOWS_PER_INQUIRY);
 /// How long a worker may take to answer. It answers after the current poll, or after the doorbell has woken it.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time between two looks for an answer.
@@ -124,7 +127,7 @@ impl Inquiries {
             let first = asking.last + 1;
             for inquiry in (0..).take(INQUIRIES_MAX) {
                 asking.last += 1;
-                let entry = position.entry.saturating_add(inquiry * FLOWS_PER_INQUIRY as u32);
+                let entry = position.entry.saturating_add(inquiry * ENTRIES);
                 self.ask(position.worker, mailbox, Inquiry::new(asking.last, about_flows(position.family, entry)))?;
             }
             let mut next = None;

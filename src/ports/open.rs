@@ -90,8 +90,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     let pool = Mempool::new(eal, &pool)?;
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
-    let mut request = steering::request(workers, &by_nic);
-    request.wakes = settings.poll == Poll::Adaptive;
+    let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
     let presences: Vec<Option<u64>> = settings.ports.iter().map(|port| port.device.presence()).collect();
     let opened = open_devices(eal, settings, pool, &request)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();

@@ -13,7 +13,7 @@ use crate::error::CtlError;
 use crate::list::{Screen, follow_by};
 
 /// Rows of a page.
-const PAGE_ROWS: u32 = 10_000;
+const PAGE_ROWS: u32 = 5_000;
 
 /// Prints the flows that match.
 pub(super) async fn list(

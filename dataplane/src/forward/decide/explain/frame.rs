@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use proto::Protocol;
 
-use super::PacketKind;
+use super::explanation::PacketKind;
 use crate::flow::Segment;
 use crate::wire::checksum::{finish, sum};
 use crate::wire::{HOP_LIMIT, Mac, ether_type, sctp_chunk, tcp_flags};

@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 
-use super::{FlowEffect, Leaves, Outcome, TunnelEnds};
+use super::explanation::{FlowEffect, Leaves, Outcome, TunnelEnds};
 use crate::flow::{
     Direction, Flow, FlowLimits, FlowTable, IdleLimits, LeaseOffer, PoolId, Segment, SnatAddress, SnatPorts, SnatTarget, Tick,
     TrialPorts,
