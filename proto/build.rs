@@ -3,8 +3,21 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 8] =
-    ["ServiceStatus", "BackendStatus", "PortStatus", "DropCount", "GatewayStatus", "PoolStatus", "EventStatus", "Override"];
+const ROWS: [&str; 13] = [
+    "ServiceStatus",
+    "BackendStatus",
+    "PortStatus",
+    "DropCount",
+    "GatewayStatus",
+    "PoolStatus",
+    "EventStatus",
+    "Override",
+    "FlowStatus",
+    "Explanation",
+    "ExplainedFrontend",
+    "ExplainedBackend",
+    "ExplainedRewrite",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "grpc")]

@@ -1,17 +1,18 @@
 //! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
 //!
 //! It reads the agent's published values and the workers' counters. Its only change is a reload of the configuration.
-//! Requests about the group of gateways go to the embedded controller. Invariant: it holds no snapshot, so that a slow
-//! reader keeps no table alive.
+//! Requests about the group of gateways go to the embedded controller. Invariant: a slow reader keeps no snapshot alive;
+//! an explanation holds one for at most as long as workers may take to answer.
 
+mod explanation;
+mod flows;
 mod tables;
 
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use control::admin::View;
-use control::gateways::socket::{SocketGuard, listen};
+use control::admin::{AdminSockets, Caller, View};
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
@@ -19,6 +20,7 @@ use proto::{Generation, v1};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use crate::agent::inquiries::Inquiries;
 use crate::agent::probe::Causes;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
@@ -76,20 +78,21 @@ pub struct Sources {
     pub tasks: Tasks,
     /// The workers' counters, in their order.
     pub workers: Vec<Arc<WorkerCounters>>,
+    /// Inquiries to the workers.
+    pub inquiries: Arc<Inquiries>,
     /// The ports, in the order of the configuration.
     pub ports: ReadPorts,
     /// The configuration.
     pub reload: Arc<Reload>,
 }
 
-/// Serves the API on the socket `path` until `stop` completes.
+/// Serves the API on the socket `path` and the read-only one beside it until `stop` completes.
 ///
 /// # Errors
-/// If the socket is in use or cannot be created, or the server fails.
+/// If a socket is in use or cannot be created, or the server fails.
 pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
-    let listener = listen(&path).await?;
-    let _socket_guard = SocketGuard(path);
-    Ok(control::admin::serve(listener, sources, stop).await?)
+    let sockets = AdminSockets::listen(&path).await?;
+    Ok(control::admin::serve(sockets, sources, stop).await?)
 }
 
 impl Sources {
@@ -145,6 +148,16 @@ impl Admin for Sources {
         Ok(Response::new(self.drops()))
     }
 
+    async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
+        let (inquiries, gateway) = (Arc::clone(&self.inquiries), self.gateway.clone());
+        blocking(move || flows::page(&gateway, &inquiries, request.get_ref())).await
+    }
+
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
+        let (inquiries, gateway) = (Arc::clone(&self.inquiries), self.gateway.clone());
+        blocking(move || explanation::explain(&gateway, &inquiries, request.get_ref())).await
+    }
+
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(v1::GetStatusResponse {
             gateway: self.gateway.clone(),
@@ -175,31 +188,41 @@ impl Admin for Sources {
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
-        self.controller.view()?.drain(request.into_inner()).await.map(Response::new)
+        let caller = Caller::changing(&request)?;
+        self.controller.view()?.drain(request.into_inner(), &caller).await.map(Response::new)
     }
 
     async fn undrain(&self, request: Request<v1::UndrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
-        self.controller.view()?.undrain(request.into_inner()).await.map(Response::new)
+        let caller = Caller::changing(&request)?;
+        self.controller.view()?.undrain(request.into_inner(), &caller).await.map(Response::new)
     }
 
     async fn set_weight(&self, request: Request<v1::SetWeightRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
-        self.controller.view()?.set_weight(request.into_inner()).await.map(Response::new)
+        let caller = Caller::changing(&request)?;
+        self.controller.view()?.set_weight(request.into_inner(), &caller).await.map(Response::new)
     }
 
-    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+    async fn reload(&self, request: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+        let caller = Caller::changing(&request)?;
         let reload = Arc::clone(&self.reload);
         let result = tokio::task::spawn_blocking(move || reload.reload()).await;
         let reloaded = result
             .map_err(|error| Status::internal(format!("the reload failed: {error}")))?
             .map_err(|errors| Status::invalid_argument(errors.to_string()))?;
         let summary = reloaded.to_string();
-        tracing::info!(summary, "the configuration was reloaded");
+        tracing::info!(summary, %caller, "the configuration was reloaded");
         Ok(Response::new(v1::ReloadResponse { applied: reloaded.applied, at_next_start: reloaded.at_next_start, summary }))
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
         Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective() }))
     }
+}
+
+/// Runs what waits for workers on a thread that may wait.
+async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T, Status> + Send + 'static) -> Result<Response<T>, Status> {
+    let result = tokio::task::spawn_blocking(run).await;
+    result.map_err(|error| Status::internal(format!("the request failed: {error}")))?.map(Response::new)
 }
 
 #[cfg(test)]
@@ -240,6 +263,7 @@ pub(crate) mod tests {
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
+            inquiries: Arc::new(crate::agent::inquiries::tests::without_workers()),
             ports: Arc::new(move || vec![port.clone()]),
             reload: Arc::new(crate::reload::tests::reload()),
         }
@@ -286,9 +310,21 @@ pub(crate) mod tests {
         let request = HealthCheckRequest { service: "sluice.v1.Admin".to_owned() };
         let health = HealthClient::new(channel).check(request).await.unwrap().into_inner();
         assert_eq!(health.status(), ServingStatus::Serving);
+        let mut viewer = AdminClient::new(connect(&control::admin::read_only_path(&path)).await);
+        assert!(viewer.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner().ready);
+        assert!(viewer.list_flows(v1::ListFlowsRequest::default()).await.unwrap().into_inner().flows.is_empty());
+        let refused = [
+            viewer.reload(v1::ReloadRequest {}).await.unwrap_err(),
+            viewer.drain(v1::DrainRequest::default()).await.unwrap_err(),
+            viewer.undrain(v1::UndrainRequest::default()).await.unwrap_err(),
+            viewer.set_weight(v1::SetWeightRequest::default()).await.unwrap_err(),
+        ];
+        for refused in refused {
+            assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused}");
+        }
         stop.cancel();
         server.await.unwrap().unwrap();
-        assert!(!path.exists());
+        assert!(!path.exists() && !control::admin::read_only_path(&path).exists());
     }
 
     #[tokio::test]

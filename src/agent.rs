@@ -9,6 +9,7 @@ pub mod compile_loop;
 pub mod controller_client;
 pub mod flow_file;
 pub mod gateway_drain;
+pub mod inquiries;
 pub mod persist;
 pub mod probe;
 pub mod served;

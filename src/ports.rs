@@ -21,6 +21,7 @@ pub mod twin;
 use std::sync::{Arc, Mutex};
 
 use dataplane::Mac;
+use dataplane::workers::Steering;
 use dpdk_sys::Eal;
 
 pub use error::PortsError;
@@ -40,6 +41,7 @@ pub struct Ports {
     handles: PortHandles,
     ports: Arc<tokio::sync::Mutex<Vec<HotplugPort>>>,
     thread: Option<TwinThread>,
+    steering: Arc<Steering>,
 }
 
 impl Ports {
@@ -51,13 +53,19 @@ impl Ports {
     pub async fn open(settings: &Settings, seed: u64) -> Result<(Self, Vec<WorkerPorts>), PortsError> {
         let opened = open::open(settings, seed).await?;
         let (handles, ports) = (Arc::new(Mutex::new(opened.handles)), Arc::new(tokio::sync::Mutex::new(opened.ports)));
-        Ok((Self { eal: opened.eal, handles, ports, thread: opened.thread }, opened.workers))
+        Ok((Self { eal: opened.eal, handles, ports, thread: opened.thread, steering: opened.steering }, opened.workers))
     }
 
     /// DPDK.
     #[must_use]
     pub fn eal(&self) -> Eal {
         self.eal
+    }
+
+    /// The function that determines which worker owns a flow.
+    #[must_use]
+    pub fn steering(&self) -> &Steering {
+        &self.steering
     }
 
     /// The Ethernet addresses of the ports; 00:00:00:00:00:00 while it is unknown.

@@ -22,6 +22,7 @@ use control::gateways::socket::{ListenError, listen};
 use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
+use dataplane::forward::{Explainer, Mailbox};
 use dataplane::{
     Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, SavedFlows, Subscriber, Worker, WorkerCounters,
 };
@@ -38,6 +39,7 @@ use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::flow_file::{self, FlowFile};
 use crate::agent::gateway_drain;
+use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::probe::{ConnectionWatch, Prober};
 use crate::agent::served::Served;
@@ -49,7 +51,7 @@ use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
-use crate::worker_threads::{self, Bell, Rest, Sleep, Turn, WorkerError};
+use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
 use stop::Stop;
 use watchdog::Watchdog;
 
@@ -212,8 +214,11 @@ async fn serve(
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
-    let bells = worker_ports.iter().filter_map(|worker| worker.bell.as_ref());
-    let publisher = publisher.waking(bells.map(Bell::doorbell).cloned().collect());
+    let doorbell = |worker: &WorkerPorts| worker.bell.as_ref().map(|bell| Arc::clone(bell.doorbell()));
+    let publisher = publisher.waking(worker_ports.iter().filter_map(doorbell).collect());
+    let mailboxes: Vec<_> = worker_ports.iter().map(|worker| Arc::new(Mailbox::new(doorbell(worker)))).collect();
+    let explainer = Explainer::new(ports.steering().clone(), settings.flows.clone(), seed);
+    let inquiries = Arc::new(Inquiries::new(mailboxes.clone(), explainer, publisher.reader()));
     let pipeline = SnapshotPipeline { compiler, publisher };
     let queues = worker_ports.iter().filter_map(|worker| worker.peers.as_ref().map(Peers::inboxes)).collect();
     // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
@@ -224,8 +229,8 @@ async fn serve(
         StateSource::Remote(..) => None,
     };
     let passing = FlowPassing { restored: flows.as_ref().map(Arc::downgrade), saved: Arc::default() };
-    let worker_ports = worker_ports.into_iter().zip(subscribers).zip(&counters);
-    let workers = match start_workers(settings, ports, worker_ports, &channels, seed, &passing) {
+    let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
+    let workers = match start_workers(settings, ports, worker_parts, &channels, seed, &passing) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -241,7 +246,8 @@ async fn serve(
         }
     };
     let restored = flows.map(|flows| tokio::spawn(flow_file::log_restored(flows, workers.len())));
-    let sources = sources(settings, &channels, ports, counters.clone(), reload, controller, supervisor.tasks());
+    let of_workers = (counters.clone(), inquiries);
+    let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
@@ -358,13 +364,13 @@ async fn stopped(running: Option<Running>) {
 fn start_workers<'a>(
     settings: &Settings,
     ports: &Ports,
-    worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), &'a Arc<WorkerCounters>)>,
+    worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), (&'a Arc<WorkerCounters>, Arc<Mailbox>))>,
     channels: &Channels,
     seed: u64,
     passing: &FlowPassing,
 ) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
-    let start = |(number, (((WorkerPorts { ports, peers, bell }, subscriber), counters), &core))| {
+    let start = |(number, (((WorkerPorts { ports, peers, bell }, subscriber), (counters, mailbox)), &core))| {
         let parts = Parts {
             ports,
             subscriber,
@@ -376,7 +382,7 @@ fn start_workers<'a>(
             observer: (),
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
-        start_worker(number, CoreId { id: core }, rest, eal, parts, passing)
+        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox), passing)
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -394,12 +400,12 @@ fn start_worker(
     core: CoreId,
     rest: Option<Rest>,
     eal: Eal,
-    parts: WorkerParts,
+    (parts, mailbox): (WorkerParts, Arc<Mailbox>),
     passing: &FlowPassing,
 ) -> Result<worker_threads::Worker, RunError> {
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
-    let mut worker = Worker::new(parts)?;
+    let mut worker = Worker::new(parts)?.answering(mailbox);
     if let Some(flows) = passing.restored.as_ref().and_then(Weak::upgrade) {
         worker.restore(flows);
     }
@@ -640,7 +646,7 @@ fn sources(
     settings: &Settings,
     channels: &Channels,
     ports: &Ports,
-    workers: Vec<Arc<WorkerCounters>>,
+    (workers, inquiries): (Vec<Arc<WorkerCounters>>, Arc<Inquiries>),
     reload: &Arc<Reload>,
     controller: ControllerAccess,
     tasks: Tasks,
@@ -656,6 +662,7 @@ fn sources(
         controller,
         tasks,
         workers,
+        inquiries,
         ports: ports.read_ports(settings.name.clone()),
         reload: Arc::clone(reload),
     }

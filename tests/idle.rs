@@ -7,6 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use edge::{Edge, until};
+use proto::v1;
 
 /// How long CPU time is measured.
 const WINDOW: Duration = Duration::from_secs(4);
@@ -78,6 +79,24 @@ fn assert_no_packet_of_a_burst_is_lost(edge: &Edge) {
     }
 }
 
+/// Workers that sleep are asked too: each flow is explained by the worker that lists it.
+fn assert_flows_are_explained_by_their_owners(edge: &Edge) {
+    let request = v1::ListFlowsRequest::default();
+    let flows = edge.admin(async |mut client| client.list_flows(request).await.ok()).unwrap().into_inner().flows;
+    assert!([0, 1].iter().all(|worker| flows.iter().any(|flow| flow.worker == *worker)), "{flows:?}");
+    for flow in &flows {
+        let request = v1::ExplainRequest {
+            protocol: flow.protocol.clone(),
+            source: flow.client.clone(),
+            destination: flow.frontend.clone(),
+            ..v1::ExplainRequest::default()
+        };
+        let explained = edge.admin(async |mut client| client.explain(request).await.ok()).unwrap().into_inner();
+        let known = explained.flow.as_ref().map(|known| (&known.client, &known.backend));
+        assert_eq!((explained.worker, known), (flow.worker, Some((&flow.client, &flow.backend))), "{explained:?}");
+    }
+}
+
 /// Worker 1 owns about half of the flows, and receives nothing itself: the packets are handed to it while it sleeps.
 #[test]
 fn packets_handed_to_a_worker_that_sleeps_are_forwarded() {
@@ -94,6 +113,7 @@ fn packets_handed_to_a_worker_that_sleeps_are_forwarded() {
         std::thread::sleep(Duration::from_millis(100));
         assert!(edge.curl("http://192.0.2.100/").is_some(), "request {n}: {:?}", edge.drops());
     }
+    assert_flows_are_explained_by_their_owners(&edge);
     let accounts = edge.status().unwrap().accounts;
     assert!(accounts[1].handed_in >= 20, "{accounts:?}");
     let task = thread(&edge, "sluice-worker-1");

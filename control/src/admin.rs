@@ -4,9 +4,13 @@
 //! named. An override is validated, then stored, and only then confirmed.
 //! Deliberately not here: the answers of a gateway about itself.
 
+mod caller;
 mod names;
 mod service;
+mod sockets;
 mod view;
 
+pub use caller::Caller;
 pub use service::{ControllerAdmin, serve};
+pub use sockets::{AdminSockets, read_only_path};
 pub use view::View;

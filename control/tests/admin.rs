@@ -7,10 +7,9 @@ mod fake_gateway;
 use std::fs;
 use std::path::PathBuf;
 
-use control::admin::{ControllerAdmin, serve};
+use control::admin::{AdminSockets, ControllerAdmin, serve};
 use control::config::controller::ControllerFile;
 use control::controller::{self, Running};
-use control::gateways::socket;
 use fake_gateway::{DEADLINE, FakeGateway, dial};
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
@@ -55,12 +54,12 @@ impl ControllerDir {
         );
         fs::write(self.path("controller.yaml"), text).unwrap();
         let file = ControllerFile::read(&self.path("controller.yaml")).unwrap();
-        let listener = socket::listen(&file.admin_listen).await.unwrap();
+        let sockets = AdminSockets::listen(&file.admin_listen).await.unwrap();
         let shutdown = CancellationToken::new();
         let config = file.effective();
         let running = controller::start(file.settings, shutdown.clone()).await.unwrap();
         let view = running.view.clone();
-        tokio::spawn(serve(listener, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
+        tokio::spawn(serve(sockets, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
         let mut states = running.view.states.clone();
         tokio::time::timeout(DEADLINE, states.wait_for(Option::is_some)).await.unwrap().unwrap();
         Controller { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }

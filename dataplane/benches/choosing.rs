@@ -126,7 +126,7 @@ fn choices() {
         rig.put(Service { scheduler, affinity, ..service(0, 0..1000, 65_537) });
         let snapshot = rig.compile();
         let frontend = snapshot.frontend(0xc000_0200_u32, 6, 80).unwrap();
-        let chooser = Chooser { worker: 0, now: Tick(1) };
+        let chooser = Chooser { worker: 0, now: Tick(1), is_trial: false };
         let name = affinity.map_or_else(|| scheduler.to_string(), |_| format!("affinity, {CHOICES} clients"));
         per_choice(&format!("{name}, 1000 backends"), |n| {
             let tuple =

@@ -4,7 +4,7 @@
 //! Invariant: the names are those of DESIGN section 8, and a backend has one
 //! row per service, however many of its ports it serves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -31,12 +31,16 @@ struct BackendRow {
 /// drains on all of them.
 fn rows(service: &ServiceView, workers: &Workers, causes: &Causes) -> BTreeMap<SocketAddr, BackendRow> {
     let mut rows = BTreeMap::new();
+    // Ports with the same backends share their slots.
+    let mut counted = BTreeSet::new();
     for (port, backend) in service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port, backend))) {
         let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0, reason: String::new() };
         let row = rows.entry(backend.address).or_insert(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
-        row.flows += flows(backend.id.slot, workers);
+        if counted.insert(backend.id.slot) {
+            row.flows += flows(backend.id.slot, workers);
+        }
         if !backend.healthy && row.reason.is_empty() {
             row.reason = reason(service, port.protocol, backend.address, causes);
         }
@@ -217,6 +221,17 @@ pub(crate) mod tests {
         assert_eq!(reasons(None), ["", why, ""]);
         assert_eq!(reasons(Some("web")), ["", why, ""]);
         assert_eq!(reasons(Some("other")), ["", "", ""]);
+    }
+
+    #[test]
+    fn flows_of_a_backend_that_several_ports_share_count_once() {
+        let shared = || vec![backend(4, "10.0.0.4:80", true, false)];
+        let service =
+            ServiceView { ports: vec![port(&["192.0.2.100:80"], shared()), port(&["192.0.2.101:80"], shared())], ..web() };
+        let workers = workers();
+        workers.iter().for_each(|worker| worker.backend(4).unwrap().flows.set(3));
+        let flows: Vec<_> = backends("edge-1", &service, &workers, &Causes::default()).into_iter().map(|backend| backend.flows).collect();
+        assert_eq!(flows, [6], "of two workers");
     }
 
     #[test]

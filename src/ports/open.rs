@@ -39,6 +39,7 @@ pub(super) struct OpenedPorts {
     pub(super) ports: Vec<HotplugPort>,
     pub(super) thread: Option<TwinThread>,
     pub(super) workers: Vec<WorkerPorts>,
+    pub(super) steering: Arc<Steering>,
 }
 
 /// Opens the configured ports. After an error nothing stays open.
@@ -89,8 +90,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     let pool = Mempool::new(eal, &pool)?;
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
-    let mut request = steering::request(workers, &by_nic);
-    request.wakes = settings.poll == Poll::Adaptive;
+    let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
     let presences: Vec<Option<u64>> = settings.ports.iter().map(|port| port.device.presence()).collect();
     let opened = open_devices(eal, settings, pool, &request)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
@@ -100,9 +100,10 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     }
     let (bells, twin_bell) = bells(settings)?;
     let doorbells: Vec<_> = bells.iter().flatten().map(Bell::doorbell).cloned().collect();
-    let peers = steering::peers(&Arc::new(owners), &steerings, &doorbells);
+    let owners = Arc::new(owners);
+    let peers = steering::peers(&owners, &steerings, &doorbells);
     let workers = peers.into_iter().zip(bells).map(|(peers, bell)| WorkerPorts { ports: Vec::new(), peers, bell }).collect();
-    let mut all = OpenedPorts { eal, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
+    let mut all = OpenedPorts { eal, steering: owners, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
     let mut taps = Vec::new();
     for (((settings, opened), steering), presence) in settings.ports.iter().zip(opened).zip(steerings).zip(presences) {
         let mac = opened.as_ref().map(|opened| Mac(opened.port.mac())).or(settings.mac);

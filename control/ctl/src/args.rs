@@ -31,6 +31,11 @@ pub enum Command {
     Services(ListArguments),
     /// Backends: state, health, weight, flows.
     Backends(ListArguments),
+    /// Flows of a gateway: client, frontend, backend, state, age.
+    Flows(FlowsArguments),
+    /// Explain what a gateway does with a packet, without sending one: frontend, backend and why, rewrite, next hop, and
+    /// what its flow says.
+    Explain(ExplainArguments),
     /// Network ports: link and packets.
     Ports(ListArguments),
     /// Dropped packets by reason and worker.
@@ -95,6 +100,66 @@ pub struct ConvertArguments {
     /// YAML files as printed by `kubectl get -o yaml`; - or no file means standard input.
     #[arg(value_name = "FILE")]
     pub files: Vec<PathBuf>,
+}
+
+/// Filters of `flows`; a flow must match all that are given.
+#[derive(Clone, Debug, Args)]
+pub struct FlowsArguments {
+    /// Output options.
+    #[command(flatten)]
+    pub list: ListArguments,
+    /// Of this Service: NAMESPACE/NAME, or NAME.
+    #[arg(long, value_name = "SERVICE", default_value = "", hide_default_value = true)]
+    pub service: String,
+    /// To this backend: ADDRESS or ADDRESS:PORT.
+    #[arg(long, value_name = "BACKEND", default_value = "", hide_default_value = true)]
+    pub backend: String,
+    /// Of this client: ADDRESS, ADDRESS:PORT or a network.
+    #[arg(long, value_name = "CLIENT", default_value = "", hide_default_value = true)]
+    pub client: String,
+    /// Of this protocol: tcp, udp or sctp.
+    #[arg(long, value_name = "PROTOCOL", default_value = "", hide_default_value = true)]
+    pub protocol: String,
+    /// In this state, as the list shows it.
+    #[arg(long, value_name = "STATE", default_value = "", hide_default_value = true)]
+    pub state: String,
+    /// Maximum number of flows; 0: all of them.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub limit: usize,
+}
+
+/// The packet that `explain` is about.
+#[derive(Clone, Debug, Args)]
+pub struct ExplainArguments {
+    /// Its protocol.
+    #[arg(value_name = "tcp|udp|sctp")]
+    pub protocol: String,
+    /// Its source, for example 198.51.100.7:5555 or [2001:db8::7]:5555.
+    #[arg(value_name = "ADDRESS:PORT")]
+    pub source: SocketAddr,
+    /// Its destination, for example 192.0.2.100:80.
+    #[arg(value_name = "ADDRESS:PORT")]
+    pub destination: SocketAddr,
+    /// Whether it opens a connection (first) or comes later. Default: later if the gateway has its flow, otherwise first.
+    #[arg(long, value_name = "first|later", value_parser = ["first", "later"])]
+    pub packet: Option<String>,
+    /// The port on which it arrives. Default: the one towards its source.
+    #[arg(long = "in", value_name = "PORT", default_value = "", hide_default_value = true)]
+    pub port: String,
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: ExplainOutput,
+}
+
+/// Output formats of `explain`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExplainOutput {
+    /// Lines for people.
+    Text,
+    /// One object.
+    Json,
+    /// One document.
+    Yaml,
 }
 
 /// Output options of a list.

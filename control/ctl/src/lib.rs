@@ -7,6 +7,8 @@ mod args;
 mod client;
 mod convert;
 mod error;
+mod explanation;
+mod flows;
 mod list;
 mod rows;
 
@@ -38,6 +40,8 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
     match &arguments.command {
         Command::Services(list) => follow::<v1::ServiceStatus>(server, list, out, notes, screen).await,
         Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
+        Command::Flows(arguments) => flows::list(server, arguments, out, notes, screen).await,
+        Command::Explain(arguments) => explanation::print(server, arguments, out).await,
         Command::Ports(list) => follow::<v1::PortStatus>(server, list, out, notes, screen).await,
         Command::Drops(list) => follow::<v1::DropCount>(server, list, out, notes, screen).await,
         Command::Gateways(list) => follow::<v1::GatewayStatus>(server, list, out, notes, screen).await,

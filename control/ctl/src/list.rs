@@ -5,12 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use proto::v1;
+use proto::v1::admin_client::AdminClient;
 use serde_json::Value;
+use tonic::Status;
+use tonic::transport::Channel;
 
 use crate::args::{ListArguments, Output};
 use crate::client::{self, ClientError};
 use crate::error::CtlError;
-use crate::rows::{Row, field_of};
+use crate::rows::{Listed, Row, field_of};
 
 /// Moves the cursor of a terminal to its first line, and clears it.
 const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
@@ -34,8 +37,20 @@ pub(super) async fn follow<R: Row>(
     notes: &mut impl Write,
     screen: Screen,
 ) -> Result<(), CtlError> {
+    follow_by(server, arguments, out, notes, screen, async |client| R::list(client).await).await
+}
+
+/// The same with another way to fetch the rows.
+pub(super) async fn follow_by<R: Row>(
+    server: &Path,
+    arguments: &ListArguments,
+    out: &mut impl Write,
+    notes: &mut impl Write,
+    screen: Screen,
+    fetch: impl AsyncFn(&mut AdminClient<Channel>) -> Result<Listed<R>, Status>,
+) -> Result<(), CtlError> {
     let mut client = client::connect(server).await?;
-    let first = R::list(&mut client).await.map_err(|status| ClientError::from_status(server, &status, false))?;
+    let first = fetch(&mut client).await.map_err(|status| ClientError::from_status(server, &status, false))?;
     if !arguments.watch {
         let (rows, silent) = first;
         list(&rows, arguments.output, out, notes)?;
@@ -50,7 +65,7 @@ pub(super) async fn follow<R: Row>(
         period.tick().await;
         let (now, silent_now) = match listed.take() {
             Some(listed) => listed,
-            None => R::list(&mut client).await.map_err(|status| ClientError::from_status(server, &status, true))?,
+            None => fetch(&mut client).await.map_err(|status| ClientError::from_status(server, &status, true))?,
         };
         if silent_now != silent && !silent_now.is_empty() {
             writeln!(notes, "{}", silent_text(&silent_now))?;
@@ -100,12 +115,12 @@ fn object<R: Row>(row: &R, output: Output, out: &mut impl Write) -> Result<(), C
     }
 }
 
-fn write_yaml(value: &impl serde::Serialize, out: &mut impl Write) -> Result<(), CtlError> {
+pub(super) fn write_yaml(value: &impl serde::Serialize, out: &mut impl Write) -> Result<(), CtlError> {
     let text = serde_saphyr::to_string(value).map_err(format_error)?;
     Ok(writeln!(out, "{}", text.trim_end())?)
 }
 
-fn format_error(error: impl ToString) -> CtlError {
+pub(super) fn format_error(error: impl ToString) -> CtlError {
     CtlError::Format(error.to_string())
 }
 

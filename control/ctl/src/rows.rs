@@ -85,6 +85,20 @@ impl Row for v1::BackendStatus {
     }
 }
 
+impl Row for v1::FlowStatus {
+    const TITLES: &'static [&'static str] =
+        &["PROTOCOL", "CLIENT", "FRONTEND", "BACKEND", "MODE", "STATE", "AGE-S", "IDLE-S", "WORKER"];
+
+    /// The first page without filters.
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        Ok((client.list_flows(v1::ListFlowsRequest::default()).await?.into_inner().flows, Vec::new()))
+    }
+
+    fn key(&self) -> impl PartialEq {
+        (&self.protocol, &self.client, &self.frontend, &self.backend)
+    }
+}
+
 impl Row for v1::PortStatus {
     const TITLES: &'static [&'static str] = &["NAME", "DEVICE", "LINK", "RX-PACKETS", "TX-PACKETS", "RX-MISSED", "STEERING"];
 
@@ -185,6 +199,7 @@ mod tests {
         }
         check::<v1::ServiceStatus>();
         check::<v1::BackendStatus>();
+        check::<v1::FlowStatus>();
         check::<v1::PortStatus>();
         check::<v1::DropCount>();
         check::<v1::GatewayStatus>();

@@ -96,6 +96,71 @@ impl Admin for Canned {
         Ok(Response::new(v1::ListDropsResponse { drops: vec![fixed, growing], ..Default::default() }))
     }
 
+    /// Two pages; the second has the flow that the first one's token asks for.
+    async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
+        let request = request.into_inner();
+        let port = if request.page_token.is_empty() { 5555 } else { 5556 };
+        let flow = v1::FlowStatus {
+            protocol: "tcp".into(),
+            client: format!("198.51.100.7:{port}"),
+            frontend: "192.0.2.100:80".into(),
+            backend: "10.0.0.11:8080".into(),
+            mode: "nat".into(),
+            state: "established".into(),
+            age_s: 61,
+            idle_s: 2,
+            service: request.service,
+            ..Default::default()
+        };
+        let next_page_token = if port == 5555 { "0.4.64".into() } else { String::new() };
+        Ok(Response::new(v1::ListFlowsResponse { flows: vec![flow], next_page_token }))
+    }
+
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
+        let v1::ExplainRequest { protocol, source, destination, packet, port } = request.into_inner();
+        let backend = |address: &str, chosen, why_not: &str| v1::ExplainedBackend {
+            address: address.into(),
+            chosen,
+            state: "active".into(),
+            healthy: why_not.is_empty(),
+            weight: 1,
+            why_not: why_not.into(),
+        };
+        let frontend = v1::ExplainedFrontend {
+            service: "default/web".into(),
+            address: destination.clone(),
+            mode: "nat".into(),
+            scheduler: "maglev".into(),
+            source: "allowed".into(),
+            table_entry: Some(17),
+            table_size: 1021,
+            table_backend: "10.0.0.11:8080".into(),
+            chosen_by: "table".into(),
+            backend: "10.0.0.11:8080".into(),
+            ..Default::default()
+        };
+        let rewrite =
+            v1::ExplainedRewrite { source: "10.0.0.3:1024".into(), destination: "10.0.0.11:8080".into(), ..Default::default() };
+        Ok(Response::new(v1::Explanation {
+            protocol,
+            source,
+            destination,
+            packet: if packet.is_empty() { "first".into() } else { packet },
+            r#in: if port.is_empty() { "uplink".into() } else { port },
+            worker: 1,
+            verdict: "forward".into(),
+            flow_effect: "begins".into(),
+            frontend: Some(frontend),
+            backends: vec![backend("10.0.0.11:8080", true, ""), backend("10.0.0.12:8080", false, "unhealthy")],
+            rewrite: Some(rewrite),
+            next_hop: "10.0.0.11".into(),
+            next_hop_mac: "02:00:00:00:01:0b".into(),
+            out: "cluster".into(),
+            gateway: "edge-1".into(),
+            ..Default::default()
+        }))
+    }
+
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(v1::GetStatusResponse::default()))
     }
@@ -253,6 +318,55 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
     let (drops, _) = printed(Canned::default(), "drops --output json").await;
     assert_eq!(fields(&drops), "reason worker packets gateway reason worker packets gateway");
+}
+
+#[tokio::test]
+async fn flows_of_all_pages_are_listed_up_to_a_limit_that_is_announced() {
+    let (out, notes) = printed(Canned::default(), "flows").await;
+    let row =
+        |port| format!("tcp       198.51.100.7:{port}  192.0.2.100:80  10.0.0.11:8080  nat   established  61     2       0\n");
+    let titles = "PROTOCOL  CLIENT             FRONTEND        BACKEND         MODE  STATE        AGE-S  IDLE-S  WORKER\n";
+    assert_eq!((out, notes), (format!("{titles}{}{}", row(5555), row(5556)), String::new()));
+    let (out, notes) = printed(Canned::default(), "flows --limit 1").await;
+    assert_eq!(out, format!("{titles}{}", row(5555)));
+    assert!(notes.contains("ends after 1 flows") && notes.contains("--limit 0"), "{notes}");
+    let (json, _) = printed(Canned::default(), "flows --service web -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&parsed[1]["age_s"], &parsed[1]["service"], &parsed[2]), (&61.into(), &"web".into(), &serde_json::Value::Null));
+}
+
+#[tokio::test]
+async fn an_explanation_is_text_for_people_and_an_object_for_programs() {
+    let packet = "explain tcp 198.51.100.7:5555 192.0.2.100:80";
+    let (out, notes) = printed(Canned::default(), packet).await;
+    assert_eq!(
+        out,
+        "\
+packet    tcp 198.51.100.7:5555 -> 192.0.2.100:80, the first of its connection
+arrives   on uplink, for worker 1
+flow      none
+frontend  192.0.2.100:80 of default/web, nat, maglev
+source    allowed; the Service has no source ranges
+affinity  off
+table     entry 17 of 1021: 10.0.0.11:8080
+backend   10.0.0.11:8080, by table
+          * 10.0.0.11:8080: weight 1
+          - 10.0.0.12:8080: takes no new flows: unhealthy
+rewrite   10.0.0.3:1024 -> 10.0.0.11:8080
+leaves    by cluster to next hop 10.0.0.11, 02:00:00:00:01:0b
+verdict   forward; it begins a flow
+"
+    );
+    assert_eq!(notes, "");
+    let (json, _) = printed(Canned::default(), &format!("{packet} --in cluster --packet later -o json")).await;
+    let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&parsed["in"], &parsed["packet"], &parsed["flow"]),
+        (&"cluster".into(), &"later".into(), &serde_json::Value::Null)
+    );
+    assert_eq!(parsed["backends"][1]["why_not"], "unhealthy");
+    let (yaml, _) = printed(Canned::default(), &format!("{packet} -o yaml")).await;
+    assert!(yaml.starts_with("protocol: tcp\n") && yaml.contains("table_entry: 17\n"), "{yaml}");
 }
 
 #[tokio::test]

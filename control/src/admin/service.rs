@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
 
 use proto::limits::MESSAGE_BYTES_MAX;
 use proto::v1;
@@ -9,9 +11,13 @@ use proto::v1::admin_server::{Admin, AdminServer};
 use proto::v1::{answer::Reply, question::Query};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
+use super::caller::{Caller, ReadOnly};
+use super::sockets::AdminSockets;
 use super::view::View;
 use crate::gateways::server::{ServeError, with_health_and_reflection};
 
@@ -24,21 +30,60 @@ pub struct ControllerAdmin {
     pub config: String,
 }
 
-/// Serves the API of a controller or a gateway on a socket, with server reflection and the health service, until `stop`
-/// completes.
+/// Serves the API of a controller or a gateway on its sockets, with server reflection and the health service, until
+/// `stop` completes.
 ///
 /// # Errors
 /// If the transport fails.
-pub async fn serve<A: Admin>(listener: UnixListener, admin: A, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
+pub async fn serve<A: Admin>(sockets: AdminSockets, admin: A, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
+    let AdminSockets { all, read_only, guards } = sockets;
+    let (admin, stopping) = (Arc::new(admin), CancellationToken::new());
+    let of_all = serve_on(all, Arc::clone(&admin), Ok, stopping.clone());
+    let of_viewers = async {
+        let Some(listener) = read_only else { return Ok(()) };
+        let mark = |mut request: Request<()>| {
+            request.extensions_mut().insert(ReadOnly);
+            Ok(request)
+        };
+        serve_on(listener, admin, mark, stopping.clone()).await
+    };
+    let mut servers = pin!(async { tokio::try_join!(of_all, of_viewers) });
+    tokio::select! {
+        ended = &mut servers => return ended.map(drop),
+        () = stop => stopping.cancel(),
+    }
+    let ended = servers.await;
+    drop(guards);
+    ended.map(drop)
+}
+
+/// Serves on one socket. `mark` passes over each request.
+async fn serve_on<A: Admin>(
+    listener: UnixListener,
+    admin: Arc<A>,
+    mark: impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static,
+    stopping: CancellationToken,
+) -> Result<(), ServeError> {
+    let admin = AdminServer::from_arc(admin).max_encoding_message_size(MESSAGE_BYTES_MAX);
     with_health_and_reflection::<AdminServer<A>>(Server::builder())
         .await?
-        .add_service(AdminServer::new(admin).max_encoding_message_size(MESSAGE_BYTES_MAX))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+        .add_service(InterceptedService::new(admin, mark))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopping.cancelled_owned())
         .await?;
     Ok(())
 }
 
 impl ControllerAdmin {
+    /// The answer to a request about what only gateways know.
+    fn ask_a_gateway(&self, about: &str) -> Status {
+        let gateways = self.view.gateways.borrow();
+        let names: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.name.as_str()).collect();
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        Status::failed_precondition(format!(
+            "{about} are known to gateways only; ask one of them ({names}) by its admin API (key `admin.listen` of its file)"
+        ))
+    }
+
     /// Queries every connected gateway if this controller leads. Returns the rows of all, and the gateways that did not
     /// answer. `rows` extracts the rows from an answer. The gateway's name replaces whatever it sent in the field
     /// `name` of its rows.
@@ -97,6 +142,14 @@ impl Admin for ControllerAdmin {
         Ok(Response::new(v1::ListDropsResponse { drops, silent }))
     }
 
+    async fn list_flows(&self, _: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
+        Err(self.ask_a_gateway("flows"))
+    }
+
+    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
+        Err(self.ask_a_gateway("explanations"))
+    }
+
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         let state = self.view.state();
         Ok(Response::new(v1::GetStatusResponse {
@@ -107,7 +160,8 @@ impl Admin for ControllerAdmin {
         }))
     }
 
-    async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+    async fn reload(&self, request: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
+        Caller::changing(&request)?;
         Err(Status::failed_precondition(
             "sluice-controller reads its configuration when it starts; restart it, gateways keep forwarding meanwhile",
         ))
@@ -134,14 +188,17 @@ impl Admin for ControllerAdmin {
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
-        self.view.drain(request.into_inner()).await.map(Response::new)
+        let caller = Caller::changing(&request)?;
+        self.view.drain(request.into_inner(), &caller).await.map(Response::new)
     }
 
     async fn undrain(&self, request: Request<v1::UndrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
-        self.view.undrain(request.into_inner()).await.map(Response::new)
+        let caller = Caller::changing(&request)?;
+        self.view.undrain(request.into_inner(), &caller).await.map(Response::new)
     }
 
     async fn set_weight(&self, request: Request<v1::SetWeightRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
-        self.view.set_weight(request.into_inner()).await.map(Response::new)
+        let caller = Caller::changing(&request)?;
+        self.view.set_weight(request.into_inner(), &caller).await.map(Response::new)
     }
 }

@@ -11,6 +11,7 @@ use proto::{Announce, Generation, ServiceName, State, v1};
 use tokio::sync::watch;
 use tonic::{Code, Status};
 
+use super::caller::Caller;
 use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::programming::Programming;
@@ -149,7 +150,7 @@ impl View {
     ///
     /// # Errors
     /// If nothing has that name, or storing fails.
-    pub async fn drain(&self, request: v1::DrainRequest) -> Result<v1::ChangeResponse, Status> {
+    pub async fn drain(&self, request: v1::DrainRequest, caller: &Caller) -> Result<v1::ChangeResponse, Status> {
         let state = self.complete()?;
         let what = names::to_drain(&request.target, &self.names(), &state).map_err(not_found)?;
         let set_by = author(&request.by);
@@ -158,7 +159,7 @@ impl View {
             all.drain(what.clone(), set_by.clone()).map(|()| is_new)
         };
         let is_new = self.change(is_new).await?;
-        tracing::info!(%what, by = set_by.by, is_new, "drained");
+        tracing::info!(%what, by = set_by.by, %caller, is_new, "drained");
         let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
         Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
     }
@@ -167,10 +168,10 @@ impl View {
     ///
     /// # Errors
     /// If it is not drained, or storing fails.
-    pub async fn undrain(&self, request: v1::UndrainRequest) -> Result<v1::ChangeResponse, Status> {
+    pub async fn undrain(&self, request: v1::UndrainRequest, caller: &Caller) -> Result<v1::ChangeResponse, Status> {
         let what = names::to_undrain(&request.target, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.undrain(&what))).await?;
-        tracing::info!(%what, "no longer drained");
+        tracing::info!(%what, %caller, "no longer drained");
         Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), notes: Vec::new() })
     }
 
@@ -178,8 +179,8 @@ impl View {
     ///
     /// # Errors
     /// If there is no such Service or backend, or storing fails.
-    pub async fn set_weight(&self, request: v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
-        let Some(weight) = request.weight else { return self.unset_weight(&request).await };
+    pub async fn set_weight(&self, request: v1::SetWeightRequest, caller: &Caller) -> Result<v1::ChangeResponse, Status> {
+        let Some(weight) = request.weight else { return self.unset_weight(&request, caller).await };
         let weight = u16::try_from(weight)
             .map_err(|_| Status::invalid_argument(format!("found weight {weight}, expected 0 to {}", u16::MAX)))?;
         let state = self.complete()?;
@@ -187,15 +188,15 @@ impl View {
         let backend = names::backend_of(&request.backend, &service, &state).map_err(not_found)?;
         let set = Weight { weight, author: author(&request.by) };
         self.change(|all| all.set_weight(service.clone(), backend, set.clone())).await?;
-        tracing::info!(%service, %backend, weight, by = set.author.by, "weight override set");
+        tracing::info!(%service, %backend, weight, by = set.author.by, %caller, "weight override set");
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has weight {weight}"), notes: Vec::new() })
     }
 
-    async fn unset_weight(&self, request: &v1::SetWeightRequest) -> Result<v1::ChangeResponse, Status> {
+    async fn unset_weight(&self, request: &v1::SetWeightRequest, caller: &Caller) -> Result<v1::ChangeResponse, Status> {
         let (service, backend) =
             names::weighted_backend(&request.service, &request.backend, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
-        tracing::info!(%service, %backend, "weight override removed");
+        tracing::info!(%service, %backend, %caller, "weight override removed");
         Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
     }
 

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use control::admin::{self, ControllerAdmin};
+use control::admin::{self, AdminSockets, ControllerAdmin};
 use control::config::command_pages;
 use control::config::controller::ControllerFile;
 use control::config::logging;
 use control::config::settings::Source;
 use control::controller::{self, ControllerError};
-use control::gateways::socket::{self, ListenError, SocketGuard};
+use control::gateways::socket::{self, ListenError};
 use control::healthz::{self, systemd};
 use control::kubernetes;
 use control::metrics::{ControllerMetrics, ControllerPages};
@@ -174,8 +174,7 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let config = file.effective();
-    let listener = socket::listen(&file.admin_listen).await?;
-    let _socket_guard = SocketGuard(file.admin_listen);
+    let admin_sockets = AdminSockets::listen(&file.admin_listen).await?;
     let (health_listener, metrics_listener) = (listen_tcp(file.health_listen).await?, listen_tcp(file.metrics_listen).await?);
     let running = controller::start(file.settings, shutdown.clone()).await?;
     if let Some(listener) = health_listener {
@@ -190,7 +189,7 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let stop = shutdown.clone().cancelled_owned();
     // A failure of the admin API is no reason to stop the controller.
     tokio::spawn(async move {
-        if let Err(error) = admin::serve(listener, admin, stop).await {
+        if let Err(error) = admin::serve(admin_sockets, admin, stop).await {
             tracing::error!(%error, "the admin API ended; restart sluice-controller");
         }
     });

@@ -96,6 +96,23 @@ struct Tournament {
     choices: Counter,
 }
 
+impl Tournament {
+    fn copied(&self) -> Self {
+        let copied = |counter: &Counter| {
+            let copy = Counter::default();
+            copy.set(counter.get());
+            copy
+        };
+        let score =
+            |score: &Score| Score { own: copied(&score.own), others: copied(&score.others), chosen: copied(&score.chosen) };
+        Self {
+            scores: self.scores.iter().map(score).collect(),
+            winners: self.winners.iter().map(copied).collect(),
+            choices: copied(&self.choices),
+        }
+    }
+}
+
 /// The backends of a frontend, ordered by load.
 #[derive(Debug)]
 pub(crate) struct Loads {
@@ -124,7 +141,16 @@ impl Loads {
 
     /// The position of the backend that gets this worker's next flow.
     pub(crate) fn lightest(&self, worker: usize) -> Option<u16> {
-        let tournament = self.tournaments.get(worker)?;
+        self.choose(worker, self.tournaments.get(worker)?)
+    }
+
+    /// The result of the worker's next [`Loads::lightest`], from a copy of its tournament.
+    pub(crate) fn preview(&self, worker: usize) -> Option<u16> {
+        self.choose(worker, &self.tournaments.get(worker)?.copied())
+    }
+
+    #[inline]
+    fn choose(&self, worker: usize, tournament: &Tournament) -> Option<u16> {
         let (count, choice) = (self.players.len(), tournament.choices.get());
         let nth = |n: u64| usize::try_from(n.checked_rem(count as u64)?).ok();
         let other = nth(choice)?;

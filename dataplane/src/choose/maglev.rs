@@ -86,9 +86,22 @@ impl MaglevTable {
     #[must_use]
     #[inline]
     pub fn choose(&self, hash: u64) -> Option<u16> {
-        #[allow(clippy::cast_possible_truncation)] // MaglevSpec's size is 32 bits
-        let entry = reduce(hash, self.entries.len() as u32);
-        self.entries.get(entry as usize).copied()
+        self.entries.get(self.entry(hash) as usize).copied()
+    }
+
+    /// The entry of this hash.
+    #[must_use]
+    #[inline]
+    pub fn entry(&self, hash: u64) -> u32 {
+        reduce(hash, self.size())
+    }
+
+    /// Number of entries.
+    #[must_use]
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // MaglevSpec's size is 32 bits
+    pub fn size(&self) -> u32 {
+        self.entries.len() as u32
     }
 
     /// The entries: positions of backends.

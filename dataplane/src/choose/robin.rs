@@ -48,9 +48,18 @@ impl Robin {
     /// The position of the next backend for this worker.
     pub(crate) fn next(&self, worker: usize) -> Option<u16> {
         let turn = &self.turns.get(worker)?.0;
-        let at = usize::try_from(turn.get()).ok().filter(|&at| at < self.sequence.len()).unwrap_or(0);
+        let at = self.at(turn);
         turn.set(at as u64 + 1);
         self.sequence.get(at).copied()
+    }
+
+    /// The result of the worker's next [`Robin::next`].
+    pub(crate) fn preview(&self, worker: usize) -> Option<u16> {
+        self.sequence.get(self.at(&self.turns.get(worker)?.0)).copied()
+    }
+
+    fn at(&self, turn: &Counter) -> usize {
+        usize::try_from(turn.get()).ok().filter(|&at| at < self.sequence.len()).unwrap_or(0)
     }
 }
 

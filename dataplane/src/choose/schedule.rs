@@ -23,6 +23,8 @@ pub struct Chooser {
     pub worker: usize,
     /// Current time.
     pub now: Tick,
+    /// Whether the choice is only asked for: neither the scheduler nor affinity remembers it.
+    pub is_trial: bool,
 }
 
 /// The part of a packet that is hashed to find its backend.

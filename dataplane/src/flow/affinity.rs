@@ -87,6 +87,13 @@ impl Value {
     }
 }
 
+impl Value {
+    /// The backend, if the entry has not expired and `keeps` accepts it.
+    fn kept(self, now: Moment, keeps: impl Fn(BackendId) -> Option<BackendId>) -> Option<BackendId> {
+        keeps(self.backend).filter(|_| !self.until.is_past(now))
+    }
+}
+
 // Slot + 1 fits in its bits, and all fields together fit in 63 bits.
 const _: () = assert!(crate::stats::BACKEND_SLOTS < 1 << Value::SLOT);
 
@@ -163,7 +170,7 @@ impl AffinityTable {
         let now = Moment::at(now);
         let until = now.after(timeout);
         let found = self.find(client);
-        let kept = found.and_then(|(.., value)| keeps(value.backend).filter(|_| !value.until.is_past(now)));
+        let kept = found.and_then(|(.., value)| value.kept(now, keeps));
         let backend = kept.or_else(new)?;
         let next = Value { backend, until }.word();
         match found {
@@ -193,6 +200,11 @@ impl AffinityTable {
         if self.find(client).is_none() && !until.is_past(now) {
             self.remember(client, Value { backend, until }.word(), now);
         }
+    }
+
+    /// The backend that [`AffinityTable::choose`] would remember for this client and `keeps` accepts.
+    pub(crate) fn kept(&self, client: u64, now: Tick, keeps: impl Fn(BackendId) -> Option<BackendId>) -> Option<BackendId> {
+        self.find(client).and_then(|(.., value)| value.kept(Moment::at(now), keeps))
     }
 
     /// Takes a free or expired entry of the emptier bucket, if there is one.

@@ -7,11 +7,13 @@
 //! Not here: how flows are stored (`storage`), allocation of SNAT ports (the caller releases them when a flow ends), and
 //! what ends a flow.
 
+use std::net::SocketAddr;
+
 use zerocopy::FromZeros;
 
 use super::snat::{PoolId, SnatLease};
 use super::state::{Direction, FlowMode, FlowState};
-use super::tick::Tick;
+use super::tick::{Tick, Ticks};
 use crate::wire::{Address, Transport, Tuple};
 
 /// A backend in the snapshots: its slot, and which of the slot's successive backends it is.
@@ -172,6 +174,50 @@ impl<A: Address> Flow<A> {
     pub fn snat_lease(&self) -> Option<SnatLease<A>> {
         let lease = SnatLease { address: self.snat, port: self.snat_port, pool: self.snat_pool };
         (self.mode == FlowMode::Nat).then_some(lease)
+    }
+}
+
+/// A flow as commands show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowView {
+    /// Transport protocol number.
+    pub protocol: u8,
+    /// The client.
+    pub client: SocketAddr,
+    /// The frontend.
+    pub frontend: SocketAddr,
+    /// The backend.
+    pub backend: BackendId,
+    /// Address and port of the backend; the port is 0 in one-way modes, the address too if it is of the other family.
+    pub backend_address: SocketAddr,
+    /// The gateway's source towards the backend, in mode `nat`.
+    pub snat: Option<SocketAddr>,
+    /// Its mode.
+    pub mode: FlowMode,
+    /// Its state.
+    pub state: FlowState,
+    /// Time since it began, or since it was last confirmed or answered.
+    pub age: Ticks,
+    /// Time since its last packet.
+    pub idle: Ticks,
+}
+
+impl FlowView {
+    /// The flow as it is now.
+    #[must_use]
+    pub fn of<A: Address>(flow: &Flow<A>, now: Tick) -> Self {
+        Self {
+            protocol: flow.protocol,
+            client: SocketAddr::new(flow.client.ip(), flow.client_port),
+            frontend: SocketAddr::new(flow.vip.ip(), flow.vip_port),
+            backend: flow.backend,
+            backend_address: SocketAddr::new(flow.backend_address.ip(), flow.backend_port),
+            snat: flow.snat_lease().map(|lease| SocketAddr::new(lease.address.ip(), lease.port)),
+            mode: flow.mode,
+            state: flow.state,
+            age: now.since(flow.since),
+            idle: now.since(flow.last_seen),
+        }
     }
 }
 

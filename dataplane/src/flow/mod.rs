@@ -17,13 +17,13 @@ mod yield_order;
 
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
-pub use entry::{BackendId, Flow, ROUTE_EPOCHS, UNRESOLVED};
+pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use processor::prefetch_at;
 pub use transitions::{Segment, advance};
 
-pub(crate) use snat::UsedPort;
-pub use snat::{PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
+pub(crate) use snat::{TrialPorts, UsedPort};
+pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub(crate) use state::{UDP_SIGNAL, is_plain_number};
 pub(crate) use storage::{BegunFlow, HotFlow, HotFlows};

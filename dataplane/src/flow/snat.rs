@@ -18,7 +18,12 @@
 //! the worker ([`crate::workers`]): by the remainder of the port, or by the hash with which network cards spread
 //! replies.
 
+mod preview;
 mod restore;
+
+pub use preview::LeaseOffer;
+pub(crate) use preview::TrialPorts;
+pub(crate) use restore::UsedPort;
 
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
@@ -28,7 +33,6 @@ use super::tick::{Tick, Ticks};
 use crate::stats::BACKEND_SLOTS;
 use crate::wire::{Address, protocol};
 use crate::workers::PortShare;
-pub(crate) use restore::UsedPort;
 
 /// A target in the snapshots: an address, port and protocol that one or more backends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -69,6 +69,18 @@ impl From<Mode> for FlowMode {
     }
 }
 impl FlowMode {
+    /// Its name, that of [`proto::Mode`].
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Nat => Mode::Nat.as_str(),
+            Self::Dnat => Mode::Dnat.as_str(),
+            Self::Dsr => Mode::Dsr.as_str(),
+            Self::Ipip => Mode::Ipip.as_str(),
+            Self::Gue => Mode::Gue.as_str(),
+        }
+    }
+
     /// The mode with this number, of which the lower three bits count.
     #[inline(always)]
     pub(crate) const fn of_number(number: u32) -> Self {
@@ -161,6 +173,28 @@ impl YieldClass {
 }
 
 impl FlowState {
+    /// Its name; states of different protocols may have the same one.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TcpOpening | Self::SctpOpening => "opening",
+            Self::TcpAnswered => "answered",
+            Self::TcpEstablished | Self::Sctp => "established",
+            Self::TcpHalfClosedByClient => "half_closed_by_client",
+            Self::TcpHalfClosedByBackend => "half_closed_by_backend",
+            Self::TcpClosing | Self::SctpClosing => "closing",
+            Self::TcpRefused => "refused",
+            Self::TcpAdopted => "adopted",
+            Self::TcpOneWayNew | Self::UdpOneWayNew => "one_way_new",
+            Self::TcpOneWay | Self::UdpOneWay => "one_way",
+            Self::TcpOneWayHalfClosed => "one_way_half_closed",
+            Self::TcpOneWayClosing => "one_way_closing",
+            Self::UdpUnreplied => "unreplied",
+            Self::UdpExchange => "exchange",
+            Self::Udp => "stream",
+        }
+    }
+
     /// Every state, in the order of their numbers.
     pub const ALL: [Self; 20] = [
         Self::TcpOpening,

@@ -352,6 +352,17 @@ impl<A: Address> FlowTable<A> {
         self.high_water
     }
 
+    /// Copies flows from the entry `start` on until `into` has no room for the next entry. Visits as many entries as it
+    /// has room for. Returns where to continue; `None` after the last entry. A flow keeps its entry, and entries that were
+    /// never used are at the end.
+    pub(crate) fn copy_from<const N: usize>(&self, start: u32, into: &mut ArrayVec<Flow<A>, N>) -> Option<u32> {
+        let room = u32::try_from(into.remaining_capacity()).unwrap_or(u32::MAX);
+        let end = start.saturating_add(room).min(self.high_water);
+        let used = (start..end).filter(|&index| self.storage.is_used(index));
+        into.extend(used.map(|index| self.get(FlowIndex(index))));
+        (end < self.high_water).then_some(end)
+    }
+
     /// Passes up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it returns true;
     /// the callback releases their SNAT ports. Forgets routes of other epochs than `route_epoch`. Returns where to
     /// continue, 0 after the last entry.

@@ -114,7 +114,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let (table, others) = A::split(&mut self.tables);
         let Self { ports, limits, worker, .. } = self;
         let (now, worker) = (Tick::at(arrival.now_ns), *worker);
-        let mut context = DecisionContext { snapshot, now, table, others, ports, limits, changes: &mut changes, room, worker };
+        let mut context =
+            DecisionContext { snapshot, now, table, others, ports, limits, changes: &mut changes, room, worker, is_trial: false };
         let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
         if !changes.resets.is_empty() {

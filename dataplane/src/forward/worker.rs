@@ -27,7 +27,7 @@ use crate::flow::{
     BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick,
     Ticks,
 };
-use crate::forward::decide::FlowTables;
+use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
@@ -77,6 +77,8 @@ pub struct Worker<P: Port, O = ()> {
     sweep: Sweep,
     /// The flows of the process before, until the first complete snapshot.
     saved: Option<Arc<SavedFlows>>,
+    /// Inquiries of the agent.
+    mailbox: Option<Arc<Mailbox>>,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
@@ -117,6 +119,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             announcements: Announcements::new(),
             sweep: Sweep::default(),
             saved: None,
+            mailbox: None,
         })
     }
 
@@ -131,6 +134,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     #[must_use]
     pub fn save(&self, now_ns: u64) -> Vec<u8> {
         self.engine.save(self.subscriber.snapshot(), Tick::at(now_ns))
+    }
+
+    /// The same worker, which answers inquiries: at most one at the end of each poll.
+    #[must_use]
+    pub fn answering(self, mailbox: Arc<Mailbox>) -> Self {
+        Self { mailbox: Some(mailbox), ..self }
     }
 
     /// Its counters.
@@ -196,6 +205,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         engine.publish_counters();
+        if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
+            let Engine { tables, ports, max_flows, .. } = engine;
+            mailbox.answer_one(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, now_ns);
+        }
         handled
     }
 }

@@ -131,11 +131,16 @@ impl Frontend {
         if let Some(affinity) = &self.affinity {
             let client = self.hash_of(tuple);
             let (keeps, new) = (|id| affinity.keeps(id), || self.hashed(client));
+            if chooser.is_trial {
+                return affinity.table.kept(client, chooser.now, keeps).or_else(new);
+            }
             return affinity.table.choose(client, chooser.now, affinity.timeout, keeps, new);
         }
         let position = match &self.schedule {
             Schedule::Hash => None,
+            Schedule::Turns(robin) if chooser.is_trial => robin.preview(chooser.worker),
             Schedule::Turns(robin) => robin.next(chooser.worker),
+            Schedule::Loads(loads) if chooser.is_trial => loads.preview(chooser.worker),
             Schedule::Loads(loads) => loads.lightest(chooser.worker),
         };
         match position {
@@ -172,6 +177,39 @@ impl Frontend {
     ) -> Option<BackendId> {
         let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), backends, now);
         self.previous.as_ref().and_then(before).or_else(|| self.choose_by_hash(tuple))
+    }
+
+    /// The backend that affinity remembers for the client of this tuple and still accepts. `None` without affinity.
+    #[must_use]
+    pub fn remembered<A: Address>(&self, tuple: &Tuple<A>, now: Tick) -> Option<BackendId> {
+        let affinity = self.affinity.as_ref()?;
+        affinity.table.kept(self.hash_of(tuple), now, |id| affinity.keeps(id))
+    }
+
+    /// Whether `sessionAffinity: ClientIP` is on.
+    #[must_use]
+    pub const fn has_affinity(&self) -> bool {
+        self.affinity.is_some()
+    }
+
+    /// The entry of the Maglev table for a tuple, the number of entries, and the backend of the entry. `None` while no
+    /// backend takes new flows.
+    #[must_use]
+    pub fn table_entry<A: Address>(&self, tuple: &Tuple<A>) -> Option<(u32, u32, BackendId)> {
+        let hash = self.hash_of(tuple);
+        Some((self.table.entry(hash), self.table.size(), self.hashed(hash)?))
+    }
+
+    /// Whether only some clients may connect.
+    #[must_use]
+    pub const fn has_source_ranges(&self) -> bool {
+        self.policy.sources.is_some()
+    }
+
+    /// The scheduler.
+    #[must_use]
+    pub const fn scheduler(&self) -> Scheduler {
+        self.policy.scheduler
     }
 
     #[inline]

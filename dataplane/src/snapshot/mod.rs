@@ -23,7 +23,7 @@ pub(crate) use frontend::{Affinity, Policy, Previous};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use input::{Config, GUE_PORT, Health, Neighbour, Network, PortConfig, Route, Tunnel, VlanLink};
 pub(crate) use prefixes::{Prefix, Prefixes};
-pub use publish::{Publisher, Subscriber};
+pub use publish::{Publisher, SnapshotReader, Subscriber};
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
 pub(crate) use shared_chunks::Pieces;

@@ -47,6 +47,21 @@ pub struct Publisher {
     doorbells: Vec<Arc<Doorbell>>,
 }
 
+/// Reads the snapshot that was published last. No worker waits for a reader.
+#[derive(Clone, Debug)]
+pub struct SnapshotReader {
+    shared: Arc<Shared>,
+}
+
+impl SnapshotReader {
+    /// The snapshot that was published last. A reader must drop it soon: while two retired snapshots are held, newer ones
+    /// wait.
+    #[must_use]
+    pub fn current(&self) -> Arc<Snapshot> {
+        self.shared.current.load_full()
+    }
+}
+
 /// The receiving side of one worker.
 #[derive(Debug)]
 pub struct Subscriber {
@@ -126,6 +141,12 @@ impl Publisher {
     #[must_use]
     pub fn current(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()
+    }
+
+    /// A reader for other threads than workers.
+    #[must_use]
+    pub fn reader(&self) -> SnapshotReader {
+        SnapshotReader { shared: Arc::clone(&self.shared) }
     }
 
     /// Number of retired snapshots that are still held; at most two.

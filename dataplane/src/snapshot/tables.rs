@@ -22,7 +22,8 @@ use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, SnatAddress, Tick, Ticks};
 use crate::port::{Link, PortIndex};
 use crate::wire::FrontendKey;
-use crate::wire::{Address, ByFamily};
+use crate::wire::{Address, ByFamily, Tuple};
+use crate::workers::PacketTarget;
 
 /// Services as commands show them, by name. A copy is free, and differences between two copies are found without
 /// visiting the rest.
@@ -176,6 +177,13 @@ impl Snapshot {
     #[inline]
     pub fn role<A: Address>(&self, address: A) -> AddressRole {
         A::of(self).roles.of(address)
+    }
+
+    /// The kind of destination of a packet with this tuple, on which its owner depends.
+    #[must_use]
+    #[inline]
+    pub fn packet_target<A: Address>(&self, tuple: &Tuple<A>) -> PacketTarget {
+        A::of(self).steering.towards(tuple, |address| self.role(address) != AddressRole::Elsewhere)
     }
 
     /// Routes and next hops.

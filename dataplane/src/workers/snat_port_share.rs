@@ -49,6 +49,11 @@ impl PortShare {
         Self::of_worker(0, 1)
     }
 
+    /// This port alone.
+    pub(crate) const fn of_one(port: u16) -> Self {
+        Self { count: 1, rule: ShareRule::Remainder { first: port, stride: 1 } }
+    }
+
     /// Number of ports in each pool.
     #[must_use]
     pub const fn count(&self) -> u16 {

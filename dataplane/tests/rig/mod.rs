@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
+use dataplane::forward::{Inquired, Inquiry, Mailbox};
 use dataplane::testing::arriving_at;
 use dataplane::{
     Buffer, Burst, Compiler, Config, DropReason, FlowLimits, Health, Mac, MemoryBuffer, MemoryPort, Neighbour, NeighbourRequest,
@@ -44,6 +45,7 @@ pub struct Rig {
     pub publisher: Publisher,
     pub twins: Vec<Arc<TwinQueues<MemoryBuffer>>>,
     pub neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
+    pub mailbox: Arc<Mailbox>,
     pub counters: Arc<WorkerCounters>,
     pub state: State,
     pub network: Network,
@@ -207,6 +209,7 @@ impl Rig {
         let (publisher, mut subscribers) = Publisher::new(initial, 1);
         let twins: Vec<_> = (0..2).map(|_| Arc::new(TwinQueues::new())).collect();
         let neighbour_requests = Arc::new(ArrayQueue::new(64));
+        let mailbox = Arc::new(Mailbox::new(None));
         let worker = Worker::new(Parts {
             ports: twins.iter().map(|twin| (MemoryPort::default(), Some(twin.clone()))).collect(),
             subscriber: subscribers.remove(0),
@@ -217,9 +220,10 @@ impl Rig {
             peers: None,
             observer: Log::default(),
         })
-        .unwrap();
+        .unwrap()
+        .answering(mailbox.clone());
         let (state, network, health) = (State::default(), Network::default(), Health::default());
-        Self { worker, compiler, publisher, twins, neighbour_requests, counters, state, network, health, now: SECOND }
+        Self { worker, compiler, publisher, twins, neighbour_requests, mailbox, counters, state, network, health, now: SECOND }
     }
 
     /// Publishes a snapshot of the current fields.
@@ -335,6 +339,13 @@ impl Rig {
         let mut sent = self.sent(out);
         assert_eq!(sent.len(), 1, "one packet in, one packet out");
         sent.remove(0)
+    }
+
+    /// Asks the worker.
+    pub fn ask(&mut self, inquired: Inquired) -> Box<Inquiry> {
+        self.mailbox.ask(Box::new(Inquiry::new(0, inquired))).unwrap();
+        self.worker.poll(self.now);
+        self.mailbox.take_answer().unwrap()
     }
 
     pub fn drops(&self, reason: DropReason) -> u64 {

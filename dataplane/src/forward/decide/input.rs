@@ -3,6 +3,7 @@
 //! Not here: the results of a decision (`verdict`).
 
 use super::verdict::Changes;
+use crate::choose::Chooser;
 use crate::flow::{BackendId, Candidate, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
 use crate::port::Link;
 use crate::snapshot::Snapshot;
@@ -52,6 +53,16 @@ pub(crate) struct DecisionContext<'a, 's, A: Address> {
     pub room: u32,
     /// Index of the worker that owns the flows.
     pub worker: usize,
+    /// Whether the decision is only asked for (`explain`): nothing that workers share may change.
+    pub is_trial: bool,
+}
+
+impl<A: Address> DecisionContext<'_, '_, A> {
+    /// What schedulers need to know.
+    #[inline]
+    pub(super) fn chooser(&self) -> Chooser {
+        Chooser { worker: self.worker, now: self.now, is_trial: self.is_trial }
+    }
 }
 
 /// Ends a flow and lets its SNAT port rest. Returns its backend.

@@ -14,7 +14,9 @@
 
 mod dnat;
 mod exit;
+pub(super) mod explain;
 mod input;
+mod inquiry;
 mod known;
 mod local;
 mod new_flow;
@@ -25,6 +27,8 @@ mod verdict;
 
 pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits, unresolved_client};
 pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet};
+pub(super) use inquiry::KnownFlows;
+pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub(super) use known::{FlowMatch, follow};
 pub(super) use local::refused_source;
 pub(super) use one_way::{deliver, follow_probe};

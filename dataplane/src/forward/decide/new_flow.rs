@@ -10,7 +10,7 @@ use super::local::{mid_stream, refused_source, without_backend};
 use super::verdict::{NatForward, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, Tick, flow_of, is_mid_stream};
+use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, flow_of, is_mid_stream};
 use crate::snapshot::{AddressRole, Frontend};
 use crate::stats::DropReason;
 use crate::wire::Address;
@@ -36,7 +36,7 @@ pub(super) fn new_flow<'s, A: Address>(
     if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
         return mid_stream(packet.headers.transport);
     }
-    let chosen = choose(packet, frontend, context.worker, now);
+    let chosen = choose(packet, frontend, context.chooser());
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
     };
@@ -57,7 +57,7 @@ pub(super) fn new_flow<'s, A: Address>(
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
-            reclaim::lease(context, towards, snapshot.snat::<A>(exit.link), packet.hash >> 40)
+            reclaim::lease(context, towards, snapshot.snat::<A>(exit.link), first_snat_address(packet.hash))
         }
     };
     let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
@@ -78,11 +78,17 @@ pub(super) fn new_flow<'s, A: Address>(
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
 }
 
+/// Which SNAT address, modulo their number, is tried first for a flow with this hash.
+#[inline(always)]
+pub(super) const fn first_snat_address(hash: u64) -> u64 {
+    hash >> 40
+}
+
 /// The backend for a new flow, or for a flow that began elsewhere: by the table alone, which is the same on every
 /// gateway.
-fn choose<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, worker: usize, now: Tick) -> Option<BackendId> {
+fn choose<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, chooser: Chooser) -> Option<BackendId> {
     match packet.headers.transport {
         transport if is_mid_stream(transport) => frontend.choose_by_hash(&packet.headers.tuple),
-        _ => frontend.choose(&packet.headers.tuple, Chooser { worker, now }),
+        _ => frontend.choose(&packet.headers.tuple, chooser),
     }
 }

@@ -9,7 +9,6 @@ use super::exit::{exit_by, fits_in};
 use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
 use super::verdict::{DirectForward, Verdict};
-use crate::choose::Chooser;
 use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, SnatLease, Tick, is_mid_stream};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
@@ -54,7 +53,7 @@ pub(super) fn new_flow<'s, A: Address>(
         transport if is_mid_stream(transport) => frontend.choose_mid_stream(tuple, &snapshot.backends, now),
         // Without a flow only the hash determines the backend.
         _ if context.room == 0 => frontend.choose_by_hash(tuple),
-        _ => frontend.choose(tuple, Chooser { worker: context.worker, now }),
+        _ => frontend.choose(tuple, context.chooser()),
     };
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return if is_reset(packet.headers.transport) { for_vip(packet) } else { without_backend(packet, frontend) };

@@ -14,7 +14,7 @@ use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
 use crate::wire::{Address, Buffer, Headers, Transport, Tuple, network_len};
-use crate::workers::{Egress, HandoverTask, Observer, PacketTarget, Peers, Steering, WorkerId};
+use crate::workers::{Egress, HandoverTask, Observer, Peers, Steering, WorkerId};
 
 /// Bytes of VLAN tags that every card can parse: one tag.
 const TAG_BYTES_PLAIN: u16 = 4;
@@ -112,7 +112,7 @@ fn owner<A: Address, B: Buffer>(
     buffer: &B,
     (tuple, hash): (&Tuple<A>, u64),
 ) -> WorkerId {
-    let towards = towards(snapshot, tuple);
+    let towards = snapshot.packet_target(tuple);
     if let Some(proof) = proof {
         if proof.wants()
             && let Some(hash) = steering.rss_hash(tuple)
@@ -156,12 +156,12 @@ fn owner_of_error<A: Address, B: Buffer>(
     // For a tunnel, the flow is that of the inner packet, which carries the client's tuple.
     if let Some(quote) = TunnelQuote::of(buffer.bytes(), &lookup.headers, &snapshot.tunnels) {
         return Some(match quote.inner {
-            Inner::V4(inner) => steering.owner(&inner, towards(snapshot, &inner)),
-            Inner::V6(inner) => steering.owner(&inner, towards(snapshot, &inner)),
+            Inner::V4(inner) => steering.owner(&inner, snapshot.packet_target(&inner)),
+            Inner::V6(inner) => steering.owner(&inner, snapshot.packet_target(&inner)),
         });
     }
     let answer = Quote::of(buffer.bytes(), &lookup.headers)?.tuple.reversed();
-    Some(steering.owner(&answer, towards(snapshot, &answer)))
+    Some(steering.owner(&answer, snapshot.packet_target(&answer)))
 }
 
 /// The worker at which a fragment of a packet with ports meets the other fragments.
@@ -173,11 +173,7 @@ fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buff
 
 /// The owner of a datagram, from the ports of its first fragment.
 pub(crate) fn owner_of_first<A: Address>(steering: &Steering, snapshot: &Snapshot, first: &Tuple<A>) -> WorkerId {
-    steering.owner(first, towards(snapshot, first))
-}
-
-fn towards<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> PacketTarget {
-    A::of(snapshot).steering.towards(tuple, |address| snapshot.role(address) != AddressRole::Elsewhere)
+    steering.owner(first, snapshot.packet_target(first))
 }
 
 /// Whether the datagram of a fragment may belong to a flow. Datagrams to other destinations go to the kernel fragment

@@ -1,0 +1,117 @@
+//! `sluicectl explain`: what a gateway does with a packet, as text, JSON or YAML.
+//!
+//! Not here: the explanation itself, which the gateway gives.
+
+use std::io::Write;
+use std::path::Path;
+
+use proto::v1;
+
+use crate::args::{ExplainArguments, ExplainOutput};
+use crate::client::ask;
+use crate::error::CtlError;
+use crate::list::{format_error, write_yaml};
+
+/// Width of the names of the lines.
+const NAME_CHARS: usize = 10;
+
+/// Fetches an explanation and prints it.
+pub(super) async fn print(server: &Path, arguments: &ExplainArguments, out: &mut impl Write) -> Result<(), CtlError> {
+    let request = v1::ExplainRequest {
+        protocol: arguments.protocol.clone(),
+        source: arguments.source.to_string(),
+        destination: arguments.destination.to_string(),
+        packet: arguments.packet.clone().unwrap_or_default(),
+        port: arguments.port.clone(),
+    };
+    let explanation = ask(server, async |mut admin| admin.explain(request).await).await?;
+    match arguments.output {
+        ExplainOutput::Text => out.write_all(text(&explanation).as_bytes())?,
+        ExplainOutput::Json => writeln!(out, "{}", serde_json::to_string_pretty(&explanation).map_err(format_error)?)?,
+        ExplainOutput::Yaml => write_yaml(&explanation, out)?,
+    }
+    Ok(out.flush()?)
+}
+
+/// The lines for people: name and text.
+pub(super) fn text(explanation: &v1::Explanation) -> String {
+    let v1::Explanation { protocol, source, destination, packet, r#in, worker, verdict, reason, flow_effect, .. } = explanation;
+    let mut lines = vec![
+        ("packet", format!("{protocol} {source} -> {destination}, the {packet} of its connection")),
+        ("arrives", format!("on {in}, for worker {worker}", r#in = r#in)),
+        ("flow", explanation.flow.as_ref().map_or_else(|| "none".to_owned(), flow)),
+    ];
+    match &explanation.frontend {
+        None => lines.push(("frontend", "none".to_owned())),
+        Some(frontend) => lines.extend(of_frontend(frontend)),
+    }
+    lines.extend(explanation.backends.iter().map(|one| ("", backend(one))));
+    if let Some(rewrite) = &explanation.rewrite {
+        lines.push(("rewrite", of_rewrite(rewrite)));
+        let hop = [&explanation.next_hop, &explanation.next_hop_mac].map(String::as_str);
+        let hop = hop.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", ");
+        lines.push(("leaves", format!("by {} to next hop {hop}", explanation.out)));
+    }
+    let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let effect = match flow_effect.as_str() {
+        "none" => String::new(),
+        effect => format!("; it {effect} {}", if effect == "begins" { "a flow" } else { "the flow" }),
+    };
+    lines.push(("verdict", format!("{verdict}{because}{effect}")));
+    lines.iter().map(|(name, text)| format!("{name:<NAME_CHARS$}{text}\n")).collect()
+}
+
+fn flow(flow: &v1::FlowStatus) -> String {
+    let v1::FlowStatus { client, frontend, backend, state, mode, age_s, idle_s, snat, .. } = flow;
+    let snat = if snat.is_empty() { String::new() } else { format!(" from {snat}") };
+    format!("{client} -> {frontend} -> {backend}{snat}, {mode}, {state}, age {age_s}s, idle {idle_s}s")
+}
+
+fn of_frontend(frontend: &v1::ExplainedFrontend) -> Vec<(&'static str, String)> {
+    let v1::ExplainedFrontend { service, address, mode, scheduler, source, remembered, table_size, table_backend, .. } = frontend;
+    let ranges = if frontend.source_ranges { "the Service has source ranges" } else { "the Service has no source ranges" };
+    let mut lines = vec![
+        ("frontend", format!("{address} of {service}, {mode}, {scheduler}")),
+        (
+            "source",
+            format!(
+                "{}; {ranges}",
+                if source == "allowed" { source.clone() } else { format!("new flows are dropped: {source}") }
+            ),
+        ),
+        (
+            "affinity",
+            match (frontend.affinity, remembered.as_str()) {
+                (false, _) => "off".to_owned(),
+                (true, "") => "on; this client is not known".to_owned(),
+                (true, backend) => format!("on; this client keeps {backend}"),
+            },
+        ),
+    ];
+    lines.push((
+        "table",
+        frontend.table_entry.map_or_else(
+            || "empty: no backend takes new flows".to_owned(),
+            |entry| format!("entry {entry} of {table_size}: {table_backend}"),
+        ),
+    ));
+    let backend =
+        if frontend.backend.is_empty() { "none".to_owned() } else { format!("{}, by {}", frontend.backend, frontend.chosen_by) };
+    lines.push(("backend", backend));
+    lines
+}
+
+fn backend(backend: &v1::ExplainedBackend) -> String {
+    let v1::ExplainedBackend { address, chosen, weight, why_not, .. } = backend;
+    let mark = if *chosen { "*" } else { "-" };
+    let takes = if why_not.is_empty() { format!("weight {weight}") } else { format!("takes no new flows: {why_not}") };
+    format!("{mark} {address}: {takes}")
+}
+
+fn of_rewrite(rewrite: &v1::ExplainedRewrite) -> String {
+    let v1::ExplainedRewrite { source, destination, tunnel_source, tunnel_destination, snat_port_early } = rewrite;
+    let tunnel =
+        if tunnel_source.is_empty() { String::new() } else { format!(", inside {tunnel_source} -> {tunnel_destination}") };
+    let early = if *snat_port_early { " (ports are scarce: this one has not rested)" } else { "" };
+    format!("{source} -> {destination}{tunnel}{early}")
+}

@@ -1,0 +1,56 @@
+//! `sluicectl flows`: the flows of a gateway, fetched page by page.
+//!
+//! Invariant: a list that was cut off says so.
+
+use std::cell::Cell;
+use std::io::Write;
+use std::path::Path;
+
+use proto::v1;
+
+use crate::args::FlowsArguments;
+use crate::error::CtlError;
+use crate::list::{Screen, follow_by};
+
+/// Rows of a page.
+const PAGE_ROWS: u32 = 5_000;
+
+/// Prints the flows that match.
+pub(super) async fn list(
+    server: &Path,
+    arguments: &FlowsArguments,
+    out: &mut impl Write,
+    notes: &mut impl Write,
+    screen: Screen,
+) -> Result<(), CtlError> {
+    let limit = if arguments.limit == 0 { usize::MAX } else { arguments.limit };
+    let is_cut = Cell::new(false);
+    follow_by::<v1::FlowStatus>(server, &arguments.list, out, notes, screen, async |client| {
+        let mut request = v1::ListFlowsRequest {
+            service: arguments.service.clone(),
+            backend: arguments.backend.clone(),
+            client: arguments.client.clone(),
+            protocol: arguments.protocol.clone(),
+            state: arguments.state.clone(),
+            page_size: u32::try_from(limit).unwrap_or(u32::MAX).min(PAGE_ROWS),
+            page_token: String::new(),
+        };
+        let mut flows = Vec::new();
+        loop {
+            let page = client.list_flows(request.clone()).await?.into_inner();
+            flows.extend(page.flows);
+            request.page_token = page.next_page_token;
+            if flows.len() >= limit || request.page_token.is_empty() {
+                break;
+            }
+        }
+        is_cut.set(flows.len() > limit || !request.page_token.is_empty());
+        flows.truncate(limit);
+        Ok((flows, Vec::new()))
+    })
+    .await?;
+    if is_cut.get() {
+        writeln!(notes, "the list ends after {limit} flows, there may be more; --limit 0 lists all of them")?;
+    }
+    Ok(())
+}
