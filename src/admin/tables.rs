@@ -11,36 +11,43 @@ use std::sync::Arc;
 use dataplane::snapshot::{PortView, ServiceView};
 use dataplane::{DropReason, WorkerCounters};
 use proto::v1;
+use smallvec::SmallVec;
 
 use crate::agent::served::BackendCounts;
 
 /// The counters of all workers, in their order.
-pub(super) type Workers = [Arc<WorkerCounters>];
+pub(crate) type Workers = [Arc<WorkerCounters>];
 
 /// A backend of one service.
-struct BackendRow {
-    draining: bool,
-    healthy: bool,
-    weight: u16,
-    flows: u64,
+pub(crate) struct BackendRow {
+    pub(crate) draining: bool,
+    pub(crate) healthy: bool,
+    pub(crate) weight: u16,
+    /// Its slots of counters: one for each protocol, which ports share.
+    slots: SmallVec<[u32; 2]>,
 }
 
 /// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and draining if it
 /// drains on all of them.
-fn rows(service: &ServiceView, workers: &Workers) -> BTreeMap<SocketAddr, BackendRow> {
+pub(crate) fn rows(service: &ServiceView) -> BTreeMap<SocketAddr, BackendRow> {
     let mut rows = BTreeMap::new();
     for backend in service.ports.iter().flat_map(|port| &port.backends) {
-        let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0 };
-        let row = rows.entry(backend.address).or_insert(new);
+        let new = || BackendRow { draining: true, healthy: true, weight: backend.weight, slots: SmallVec::new() };
+        let row = rows.entry(backend.address).or_insert_with(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
-        row.flows += flows(backend.id.slot, workers);
+        if !row.slots.contains(&backend.id.slot) {
+            row.slots.push(backend.id.slot);
+        }
     }
     rows
 }
 
-fn flows(slot: u32, workers: &Workers) -> u64 {
-    workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
+impl BackendRow {
+    /// One of its counters, summed over protocols and workers.
+    pub(crate) fn sum(&self, workers: &Workers, of: fn(&WorkerCounters, u32) -> u64) -> u64 {
+        self.slots.iter().map(|slot| workers.iter().map(|worker| of(worker, *slot)).sum::<u64>()).sum()
+    }
 }
 
 /// The frontends of a port, as text.
@@ -49,7 +56,7 @@ fn frontends(port: &PortView) -> Vec<String> {
 }
 
 /// The row of a service; its backends are those that are not draining.
-pub(super) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
+pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
     let BackendCounts { backends, healthy } = BackendCounts::from(service);
     let refusal = service.refusal.as_ref();
     let app_protocols = |port: &PortView| {
@@ -80,10 +87,10 @@ pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers) 
         state: if row.draining { "draining" } else { "active" }.to_owned(),
         healthy: row.healthy,
         weight: row.weight.into(),
-        flows: row.flows,
+        flows: row.sum(workers, WorkerCounters::flows_of),
         gateway: gateway.to_owned(),
     };
-    rows(service, workers).into_iter().map(status).collect()
+    rows(service).into_iter().map(status).collect()
 }
 
 /// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.
@@ -183,6 +190,16 @@ pub(crate) mod tests {
         let expected =
             [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
         assert_eq!(rows, expected.map(|(address, state, healthy, flows)| (address.to_owned(), state.to_owned(), healthy, flows)));
+    }
+
+    #[test]
+    fn flows_of_a_backend_count_once_if_two_ports_share_its_counters() {
+        let workers = workers();
+        workers[0].backend(0).unwrap().flows.set(3);
+        let shared = backend(0, "10.0.0.1:80", true, false);
+        let two_ports = vec![port(&["192.0.2.100:80"], vec![shared]), port(&["192.0.2.100:443"], vec![shared])];
+        let rows = backends("edge-1", &ServiceView { ports: two_ports, ..web() }, &workers);
+        assert_eq!(rows.iter().map(|row| row.flows).collect::<Vec<_>>(), [3]);
     }
 
     #[test]

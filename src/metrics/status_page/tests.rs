@@ -1,0 +1,1 @@
+//! Tests of the status page: which answers, with which headers, of which size.
