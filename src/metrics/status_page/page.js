@@ -44,8 +44,10 @@ function shownChanged() {
   byId("one").dataset.name = view.service || "";
   byId("one").hidden = !view.service;
   byId("list").hidden = Boolean(view.service);
+  byId("back").hidden = !view.service;
+  set(byId("path-title"), { text: view.service || "Traffic", class: view.service ? "name-of-one" : null });
   if (live.document) show();
-  if (opened && view.service) byId("one-title").focus();
+  if (opened && view.service) byId("path-title").focus();
   ask();
 }
 
@@ -90,9 +92,10 @@ function show() {
   const failed = document_.tasks.filter((task) => task.restarts > 0);
   byId("tasks-box").hidden = failed.length === 0;
   fillTable(byId("tasks"), taskColumns, failed, (task) => task.name);
-  fillEvents(byId("events"), document_.events);
-  const none = document_.events_missing || (view.search ? "No event matches." : "No events yet.");
-  set(byId("events-note"), { text: document_.events.length ? "" : none });
+  const events = document_.events.filter((event) => !view.service || event.object === `Service ${view.service}`);
+  fillEvents(byId("events"), events);
+  const none = document_.events_missing || (view.search || view.service ? "None of the newest events is about it." : "No events yet.");
+  set(byId("events-note"), { text: events.length ? "" : none });
   if (view.service) showOne(document_.service);
   else showList(document_);
   showPicture(document_, totals);
@@ -138,7 +141,6 @@ function showList(document_) {
 }
 
 function showOne(service) {
-  set(byId("one-title"), { text: view.service });
   const reason = !service ? "This Service is not served by this gateway: it was deleted, or never had an address." : service.reason ? `${service.reason}: ${service.message}` : "";
   set(byId("one-reason"), { text: reason, class: service ? "bad" : "note" });
   const facts = service ? [
@@ -156,22 +158,30 @@ function showOne(service) {
   set(byId("members-note"), { text: rest > 0 ? `${count(rest, "backend is", "backends are")} not shown; those with trouble and with most flows are.` : "" });
 }
 
+/** Packets a second from and to clients: of these Services, or of all. */
+function clientRates(services, totals, ms) {
+  const of = (key, name) => services
+    ? services.map((service) => rates.of(`${service.name} ${name}`, service[key], ms)).reduce(sum, 0)
+    : rates.of(name, totals[key], totals.at_ms);
+  const out = of("packets_to_backends", "out"), back = of("packets_to_clients", "back");
+  return { out, back, all: sum(out, back) };
+}
+
 function showPicture(document_, totals) {
   const shown = view.service ? [document_.service].filter(Boolean) : document_.services.slice(0, DRAWN);
   const box = byId("path");
-  box.hidden = shown.length === 0;
-  if (box.hidden) return;
+  box.hidden = shown.length === 0 && !view.service;
+  set(byId("picture"), { hidden: shown.length ? null : "" });
+  if (shown.length === 0) return;
   const most = view.service ? 24 : 4;
   const services = shown.map((service) => drawn({ ...service, members: service.members.slice(0, most) }, rates, document_.at_ms));
-  const all = services.reduce((sum, service) => sum + (service.rate || 0), 0);
   const remaining = { count: view.service ? 0 : document_.matched - shown.length, rate: 0 };
-  const out = rates.of("out", totals.packets_to_backends, totals.at_ms);
-  if (remaining.count > 0 && !view.search) remaining.rate = Math.max(0, (out || 0) - all);
+  const clients = clientRates(view.service || view.search ? shown : null, totals, document_.at_ms);
+  if (remaining.count > 0 && !view.search) remaining.rate = services.reduce((rest, service) => Math.max(0, rest - (service.rate || 0)), clients.all || 0);
   const picture = byId("picture");
-  const known = services.some((service) => service.rate !== null);
-  drawPicture(picture, Math.floor(picture.getBoundingClientRect().width), services, known ? all + remaining.rate : null, remaining, view.service ? null : (name) => go({ service: name }));
+  drawPicture(picture, Math.floor(picture.getBoundingClientRect().width), services, clients, remaining, view.service ? null : (name) => go({ service: name }));
   const sorted = { rate: "busiest first", trouble: "trouble first", name: "by name" }[view.sort];
-  set(byId("path-note"), { text: view.service ? "a wider line carries more packets" : `clients → Services → backends · ${sorted} · a wider line carries more packets` });
+  set(byId("path-note"), { text: view.service ? "a wider line carries more packets" : `clients, Services, backends · ${sorted} · a wider line carries more packets` });
 }
 
 function showNotice() {

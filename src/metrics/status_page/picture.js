@@ -1,26 +1,27 @@
 // The picture: clients, Services with their VIPs, backends. The width of a link is its rate.
 
-const LINE = 26, GAP = 14, BOX = 46, THICKEST = 40;
+const LINE = 25, GAP = 14, BOX = 46, THICKEST = 40;
 
 const cut = (text, characters) => text.length <= characters ? text : text.slice(0, Math.max(1, characters - 1)) + "…";
 
-/** What is drawn of a Service: its figures, and those of its backends. */
+/** What is drawn of a Service and its backends; rates are packets of both directions. */
 function drawn(service, rates, ms) {
-  const rate = (of, key) => rates.of(key + " to", of.packets_to_backends, ms);
+  const rate = (of, key) => sum(rates.of(key + " out", of.packets_to_backends, ms), rates.of(key + " back", of.packets_to_clients, ms));
   const members = service.members.map((member) => ({
     ...member, rate: rate(member, `${service.name} ${member.address}`), bad: !member.healthy && !member.draining,
   }));
   return {
     name: service.name, rate: rate(service, service.name), members, rest: service.members_total - members.length,
-    frontend: service.frontends[0] || "", others: service.frontends_total - 1, reason: service.reason,
-    bad: isTroubled(service),
+    frontend: service.frontends[0] || "", others: service.frontends_total - 1,
+    bad: isTroubled(service), health: healthWord(service), isRefused: service.reason !== "",
   };
 }
 
 const isTroubled = (service) => service.reason !== "" || service.backends === 0 || service.healthy < service.backends;
 
-/** The parts of the picture, from back to front, and its height. `all` is the rate of all clients. */
-function plan(width, services, all, remaining, open) {
+/** The parts of the picture, from back to front, and its height. `clients`: packets a second `out` to backends, `back`, and of `all`. */
+function plan(width, services, clients, remaining, open) {
+  const { all } = clients;
   const parts = [], narrow = width < 640;
   const put = (tag, key, values) => parts.push({ tag, key, ...values });
   const text = (key, x, y, words, style = "") => put("text", key, { x, y, text: words, class: style });
@@ -30,8 +31,8 @@ function plan(width, services, all, remaining, open) {
     const style = bad ? "link bad" : rate > 0 ? "link" : "link idle";
     put("path", key, { d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`, class: style, "stroke-width": bad ? 1.5 : thick(rate).toFixed(1) });
   };
-  const fromX = narrow ? 0 : 148, boxX = narrow ? 22 : Math.round(width * 0.31), boxW = narrow ? width - 23 : Math.round(width * 0.31);
-  const memberX = narrow ? 56 : Math.round(width * 0.72);
+  const fromX = narrow ? 0 : 148, boxX = narrow ? 22 : Math.round(width * 0.29), boxW = narrow ? width - 23 : Math.round(width * 0.345);
+  const memberX = narrow ? 56 : Math.round(width * 0.735);
   const characters = Math.floor((boxW - 108) / 7.4);
 
   let y = narrow ? 62 : 4;
@@ -61,16 +62,18 @@ function plan(width, services, all, remaining, open) {
     leave += widths[at] + 2;
   });
 
+  const [out, back] = [`→ ${packets(clients.out)}`, `← ${packets(clients.back)}`];
   if (narrow) {
     text("clients", 0, 20, "Clients", "strong");
-    text("clients rate", width - 1, 20, packets(all), "end strong");
-    text("clients note", 0, 38, "packets a second to backends", "soft");
+    text("clients out", width - 1, 20, out, "end strong");
+    text("clients back", width - 1, 38, back, "end strong");
+    text("clients note", 0, 38, "to backends and back", "soft");
   } else {
-    const half = Math.max(44, total / 2 + 8);
+    const half = Math.max(46, total / 2 + 8);
     put("rect", "clients box", { x: 0.5, y: clientsY - half, width: fromX - 1, height: 2 * half, rx: 6, class: "box" });
-    text("clients", 14, clientsY - 17, "Clients", "strong");
-    text("clients rate", 14, clientsY + 8, packets(all), "large");
-    text("clients note", 14, clientsY + 27, "to backends", "soft");
+    text("clients", 14, clientsY - 19, "Clients", "soft");
+    text("clients out", 14, clientsY + 4, out, "large");
+    text("clients back", 14, clientsY + 29, back, "large");
   }
 
   for (const box of boxes) {
@@ -94,8 +97,9 @@ function plan(width, services, all, remaining, open) {
     text(`name ${key}`, boxX + 12, centre - 4, cut(key, characters), "strong");
     text(`rate ${key}`, x2 - 12, centre - 4, packets(service.rate), "end strong");
     const also = service.others > 0 ? `  +${service.others}` : "";
-    text(`vip ${key}`, boxX + 12, centre + 14, cut(service.reason || service.frontend, characters + 6 - also.length) + also, service.reason ? "bad" : "mono soft");
-    if (service.bad && !service.reason) text(`state ${key}`, x2 - 12, centre + 14, service.members.length ? "unhealthy" : "no backends", "end bad");
+    const room = characters + 14 - also.length - (service.bad ? service.health.length : 0);
+    if (!service.isRefused) text(`vip ${key}`, boxX + 12, centre + 14, cut(service.frontend, room) + also, "mono soft");
+    if (service.bad) text(`state ${key}`, service.isRefused ? boxX + 12 : x2 - 12, centre + 14, service.health, service.isRefused ? "bad" : "end bad");
     service.members.forEach((member, at) => {
       const lineY = memberTop + (at + 0.5) * LINE, id = `${key} ${member.address}`;
       const mark = member.bad ? "M-4 -4L4 4M4 -4L-4 4" : member.draining ? "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0" : "M-4 0L-1 3.5L5 -4";
@@ -113,14 +117,14 @@ function plan(width, services, all, remaining, open) {
 }
 
 /** Draws the picture, and says in a sentence what it shows. */
-function drawPicture(svg, width, services, all, remaining, open) {
-  const { parts, height } = plan(width, services, all, remaining, open);
+function drawPicture(svg, width, services, clients, remaining, open) {
+  const { parts, height } = plan(width, services, clients, remaining, open);
   const backends = services.reduce((sum, service) => sum + service.members.length + service.rest, 0);
   const bad = services.filter((service) => service.bad).map((service) => service.name);
   const trouble = bad.length ? ` Trouble: ${bad.join(", ")}.` : "";
   set(svg, {
     viewBox: `0 0 ${width} ${height}`, height,
-    "aria-label": `Clients send ${packets(all)} to ${count(services.length, "Service", "Services")} with ${count(backends, "backend", "backends")}.${trouble}`,
+    "aria-label": `Clients send ${packets(clients.out)} and receive ${packets(clients.back)}, by ${count(services.length, "Service", "Services")} with ${count(backends, "backend", "backends")}.${trouble}`,
   });
   const values = ({ tag, key, ...rest }) => rest;
   keep(svg, parts, (part) => part.tag + part.key, (part) => document.createElementNS(SVG, part.tag), (element, part) => set(element, values(part)));

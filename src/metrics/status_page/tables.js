@@ -19,7 +19,7 @@ function figures(document_, rates) {
     { name: "To backends", big: scaled(out, "pps"), under: bits(bytesOut), line: out },
     { name: "To clients", big: scaled(back, "pps"), under: bits(bytesBack), line: back },
     { name: "Throughput", big: scaled(bytes === null ? null : bytes * 8, "bit/s"), under: "both directions", line: bytes },
-    { name: "Flows", big: [whole(flows), ""], under: `${perSecond(fresh)} new · ${percent(room ? flows / room : 0)} of room`, line: flows },
+    { name: "Flows", big: [whole(flows), ""], under: `${perSecond(fresh)} new · ${percent(room ? flows / room : 0)} full`, line: flows },
     { name: "Drops", big: scaled(drop, "pps"), under: `${whole(dropped)} since start`, line: drop },
     { name: "Backends healthy", big: [whole(healthy), `of ${whole(totals.backends)}`], under: notes.filter(Boolean).join(" · "), bad: bad > 0, line: totals.backends ? healthy : null },
   ];
@@ -59,10 +59,10 @@ function serviceColumns(rates, at, open) {
     { title: "Backends", text: healthWord, bad: isTroubled },
     { title: "Packets", class: "num", text: (service) => packets(both(service)) },
     { title: "Throughput", class: "num wide", text: (service) => bits(bytes(service)) },
-    { title: "Flows", class: "num", text: (service) => whole(service.flows) },
+    { title: "Flows", class: "num wide", text: (service) => whole(service.flows) },
     { title: "New", class: "num wide", text: (service) => perSecond(rate("new_flows")(service)) },
     {
-      title: "3 min", class: "num wide", create: () => spark(),
+      title: "Last 3 min", class: "num wide", create: () => spark(),
       update: (line, service) => drawSpark(line, rates.line("service " + service.name, both(service))),
     },
   ];
@@ -145,12 +145,13 @@ function ago(time) {
 }
 
 function fillEvents(list, events) {
-  const create = (event) => make("li", {}, [make("time", { datetime: event.time, title: event.time }), make("span"), make("p")]);
+  const create = (event) => make("li", {}, [make("time", { datetime: event.time, title: event.time }), make("b"), make("span"), make("p")]);
   keep(list, events, (event) => [event.time, event.object, event.reason, event.message].join("\n"), create, (item, event) => {
-    const [time, title, message] = item.children;
+    const [time, object, reason, message] = item.children;
     const trouble = event.type === "Warning";
     set(time, { text: ago(event.time) });
-    set(title, { text: `${trouble ? "Warning: " : ""}${event.reason} · ${event.object}`, class: trouble ? "bad" : null });
+    set(object, { text: event.object.replace(/^Service /, "") });
+    set(reason, { text: trouble ? ` ▲ ${event.reason}` : ` ${event.reason}`, class: trouble ? "bad" : "dim", "aria-label": trouble ? `Warning: ${event.reason}` : null });
     set(message, { text: event.message });
   });
   set(list, { tabindex: events.length > 4 ? "0" : null });
