@@ -84,7 +84,8 @@ impl StatusPage {
             return None;
         }
         Some(if !is_addressed_directly(&request.headers) {
-            let why = "expected an IP address or `localhost` as the host of the URL: a name may lead here on behalf of another site";
+            let why =
+                "expected an IP address or `localhost` as the host of the URL: a name may lead here on behalf of another site";
             text(StatusCode::MISDIRECTED_REQUEST, why)
         } else if path == "/" {
             let (html, policy) = &*PAGE;

@@ -51,8 +51,9 @@ impl FromStr for StatusQuery {
 
     fn from_str(text: &str) -> Result<Self, StatusQueryError> {
         let mut query = Self { search: String::new(), order: ServiceOrder::default(), limit: LIMIT, service: None };
-        let short =
-            |name, value: &str| if value.len() > SEARCH_MAX { Err(StatusQueryError::TooLong(name)) } else { Ok(value.to_owned()) };
+        let short = |name, value: &str| {
+            if value.len() > SEARCH_MAX { Err(StatusQueryError::TooLong(name)) } else { Ok(value.to_owned()) }
+        };
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
             match &*name {
                 "search" => query.search = short("search", value.trim())?.to_lowercase(),

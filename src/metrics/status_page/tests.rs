@@ -106,7 +106,11 @@ fn the_document_says_what_the_admin_api_says_and_its_fields_are_documented() {
     let totals = &document["totals"];
     for of in [totals, service, &service["members"][2]] {
         assert_eq!((&of["packets_to_backends"], &of["bytes_to_backends"]), (&1.into(), &100.into()), "{of}");
-        assert_eq!((&of["packets_to_clients"], &of["bytes_to_clients"], &of["flows"]), (&1.into(), &60.into(), &3.into()), "{of}");
+        assert_eq!(
+            (&of["packets_to_clients"], &of["bytes_to_clients"], &of["flows"]),
+            (&1.into(), &60.into(), &3.into()),
+            "{of}"
+        );
     }
     assert_eq!((&totals["services_with_trouble"], &totals["backends_draining"]), (&1.into(), &1.into()));
     assert_eq!((&document["drops"]["no_flow"], &document["workers"][0]["received_packets"]), (&1.into(), &10.into()));
