@@ -21,8 +21,7 @@ use super::engine::Engine;
 use super::fast;
 use super::observer::Observe;
 use crate::flow::{
-    BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick,
-    Ticks,
+    BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks,
 };
 use crate::forward::decide::FlowTables;
 use crate::fragment::{Datagrams, Identifications};
