@@ -256,6 +256,8 @@ fn a_browser_shows_a_gateway_at_work() {
     else {
         return;
     };
+    let configuration = std::fs::read_to_string(edge.path("sluice.yaml")).unwrap().replace("name: test\n", "name: edge-1\n");
+    std::fs::write(edge.path("sluice.yaml"), configuration).unwrap();
     std::fs::create_dir(edge.path("manifests")).unwrap();
     edge.start();
     let mut browser = Browser::start(program, &edge.namespace("gw"), edge.dir.path());

@@ -104,13 +104,14 @@ function show() {
 
 function showState(document_) {
   const word = document_.draining ? "Draining" : document_.ready ? "Forwarding" : "Not ready";
-  const notes = [`${count(document_.totals.services, "Service", "Services")}`];
-  if (document_.totals.services_with_trouble) notes.push(`${whole(document_.totals.services_with_trouble)} with trouble`);
-  if (!document_.controller_connected) notes.push("no controller: the last state stays in use");
+  const trouble = document_.totals.services_with_trouble;
+  const alone = document_.controller_connected ? "" : " · no controller: the last state stays in use";
   const state = byId("state");
-  if (!state.firstChild) state.append(make("b"), make("span"));
+  if (!state.firstChild) state.append(make("b"), make("span"), make("span", { class: "bad" }), make("span"));
   set(state.children[0], { text: word, class: document_.ready ? null : "bad" });
-  set(state.children[1], { text: ` · ${notes.join(" · ")}` });
+  set(state.children[1], { text: ` · ${count(document_.totals.services, "Service", "Services")}` });
+  set(state.children[2], { text: trouble ? ` · ${whole(trouble)} with trouble` : "" });
+  set(state.children[3], { text: alone });
   set(byId("gateway"), { text: document_.gateway });
   document.title = `${document_.totals.services_with_trouble ? `(${document_.totals.services_with_trouble}) ` : ""}${document_.gateway} · sluice`;
 }

@@ -54,10 +54,11 @@ function plan(width, services, clients, remaining, open) {
   const total = widths.reduce((sum, one) => sum + one + 2, 0);
   const clientsY = narrow ? 24 : height / 2;
   let leave = clientsY - total / 2;
+  if (narrow && boxes.length) put("path", "trunk", { d: `M9 46V${boxes[boxes.length - 1].centre + 1}`, class: "trunk" });
   boxes.forEach((box, at) => {
     const rate = box.rest ? remaining.rate : box.service.rate;
     const key = box.rest ? "rest" : box.service.name;
-    if (narrow) put("path", `in ${key}`, { d: `M9 46V${box.centre - 8}q0 8 8 8H${boxX}`, class: rate > 0 ? "link" : "link idle", "stroke-width": Math.min(8, thick(rate)).toFixed(1) });
+    if (narrow) put("path", `in ${key}`, { d: `M9 ${box.centre}H${boxX}`, class: rate > 0 ? "link" : "link idle", "stroke-width": Math.min(8, thick(rate)).toFixed(1) });
     else link(`in ${key}`, fromX, leave + widths[at] / 2, boxX, box.centre, rate, false);
     leave += widths[at] + 2;
   });
@@ -85,11 +86,12 @@ function plan(width, services, clients, remaining, open) {
     const { service, top, centre } = box, key = service.name;
     const x2 = boxX + boxW, memberTop = narrow ? top + BOX : centre - (service.members.length + (service.rest > 0 ? 1 : 0)) * LINE / 2;
     const memberWidths = service.members.map((member) => member.bad ? 1.5 : thick(member.rate));
+    if (narrow && service.members.length) put("path", `trunk ${key}`, { d: `M${boxX + 10} ${top + BOX - 1}V${memberTop + (service.members.length - 0.5) * LINE + 1}`, class: "trunk" });
     let from = centre - memberWidths.reduce((sum, one) => sum + one, 0) / 2;
     service.members.forEach((member, at) => {
       const lineY = memberTop + (at + 0.5) * LINE;
       const style = member.bad ? "link bad" : member.rate > 0 ? "link" : "link idle";
-      if (narrow) put("path", `to ${key} ${member.address}`, { d: `M${boxX + 10} ${top + BOX - 4}V${lineY - 6}q0 6 6 6H${memberX - 12}`, class: style, "stroke-width": Math.min(6, memberWidths[at]).toFixed(1) });
+      if (narrow) put("path", `to ${key} ${member.address}`, { d: `M${boxX + 10} ${lineY}H${memberX - 12}`, class: style, "stroke-width": Math.min(6, memberWidths[at]).toFixed(1) });
       else link(`to ${key} ${member.address}`, x2, from + memberWidths[at] / 2, memberX - 12, lineY, member.rate, member.bad);
       from += memberWidths[at];
     });
