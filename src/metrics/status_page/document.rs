@@ -15,7 +15,7 @@ use proto::v1;
 use serde::Serialize;
 
 use super::query::{ServiceOrder, StatusQuery};
-use super::reading::{Rank, Reading, Totals, Traffic, milliseconds};
+use super::reading::{Rank, Reading, Totals, TrafficCounts, milliseconds};
 use super::{Sources, WorkerLoads};
 use crate::admin::tables::{BackendRow, rows, service};
 
@@ -104,7 +104,7 @@ struct ServiceRow {
     reason: String,
     message: String,
     #[serde(flatten)]
-    traffic: Traffic,
+    traffic: TrafficCounts,
     /// Some backends, those with trouble first, then those with most flows.
     members: Vec<MemberRow>,
     members_total: usize,
@@ -117,7 +117,7 @@ struct MemberRow {
     draining: bool,
     weight: u16,
     #[serde(flatten)]
-    traffic: Traffic,
+    traffic: TrafficCounts,
 }
 
 #[derive(Debug, Serialize)]
@@ -195,8 +195,8 @@ fn matches(view: &ServiceView, search: &str) -> bool {
 fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> ServiceRow {
     let status = service(&sources.gateway, view);
     let rows = rows(view);
-    let mut all: Vec<_> = rows.iter().map(|(address, row)| (address, row, Traffic::of(row, &sources.workers))).collect();
-    let mut traffic = Traffic::default();
+    let mut all: Vec<_> = rows.iter().map(|(address, row)| (address, row, TrafficCounts::of(row, &sources.workers))).collect();
+    let mut traffic = TrafficCounts::default();
     all.iter().for_each(|(_, _, of)| traffic.add(of));
     all.sort_by_key(|(_, row, of)| (row.healthy && !row.draining, Reverse(of.flows)));
     // In the order of addresses, so that lines stay where they are.
@@ -220,7 +220,7 @@ fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> Ser
     }
 }
 
-fn member_row(address: SocketAddr, row: &BackendRow, traffic: Traffic) -> MemberRow {
+fn member_row(address: SocketAddr, row: &BackendRow, traffic: TrafficCounts) -> MemberRow {
     MemberRow { address: address.to_string(), healthy: row.healthy, draining: row.draining, weight: row.weight, traffic }
 }
 

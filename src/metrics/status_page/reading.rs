@@ -22,7 +22,7 @@ const WINDOW: Duration = Duration::from_secs(5);
 
 /// Traffic of a backend, of a Service or of all, over all workers. Counters are totals; bytes count from the IP header on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Traffic {
+pub(super) struct TrafficCounts {
     pub(super) packets_to_backends: u64,
     pub(super) packets_to_clients: u64,
     pub(super) bytes_to_backends: u64,
@@ -34,7 +34,7 @@ pub(super) struct Traffic {
     pub(super) reset_connections: u64,
 }
 
-impl Traffic {
+impl TrafficCounts {
     pub(super) fn of(row: &BackendRow, workers: &Workers) -> Self {
         let sum = |of: fn(&WorkerCounters, u32) -> u64| row.sum(workers, of);
         Self {
@@ -78,7 +78,7 @@ pub(super) struct Totals {
     backends_unhealthy: u64,
     backends_draining: u64,
     #[serde(flatten)]
-    traffic: Traffic,
+    traffic: TrafficCounts,
 }
 
 /// What Services are ordered by.
@@ -135,9 +135,9 @@ impl Reading {
 impl Totals {
     /// Adds a Service, and returns what it is ordered by, without its rate.
     fn count(&mut self, service: &ServiceView, workers: &Workers) -> Rank {
-        let (mut traffic, mut backends, mut healthy) = (Traffic::default(), 0, 0);
+        let (mut traffic, mut backends, mut healthy) = (TrafficCounts::default(), 0, 0);
         for row in rows(service).values() {
-            traffic.add(&Traffic::of(row, workers));
+            traffic.add(&TrafficCounts::of(row, workers));
             self.backends_draining += u64::from(row.draining);
             backends += u64::from(!row.draining);
             healthy += u64::from(!row.draining && row.healthy);
