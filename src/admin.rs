@@ -6,7 +6,7 @@
 
 mod explanation;
 mod flows;
-mod tables;
+pub(crate) mod tables;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -114,8 +114,21 @@ impl Sources {
         v1::ListPortsResponse { ports: (self.ports)(), silent: Vec::new() }
     }
 
-    fn drops(&self) -> v1::ListDropsResponse {
+    pub(crate) fn drops(&self) -> v1::ListDropsResponse {
         v1::ListDropsResponse { drops: tables::drops(&self.gateway, &self.workers), silent: Vec::new() }
+    }
+
+    pub(crate) fn status(&self) -> v1::GetStatusResponse {
+        v1::GetStatusResponse {
+            gateway: self.gateway.clone(),
+            version: self.version.clone(),
+            generation: self.reached.borrow().as_ref().map(v1::Generation::from),
+            ready: self.served.borrow().ready,
+            controller_connected: *self.connected.borrow(),
+            accounts: tables::accounts(&self.workers),
+            tasks: self.tasks.status(),
+            draining: *self.draining.borrow(),
+        }
     }
 
     /// Answers a request that the controller forwards for an operator.
@@ -159,16 +172,7 @@ impl Admin for Sources {
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
-        Ok(Response::new(v1::GetStatusResponse {
-            gateway: self.gateway.clone(),
-            version: self.version.clone(),
-            generation: self.reached.borrow().as_ref().map(v1::Generation::from),
-            ready: self.served.borrow().ready,
-            controller_connected: *self.connected.borrow(),
-            accounts: tables::accounts(&self.workers),
-            tasks: self.tasks.status(),
-            draining: *self.draining.borrow(),
-        }))
+        Ok(Response::new(self.status()))
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
@@ -236,7 +240,7 @@ pub(crate) mod tests {
     use super::*;
     pub(crate) use tables::tests::web;
 
-    fn sources() -> Sources {
+    pub(crate) fn sources() -> Sources {
         let counters = WorkerCounters::default();
         counters.received.add(10);
         counters.transmitted.add(9);

@@ -1,11 +1,12 @@
 //! The metrics and probes of a gateway (DESIGN 10), on the address of key `metrics.listen`: `/metrics`, `/livez` and
-//! `/readyz`. A gateway with an embedded controller shows that one's metrics too.
+//! `/readyz`, and the status page. A gateway with an embedded controller shows that one's metrics too.
 //!
 //! Invariant: values are read when they are asked for, from what the admin API reads; nothing here is on the way of a
 //! packet. The number of series is bounded: 10,000 backends and 10,000 Services have series of their own.
 //! Not here: counting, HTTP and text formats (`control::healthz`, `control::metrics`).
 
 mod backends;
+mod status_page;
 mod workers;
 
 use std::fmt;
@@ -16,6 +17,10 @@ use control::gateways::socket::listen_tcp;
 use control::healthz::{self, Pages, Unwell};
 use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_build};
 use dataplane::DropReason;
+use http::Response;
+use http::request::Parts;
+use http_body_util::Full;
+use hyper::body::Bytes;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use proto::v1;
@@ -23,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{ControllerAccess, Sources};
 use crate::agent::supervisor::Failure;
+pub use status_page::StatusPage;
 pub use workers::WorkerLoads;
 
 const READY: MetricFamily = MetricFamily::gauge("sluice_ready", "", "1 once every worker forwards by a complete state.");
@@ -59,6 +65,8 @@ pub struct GatewayPages {
     pub sources: Sources,
     /// The load of each worker.
     pub workers: Arc<WorkerLoads>,
+    /// The status page.
+    pub status_page: Arc<StatusPage>,
     /// Cancelled when the gateway is about to end.
     pub leaving: CancellationToken,
 }
@@ -99,6 +107,10 @@ impl Pages for GatewayPages {
     fn metrics(&self, accept: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)> {
         let format = TextFormat::accepted(accept);
         Some((format.content_type(), format.text(self.clone())))
+    }
+
+    fn page(&self, request: &Parts) -> Option<Response<Full<Bytes>>> {
+        self.status_page.answer(request, &self.sources, &self.workers)
     }
 }
 

@@ -45,7 +45,7 @@ use crate::agent::probe::{ConnectionWatch, Prober};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::{probe, zone};
-use crate::metrics::{self, GatewayPages, WorkerLoads};
+use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
 use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
 use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
@@ -569,7 +569,8 @@ fn supervise_operators(
     ended: &CancellationToken,
 ) {
     if let Some(address) = settings.metrics_listen {
-        let pages = GatewayPages { sources: sources.clone(), workers, leaving: leaving.clone() };
+        let status_page = Arc::new(StatusPage::default());
+        let pages = GatewayPages { sources: sources.clone(), workers, status_page, leaving: leaving.clone() };
         let inputs = (address, pages, ended.clone());
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
     }

@@ -1,5 +1,5 @@
 //! `/livez` and `/readyz` over plain HTTP (key `health.listen`), as the probes of a Deployment ask for them, and
-//! `/metrics` (key `metrics.listen`).
+//! `/metrics` (key `metrics.listen`), beside further pages of a gateway.
 //!
 //! Invariant: `/livez` takes no lock that the planner holds while it works, so that it reports a hung planner instead
 //! of waiting for it. Answers to probes are public: they contain no names and no foreign text, which are in the log.
@@ -13,6 +13,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -98,6 +99,11 @@ pub trait Pages: Clone + Send + Sync + 'static {
     /// The metrics in a format that the header `Accept` allows, and its `Content-Type`; `None` where none are served.
     /// May block.
     fn metrics(&self, accept: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)>;
+
+    /// The answer to a GET or HEAD request of any other path; `None` if there is no such page. May block.
+    fn page(&self, _request: &Parts) -> Option<Response<Full<Bytes>>> {
+        None
+    }
 }
 
 /// State of a controller that probes examine.
@@ -171,16 +177,14 @@ async fn converse(stream: TcpStream, pages: impl Pages) {
 
 async fn respond(request: Request<Incoming>, pages: &impl Pages) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path();
-    if !matches!(path, "/livez" | "/readyz" | "/metrics") {
-        return Ok(answer(StatusCode::NOT_FOUND, "expected /livez, /readyz or, by key `metrics.listen`, /metrics"));
-    }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Ok(answer(StatusCode::METHOD_NOT_ALLOWED, "expected GET or HEAD"));
     }
     let result = match path {
         "/livez" => pages.live(),
         "/readyz" => pages.ready().await,
-        _ => return Ok(metrics(&request, pages).await),
+        "/metrics" => return Ok(metrics(&request, pages).await),
+        _ => return Ok(other_page(request, pages).await),
     };
     Ok(match result {
         Ok(()) => answer(StatusCode::OK, "ok"),
@@ -200,6 +204,17 @@ async fn metrics(request: &Request<Incoming>, pages: &impl Pages) -> Response<Fu
         }
         Ok(None) => answer(StatusCode::NOT_FOUND, "metrics are served on the address of key `metrics.listen`"),
         Ok(Some((_, Err(_)))) | Err(_) => answer(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written"),
+    }
+}
+
+/// A page may read many counters, so it is made on a thread that may block.
+async fn other_page(request: Request<Incoming>, pages: &impl Pages) -> Response<Full<Bytes>> {
+    let (parts, _) = request.into_parts();
+    let pages = pages.clone();
+    match tokio::task::spawn_blocking(move || pages.page(&parts)).await {
+        Ok(Some(response)) => response,
+        Ok(None) => answer(StatusCode::NOT_FOUND, "expected /livez, /readyz or, by key `metrics.listen`, /metrics"),
+        Err(_) => answer(StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be made"),
     }
 }
 

@@ -4,59 +4,63 @@
 //! Invariant: the names are those of DESIGN section 8, and a backend has one
 //! row per service, however many of its ports it serves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use dataplane::snapshot::{PortView, ServiceView};
 use dataplane::{DropReason, WorkerCounters};
-use proto::{Protocol, v1};
+use proto::v1;
+use smallvec::SmallVec;
 
 use crate::agent::probe::{Causes, Subject};
 use crate::agent::served::BackendCounts;
 
 /// The counters of all workers, in their order.
-pub(super) type Workers = [Arc<WorkerCounters>];
+pub(crate) type Workers = [Arc<WorkerCounters>];
 
 /// A backend of one service.
-struct BackendRow {
-    draining: bool,
-    healthy: bool,
-    weight: u16,
-    flows: u64,
-    reason: String,
+pub(crate) struct BackendRow {
+    pub(crate) draining: bool,
+    pub(crate) healthy: bool,
+    pub(crate) weight: u16,
+    /// Its slots of counters: one for each protocol, which ports share.
+    slots: SmallVec<[u32; 2]>,
 }
 
 /// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and draining if it
 /// drains on all of them.
-fn rows(service: &ServiceView, workers: &Workers, causes: &Causes) -> BTreeMap<SocketAddr, BackendRow> {
+pub(crate) fn rows(service: &ServiceView) -> BTreeMap<SocketAddr, BackendRow> {
     let mut rows = BTreeMap::new();
-    // Ports with the same backends share their slots.
-    let mut counted = BTreeSet::new();
-    for (port, backend) in service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port, backend))) {
-        let new = BackendRow { draining: true, healthy: true, weight: backend.weight, flows: 0, reason: String::new() };
-        let row = rows.entry(backend.address).or_insert(new);
+    for backend in service.ports.iter().flat_map(|port| &port.backends) {
+        let new = || BackendRow { draining: true, healthy: true, weight: backend.weight, slots: SmallVec::new() };
+        let row = rows.entry(backend.address).or_insert_with(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
-        if counted.insert(backend.id.slot) {
-            row.flows += flows(backend.id.slot, workers);
-        }
-        if !backend.healthy && row.reason.is_empty() {
-            row.reason = reason(service, port.protocol, backend.address, causes);
+        if !row.slots.contains(&backend.id.slot) {
+            row.slots.push(backend.id.slot);
         }
     }
     rows
 }
 
-/// Why a backend fails for this service, or for every one.
-fn reason(service: &ServiceView, protocol: Protocol, address: SocketAddr, causes: &Causes) -> String {
-    let of = |service| causes.get(&Subject { service, protocol, address });
-    let cause = of(Some(Arc::clone(&service.name))).or_else(|| of(None));
-    cause.map(ToString::to_string).unwrap_or_default()
-}
+impl BackendRow {
+    /// Which probe of the backend fails for this service, or for every one, and what it found. Empty for a healthy
+    /// backend.
+    pub(crate) fn reason(&self, service: &ServiceView, address: SocketAddr, causes: &Causes) -> String {
+        if self.healthy {
+            return String::new();
+        }
+        let fails = |port: &&PortView| port.backends.iter().any(|backend| backend.address == address && !backend.healthy);
+        let of = |service, protocol| causes.get(&Subject { service, protocol, address });
+        let cause = |port: &PortView| of(Some(Arc::clone(&service.name)), port.protocol).or_else(|| of(None, port.protocol));
+        service.ports.iter().filter(fails).find_map(cause).map(ToString::to_string).unwrap_or_default()
+    }
 
-fn flows(slot: u32, workers: &Workers) -> u64 {
-    workers.iter().filter_map(|worker| worker.backend(slot)).map(|counters| counters.flows.get()).sum()
+    /// One of its counters, summed over protocols and workers.
+    pub(crate) fn sum(&self, workers: &Workers, of: fn(&WorkerCounters, u32) -> u64) -> u64 {
+        self.slots.iter().map(|slot| workers.iter().map(|worker| of(worker, *slot)).sum::<u64>()).sum()
+    }
 }
 
 /// The frontends of a port, as text.
@@ -65,7 +69,7 @@ fn frontends(port: &PortView) -> Vec<String> {
 }
 
 /// The row of a service; its backends are those that are not draining.
-pub(super) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
+pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
     let BackendCounts { backends, healthy } = BackendCounts::from(service);
     let refusal = service.refusal.as_ref();
     let app_protocols = |port: &PortView| {
@@ -96,11 +100,11 @@ pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers, 
         state: if row.draining { "draining" } else { "active" }.to_owned(),
         healthy: row.healthy,
         weight: row.weight.into(),
-        flows: row.flows,
+        flows: row.sum(workers, WorkerCounters::flows_of),
         gateway: gateway.to_owned(),
-        reason: row.reason,
+        reason: row.reason(service, address, causes),
     };
-    rows(service, workers, causes).into_iter().map(status).collect()
+    rows(service).into_iter().map(status).collect()
 }
 
 /// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.

@@ -156,8 +156,18 @@ impl WorkerLoads {
         self.loads.iter().any(|load| load.is_stalled())
     }
 
+    /// The present readings of all workers, in their order.
+    pub(super) fn read(&self) -> Vec<LoadReading> {
+        self.loads.iter().map(|load| load.read()).collect()
+    }
+
+    /// Flows that each worker has room for.
+    pub(super) const fn flows_max(&self) -> u64 {
+        self.flows_max
+    }
+
     pub(super) fn write(&self, writer: &mut MetricWriter<'_>, counters: &[Arc<WorkerCounters>]) -> fmt::Result {
-        let present: Vec<_> = self.loads.iter().map(|load| load.read()).collect();
+        let present = self.read();
         let recent: Vec<_> = {
             let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
             let since = window.since(Instant::now(), &present);

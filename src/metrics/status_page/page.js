@@ -1,0 +1,241 @@
+// The page: asks for the document, and shows it. What is shown is in the fragment of the URL, so that Back works.
+
+const EVERY_MS = 2000, PATIENCE_MS = 5000, STEP = 50, DRAWN = 6;
+
+const rates = new Rates();
+const view = { search: "", sort: "rate", limit: STEP, service: null };
+const live = { document: null, heardAt: 0, trouble: "", paused: false, timer: 0, asking: null, asked: "", known: "" };
+
+const at = () => live.document.at_ms;
+const columns = {
+  services: serviceColumns(rates, at, (name) => go({ service: name })),
+  members: memberColumns(rates, at, () => view.service),
+  workers: workerColumns(rates, at),
+  drops: dropColumns(rates, at),
+  ports: portColumns(rates, at),
+};
+
+function readFragment() {
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  view.search = fragment.get("search") || "";
+  view.sort = ["rate", "trouble", "name"].includes(fragment.get("sort")) ? fragment.get("sort") : "rate";
+  view.service = fragment.get("service");
+}
+
+/** Changes what is shown; typing replaces the entry of the history instead of adding one. */
+function go(change, replaces = false) {
+  Object.assign(view, change);
+  const fragment = new URLSearchParams();
+  if (view.search) fragment.set("search", view.search);
+  if (view.sort !== "rate") fragment.set("sort", view.sort);
+  if (view.service) fragment.set("service", view.service);
+  history[replaces ? "replaceState" : "pushState"](null, "", fragment.size ? `#${fragment}` : location.pathname);
+  shownChanged();
+}
+
+let focusAfter = null;
+
+function shownChanged() {
+  const search = byId("search");
+  if (document.activeElement !== search) search.value = view.search;
+  for (const radio of byId("sort").querySelectorAll("input")) radio.checked = radio.value === view.sort;
+  const opened = view.service !== (byId("one").dataset.name || null);
+  if (opened) focusAfter = view.service ? null : byId("one").dataset.name;
+  byId("one").dataset.name = view.service || "";
+  byId("one").hidden = !view.service;
+  byId("list").hidden = Boolean(view.service);
+  byId("back").hidden = !view.service;
+  set(byId("path-title"), { text: view.service || "Traffic", class: view.service ? "name-of-one" : null });
+  if (live.document) show();
+  if (opened && view.service) byId("path-title").focus();
+  ask();
+}
+
+async function ask() {
+  clearTimeout(live.timer);
+  if (live.asking) live.asking.abort();
+  const asking = live.asking = new AbortController();
+  const patience = setTimeout(() => asking.abort("late"), PATIENCE_MS);
+  const parameters = new URLSearchParams({ sort: view.sort, limit: view.limit });
+  if (view.search) parameters.set("search", view.search);
+  if (view.service) parameters.set("service", view.service);
+  try {
+    const response = await fetch(`status.json?${parameters}`, { signal: asking.signal, cache: "no-store" });
+    if (!response.ok) throw new Error(`${response.status}: ${(await response.text()).trim()}`);
+    const document_ = await response.json();
+    if (asking !== live.asking) return;
+    const began = live.document && (document_.at_ms < live.document.at_ms || document_.gateway !== live.document.gateway);
+    if (began) rates.clear();
+    Object.assign(live, { document: document_, heardAt: Date.now(), trouble: "" });
+    rates.next();
+    show();
+  } catch (error) {
+    if (asking !== live.asking) return;
+    live.trouble = asking.signal.reason === "late" || error instanceof TypeError ? "No answer from the gateway" : String(error.message);
+  } finally {
+    clearTimeout(patience);
+  }
+  showNotice();
+  if (!live.paused && !document.hidden) live.timer = setTimeout(ask, EVERY_MS);
+}
+
+function show() {
+  const document_ = live.document, { totals } = document_;
+  showState(document_);
+  fillFigures(byId("figures"), document_, rates);
+  fillTable(byId("workers"), columns.workers, document_.workers, (worker) => worker.worker);
+  const drops = Object.entries(document_.drops).map(([reason, number]) => ({ reason, packets: number }));
+  drops.sort((a, b) => b.packets - a.packets);
+  fillTable(byId("drops"), columns.drops, drops, (drop) => drop.reason);
+  set(byId("drops-note"), { text: drops.length ? "" : "Nothing was dropped." });
+  fillTable(byId("ports"), columns.ports, document_.ports, (port) => port.name);
+  const failed = document_.tasks.filter((task) => task.restarts > 0);
+  byId("tasks-box").hidden = failed.length === 0;
+  fillTable(byId("tasks"), taskColumns, failed, (task) => task.name);
+  const events = document_.events.filter((event) => !view.service || event.object === `Service ${view.service}`);
+  fillEvents(byId("events"), events);
+  const none = document_.events_missing || (view.search || view.service ? "None of the newest events is about it." : "No events yet.");
+  set(byId("events-note"), { text: events.length ? "" : none });
+  if (view.service) showOne(document_.service);
+  else showList(document_);
+  showPicture(document_, totals);
+  set(byId("about"), { text: `sluice ${document_.version} · state ${whole(document_.generation)} · up ${duration(document_.at_ms / 1000)} · read-only, as sluicectl shows it` });
+}
+
+function showState(document_) {
+  const word = document_.draining ? "Draining" : document_.ready ? "Forwarding" : "Not ready";
+  const trouble = document_.totals.services_with_trouble;
+  const alone = document_.controller_connected ? "" : " · no controller: the last state stays in use";
+  const state = byId("state");
+  if (!state.firstChild) state.append(make("b"), make("span"), make("span", { class: "bad" }), make("span"));
+  set(state.children[0], { text: word, class: document_.ready ? null : "bad" });
+  set(state.children[1], { text: ` · ${count(document_.totals.services, "Service", "Services")}` });
+  set(state.children[2], { text: trouble ? ` · ${whole(trouble)} with trouble` : "" });
+  set(state.children[3], { text: alone });
+  set(byId("gateway"), { text: document_.gateway });
+  document.title = `${document_.totals.services_with_trouble ? `(${document_.totals.services_with_trouble}) ` : ""}${document_.gateway} · sluice`;
+}
+
+function showList(document_) {
+  const { services, matched, totals } = document_;
+  fillTable(byId("services"), columns.services, services, (service) => service.name);
+  if (focusAfter) {
+    for (const button of byId("services").querySelectorAll("td button")) if (button.textContent === focusAfter) button.focus();
+    focusAfter = null;
+  }
+  const of = view.search ? `${whole(matched)} of ${count(totals.services, "Service", "Services")} match` : count(totals.services, "Service", "Services");
+  set(byId("list-note"), { text: services.length < matched ? `${whole(services.length)} shown · ${of}` : of });
+  byId("more").hidden = services.length >= matched || view.limit >= 500;
+  const nothing = byId("nothing");
+  const kind = services.length ? "" : view.search ? "search" : "empty";
+  if (nothing.dataset.kind === kind + view.search) return;
+  nothing.dataset.kind = kind + view.search;
+  nothing.replaceChildren();
+  if (kind === "search") {
+    nothing.append(make("h3", { text: `Nothing matches “${view.search}”` }), make("p", { text: "The search compares names, frontends, addresses of backends and reasons." }),
+      make("button", { type: "button", text: "Clear the search", on: { click: () => go({ search: "" }) } }));
+  } else if (kind === "empty") {
+    nothing.append(make("h3", { text: "No Services yet" }),
+      make("p", { text: "The gateway waits for a Service of type LoadBalancer with its class. Once one has an address, it shows here within seconds." }),
+      make("pre", { tabindex: "0", text: "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  type: LoadBalancer\n  loadBalancerClass: sluice.dev/gateway\n  selector: {app: web}\n  ports: [{port: 80, targetPort: 8080}]" }));
+  }
+}
+
+function showOne(service) {
+  const reason = !service ? "This Service is not served by this gateway: it was deleted, or never had an address." : service.reason ? `${service.reason}: ${service.message}` : "";
+  set(byId("one-reason"), { text: reason, class: service ? "bad" : "note" });
+  const facts = service ? [
+    ["Frontends", service.frontends.join(", ") + (service.frontends_total > service.frontends.length ? ` and ${service.frontends_total - service.frontends.length} more` : "")],
+    ["Mode", service.mode], ["Scheduler", service.scheduler], ["Sends to", service.target === "node" ? "nodes" : "endpoints"],
+    ["Backends", healthWord(service)], ["Flows", whole(service.flows)],
+    ["Connections failed", whole(service.failed_connections)], ["Connections reset", whole(service.reset_connections)],
+  ] : [];
+  keep(byId("one-facts"), facts, ([name]) => name, () => make("div", {}, [make("dt"), make("dd")]), (element, [name, value]) => {
+    set(element.children[0], { text: name });
+    set(element.children[1], { text: value || "–", class: name === "Frontends" ? "mono" : null });
+  });
+  fillTable(byId("members"), columns.members, service ? service.members : [], (member) => member.address);
+  const rest = service ? service.members_total - service.members.length : 0;
+  set(byId("members-note"), { text: rest > 0 ? `${count(rest, "backend is", "backends are")} not shown; those with trouble and with most flows are.` : "" });
+}
+
+/** Packets a second from and to clients: of these Services, or of all. */
+function clientRates(services, totals, ms) {
+  const of = (key, name) => services
+    ? services.map((service) => rates.of(`${service.name} ${name}`, service[key], ms)).reduce(sum, 0)
+    : rates.of(name, totals[key], totals.at_ms);
+  const out = of("packets_to_backends", "out"), back = of("packets_to_clients", "back");
+  return { out, back, all: sum(out, back) };
+}
+
+function showPicture(document_, totals) {
+  const shown = view.service ? [document_.service].filter(Boolean) : document_.services.slice(0, DRAWN);
+  const box = byId("path");
+  box.hidden = shown.length === 0 && !view.service;
+  set(byId("picture"), { hidden: shown.length ? null : "" });
+  if (shown.length === 0) return;
+  const most = view.service ? 24 : 4;
+  const services = shown.map((service) => drawn({ ...service, members: service.members.slice(0, most) }, rates, document_.at_ms));
+  const remaining = { count: view.service ? 0 : document_.matched - shown.length, rate: 0 };
+  const clients = clientRates(view.service || view.search ? shown : null, totals, document_.at_ms);
+  if (remaining.count > 0 && !view.search) remaining.rate = services.reduce((rest, service) => Math.max(0, rest - (service.rate || 0)), clients.all || 0);
+  const picture = byId("picture");
+  drawPicture(picture, Math.floor(picture.getBoundingClientRect().width), services, clients, remaining, view.service ? null : (name) => go({ service: name }));
+  const sorted = { rate: "busiest first", trouble: "trouble first", name: "by name" }[view.sort];
+  set(byId("path-note"), { text: view.service ? "a wider line carries more packets" : `clients, Services, backends · ${sorted} · a wider line carries more packets` });
+}
+
+function showNotice() {
+  const notice = byId("notice");
+  const silence = live.heardAt ? Date.now() - live.heardAt : 0;
+  const stale = live.trouble !== "" && (silence > 2 * EVERY_MS || !live.document);
+  document.body.classList.toggle("stale", stale && live.document !== null);
+  let text = "";
+  if (live.trouble && live.trouble !== "No answer from the gateway") text = live.trouble;
+  else if (stale) text = live.document ? "No answer from the gateway. The figures are the last ones it gave; the page keeps asking." : "No answer from the gateway; the page keeps asking.";
+  else if (live.paused) text = "Paused: the figures stand still.";
+  else if (live.document && !live.document.ready) text = "The gateway has no complete state yet; sluicectl status and the log say why.";
+  set(notice, { text, class: live.paused && !stale ? "calm" : null });
+}
+
+byId("pause").onclick = () => {
+  live.paused = !live.paused;
+  set(byId("pause"), { "aria-pressed": String(live.paused), text: live.paused ? "Resume" : "Pause" });
+  if (live.paused) {
+    clearTimeout(live.timer);
+    showNotice();
+  } else ask();
+};
+byId("back").onclick = () => go({ service: null });
+byId("more").onclick = () => {
+  view.limit = Math.min(500, view.limit < 100 ? 100 : view.limit + 100);
+  ask();
+};
+byId("sort").onchange = (event) => go({ sort: event.target.value, limit: STEP }, true);
+let typing = 0;
+byId("search").oninput = () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => go({ search: byId("search").value.trim(), limit: STEP, service: null }, true), 200);
+};
+document.querySelector("form").onsubmit = (event) => event.preventDefault();
+document.onkeydown = (event) => {
+  const inField = event.target.matches("input[type=search]");
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/" && !inField) {
+    event.preventDefault();
+    byId("search").focus();
+    byId("search").select();
+  } else if (event.key === "Escape" && inField && byId("search").value) {
+    event.preventDefault();
+    byId("search").value = "";
+    byId("search").oninput();
+  } else if (event.key === "Escape" && view.service) go({ service: null });
+};
+document.onvisibilitychange = () => document.hidden ? clearTimeout(live.timer) : live.paused || ask();
+window.onpopstate = () => {
+  readFragment();
+  shownChanged();
+};
+new ResizeObserver(() => live.document && showPicture(live.document, live.document.totals)).observe(byId("path"));
+readFragment();
+shownChanged();
