@@ -69,6 +69,8 @@ pub struct NoMemory {
 pub struct Worker<P: Port, O = ()> {
     engine: Engine<P, O>,
     subscriber: Subscriber,
+    /// The limits of the snapshot, of which the engine holds the parts that it needs.
+    limits: Arc<FlowLimits>,
     announcements: Announcements,
     sweep: Sweep,
 }
@@ -105,7 +107,13 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             observer: parts.observer,
             twin_rate: TwinRate::default(),
         };
-        Ok(Self { engine, subscriber: parts.subscriber, announcements: Announcements::new(), sweep: Sweep::default() })
+        Ok(Self {
+            engine,
+            subscriber: parts.subscriber,
+            limits: Arc::new(parts.limits),
+            announcements: Announcements::new(),
+            sweep: Sweep::default(),
+        })
     }
 
     /// Its counters.
@@ -136,6 +144,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let snapshot = self.subscriber.snapshot();
         let engine = &mut self.engine;
         if changed {
+            if !Arc::ptr_eq(&self.limits, snapshot.limits()) {
+                self.limits = Arc::clone(snapshot.limits());
+                engine.limits = IdleLimits::new(&self.limits);
+            }
             engine.limits.follow(snapshot.shortest_idle_timeout());
             if engine.egress.peers.as_ref().is_none_or(Peers::announces) {
                 self.announcements.wake();
