@@ -1,23 +1,24 @@
 //! `sluicectl reload` and SIGHUP: reads the configuration again and applies the keys that can change while packets
 //! flow.
 //!
-//! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys of the
-//! embedded controller and of its source are applied: the controller restarts while workers keep forwarding. Another
-//! `statusDir` outside the old one and outside `stateDir` needs a restart. All other
-//! keys concern the machine (ports, memory, workers, tables); those that differ are reported and take effect at the
-//! next start.
+//! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys that differ
+//! and cannot change while packets flow are reported, and take effect at the next start: they concern ports, memory and
+//! sockets. Keys of the embedded controller are applied by a restart of the controller, while workers keep forwarding.
+//! Not here: reading the file (`settings`), and what a key means.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use control::config::Invalid;
-use control::config::controller::KEYS;
-use control::config::settings::{ControllerSettings, Source};
+use control::config::settings::ControllerSettings;
 use control::healthz::systemd::Reloading;
+use dataplane::Tunables;
 use tokio::sync::watch;
 
 use crate::settings::{Settings, SourceChoice, StateSource};
+use crate::watch::send_if_changed;
 
 /// The configuration that the gateway runs with, and its origin.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct Reload {
     choice: SourceChoice,
     running: Mutex<Settings>,
     controller: watch::Sender<Option<ControllerSettings>>,
+    tunables: watch::Sender<Tunables>,
+    reserved: watch::Sender<Vec<IpAddr>>,
 }
 
 /// The result of a reload: top-level keys, in the order in which `sluiced check` prints them.
@@ -52,11 +55,22 @@ impl Reload {
     /// For a gateway that runs with `settings`, which were read from `file` with this `choice`.
     #[must_use]
     pub fn new(file: PathBuf, choice: SourceChoice, settings: Settings) -> Self {
-        let controller = match &settings.source {
-            StateSource::Embedded(controller, _) => Some((**controller).clone()),
-            StateSource::Remote(..) => None,
-        };
-        Self { file, choice, running: Mutex::new(settings), controller: watch::Sender::new(controller) }
+        let controller = watch::Sender::new(embedded(&settings).cloned());
+        let tunables = watch::Sender::new(settings.tunables());
+        let reserved = watch::Sender::new(settings.reserved.clone());
+        Self { file, choice, running: Mutex::new(settings), controller, tunables, reserved }
+    }
+
+    /// The engine's part of the settings as it changes.
+    #[must_use]
+    pub fn tunables(&self) -> watch::Receiver<Tunables> {
+        self.tunables.subscribe()
+    }
+
+    /// The gateway's own addresses as they change.
+    #[must_use]
+    pub fn reserved(&self) -> watch::Receiver<Vec<IpAddr>> {
+        self.reserved.subscribe()
     }
 
     /// The embedded controller's settings as they change; none with a remote controller.
@@ -79,37 +93,30 @@ impl Reload {
         let _reloading = Reloading::begin();
         let new = Settings::read(&self.file, &self.choice)?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = new.key_values().differing(&running.key_values());
-        // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another
-        // directory cannot be written to (`run::privileges`): all need a restart.
-        let stays = match (&running.source, &new.source) {
-            (StateSource::Embedded(old, _), StateSource::Embedded(new, _)) => {
-                old.listen == new.listen && is_writable(status_dir(new), status_dir(old), &running.state_dir)
-            }
-            _ => false,
-        };
-        let live = |key: &String| stays && KEYS.contains(&key.as_str());
-        let (applied, at_next_start): (Vec<_>, Vec<_>) = changed.into_iter().map(str::to_owned).partition(live);
-        if let (StateSource::Embedded(now, _), StateSource::Embedded(controller, _), false) =
-            (&mut running.source, new.source, applied.is_empty())
-        {
-            self.controller.send_replace(Some((*controller).clone()));
-            *now = controller;
+        let next = running.reloaded(&new);
+        let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let applied = owned(next.key_values().differing(&running.key_values()));
+        let mut at_next_start = owned(new.key_values().differing(&next.key_values()));
+        // The rest of the key is in effect.
+        let flows = at_next_start.iter_mut().filter(|key| *key == "flows");
+        flows.for_each(|key| "flows.maxPerWorker".clone_into(key));
+        if next.logs != running.logs {
+            control::config::logging::change(next.logs);
         }
+        send_if_changed(&self.tunables, next.tunables());
+        send_if_changed(&self.reserved, next.reserved.clone());
+        send_if_changed(&self.controller, embedded(&next).cloned());
+        *running = next;
         Ok(Reloaded { applied, at_next_start })
     }
 }
 
-fn status_dir(controller: &ControllerSettings) -> Option<&Path> {
-    match &controller.source {
-        Source::Manifests { status_dir, .. } => Some(status_dir),
-        Source::Kubernetes { .. } => None,
+/// The settings of the embedded controller; none with a remote one.
+fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
+    match &settings.source {
+        StateSource::Embedded(controller, _) => Some(controller),
+        StateSource::Remote(..) => None,
     }
-}
-
-/// Whether a gateway that was started with these directories may write to a new one.
-fn is_writable(new: Option<&Path>, old: Option<&Path>, state_dir: &Path) -> bool {
-    new.is_none_or(|new| new.starts_with(state_dir) || old.is_some_and(|old| new.starts_with(old)))
 }
 
 #[cfg(test)]
@@ -145,14 +152,36 @@ pub(crate) mod tests {
     #[test]
     fn what_changed_is_in_effect_or_named_for_the_next_start() {
         let more_pool = BASE.replace("192.0.2.119", "192.0.2.120");
-        let more_flows = format!("{BASE}flows: {{udp: 1m}}\n");
         let moved = BASE.replace("c.sock", "d.sock");
+        let with = |keys: &str| format!("{BASE}{keys}\n");
         let rows = [
             (BASE.to_owned(), keys(&[]), keys(&[]), "nothing has changed"),
             (more_pool.clone(), keys(&["pools"]), keys(&[]), "in effect: pools"),
-            (more_flows, keys(&[]), keys(&["flows"]), "restart sluiced for: flows"),
-            (format!("{more_pool}flows: {{udp: 1m}}\n"), keys(&["pools"]), keys(&["flows"]), "; restart sluiced for: flows"),
-            (moved, keys(&[]), keys(&["listen"]), "restart sluiced for: listen"),
+            (with("flows: {udp: 1m}"), keys(&["flows"]), keys(&[]), "in effect: flows"),
+            (
+                with("flows: {maxPerWorker: 9}"),
+                keys(&[]),
+                keys(&["flows.maxPerWorker"]),
+                "restart sluiced for: flows.maxPerWorker",
+            ),
+            (
+                with("flows: {maxPerWorker: 9, udp: 1m}"),
+                keys(&["flows"]),
+                keys(&["flows.maxPerWorker"]),
+                "in effect: flows; restart sluiced for: flows.maxPerWorker",
+            ),
+            (
+                with("logs: {level: debug}\nnodePortAddresses: [192.0.2.2]\nzone: a"),
+                keys(&["nodePortAddresses", "logs"]),
+                keys(&["zone"]),
+                "in effect: nodePortAddresses, logs; restart sluiced for: zone",
+            ),
+            (
+                format!("{moved}snat: {{addresses: [192.0.2.3]}}\n"),
+                keys(&["snat"]),
+                keys(&["listen"]),
+                "restart sluiced for: listen",
+            ),
         ];
         for (text, applied, at_next_start, said) in rows {
             let result = reloaded(&text).1.unwrap();
@@ -168,6 +197,24 @@ pub(crate) mod tests {
         let pools = reload.controller().borrow().clone().unwrap().pools;
         assert_eq!(pools[0].ranges[0].last().to_string(), "192.0.2.120");
         assert!(reload.effective().contains("192.0.2.120"), "{}", reload.effective());
+    }
+
+    #[test]
+    fn snat_addresses_are_added_at_once_and_removed_at_the_next_start() {
+        let with = |addresses: &str| format!("{BASE}snat: {{addresses: [{addresses}]}}\n");
+        let (reload, result) = reloaded(&with("192.0.2.3, 192.0.2.4"));
+        assert_eq!(result.unwrap().applied, ["snat"]);
+        let addresses = |last: &[u8]| last.iter().map(|n| IpAddr::from([192, 0, 2, *n])).collect::<Vec<_>>();
+        assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4]));
+        assert_eq!(*reload.reserved().borrow(), addresses(&[2, 3, 4]));
+        assert_eq!(reload.controller().borrow().as_ref().unwrap().reserved, addresses(&[2, 3, 4]), "never VIPs");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        let reload = Reload { file: file.clone(), ..reload };
+        fs::write(&file, with("192.0.2.5, 192.0.2.4")).unwrap();
+        let again = reload.reload().unwrap();
+        assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
+        assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4, 5]), "flows hold ports of 192.0.2.3");
     }
 
     #[test]

@@ -506,7 +506,7 @@ fn supervise_state(
         group,
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
-        reserved: settings.reserved.clone(),
+        reserved: sources.reload.reserved(),
     };
     let answers = sources.clone();
     let to_client = ClientChannels {
@@ -545,6 +545,7 @@ fn supervise_state(
         network: channels.network.subscribe(),
         health: channels.probed.health.subscribe(),
         tags: channels.probed.tags.subscribe(),
+        tunables: sources.reload.tunables(),
         clock: worker_threads::now_ns,
     };
     let outputs = Outputs {

@@ -8,6 +8,7 @@ mod effective;
 mod engine;
 mod keys;
 mod links;
+mod live;
 mod port;
 mod state_source;
 

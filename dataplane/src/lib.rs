@@ -48,7 +48,7 @@ pub use port::{
 };
 pub use snapshot::{
     BackendView, Config, GUE_PORT, Health, Neighbour, Network, PortConfig, PortView, Publisher, Route, ServiceView, Snapshot,
-    Subscriber, Tunnel, VlanLink,
+    Subscriber, Tunables, Tunnel, VlanLink,
 };
 pub use stats::{Account, BackendCounters, Counter, DropReason, ServiceDrops, WorkerCounters};
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};

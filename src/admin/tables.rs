@@ -234,7 +234,8 @@ pub(crate) mod tests {
             ServiceView { ports: vec![port(&["192.0.2.100:80"], shared()), port(&["192.0.2.101:80"], shared())], ..web() };
         let workers = workers();
         workers.iter().for_each(|worker| worker.backend(4).unwrap().flows.set(3));
-        let flows: Vec<_> = backends("edge-1", &service, &workers, &Causes::default()).into_iter().map(|backend| backend.flows).collect();
+        let flows: Vec<_> =
+            backends("edge-1", &service, &workers, &Causes::default()).into_iter().map(|backend| backend.flows).collect();
         assert_eq!(flows, [6], "of two workers");
     }
 

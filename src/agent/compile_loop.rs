@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::agent::probe;
-use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot};
+use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot, Tunables};
 use proto::{GatewayState, Generation, ProbeTags};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -51,6 +51,8 @@ pub struct Inputs {
     pub health: watch::Receiver<probe::Health>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Receiver<ProbeTags>,
+    /// The configuration as far as it changes while the gateway runs.
+    pub tunables: watch::Receiver<Tunables>,
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
 }
@@ -127,6 +129,7 @@ impl Inputs {
             changed = self.network.changed() => (changed, false),
             changed = self.health.changed() => (changed, true),
             changed = self.tags.changed() => (changed, true),
+            changed = self.tunables.changed() => (changed, false),
         };
         changed.is_ok().then_some(is_of_probes)
     }
@@ -143,6 +146,9 @@ impl Inputs {
             compiler.probe_by(self.tags.borrow_and_update().clone());
         }
         let engine = engine.get_or_insert_with(|| engine_health(&health));
+        if self.tunables.has_changed().unwrap_or(false) {
+            compiler.tune(self.tunables.borrow_and_update().clone());
+        }
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
         Some(compiler.compile(&state, &network, engine, (self.clock)()))
@@ -250,6 +256,7 @@ mod tests {
         health: watch::Sender<probe::Health>,
         /// Open as long as the gateway runs.
         _tags: watch::Sender<ProbeTags>,
+        tunables: watch::Sender<Tunables>,
         next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
         served: watch::Receiver<Served>,
         reached: watch::Receiver<Option<Generation>>,
@@ -268,7 +275,15 @@ mod tests {
             let (served_out, served) = watch::channel(Served::default());
             let (reached_out, reached) = watch::channel(None);
             let (_tags, tags_in) = watch::channel(ProbeTags::new());
-            let inputs = Inputs { known: known_in, network: network_in, health: health_in, tags: tags_in, clock: || 0 };
+            let (tunables, tunables_in) = watch::channel(config().tunables());
+            let inputs = Inputs {
+                known: known_in,
+                network: network_in,
+                health: health_in,
+                tags: tags_in,
+                tunables: tunables_in,
+                clock: || 0,
+            };
             let outputs = Outputs {
                 next_hops: next_hops_out,
                 answered: watch::Sender::default(),
@@ -278,7 +293,7 @@ mod tests {
             };
             let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
-            Self { pipeline, inputs, outputs, worker, known, network, health, _tags, next_hops, served, reached, task }
+            Self { pipeline, inputs, outputs, worker, known, network, health, _tags, tunables, next_hops, served, reached, task }
         }
 
         fn know(&self, origin: Origin, state: State) {
@@ -347,6 +362,24 @@ mod tests {
         gateway.takes(&["10.0.0.1:80"]).await;
         gateway.health.send_replace(probe::Health { failing: failing("third"), ..probe::Health::default() });
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_configuration_reaches_the_workers_without_a_change_of_state() {
+        let mut gateway = Gateway::start();
+        gateway.know(Origin::Controller, web(1, &["10.0.0.1:80"]));
+        gateway.takes(&["10.0.0.1:80"]).await;
+        gateway.worker.refresh();
+        let answers =
+            |gateway: &Gateway| gateway.worker.snapshot().answers_for_ip(PortIndex(0).into(), "10.0.0.252".parse().unwrap());
+        assert!(!answers(&gateway));
+        gateway.tunables.send_modify(|tunables| tunables.snat.push("10.0.0.252".parse().unwrap()));
+        let deadline = std::time::Instant::now() + LONG;
+        while !answers(&gateway) {
+            assert!(std::time::Instant::now() < deadline);
+            gateway.worker.refresh();
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

@@ -63,8 +63,9 @@ pub struct ClientSettings {
     pub gateway: String,
     /// This program's version.
     pub version: String,
-    /// Addresses of the gateway itself, which are never VIPs and never backends.
-    pub reserved: Vec<IpAddr>,
+    /// Addresses of the gateway itself, which are never VIPs and never backends. When they change, a new stream tells
+    /// them.
+    pub reserved: watch::Receiver<Vec<IpAddr>>,
 }
 
 /// The channels of the client.
@@ -91,6 +92,8 @@ enum StreamError {
     Refused { url: ControllerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
     Closed(ControllerUrl),
+    #[error("addresses of the gateway have changed; the controller is told")]
+    Readdressed,
     #[error(transparent)]
     Received(#[from] ReceivedError),
     #[error(transparent)]
@@ -115,7 +118,7 @@ impl StreamError {
                 matches!(status.code(), InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
             }
             Self::Received(_) | Self::Parts(_) => true,
-            Self::Connect { .. } | Self::Closed(_) => false,
+            Self::Connect { .. } | Self::Closed(_) | Self::Readdressed => false,
         }
     }
 }
@@ -183,7 +186,8 @@ async fn follow(
     let (channel, group) = dialled.map_err(|error| StreamError::Connect { url: url.clone(), error })?;
     let group = group.or_else(|| settings.group.clone()).unwrap_or_default();
     let (acknowledge, acknowledged) = watch::channel(None);
-    let reserved = settings.reserved.iter().copied().map(proto::convert::address_bytes).collect();
+    let mut changes = settings.reserved.clone();
+    let reserved = changes.borrow_and_update().iter().copied().map(proto::convert::address_bytes).collect();
     let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
     let (messages, outgoing) = mpsc::channel(1);
@@ -216,6 +220,7 @@ async fn follow(
                 channels.known.send_replace(Some(known));
                 reached.mark_changed();
             }
+            Ok(()) = changes.changed() => return Err(StreamError::Readdressed),
             Ok(()) = reached.changed() => {
                 let now = reached.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
                 if now.is_some() {
@@ -333,7 +338,7 @@ mod tests {
                 group: Some("east".to_owned()),
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
-                reserved: vec!["192.0.2.2".parse().unwrap()],
+                reserved: watch::Sender::new(vec!["192.0.2.2".parse().unwrap()]).subscribe(),
             };
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out, workers: Vec::new() };

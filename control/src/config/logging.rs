@@ -6,7 +6,12 @@
 use std::io::IsTerminal;
 
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
+use std::sync::OnceLock;
+
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::reload::Handle;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use super::section::Section;
 
@@ -57,14 +62,35 @@ impl Logs {
     }
 }
 
+/// Writes lines in one of the formats, of one level.
+type Lines = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// The lines of this process, which [`change`] changes.
+static LINES: OnceLock<Handle<Lines, Registry>> = OnceLock::new();
+
 /// Writes log lines from here on. A second call changes nothing.
 pub fn start(logs: Logs) {
+    let (lines, handle) = reload::Layer::new(lines(logs));
+    // It fails only if a subscriber is already installed, by a test or an earlier call.
+    if tracing_subscriber::registry().with(lines).try_init().is_ok() {
+        let _ = LINES.set(handle);
+    }
+}
+
+/// Writes log lines by other settings from here on, if they are written at all.
+pub fn change(logs: Logs) {
+    if let Some(handle) = LINES.get() {
+        // It fails only while the process ends.
+        let _ = handle.reload(lines(logs));
+    }
+}
+
+fn lines(logs: Logs) -> Lines {
     let default = format!("{:?},kube_client=off,kube_runtime=off", logs.level).to_lowercase();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // It fails only if a subscriber is already installed, by a test or an earlier call.
-    let _ = match logs.format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => lines.json().try_init(),
-    };
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match logs.format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().with_filter(filter).boxed(),
+    }
 }

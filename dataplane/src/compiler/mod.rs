@@ -31,7 +31,8 @@ use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
 use targets::TargetKey;
 
-use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunnels, Views};
+use crate::flow::FlowLimits;
+use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunables, Tunnels, Views};
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
 
@@ -62,6 +63,8 @@ pub struct Compiler {
     is_whole: bool,
     /// Whether this is the first compilation, or the first after an unfinished one.
     is_first: bool,
+    /// Whether the configuration has changed since the last compilation.
+    is_tuned: bool,
     last: Snapshot,
     /// The last finished snapshot, which workers may hold.
     finished: Snapshot,
@@ -98,6 +101,7 @@ impl Compiler {
             routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
+            limits: Arc::new(config.flows.clone()),
             refused: Arc::default(),
             problems: Arc::default(),
         };
@@ -122,6 +126,7 @@ impl Compiler {
             state: Services::new(),
             is_whole: true,
             is_first: true,
+            is_tuned: false,
         }
     }
 
@@ -130,6 +135,14 @@ impl Compiler {
     #[must_use]
     pub fn counting(self, counters: Vec<Arc<WorkerCounters>>) -> Self {
         Self { counters: counters.into(), ..self }
+    }
+
+    /// Changes the configuration from the next snapshot on. Flows keep their SNAT addresses.
+    pub fn tune(&mut self, tunables: Tunables) {
+        let Tunables { snat, node_port_addresses, flows } = tunables;
+        let flows = FlowLimits { max_per_worker: self.config.flows.max_per_worker, ..flows };
+        (self.config.snat, self.config.node_port_addresses, self.config.flows) = (snat, node_port_addresses, flows);
+        self.is_tuned = true;
     }
 
     /// The initial snapshot, before any state; not ready.
@@ -147,19 +160,24 @@ impl Compiler {
         self.backends.expire(now_ns);
         let before = self.routes.network();
         let ours_changed = before.addresses != network.addresses || before.down != network.down || before.moves != network.moves;
-        let vlans_changed = self.follow_vlans(network);
-        let all = self.follow_network(network, vlans_changed);
+        let is_tuned = std::mem::take(&mut self.is_tuned);
+        if is_tuned {
+            self.last.limits = Arc::new(self.config.flows.clone());
+        }
+        let links_changed = self.follow_links(network, is_tuned);
+        let all = self.follow_network(network, links_changed) || is_tuned;
         let changes = self.follow_services(state, health, all, now_ns);
         let listens_changed = changes.listens;
         if listens_changed {
             self.index_frontends();
         }
-        if listens_changed || vlans_changed || ours_changed || self.pools != state.pools {
+        if listens_changed || links_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
             self.update_roles(network);
         }
-        if changes.dnat || self.is_first || self.dnat_steering.is_due(listens_changed, now_ns) {
-            self.update_steering(now_ns);
+        let all_steering = self.is_first || is_tuned;
+        if changes.dnat || all_steering || self.dnat_steering.is_due(listens_changed, now_ns) {
+            self.update_steering(all_steering, now_ns);
         }
         let last = &mut self.last;
         last.generation = state.generation.clone();
@@ -203,9 +221,9 @@ impl Compiler {
         self.backends.due_ns().into_iter().chain(grace_due_ns).min()
     }
 
-    /// Takes over the VLAN devices. Returns true when any was added, removed or changed.
-    fn follow_vlans(&mut self, network: &Network) -> bool {
-        if self.routes.network().vlans == network.vlans {
+    /// Takes over the VLAN devices, and the SNAT addresses of all links. Returns true when any may have changed.
+    fn follow_links(&mut self, network: &Network, is_tuned: bool) -> bool {
+        if self.routes.network().vlans == network.vlans && !is_tuned {
             return false;
         }
         self.snat = SnatTables::new(&self.config, network);
@@ -217,10 +235,10 @@ impl Compiler {
     }
 
     /// Takes over routes and neighbours. Returns true when every service must be recompiled.
-    fn follow_network(&mut self, network: &Network, vlans_changed: bool) -> bool {
+    fn follow_network(&mut self, network: &Network, links_changed: bool) -> bool {
         self.follow_macs(network);
         let news = self.routes.follow(network);
-        let must_resolve = news == NetworkChange::Routes || vlans_changed || self.is_first;
+        let must_resolve = news == NetworkChange::Routes || links_changed || self.is_first;
         if news == NetworkChange::Nothing && !must_resolve {
             return false;
         }
@@ -390,13 +408,13 @@ impl Compiler {
     }
 
     /// Updates the tables of packets that are steered by the client's address.
-    fn update_steering(&mut self, now_ns: u64) {
+    fn update_steering(&mut self, all: bool, now_ns: u64) {
         let last = &mut self.last;
         let listens = |(protocol, at): &TargetKey| match at.ip() {
             IpAddr::V4(address) => last.frontend(u32::from(address), protocol.number(), at.port()).is_some(),
             IpAddr::V6(address) => last.frontend(u128::from(address), protocol.number(), at.port()).is_some(),
         };
-        if self.dnat_steering.follow(self.services.values(), listens, now_ns) || self.is_first {
+        if self.dnat_steering.follow(self.services.values(), listens, now_ns) || all {
             last.v4.steering = Arc::new(self.dnat_steering.table(&self.snat.v4));
             last.v6.steering = Arc::new(self.dnat_steering.table(&self.snat.v6));
         }

@@ -22,8 +22,8 @@ pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use processor::prefetch_at;
 pub use transitions::{Segment, advance};
 
-pub(crate) use snat::{TrialPorts, UsedPort};
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
+pub(crate) use snat::{TrialPorts, UsedPort};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub(crate) use state::{UDP_SIGNAL, is_plain_number};
 pub(crate) use storage::{BegunFlow, HotFlow, HotFlows};

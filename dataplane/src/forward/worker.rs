@@ -73,6 +73,8 @@ pub struct NoMemory {
 pub struct Worker<P: Port, O = ()> {
     engine: Engine<P, O>,
     subscriber: Subscriber,
+    /// The limits of the snapshot, of which the engine holds the parts that it needs.
+    limits: Arc<FlowLimits>,
     announcements: Announcements,
     sweep: Sweep,
     /// The flows of the process before, until the first complete snapshot.
@@ -116,6 +118,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         Ok(Self {
             engine,
             subscriber: parts.subscriber,
+            limits: Arc::new(parts.limits),
             announcements: Announcements::new(),
             sweep: Sweep::default(),
             saved: None,
@@ -170,6 +173,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let snapshot = self.subscriber.snapshot();
         let engine = &mut self.engine;
         if changed {
+            if !Arc::ptr_eq(&self.limits, snapshot.limits()) {
+                self.limits = Arc::clone(snapshot.limits());
+                engine.limits = IdleLimits::new(&self.limits);
+            }
             engine.limits.follow(snapshot.shortest_idle_timeout());
             if let Some(saved) = self.saved.take_if(|_| snapshot.ready()) {
                 engine.restore(snapshot, &saved, Tick::at(now_ns));

@@ -46,7 +46,7 @@ impl Default for Tunnel {
     }
 }
 
-/// The configuration, constant while the gateway runs.
+/// The configuration. While the gateway runs, only [`Tunables`] change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The ports, indexed by [`PortIndex`].
@@ -59,6 +59,26 @@ pub struct Config {
     pub flows: FlowLimits,
     /// Tunnels of modes `ipip` and `gue`.
     pub tunnel: Tunnel,
+}
+
+impl Config {
+    /// What may change later.
+    #[must_use]
+    pub fn tunables(&self) -> Tunables {
+        let Self { snat, node_port_addresses, flows, .. } = self;
+        Tunables { snat: snat.clone(), node_port_addresses: node_port_addresses.clone(), flows: flows.clone() }
+    }
+}
+
+/// The part of the configuration that may change while the gateway runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tunables {
+    /// SNAT addresses of both families: those of before in the same order, then others.
+    pub snat: Vec<IpAddr>,
+    /// Addresses on which node ports are served.
+    pub node_port_addresses: Vec<IpAddr>,
+    /// Flow limits. The maximum number of flows stays that of the start, by which tables were sized.
+    pub flows: FlowLimits,
 }
 
 /// A route in the kernel's tables main and local through one of the gateway's ports.

@@ -19,7 +19,7 @@ use super::input::PortConfig;
 use super::routes::{Exit, NextHop, RouteTo, Routes};
 use super::shared_chunks::Pieces;
 use super::tunnels::Tunnels;
-use crate::flow::{AffinityTable, BackendId, SnatAddress, Tick, Ticks};
+use crate::flow::{AffinityTable, BackendId, FlowLimits, SnatAddress, Tick, Ticks};
 use crate::port::{Link, PortIndex};
 use crate::wire::FrontendKey;
 use crate::wire::{Address, ByFamily, Tuple};
@@ -54,6 +54,7 @@ pub struct Snapshot {
     pub(crate) routed: Arc<[IpAddr]>,
     pub(crate) managed: Arc<[(Link, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
+    pub(crate) limits: Arc<FlowLimits>,
     pub(crate) refused: Arc<[(ServiceName, Refusal)]>,
     pub(crate) problems: Arc<[String]>,
 }
@@ -315,6 +316,12 @@ impl Snapshot {
     #[must_use]
     pub const fn shortest_idle_timeout(&self) -> Option<Ticks> {
         self.shortest_idle_timeout
+    }
+
+    /// The limits of flows, by which workers end them.
+    #[must_use]
+    pub(crate) const fn limits(&self) -> &Arc<FlowLimits> {
+        &self.limits
     }
 
     /// The services, by name.

@@ -73,7 +73,7 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
         group: None,
         gateway: "edge-1".to_owned(),
         version: "0.1.0".to_owned(),
-        reserved: Vec::new(),
+        reserved: watch::Sender::default().subscribe(),
     };
     let (known, mut known_in) = watch::channel(None);
     let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1, workers: Vec::new() };

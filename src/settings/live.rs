@@ -1,0 +1,71 @@
+//! Which keys change while the gateway runs, and which at its next start.
+//!
+//! Invariant: an address by which flows exist stays: SNAT addresses keep their positions, others are added after them.
+//! Not here: passing the values on (`reload`).
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use control::config::settings::{ControllerSettings, Source};
+use dataplane::{FlowLimits, Tunables};
+
+use super::{Settings, StateSource};
+
+impl Settings {
+    /// The part that the engine takes over while it forwards.
+    #[must_use]
+    pub fn tunables(&self) -> Tunables {
+        let Self { snat, node_port_addresses, flows, .. } = self;
+        Tunables { snat: snat.clone(), node_port_addresses: node_port_addresses.clone(), flows: flows.clone() }
+    }
+
+    /// The settings of a gateway that runs with these and has read `new`: what can change has changed.
+    #[must_use]
+    pub fn reloaded(&self, new: &Self) -> Self {
+        let mut next = Self {
+            logs: new.logs,
+            flows: FlowLimits { max_per_worker: self.flows.max_per_worker, ..new.flows.clone() },
+            node_port_addresses: new.node_port_addresses.clone(),
+            snat: self
+                .snat
+                .iter()
+                .copied()
+                .chain(new.snat.iter().filter(|address| !self.snat.contains(address)).copied())
+                .collect(),
+            ..self.clone()
+        };
+        next.reserved.extend(next.snat.iter().chain(&next.node_port_addresses));
+        next.reserved.sort_unstable();
+        next.reserved.dedup();
+        next.source = self.reloaded_source(new, &next.reserved);
+        next
+    }
+
+    fn reloaded_source(&self, new: &Self, reserved: &[IpAddr]) -> StateSource {
+        let with =
+            |controller: &ControllerSettings| Box::new(ControllerSettings { reserved: reserved.to_vec(), ..controller.clone() });
+        match (&self.source, &new.source) {
+            // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another
+            // directory cannot be written to (`run::privileges`): all need a restart.
+            (StateSource::Embedded(old, tls), StateSource::Embedded(controller, _))
+                if old.listen == controller.listen && is_writable(status_dir(controller), status_dir(old), &self.state_dir) =>
+            {
+                StateSource::Embedded(with(controller), tls.clone())
+            }
+            (StateSource::Embedded(controller, tls), _) => StateSource::Embedded(with(controller), tls.clone()),
+            (remote @ StateSource::Remote(..), _) => remote.clone(),
+        }
+    }
+}
+
+fn status_dir(controller: &ControllerSettings) -> Option<&Path> {
+    match &controller.source {
+        Source::Manifests { status_dir, .. } => Some(status_dir),
+        Source::Kubernetes { .. } => None,
+    }
+}
+
+/// Whether a gateway that was started with these directories may write to a new one.
+fn is_writable(new: Option<&Path>, old: Option<&Path>, state_dir: &Path) -> bool {
+    new.is_none_or(|new| new.starts_with(state_dir) || old.is_some_and(|old| new.starts_with(old)))
+}
