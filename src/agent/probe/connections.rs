@@ -109,6 +109,7 @@ mod tests {
             scheduler: Scheduler::Maglev,
             refusal: None,
             ports: vec![port],
+            drops: Arc::default(),
         };
         Served { ready: true, services: Views::unit(name, Arc::new(web)) }
     }

@@ -24,7 +24,7 @@ fn ask(page: &StatusPage, sources: &Sources, uri: &str, host: Option<&str>) -> O
     let request = http::Request::builder().uri(uri);
     let request = host.into_iter().fold(request, |request, host| request.header(header::HOST, host));
     let parts = request.body(()).unwrap().into_parts().0;
-    let workers = WorkerLoads::new(vec![Arc::new(Load::default())], 1_000);
+    let workers = WorkerLoads::new(vec![Arc::new(Load::default())], Vec::new(), 1_000);
     let (head, body) = page.answer(&parts, sources, &workers)?.into_parts();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let body = runtime.block_on(body.collect()).unwrap().to_bytes();
