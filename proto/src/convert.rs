@@ -499,7 +499,7 @@ mod tests {
         assert!(matches!(with(|s| "moon".clone_into(&mut s.target)), ConvertError::Target(_)));
         assert!(matches!(with(|s| "dice".clone_into(&mut s.scheduler)), ConvertError::Scheduler(_)));
         assert_eq!(with(|s| s.health = None), ConvertError::HealthCheckMissing);
-        assert!(matches!(with(|s| "icmp".clone_into(&mut s.health.as_mut().unwrap().probe)), ConvertError::Probe(_)));
+        assert!(matches!(with(|s| "telepathy".clone_into(&mut s.health.as_mut().unwrap().probe)), ConvertError::Probe(_)));
         assert_eq!(with(|s| s.health.as_mut().unwrap().fall = 0), ConvertError::HealthCheckZero("fall"));
         assert!(matches!(with(|s| s.refusal = Some(v1::Refusal::default())), ConvertError::Reason(_)));
     }
