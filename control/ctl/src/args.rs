@@ -134,7 +134,7 @@ pub struct ExplainArguments {
     /// Its protocol.
     #[arg(value_name = "tcp|udp|sctp")]
     pub protocol: String,
-    /// Its source, for example 198.51.100.7:5555 or [2001:db8::7]:5555.
+    /// Its source, for example 198.51.100.7:5555; an IPv6 address stands in brackets.
     #[arg(value_name = "ADDRESS:PORT")]
     pub source: SocketAddr,
     /// Its destination, for example 192.0.2.100:80.

@@ -1,7 +1,7 @@
 //! Explanation of a decision: what would happen to a packet with given addresses and ports, found without sending one
 //! (docs/internals/decisions/0047).
 //!
-//! The agent builds the packet, parses it as a worker does, and calls [`follow`] and [`decide`] on tables of its own that
+//! The agent builds the packet, parses it as a worker does, and calls `follow` and `decide` on tables of its own that
 //! hold only the flows that matter. Those flows, and the SNAT port that a new flow would get, come from the worker that
 //! owns the packet.
 //!
