@@ -217,7 +217,7 @@ async fn serve(
     let doorbell = |worker: &WorkerPorts| worker.bell.as_ref().map(|bell| Arc::clone(bell.doorbell()));
     let publisher = publisher.waking(worker_ports.iter().filter_map(doorbell).collect());
     let mailboxes: Vec<_> = worker_ports.iter().map(|worker| Arc::new(Mailbox::new(doorbell(worker)))).collect();
-    let explainer = Explainer::new(ports.steering().clone(), settings.flows.clone(), seed);
+    let explainer = Explainer::new(ports.steering().clone(), seed);
     let inquiries = Arc::new(Inquiries::new(mailboxes.clone(), explainer, publisher.reader()));
     let pipeline = SnapshotPipeline { compiler, publisher };
     let queues = worker_ports.iter().filter_map(|worker| worker.peers.as_ref().map(Peers::inboxes)).collect();
@@ -531,12 +531,20 @@ fn supervise_state(
     }
 
     let connections = (channels.served.subscribe(), sources.workers.clone());
-    let inputs = (channels.near.subscribe(), channels.probed.clone(), settings.node_port_addresses.clone(), connections);
-    supervisor.run("probe", inputs, |(known, findings, node_ports, (served, workers))| async move {
-        let (prober, connections) = (Prober::default(), ConnectionWatch::new(served, workers));
+    let inputs = (channels.near.subscribe(), channels.probed.clone(), sources.reload.tunables(), connections);
+    supervisor.run("probe", inputs, |(known, findings, mut tunables, (served, workers))| async move {
+        let prober = Prober::default();
         let probe = |target, source_port, timeout| prober.probe(target, source_port, timeout);
-        probe::run(probe, known, &findings, probe::concurrency(descriptors()), &node_ports, connections).await;
-        Ok::<_, Failure>(())
+        loop {
+            let node_ports = tunables.borrow_and_update().node_port_addresses.clone();
+            let connections = ConnectionWatch::new(served.clone(), workers.clone());
+            let concurrency = probe::concurrency(descriptors());
+            tokio::select! {
+                () = probe::run(probe, known.clone(), &findings, concurrency, &node_ports, connections) => return Ok::<_, Failure>(()),
+                // It continues from its findings.
+                changed = tunables.wait_for(|tunables| tunables.node_port_addresses != node_ports) => drop(changed?),
+            }
+        }
     });
 
     let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));

@@ -60,8 +60,8 @@ const SERVERS: [[&str; 2]; 7] = [
     ["198.51.100.200", "2001:db8:1::200"],
 ];
 
-fn explainer(limits: FlowLimits) -> Explainer {
-    Explainer::new(Steering::own_hash(1, 7), limits, 7)
+fn explainer() -> Explainer {
+    Explainer::new(Steering::own_hash(1, 7), 7)
 }
 
 fn explain(rig: &mut Rig, packet: &ExplainedPacket, explainer: &mut Explainer) -> Explanation {
@@ -225,7 +225,7 @@ fn change(rig: &mut Rig, numbers: &mut Numbers, mode: Mode, scheduler: Scheduler
 /// were forwarded.
 fn run(seed: u64, mode: Mode, scheduler: Scheduler, affinity: bool, max_flows: u32, packets: usize) -> [usize; 6] {
     let config = Config { flows: FlowLimits { max_per_worker: max_flows, ..config(max_flows).flows }, ..config(max_flows) };
-    let explainer = &mut explainer(config.flows.clone());
+    let explainer = &mut explainer();
     let (mut rig, mut numbers) = (Rig::with_config(config), Numbers(seed));
     let (mut answers, mut seen) = (Vec::new(), [0; 6]);
     for number in 0..packets {
@@ -282,7 +282,7 @@ fn a_packet_that_waits_for_a_neighbour_is_explained_so() {
     let mut rig = Rig::new();
     rig.network.neighbours.retain(|neighbour| neighbour.link.port() == UPLINK);
     rig.publish();
-    let explainer = &mut explainer(config(1024).flows);
+    let explainer = &mut explainer();
     let packet = ExplainedPacket {
         protocol: Protocol::Tcp,
         source: "198.51.100.7:5555".parse().unwrap(),
@@ -298,7 +298,7 @@ fn a_packet_that_waits_for_a_neighbour_is_explained_so() {
 #[test]
 fn an_explanation_says_why_in_terms_of_the_frontend() {
     let mut rig = Rig::new();
-    let explainer = &mut explainer(config(1024).flows);
+    let explainer = &mut explainer();
     let packet = ExplainedPacket {
         protocol: Protocol::Tcp,
         source: "198.51.100.7:5555".parse().unwrap(),
@@ -332,6 +332,6 @@ fn addresses_of_different_families_are_refused() {
     };
     let snapshot = rig.publisher.current();
     let explained =
-        explainer(FlowLimits::default()).explain(&packet, &snapshot, |_, inquired| Ok::<_, Infallible>(rig.ask(inquired)));
+        explainer().explain(&packet, &snapshot, |_, inquired| Ok::<_, Infallible>(rig.ask(inquired)));
     assert_eq!(explained.unwrap_err(), ExplainError::Families);
 }

@@ -209,7 +209,7 @@ pub(crate) mod tests {
     use super::*;
 
     fn explainer() -> Explainer {
-        Explainer::new(Steering::own_hash(1, 7), FlowLimits::default(), 7)
+        Explainer::new(Steering::own_hash(1, 7), 7)
     }
 
     fn publisher() -> Publisher {

@@ -24,7 +24,7 @@ use super::inquiry::{About, FamilyInquiry, Inquired, Inquiry};
 use super::local::refused_source;
 use super::new_flow::first_snat_address;
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, Flow, FlowLimits, FlowMode, FlowView, Segment, SnatTarget, Tick};
+use crate::flow::{BackendId, Direction, Flow, FlowMode, FlowView, Segment, SnatTarget, Tick};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::{Frontend, RouteTo, Snapshot};
 use crate::stats::DropReason;
@@ -36,17 +36,16 @@ use trial::{Trial, TrialFamily, TrialTables, Tried};
 #[derive(Debug)]
 pub struct Explainer {
     steering: Steering,
-    limits: FlowLimits,
     seed: u64,
     /// Reserved by the first explanation.
     tables: Option<TrialTables>,
 }
 
 impl Explainer {
-    /// Of a gateway with this function of owners, these limits, and this seed of the workers' tables.
+    /// Of a gateway with this function of owners, and this seed of the workers' tables.
     #[must_use]
-    pub const fn new(steering: Steering, limits: FlowLimits, seed: u64) -> Self {
-        Self { steering, limits, seed, tables: None }
+    pub const fn new(steering: Steering, seed: u64) -> Self {
+        Self { steering, seed, tables: None }
     }
 
     /// Explains a packet. `ask` carries an inquiry to a worker and returns it with the answer.
@@ -118,8 +117,7 @@ impl Explainer {
             Err(reason) => return Ok(explanation(Outcome::Drop(reason), None)),
         };
         let Some(headers) = headers else { return Ok(explanation(Outcome::Drop(DropReason::Malformed), None)) };
-        let mut trial =
-            Trial { snapshot, headers: &headers, segment, link, now, worker, flows, limits: &self.limits, seed: self.seed };
+        let mut trial = Trial { snapshot, headers: &headers, segment, link, now, worker, flows, seed: self.seed };
         let room = trial.room(answer.room, answer.yields);
         let tried = trial.run_with_any_port(room, tables).ok_or(ExplainError::NoMemory)?;
         let tried = try_with_answers(&mut trial, tried, room, tables, &mut ask)?;

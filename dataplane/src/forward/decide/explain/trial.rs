@@ -8,8 +8,7 @@ use std::net::SocketAddr;
 
 use super::explanation::{FlowEffect, Leaves, Outcome, TunnelEnds};
 use crate::flow::{
-    Direction, Flow, FlowLimits, FlowTable, IdleLimits, LeaseOffer, PoolId, Segment, SnatAddress, SnatPorts, SnatTarget, Tick,
-    TrialPorts,
+    Direction, Flow, FlowTable, IdleLimits, LeaseOffer, PoolId, Segment, SnatAddress, SnatPorts, SnatTarget, Tick, TrialPorts,
 };
 use crate::forward::decide::exit::route_to_client;
 use crate::forward::decide::inquiry::{FamilyInquiry, Inquired};
@@ -76,7 +75,6 @@ pub(super) struct Trial<'a, A: Address> {
     pub(super) now: Tick,
     pub(super) worker: usize,
     pub(super) flows: Vec<Flow<A>>,
-    pub(super) limits: &'a FlowLimits,
     pub(super) seed: u64,
 }
 
@@ -155,7 +153,7 @@ impl<A: TrialFamily> Trial<'_, A> {
         }
         let hash = self.hash();
         let packet = &Packet { headers: self.headers, hash, candidate: table.candidate(hash), in_link: self.link };
-        let mut limits = IdleLimits::new(self.limits);
+        let mut limits = IdleLimits::new(self.snapshot.limits());
         limits.follow(self.snapshot.shortest_idle_timeout());
         let Self { snapshot, now, worker, .. } = *self;
         let mut changes = Changes::default();
