@@ -18,7 +18,7 @@ use crate::worker_threads::now_ns;
 
 /// The kernel's number of the present boot, 32 hexadecimal digits with hyphens.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Interval at which [`FlowFile::log_restored`] looks whether the workers are done.
+/// Interval at which [`log_restored`] looks whether the workers are done.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The file.
