@@ -331,7 +331,6 @@ fn addresses_of_different_families_are_refused() {
         link: Some(Link::from(PortIndex(0))),
     };
     let snapshot = rig.publisher.current();
-    let explained =
-        explainer().explain(&packet, &snapshot, |_, inquired| Ok::<_, Infallible>(rig.ask(inquired)));
+    let explained = explainer().explain(&packet, &snapshot, |_, inquired| Ok::<_, Infallible>(rig.ask(inquired)));
     assert_eq!(explained.unwrap_err(), ExplainError::Families);
 }
