@@ -532,19 +532,11 @@ fn supervise_state(
 
     let connections = (channels.served.subscribe(), sources.workers.clone());
     let inputs = (channels.near.subscribe(), channels.probed.clone(), sources.reload.tunables(), connections);
-    supervisor.run("probe", inputs, |(known, findings, mut tunables, (served, workers))| async move {
-        let prober = Prober::default();
+    supervisor.run("probe", inputs, |(known, findings, tunables, (served, workers))| async move {
+        let (prober, connections) = (Prober::default(), ConnectionWatch::new(served, workers));
         let probe = |target, source_port, timeout| prober.probe(target, source_port, timeout);
-        loop {
-            let node_ports = tunables.borrow_and_update().node_port_addresses.clone();
-            let connections = ConnectionWatch::new(served.clone(), workers.clone());
-            let concurrency = probe::concurrency(descriptors());
-            tokio::select! {
-                () = probe::run(probe, known.clone(), &findings, concurrency, &node_ports, connections) => return Ok::<_, Failure>(()),
-                // It continues from its findings.
-                changed = tunables.wait_for(|tunables| tunables.node_port_addresses != node_ports) => drop(changed?),
-            }
-        }
+        probe::run(probe, known, &findings, probe::concurrency(descriptors()), tunables, connections).await;
+        Ok::<_, Failure>(())
     });
 
     let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));

@@ -118,6 +118,15 @@ impl TargetTable {
         changes.collect()
     }
 
+    /// Serves node ports on other addresses from now on; returns what changes. Targets that stay are among it.
+    pub fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) -> Changes {
+        let services = self.services.clone();
+        let mut changes = self.follow(&Services::new());
+        self.node_port_addresses = addresses.to_vec();
+        changes.extend(self.follow(&services));
+        changes
+    }
+
     /// The targets of a service with a backend of each. Draining backends, and backends of ports without frontends, are
     /// not probed, because they get no new flows.
     fn asked_by(&self, service: &Service) -> Vec<(Target, Subject)> {

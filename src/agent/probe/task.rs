@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use dataplane::Tunables;
 use futures::stream::FuturesUnordered;
 use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
-use proto::{GatewayState, ProbeTags};
+use proto::{GatewayState, Origin, ProbeTags};
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -15,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use super::connections::{ConnectionWatch, LOOK_EVERY};
 use super::schedule::Schedule;
 use super::source_ports::Tags;
-use super::target::TargetTable;
+use super::target::{Changes, TargetTable};
 use super::tracker::{Causes, Health, HealthChange, HealthTracker};
 use super::{Outcome, Target};
 use crate::watch::send_if_changed;
@@ -37,16 +38,16 @@ pub struct Findings {
 
 /// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that
 /// limit probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family
-/// at `node_port_addresses`. Backends whose connections fail in a row, by `connections`, are probed earlier.
+/// at its addresses for node ports, part of `tunables`. Backends whose connections fail in a row, by `connections`, are probed earlier.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>, Duration) -> F,
     mut known: watch::Receiver<Option<GatewayState>>,
     findings: &Findings,
     concurrency: usize,
-    node_port_addresses: &[IpAddr],
+    mut tunables: watch::Receiver<Tunables>,
     mut connections: ConnectionWatch,
 ) {
-    let mut following = ProbeState::resuming(findings, node_port_addresses);
+    let mut following = ProbeState::resuming(findings, &tunables.borrow_and_update().node_port_addresses);
     let mut under_way = FuturesUnordered::new();
     known.mark_changed();
     let mut not_before = Instant::now();
@@ -64,6 +65,11 @@ pub async fn run<F: Future<Output = Outcome>>(
                     following.follow(&newest, findings);
                 }
                 not_before = Instant::now() + FOLLOWED_EVERY;
+            }
+            Ok(()) = tunables.changed() => {
+                // Without a state there are no targets.
+                let origin = known.borrow().as_ref().map_or(Origin::Disk, |known| known.origin);
+                following.serve_node_ports_at(&tunables.borrow_and_update().node_port_addresses, origin, findings);
             }
             Some((target, started, outcome)) = under_way.next() => {
                 take(&mut following.tracker, &target, outcome);
@@ -121,7 +127,16 @@ impl ProbeState {
     }
 
     fn follow(&mut self, known: &GatewayState, findings: &Findings) {
-        let mut changes = self.table.follow(&known.state.services);
+        let changes = self.table.follow(&known.state.services);
+        self.take_over(changes, known.origin, findings);
+    }
+
+    fn serve_node_ports_at(&mut self, addresses: &[IpAddr], origin: Origin, findings: &Findings) {
+        let changes = self.table.serve_node_ports_at(addresses);
+        self.take_over(changes, origin, findings);
+    }
+
+    fn take_over(&mut self, mut changes: Changes, origin: Origin, findings: &Findings) {
         let untagged = self.tags.follow(&mut changes);
         if untagged > 0 && self.untagged == 0 {
             tracing::warn!(
@@ -141,7 +156,7 @@ impl ProbeState {
                 self.slow.remove(target);
             }
         }
-        self.tracker.follow(changes, known.origin);
+        self.tracker.follow(changes, origin);
         self.publish(findings);
     }
 
@@ -196,7 +211,8 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::{Arc, Mutex};
 
-    use proto::{HealthCheck, Origin, Protocol, State};
+    use dataplane::FlowLimits;
+    use proto::{HealthCheck, Protocol, State};
 
     use super::super::Subject;
     use super::super::target::tests::{service, services, subject, tcp};
@@ -224,7 +240,9 @@ mod tests {
 
         async fn run(&self, known: watch::Receiver<Option<GatewayState>>, findings: &Findings, concurrency: usize) {
             let connections = ConnectionWatch::new(watch::channel(Served::default()).1, Vec::new());
-            run(|target, _, _| self.probe(target), known, findings, concurrency, &[], connections).await;
+            let tunables = Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows: FlowLimits::default() };
+            let tunables = watch::channel(tunables).1;
+            run(|target, _, _| self.probe(target), known, findings, concurrency, tunables, connections).await;
         }
 
         async fn probe(&self, target: Target) -> Outcome {
