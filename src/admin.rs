@@ -210,9 +210,10 @@ impl Admin for Sources {
         let caller = Caller::changing(&request)?;
         let reload = Arc::clone(&self.reload);
         let result = tokio::task::spawn_blocking(move || reload.reload()).await;
-        let reloaded = result
-            .map_err(|error| Status::internal(format!("the reload failed: {error}")))?
-            .map_err(|errors| Status::invalid_argument(errors.to_string()))?;
+        let reloaded = result.map_err(|error| Status::internal(format!("the reload failed: {error}")))?.map_err(|errors| {
+            tracing::error!(%errors, %caller, "the configuration is invalid; nothing was changed");
+            Status::invalid_argument(errors.to_string())
+        })?;
         let summary = reloaded.to_string();
         tracing::info!(summary, %caller, "the configuration was reloaded");
         Ok(Response::new(v1::ReloadResponse { applied: reloaded.applied, at_next_start: reloaded.at_next_start, summary }))

@@ -25,13 +25,15 @@ impl Caller {
     /// # Errors
     /// `PERMISSION_DENIED` on the read-only socket.
     pub fn changing<T>(request: &Request<T>) -> Result<Self, Status> {
+        let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        let caller = Self { process: credentials.map(|one| (one.uid(), one.pid())) };
         if request.extensions().get::<ReadOnly>().is_some() {
+            tracing::info!(%caller, "a change through the read-only socket was refused");
             return Err(Status::permission_denied(
                 "this socket only shows; changes are made through the socket of `admin.listen`, by a user who may open it",
             ));
         }
-        let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-        Ok(Self { process: credentials.map(|one| (one.uid(), one.pid())) })
+        Ok(caller)
     }
 }
 

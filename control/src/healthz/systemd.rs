@@ -4,6 +4,7 @@
 //! because the program does its work without systemd.
 //! Not here: HTTP probes (`healthz`).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sd_notify::{NotifyState, notify, watchdog_enabled};
@@ -29,8 +30,12 @@ pub fn watchdog_interval() -> Option<Duration> {
     watchdog_enabled().map(|limit| limit / FEEDS).filter(|interval| !interval.is_zero())
 }
 
+/// Whether [`ready`] was called.
+static IS_READY: AtomicBool = AtomicBool::new(false);
+
 /// The start is complete, and `systemctl status` shows this text.
 pub fn ready(status: &str) {
+    IS_READY.store(true, Ordering::Relaxed);
     send(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
@@ -49,22 +54,30 @@ pub fn feed_watchdog() {
     send(&[NotifyState::Watchdog]);
 }
 
-/// A reload of the configuration, which ends when this is dropped.
+/// A reload of the configuration, which ends when this is dropped. One before the start is complete is not announced,
+/// since its end would announce the start.
 #[derive(Debug)]
-pub struct Reloading(());
+pub struct Reloading {
+    is_announced: bool,
+}
 
 impl Reloading {
     /// A reload begins.
     #[must_use]
     pub fn begin() -> Self {
-        send(&[NotifyState::Reloading]);
-        Self(())
+        let is_announced = IS_READY.load(Ordering::Relaxed);
+        if is_announced {
+            send(&[NotifyState::Reloading]);
+        }
+        Self { is_announced }
     }
 }
 
 impl Drop for Reloading {
     fn drop(&mut self) {
-        send(&[NotifyState::Ready]);
+        if self.is_announced {
+            send(&[NotifyState::Ready]);
+        }
     }
 }
 

@@ -380,9 +380,8 @@ pub(super) mod tests {
         assert_eq!([probed(&[]), probed(&["2001:db8::2"]), probed(&["192.0.2.2"])], [0, 0, 1]);
         let mut table = TargetTable::new(&[]);
         table.follow(&services);
-        let mut asked = |addresses: &[IpAddr]| -> Vec<bool> {
-            table.serve_node_ports_at(addresses).values().map(Option::is_some).collect()
-        };
+        let mut asked =
+            |addresses: &[IpAddr]| -> Vec<bool> { table.serve_node_ports_at(addresses).values().map(Option::is_some).collect() };
         let address = ["192.0.2.2".parse().unwrap()];
         assert_eq!([asked(&address), asked(&address), asked(&[]), asked(&[])], [vec![true], vec![true], vec![false], vec![]]);
     }

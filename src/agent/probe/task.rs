@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use dataplane::Tunables;
+use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
 use proto::{GatewayState, Origin, ProbeTags};
