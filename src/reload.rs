@@ -202,15 +202,17 @@ pub(crate) mod tests {
     #[test]
     fn snat_addresses_are_added_at_once_and_removed_at_the_next_start() {
         let with = |addresses: &str| format!("{BASE}snat: {{addresses: [{addresses}]}}\n");
-        let (reload, result) = reloaded(&with("192.0.2.3, 192.0.2.4"));
-        assert_eq!(result.unwrap().applied, ["snat"]);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+        let reload = Reload::new(file.clone(), SourceChoice::File, settings);
+        fs::write(&file, with("192.0.2.3, 192.0.2.4")).unwrap();
+        assert_eq!(reload.reload().unwrap().applied, ["snat"]);
         let addresses = |last: &[u8]| last.iter().map(|n| IpAddr::from([192, 0, 2, *n])).collect::<Vec<_>>();
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4]));
         assert_eq!(*reload.reserved().borrow(), addresses(&[2, 3, 4]));
         assert_eq!(reload.controller().borrow().as_ref().unwrap().reserved, addresses(&[2, 3, 4]), "never VIPs");
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("sluice.yaml");
-        let reload = Reload { file: file.clone(), ..reload };
         fs::write(&file, with("192.0.2.5, 192.0.2.4")).unwrap();
         let again = reload.reload().unwrap();
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));

@@ -72,7 +72,7 @@ fn a_reload_applies_new_pools_and_refuses_an_invalid_file() {
     let refused = edge.reload().unwrap_err();
     assert!(refused.contains("pools[0].addresses[0]"), "{refused}");
     write(&text.replace("192.0.2.119", "192.0.2.139").replace("maxPerWorker: 16384", "maxPerWorker: 16385"));
-    assert_eq!(edge.reload().unwrap(), "in effect: pools; restart sluiced for: flows");
+    assert_eq!(edge.reload().unwrap(), "in effect: pools; restart sluiced for: flows.maxPerWorker");
     until("the Service answers", || edge.curl("http://192.0.2.130:90/"));
     edge.assert_account();
 }

@@ -32,7 +32,7 @@ fn establish(rig: &mut Rig, client: &str) -> (SocketAddr, SocketAddr) {
 fn tune(rig: &mut Rig, change: impl FnOnce(&mut Tunables)) {
     let mut tunables = config(1024).tunables();
     change(&mut tunables);
-    rig.compiler.tune(tunables);
+    rig.compiler.tune(&tunables);
     rig.publish();
 }
 

@@ -146,9 +146,7 @@ impl Inputs {
             compiler.probe_by(self.tags.borrow_and_update().clone());
         }
         let engine = engine.get_or_insert_with(|| engine_health(&health));
-        if self.tunables.has_changed().unwrap_or(false) {
-            compiler.tune(self.tunables.borrow_and_update().clone());
-        }
+        compiler.tune(&self.tunables.borrow_and_update());
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
         Some(compiler.compile(&state, &network, engine, (self.clock)()))

@@ -137,12 +137,15 @@ impl Compiler {
         Self { counters: counters.into(), ..self }
     }
 
-    /// Changes the configuration from the next snapshot on. Flows keep their SNAT addresses.
-    pub fn tune(&mut self, tunables: Tunables) {
-        let Tunables { snat, node_port_addresses, flows } = tunables;
-        let flows = FlowLimits { max_per_worker: self.config.flows.max_per_worker, ..flows };
-        (self.config.snat, self.config.node_port_addresses, self.config.flows) = (snat, node_port_addresses, flows);
-        self.is_tuned = true;
+    /// Changes the configuration from the next snapshot on, if it differs. Flows keep their SNAT addresses.
+    pub fn tune(&mut self, tunables: &Tunables) {
+        let flows = FlowLimits { max_per_worker: self.config.flows.max_per_worker, ..tunables.flows.clone() };
+        let new = Tunables { flows, ..tunables.clone() };
+        if self.config.tunables() != new {
+            let Tunables { snat, node_port_addresses, flows } = new;
+            (self.config.snat, self.config.node_port_addresses, self.config.flows) = (snat, node_port_addresses, flows);
+            self.is_tuned = true;
+        }
     }
 
     /// The initial snapshot, before any state; not ready.
