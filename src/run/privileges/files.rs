@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use control::config::settings::Source;
+use control::config::settings::{ControllerSettings, Source};
 use landlock::{ABI, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, path_beneath_rules};
 use rustix::fs::{Mode, OFlags, open};
 
@@ -70,6 +70,7 @@ fn written(settings: &Settings, needs: PortNeeds) -> BTreeSet<PathBuf> {
         }
     }
     paths.extend(PROC.iter().chain(&DEVICES).map(PathBuf::from));
+    paths.extend(of_plugins(settings));
     if needs.pinned_memory {
         paths.extend(SYS.map(PathBuf::from));
     }
@@ -92,8 +93,43 @@ fn directories(settings: &Settings) -> Vec<&Path> {
     [settings.state_dir.as_path()].into_iter().chain(more.into_iter().flatten()).collect()
 }
 
+/// Where programs that a kubeconfig names keep temporary files and tokens. They are not created here.
+fn of_plugins(settings: &Settings) -> Vec<PathBuf> {
+    let kubeconfig =
+        |controller: &ControllerSettings| matches!(controller.source, Source::Kubernetes { kubeconfig: Some(_), .. });
+    if !embedded(settings).is_some_and(kubeconfig) {
+        return Vec::new();
+    }
+    let in_home = |path| env::home_dir().map(|home| home.join(path));
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    [Some(env::temp_dir()), cache.or_else(|| in_home(".cache")), in_home(".kube/cache")].into_iter().flatten().collect()
+}
+
 fn executed() -> BTreeSet<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // A directory that anybody may write to must not be here; root's PATH has none.
     PROGRAMS.iter().map(PathBuf::from).chain(env::split_paths(&path).filter(|path| path.is_absolute())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::SourceChoice;
+
+    fn settings(source: &str) -> Settings {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, format!("name: edge\nports: [{{name: uplink, device: net_tap0}}]\n{source}\n")).unwrap();
+        Settings::read(&file, &SourceChoice::File).unwrap()
+    }
+
+    #[test]
+    fn programs_of_a_kubeconfig_may_write_temporary_files_and_caches() {
+        let dirs = of_plugins(&settings("kubernetes: {kubeconfig: k}"));
+        assert!(dirs.contains(&env::temp_dir()) && dirs.iter().any(|dir| dir.ends_with(".kube/cache")), "{dirs:?}");
+        assert!(dirs.iter().all(|dir| executed().iter().all(|programs| !dir.starts_with(programs))), "{dirs:?}");
+        for source in ["manifests: m", "controller: {urls: [\"unix:/c.sock\"]}"] {
+            assert_eq!(of_plugins(&settings(source)), Vec::<PathBuf>::new(), "{source}");
+        }
+    }
 }
