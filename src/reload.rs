@@ -145,6 +145,16 @@ pub(crate) mod tests {
         (reload, result)
     }
 
+    /// What it says when `text` takes the place of its file, in the same directory: keys with paths stay the same.
+    fn reloaded_again(reload: &Reload, text: &str) -> Reloaded {
+        let dir = reload.file.parent().unwrap();
+        fs::create_dir_all(dir).unwrap();
+        fs::write(&reload.file, text).unwrap();
+        let result = reload.reload();
+        fs::remove_dir_all(dir).unwrap();
+        result.unwrap()
+    }
+
     fn keys(keys: &[&str]) -> Vec<String> {
         keys.iter().map(|key| (*key).to_owned()).collect()
     }
@@ -202,21 +212,27 @@ pub(crate) mod tests {
     #[test]
     fn snat_addresses_are_added_at_once_and_removed_at_the_next_start() {
         let with = |addresses: &str| format!("{BASE}snat: {{addresses: [{addresses}]}}\n");
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("sluice.yaml");
-        fs::write(&file, BASE).unwrap();
-        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
-        let reload = Reload::new(file.clone(), SourceChoice::File, settings);
-        fs::write(&file, with("192.0.2.3, 192.0.2.4")).unwrap();
-        assert_eq!(reload.reload().unwrap().applied, ["snat"]);
+        let (reload, result) = reloaded(&with("192.0.2.3, 192.0.2.4"));
+        assert_eq!(result.unwrap().applied, ["snat"]);
         let addresses = |last: &[u8]| last.iter().map(|n| IpAddr::from([192, 0, 2, *n])).collect::<Vec<_>>();
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4]));
         assert_eq!(*reload.reserved().borrow(), addresses(&[2, 3, 4]));
         assert_eq!(reload.controller().borrow().as_ref().unwrap().reserved, addresses(&[2, 3, 4]), "never VIPs");
-        fs::write(&file, with("192.0.2.5, 192.0.2.4")).unwrap();
-        let again = reload.reload().unwrap();
+        let again = reloaded_again(&reload, &with("192.0.2.5, 192.0.2.4"));
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4, 5]), "flows hold ports of 192.0.2.3");
+    }
+
+    #[test]
+    fn snat_addresses_are_added_up_to_the_limit_of_a_family() {
+        let addresses = |first: u8| (first..first + 8).map(|n| format!("192.0.2.{n}")).collect::<Vec<_>>();
+        let with = |v4: &[String], v6: &str| format!("{BASE}snat: {{addresses: [{}{v6}]}}\n", v4.join(", "));
+        let (reload, result) = reloaded(&with(&addresses(3), ""));
+        assert!(result.unwrap().at_next_start.is_empty());
+        let again = reloaded_again(&reload, &with(&addresses(6), ", 'fd00::1'"));
+        assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
+        let used: Vec<_> = reload.tunables().borrow().snat.iter().map(ToString::to_string).collect();
+        assert_eq!(used, [addresses(3), vec!["fd00::1".to_owned()]].concat(), "the old ones first, the rest at the next start");
     }
 
     #[test]

@@ -570,7 +570,8 @@ fn supervise_operators(
     ended: &CancellationToken,
 ) {
     if let Some(address) = settings.metrics_listen {
-        let status_page = Arc::new(StatusPage::default());
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let status_page = Arc::new(StatusPage::new(vec![settings.name.clone(), host]));
         let pages = GatewayPages { sources: sources.clone(), workers, status_page, leaving: leaving.clone() };
         let inputs = (address, pages, ended.clone());
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));

@@ -4,7 +4,7 @@
 
 mod edge;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -135,6 +135,47 @@ fn systemd_accepts_every_line_of_the_units_and_of_the_accounts() {
         Command::new("systemd-sysusers").arg("--dry-run").arg(root.join("deploy/sysusers.d/sluice.conf")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
+}
+
+/// The system calls that a unit allows: the first line makes a list, `~` takes calls from it, later lines add some.
+fn allowed_calls(unit: &str) -> BTreeSet<String> {
+    let mut allowed = BTreeSet::new();
+    for line in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        match line.strip_prefix('~') {
+            Some(denied) => denied.split_whitespace().flat_map(expand).for_each(|call| _ = allowed.remove(&call)),
+            None => allowed.extend(line.split_whitespace().flat_map(expand)),
+        }
+    }
+    allowed
+}
+
+/// The calls of a set such as `@chown`, with those of the sets in it; a call is itself.
+fn expand(name: &str) -> Vec<String> {
+    if !name.starts_with('@') {
+        return vec![name.to_owned()];
+    }
+    let output = Command::new("systemd-analyze").args(["syscall-filter", "--no-pager", name]).output().unwrap();
+    assert!(output.status.success(), "{name}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let members = text.lines().skip(1).map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    members.flat_map(expand).collect()
+}
+
+/// The socket that only reads is given to group sluice.
+#[test]
+fn units_may_give_a_socket_to_a_group_and_little_else_of_root() {
+    if !has_systemd_analyze("system calls of units") {
+        return;
+    }
+    for (unit, _) in UNITS {
+        let allowed = allowed_calls(&fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(unit)).unwrap());
+        for call in ["chown", "fchown", "fchownat", "openat", "epoll_wait"] {
+            assert!(allowed.contains(call), "{unit}: {call}");
+        }
+        for call in ["mount", "init_module", "ptrace", "add_key", "reboot"] {
+            assert!(!allowed.contains(call), "{unit}: {call}");
+        }
+    }
 }
 
 /// Members of group sluice may look, not change.

@@ -87,6 +87,15 @@ impl Device {
         self.named_interface().filter(|_| self.has_driver(AF_PACKET) || self.has_driver(AF_XDP))
     }
 
+    /// The files that the arguments of a virtual device name by absolute paths: sockets (`net_memif`, `net_vhost`),
+    /// captures (`net_pcap`), `/dev/vhost-net` (`net_virtio_user`). A bond has none; its members have.
+    #[must_use]
+    pub fn files(&self) -> Vec<&Path> {
+        let Self::Virtual { arguments, .. } = self else { return Vec::new() };
+        let values = pieces(arguments).filter_map(|piece| Some(Path::new(piece.split_once('=')?.1)));
+        values.filter(|path| path.is_absolute()).collect()
+    }
+
     /// The NUMA node of the device, if the machine has several and reports it.
     #[must_use]
     pub fn node(&self) -> Option<u32> {
@@ -319,6 +328,20 @@ fn parse_pci(text: &str) -> Option<PciAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn virtual_devices_name_files_by_their_absolute_paths() {
+        let rows: [(&str, &[&str]); 5] = [
+            ("net_virtio_user0,path=/dev/vhost-net,queues=2,iface=v0", &["/dev/vhost-net"]),
+            ("net_memif0,role=server,socket=/run/memif/a.sock,id=1", &["/run/memif/a.sock"]),
+            ("net_pcap0,rx_pcap=/srv/in.pcap,tx_pcap=/srv/out.pcap", &["/srv/in.pcap", "/srv/out.pcap"]),
+            ("net_pcap0,tx_pcap=out.pcap", &[]),
+            ("0000:3b:00.0,firmware=/x", &[]),
+        ];
+        for (text, files) in rows {
+            assert_eq!(text.parse::<Device>().unwrap().files(), files.iter().map(Path::new).collect::<Vec<_>>(), "{text}");
+        }
+    }
 
     #[test]
     fn devices_read_back_as_written_with_their_names_and_interfaces() {

@@ -65,27 +65,29 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// What is kept between two requests of the page.
 #[derive(Debug)]
 pub struct StatusPage {
+    /// The names of the gateway and of its machine, which are hosts of the page's URL.
+    names: Vec<String>,
     /// The origin of the document's times.
     started: Instant,
     reading: Mutex<Reading>,
 }
 
-impl Default for StatusPage {
-    fn default() -> Self {
-        Self { started: Instant::now(), reading: Mutex::default() }
-    }
-}
-
 impl StatusPage {
+    /// The page of a gateway. Browsers may ask for it by `names`, beside addresses and `localhost`.
+    #[must_use]
+    pub fn new(names: Vec<String>) -> Self {
+        Self { names, started: Instant::now(), reading: Mutex::default() }
+    }
+
     /// The answer to a GET request; `None` if the path is not of this page.
     pub(super) fn answer(&self, request: &Parts, sources: &Sources, workers: &WorkerLoads) -> Option<Response<Full<Bytes>>> {
         let path = request.uri.path();
         if !matches!(path, "/" | "/status.json") {
             return None;
         }
-        Some(if !is_addressed_directly(&request.headers) {
-            let why =
-                "expected an IP address or `localhost` as the host of the URL: a name may lead here on behalf of another site";
+        Some(if !self.is_addressed_directly(&request.headers) {
+            let why = "expected an IP address, `localhost`, or the name of the gateway or of its machine as the host of the URL: \
+                       another name may lead here on behalf of another site";
             text(StatusCode::MISDIRECTED_REQUEST, why)
         } else if path == "/" {
             let (html, policy) = &*PAGE;
@@ -113,17 +115,19 @@ impl StatusPage {
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("the document cannot be written: {error}")),
         }
     }
-}
 
-/// Whether the host is an address or `localhost`. A foreign site whose name resolves to this gateway is of the same
-/// origin as the page for a browser (DNS rebinding), but cannot change the name that the browser sends.
-fn is_addressed_directly(headers: &HeaderMap) -> bool {
-    let Some(authority) = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<http::uri::Authority>().ok())
-    else {
-        return false;
-    };
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok()
+    /// Whether the host is an address, `localhost` or one of the names. A foreign site whose name resolves to this
+    /// gateway is of the same origin as the page for a browser (DNS rebinding), but cannot change the name that the
+    /// browser sends. The names are fixed at the start and do not come from a DNS.
+    fn is_addressed_directly(&self, headers: &HeaderMap) -> bool {
+        let Some(authority) = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<http::uri::Authority>().ok())
+        else {
+            return false;
+        };
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let is_name = |name: &str| host.eq_ignore_ascii_case(name);
+        is_name("localhost") || self.names.iter().any(|name| is_name(name)) || host.parse::<IpAddr>().is_ok()
+    }
 }
 
 fn text(code: StatusCode, text: &str) -> Response<Full<Bytes>> {

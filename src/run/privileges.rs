@@ -1,9 +1,9 @@
 //! Gives up, before the first thread starts, what the configuration will never need: capabilities, new privileges
 //! through programs, dangerous system calls, and writing outside a few directories (docs/operate/privileges.md).
 //!
-//! Invariant: what is given up is a function of the configuration, not of the devices that are present, so that ports
-//! that appear later, reloads and restarts of the embedded controller have what they need. A kernel that lacks a
-//! mechanism is reported and does not keep the gateway from running.
+//! Invariant: what is given up is a function of the configuration, of the IOMMU and of UIO drivers, not of whether a
+//! device is present, so that ports that appear later, reloads and restarts of the embedded controller have what they
+//! need. A kernel that lacks a mechanism is reported and does not keep the gateway from running.
 //! Not here: the restrictions of the unit (deploy/sluiced.service).
 
 mod files;
@@ -16,17 +16,13 @@ use rustix::thread::{
 };
 
 use crate::settings::Settings;
+use crate::tools::doctor::Root;
 use needs::PortNeeds;
-
-/// Whether the kernel uses an IOMMU.
-fn has_iommu() -> bool {
-    std::fs::read_dir("/sys/kernel/iommu_groups").is_ok_and(|mut groups| groups.next().is_some())
-}
 
 /// Gives up what `settings` do not need, for the calling thread and all that it starts. Returns the mechanisms that the
 /// kernel refused, and why.
 pub(super) fn drop_unneeded(settings: &Settings) -> Vec<(&'static str, String)> {
-    let needs = PortNeeds::of(settings, has_iommu());
+    let needs = PortNeeds::of(settings, &Root::new("/"));
     let outcomes = [
         ("capabilities", keep_capabilities(needs.capabilities()).map_err(|error| error.to_string())),
         ("no_new_privs", set_no_new_privs(true).map_err(|error| error.to_string())),
@@ -69,7 +65,7 @@ mod tests {
     fn attempt(dir: &Path) {
         let settings = Settings::read(&dir.join("sluice.yaml"), &SourceChoice::File).unwrap();
         let before = capabilities(None).unwrap().permitted;
-        let kept = before & PortNeeds::of(&settings, has_iommu()).capabilities();
+        let kept = before & PortNeeds::of(&settings, &Root::new("/")).capabilities();
         let refused = drop_unneeded(&settings);
         let has_landlock = refused.iter().all(|(mechanism, _)| *mechanism != "landlock");
         assert!(refused.iter().all(|(mechanism, _)| *mechanism == "landlock"), "{refused:?}");

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use control::config::{Field, Located, Section, is_label_value};
+use dataplane::flow::SNAT_ADDRESSES_MAX;
 use dataplane::workers::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
@@ -125,6 +126,12 @@ pub(super) fn hugepages(top: &mut Section<'_>) -> Hugepages {
 pub(super) fn snat(top: &mut Section<'_>) -> Vec<Located<IpAddr>> {
     let mut section = top.section("snat");
     let addresses = hosts(&mut section, "addresses", "an address of its own, such as 10.0.0.3");
+    for (family, is_v4) in [("IPv4", true), ("IPv6", false)] {
+        let count = addresses.iter().filter(|located| located.value.is_ipv4() == is_v4).count();
+        if count > usize::from(SNAT_ADDRESSES_MAX) {
+            section.problem_of("addresses", format!("found {count} {family} addresses, expected at most {SNAT_ADDRESSES_MAX}"));
+        }
+    }
     section.finish();
     addresses
 }

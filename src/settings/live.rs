@@ -1,12 +1,14 @@
 //! Which keys change while the gateway runs, and which at its next start.
 //!
-//! Invariant: an address by which flows exist stays: SNAT addresses keep their positions, others are added after them.
+//! Invariant: an address by which flows exist stays: SNAT addresses keep their positions, others are added after them, as
+//! far as there is room.
 //! Not here: passing the values on (`reload`).
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use control::config::settings::{ControllerSettings, Source};
+use dataplane::flow::SNAT_ADDRESSES_MAX;
 use dataplane::{FlowLimits, Tunables};
 
 use super::{Settings, StateSource};
@@ -26,12 +28,7 @@ impl Settings {
             logs: new.logs,
             flows: FlowLimits { max_per_worker: self.flows.max_per_worker, ..new.flows.clone() },
             node_port_addresses: new.node_port_addresses.clone(),
-            snat: self
-                .snat
-                .iter()
-                .copied()
-                .chain(new.snat.iter().filter(|address| !self.snat.contains(address)).copied())
-                .collect(),
+            snat: with_more(&self.snat, &new.snat),
             ..self.clone()
         };
         next.reserved.extend(next.snat.iter().chain(&next.node_port_addresses));
@@ -56,6 +53,18 @@ impl Settings {
             (remote @ StateSource::Remote(..), _) => remote.clone(),
         }
     }
+}
+
+/// The SNAT addresses `old`, and behind them those of `new` for which each family has room.
+fn with_more(old: &[IpAddr], new: &[IpAddr]) -> Vec<IpAddr> {
+    let mut all = old.to_vec();
+    for address in new {
+        let of_family = all.iter().filter(|other| other.is_ipv4() == address.is_ipv4()).count();
+        if of_family < usize::from(SNAT_ADDRESSES_MAX) && !all.contains(address) {
+            all.push(*address);
+        }
+    }
+    all
 }
 
 fn status_dir(controller: &ControllerSettings) -> Option<&Path> {

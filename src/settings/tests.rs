@@ -80,6 +80,20 @@ fn more_addresses_than_a_controller_takes_are_refused_by_check() {
 }
 
 #[test]
+fn more_snat_addresses_than_are_used_are_refused() {
+    let with = |v4: u8, v6: u8| {
+        let v4 = (0..v4).map(|number| format!("10.0.0.{}", 3 + number));
+        let addresses: Vec<_> = v4.chain((0..v6).map(|number| format!("'fd00::{number}:1'"))).collect();
+        read(&BASE.replace("10.0.0.3", &addresses.join(", ")))
+    };
+    assert_eq!(with(8, 8).unwrap().snat.len(), 16);
+    for (v4, v6, found) in [(9, 1, "9 IPv4"), (1, 12, "12 IPv6")] {
+        let error = with(v4, v6).unwrap_err();
+        assert!(error.contains(&format!("key `snat.addresses`: found {found} addresses, expected at most 8")), "{error}");
+    }
+}
+
+#[test]
 fn the_engine_gets_the_devices_ethernet_addresses_unless_configured() {
     let text = BASE.replacen("    addresses", "    mac: 02:00:00:00:aa:01\n    addresses", 1);
     let settings = read(&text).unwrap();

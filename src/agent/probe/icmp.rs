@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use tokio::net::UdpSocket;
 
@@ -15,29 +16,34 @@ const ECHO_V6: (u8, u8) = (128, 129);
 /// Sequence number of the only request of a probe.
 const SEQUENCE: [u8; 2] = [0, 1];
 
-/// Sends an echo request and waits for the reply.
+/// Opens a socket for echo requests to addresses of the family of `to`.
 ///
 /// # Errors
-/// `PermissionDenied`, with the remedy, if this process may not send any; otherwise the kernel's.
-pub(super) async fn echo(to: IpAddr) -> io::Result<()> {
-    exchange(to).await.map_err(|error| {
-        if error.kind() != io::ErrorKind::PermissionDenied {
-            return error;
+/// The kernel's, of which none says anything of the target: this process may not send any, with the remedy; or the
+/// machine lacks memory, descriptors or the family.
+pub(super) fn open(to: IpAddr) -> io::Result<UdpSocket> {
+    let (family, protocol) = match to {
+        IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP),
+        IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6),
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol)).map_err(|error| {
+        if error != Errno::ACCESS {
+            return error.into();
         }
         let group = rustix::process::getegid().as_raw();
         let remedy = format!("run: sysctl -w net.ipv4.ping_group_range='{group} {group}'");
-        io::Error::new(error.kind(), format!("group {group} may not send echo requests ({error}); {remedy}"))
-    })
+        io::Error::other(format!("group {group} may not send echo requests ({error}); {remedy}"))
+    })?;
+    UdpSocket::from_std(socket.into())
 }
 
-async fn exchange(to: IpAddr) -> io::Result<()> {
-    let (family, protocol, (request, reply)) = match to {
-        IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, ECHO_V4),
-        IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, ECHO_V6),
-    };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(family, SocketType::DGRAM, flags, Some(protocol))?;
-    let socket = UdpSocket::from_std(socket.into())?;
+/// Sends an echo request and waits for the reply.
+///
+/// # Errors
+/// The kernel's. `PermissionDenied` is an answer about the target: a route of type `prohibit`, or a filter of packets.
+pub(super) async fn echo(socket: &UdpSocket, to: IpAddr) -> io::Result<()> {
+    let (request, reply) = if to.is_ipv4() { ECHO_V4 } else { ECHO_V6 };
     socket.connect(SocketAddr::new(to, 0)).await?;
     // Type, code, checksum, identifier, sequence number; the kernel fills in checksum and identifier.
     socket.send(&[request, 0, 0, 0, 0, 0, SEQUENCE[0], SEQUENCE[1]]).await?;
@@ -59,12 +65,15 @@ mod tests {
     #[tokio::test]
     async fn this_machine_answers_or_says_what_it_lacks() {
         for ip in ["127.0.0.1", "::1"] {
-            match echo(ip.parse().unwrap()).await {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    assert!(error.to_string().contains("sysctl -w net.ipv4.ping_group_range"), "{error}");
+            let to = ip.parse().unwrap();
+            match open(to) {
+                Ok(socket) => {
+                    let answer = echo(&socket, to).await;
+                    assert!(answer.is_ok() || ip == "::1", "{answer:?}");
                 }
-                Err(error) => assert!(ip == "::1", "{error}"),
+                Err(error) => {
+                    assert!(error.to_string().contains("sysctl -w net.ipv4.ping_group_range") || ip == "::1", "{error}");
+                }
             }
         }
     }

@@ -45,13 +45,10 @@ impl Prober {
         let deadline = Instant::now() + timeout;
         let late = |what: &str| Outcome::Failed(format!("{what} within {timeout:?}"));
         if target.question == Question::Icmp {
-            return match timeout_at(deadline, icmp::echo(target.address.ip())).await {
-                Ok(Ok(())) => Outcome::Passed,
-                Ok(Err(error)) if is_ours(&error) || error.kind() == io::ErrorKind::PermissionDenied => {
-                    Outcome::NotAsked(error.to_string())
-                }
-                Ok(Err(error)) => Outcome::Failed(format!("failed: {error}")),
-                Err(_) => late("gave no answer"),
+            let to = target.address.ip();
+            return match icmp::open(to) {
+                Ok(socket) => timeout_at(deadline, icmp::echo(&socket, to)).await.map_or_else(|_| late("gave no answer"), echoed),
+                Err(error) => Outcome::NotAsked(error.to_string()),
             };
         }
         let stream = match timeout_at(deadline, connect(target.address, source_port)).await {
@@ -89,6 +86,15 @@ impl Prober {
             }
             Question::Grpc(asked) => grpc::ask(stream, &authority(&asked.host), &asked.service).await,
         }
+    }
+}
+
+/// The outcome of an echo request that was sent, or that the kernel refused to send to this target.
+fn echoed(answer: io::Result<()>) -> Outcome {
+    match answer {
+        Ok(()) => Outcome::Passed,
+        Err(error) if is_ours(&error) => Outcome::NotAsked(error.to_string()),
+        Err(error) => Outcome::Failed(format!("failed: {error}")),
     }
 }
 
@@ -267,6 +273,16 @@ pub(super) mod tests {
             assert_eq!(one.accept().await.unwrap().1.port(), free);
             assert_eq!(two.accept().await.unwrap().1.port(), free);
         }
+    }
+
+    /// EPERM of a packet filter, EACCES of a route of type `prohibit`, ENETUNREACH; and ENOBUFS of a full queue.
+    #[test]
+    fn an_echo_request_that_may_not_reach_the_target_is_a_failure() {
+        for refused in [1, 13, 101] {
+            assert!(failure(echoed(Err(io::Error::from_raw_os_error(refused)))).starts_with("failed: "), "{refused}");
+        }
+        assert!(matches!(echoed(Err(io::Error::from_raw_os_error(105))), Outcome::NotAsked(_)));
+        assert_eq!(echoed(Ok(())), Outcome::Passed);
     }
 
     #[test]

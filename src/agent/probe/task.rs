@@ -1,6 +1,6 @@
 //! The probe task: follows the state, starts probes when they are due, publishes health.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub async fn run<F: Future<Output = Outcome>>(
                 following.serve_node_ports_at(&tunables.borrow_and_update().node_port_addresses, origin, findings);
             }
             Some((target, started, outcome)) = under_way.next() => {
-                take(&mut following.tracker, &target, outcome);
+                following.take(&target, outcome);
                 let next = following.tracker.check(&target).map(|check| started + check.interval);
                 following.schedule.finished(target, next);
                 following.publish(findings);
@@ -112,6 +112,8 @@ struct ProbeState {
     untagged: usize,
     /// Targets with an interval longer than the time between two looks at connections; no other can be brought forward.
     slow: HashSet<Target>,
+    /// Targets whose last probe could not be made, and why.
+    not_asked: HashMap<Target, String>,
 }
 
 impl ProbeState {
@@ -123,6 +125,7 @@ impl ProbeState {
             tags: Tags::resuming(findings.tags.borrow().clone()),
             untagged: 0,
             slow: HashSet::new(),
+            not_asked: HashMap::new(),
         }
     }
 
@@ -155,9 +158,39 @@ impl ProbeState {
             } else {
                 self.slow.remove(target);
             }
+            if check.is_none() {
+                self.not_asked.remove(target);
+            }
         }
         self.tracker.follow(changes, origin);
         self.publish(findings);
+    }
+
+    /// Applies `outcome`. A probe that could not be made is logged once for each reason, not at every interval.
+    fn take(&mut self, target: &Target, outcome: Outcome) {
+        match outcome {
+            Outcome::NotAsked(why) if self.is_new(target, &why) => {
+                tracing::warn!(%target, why, "could not probe; the target keeps its health");
+            }
+            Outcome::NotAsked(_) => {}
+            Outcome::Passed => self.observe(target, Ok(())),
+            Outcome::Failed(why) => self.observe(target, Err(format!("{target} {why}"))),
+        }
+    }
+
+    /// Whether the last probe of a target could be made, or could not for another reason. A target that has gone
+    /// meanwhile is not remembered.
+    fn is_new(&mut self, target: &Target, why: &str) -> bool {
+        let is_new = self.tracker.check(target).is_some() && self.not_asked.get(target).is_none_or(|last| last != why);
+        if is_new {
+            self.not_asked.insert(target.clone(), why.to_owned());
+        }
+        is_new
+    }
+
+    fn observe(&mut self, target: &Target, result: Result<(), String>) {
+        self.not_asked.remove(target);
+        observe(&mut self.tracker, target, result);
     }
 
     fn publish(&mut self, findings: &Findings) {
@@ -181,16 +214,8 @@ impl ProbeState {
     }
 }
 
-/// Applies `outcome`, and logs a change of the health of the target.
-fn take(tracker: &mut HealthTracker, target: &Target, outcome: Outcome) {
-    let result = match outcome {
-        Outcome::Passed => Ok(()),
-        Outcome::Failed(why) => Err(format!("{target} {why}")),
-        Outcome::NotAsked(why) => {
-            tracing::warn!(%target, why, "could not probe; the target keeps its health");
-            return;
-        }
-    };
+/// Applies the result of a probe that was made, and logs a change of the health of the target.
+fn observe(tracker: &mut HealthTracker, target: &Target, result: Result<(), String>) {
     let change = tracker.observe(target, result.as_ref().map_err(String::as_str).copied(), Instant::now());
     let why = result.err().unwrap_or_default();
     match change {
@@ -291,6 +316,23 @@ mod tests {
             () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
             () = script => {}
         }
+    }
+
+    #[tokio::test]
+    async fn a_probe_that_cannot_be_made_is_news_once_for_each_reason() {
+        let findings = Findings::default();
+        let mut following = ProbeState::resuming(&findings, &[]);
+        following.follow(&known(Origin::Controller, &["10.0.0.1:80"]).unwrap(), &findings);
+        let target = tcp("10.0.0.1:80");
+        let news = |following: &mut ProbeState, why| following.is_new(&target, why);
+        assert_eq!(["a", "a", "b", "b"].map(|why| news(&mut following, why)), [true, false, true, false]);
+        for outcome in [Outcome::Passed, Outcome::Failed("late".to_owned())] {
+            following.take(&target, outcome);
+            assert_eq!(["b", "b"].map(|why| news(&mut following, why)), [true, false]);
+        }
+        assert!(!following.is_new(&tcp("10.0.0.2:80"), "a"), "it is not followed");
+        following.follow(&known(Origin::Controller, &[]).unwrap(), &findings);
+        assert!(following.not_asked.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

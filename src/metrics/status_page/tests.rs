@@ -44,7 +44,7 @@ fn names(document: &Value) -> Vec<&str> {
 
 #[test]
 fn the_document_has_its_own_style_and_script_only() {
-    let (code, headers, html) = ask(&StatusPage::default(), &sources(), "/", Some(HOST)).unwrap();
+    let (code, headers, html) = ask(&StatusPage::new(Vec::new()), &sources(), "/", Some(HOST)).unwrap();
     assert_eq!((code, headers["content-type"].as_bytes()), (200, &b"text/html; charset=utf-8"[..]));
     let policy = headers["content-security-policy"].to_str().unwrap();
     assert!(policy.starts_with("default-src 'none'; style-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
@@ -66,12 +66,21 @@ fn the_document_has_its_own_style_and_script_only() {
 
 #[test]
 fn a_host_name_that_another_site_may_own_is_refused() {
-    let (page, sources) = (StatusPage::default(), sources());
+    let names = ["edge-1", "gw.example"].map(str::to_owned);
+    let (page, sources) = (StatusPage::new(names.into()), sources());
     let code = |uri, host| ask(&page, &sources, uri, host).map(|(code, ..)| code);
-    for host in [HOST, "localhost:9435", "LOCALHOST", "[::1]:9435", "10.0.0.2"] {
+    for host in [HOST, "localhost:9435", "LOCALHOST", "[::1]:9435", "10.0.0.2", "edge-1:9435", "Edge-1", "GW.example:9435"] {
         assert_eq!((code("/", Some(host)), code("/status.json", Some(host))), (Some(200), Some(200)), "{host}");
     }
-    for host in [None, Some("rebind.example:9435"), Some("127.0.0.1.example"), Some("a b")] {
+    for host in [
+        None,
+        Some("rebind.example:9435"),
+        Some("127.0.0.1.example"),
+        Some("edge-1.example"),
+        Some("example"),
+        Some(""),
+        Some("a b"),
+    ] {
         assert_eq!((code("/", host), code("/status.json", host)), (Some(421), Some(421)), "{host:?}");
     }
     assert_eq!(code("/status.json?limit=0", Some(HOST)), Some(400));
@@ -97,7 +106,7 @@ fn the_document_says_what_the_admin_api_says_and_its_fields_are_documented() {
     for bytes in [100, 60] {
         sources.workers[0].forwarded(0, bytes == 60, bytes);
     }
-    let (document, _) = document(&StatusPage::default(), &sources, "service=default/web");
+    let (document, _) = document(&StatusPage::new(Vec::new()), &sources, "service=default/web");
     let service = &document["service"];
     assert_eq!(service, &document["services"][0]);
     assert_eq!((&service["backends"], &service["healthy"], &service["members_total"]), (&2.into(), &1.into(), &3.into()));
@@ -148,7 +157,7 @@ fn with_100_000_backends_the_document_stays_small_and_finds_each() {
     let served = watch::channel(Served { ready: true, services: services.clone() }).1;
     let sources = Sources { served, workers: vec![Arc::new(WorkerCounters::default())], ..sources() };
     let send = |n: u32, packets| (0..packets).for_each(|_| sources.workers[0].forwarded(n * BACKENDS, false, 100));
-    let page = StatusPage::default();
+    let page = StatusPage::new(Vec::new());
     send(4_711, 2);
     let (all, bytes) = document(&page, &sources, "");
     assert!(bytes < 150_000, "{bytes}");

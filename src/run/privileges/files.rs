@@ -9,7 +9,8 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use control::config::settings::Source;
+use control::config::settings::{ControllerSettings, Source};
+use dpdk_sys::Device;
 use landlock::{ABI, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, path_beneath_rules};
 use rustix::fs::{Mode, OFlags, open};
 
@@ -70,6 +71,7 @@ fn written(settings: &Settings, needs: PortNeeds) -> BTreeSet<PathBuf> {
         }
     }
     paths.extend(PROC.iter().chain(&DEVICES).map(PathBuf::from));
+    paths.extend(of_plugins(settings).into_iter().chain(of_devices(settings)));
     if needs.pinned_memory {
         paths.extend(SYS.map(PathBuf::from));
     }
@@ -92,8 +94,77 @@ fn directories(settings: &Settings) -> Vec<&Path> {
     [settings.state_dir.as_path()].into_iter().chain(more.into_iter().flatten()).collect()
 }
 
+/// Where programs that a kubeconfig names keep temporary files and tokens. They are not created here.
+fn of_plugins(settings: &Settings) -> Vec<PathBuf> {
+    let kubeconfig =
+        |controller: &ControllerSettings| matches!(controller.source, Source::Kubernetes { kubeconfig: Some(_), .. });
+    if !embedded(settings).is_some_and(kubeconfig) {
+        return Vec::new();
+    }
+    let in_home = |path| env::home_dir().map(|home| home.join(path));
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    [Some(env::temp_dir()), cache.or_else(|| in_home(".cache")), in_home(".kube/cache")].into_iter().flatten().collect()
+}
+
+/// What the arguments of devices name: a file of `/dev` itself, of a socket or a capture its directory, in which it is
+/// made. A directory of programs stays read-only.
+fn of_devices(settings: &Settings) -> Vec<PathBuf> {
+    let parts: Vec<Device> = settings.ports.iter().flat_map(|port| port.device.parts()).collect();
+    let programs = executed();
+    let has_programs = |dir: &Path| programs.iter().any(|other| other.starts_with(dir) || dir.starts_with(other));
+    let written = |file: &Path| match file.parent() {
+        Some(dir) if !dir.starts_with("/dev") && !has_programs(dir) => dir.to_owned(),
+        _ => file.to_owned(),
+    };
+    parts.iter().flat_map(Device::files).map(written).collect()
+}
+
 fn executed() -> BTreeSet<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // A directory that anybody may write to must not be here; root's PATH has none.
     PROGRAMS.iter().map(PathBuf::from).chain(env::split_paths(&path).filter(|path| path.is_absolute())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::SourceChoice;
+
+    fn settings(source: &str) -> Settings {
+        with_device("net_tap0", source)
+    }
+
+    fn with_device(device: &str, source: &str) -> Settings {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, format!("name: edge\nports: [{{name: uplink, device: \"{device}\"}}]\n{source}\n")).unwrap();
+        Settings::read(&file, &SourceChoice::File).unwrap()
+    }
+
+    #[test]
+    fn programs_of_a_kubeconfig_may_write_temporary_files_and_caches() {
+        let dirs = of_plugins(&settings("kubernetes: {kubeconfig: k}"));
+        assert!(dirs.contains(&env::temp_dir()) && dirs.iter().any(|dir| dir.ends_with(".kube/cache")), "{dirs:?}");
+        assert!(dirs.iter().all(|dir| executed().iter().all(|programs| !dir.starts_with(programs))), "{dirs:?}");
+        for source in ["manifests: m", "controller: {urls: [\"unix:/c.sock\"]}"] {
+            assert_eq!(of_plugins(&settings(source)), Vec::<PathBuf>::new(), "{source}");
+        }
+    }
+
+    #[test]
+    fn devices_may_write_what_their_arguments_name() {
+        let rows = [
+            ("net_virtio_user0,path=/dev/vhost-net,iface=v0", "/dev/vhost-net"),
+            ("net_memif0,role=server,socket=/run/memif/a.sock", "/run/memif"),
+            ("net_vhost0,iface=/srv/vhost/a.sock", "/srv/vhost"),
+            ("net_pcap0,tx_pcap=/srv/out.pcap", "/srv"),
+            // Nothing that is executed is writable.
+            ("net_pcap0,tx_pcap=/usr/lib/out.pcap", "/usr/lib/out.pcap"),
+            ("net_pcap0,tx_pcap=/out.pcap", "/out.pcap"),
+        ];
+        for (device, path) in rows {
+            assert_eq!(of_devices(&with_device(device, "manifests: m")), [Path::new(path)], "{device}");
+        }
+        assert_eq!(of_devices(&settings("manifests: m")), Vec::<PathBuf>::new());
+    }
 }

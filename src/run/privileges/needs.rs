@@ -6,6 +6,7 @@ use control::config::settings::ControllerSettings;
 use rustix::thread::CapabilitySet;
 
 use crate::settings::{Settings, StateSource};
+use crate::tools::doctor::{Root, needs_raw_io};
 
 /// The names of AF_XDP's driver, which loads a BPF program.
 const AF_XDP: &str = "net_af_xdp";
@@ -19,20 +20,21 @@ pub(super) struct PortNeeds {
     pub(super) bpf: bool,
     /// Pinned memory that devices write to.
     pub(super) pinned_memory: bool,
-    /// I/O ports and physical addresses: PCI without an IOMMU.
+    /// I/O ports and physical addresses: PCI without an IOMMU, and UIO drivers.
     pub(super) raw_io: bool,
     /// TCP ports below 1024.
     pub(super) low_ports: bool,
 }
 
 impl PortNeeds {
-    /// What `settings` need on a machine with or without an IOMMU.
-    pub(super) fn of(settings: &Settings, has_iommu: bool) -> Self {
+    /// What `settings` need on a machine.
+    pub(super) fn of(settings: &Settings, machine: &Root) -> Self {
         let devices = || settings.ports.iter().flat_map(|port| port.device.parts());
         let (has_pci, bpf) = (devices().any(|device| device.is_pci()), devices().any(|device| device.has_driver(AF_XDP)));
+        let raw_io = devices().any(|device| device.is_pci() && needs_raw_io(machine, &device.port_name()));
         let controller = embedded(settings).and_then(|controller| controller.listen.tcp.as_ref()).map(|tcp| tcp.address);
         let low_ports = settings.metrics_listen.iter().chain(&controller).any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
-        Self { bpf, pinned_memory: has_pci || bpf, raw_io: has_pci && !has_iommu, low_ports }
+        Self { bpf, pinned_memory: has_pci || bpf, raw_io, low_ports }
     }
 
     /// The capabilities that stay.
@@ -44,7 +46,7 @@ impl PortNeeds {
             // The kernel finds a loaded program by its number only for CAP_SYS_ADMIN, and libxdp asks for it.
             (self.bpf, CapabilitySet::BPF | CapabilitySet::SYS_ADMIN),
             (self.pinned_memory, CapabilitySet::IPC_LOCK),
-            // VFIO without IOMMU, and physical addresses in /proc/self/pagemap.
+            // VFIO without IOMMU, UIO, and physical addresses in /proc/self/pagemap.
             (self.raw_io, CapabilitySet::SYS_RAWIO | CapabilitySet::SYS_ADMIN),
             (self.low_ports, CapabilitySet::NET_BIND_SERVICE),
         ];
@@ -66,23 +68,35 @@ mod tests {
 
     use super::*;
     use crate::settings::SourceChoice;
+    use crate::tools::doctor::Machine;
 
-    fn needs(device: &str, more: &str, has_iommu: bool) -> PortNeeds {
+    const IOMMU: (&str, &str) = ("/sys/kernel/iommu_groups/1/type", "DMA\n");
+    const NO_IOMMU: (&str, &str) = ("/sys/kernel/iommu_groups/0/name", "vfio-noiommu\n");
+    const UIO: (&str, &str) = ("/sys/bus/pci/devices/0000:3b:00.0/driver", "-> ../../drivers/uio_pci_generic");
+
+    fn needs(device: &str, more: &str, machine: &[(&str, &str)]) -> PortNeeds {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("sluice.yaml");
         let port = format!("ports:\n  - {{name: uplink, device: \"{device}\", addresses: [192.0.2.2/24]}}\n");
         fs::write(&file, format!("name: edge\n{port}manifests: m\nlisten: unix:c.sock\n{more}")).unwrap();
-        PortNeeds::of(&Settings::read(&file, &SourceChoice::File).unwrap(), has_iommu)
+        PortNeeds::of(&Settings::read(&file, &SourceChoice::File).unwrap(), &Machine::new(machine).root())
     }
 
     #[test]
-    fn raw_input_and_output_are_kept_for_pci_ports_without_an_iommu_alone() {
-        for (device, has_iommu, raw_io) in
-            [("0000:3b:00.0", false, true), ("0000:3b:00.0", true, false), ("net_af_packet0,iface=eth1", false, false)]
-        {
-            let kept = needs(device, "", has_iommu).capabilities();
-            assert_eq!(kept.contains(CapabilitySet::SYS_RAWIO), raw_io, "{device} {has_iommu}");
-            assert_eq!(kept.contains(CapabilitySet::SYS_ADMIN), raw_io, "{device} {has_iommu}");
+    fn raw_input_and_output_are_kept_for_pci_ports_without_an_iommu_or_with_uio_alone() {
+        let rows: [(&str, &[(&str, &str)], bool); 7] = [
+            ("0000:3b:00.0", &[], true),
+            ("0000:3b:00.0", &[NO_IOMMU], true),
+            ("0000:3b:00.0", &[IOMMU], false),
+            ("0000:3b:00.0", &[IOMMU, UIO], true),
+            ("0000:3b:00.1", &[IOMMU, UIO], false),
+            ("net_bonding0,mode=1,slave=0000:3b:00.0", &[IOMMU, UIO], true),
+            ("net_af_packet0,iface=eth1", &[], false),
+        ];
+        for (device, machine, raw_io) in rows {
+            let kept = needs(device, "", machine).capabilities();
+            assert_eq!(kept.contains(CapabilitySet::SYS_RAWIO), raw_io, "{device} {machine:?}");
+            assert_eq!(kept.contains(CapabilitySet::SYS_ADMIN), raw_io, "{device} {machine:?}");
         }
     }
 
@@ -90,12 +104,12 @@ mod tests {
     fn each_kind_of_port_keeps_what_it_needs() {
         let always = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW | CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN;
         for device in ["net_af_packet0,iface=eth1", "net_tap0", "net_bonding0,mode=1,slave=(net_tap1,iface=a)"] {
-            assert_eq!(needs(device, "", false).capabilities(), always, "{device}");
+            assert_eq!(needs(device, "", &[]).capabilities(), always, "{device}");
         }
-        assert_eq!(needs("0000:3b:00.0", "", true).capabilities(), always | CapabilitySet::IPC_LOCK);
+        assert_eq!(needs("0000:3b:00.0", "", &[IOMMU]).capabilities(), always | CapabilitySet::IPC_LOCK);
         let af_xdp = CapabilitySet::BPF | CapabilitySet::SYS_ADMIN | CapabilitySet::IPC_LOCK;
-        assert_eq!(needs("net_af_xdp0,iface=eth1", "", true).capabilities(), always | af_xdp);
+        assert_eq!(needs("net_af_xdp0,iface=eth1", "", &[IOMMU]).capabilities(), always | af_xdp);
         let metrics = "metrics: {listen: \"127.0.0.1:80\"}\n";
-        assert_eq!(needs("net_tap0", metrics, true).capabilities(), always | CapabilitySet::NET_BIND_SERVICE);
+        assert_eq!(needs("net_tap0", metrics, &[IOMMU]).capabilities(), always | CapabilitySet::NET_BIND_SERVICE);
     }
 }

@@ -4,6 +4,7 @@ use dpdk_sys::Device;
 
 use super::finding::Finding;
 use super::needs::Needs;
+use super::pci;
 use super::root::{Root, show_list};
 
 /// Kernel drivers with which DPDK can use a device: those that hand it over, and the two that share it.
@@ -38,7 +39,7 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &needs.devices {
         if device.is_pci() {
-            findings.extend(pci(root, needs, &device.port_name()));
+            findings.extend(on_pci(root, needs, &device.port_name()));
         } else if device.is_bond() {
             findings.push(bond(device));
         } else {
@@ -81,13 +82,13 @@ fn over_interface(root: &Root, device: &Device) -> Vec<Finding> {
     findings
 }
 
-fn pci(root: &Root, needs: &Needs, address: &str) -> Vec<Finding> {
+fn on_pci(root: &Root, needs: &Needs, address: &str) -> Vec<Finding> {
     let directory = format!("/sys/bus/pci/devices/{address}");
     if !root.exists(&directory) {
         return vec![Finding::missing(address, "not on the PCI bus", "see `lspci -D`")];
     }
     let bind = format!("dpdk-devbind.py -b vfio-pci {address} (its Linux interface goes away)");
-    let bound = match root.link(&format!("{directory}/driver")) {
+    let bound = match pci::driver(root, address) {
         Some(driver) if USABLE_DRIVERS.contains(&driver.as_str()) => Finding::ok(address, format!("bound to {driver}")),
         Some(driver) => Finding::missing(address, format!("bound to {driver}, which keeps it from DPDK"), bind),
         None => Finding::missing(address, "bound to no kernel driver", bind),
@@ -115,15 +116,15 @@ fn vfio(root: &Root, needs: &Needs) -> Finding {
         return Finding::ok("vfio", "/dev/vfio/vfio");
     }
     let shares = |device: &Device| {
-        let driver = root.link(&format!("/sys/bus/pci/devices/{}/driver", device.port_name()));
-        driver.is_some_and(|driver| driver != "vfio-pci" && USABLE_DRIVERS.contains(&driver.as_str()))
+        pci::driver(root, &device.port_name())
+            .is_some_and(|driver| driver != "vfio-pci" && USABLE_DRIVERS.contains(&driver.as_str()))
     };
     let needed = needs.devices.iter().any(|device| device.is_pci() && !shares(device));
     Finding::lacking(needed, "vfio", "no /dev/vfio/vfio", "for PCI ports: modprobe vfio-pci")
 }
 
 fn iommu(root: &Root, needs: &Needs) -> Finding {
-    if !root.names("/sys/kernel/iommu_groups").is_empty() {
+    if pci::has_iommu(root) {
         return Finding::ok("iommu", "on");
     }
     let unsafe_mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
@@ -142,9 +143,8 @@ fn network_devices(root: &Root) -> Vec<Finding> {
         root.text(&format!("/sys/bus/pci/devices/{address}/class")).is_some_and(|class| class.starts_with("0x02"))
     };
     let describe = |address: String| {
-        let directory = format!("/sys/bus/pci/devices/{address}");
-        let driver = root.link(&format!("{directory}/driver")).unwrap_or_else(|| "no driver".into());
-        let node = root.text(&format!("{directory}/numa_node")).filter(|node| !node.starts_with('-'));
+        let driver = pci::driver(root, &address).unwrap_or_else(|| "no driver".into());
+        let node = root.text(&format!("/sys/bus/pci/devices/{address}/numa_node")).filter(|node| !node.starts_with('-'));
         let node = node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
         Finding::ok("network device", format!("{address}, {driver}{node}"))
     };
@@ -216,6 +216,14 @@ mod tests {
         assert_eq!(level("vfio-pci"), Some(Level::Missing));
         assert_eq!(level("mlx5_core"), Some(Level::Note));
         assert_eq!(level_of(&examine(&bare("x").root(), &Needs::default()), "iommu"), Some(Level::Note));
+    }
+
+    #[test]
+    fn vfio_without_an_iommu_is_no_iommu() {
+        let unsafe_mode = ("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n");
+        let machine = Machine::new(&[unsafe_mode, ("/sys/kernel/iommu_groups/0/name", "vfio-noiommu\n")]);
+        let found = iommu(&machine.root(), &Needs::default());
+        assert_eq!((found.level, found.found.as_str()), (Level::Note, "off; VFIO runs without it"));
     }
 
     #[test]

@@ -81,11 +81,11 @@ pub(super) mod tests {
     use super::*;
 
     /// A machine made of files in a temporary directory.
-    pub(in crate::tools::doctor) struct Machine(tempfile::TempDir);
+    pub(crate) struct Machine(tempfile::TempDir);
 
     impl Machine {
         /// Of (path, contents); contents that begin with `-> ` make a symbolic link.
-        pub(in crate::tools::doctor) fn new(files: &[(&str, &str)]) -> Self {
+        pub(crate) fn new(files: &[(&str, &str)]) -> Self {
             let machine = Self(tempfile::tempdir().unwrap());
             for (path, contents) in files {
                 let path = machine.root().path(path);
@@ -98,7 +98,7 @@ pub(super) mod tests {
             machine
         }
 
-        pub(in crate::tools::doctor) fn root(&self) -> Root {
+        pub(crate) fn root(&self) -> Root {
             Root::new(self.0.path())
         }
     }
