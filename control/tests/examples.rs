@@ -14,7 +14,7 @@ use control::plan::{Memory, plan};
 use control::world::World;
 use objects::PoolSpec;
 use objects::crd::AddressPool;
-use proto::{Mode, Scheduler, Service, ServiceName, Target};
+use proto::{Mode, Probe, Scheduler, Service, ServiceName, Target};
 use settings::settings;
 
 /// The Service `name` that `deploy/examples/NAME.yaml` describes.
@@ -123,5 +123,5 @@ fn ipip_leads_to_endpoints_of_the_other_family() {
 fn gue_sends_udp_to_nodes_that_are_not_excluded() {
     let service = service("gue");
     assert_eq!((service.target, backends(&service)), (Target::Node, vec!["10.0.0.23:53 x1".to_owned()]));
-    assert_eq!(service.health.port, Some(10_256));
+    assert_eq!(service.health.probe, Probe::Icmp);
 }
