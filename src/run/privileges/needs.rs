@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn raw_input_and_output_are_kept_for_pci_ports_without_an_iommu_or_with_uio_alone() {
-        let rows: [(&str, &[(&str, &str)], bool); 7] = [
+        type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], bool);
+        let rows: [Row<'_>; 7] = [
             ("0000:3b:00.0", &[], true),
             ("0000:3b:00.0", &[NO_IOMMU], true),
             ("0000:3b:00.0", &[IOMMU], false),

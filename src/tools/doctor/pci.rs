@@ -51,7 +51,8 @@ mod tests {
     fn raw_access_is_needed_without_an_iommu_or_with_a_uio_driver() {
         let vfio = [(DRIVER, "-> ../../drivers/vfio-pci")];
         let (uio, igb_uio) = ([(DRIVER, "-> ../../drivers/uio_pci_generic")], [(DRIVER, "-> ../../drivers/igb_uio")]);
-        let rows: [(&[&[(&str, &str)]], bool, bool); 8] = [
+        type Row<'a> = (&'a [&'a [(&'a str, &'a str)]], bool, bool);
+        let rows: [Row<'_>; 8] = [
             (&[], false, true),
             (&[&FAKE, &vfio], false, true),
             (&[&REAL], true, false),
