@@ -5,14 +5,15 @@
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod passing;
 mod privileges;
 mod stop;
 mod watchdog;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use control::admin::View;
 use control::config::settings::ControllerSettings;
@@ -28,7 +29,7 @@ use dataplane::{
 };
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
-use proto::{GatewayState, Generation, Origin};
+use proto::{GatewayState, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -52,6 +53,7 @@ use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use passing::FlowPassing;
 use stop::Stop;
 use watchdog::Watchdog;
 
@@ -59,9 +61,6 @@ use watchdog::Watchdog;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Threads of the agent: one for quick tasks, another for long ones.
 const AGENT_THREADS: usize = 2;
-/// A state on disk is current, and usable at once, if flows were saved at most this long ago: the last process has just
-/// ended.
-const RESTART_WITHIN: Duration = Duration::from_secs(30);
 /// How long routes of the last process stay after a restart while no VIP is announced.
 const ROUTES_KEPT: Duration = Duration::from_secs(5);
 
@@ -158,6 +157,8 @@ struct Channels {
     /// The state as used in this gateway's zone.
     near: watch::Sender<Option<GatewayState>>,
     connected: watch::Sender<bool>,
+    /// Whether the state on disk is from a controller that sent it to this process.
+    stored: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,
     ports: watch::Sender<PortStates>,
@@ -181,6 +182,7 @@ impl Channels {
             near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
             known,
             connected: watch::Sender::new(false),
+            stored: watch::Sender::new(false),
             reached: watch::Sender::new(None),
             linux: watch::Sender::new(Network::default()),
             ports: watch::Sender::default(),
@@ -207,10 +209,10 @@ async fn serve(
     stop: &Stop,
 ) -> Result<(), RunError> {
     let file = StateFile::in_dir(&settings.state_dir);
-    let is_restart = flows.as_ref().is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN);
+    let is_restart = passing::is_restart(flows.as_deref());
     let known = file.known_at_start(SystemTime::now(), settings.max_state_age);
-    let known = watch::Sender::new(if is_restart { known.map(current) } else { known });
-    let channels = Channels::new(settings, known);
+    let known = known.map(|known| passing::known_after(flows.as_deref(), known));
+    let channels = Channels::new(settings, watch::Sender::new(known));
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
@@ -228,7 +230,7 @@ async fn serve(
         StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
         StateSource::Remote(..) => None,
     };
-    let passing = FlowPassing { restored: flows.as_ref().map(Arc::downgrade), saved: Arc::default() };
+    let passing = FlowPassing::new(settings.state_dir.clone(), seed, flows.as_ref());
     let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
     let workers = match start_workers(settings, ports, worker_parts, &channels, seed, &passing) {
         Ok(workers) => workers,
@@ -264,7 +266,7 @@ async fn serve(
         leave(settings, &channels, &counters).await;
     }
     drop(watchdog);
-    pass_flows(settings, workers, seed, &passing);
+    passing.pass(workers, *channels.stored.borrow());
     if let Some(restored) = restored {
         restored.abort();
     }
@@ -276,43 +278,6 @@ async fn serve(
         withdraw_routes(settings).await;
     }
     Ok(())
-}
-
-/// The flows on their way from the process before, and to the next.
-struct FlowPassing {
-    /// Flows of the process before, until all workers have restored them.
-    restored: Option<Weak<SavedFlows>>,
-    /// What workers that have ended saved.
-    saved: Arc<Mutex<Vec<Vec<u8>>>>,
-}
-
-/// Stops the workers and writes their flows to disk for the next process.
-fn pass_flows(settings: &Settings, workers: Vec<worker_threads::Worker>, seed: u64, passing: &FlowPassing) {
-    let start = Instant::now();
-    let file = FlowFile::in_dir(&settings.state_dir);
-    let restored = passing.restored.as_ref().and_then(Weak::upgrade);
-    worker_threads::Worker::stop_all(workers);
-    let stop_ms = start.elapsed().as_millis();
-    let parts = std::mem::take(&mut *passing.saved.lock().unwrap_or_else(PoisonError::into_inner));
-    let written = match restored.filter(|flows| flows.report().workers() == 0) {
-        // No complete state has arrived, so the flows of the process before still wait.
-        Some(flows) => file.put_back(&flows),
-        None => file.write(seed, &parts),
-    };
-    let (bytes, write_ms) = (parts.iter().map(Vec::len).sum::<usize>(), start.elapsed().as_millis() - stop_ms);
-    match written {
-        Ok(()) => tracing::info!(bytes, stop_ms, write_ms, "the flows are saved for the next process"),
-        Err(error) => {
-            let dir = settings.state_dir.display();
-            tracing::error!(%dir, %error, "the flows cannot be saved; a restart breaks connections of mode nat");
-        }
-    }
-}
-
-/// The state on disk as a current one.
-fn current(known: GatewayState) -> GatewayState {
-    let origin = if known.origin == Origin::Disk { Origin::Controller } else { known.origin };
-    GatewayState { origin, ..known }
 }
 
 /// Withdraws the routes to VIPs and, if there were any, waits until routers have converged.
@@ -406,7 +371,7 @@ fn start_worker(
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
     let mut worker = Worker::new(parts)?.answering(mailbox);
-    if let Some(flows) = passing.restored.as_ref().and_then(Weak::upgrade) {
+    if let Some(flows) = passing.restored() {
         worker.restore(flows);
     }
     let saved = Arc::clone(&passing.saved);
@@ -522,8 +487,8 @@ fn supervise_state(
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
-    let inputs = (file, channels.known.subscribe(), channels.connected.subscribe());
-    supervisor.run("persist", inputs, |(file, known, connected)| persist::run(file, known, connected));
+    let inputs = (file, channels.known.subscribe(), channels.connected.subscribe(), channels.stored.clone());
+    supervisor.run("persist", inputs, |(file, known, connected, stored)| persist::run(file, known, connected, stored));
 
     if let Some(zone) = settings.zone.clone() {
         let inputs = (zone, channels.known.subscribe(), channels.near.clone());

@@ -33,7 +33,7 @@ fn parts(team: &Team) -> Vec<Vec<u8>> {
 
 /// The bytes of a file with these parts.
 fn file(parts: &[Vec<u8>]) -> Vec<u8> {
-    let header = SavedFlows::header(SEED, at(SAVED_NS), parts);
+    let header = SavedFlows::header(SEED, true, at(SAVED_NS), parts);
     [header].iter().chain(parts).flatten().copied().collect()
 }
 
