@@ -119,17 +119,26 @@ pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Resul
 
 async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunError> {
     let stop = Stop::default();
-    stop.on_signals().map_err(RunError::Runtime)?;
+    stop.on_signals(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
-    // A socket in use is an error now. The server listens again once everything is ready.
+    // A socket in use is an error now: another gateway runs here. The server listens again once everything is ready.
     drop(listen(&settings.admin_listen).await?);
+    let ended = start_and_serve(settings, &reload, &stop).await;
+    if ended.is_err() {
+        // Nobody forwards what routers send because of the routes that the process before may have left.
+        withdraw_routes(settings).await;
+    }
+    ended
+}
+
+async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
     let file = FlowFile::in_dir(&settings.state_dir);
     let flows = file.read();
     // With the same seed, the same workers own the flows.
     let seed = flows.as_ref().map_or_else(seed, |flows| flows.seed());
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
     file.remove();
-    let served = serve(settings, &ports, worker_ports, (seed, flows), &reload, &stop).await;
+    let served = serve(settings, &ports, worker_ports, (seed, flows), reload, stop).await;
     stop.ends.cancel();
     ports.close().await;
     served
