@@ -141,6 +141,14 @@ pub(crate) mod tests {
         reloaded(BASE).0
     }
 
+    /// The same with its file, which the directory holds.
+    pub(crate) fn with_file() -> (Reload, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        (Reload { file, ..reload() }, dir)
+    }
+
     /// A gateway that runs by [`BASE`], and what it says when `text` takes the place of that.
     fn reloaded(text: &str) -> (Reload, Result<Reloaded, Invalid>) {
         let dir = tempfile::tempdir().unwrap();

@@ -96,8 +96,8 @@ pub enum Privileges {
     All,
 }
 
-/// Runs a gateway until SIGINT or SIGTERM, or SIGUSR2 before a restart. A second signal ends the process at once, by exit
-/// code 1.
+/// Runs a gateway until SIGINT or SIGTERM, or SIGUSR2 before a restart. A second signal, if it is not SIGUSR2, ends the
+/// process at once, by exit code 1.
 ///
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
@@ -272,7 +272,7 @@ async fn serve(
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
-        leave(settings, &channels, &counters).await;
+        leave(settings, &channels, &counters, stop).await;
     }
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
@@ -290,14 +290,14 @@ async fn serve(
 }
 
 /// Withdraws the routes to VIPs and, if there were any, waits until routers have converged.
-async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCounters>]) {
+async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCounters>], stop: &Stop) {
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
     withdraw_routes(settings).await;
     if is_announced {
         let wait = settings.drain_on_stop;
         tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
-        stop::drain(wait, workers).await;
+        let _ = stop.drain_ends.run_until_cancelled(stop::drain(wait, workers)).await;
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! SIGTERM and SIGINT drain it: routers send elsewhere before it stops. SIGUSR2 ends it for a restart: nothing is
 //! withdrawn, because the next process goes on with the same flows. If the configuration is invalid by then, the next
-//! start fails, so the gateway drains. A second signal ends the process at once.
+//! start fails, so the gateway drains. SIGUSR2 during a drain ends the drain. A second signal otherwise ends the process at
+//! once.
 //!
 //! Not here: withdrawing single routes (`netlink`).
 
@@ -31,6 +32,8 @@ pub(super) struct Stop {
     pub(super) ends: CancellationToken,
     /// It ends for a restart: the next process is expected at once.
     pub(super) is_restart: CancellationToken,
+    /// A drain ends before its time: after SIGTERM a restart was asked for.
+    pub(super) drain_ends: CancellationToken,
 }
 
 impl Stop {
@@ -45,10 +48,12 @@ impl Stop {
                 _ = terminate.recv() => stop.end("SIGTERM"),
                 _ = restart.recv() => stop.end_for_restart(&reload),
             }
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = restart.recv() => {}
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => break,
+                    _ = terminate.recv() => break,
+                    _ = restart.recv() => stop.end_for_restart(&reload),
+                }
             }
             tracing::warn!("second signal: exiting at once; the next start cleans up");
             std::process::exit(ENDED_AT_ONCE);
@@ -59,17 +64,23 @@ impl Stop {
     /// After SIGUSR2: ends the gateway for a restart, if the next start will find a valid configuration.
     fn end_for_restart(&self, reload: &Reload) {
         match tokio::task::block_in_place(|| reload.check()) {
+            Ok(()) if self.ends.is_cancelled() => {
+                tracing::info!("a restart was asked for: the drain ends, and the flows are saved");
+                return self.drain_ends.cancel();
+            }
             Ok(()) => self.is_restart.cancel(),
             Err(errors) => {
                 tracing::error!(%errors, "the configuration is invalid and the next start will fail: draining as after SIGTERM");
             }
         }
-        self.end("SIGUSR2");
+        if !self.ends.is_cancelled() {
+            self.end("SIGUSR2");
+        }
     }
 
     fn end(&self, signal: &str) {
         let is_restart = self.is_restart.is_cancelled();
-        tracing::info!(signal, is_restart, "stopping; a second signal ends the gateway at once");
+        tracing::info!(signal, is_restart, "stopping; SIGINT or SIGTERM now ends the gateway at once");
         systemd::stopping(if is_restart { "saves flows for the next process" } else { "stops" });
         self.ends.cancel();
     }
@@ -93,7 +104,7 @@ pub(super) async fn drain(wait: Duration, workers: &[Arc<WorkerCounters>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reload::tests::reload;
+    use crate::reload::tests::{reload, with_file};
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_restart_whose_next_start_will_fail_drains() {
@@ -101,6 +112,18 @@ mod tests {
         let stop = Stop::default();
         stop.end_for_restart(&reload());
         assert_eq!((stop.ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_restart_during_a_drain_ends_the_drain_and_brings_no_route_back() {
+        let (stop, (reload, _dir)) = (Stop::default(), with_file());
+        stop.end("SIGTERM");
+        assert!(!stop.drain_ends.is_cancelled());
+        stop.end_for_restart(&reload);
+        assert_eq!((stop.drain_ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
+        let stop = Stop::default();
+        stop.end_for_restart(&reload);
+        assert_eq!((stop.ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, true));
     }
 
     #[tokio::test(start_paused = true)]
