@@ -24,9 +24,7 @@ use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::forward::{Explainer, Mailbox};
-use dataplane::{
-    Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, SavedFlows, Subscriber, Worker, WorkerCounters,
-};
+use dataplane::{Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
 use proto::{GatewayState, Generation};
@@ -38,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::flow_file::{self, FlowFile};
+use crate::agent::flow_file::FlowFile;
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
@@ -138,7 +136,11 @@ async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop)
     let seed = flows.as_ref().map_or_else(seed, |flows| flows.seed());
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
     file.remove();
-    let served = serve(settings, &ports, worker_ports, (seed, flows), reload, stop).await;
+    let passing = FlowPassing::new(settings.state_dir.clone(), seed, worker_ports.len(), flows);
+    let served = serve(settings, &ports, worker_ports, &passing, reload, stop).await;
+    if served.is_err() {
+        passing.put_back();
+    }
     stop.ends.cancel();
     ports.close().await;
     served
@@ -213,14 +215,16 @@ async fn serve(
     settings: &Settings,
     ports: &Ports,
     worker_ports: Vec<WorkerPorts>,
-    (seed, flows): (u64, Option<Arc<SavedFlows>>),
+    passing: &FlowPassing,
     reload: &Arc<Reload>,
     stop: &Stop,
 ) -> Result<(), RunError> {
     let file = StateFile::in_dir(&settings.state_dir);
+    let (seed, flows) = (passing.seed(), passing.waiting());
     let is_restart = passing::is_restart(flows.as_deref());
     let known = file.known_at_start(SystemTime::now(), settings.max_state_age);
     let known = known.map(|known| passing::known_after(flows.as_deref(), known));
+    drop(flows);
     let channels = Channels::new(settings, watch::Sender::new(known));
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
@@ -239,9 +243,8 @@ async fn serve(
         StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
         StateSource::Remote(..) => None,
     };
-    let passing = FlowPassing::new(settings.state_dir.clone(), seed, flows.as_ref());
     let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
-    let workers = match start_workers(settings, ports, worker_parts, &channels, seed, &passing) {
+    let workers = match start_workers(settings, ports, worker_parts, &channels, seed, passing) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -256,7 +259,7 @@ async fn serve(
             ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
         }
     };
-    let restored = flows.map(|flows| tokio::spawn(flow_file::log_restored(flows, workers.len())));
+    let restored = passing.log_restored();
     let of_workers = (counters.clone(), inquiries);
     let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
@@ -380,7 +383,7 @@ fn start_worker(
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
     let mut worker = Worker::new(parts)?.answering(mailbox);
-    if let Some(flows) = passing.restored() {
+    if let Some(flows) = passing.waiting() {
         worker.restore(flows);
     }
     let saved = Arc::clone(&passing.saved);

@@ -81,7 +81,7 @@ impl FlowFile {
         self.replace([header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
     }
 
-    /// Replaces the file by flows that were read from it and not used.
+    /// Replaces the file by flows that were read from it and not used, at least not by all workers.
     ///
     /// # Errors
     /// The error of the operating system.

@@ -1,18 +1,20 @@
 //! The flows of a gateway on their way from the process before, and to the next one.
 //!
 //! Invariant: a state on disk is used like one from a controller only if the process that has just ended had it from a
-//! controller itself. A chain of restarts without a controller does not make an old state current.
+//! controller itself. A chain of restarts without a controller does not make an old state current. Flows of the process
+//! before are put back to disk if not every worker has restored its own.
 //!
 //! Not here: the file (`agent::flow_file`), and what workers save and restore (`dataplane`).
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dataplane::SavedFlows;
 use proto::{GatewayState, Origin};
+use tokio::task::JoinHandle;
 
-use crate::agent::flow_file::FlowFile;
+use crate::agent::flow_file::{self, FlowFile};
 use crate::worker_threads::Worker;
 
 /// The last process has just ended if flows were saved at most this long ago.
@@ -24,20 +26,46 @@ pub(super) struct FlowPassing {
     dir: PathBuf,
     seed: u64,
     /// Flows of the process before, until all workers have restored them.
-    restored: Option<Weak<SavedFlows>>,
+    waiting: Arc<Mutex<Option<Arc<SavedFlows>>>>,
+    /// Number of workers.
+    workers: usize,
     /// What workers that have ended saved.
     pub(super) saved: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl FlowPassing {
-    /// For a gateway with this state directory and seed, after a process that left `restored`.
-    pub(super) fn new(dir: PathBuf, seed: u64, restored: Option<&Arc<SavedFlows>>) -> Self {
-        Self { dir, seed, restored: restored.map(Arc::downgrade), saved: Arc::default() }
+    /// For a gateway with this state directory, seed and number of workers, after a process that left `flows`.
+    pub(super) fn new(dir: PathBuf, seed: u64, workers: usize, flows: Option<Arc<SavedFlows>>) -> Self {
+        Self { dir, seed, waiting: Arc::new(Mutex::new(flows)), workers, saved: Arc::default() }
+    }
+
+    /// The seed of the workers' hashes.
+    pub(super) const fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Flows of the process before, unless all workers have restored them.
-    pub(super) fn restored(&self) -> Option<Arc<SavedFlows>> {
-        self.restored.as_ref().and_then(Weak::upgrade)
+    pub(super) fn waiting(&self) -> Option<Arc<SavedFlows>> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        waiting.filter(|flows| (flows.report().workers() as usize) < self.workers)
+    }
+
+    /// Logs what became of the flows once all workers have restored theirs, and releases their memory.
+    pub(super) fn log_restored(&self) -> Option<JoinHandle<()>> {
+        let (flows, waiting, workers) = (self.waiting()?, Arc::clone(&self.waiting), self.workers);
+        Some(tokio::spawn(async move {
+            flow_file::log_restored(flows, workers).await;
+            waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }))
+    }
+
+    /// After a start that failed: puts flows that still wait back for the next process.
+    pub(super) fn put_back(&self) {
+        if let Some(flows) = self.waiting()
+            && let Err(error) = FlowFile::in_dir(&self.dir).put_back(&flows)
+        {
+            tracing::error!(dir = %self.dir.display(), %error, "the flows of the last process cannot be put back");
+        }
     }
 
     /// Stops the workers and writes their flows to disk for the next process. `is_confirmed`: the state on disk is from a
@@ -45,12 +73,11 @@ impl FlowPassing {
     pub(super) fn pass(&self, workers: Vec<Worker>, is_confirmed: bool) {
         let start = Instant::now();
         let file = FlowFile::in_dir(&self.dir);
-        let restored = self.restored();
         Worker::stop_all(workers);
         let stop_ms = start.elapsed().as_millis();
         let parts = std::mem::take(&mut *self.saved.lock().unwrap_or_else(PoisonError::into_inner));
-        let written = match restored.filter(|flows| flows.report().workers() == 0) {
-            // No complete state has arrived, so the flows of the process before still wait.
+        let written = match self.waiting() {
+            // The workers that have restored saved only their own part.
             Some(flows) => file.put_back(&flows),
             None => file.write(self.seed, is_confirmed, &parts),
         };
@@ -90,6 +117,25 @@ mod tests {
         let at = |boottime_ns| SavedAt { boot: [5; 16], boottime_ns };
         let age_ns = u64::try_from(age.as_nanos()).unwrap();
         SavedFlows::read(SavedFlows::header(7, is_confirmed, at(SAVED_NS), &[]), at(SAVED_NS + age_ns), SAVED_NS).unwrap()
+    }
+
+    #[test]
+    fn flows_that_no_worker_has_restored_are_put_back_whether_the_start_failed_or_the_gateway_ended_early() {
+        for start_failed in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let flows = flows(true, RESTART_WITHIN);
+            let bytes = flows.bytes().to_vec();
+            let passing = FlowPassing::new(dir.path().to_owned(), 7, 2, Some(Arc::new(flows)));
+            if start_failed {
+                passing.put_back();
+            } else {
+                passing.pass(Vec::new(), false);
+            }
+            assert_eq!(std::fs::read(dir.path().join("flows")).unwrap(), bytes);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        FlowPassing::new(dir.path().to_owned(), 7, 2, None).put_back();
+        assert!(!dir.path().join("flows").exists());
     }
 
     #[test]
