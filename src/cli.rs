@@ -23,7 +23,7 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the gateway until SIGINT or SIGTERM; a second signal ends it at once.
+    /// Run the gateway until SIGINT or SIGTERM; a second one ends it at once.
     Run(RunArgs),
     /// Validate the configuration and print it with all defaults.
     Check(ConfigArgs),

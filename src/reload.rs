@@ -85,6 +85,14 @@ impl Reload {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).effective()
     }
 
+    /// Reads the file as the next start will, and changes nothing.
+    ///
+    /// # Errors
+    /// All problems of the file: the next start will fail.
+    pub fn check(&self) -> Result<(), Invalid> {
+        Settings::read(&self.file, &self.choice).map(drop)
+    }
+
     /// Reads the file again.
     ///
     /// # Errors
@@ -131,6 +139,14 @@ pub(crate) mod tests {
     /// A gateway that runs by [`BASE`].
     pub(crate) fn reload() -> Reload {
         reloaded(BASE).0
+    }
+
+    /// The same with its file, which the directory holds.
+    pub(crate) fn with_file() -> (Reload, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        (Reload { file, ..reload() }, dir)
     }
 
     /// A gateway that runs by [`BASE`], and what it says when `text` takes the place of that.
@@ -241,5 +257,11 @@ pub(crate) mod tests {
         assert!(result.unwrap_err().to_string().contains("pools[0].addresses[0]"));
         assert!(!reload.controller().has_changed().unwrap());
         assert!(reload.effective().contains("192.0.2.119"));
+        let dir = tempfile::tempdir().unwrap();
+        let reload = Reload { file: dir.path().join("sluice.yaml"), ..reload };
+        for (text, is_valid) in [(BASE.to_owned(), true), (BASE.replace("192.0.2.119", "192.0.2.300"), false)] {
+            fs::write(&reload.file, text).unwrap();
+            assert_eq!(reload.check().is_ok(), is_valid);
+        }
     }
 }

@@ -5,14 +5,15 @@
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod passing;
 mod privileges;
 mod stop;
 mod watchdog;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use control::admin::View;
 use control::config::settings::ControllerSettings;
@@ -23,12 +24,10 @@ use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::forward::{Explainer, Mailbox};
-use dataplane::{
-    Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, SavedFlows, Subscriber, Worker, WorkerCounters,
-};
+use dataplane::{Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
-use proto::{GatewayState, Generation, Origin};
+use proto::{GatewayState, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -37,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::flow_file::{self, FlowFile};
+use crate::agent::flow_file::FlowFile;
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
@@ -52,6 +51,7 @@ use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use passing::FlowPassing;
 use stop::Stop;
 use watchdog::Watchdog;
 
@@ -59,9 +59,6 @@ use watchdog::Watchdog;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Threads of the agent: one for quick tasks, another for long ones.
 const AGENT_THREADS: usize = 2;
-/// A state on disk is current, and usable at once, if flows were saved at most this long ago: the last process has just
-/// ended.
-const RESTART_WITHIN: Duration = Duration::from_secs(30);
 /// How long routes of the last process stay after a restart while no VIP is announced.
 const ROUTES_KEPT: Duration = Duration::from_secs(5);
 
@@ -97,8 +94,8 @@ pub enum Privileges {
     All,
 }
 
-/// Runs a gateway until SIGINT or SIGTERM, or SIGUSR2 before a restart. A second signal ends the process at once, by exit
-/// code 1.
+/// Runs a gateway until SIGINT or SIGTERM, or SIGUSR2 before a restart. A second signal, if it is not SIGUSR2, ends the
+/// process at once, by exit code 1.
 ///
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
@@ -120,17 +117,30 @@ pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Resul
 
 async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunError> {
     let stop = Stop::default();
-    stop.on_signals().map_err(RunError::Runtime)?;
+    stop.on_signals(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
-    // A socket in use is an error now. The server listens again once everything is ready.
+    // A socket in use is an error now: another gateway runs here. The server listens again once everything is ready.
     drop(listen(&settings.admin_listen).await?);
+    let ended = start_and_serve(settings, &reload, &stop).await;
+    if ended.is_err() {
+        // Nobody forwards what routers send because of the routes that the process before may have left.
+        withdraw_routes(settings).await;
+    }
+    ended
+}
+
+async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
     let file = FlowFile::in_dir(&settings.state_dir);
     let flows = file.read();
     // With the same seed, the same workers own the flows.
     let seed = flows.as_ref().map_or_else(seed, |flows| flows.seed());
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
     file.remove();
-    let served = serve(settings, &ports, worker_ports, (seed, flows), &reload, &stop).await;
+    let passing = FlowPassing::new(settings.state_dir.clone(), seed, worker_ports.len(), flows);
+    let served = serve(settings, &ports, worker_ports, &passing, reload, stop).await;
+    if served.is_err() {
+        passing.put_back();
+    }
     stop.ends.cancel();
     ports.close().await;
     served
@@ -158,6 +168,8 @@ struct Channels {
     /// The state as used in this gateway's zone.
     near: watch::Sender<Option<GatewayState>>,
     connected: watch::Sender<bool>,
+    /// Whether the state on disk is from a controller that sent it to this process.
+    stored: watch::Sender<bool>,
     reached: watch::Sender<Option<Generation>>,
     linux: watch::Sender<Network>,
     ports: watch::Sender<PortStates>,
@@ -181,6 +193,7 @@ impl Channels {
             near: if settings.zone.is_some() { watch::Sender::new(None) } else { known.clone() },
             known,
             connected: watch::Sender::new(false),
+            stored: watch::Sender::new(false),
             reached: watch::Sender::new(None),
             linux: watch::Sender::new(Network::default()),
             ports: watch::Sender::default(),
@@ -202,15 +215,17 @@ async fn serve(
     settings: &Settings,
     ports: &Ports,
     worker_ports: Vec<WorkerPorts>,
-    (seed, flows): (u64, Option<Arc<SavedFlows>>),
+    passing: &FlowPassing,
     reload: &Arc<Reload>,
     stop: &Stop,
 ) -> Result<(), RunError> {
     let file = StateFile::in_dir(&settings.state_dir);
-    let is_restart = flows.as_ref().is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN);
+    let (seed, flows) = (passing.seed(), passing.waiting());
+    let is_restart = passing::is_restart(flows.as_deref());
     let known = file.known_at_start(SystemTime::now(), settings.max_state_age);
-    let known = watch::Sender::new(if is_restart { known.map(current) } else { known });
-    let channels = Channels::new(settings, known);
+    let known = known.map(|known| passing::known_after(flows.as_deref(), known));
+    drop(flows);
+    let channels = Channels::new(settings, watch::Sender::new(known));
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
@@ -228,9 +243,8 @@ async fn serve(
         StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
         StateSource::Remote(..) => None,
     };
-    let passing = FlowPassing { restored: flows.as_ref().map(Arc::downgrade), saved: Arc::default() };
     let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
-    let workers = match start_workers(settings, ports, worker_parts, &channels, seed, &passing) {
+    let workers = match start_workers(settings, ports, worker_parts, &channels, seed, passing) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -245,7 +259,7 @@ async fn serve(
             ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
         }
     };
-    let restored = flows.map(|flows| tokio::spawn(flow_file::log_restored(flows, workers.len())));
+    let restored = passing.log_restored();
     let of_workers = (counters.clone(), inquiries);
     let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
@@ -261,10 +275,10 @@ async fn serve(
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
-        leave(settings, &channels, &counters).await;
+        leave(settings, &channels, &counters, stop).await;
     }
     drop(watchdog);
-    pass_flows(settings, workers, seed, &passing);
+    passing.pass(workers, *channels.stored.borrow());
     if let Some(restored) = restored {
         restored.abort();
     }
@@ -278,52 +292,15 @@ async fn serve(
     Ok(())
 }
 
-/// The flows on their way from the process before, and to the next.
-struct FlowPassing {
-    /// Flows of the process before, until all workers have restored them.
-    restored: Option<Weak<SavedFlows>>,
-    /// What workers that have ended saved.
-    saved: Arc<Mutex<Vec<Vec<u8>>>>,
-}
-
-/// Stops the workers and writes their flows to disk for the next process.
-fn pass_flows(settings: &Settings, workers: Vec<worker_threads::Worker>, seed: u64, passing: &FlowPassing) {
-    let start = Instant::now();
-    let file = FlowFile::in_dir(&settings.state_dir);
-    let restored = passing.restored.as_ref().and_then(Weak::upgrade);
-    worker_threads::Worker::stop_all(workers);
-    let stop_ms = start.elapsed().as_millis();
-    let parts = std::mem::take(&mut *passing.saved.lock().unwrap_or_else(PoisonError::into_inner));
-    let written = match restored.filter(|flows| flows.report().workers() == 0) {
-        // No complete state has arrived, so the flows of the process before still wait.
-        Some(flows) => file.put_back(&flows),
-        None => file.write(seed, &parts),
-    };
-    let (bytes, write_ms) = (parts.iter().map(Vec::len).sum::<usize>(), start.elapsed().as_millis() - stop_ms);
-    match written {
-        Ok(()) => tracing::info!(bytes, stop_ms, write_ms, "the flows are saved for the next process"),
-        Err(error) => {
-            let dir = settings.state_dir.display();
-            tracing::error!(%dir, %error, "the flows cannot be saved; a restart breaks connections of mode nat");
-        }
-    }
-}
-
-/// The state on disk as a current one.
-fn current(known: GatewayState) -> GatewayState {
-    let origin = if known.origin == Origin::Disk { Origin::Controller } else { known.origin };
-    GatewayState { origin, ..known }
-}
-
 /// Withdraws the routes to VIPs and, if there were any, waits until routers have converged.
-async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCounters>]) {
+async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCounters>], stop: &Stop) {
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
     withdraw_routes(settings).await;
     if is_announced {
         let wait = settings.drain_on_stop;
         tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
-        stop::drain(wait, workers).await;
+        let _ = stop.drain_ends.run_until_cancelled(stop::drain(wait, workers)).await;
     }
 }
 
@@ -406,7 +383,7 @@ fn start_worker(
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
     let mut worker = Worker::new(parts)?.answering(mailbox);
-    if let Some(flows) = passing.restored.as_ref().and_then(Weak::upgrade) {
+    if let Some(flows) = passing.waiting() {
         worker.restore(flows);
     }
     let saved = Arc::clone(&passing.saved);
@@ -522,8 +499,8 @@ fn supervise_state(
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
-    let inputs = (file, channels.known.subscribe(), channels.connected.subscribe());
-    supervisor.run("persist", inputs, |(file, known, connected)| persist::run(file, known, connected));
+    let inputs = (file, channels.known.subscribe(), channels.connected.subscribe(), channels.stored.clone());
+    supervisor.run("persist", inputs, |(file, known, connected, stored)| persist::run(file, known, connected, stored));
 
     if let Some(zone) = settings.zone.clone() {
         let inputs = (zone, channels.known.subscribe(), channels.near.clone());

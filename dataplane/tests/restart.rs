@@ -33,7 +33,7 @@ fn parts(team: &Team) -> Vec<Vec<u8>> {
 
 /// The bytes of a file with these parts.
 fn file(parts: &[Vec<u8>]) -> Vec<u8> {
-    let header = SavedFlows::header(SEED, at(SAVED_NS), parts);
+    let header = SavedFlows::header(SEED, true, at(SAVED_NS), parts);
     [header].iter().chain(parts).flatten().copied().collect()
 }
 
@@ -118,6 +118,47 @@ fn flows_that_two_workers_share_are_saved_once_and_are_one_again_with_as_many_wo
     assert_eq!(fates(&saved), [80, 0, 0, 0, 0, 0]);
     assert_eq!(again.towards_backends(&clients, DATA), seen);
     again.answered(&seen, DATA);
+}
+
+#[test]
+fn the_port_of_a_flow_that_two_workers_share_is_not_handed_out_again_while_a_half_may_live() {
+    let clients = clients(80);
+    let mut one = running(state(), 1, false);
+    let seen = one.establish(&clients);
+    let mut four = gateway(state(), 4, false);
+    restore(&mut four, file(&parts(&one)), SECOND);
+    // Only the owner of the replies learns that the connection is over. Then its port would have rested.
+    four.answered(&seen, tcp_flags::RST);
+    for _ in 0..200 * 8 {
+        four.now += SECOND / 8;
+        four.poll();
+    }
+    let data: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).flags(DATA).build()).collect();
+    four.put(UPLINK, &data);
+    four.sent(UPLINK); // RSTs for the others
+    let go_on: HashSet<_> = four.sent(CLUSTER).iter().map(|frame| ends(frame)).collect();
+    assert!(!go_on.is_empty() && go_on.len() < 80, "{} of 80 have a half that knows nothing", go_on.len());
+    let more: Vec<_> = (0..300_u16).map(|n| (format!("203.0.113.7:{}", 2000 + n), "192.0.2.100:80")).collect();
+    let given: HashSet<_> = four.establish(&more).into_values().collect();
+    assert_eq!((given.len(), given.intersection(&go_on).count()), (300, 0));
+}
+
+#[test]
+fn a_client_whose_datagrams_another_worker_owns_than_their_answers_gets_a_new_flow() {
+    let udp: Vec<_> = (0..40).map(|n| (format!("198.51.100.{}:{}", n + 1, 4000 + n), "192.0.2.101:53")).collect();
+    let datagrams: Vec<_> = udp.iter().map(|(from, to)| Packet::udp(from, to).build()).collect();
+    let send = |team: &mut Team| {
+        team.put(UPLINK, &datagrams);
+        team.sent(CLUSTER).iter().map(|frame| ends(frame)).collect::<HashSet<_>>()
+    };
+    let mut one = running(state(), 1, false);
+    let before = send(&mut one);
+    let mut four = gateway(state(), 4, false);
+    let saved = restore(&mut four, file(&parts(&one)), SECOND);
+    let [restored, .., port_gone, _, _] = fates(&saved);
+    assert!(restored == 40 && (1..40).contains(&port_gone), "{:?}", fates(&saved));
+    let after = send(&mut four);
+    assert_eq!((after.len(), after.difference(&before).count() as u64), (40, port_gone), "new ports");
 }
 
 #[test]

@@ -74,12 +74,23 @@ pub type ProbeTags = BTreeMap<u16, IpAddr>;
 pub enum Origin {
     /// A controller sent it to this process.
     Controller,
+    /// The process before stored it on disk. It has ended just now and had it from a controller, so it is used like one
+    /// from a controller. It does not count as newly confirmed.
+    LastProcess,
     /// An earlier process stored it on disk. Pod addresses may belong to other pods by now, so a backend of target
     /// `endpoint` must pass one probe before it is used (CONTROL section 2).
     Disk,
     /// The same, but not confirmed as current for longer than key `maxStateAge`: a pod address may belong to any pod.
     /// Only targets `node` are used (CONTROL section 7).
     OldDisk,
+}
+
+impl Origin {
+    /// Whether a pod address in the state belongs to the pod that the state says.
+    #[must_use]
+    pub const fn is_current(self) -> bool {
+        matches!(self, Self::Controller | Self::LastProcess)
+    }
 }
 
 /// The state that a gateway uses, with its origin.

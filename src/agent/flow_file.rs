@@ -71,16 +71,17 @@ impl FlowFile {
         }
     }
 
-    /// Replaces the file by these parts, each of which a worker saved.
+    /// Replaces the file by these parts, each of which a worker saved. `is_confirmed`: a controller sent this process its
+    /// state.
     ///
     /// # Errors
     /// The error of the operating system.
-    pub fn write(&self, seed: u64, parts: &[Vec<u8>]) -> io::Result<()> {
-        let header = SavedFlows::header(seed, saved_at(), parts);
+    pub fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
+        let header = SavedFlows::header(seed, is_confirmed, saved_at(), parts);
         self.replace([header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
     }
 
-    /// Replaces the file by flows that were read from it and not used.
+    /// Replaces the file by flows that were read from it and not used, at least not by all workers.
     ///
     /// # Errors
     /// The error of the operating system.
@@ -146,13 +147,15 @@ mod tests {
         let parts = [vec![0; 40], vec![0; 40]];
         fs::create_dir(dir.path().join("state")).unwrap();
         fs::write(dir.path().join("state/flows.new"), "left by a process that was killed").unwrap();
-        file.write(42, &parts).unwrap();
+        file.write(42, true, &parts).unwrap();
         let saved = file.read().unwrap();
-        assert_eq!((saved.seed(), saved.flows()), (42, 0));
+        assert_eq!((saved.seed(), saved.is_confirmed(), saved.flows()), (42, true, 0));
         file.remove();
         file.put_back(&saved).unwrap();
         assert_eq!(file.read().unwrap().bytes(), saved.bytes());
         assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        file.write(42, false, &parts).unwrap();
+        assert!(!file.read().unwrap().is_confirmed());
         file.remove();
         file.remove();
         assert!(file.read().is_none());

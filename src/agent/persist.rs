@@ -193,7 +193,8 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State), StateFileDamage> {
     Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state))
 }
 
-/// Saves the controller's state after changes, and repeatedly while it stays current.
+/// Saves the controller's state after changes, and repeatedly while it stays current. `stored` is true while the file is
+/// from a controller that sent it to this process: not before its first state, and not after a failure.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -201,6 +202,7 @@ pub async fn run(
     file: StateFile,
     mut known: watch::Receiver<Option<GatewayState>>,
     connected: watch::Receiver<bool>,
+    stored: watch::Sender<bool>,
 ) -> Result<(), Failure> {
     let mut refresh = interval(REFRESHED_EVERY);
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -214,7 +216,9 @@ pub async fn run(
         let now = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
         let Some(GatewayState { state, .. }) = now else { continue };
         let (file, path) = (file.clone(), file.path("state"));
-        tokio::task::spawn_blocking(move || file.save(&state, SystemTime::now())).await?.map_err(|error| {
+        let saved = tokio::task::spawn_blocking(move || file.save(&state, SystemTime::now())).await?;
+        stored.send_replace(saved.is_ok());
+        saved.map_err(|error| {
             format!("cannot write {}: {error}; a restart without a controller would start empty", path.display())
         })?;
         tokio::time::sleep(AT_MOST_EVERY).await;
@@ -306,7 +310,11 @@ mod tests {
         let at = |counter| state("e", counter, &[service("a", &["10.0.0.1:80"])]);
         let (sender, known) = watch::channel(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::Disk }));
         let (_connected, connected) = watch::channel(true);
-        let task = tokio::spawn(run(file.clone(), known, connected));
+        let (stored, mut is_stored) = watch::channel(false);
+        let task = tokio::spawn(run(file.clone(), known, connected, stored));
+        sender.send_replace(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::LastProcess }));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!((file.load(SystemTime::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
         sender.send_replace(Some(GatewayState { state: Arc::new(at(2)), origin: Origin::Controller }));
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         let loaded = loop {
@@ -317,6 +325,7 @@ mod tests {
             tokio::task::yield_now().await;
         };
         assert_eq!(*loaded.state, at(2));
+        assert!(*is_stored.wait_for(|stored| *stored).await.unwrap());
         drop(sender);
         task.await.unwrap().unwrap();
     }

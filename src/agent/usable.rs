@@ -13,7 +13,7 @@ use proto::{GatewayState, Origin, Service, State, Target};
 /// The part of `known` that may be used with `health`.
 #[must_use]
 pub fn usable(known: &GatewayState, health: &Health) -> Arc<State> {
-    if known.origin == Origin::Controller {
+    if known.origin.is_current() {
         return Arc::clone(&known.state);
     }
     let mut state = State::clone(&known.state);
@@ -56,6 +56,7 @@ mod tests {
         let health = Health { proven: proven.into_iter().collect(), ..Health::default() };
         let from = |origin| usable(&GatewayState { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
+        assert!(Arc::ptr_eq(&from(Origin::LastProcess), &held));
         assert!(from(Origin::OldDisk).services[&ServiceName::new("default", "web")].ports[0].backends.is_empty());
         let left = &from(Origin::Disk).services[&ServiceName::new("default", "web")].ports[0].backends;
         assert_eq!(left.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(), ["10.0.0.2:80", "10.0.0.3:80"]);

@@ -1,7 +1,9 @@
 //! The signals that end a gateway, and how it leaves the network.
 //!
 //! SIGTERM and SIGINT drain it: routers send elsewhere before it stops. SIGUSR2 ends it for a restart: nothing is
-//! withdrawn, because the next process goes on with the same flows. A second signal ends the process at once.
+//! withdrawn, because the next process goes on with the same flows. If the configuration is invalid by then, the next
+//! start fails, so the gateway drains. SIGUSR2 during a drain ends the drain. A second signal otherwise ends the process at
+//! once.
 //!
 //! Not here: withdrawing single routes (`netlink`).
 
@@ -13,6 +15,8 @@ use dataplane::WorkerCounters;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+
+use crate::reload::Reload;
 
 /// Exit code after a second signal.
 const ENDED_AT_ONCE: i32 = 1;
@@ -28,36 +32,57 @@ pub(super) struct Stop {
     pub(super) ends: CancellationToken,
     /// It ends for a restart: the next process is expected at once.
     pub(super) is_restart: CancellationToken,
+    /// A drain ends before its time: after SIGTERM a restart was asked for.
+    pub(super) drain_ends: CancellationToken,
 }
 
 impl Stop {
-    /// Follows the signals of the process.
-    pub(super) fn on_signals(&self) -> std::io::Result<()> {
+    /// Follows the signals of the process. `reload` knows the configuration of the next start.
+    pub(super) fn on_signals(&self, reload: Arc<Reload>) -> std::io::Result<()> {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let mut restart = signal(SignalKind::user_defined2())?;
         let stop = self.clone();
         tokio::spawn(async move {
-            let name = tokio::select! {
-                _ = interrupt.recv() => "SIGINT",
-                _ = terminate.recv() => "SIGTERM",
-                _ = restart.recv() => {
-                    stop.is_restart.cancel();
-                    "SIGUSR2"
-                }
-            };
-            let is_restart = stop.is_restart.is_cancelled();
-            tracing::info!(signal = name, is_restart, "stopping; a second signal ends the gateway at once");
-            systemd::stopping(if is_restart { "saves flows for the next process" } else { "stops" });
-            stop.ends.cancel();
             tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = restart.recv() => {}
+                _ = interrupt.recv() => stop.end("SIGINT"),
+                _ = terminate.recv() => stop.end("SIGTERM"),
+                _ = restart.recv() => stop.end_for_restart(&reload),
+            }
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => break,
+                    _ = terminate.recv() => break,
+                    _ = restart.recv() => stop.end_for_restart(&reload),
+                }
             }
             tracing::warn!("second signal: exiting at once; the next start cleans up");
             std::process::exit(ENDED_AT_ONCE);
         });
         Ok(())
+    }
+
+    /// After SIGUSR2: ends the gateway for a restart, if the next start will find a valid configuration.
+    fn end_for_restart(&self, reload: &Reload) {
+        match tokio::task::block_in_place(|| reload.check()) {
+            Ok(()) if self.ends.is_cancelled() => {
+                tracing::info!("a restart was asked for: the drain ends, and the flows are saved");
+                return self.drain_ends.cancel();
+            }
+            Ok(()) => self.is_restart.cancel(),
+            Err(errors) => {
+                tracing::error!(%errors, "the configuration is invalid and the next start will fail: draining as after SIGTERM");
+            }
+        }
+        if !self.ends.is_cancelled() {
+            self.end("SIGUSR2");
+        }
+    }
+
+    fn end(&self, signal: &str) {
+        let is_restart = self.is_restart.is_cancelled();
+        tracing::info!(signal, is_restart, "stopping; SIGINT or SIGTERM now ends the gateway at once");
+        systemd::stopping(if is_restart { "saves flows for the next process" } else { "stops" });
+        self.ends.cancel();
     }
 }
 
@@ -79,6 +104,27 @@ pub(super) async fn drain(wait: Duration, workers: &[Arc<WorkerCounters>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reload::tests::{reload, with_file};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_restart_whose_next_start_will_fail_drains() {
+        // Its file is gone.
+        let stop = Stop::default();
+        stop.end_for_restart(&reload());
+        assert_eq!((stop.ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_restart_during_a_drain_ends_the_drain_and_brings_no_route_back() {
+        let (stop, (reload, _dir)) = (Stop::default(), with_file());
+        stop.end("SIGTERM");
+        assert!(!stop.drain_ends.is_cancelled());
+        stop.end_for_restart(&reload);
+        assert_eq!((stop.drain_ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
+        let stop = Stop::default();
+        stop.end_for_restart(&reload);
+        assert_eq!((stop.ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, true));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_drain_ends_when_there_were_no_flows_for_a_while_or_its_time_is_over() {

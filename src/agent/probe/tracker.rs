@@ -139,7 +139,7 @@ impl HealthTracker {
             };
             self.targets.insert(target, followed);
         }
-        let from_disk = origin != Origin::Controller;
+        let from_disk = !origin.is_current();
         if from_disk != self.from_disk {
             self.from_disk = from_disk;
             self.health.proven.clear();

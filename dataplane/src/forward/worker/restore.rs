@@ -4,9 +4,10 @@
 //! Each worker reads all parts and takes the flows that it owns now. Owners are the same as before where the seed, the
 //! number of workers and the method of steering are. Otherwise two workers may own the two directions of a `nat` flow:
 //! the owner of the replies, whose share has the SNAT port, keeps the flow, and the owner of the client's packets gets a
-//! copy that holds no port.
+//! copy, except of UDP, whose next datagram makes a new flow.
 //!
-//! **Invariant:** before its first packet under a complete snapshot, a worker has all flows that it will get.
+//! **Invariants:** before its first packet under a complete snapshot, a worker has all flows that it will get. The two
+//! halves of a flow end independently, so neither gives its port back: it stays used until the process ends.
 //!
 //! Not here: the format (`saved_flows`).
 
@@ -24,7 +25,7 @@ use crate::forward::engine::Engine;
 use crate::forward::sort::owner_of_first;
 use crate::port::Port;
 use crate::snapshot::{Backend, Snapshot};
-use crate::wire::{Address, TableHash, Tuple};
+use crate::wire::{Address, TableHash, Tuple, protocol};
 
 /// Idle times above this are past every limit: entries store times of 24 bits.
 const IDLE_MAX: u32 = 1 << 23;
@@ -85,8 +86,9 @@ impl<P: Port, O> Engine<P, O> {
 
     fn save_family<A: FlowFamily>(&self, part: &mut NumberedPart<'_>, snapshot: &Snapshot, now: Tick) {
         for flow in A::table(&self.tables).flows() {
-            // The copy without a port: the worker with the port saves the flow.
-            let is_copy = flow.mode == FlowMode::Nat && flow.snat_pool == PoolId::NONE;
+            // The owner of the replies saves a flow that two workers share.
+            let is_shared = flow.mode == FlowMode::Nat && flow.snat_pool == PoolId::NONE;
+            let is_copy = is_shared && !self.is_mine(snapshot, &flow.tuple(Direction::ToClient));
             let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
             if is_copy || self.limits.is_over(flow.state, idle_timeout, flow.last_seen, now) {
                 continue;
@@ -155,10 +157,10 @@ impl<P: Port, O> Engine<P, O> {
         for (part, backends) in parts {
             for (flow, number) in part.flows::<A>(saved).flatten() {
                 flows += 1;
-                if let Ok((flow, target)) = self.mine(snapshot, flow, backends.get(number as usize), now)
-                    && flow.snat_pool != PoolId::NONE
+                if let Ok((flow, target, pool)) = self.mine(snapshot, flow, backends.get(number as usize), now)
+                    && pool != PoolId::NONE
                 {
-                    use_port(&mut pools, flow.snat_pool, target, flow.snat, (flow.snat_port, None));
+                    use_port(&mut pools, pool, target, flow.snat, (flow.snat_port, None));
                 }
             }
             self.resting_ports(snapshot, (part, backends), now.since(saved), &mut pools);
@@ -178,8 +180,8 @@ impl<P: Port, O> Engine<P, O> {
         for (part, backends) in parts {
             for saved_flow in part.flows::<A>(saved) {
                 let fate = match saved_flow.map(|(flow, number)| self.mine(snapshot, flow, backends.get(number as usize), now)) {
-                    Some(Ok((flow, _))) if refused.contains(&flow.snat_pool.0) => FlowFate::PortGone,
-                    Some(Ok((flow, _))) => {
+                    Some(Ok((_, _, pool))) if refused.contains(&pool.0) => FlowFate::PortGone,
+                    Some(Ok((flow, ..))) => {
                         let table = A::table(&self.tables);
                         for way in [Direction::ToBackend, Direction::ToClient] {
                             table.prefetch(table.hash(&flow.tuple(way)));
@@ -225,15 +227,15 @@ impl<P: Port, O> Engine<P, O> {
         }
     }
 
-    /// The flow as this worker has it, and the target of its SNAT port. `Err`: it does not go on; without a fate, because
-    /// another worker counts it.
+    /// The flow as this worker has it, the target of its SNAT port, and the pool in which this worker counts the port as
+    /// used. `Err`: it does not go on; without a fate, because another worker counts it.
     fn mine<A: FlowFamily>(
         &self,
         snapshot: &Snapshot,
         mut flow: Flow<A>,
         backend: Option<&KnownBackend>,
         now: Tick,
-    ) -> Result<(Flow<A>, SnatTarget<A>), Option<FlowFate>> {
+    ) -> Result<(Flow<A>, SnatTarget<A>, PoolId), Option<FlowFate>> {
         let to_backend = self.is_mine(snapshot, &flow.tuple(Direction::ToBackend));
         let to_client =
             if flow.mode.is_two_way() { self.is_mine(snapshot, &flow.tuple(Direction::ToClient)) } else { to_backend };
@@ -251,17 +253,23 @@ impl<P: Port, O> Engine<P, O> {
             return Err(Some(FlowFate::Idle));
         }
         flow.backend = *id;
+        let mut pool = PoolId::NONE;
         if flow.mode == FlowMode::Nat {
             let index = snat_index(snapshot, flow.snat).filter(|_| (SNAT_PORT_FIRST..=SNAT_PORT_LAST).contains(&flow.snat_port));
             let index = index.ok_or(FlowFate::PortGone)?;
+            let (is_shared, is_udp) = (to_backend != to_client, flow.protocol == protocol::UDP);
             // One worker sees only half of a handshake. The client repeats it.
-            if to_backend != to_client && flow.state.shakes_hands() {
+            if is_shared && (flow.state.shakes_hands() || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
             }
-            flow.snat_pool = if to_client { PoolId::new(*slot, index) } else { PoolId::NONE };
+            if to_client {
+                pool = PoolId::new(*slot, index);
+            }
+            // The other half may outlive this one, so the flow does not give the port back at its end.
+            flow.snat_pool = if is_shared && !is_udp { PoolId::NONE } else { pool };
         }
         let target = SnatTarget { slot: *slot, address: flow.backend_address, port: flow.backend_port, protocol: flow.protocol };
-        Ok((flow, target))
+        Ok((flow, target, pool))
     }
 
     fn insert_restored<A: FlowFamily>(&mut self, together: &mut ArrayVec<Flow<A>, TOGETHER>, fates: &mut Fates) {

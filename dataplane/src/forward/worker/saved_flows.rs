@@ -20,9 +20,10 @@ use crate::wire::{Address, split_mix};
 
 const MAGIC: [u8; 8] = *b"sluiceFL";
 /// To be increased with every change of the format, of [`FlowState`] or of [`FlowMode`].
-const FORMAT: u32 = 1;
-/// Bytes of the header: magic, format, number of parts, seed, boot, time, length, checksum.
-const HEADER: usize = 64;
+const FORMAT: u32 = 2;
+/// Bytes of the header: magic, format, number of parts, seed, boot, time, whether the state was confirmed, length,
+/// checksum.
+const HEADER: usize = 72;
 /// Position of the checksum in the header.
 const CHECKSUM: usize = HEADER - 8;
 /// Parts are padded to this many bytes, so that the checksum adds whole words.
@@ -131,6 +132,7 @@ pub struct SavedFlows {
     bytes: Vec<u8>,
     parts: Vec<Range<usize>>,
     seed: u64,
+    is_confirmed: bool,
     age_ns: u64,
     saved: Tick,
     report: RestoreReport,
@@ -138,8 +140,9 @@ pub struct SavedFlows {
 
 impl SavedFlows {
     /// The header and table for these parts, each of which a worker saved. They are written in order after it.
+    /// `is_confirmed`: a controller sent the state by which this process forwarded to this process.
     #[must_use]
-    pub fn header(seed: u64, at: SavedAt, parts: &[Vec<u8>]) -> Vec<u8> {
+    pub fn header(seed: u64, is_confirmed: bool, at: SavedAt, parts: &[Vec<u8>]) -> Vec<u8> {
         let lengths = parts.iter().map(|part| part.len() as u64);
         let total = (HEADER + WORD * parts.len()) as u64 + lengths.clone().sum::<u64>();
         let mut header = Vec::with_capacity(HEADER + WORD * parts.len());
@@ -149,6 +152,7 @@ impl SavedFlows {
         header.extend(seed.to_le_bytes());
         header.extend(at.boot);
         header.extend(at.boottime_ns.to_le_bytes());
+        header.extend(u64::from(is_confirmed).to_le_bytes());
         header.extend(total.to_le_bytes());
         let mut checksum = checksum(0, &header);
         let table: Vec<u8> = lengths.flat_map(u64::to_le_bytes).collect();
@@ -174,8 +178,11 @@ impl SavedFlows {
             return Err(SavedFlowsError::Format { found });
         }
         let cut_off = SavedFlowsError::Length { expected: HEADER as u64, found: bytes.len() as u64 };
-        let mut fields = || Some((header.u32()?, header.u64()?, header.array()?, header.u64()?, header.u64()?, header.u64()?));
-        let (parts, seed, boot, boottime_ns, expected, sum) = fields().ok_or(cut_off)?;
+        let mut fields = || {
+            let (parts, seed, boot, boottime_ns) = (header.u32()?, header.u64()?, header.array()?, header.u64()?);
+            Some((parts, seed, boot, boottime_ns, header.u64()?, header.u64()?, header.u64()?))
+        };
+        let (parts, seed, boot, boottime_ns, confirmed, expected, sum) = fields().ok_or(cut_off)?;
         let found = bytes.len() as u64;
         if expected != found || !bytes.len().is_multiple_of(WORD) {
             return Err(SavedFlowsError::Length { expected, found });
@@ -190,7 +197,8 @@ impl SavedFlows {
         let parts = part_ranges(&bytes, parts).ok_or(SavedFlowsError::Content)?;
         let age = Tick::at(age_ns);
         let saved = Tick(Tick::at(monotonic_ns).0.wrapping_sub(age.0));
-        Ok(Self { bytes, parts, seed, age_ns, saved, report: RestoreReport::default() })
+        let is_confirmed = confirmed == 1;
+        Ok(Self { bytes, parts, seed, is_confirmed, age_ns, saved, report: RestoreReport::default() })
     }
 
     /// The bytes that were read.
@@ -203,6 +211,12 @@ impl SavedFlows {
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// Whether a controller sent the process that saved them its state.
+    #[must_use]
+    pub const fn is_confirmed(&self) -> bool {
+        self.is_confirmed
     }
 
     /// How long ago they were saved, ns, at the time of reading.
