@@ -84,14 +84,14 @@ mod tests {
 
     #[test]
     fn raw_input_and_output_are_kept_for_pci_ports_without_an_iommu_or_with_uio_alone() {
-        let rows: [(&str, &[(&str, &str)], bool); 7] = [
-            ("0000:3b:00.0", &[], true),
-            ("0000:3b:00.0", &[NO_IOMMU], true),
-            ("0000:3b:00.0", &[IOMMU], false),
-            ("0000:3b:00.0", &[IOMMU, UIO], true),
-            ("0000:3b:00.1", &[IOMMU, UIO], false),
-            ("net_bonding0,mode=1,slave=0000:3b:00.0", &[IOMMU, UIO], true),
-            ("net_af_packet0,iface=eth1", &[], false),
+        let rows = [
+            ("0000:3b:00.0", &[][..], true),
+            ("0000:3b:00.0", &[NO_IOMMU][..], true),
+            ("0000:3b:00.0", &[IOMMU][..], false),
+            ("0000:3b:00.0", &[IOMMU, UIO][..], true),
+            ("0000:3b:00.1", &[IOMMU, UIO][..], false),
+            ("net_bonding0,mode=1,slave=0000:3b:00.0", &[IOMMU, UIO][..], true),
+            ("net_af_packet0,iface=eth1", &[][..], false),
         ];
         for (device, machine, raw_io) in rows {
             let kept = needs(device, "", machine).capabilities();

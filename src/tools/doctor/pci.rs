@@ -51,16 +51,16 @@ mod tests {
     fn raw_access_is_needed_without_an_iommu_or_with_a_uio_driver() {
         let vfio = [(DRIVER, "-> ../../drivers/vfio-pci")];
         let (uio, igb_uio) = ([(DRIVER, "-> ../../drivers/uio_pci_generic")], [(DRIVER, "-> ../../drivers/igb_uio")]);
-        let rows: [(&[&[(&str, &str)]], bool, bool); 8] = [
-            (&[], false, true),
-            (&[&FAKE, &vfio], false, true),
-            (&[&REAL], true, false),
-            (&[&REAL[1..]], true, false),
-            (&[&REAL, &vfio], true, false),
-            (&[&REAL, &uio], true, true),
-            (&[&REAL, &igb_uio], true, true),
+        let rows = [
+            (vec![], false, true),
+            (vec![&FAKE[..], &vfio[..]], false, true),
+            (vec![&REAL[..]], true, false),
+            (vec![&REAL[1..]], true, false),
+            (vec![&REAL[..], &vfio[..]], true, false),
+            (vec![&REAL[..], &uio[..]], true, true),
+            (vec![&REAL[..], &igb_uio[..]], true, true),
             // An IOMMU for other devices than this one.
-            (&[&REAL, &FAKE, &vfio], true, true),
+            (vec![&REAL[..], &FAKE[..], &vfio[..]], true, true),
         ];
         for (files, iommu, raw_io) in rows {
             let machine = Machine::new(&files.concat());
