@@ -113,6 +113,8 @@ fn flows_that_two_workers_share_are_saved_once_and_are_one_again_with_as_many_wo
     let saved = restore(&mut four, file(&parts(&one)), SECOND);
     assert!(fates(&saved)[0] > 80, "some flows have two owners");
     four.answered(&seen, DATA);
+    // They end in their sleep.
+    four.workers.iter_mut().for_each(|worker| worker.subscriber_mut().sleep());
     let mut again = gateway(state(), 1, false);
     let saved = restore(&mut again, file(&parts(&four)), SECOND);
     assert_eq!(fates(&saved), [80, 0, 0, 0, 0, 0]);

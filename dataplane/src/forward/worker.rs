@@ -136,7 +136,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// poll.
     #[must_use]
     pub fn save(&self, now_ns: u64) -> Vec<u8> {
-        self.engine.save(self.subscriber.snapshot(), Tick::at(now_ns))
+        self.engine.save(&self.subscriber.newest(), Tick::at(now_ns))
     }
 
     /// The same worker, which answers inquiries: at most one at the end of each poll.

@@ -190,6 +190,12 @@ impl Subscriber {
         self.shared.running[self.worker].0.store(OFFLINE, Ordering::SeqCst);
     }
 
+    /// The newest snapshot, for a sleeping worker too.
+    #[must_use]
+    pub fn newest(&self) -> Arc<Snapshot> {
+        self.shared.current.load_full()
+    }
+
     /// Index of the worker, from 0.
     #[must_use]
     pub const fn worker(&self) -> usize {

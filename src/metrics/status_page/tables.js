@@ -74,7 +74,6 @@ function memberColumns(rates, at, name) {
   return [
     { title: "Backend", class: "mono", text: (member) => member.address },
     { title: "State", text: word, bad: (member) => !member.healthy && !member.draining },
-    { title: "Why", class: "wide", text: (member) => member.reason },
     { title: "To backend", class: "num", text: (member) => packets(rate(member, "packets_to_backends")) },
     { title: "To clients", class: "num wide", text: (member) => packets(rate(member, "packets_to_clients")) },
     { title: "Throughput", class: "num wide", text: (member) => bits(sum(rate(member, "bytes_to_backends"), rate(member, "bytes_to_clients"))) },
@@ -83,6 +82,7 @@ function memberColumns(rates, at, name) {
     { title: "Failed", class: "num wide", text: (member) => whole(member.failed_connections) },
     { title: "Reset", class: "num wide", text: (member) => whole(member.reset_connections) },
     { title: "Weight", class: "num wide", text: (member) => whole(member.weight) },
+    { title: "Why", class: "wide", text: (member) => member.reason },
   ];
 }
 
