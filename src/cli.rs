@@ -285,6 +285,9 @@ pub struct BenchArgs {
     /// Also measure latency, from a packet's arrival until it leaves, at 10, 50 and 90 % load.
     #[arg(long)]
     pub latency: bool,
+    /// Also measure while another core lists all flows, as `sluicectl flows` does; alternately with and without.
+    #[arg(long)]
+    pub listing: bool,
     /// I/O of the packets.
     #[arg(long, value_enum, default_value = "mem")]
     pub io: BenchIo,
@@ -297,7 +300,7 @@ pub struct BenchArgs {
     /// Core of the first worker.
     #[arg(long, value_name = "C", default_value_t = 1)]
     pub core: usize,
-    /// Core that feeds `--io ring`; by default the one before `--core`, or the one after core 0.
+    /// Core that feeds `--io ring`, or lists flows; by default the one before `--core`, or the one after core 0.
     #[arg(long, value_name = "C")]
     pub generator_core: Option<usize>,
     /// Output format; a table by default.

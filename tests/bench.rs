@@ -132,6 +132,21 @@ fn latency_is_measured_at_three_loads() {
 }
 
 #[test]
+fn a_listing_of_all_flows_is_measured_beside_slices_without() {
+    let core_count = core_affinity::get_core_ids().unwrap().len();
+    if core_count < 2 {
+        return;
+    }
+    let [report] = bench(&[vec!["--listing"]]).try_into().unwrap();
+    assert_known_flows(&[], &report);
+    let [with, without, flows] =
+        ["ns_per_packet", "without_ns", "flows_per_second"].map(|key| report["listing"][key].as_f64().unwrap());
+    assert!(with > 0.0 && without > 0.0, "{report}");
+    // At most 16 inquiries of 64 flows in 2 ms.
+    assert!(flows > f64::from(FLOWS) && flows < 16.0 * 64.0 * 550.0, "{report}");
+}
+
+#[test]
 fn workers_forward_their_own_flows_and_hand_over_those_of_others() {
     let core_count = core_affinity::get_core_ids().unwrap().len();
     if core_count < 2 {
@@ -161,6 +176,7 @@ fn contradictions_are_refused() {
         "--state opening --direction to-client",
         "--no-df --family v6",
         "--latency --new-flows",
+        "--listing --flood",
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).arg("bench").args(args.split(' ')).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{args}");

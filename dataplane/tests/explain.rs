@@ -277,19 +277,24 @@ fn explanations_agree_with_the_wire_in_every_mode() {
     assert!(ended > 10, "flows that had ended were met {ended} times");
 }
 
+/// A TCP packet from a client to the Service `web`; kind and link are left to the explanation.
+fn tcp_to_web() -> ExplainedPacket {
+    ExplainedPacket {
+        protocol: Protocol::Tcp,
+        source: "198.51.100.7:5555".parse().unwrap(),
+        destination: "192.0.2.100:80".parse().unwrap(),
+        kind: None,
+        link: None,
+    }
+}
+
 #[test]
 fn a_packet_that_waits_for_a_neighbour_is_explained_so() {
     let mut rig = Rig::new();
     rig.network.neighbours.retain(|neighbour| neighbour.link.port() == UPLINK);
     rig.publish();
     let explainer = &mut explainer();
-    let packet = ExplainedPacket {
-        protocol: Protocol::Tcp,
-        source: "198.51.100.7:5555".parse().unwrap(),
-        destination: "192.0.2.100:80".parse().unwrap(),
-        kind: None,
-        link: None,
-    };
+    let packet = tcp_to_web();
     let (said, _) = check(&mut rig, &packet, explainer);
     assert!(matches!(said.outcome, Outcome::Wait(link, _) if link.port() == CLUSTER), "{said:?}");
     assert_eq!(said.frontend.unwrap().mode, FlowMode::Nat);
@@ -299,13 +304,7 @@ fn a_packet_that_waits_for_a_neighbour_is_explained_so() {
 fn an_explanation_says_why_in_terms_of_the_frontend() {
     let mut rig = Rig::new();
     let explainer = &mut explainer();
-    let packet = ExplainedPacket {
-        protocol: Protocol::Tcp,
-        source: "198.51.100.7:5555".parse().unwrap(),
-        destination: "192.0.2.100:80".parse().unwrap(),
-        kind: None,
-        link: None,
-    };
+    let packet = tcp_to_web();
     let (said, _) = check(&mut rig, &packet, explainer);
     let frontend = said.frontend.unwrap();
     let (entry, size, backend) = frontend.entry.unwrap();

@@ -39,19 +39,19 @@ impl Settings {
     }
 
     fn reloaded_source(&self, new: &Self, reserved: &[IpAddr]) -> StateSource {
-        let with =
-            |controller: &ControllerSettings| Box::new(ControllerSettings { reserved: reserved.to_vec(), ..controller.clone() });
-        match (&self.source, &new.source) {
-            // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another
-            // directory cannot be written to (`run::privileges`): all need a restart.
-            (StateSource::Embedded(old, tls), StateSource::Embedded(controller, _))
-                if old.listen == controller.listen && is_writable(status_dir(controller), status_dir(old), &self.state_dir) =>
+        let StateSource::Embedded(old, tls) = &self.source else { return self.source.clone() };
+        // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another directory
+        // cannot be written to (`run::privileges`): all need a restart.
+        let next = match &new.source {
+            StateSource::Embedded(new, _)
+                if old.listen == new.listen && is_writable(status_dir(new), status_dir(old), &self.state_dir) =>
             {
-                StateSource::Embedded(with(controller), tls.clone())
+                new
             }
-            (StateSource::Embedded(controller, tls), _) => StateSource::Embedded(with(controller), tls.clone()),
-            (remote @ StateSource::Remote(..), _) => remote.clone(),
-        }
+            _ => old,
+        };
+        let controller = ControllerSettings { reserved: reserved.to_vec(), ..ControllerSettings::clone(next) };
+        StateSource::Embedded(Box::new(controller), tls.clone())
     }
 }
 

@@ -11,10 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
+use dataplane::forward::Mailbox;
 use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
 use proto::limits::SNAT_PORT_REST;
 use proto::{Family, Mode};
 
+use self::listing::Lister;
 use super::account::{CounterReading, FinalAccount, expect};
 use super::error::BenchError;
 use super::frame::FrameFields;
@@ -59,9 +61,8 @@ pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchEr
     let bench = Bench { options, family: A::FAMILY, rate, verifier: &verifier, account: &account };
     let measured = match options.io {
         BenchIo::Ring => {
-            let generator = options.generator_core.unwrap_or(if options.core > 0 { options.core - 1 } else { 1 });
             let Some(setup) = setups(options, A::FAMILY).pop() else { return Err(BenchError::Core(options.core)) };
-            bench.run(Rings::new(options.core, generator, seed(0))?, setup)?
+            bench.run(Rings::new(options.core, scenario::second_core(options), seed(0))?, setup)?
         }
         BenchIo::Mem => {
             let threads = std::thread::scope(|scope| {
@@ -132,9 +133,10 @@ impl Bench<'_> {
         let before = self.floor(&mut harness, &setup.meeting)?;
         let Some(mode) = options.mode.of_services() else { return Ok(before) };
         let seen = harness.traffic();
-        let WorkerSetup { subscriber, counters, peers, meeting, .. } = setup;
+        let WorkerSetup { subscriber, counters, peers, meeting, snapshots, .. } = setup;
         let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
-        let worker = self.worker(ports, (subscriber, counters, peers))?;
+        let mailbox = Arc::new(Mailbox::new(None));
+        let worker = self.worker(ports, (subscriber, counters, peers))?.answering(Arc::clone(&mailbox));
         let clock = WorkerClock::still(self.rate);
         let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
         let stage = session.open(mode, &flows)?;
@@ -145,6 +147,10 @@ impl Bench<'_> {
         };
         if options.latency {
             measured.latency = session.latency(stage)?;
+        }
+        if options.listing {
+            let lister = Lister::start(scenario::second_core(options), mailbox, snapshots)?;
+            measured.listing = Some(session.listing(&lister, stage)?);
         }
         let traffic = harness.traffic().since(seen);
         self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;
@@ -489,5 +495,6 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
 }
 
 mod latency;
+mod listing;
 #[cfg(test)]
 mod tests;

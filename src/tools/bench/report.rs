@@ -78,6 +78,9 @@ pub struct Report {
     /// With `--latency`: from the arrival of a packet until it left, at several loads.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub latency: Vec<LoadLatency>,
+    /// With `--listing`: its cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listing: Option<ListingCost>,
     /// Packets that left and were checked in full.
     pub verified: u64,
     /// Packets of the whole run, with warm-up: received by the workers.
@@ -91,6 +94,17 @@ pub struct Report {
     /// Drops by reason, if there were any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drop_reasons: Vec<(String, u64)>,
+}
+
+/// The cost of a listing of all flows, medians of slices that alternate.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ListingCost {
+    /// Time a packet while flows are listed.
+    pub ns_per_packet: f64,
+    /// Time a packet in the slices between.
+    pub without_ns: f64,
+    /// Flows that are listed in a second.
+    pub flows_per_second: f64,
 }
 
 /// The latency at a load.
@@ -121,13 +135,14 @@ pub(super) struct Measured {
     pub(super) floor_ns: f64,
     pub(super) reused_early: u64,
     pub(super) latency: Vec<LoadLatency>,
+    pub(super) listing: Option<ListingCost>,
 }
 
 impl Measured {
     /// Nothing yet.
     pub(super) fn none(rate: CycleRate) -> Self {
         let (times, counted) = (PollTimes::new(rate), CounterReading::default());
-        Self { times, counted, floor_ns: f64::INFINITY, reused_early: 0, latency: Vec::new() }
+        Self { times, counted, floor_ns: f64::INFINITY, reused_early: 0, latency: Vec::new(), listing: None }
     }
 
     /// Adds what was counted between two readings.
@@ -149,7 +164,7 @@ impl Measured {
 
 impl Report {
     pub(super) fn new(options: &BenchArgs, measured: &Measured, account: &FinalAccount, verified: u64) -> Self {
-        let Measured { times, counted, floor_ns, reused_early, latency } = measured;
+        let Measured { times, counted, floor_ns, reused_early, latency, listing } = measured;
         Self {
             mode: options.mode.of_services().map_or("none", Mode::as_str),
             family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
@@ -189,6 +204,7 @@ impl Report {
             p99_ns: times.percentile_ns(990),
             p999_ns: times.percentile_ns(999),
             latency: latency.clone(),
+            listing: *listing,
             verified,
             received: account.received,
             transmitted: account.transmitted,
@@ -247,6 +263,11 @@ fn text(report: &Report) -> String {
         text.push_str(&format!(
             "\nlatency at {} % load ({:.2} Mpps, no NIC; {:.1} packets a burst): p50 {} ns, p99 {} ns, p99.9 {} ns, {} missed",
             load.load_percent, load.mpps, load.packets_per_burst, load.p50_ns, load.p99_ns, load.p999_ns, load.missed
+        ));
+    }
+    if let Some(ListingCost { ns_per_packet, without_ns, flows_per_second }) = report.listing {
+        text.push_str(&format!(
+            "\nwhile {flows_per_second:.0} flows a second are listed: {ns_per_packet:.1} ns a packet, {without_ns:.1} ns in between"
         ));
     }
     if let Some(without) = report.without_handover_ns {

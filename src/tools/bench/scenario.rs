@@ -131,6 +131,11 @@ pub(super) fn with_load(options: &BenchArgs) -> BenchArgs {
     BenchArgs { flows: u32::try_from(flows).unwrap_or(u32::MAX), ..options.clone() }
 }
 
+/// The core beside that of the worker: of the generator, or of a listing.
+pub(super) fn second_core(options: &BenchArgs) -> usize {
+    options.generator_core.unwrap_or(if options.core > 0 { options.core - 1 } else { 1 })
+}
+
 /// Refuses what contradicts itself.
 pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
     let mode = options.mode.of_services();
@@ -152,6 +157,8 @@ pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
         (options.latency && mode.is_none(), "--latency needs a mode; none has no engine"),
         (options.latency && options.io == BenchIo::Ring, "--latency needs --io mem"),
         (options.latency && (comes_and_goes || options.workers > 1), "--latency measures one worker and known flows"),
+        (options.listing && mode.is_none(), "--listing needs a mode; none has no flows"),
+        (options.listing && (comes_and_goes || options.workers > 1), "--listing measures one worker and known flows"),
         (options.snat_load.is_some() && options.workers > 1, "--snat-load measures one worker"),
         (options.no_df && options.family == BenchFamily::V6, "--no-df needs --family v4: IPv6 has no flag DF"),
     ];

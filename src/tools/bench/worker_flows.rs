@@ -5,6 +5,7 @@
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dataplane::snapshot::SnapshotReader;
 use dataplane::workers::{PacketTarget, Steering, WorkerId};
 use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tuple, WorkerCounters};
 use proto::Family;
@@ -19,6 +20,7 @@ pub(super) struct WorkerSetup<B> {
     pub(super) peers: Option<Peers<B>>,
     pub(super) flows: WorkerFlows,
     pub(super) meeting: Meeting,
+    pub(super) snapshots: SnapshotReader,
 }
 
 /// Where workers meet: none goes on before all have come. One that failed is not waited for.
@@ -144,7 +146,7 @@ pub(super) fn setups<B>(options: &BenchArgs, family: Family) -> Vec<WorkerSetup<
     let mut compiler = Compiler::new(scenario::config(options, family)).counting(counters.clone());
     let snapshot =
         compiler.compile(&scenario::state(options, family), &scenario::network(options, family), &Health::default(), 0);
-    let (_, subscribers) = Publisher::new(snapshot, options.workers.into());
+    let (publisher, subscribers) = Publisher::new(snapshot, options.workers.into());
     let steering = Arc::new(Steering::own_hash(options.workers, SEED));
     let queues = [(); 2].map(|()| PortQueues { transmit: options.workers, rss: None });
     let peers: Vec<Option<Peers<B>>> = match options.workers {
@@ -160,6 +162,7 @@ pub(super) fn setups<B>(options: &BenchArgs, family: Family) -> Vec<WorkerSetup<
         peers,
         flows: WorkerFlows { steering: steering.clone(), towards, protocol, owner: owner(me) },
         meeting,
+        snapshots: publisher.reader(),
     };
     let meetings = Meeting::all(options.workers);
     subscribers.into_iter().zip(counters).zip(peers).zip(0..options.workers).zip(meetings).map(setup).collect()
