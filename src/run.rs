@@ -5,6 +5,7 @@
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod election;
 mod passing;
 mod privileges;
 mod stop;
@@ -24,7 +25,10 @@ use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::forward::{Explainer, Mailbox};
-use dataplane::{Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
+use dataplane::{
+    Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, VipAnswers, VipOwnership, Worker,
+    WorkerCounters,
+};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
 use proto::{GatewayState, Generation};
@@ -36,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
+use crate::agent::election::{ElectionStatus, prepare};
 use crate::agent::flow_file::FlowFile;
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
@@ -49,7 +54,7 @@ use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, fo
 use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
-use crate::settings::{Settings, StateSource, Twin};
+use crate::settings::{Elector, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
 use passing::FlowPassing;
 use stop::Stop;
@@ -80,6 +85,9 @@ pub enum RunError {
     /// A worker could not be started.
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    /// The directory of keepalived cannot be created.
+    #[error("the directory keepalived in stateDir cannot be prepared: {0}")]
+    Election(#[source] std::io::Error),
     /// The embedded controller could not be started.
     #[error(transparent)]
     Controller(#[from] ControllerError),
@@ -100,6 +108,9 @@ pub enum Privileges {
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
+    if settings.election.elector == Elector::Keepalived {
+        prepare(&settings.state_dir).map_err(RunError::Election)?;
+    }
     if privileges == Privileges::Needed {
         for (mechanism, error) in privileges::drop_unneeded(settings) {
             tracing::warn!(mechanism, error, "some privileges stay, because the kernel refuses to take them");
@@ -183,6 +194,10 @@ struct Channels {
     /// Cancelled when the gateway is about to end, so that its routes are withdrawn.
     leaving: CancellationToken,
     served: watch::Sender<Served>,
+    /// The VIPs that snapshots answer for.
+    answers: watch::Sender<VipAnswers>,
+    ownership: Arc<VipOwnership>,
+    election: watch::Sender<ElectionStatus>,
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -206,6 +221,9 @@ impl Channels {
             draining: watch::Sender::default(),
             leaving: CancellationToken::new(),
             served: watch::Sender::default(),
+            answers: watch::Sender::new(election::first_answers(settings)),
+            ownership: election::ownership(settings),
+            election: watch::Sender::default(),
             neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
         }
     }
@@ -265,6 +283,7 @@ async fn serve(
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    election::supervise(&mut supervisor, settings, &channels, loads.clone(), &ended);
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
@@ -297,6 +316,7 @@ async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCo
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
     withdraw_routes(settings).await;
+    election::hand_over(settings, channels).await;
     if is_announced {
         let wait = settings.drain_on_stop;
         tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
@@ -359,7 +379,8 @@ fn start_workers<'a>(
             observer: (),
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
-        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox), passing)
+        let ownership = Arc::clone(&channels.ownership);
+        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox, ownership), passing)
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -377,12 +398,13 @@ fn start_worker(
     core: CoreId,
     rest: Option<Rest>,
     eal: Eal,
-    (parts, mailbox): (WorkerParts, Arc<Mailbox>),
+    (parts, mailbox, ownership): (WorkerParts, Arc<Mailbox>, Arc<VipOwnership>),
     passing: &FlowPassing,
 ) -> Result<worker_threads::Worker, RunError> {
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
     let mut worker = Worker::new(parts)?.answering(mailbox);
+    worker.own_by(ownership);
     if let Some(flows) = passing.waiting() {
         worker.restore(flows);
     }
@@ -523,6 +545,7 @@ fn supervise_state(
         health: channels.probed.health.subscribe(),
         tags: channels.probed.tags.subscribe(),
         tunables: sources.reload.tunables(),
+        answers: channels.answers.subscribe(),
         clock: worker_threads::now_ns,
     };
     let outputs = Outputs {
@@ -639,6 +662,7 @@ fn sources(
         reached: channels.reached.subscribe(),
         connected: channels.connected.subscribe(),
         draining: channels.draining.subscribe(),
+        election: channels.election.subscribe(),
         controller,
         tasks,
         workers,
