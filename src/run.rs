@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::election::{ElectionStatus, prepare};
+use crate::agent::election::ElectionStatus;
 use crate::agent::flow_file::FlowFile;
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
@@ -54,7 +54,7 @@ use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, fo
 use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
-use crate::settings::{Elector, Settings, StateSource, Twin};
+use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
 use passing::FlowPassing;
 use stop::Stop;
@@ -85,9 +85,6 @@ pub enum RunError {
     /// A worker could not be started.
     #[error(transparent)]
     Worker(#[from] WorkerError),
-    /// The directory of keepalived cannot be created.
-    #[error("the directory keepalived in stateDir cannot be prepared: {0}")]
-    Election(#[source] std::io::Error),
     /// The embedded controller could not be started.
     #[error(transparent)]
     Controller(#[from] ControllerError),
@@ -108,9 +105,6 @@ pub enum Privileges {
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
-    if settings.election.elector == Elector::Keepalived {
-        prepare(&settings.state_dir).map_err(RunError::Election)?;
-    }
     if privileges == Privileges::Needed {
         for (mechanism, error) in privileges::drop_unneeded(settings) {
             tracing::warn!(mechanism, error, "some privileges stay, because the kernel refuses to take them");

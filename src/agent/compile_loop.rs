@@ -299,7 +299,22 @@ mod tests {
             };
             let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
-            Self { pipeline, inputs, outputs, worker, known, network, health, _tags, tunables, _answers, next_hops, served, reached, task }
+            Self {
+                pipeline,
+                inputs,
+                outputs,
+                worker,
+                known,
+                network,
+                health,
+                _tags,
+                tunables,
+                _answers,
+                next_hops,
+                served,
+                reached,
+                task,
+            }
         }
 
         fn know(&self, origin: Origin, state: State) {

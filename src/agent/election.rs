@@ -28,7 +28,6 @@ use super::supervisor::Failure;
 use crate::settings::Settings;
 use crate::worker_threads::Load;
 pub use duplicates::watch_claims;
-pub use keepalived::prepare;
 use keepalived::{Files, Keepalived, Notification};
 use priority::addition;
 
@@ -37,8 +36,10 @@ const TICK: Duration = Duration::from_millis(25);
 /// Between the end of one keepalived and the start of the next: what the first sent has left the queues by then, several
 /// polls of each worker later.
 const PAUSE: Duration = Duration::from_millis(100);
-/// For this long after the start owners do not hold on to their groups, so that groups spread over gateways that start
-/// together.
+/// keepalived tells the state of each group at its start; without a word for this long something is wrong.
+const SILENT: Duration = Duration::from_secs(10);
+/// For this long after it is fit for the first time a gateway does not hold on to its groups, so that groups spread over
+/// gateways that start together.
 const SETTLED: Duration = Duration::from_secs(10);
 
 /// A group of VIPs.
@@ -92,8 +93,8 @@ pub struct Election {
     pub status: watch::Sender<ElectionStatus>,
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
-    /// When the gateway started, by `clock`.
-    pub started_ns: u64,
+    /// When the gateway was fit for the first time, by `clock`.
+    pub first_fit_ns: Option<u64>,
 }
 
 /// How one run of keepalived ended.
@@ -110,6 +111,7 @@ enum Round {
 /// If keepalived cannot be started, or ends.
 pub async fn run(election: Election) -> Result<(), Failure> {
     let files = Files::new(&election.settings.state_dir);
+    files.create()?;
     let mut election = Ownerless(election);
     loop {
         election.0.lose_all();
@@ -196,6 +198,8 @@ impl Election {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (lease_ns, ended) = (self.lease_ns(), self.ended.clone());
         let mut last_ns = (self.clock)();
+        let silent_until_ns = last_ns.saturating_add(u64::try_from(SILENT.as_nanos())?);
+        let mut has_told = false;
         loop {
             let notification = tokio::select! {
                 () = ended.cancelled() => return Ok(Round::Over),
@@ -213,6 +217,10 @@ impl Election {
             }
             if self.ownership.expired(now_ns).next().is_some() {
                 return Ok(Round::Lost("no advertisement has left in time"));
+            }
+            has_told |= notification.is_some();
+            if !has_told && now_ns > silent_until_ns {
+                return Ok(Round::Lost("keepalived tells nothing; at level debug its messages say why"));
             }
             if let Some(Notification { group, is_master }) = notification {
                 self.follow(group, is_master, now_ns);
@@ -233,7 +241,8 @@ impl Election {
         }
         let was_owner = self.answers.borrow().groups.is_some_and(|groups| groups.has(group));
         if was_owner != is_master {
-            let what = if is_master { "the gateway takes over a group of VIPs" } else { "another gateway owns the group of VIPs" };
+            let what =
+                if is_master { "the gateway takes over a group of VIPs" } else { "another gateway owns the group of VIPs" };
             tracing::info!(group, "{what}");
         }
         self.publish(group, is_master);
@@ -276,7 +285,12 @@ impl Standing {
             self.has_backends = has_backends(&election.served.borrow_and_update());
         }
         let unfit = self.unfit(election);
-        let is_settled = (election.clock)().saturating_sub(election.started_ns) >= u64::try_from(SETTLED.as_nanos())?;
+        let now_ns = (election.clock)();
+        if unfit.is_none() {
+            election.first_fit_ns.get_or_insert(now_ns);
+        }
+        let settled_ns = election.first_fit_ns.map(|first_ns| now_ns.saturating_sub(first_ns));
+        let is_settled = settled_ns.is_some_and(|settled_ns| Duration::from_nanos(settled_ns) >= SETTLED);
         let keeps = is_settled && !election.settings.election.preempt;
         let owned = election.answers.borrow().groups;
         for (group, told) in (0..).zip(&mut self.told) {

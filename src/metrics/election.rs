@@ -12,8 +12,11 @@ use crate::agent::election::ElectionStatus;
 const OWNED: MetricFamily = MetricFamily::gauge("sluice_vip_group_owned", "", "1 while this gateway owns the group of VIPs.");
 const TAKEOVERS: MetricFamily =
     MetricFamily::counter("sluice_vip_group", "takeovers", "How often this gateway has taken over the group of VIPs.");
-const UNFIT: MetricFamily =
-    MetricFamily::gauge("sluice_vip_election_unfit", "", "1 while this gateway leaves its VIPs to others; 0 without an election.");
+const UNFIT: MetricFamily = MetricFamily::gauge(
+    "sluice_vip_election_unfit",
+    "",
+    "1 while this gateway leaves its VIPs to others; 0 without an election.",
+);
 const RESTARTS: MetricFamily = MetricFamily::counter(
     "sluice_vip_election",
     "restarts",

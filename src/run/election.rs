@@ -62,7 +62,7 @@ pub(super) fn supervise(
         answers,
         status,
         clock: worker_threads::now_ns,
-        started_ns: worker_threads::now_ns(),
+        first_fit_ns: None,
     };
     supervisor.run_to_its_end("election", inputs, election::run);
 }

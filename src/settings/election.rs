@@ -82,7 +82,8 @@ fn election(section: &mut Section<'_>, ports: &[LocatedPort]) -> Election {
     let preempt = section.flag("preempt", false);
     let last_vrid = u16::from(first_vrid) + u16::from(groups) - 1;
     if last_vrid > u8::MAX.into() {
-        let message = format!("found {first_vrid} for {groups} groups; their VRIDs would end at {last_vrid}, expected at most 255");
+        let message =
+            format!("found {first_vrid} for {groups} groups; their VRIDs would end at {last_vrid}, expected at most 255");
         section.problem_of("firstVrid", message);
     }
     if !advertisement.as_millis().is_multiple_of(ADVERTISEMENT_UNIT_MS) {

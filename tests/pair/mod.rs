@@ -1,5 +1,6 @@
 //! Two gateways and a client on one bridge, in their own network namespaces. Dropping [`Pair`] removes everything.
 
+#![allow(unreachable_pub, reason = "each test file is a crate of its own")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../edge/skip.rs"]
@@ -145,7 +146,9 @@ impl Pair {
         Self::ip(&format!("-n {id}-sw link add bridge type bridge mcast_snooping 0"));
         Self::ip(&format!("-n {id}-sw link set bridge up"));
         for (namespace, mac) in [("client", "02:00:00:00:cc:01"), ("gw0", &Self::mac(0)), ("gw1", &Self::mac(1))] {
-            Self::ip(&format!("link add eth0 netns {id}-{namespace} address {mac} type veth peer name {namespace} netns {id}-sw"));
+            Self::ip(&format!(
+                "link add eth0 netns {id}-{namespace} address {mac} type veth peer name {namespace} netns {id}-sw"
+            ));
             for (place, interface) in [(namespace, "eth0"), ("sw", namespace)] {
                 let off = ["ethtool", "-K", interface, "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off"];
                 self.command(place, &off).output().unwrap();

@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use zerocopy::network_endian::{U16, U32, U128};
 
 use crate::wire::{
-    Address, Arp, Buffer, Ethernet, Extension, Headers, LinkLayerOption, Mac, NeighbourMessage, NetworkHeader, Transport, checksum,
-    ether_type, icmpv6, is_group_address, neighbour, protocol, take, take_mut, transport_bytes, written_transport_offset,
+    Address, Arp, Buffer, Ethernet, Extension, Headers, LinkLayerOption, Mac, NeighbourMessage, NetworkHeader, Transport,
+    checksum, ether_type, icmpv6, is_group_address, neighbour, protocol, take, take_mut, transport_bytes,
+    written_transport_offset,
 };
 
 /// Hop limit of neighbour discovery: a packet that passed a router cannot have it (RFC 4861 section 7.1).

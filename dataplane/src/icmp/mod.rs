@@ -17,7 +17,9 @@ mod vip_ownership;
 
 pub(crate) use announce::Announcements;
 pub use answer::may_answer;
-pub use arp_ndp::{announcement, arp_claim, arp_question, arp_reply, neighbour_advertisement, neighbour_claim, neighbour_question};
+pub use arp_ndp::{
+    announcement, arp_claim, arp_question, arp_reply, neighbour_advertisement, neighbour_claim, neighbour_question,
+};
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error, icmp_error_about_inner};
 pub use error_mapping::ErrorRewrite;

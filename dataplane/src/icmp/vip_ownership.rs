@@ -110,7 +110,9 @@ impl VipOwnership {
     /// The groups whose lease has expired although nothing has ended it: the gateway was stopped, or sends nothing.
     pub fn expired(&self, now_ns: u64) -> impl Iterator<Item = u8> {
         let leases = self.election.iter().flat_map(|election| &election.leases);
-        (0..).zip(leases).filter(move |(_, lease)| matches!(lease.load(Ordering::SeqCst), 1.. if !is_valid(lease, now_ns)))
+        (0..)
+            .zip(leases)
+            .filter(move |(_, lease)| matches!(lease.load(Ordering::SeqCst), 1.. if !is_valid(lease, now_ns)))
             .map(|(group, _)| group)
     }
 

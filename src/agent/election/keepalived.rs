@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use dpdk_sys::process::die_with_parent;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::net::unix::pipe;
@@ -40,7 +41,9 @@ pub(super) enum KeepalivedError {
     Start(#[source] io::Error),
     #[error("{path}: {source}")]
     File { path: String, source: io::Error },
-    #[error("keepalived ended ({0}); its messages are in this log at level debug, `keepalived -t -f {1}` checks its configuration")]
+    #[error(
+        "keepalived ended ({0}); its messages are in this log at level debug, `keepalived -t -f {1}` checks its configuration"
+    )]
     Ended(String, String),
 }
 
@@ -51,20 +54,6 @@ pub(super) struct Notification {
     pub(super) is_master: bool,
 }
 
-/// Creates the directory and the FIFO. To be called before privileges are given up: a FIFO is made by a system call that
-/// makes devices, too.
-///
-/// # Errors
-/// If they cannot be created.
-pub fn prepare(state_dir: &Path) -> io::Result<()> {
-    let directory = state_dir.join(DIRECTORY);
-    fs::create_dir_all(&directory)?;
-    match mknodat(CWD, directory.join("notify"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
-        Err(rustix::io::Errno::EXIST) => Ok(()),
-        made => Ok(made?),
-    }
-}
-
 /// Files of keepalived.
 #[derive(Clone, Debug)]
 pub(super) struct Files(PathBuf);
@@ -72,6 +61,18 @@ pub(super) struct Files(PathBuf);
 impl Files {
     pub(super) fn new(state_dir: &Path) -> Self {
         Self(state_dir.join(DIRECTORY))
+    }
+
+    /// Creates the directory and the FIFO of notifications, whose path it returns.
+    pub(super) fn create(&self) -> Result<PathBuf, KeepalivedError> {
+        let fifo = self.path("notify");
+        let created =
+            fs::create_dir_all(&self.0).and_then(|()| match mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
+                Ok(()) | Err(Errno::EXIST) => Ok(()),
+                Err(error) => Err(error.into()),
+            });
+        created.map_err(|source| KeepalivedError::File { path: fifo.display().to_string(), source })?;
+        Ok(fifo)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -108,7 +109,7 @@ impl Files {
                 text,
                 "\ntrack_file group-{group} {{\n  file \"{directory}/group-{group}\"\n  weight 1\n}}\n\
                  vrrp_instance sluice-{group} {{\n  state BACKUP\n  interface {interface}\n  virtual_router_id {vrid}\n  \
-                 priority {}\n  advert_int {seconds}\n  virtual_ipaddress {{\n    {address} dev lo\n  }}\n  track_file {{\n    \
+                 priority {}\n  advert_int {seconds}\n  virtual_ipaddress {{\n    {address}\n  }}\n  track_file {{\n    \
                  group-{group} weight 1\n  }}\n}}\n",
                 base(&settings.name, group)
             );
@@ -120,9 +121,9 @@ impl Files {
 /// The address that the instance of a VRID advertises.
 fn advertised(is_v4: bool, vrid: u8) -> String {
     if is_v4 {
-        format!("{}/32", IpAddr::from([169, 254, 83, vrid]))
+        format!("{}/32 dev lo scope host", IpAddr::from([169, 254, 83, vrid]))
     } else {
-        format!("{}/128", IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0x5653, u16::from(vrid)]))
+        format!("{}/128 dev lo", IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0x5653, u16::from(vrid)]))
     }
 }
 
@@ -140,7 +141,7 @@ impl Keepalived {
     /// Starts it. Notifications that an earlier one has left are dropped.
     pub(super) fn start(files: &Files, settings: &Settings) -> Result<Self, KeepalivedError> {
         files.write("keepalived.conf", &files.configuration(settings))?;
-        let (configuration, fifo) = (files.path("keepalived.conf"), files.path("notify"));
+        let (configuration, fifo) = (files.path("keepalived.conf"), files.create()?);
         let of_fifo = |source| KeepalivedError::File { path: fifo.display().to_string(), source };
         let receiver = pipe::OpenOptions::new().read_write(true).open_receiver(&fifo).map_err(of_fifo)?;
         let mut rest = [0; 4096];
@@ -275,10 +276,10 @@ mod tests {
             for line in ["interface uplink", "advert_int 0.25", &format!("virtual_router_id {vrid}")] {
                 assert!(instance.contains(&line), "{line}: {text}");
             }
-            assert!(lines.contains(&format!("169.254.83.{vrid}/32 dev lo").as_str()), "{text}");
+            assert!(lines.contains(&format!("169.254.83.{vrid}/32 dev lo scope host").as_str()), "{text}");
         }
         assert!(!text.contains("192.0.2."), "Linux gets no VIP");
-        assert_eq!(advertised(false, 51), "fe80::5653:33/128");
+        assert_eq!(advertised(false, 51), "fe80::5653:33/128 dev lo");
         assert_eq!(text.matches("vrrp_instance").count(), 2);
     }
 }
