@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::election::ElectionStatus;
+use crate::agent::election::{Candidacy, ElectionStatus};
 use crate::agent::flow_file::FlowFile;
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
@@ -55,7 +55,7 @@ use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
-use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use passing::FlowPassing;
 use stop::Stop;
 use watchdog::Watchdog;
@@ -277,7 +277,7 @@ async fn serve(
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
-    election::supervise(&mut supervisor, settings, &channels, loads.clone(), &ended);
+    election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &ended));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
@@ -292,9 +292,7 @@ async fn serve(
     }
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
-    if let Some(restored) = restored {
-        restored.abort();
-    }
+    restored.iter().for_each(|restored| restored.abort());
     // The controller ends last, because the other tasks use its state until now. It releases its Lease.
     ended.cancel();
     supervisor.finished().await;
@@ -310,7 +308,7 @@ async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCo
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
     withdraw_routes(settings).await;
-    election::hand_over(settings, channels).await;
+    election::hand_over(settings, channels.answers.subscribe()).await;
     if is_announced {
         let wait = settings.drain_on_stop;
         tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
@@ -551,6 +549,24 @@ fn supervise_state(
     };
     let inputs = (pipeline, inputs, outputs);
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
+}
+
+/// This gateway's part in the election of the owners of VIPs.
+fn candidacy(settings: &Settings, channels: &Channels, loads: Vec<Arc<Load>>, ended: &CancellationToken) -> Candidacy {
+    Candidacy {
+        settings: Arc::new(settings.clone()),
+        ownership: Arc::clone(&channels.ownership),
+        loads,
+        served: channels.served.subscribe(),
+        network: channels.network.subscribe(),
+        draining: channels.draining.subscribe(),
+        leaving: channels.leaving.clone(),
+        ended: ended.clone(),
+        answers: channels.answers.clone(),
+        status: channels.election.clone(),
+        clock: worker_threads::now_ns,
+        first_fit_ns: None,
+    }
 }
 
 /// The tasks that operators ask: the admin API, and metrics with probes. An address of metrics that is in use is tried

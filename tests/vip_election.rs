@@ -91,7 +91,7 @@ fn of_two_gateways_without_an_election_one_reports_the_other_and_stops_answering
     owns_all(&pair, 1, "its Ethernet address is the higher one");
 }
 
-/// The outages by `kill -9` of an owner. `SLUICE_KILLS=30 cargo test --release --test vip_election -- --ignored`
+/// The outages by `kill -9` of an owner. `SLUICE_KILLS=30 cargo test --test vip_election -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement, of several minutes"]
 fn outages_by_kill() {

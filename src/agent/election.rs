@@ -70,7 +70,7 @@ pub struct ElectionStatus {
 
 /// Inputs and outputs of the task.
 #[derive(Clone, Debug)]
-pub struct Election {
+pub struct Candidacy {
     /// The configuration.
     pub settings: Arc<Settings>,
     /// The leases, which workers read.
@@ -109,10 +109,10 @@ enum Round {
 ///
 /// # Errors
 /// If keepalived cannot be started, or ends.
-pub async fn run(election: Election) -> Result<(), Failure> {
-    let files = Files::new(&election.settings.state_dir);
+pub async fn run(candidacy: Candidacy) -> Result<(), Failure> {
+    let files = Files::new(&candidacy.settings.state_dir);
     files.create()?;
-    let mut election = Ownerless(election);
+    let mut election = Ownerless(candidacy);
     loop {
         election.0.lose_all();
         election.0.wait_for_workers().await;
@@ -138,7 +138,7 @@ pub async fn run(election: Election) -> Result<(), Failure> {
 }
 
 /// An election that owns nothing once it is dropped, whatever ended the task.
-struct Ownerless(Election);
+struct Ownerless(Candidacy);
 
 impl Drop for Ownerless {
     fn drop(&mut self) {
@@ -146,7 +146,7 @@ impl Drop for Ownerless {
     }
 }
 
-impl Election {
+impl Candidacy {
     fn lease_ns(&self) -> u64 {
         let advertisement = self.settings.election.advertisement * LEASE_INTERVALS;
         u64::try_from(advertisement.as_nanos()).unwrap_or(u64::MAX)
@@ -260,7 +260,7 @@ struct Standing {
 }
 
 impl Standing {
-    fn new(election: &Election) -> Self {
+    fn new(election: &Candidacy) -> Self {
         let now_ns = (election.clock)();
         let polls = election.loads.iter().map(|load| (load.read().polls, now_ns)).collect();
         let told = vec![None; election.settings.election.groups.into()];
@@ -280,7 +280,7 @@ impl Standing {
     }
 
     /// Writes the priorities that have changed.
-    fn update(&mut self, election: &mut Election, files: &Files) -> Result<(), Failure> {
+    fn update(&mut self, election: &mut Candidacy, files: &Files) -> Result<(), Failure> {
         if election.served.has_changed().unwrap_or(false) {
             self.has_backends = has_backends(&election.served.borrow_and_update());
         }
@@ -309,7 +309,7 @@ impl Standing {
         Ok(())
     }
 
-    fn unfit(&self, election: &Election) -> Option<&'static str> {
+    fn unfit(&self, election: &Candidacy) -> Option<&'static str> {
         let rows = [
             (election.leaving.is_cancelled(), "it ends"),
             (*election.draining.borrow(), "it is drained"),

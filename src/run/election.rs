@@ -6,14 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::{OwnedGroups, VipAnswers, VipOwnership};
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
-use super::Channels;
-use crate::agent::election::{self, Election};
+use crate::agent::election::{self, Candidacy};
 use crate::agent::supervisor::Supervisor;
 use crate::settings::{Elector, Settings};
-use crate::worker_threads::{self, Load};
 
 /// Intervals of advertisements that a gateway which ends waits for another one to take its VIPs: others need four.
 const HANDOVER_INTERVALS: u32 = 10;
@@ -37,40 +35,19 @@ pub(super) fn first_answers(settings: &Settings) -> VipAnswers {
 }
 
 /// Supervises the election, or the watch for other gateways where there is none.
-pub(super) fn supervise(
-    supervisor: &mut Supervisor,
-    settings: &Settings,
-    channels: &Channels,
-    loads: Vec<Arc<Load>>,
-    ended: &CancellationToken,
-) {
-    let (ownership, answers, status) = (Arc::clone(&channels.ownership), channels.answers.clone(), channels.election.clone());
-    if settings.election.elector == Elector::None {
+pub(super) fn supervise(supervisor: &mut Supervisor, candidacy: Candidacy) {
+    if candidacy.settings.election.elector == Elector::None {
+        let Candidacy { ownership, answers, status, .. } = candidacy;
         let inputs = (ownership, answers, status);
         supervisor.run("duplicates", inputs, |(ownership, answers, status)| election::watch_claims(ownership, answers, status));
-        return;
+    } else {
+        supervisor.run_to_its_end("election", candidacy, election::run);
     }
-    let inputs = Election {
-        settings: Arc::new(settings.clone()),
-        ownership,
-        loads,
-        served: channels.served.subscribe(),
-        network: channels.network.subscribe(),
-        draining: channels.draining.subscribe(),
-        leaving: channels.leaving.clone(),
-        ended: ended.clone(),
-        answers,
-        status,
-        clock: worker_threads::now_ns,
-        first_fit_ns: None,
-    };
-    supervisor.run_to_its_end("election", inputs, election::run);
 }
 
 /// Waits until other gateways have taken the VIPs of this one, which is about to end.
-pub(super) async fn hand_over(settings: &Settings, channels: &Channels) {
+pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<VipAnswers>) {
     let owns_some = |answers: &VipAnswers| answers.groups.is_some_and(|groups| groups.owned > 0);
-    let mut answers = channels.answers.subscribe();
     if !owns_some(&answers.borrow_and_update()) {
         return;
     }

@@ -267,7 +267,7 @@ endpoints: [{{addresses: [192.0.2.10]}}]
                 let request = proto::v1::DrainRequest { target: name, ..Default::default() };
                 client.drain(request).await.map(drop)
             } else {
-                let request = proto::v1::UndrainRequest { target: name, ..Default::default() };
+                let request = proto::v1::UndrainRequest { target: name };
                 client.undrain(request).await.map(drop)
             }
         });

@@ -93,8 +93,11 @@ impl Duplicates {
     /// Forgets what is old, and returns it.
     fn expire(&mut self, now: Instant) -> Vec<IpAddr> {
         let is_old = |at: &Instant| now.duration_since(*at) >= YIELDED;
-        let mut gone: Vec<_> = self.yielded.extract_if(.., |_, at| is_old(at)).map(|(vip, _)| vip).collect();
-        gone.extend(self.defended.extract_if(.., |_, (at, _)| is_old(at)).map(|(vip, _)| vip));
+        let yielded = self.yielded.iter().filter(|(_, at)| is_old(at)).map(|(vip, _)| *vip);
+        let defended = self.defended.iter().filter(|(_, (at, _))| is_old(at)).map(|(vip, _)| *vip);
+        let gone: Vec<_> = yielded.chain(defended).collect();
+        self.yielded.retain(|_, at| !is_old(at));
+        self.defended.retain(|_, (at, _)| !is_old(at));
         gone
     }
 
