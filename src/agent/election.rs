@@ -2,7 +2,7 @@
 //!
 //! Several gateways on a link share the VIPs of `l2` pools by groups ([`proto::vip_group`]); keepalived elects the owner
 //! of each group by VRRP. Workers answer for a group while its lease lasts
-//! ([`VipOwnership`](dataplane::VipOwnership)), which ends with the advertisements that they let pass.
+//! ([`VipOwnership`]), which ends with the advertisements that they let pass.
 //!
 //! Invariant: a gateway that was stopped begins anew. Notifications that came meanwhile are not believed, since
 //! keepalived heard nobody: it is killed, what it sent is dropped, and only what a new one says counts. Whenever this
