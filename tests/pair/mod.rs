@@ -96,6 +96,10 @@ impl Pair {
         if !skip::can_create_namespaces(test) {
             return None;
         }
+        if announce.contains("keepalived") && Command::new("keepalived").arg("--version").output().is_err() {
+            skip::skip(test, "needs keepalived (.ci/install test)");
+            return None;
+        }
         let mut pair = Self {
             id: format!("{name}{}", std::process::id() % 10_000),
             dir: tempfile::Builder::new().prefix("sluice-").tempdir().unwrap(),
