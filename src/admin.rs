@@ -20,6 +20,7 @@ use proto::{Generation, v1};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
+use crate::agent::election::ElectionStatus;
 use crate::agent::inquiries::Inquiries;
 use crate::agent::probe::Causes;
 use crate::agent::served::Served;
@@ -72,6 +73,8 @@ pub struct Sources {
     pub connected: watch::Receiver<bool>,
     /// Whether the gateway is drained.
     pub draining: watch::Receiver<bool>,
+    /// The election of the owners of VIPs.
+    pub election: watch::Receiver<ElectionStatus>,
     /// The controller.
     pub controller: ControllerAccess,
     /// The agent's tasks.
@@ -265,6 +268,7 @@ pub(crate) mod tests {
             reached,
             connected: watch::channel(true).1,
             draining: watch::channel(false).1,
+            election: watch::channel(ElectionStatus::default()).1,
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],

@@ -7,6 +7,7 @@
 
 pub mod compile_loop;
 pub mod controller_client;
+pub mod election;
 pub mod flow_file;
 pub mod gateway_drain;
 pub mod inquiries;

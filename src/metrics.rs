@@ -6,6 +6,7 @@
 //! Not here: counting, HTTP and text formats (`control::healthz`, `control::metrics`).
 
 mod backends;
+mod election;
 mod status_page;
 mod workers;
 
@@ -122,6 +123,7 @@ impl Collector for GatewayPages {
         writer.gauge(&DRAINING, u64::from(*sources.draining.borrow() || self.leaving.is_cancelled()))?;
         writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;
         writer.gauge(&GENERATION, sources.reached.borrow().as_ref().map_or(0, |generation| generation.counter))?;
+        election::write(&mut writer, &sources.election.borrow())?;
         let tasks = sources.tasks.status();
         writer.counters(&TASK_RESTARTS, tasks.iter().map(|task| ([("task", &task.name)], task.restarts)))?;
         let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();

@@ -5,6 +5,7 @@
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod election;
 mod passing;
 mod privileges;
 mod stop;
@@ -24,7 +25,10 @@ use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::forward::{Explainer, Mailbox};
-use dataplane::{Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, Worker, WorkerCounters};
+use dataplane::{
+    Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, VipAnswers, VipOwnership, Worker,
+    WorkerCounters,
+};
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
 use proto::{GatewayState, Generation};
@@ -36,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
+use crate::agent::election::{Candidacy, ElectionStatus};
 use crate::agent::flow_file::FlowFile;
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
@@ -50,7 +55,7 @@ use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
-use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use passing::FlowPassing;
 use stop::Stop;
 use watchdog::Watchdog;
@@ -183,6 +188,10 @@ struct Channels {
     /// Cancelled when the gateway is about to end, so that its routes are withdrawn.
     leaving: CancellationToken,
     served: watch::Sender<Served>,
+    /// The VIPs that snapshots answer for.
+    answers: watch::Sender<VipAnswers>,
+    ownership: Arc<VipOwnership>,
+    election: watch::Sender<ElectionStatus>,
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -206,6 +215,9 @@ impl Channels {
             draining: watch::Sender::default(),
             leaving: CancellationToken::new(),
             served: watch::Sender::default(),
+            answers: watch::Sender::new(election::first_answers(settings)),
+            ownership: election::ownership(settings),
+            election: watch::Sender::default(),
             neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
         }
     }
@@ -265,6 +277,7 @@ async fn serve(
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &ended));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
@@ -279,9 +292,7 @@ async fn serve(
     }
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
-    if let Some(restored) = restored {
-        restored.abort();
-    }
+    restored.iter().for_each(|restored| restored.abort());
     // The controller ends last, because the other tasks use its state until now. It releases its Lease.
     ended.cancel();
     supervisor.finished().await;
@@ -297,6 +308,7 @@ async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCo
     let is_announced = !channels.announced.borrow().is_empty();
     channels.leaving.cancel();
     withdraw_routes(settings).await;
+    election::hand_over(settings, channels.answers.subscribe()).await;
     if is_announced {
         let wait = settings.drain_on_stop;
         tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
@@ -359,7 +371,8 @@ fn start_workers<'a>(
             observer: (),
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
-        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox), passing)
+        let ownership = Arc::clone(&channels.ownership);
+        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox, ownership), passing)
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -377,12 +390,13 @@ fn start_worker(
     core: CoreId,
     rest: Option<Rest>,
     eal: Eal,
-    (parts, mailbox): (WorkerParts, Arc<Mailbox>),
+    (parts, mailbox, ownership): (WorkerParts, Arc<Mailbox>, Arc<VipOwnership>),
     passing: &FlowPassing,
 ) -> Result<worker_threads::Worker, RunError> {
     let counters = Arc::clone(&parts.counters);
     let mut originated = 0;
     let mut worker = Worker::new(parts)?.answering(mailbox);
+    worker.own_by(ownership);
     if let Some(flows) = passing.waiting() {
         worker.restore(flows);
     }
@@ -523,6 +537,7 @@ fn supervise_state(
         health: channels.probed.health.subscribe(),
         tags: channels.probed.tags.subscribe(),
         tunables: sources.reload.tunables(),
+        answers: channels.answers.subscribe(),
         clock: worker_threads::now_ns,
     };
     let outputs = Outputs {
@@ -534,6 +549,24 @@ fn supervise_state(
     };
     let inputs = (pipeline, inputs, outputs);
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
+}
+
+/// This gateway's part in the election of the owners of VIPs.
+fn candidacy(settings: &Settings, channels: &Channels, loads: Vec<Arc<Load>>, ended: &CancellationToken) -> Candidacy {
+    Candidacy {
+        settings: Arc::new(settings.clone()),
+        ownership: Arc::clone(&channels.ownership),
+        loads,
+        served: channels.served.subscribe(),
+        network: channels.network.subscribe(),
+        draining: channels.draining.subscribe(),
+        leaving: channels.leaving.clone(),
+        ended: ended.clone(),
+        answers: channels.answers.clone(),
+        status: channels.election.clone(),
+        clock: worker_threads::now_ns,
+        first_fit_ns: None,
+    }
 }
 
 /// The tasks that operators ask: the admin API, and metrics with probes. An address of metrics that is in use is tried
@@ -639,6 +672,7 @@ fn sources(
         reached: channels.reached.subscribe(),
         connected: channels.connected.subscribe(),
         draining: channels.draining.subscribe(),
+        election: channels.election.subscribe(),
         controller,
         tasks,
         workers,

@@ -5,6 +5,7 @@
 
 mod checks;
 mod effective;
+mod election;
 mod engine;
 mod keys;
 mod links;
@@ -21,6 +22,7 @@ use control::config::{Invalid, Located, Logs, Reader};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 
 use crate::netlink::RouteTable;
+pub use election::{Election, Elector};
 pub use keys::{Hugepages, Poll};
 pub use port::{PortSettings, Twin};
 pub use state_source::{SourceChoice, StateSource};
@@ -66,6 +68,8 @@ pub struct Settings {
     pub neighbours: Vec<Neighbour>,
     /// Key `announce`.
     pub announce: RouteTable,
+    /// How the owners of VIPs of `l2` pools are elected.
+    pub election: Election,
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
     /// process ends.
     pub drain_on_stop: Duration,
@@ -101,7 +105,7 @@ impl Settings {
         let admin_listen = keys::admin(&mut top);
         let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
-        let announce = keys::announce(&mut top);
+        let (announce, election) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         keys::unbuilt(&mut top);
         let source = state_source::take(&mut top, choice, &admin_listen);
@@ -140,6 +144,7 @@ impl Settings {
             routes: values(routes),
             neighbours,
             announce,
+            election,
             drain_on_stop,
             reserved,
         })

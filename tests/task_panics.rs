@@ -55,12 +55,14 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     let (network, health) = (watch::Sender::new(rig.network.clone()), watch::Sender::new(probe::Health::default()));
     let tags = watch::Sender::new(proto::ProbeTags::new());
     let tunables = watch::Sender::new(rig::config(1).tunables());
+    let answers = watch::Sender::new(dataplane::VipAnswers::default());
     let inputs = Inputs {
         known: states_seen,
         network: network.subscribe(),
         health: health.subscribe(),
         tags: tags.subscribe(),
         tunables: tunables.subscribe(),
+        answers: answers.subscribe(),
         clock: || 100 * SECOND,
     };
     let outputs = Outputs {

@@ -40,15 +40,15 @@ pub use forward::{
 };
 pub use fragment::{Datagram, Fragment, Part};
 pub use icmp::{
-    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, NeighbourRequest, Quote, QuotedChecksum,
-    UnresolvedNeighbour,
+    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, LEASE_INTERVALS, NeighbourRequest, Quote, QuotedChecksum,
+    UnresolvedNeighbour, VipClaim, VipOwnership,
 };
 pub use port::{
     BURST, Burst, Doorbell, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues,
 };
 pub use snapshot::{
-    BackendView, Config, GUE_PORT, Health, Neighbour, Network, PortConfig, PortView, Publisher, Route, ServiceView, Snapshot,
-    Subscriber, Tunables, Tunnel, VlanLink,
+    BackendView, Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, PortView, Publisher, Route, ServiceView,
+    Snapshot, Subscriber, Tunables, Tunnel, VipAnswers, VlanLink,
 };
 pub use stats::{Account, BackendCounters, Counter, DropReason, ServiceDrops, WorkerCounters};
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};

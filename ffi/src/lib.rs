@@ -24,6 +24,6 @@ pub use error::Error;
 pub use ethdev::{
     BURST, Link, NoSpread, Port, PortConfig, PortStats, RingInput, RingOutput, RingPort, RxQueue, Spread, StartedPort, TxQueue,
 };
-pub use linux::{memory, tap};
+pub use linux::{memory, process, tap};
 pub use mbuf::{Mbuf, release};
 pub use mempool::{Mempool, MempoolConfig};

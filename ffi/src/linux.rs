@@ -2,4 +2,5 @@
 
 pub(crate) mod interface;
 pub mod memory;
+pub mod process;
 pub mod tap;

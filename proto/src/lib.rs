@@ -11,6 +11,7 @@ pub mod limits;
 mod service;
 mod state;
 mod status_ranges;
+mod vip_group;
 
 #[cfg(feature = "grpc")]
 pub mod convert;
@@ -27,3 +28,4 @@ pub use service::{
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
 pub use status_ranges::StatusRanges;
+pub use vip_group::{fnv1a, vip_group};

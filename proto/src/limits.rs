@@ -33,6 +33,9 @@ pub const MAGLEV_ENTRIES_AT_LEAST: u32 = 100;
 /// Version of the hash that orders backends in a Maglev table. A gateway refuses a Service with another version.
 pub const MAGLEV_HASH_VERSION: u32 = 1;
 
+/// Maximum groups of VIPs of which gateways elect the owners: each has a VRID of its own, of the 255 of a link.
+pub const VIP_GROUPS_MAX: u8 = 64;
+
 /// First SNAT port. Servers may treat lower ports as privileged.
 pub const SNAT_PORT_FIRST: u16 = 1024;
 /// Last SNAT port.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::agent::probe;
-use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot, Tunables};
+use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot, Tunables, VipAnswers};
 use proto::{GatewayState, Generation, ProbeTags};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -53,6 +53,8 @@ pub struct Inputs {
     pub tags: watch::Receiver<ProbeTags>,
     /// The configuration as far as it changes while the gateway runs.
     pub tunables: watch::Receiver<Tunables>,
+    /// The VIPs for which the gateway answers.
+    pub answers: watch::Receiver<VipAnswers>,
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
 }
@@ -130,6 +132,7 @@ impl Inputs {
             changed = self.health.changed() => (changed, true),
             changed = self.tags.changed() => (changed, true),
             changed = self.tunables.changed() => (changed, false),
+            changed = self.answers.changed() => (changed, false),
         };
         changed.is_ok().then_some(is_of_probes)
     }
@@ -147,6 +150,7 @@ impl Inputs {
         }
         let engine = engine.get_or_insert_with(|| engine_health(&health));
         compiler.tune(&self.tunables.borrow_and_update());
+        compiler.answer_for(&self.answers.borrow_and_update());
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
         Some(compiler.compile(&state, &network, engine, (self.clock)()))
@@ -255,6 +259,8 @@ mod tests {
         /// Open as long as the gateway runs.
         _tags: watch::Sender<ProbeTags>,
         tunables: watch::Sender<Tunables>,
+        /// Open as long as the gateway runs.
+        _answers: watch::Sender<VipAnswers>,
         next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
         served: watch::Receiver<Served>,
         reached: watch::Receiver<Option<Generation>>,
@@ -274,12 +280,14 @@ mod tests {
             let (reached_out, reached) = watch::channel(None);
             let (_tags, tags_in) = watch::channel(ProbeTags::new());
             let (tunables, tunables_in) = watch::channel(config().tunables());
+            let (_answers, answers_in) = watch::channel(VipAnswers::default());
             let inputs = Inputs {
                 known: known_in,
                 network: network_in,
                 health: health_in,
                 tags: tags_in,
                 tunables: tunables_in,
+                answers: answers_in,
                 clock: || 0,
             };
             let outputs = Outputs {
@@ -291,7 +299,22 @@ mod tests {
             };
             let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
             let worker = workers.remove(0);
-            Self { pipeline, inputs, outputs, worker, known, network, health, _tags, tunables, next_hops, served, reached, task }
+            Self {
+                pipeline,
+                inputs,
+                outputs,
+                worker,
+                known,
+                network,
+                health,
+                _tags,
+                tunables,
+                _answers,
+                next_hops,
+                served,
+                reached,
+                task,
+            }
         }
 
         fn know(&self, origin: Origin, state: State) {

@@ -1,8 +1,9 @@
 //! Draining of the gateway: it announces the VIPs of `routed` pools to routers, and none while it is drained or about
 //! to end.
 //!
-//! Invariant: a drain only withdraws routes. Packets that still arrive are forwarded, so that routers have time to
-//! converge. ARP for VIPs of `l2` pools is still answered, because no other gateway would.
+//! Invariant: a drain here only withdraws routes. Packets that still arrive are forwarded, so that routers have time to
+//! converge. Not here: VIPs of `l2` pools, which other gateways take by election (`agent::election`); without one, ARP for
+//! them is still answered, because no other gateway would.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -6,7 +6,7 @@ use control::config::{KeyValues, controller};
 use dataplane::{FlowLimits, Link};
 
 use super::links::tag_texts;
-use super::{PortSettings, Settings, StateSource};
+use super::{Election, PortSettings, Settings, StateSource};
 use crate::netlink::RouteTable;
 
 impl Settings {
@@ -18,7 +18,6 @@ impl Settings {
 
     /// Every key with its value.
     pub(crate) fn key_values(&self) -> KeyValues {
-        let RouteTable { table, protocol } = self.announce;
         let workers = KeyValues::default().with("cores", &self.cores).with("poll", self.poll);
         let tunnel = KeyValues::default()
             .with("sources", &self.tunnel.sources)
@@ -39,10 +38,24 @@ impl Settings {
             .section("flowRecords", KeyValues::default().with("to", ""))
             .section("admin", KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display())))
             .section("metrics", KeyValues::default().with("listen", controller::address_text(self.metrics_listen)))
-            .section("announce", KeyValues::default().with("routeTable", table).with("routeProtocol", protocol))
+            .section("announce", self.announce_key_values())
             .with("drainOnStop", DurationText(self.drain_on_stop))
             .block("static", self.static_key_values())
             .then(self.source_key_values())
+    }
+
+    fn announce_key_values(&self) -> KeyValues {
+        let RouteTable { table, protocol } = self.announce;
+        let Election { elector, groups, port, first_vrid, advertisement, preempt } = &self.election;
+        KeyValues::default()
+            .with("routeTable", table)
+            .with("routeProtocol", protocol)
+            .with("election", elector)
+            .with("groups", groups)
+            .with("port", self.ports.get(*port).map_or("", |port| port.name.as_str()))
+            .with("firstVrid", first_vrid)
+            .with("advertisement", DurationText(*advertisement))
+            .with("preempt", preempt)
     }
 
     fn static_key_values(&self) -> KeyValues {

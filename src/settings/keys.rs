@@ -1,7 +1,6 @@
 //! The keys of the gateway, except `ports`, `static.links` and the source.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use serde::Serialize;
 
 use super::links::{self, LocatedLink};
 use super::port::{self, LocatedPort};
-use crate::netlink::RouteTable;
 
 /// How a worker waits for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -53,13 +51,6 @@ const CORE_MAX: usize = 1023;
 
 /// Default of key `metrics.listen`.
 const METRICS_LISTEN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9435));
-
-/// Linux route table and protocol unless configured; both unassigned in iproute2's files.
-const ROUTE_NUMBER: u8 = 150;
-/// 0 to 4 are the kernel's and the administrator's (rtnetlink(7)).
-const PROTOCOL_MIN: u8 = 5;
-/// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
-const LINUX_TABLES: RangeInclusive<u32> = 253..=255;
 
 /// Default time for routers to choose other routes: BGP informs its neighbours within milliseconds, and OSPF
 /// recalculates its routes after 5 to 10 s at most.
@@ -288,17 +279,6 @@ fn neighbour(item: &Field<'_>, ports: &[LocatedPort], links: &[LocatedLink]) -> 
 /// Reads key `drainOnStop`: the time between the withdrawal of the routes to VIPs and the end of the process.
 pub(super) fn drain_on_stop(top: &mut Section<'_>) -> Duration {
     top.duration("drainOnStop", Duration::ZERO..=DRAIN_ON_STOP_MAX, DRAIN_ON_STOP)
-}
-
-/// Reads key `announce`: the Linux table of the routes to VIPs of `routed` pools.
-pub(super) fn announce(top: &mut Section<'_>) -> RouteTable {
-    let mut section = top.section("announce");
-    let expected = "the number of a table of its own, not 253 to 255";
-    let legal = |table: &u32| *table > 0 && !LINUX_TABLES.contains(table);
-    let table = section.parse("routeTable", expected, |text| text.parse().ok().filter(legal));
-    let protocol = section.number("routeProtocol", PROTOCOL_MIN..=u8::MAX, ROUTE_NUMBER);
-    section.finish();
-    RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }
 }
 
 /// Reads key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.

@@ -14,7 +14,7 @@ use proto::{Announce, Pool};
 
 use super::snat::is_on_link;
 use crate::port::{Link, PortIndex};
-use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig};
+use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig, VipAnswers};
 use crate::wire::{Address, TableHash};
 
 /// The roles of the addresses of one family.
@@ -87,6 +87,8 @@ pub(super) struct AnnouncedAddresses {
     since: BTreeMap<(Link, IpAddr), u64>,
     /// The previous [`Network::moves`].
     moves: Vec<u64>,
+    /// The previous [`VipAnswers::defended`].
+    defended: BTreeMap<IpAddr, u64>,
     /// Messages about VIPs that no port can answer for.
     pub(super) problems: Vec<String>,
 }
@@ -94,13 +96,15 @@ pub(super) struct AnnouncedAddresses {
 impl AnnouncedAddresses {
     /// Updates the answered addresses: SNAT addresses, tunnel sources that are not an address of a port, VIPs of `l2`
     /// pools, and the addresses of ports without twin. A port without link answers for nothing, so that all of its
-    /// addresses count as new when the link returns; on a port that has moved they count as new at once.
+    /// addresses count as new when the link returns; on a port that has moved they count as new at once. VIPs that are
+    /// not among `answers` are left out.
     pub(super) fn update(
         &mut self,
         config: &Config,
         pools: &[Pool],
         vips: &[IpAddr],
         network: &Network,
+        answers: &VipAnswers,
         sequence: u64,
     ) -> Announced {
         self.problems.clear();
@@ -121,11 +125,13 @@ impl AnnouncedAddresses {
             now.extend(links.flat_map(|vlan| vlan.addresses.iter().map(|net| (vlan.link, net.addr()))));
         }
         let l2: Vec<_> = pools.iter().filter(|pool| pool.announce == Announce::L2).collect();
+        let answered = answers.among(vips);
         for &vip in vips {
             let Some(pool) = l2.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(vip))) else { continue };
-            let before = now.len();
-            now.extend(holding(vip));
-            if now.len() == before {
+            let mut links = holding(vip).peekable();
+            if links.peek().is_some() {
+                now.extend(links.filter(|_| answered.binary_search(&vip).is_ok()));
+            } else {
                 let name = &pool.name;
                 self.problems.push(format!(
                     "VIP {vip} of pool {name} (announce: l2) lies in no port's prefix, so ARP and NDP for it are not answered; \
@@ -137,12 +143,14 @@ impl AnnouncedAddresses {
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
         let moves_of = |moves: &[u64], port: PortIndex| moves.get(usize::from(port.0)).copied().unwrap_or(0);
         for (key, since) in &mut since {
-            let has_moved = moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
+            let is_claimed = self.defended.get(&key.1) != answers.defended.get(&key.1);
+            let has_moved = is_claimed || moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
             if let Some(&before) = self.since.get(key).filter(|_| !has_moved) {
                 *since = before;
             }
         }
         self.moves.clone_from(&network.moves);
+        self.defended.clone_from(&answers.defended);
         self.since = since;
         Announced::new(self.since.iter().map(|(&(link, address), &since)| (link, address, since)))
     }

@@ -32,7 +32,7 @@ use snat::SnatTables;
 use targets::TargetKey;
 
 use crate::flow::FlowLimits;
-use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunables, Tunnels, Views};
+use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunables, Tunnels, Views, VipAnswers};
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
 
@@ -52,6 +52,9 @@ pub struct Compiler {
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
     announced_addresses: AnnouncedAddresses,
+    /// The VIPs that are answered for, and whether that has changed since the last compilation.
+    vip_answers: VipAnswers,
+    answers_changed: bool,
     dnat_steering: DnatSteering,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
@@ -97,7 +100,7 @@ impl Compiler {
             vlans: snat.vlans.clone(),
             promiscuous: Arc::default(),
             vlan_mtus: Arc::default(),
-            announced: announced_addresses.update(&config, &[], &[], &network, 1),
+            announced: announced_addresses.update(&config, &[], &[], &network, &VipAnswers::default(), 1),
             routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
@@ -119,6 +122,8 @@ impl Compiler {
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
             pools: Vec::new(),
+            vip_answers: VipAnswers::default(),
+            answers_changed: false,
             dnat_steering: DnatSteering::default(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
@@ -148,6 +153,14 @@ impl Compiler {
         }
     }
 
+    /// Sets, from the next snapshot on, for which VIPs of `l2` pools ARP and NDP are answered.
+    pub fn answer_for(&mut self, vips: &VipAnswers) {
+        if self.vip_answers != *vips {
+            self.vip_answers.clone_from(vips);
+            self.answers_changed = true;
+        }
+    }
+
     /// The initial snapshot, before any state; not ready.
     #[must_use]
     pub fn initial(&self) -> Snapshot {
@@ -174,9 +187,12 @@ impl Compiler {
         if listens_changed {
             self.index_frontends();
         }
+        let answers_changed = std::mem::take(&mut self.answers_changed);
         if listens_changed || links_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
             self.update_roles(network);
+        } else if answers_changed {
+            self.update_announced(network, &self.vips());
         }
         let all_steering = self.is_first || is_tuned;
         if changes.dnat || all_steering || self.dnat_steering.is_due(listens_changed, now_ns) {
@@ -201,7 +217,8 @@ impl Compiler {
     /// Restarts with the whole state after a panic. Flows hold slots of backends, targets and next hops: slots of
     /// backends and targets stay, next hops are looked up again. Tables in their grace period are dropped.
     fn restart(&mut self, now_ns: u64) {
-        let mut fresh = Self { counters: self.counters.clone(), ..Self::new(self.config.clone()) };
+        let (counters, vip_answers) = (self.counters.clone(), self.vip_answers.clone());
+        let mut fresh = Self { counters, vip_answers, ..Self::new(self.config.clone()) };
         fresh.routes.follow_epoch(&self.finished.routes);
         fresh.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
         fresh.dnat_steering = std::mem::take(&mut self.dnat_steering);
@@ -423,15 +440,25 @@ impl Compiler {
         }
     }
 
-    fn update_roles(&mut self, network: &Network) {
+    /// The VIPs in use, sorted.
+    fn vips(&self) -> Vec<IpAddr> {
         let ports = self.services.values().flat_map(|served| &served.ports);
         let vips: BTreeSet<IpAddr> = ports.flat_map(|port| port.listens[..port.vips].iter().map(|at| at.ip())).collect();
-        let vips: Vec<IpAddr> = vips.into_iter().collect();
+        vips.into_iter().collect()
+    }
+
+    fn update_announced(&mut self, network: &Network, vips: &[IpAddr]) {
+        let Self { config, pools, vip_answers, last, announced_addresses, .. } = self;
+        last.announced = announced_addresses.update(config, pools, vips, network, vip_answers, last.sequence);
+    }
+
+    fn update_roles(&mut self, network: &Network) {
+        let vips = self.vips();
         let last = &mut self.last;
         last.v4.roles = Arc::new(addresses::roles(&self.config, network, &self.pools, &vips));
         last.v6.roles = Arc::new(addresses::roles(&self.config, network, &self.pools, &vips));
         last.routed = addresses::routed(&self.pools, &vips).collect();
-        last.announced = self.announced_addresses.update(&self.config, &self.pools, &vips, network, last.sequence);
+        self.update_announced(network, &vips);
     }
 }
 

@@ -12,17 +12,20 @@ use super::rewrite;
 use crate::forward::decide::Answer;
 use crate::forward::rewrite::Reset;
 use crate::icmp;
-use crate::icmp::IcmpError;
+use crate::icmp::{IcmpError, VipClaim};
 use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers};
+use crate::wire::{Address, Buffer, Headers, Mac};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/internals/decisions/0013).
     pub(super) fn arp(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
         let asked = icmp::arp_question(buffer.bytes());
-        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
+        if let Some((vip, mac)) = icmp::arp_claim(buffer.bytes()) {
+            self.note_claim(snapshot, arrival, vip, mac);
+        }
+        if !asked.is_some_and(|target| self.may_answer_for(snapshot, arrival, target)) {
             return self.give_to_linux(snapshot, arrival, buffer);
         }
         if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
@@ -32,9 +35,38 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
+    /// Whether ARP and neighbour discovery are answered for an address: for a VIP only while the gateway owns its group.
+    fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> bool {
+        snapshot.ready()
+            && snapshot.answers_for(arrival.link, target)
+            && (snapshot.role(target) != AddressRole::Vip || self.ownership.owns(target.ip(), arrival.now_ns))
+    }
+
+    /// Notes that another station announces a VIP for which this gateway answers.
+    fn note_claim<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, vip: A, other: Mac) {
+        let is_ours = snapshot.ports().iter().any(|port| port.mac == other);
+        if !is_ours && snapshot.role(vip) == AddressRole::Vip && snapshot.answers_for(arrival.link, vip) {
+            let own = snapshot.port(arrival.link.port()).mac;
+            self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own });
+        }
+    }
+
+    /// The same for a neighbour advertisement.
+    pub(super) fn note_advertisement<A: Address>(
+        &self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: &P::Buffer,
+        headers: &Headers<A>,
+    ) {
+        if let Some((vip, mac)) = icmp::neighbour_claim(buffer.bytes(), headers) {
+            self.note_claim(snapshot, arrival, vip, mac);
+        }
+    }
+
     pub(super) fn solicited(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer, headers: &Headers<u128>) {
         let asked = icmp::neighbour_question(buffer.bytes(), headers);
-        if !asked.is_some_and(|target| snapshot.ready() && snapshot.answers_for(arrival.link, target)) {
+        if !asked.is_some_and(|target| self.may_answer_for(snapshot, arrival, target)) {
             return match snapshot.role(headers.tuple.destination) {
                 AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
                     self.give_to_linux(snapshot, arrival, buffer)

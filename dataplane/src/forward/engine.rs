@@ -20,7 +20,7 @@ use crate::forward::decide::{
 };
 use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
-use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour};
+use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::Snapshot;
 use crate::stats::{DropReason, Tally, WorkerCounters};
@@ -43,6 +43,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
+    /// The VIP groups that this gateway owns.
+    pub(super) ownership: Arc<VipOwnership>,
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// What the fast way knows of the packets of the present burst, kept to be used again.
     pub(super) records: Vec<Record>,
@@ -77,6 +79,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         match packet.headers.transport {
             Transport::Fragment => self.fragment(snapshot, arrival, buffer, packet),
             Transport::Icmp { .. } => {
+                self.note_advertisement(snapshot, arrival, &buffer, packet.headers);
                 if let Err(buffer) = self.error(snapshot, arrival, buffer, packet) {
                     self.handle_by_decision(snapshot, arrival, buffer, packet, None);
                 }

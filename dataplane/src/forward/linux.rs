@@ -18,11 +18,12 @@ use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Buffer, Ethernet, Headers, Parsed, Tags, parse, take_mut};
 
-/// The twin that a packet came from, and its VLAN tags.
+/// The twin that a packet came from, its VLAN tags, and when.
 #[derive(Clone, Copy)]
 struct Twin {
     port: PortIndex,
     tags: Tags,
+    now_ns: u64,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
@@ -51,10 +52,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Processes a packet that the kernel sends by this port. Packets that cannot be parsed are dropped, since they
     /// might be for a VIP.
-    pub(crate) fn sent_by_linux(&mut self, snapshot: &Snapshot, port: PortIndex, mut buffer: P::Buffer) {
+    pub(crate) fn sent_by_linux(&mut self, snapshot: &Snapshot, port: PortIndex, mut buffer: P::Buffer, now_ns: u64) {
         let tags = Tags::of(buffer.bytes());
         tags.take_off(&mut buffer);
-        let twin = Twin { port, tags };
+        let twin = Twin { port, tags, now_ns };
         match parse(buffer.bytes()) {
             Ok(Parsed::V4(headers)) => self.packet_of_linux(snapshot, twin, buffer, &headers),
             Ok(Parsed::V6(headers)) => {
@@ -93,6 +94,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     fn packet_of_linux<A: FlowFamily>(&mut self, snapshot: &Snapshot, twin: Twin, buffer: P::Buffer, headers: &Headers<A>) {
+        if !self.ownership.passes(buffer.bytes(), headers, twin.now_ns) {
+            return self.drop(buffer, DropReason::StaleAdvertisement);
+        }
         self.egress.sent_by_linux(twin.port, headers);
         match snapshot.role(headers.tuple.destination) {
             AddressRole::Vip => self.probe(snapshot, buffer, headers),

@@ -29,7 +29,7 @@ use crate::flow::{
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
-use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket};
+use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
@@ -114,6 +114,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             counters: parts.counters,
             observer: parts.observer,
             twin_rate: TwinRate::default(),
+            ownership: Arc::default(),
         };
         Ok(Self {
             engine,
@@ -143,6 +144,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     #[must_use]
     pub fn answering(self, mailbox: Arc<Mailbox>) -> Self {
         Self { mailbox: Some(mailbox), ..self }
+    }
+
+    /// Lets the worker answer only for the VIPs of groups that the gateway owns, and note the claims of other stations.
+    /// To be called before the first poll.
+    pub fn own_by(&mut self, ownership: Arc<VipOwnership>) {
+        self.engine.ownership = ownership;
     }
 
     /// Its counters.
@@ -196,7 +203,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
                 engine.process(snapshot, arrival, &mut burst);
             }
-            handled += engine.process_from_linux(snapshot, in_port);
+            handled += engine.process_from_linux(snapshot, in_port, now_ns);
         }
         if engine.egress.peers.is_some() {
             handled += engine.process_from_peers(snapshot, now_ns);
@@ -208,7 +215,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if engine.datagrams.waiting() > 0 {
             engine.expire_fragments(now_ns);
         }
-        self.announcements.send(&mut engine.egress, snapshot, now_ns, &mut engine.tally);
+        let Engine { egress, ownership, tally, .. } = engine;
+        self.announcements.send(egress, snapshot, ownership, now_ns, tally);
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         engine.publish_counters();
@@ -222,11 +230,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes the packets that the kernel sends by the port.
-    fn process_from_linux(&mut self, snapshot: &Snapshot, port: PortIndex) -> usize {
+    fn process_from_linux(&mut self, snapshot: &Snapshot, port: PortIndex, now_ns: u64) -> usize {
         let Some(burst) = self.egress.burst_of_linux(port) else { return 0 };
         let count = burst.len();
         self.tally.received += count as u64;
-        burst.into_iter().for_each(|buffer| self.sent_by_linux(snapshot, port, buffer));
+        burst.into_iter().for_each(|buffer| self.sent_by_linux(snapshot, port, buffer, now_ns));
         count
     }
 

@@ -10,6 +10,7 @@
 use std::net::IpAddr;
 
 use super::arp_ndp::announcement;
+use super::vip_ownership::VipOwnership;
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
 use crate::stats::Tally;
@@ -82,14 +83,28 @@ impl Announcements {
 
     /// Sends the announcements that are due.
     #[inline]
-    pub(crate) fn send<P: Port>(&mut self, egress: &mut Egress<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
+    pub(crate) fn send<P: Port>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        ownership: &VipOwnership,
+        now_ns: u64,
+        tally: &mut Tally,
+    ) {
         if !self.is_idle && now_ns >= self.next_ns.max(self.rests_until_ns) {
-            self.send_due(egress, snapshot, now_ns, tally);
+            self.send_due(egress, snapshot, ownership, now_ns, tally);
         }
     }
 
     #[inline(never)]
-    fn send_due<P: Port>(&mut self, egress: &mut Egress<P>, snapshot: &Snapshot, now_ns: u64, tally: &mut Tally) {
+    fn send_due<P: Port>(
+        &mut self,
+        egress: &mut Egress<P>,
+        snapshot: &Snapshot,
+        ownership: &VipOwnership,
+        now_ns: u64,
+        tally: &mut Tally,
+    ) {
         let announced = snapshot.all_announced();
         for _ in 0..BURST {
             if self.next_ns > now_ns {
@@ -101,6 +116,11 @@ impl Announcements {
                 break;
             };
             let (_, link, address) = position;
+            if !ownership.owns(address, now_ns) && snapshot.is_vip(address) {
+                // The next snapshot does not answer for it, or the lease begins again and the address counts as new.
+                self.done[round] = Some(position);
+                continue;
+            }
             let Some(mut buffer) = egress.allocate(link.port()) else { break };
             if announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
                 tally.originated += 1;

@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use zerocopy::network_endian::{U16, U32, U128};
 
 use crate::wire::{
-    Arp, Buffer, Ethernet, Extension, Headers, LinkLayerOption, Mac, NeighbourMessage, NetworkHeader, Transport, checksum,
-    ether_type, icmpv6, is_group_address, neighbour, protocol, take, take_mut, transport_bytes, written_transport_offset,
+    Address, Arp, Buffer, Ethernet, Extension, Headers, LinkLayerOption, Mac, NeighbourMessage, NetworkHeader, Transport,
+    checksum, ether_type, icmpv6, is_group_address, neighbour, protocol, take, take_mut, transport_bytes,
+    written_transport_offset,
 };
 
 /// Hop limit of neighbour discovery: a packet that passed a router cannot have it (RFC 4861 section 7.1).
@@ -36,6 +37,28 @@ pub fn arp_question(frame: &[u8]) -> Option<u32> {
     let (arp, _) = take::<Arp>(packet)?;
     let target = arp.target_address.get();
     (arp.operation.get() == Arp::REQUEST && target != arp.sender_address.get()).then_some(target)
+}
+
+/// The address that the sender of an ARP frame says to have, and its Ethernet address. `None` for probes, which have no
+/// sender's address (RFC 5227 section 2.1.1).
+#[must_use]
+pub fn arp_claim(frame: &[u8]) -> Option<(u32, Mac)> {
+    let (_, packet) = take::<Ethernet>(frame)?;
+    let (arp, _) = take::<Arp>(packet)?;
+    let address = arp.sender_address.get();
+    (address != 0).then_some((address, Mac(arp.sender_mac)))
+}
+
+/// The address that a neighbour advertisement is about, and the Ethernet address of its sender; `None` for any other
+/// packet, or one that came through a router.
+#[must_use]
+pub fn neighbour_claim<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<(u128, Mac)> {
+    let is_advertisement = matches!(headers.transport, Transport::Icmp { kind: icmpv6::NEIGHBOUR_ADVERTISEMENT, code: 0 });
+    if !is_advertisement || headers.tuple.protocol != protocol::ICMPV6 || headers.hop_limit != NEIGHBOUR_HOP_LIMIT {
+        return None;
+    }
+    let (message, _) = take::<NeighbourMessage>(transport_bytes(frame, headers)?)?;
+    Some((message.target.get(), Mac(take::<Ethernet>(frame)?.0.source)))
 }
 
 /// Turns an ARP request into the reply that its target has `mac`. Returns false when the frame is no request.

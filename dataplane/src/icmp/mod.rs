@@ -13,10 +13,13 @@ mod limiter;
 mod neighbour_queue;
 mod quote;
 mod tunnel_quote;
+mod vip_ownership;
 
 pub(crate) use announce::Announcements;
 pub use answer::may_answer;
-pub use arp_ndp::{announcement, arp_question, arp_reply, neighbour_advertisement, neighbour_question};
+pub use arp_ndp::{
+    announcement, arp_claim, arp_question, arp_reply, neighbour_advertisement, neighbour_claim, neighbour_question,
+};
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error, icmp_error_about_inner};
 pub use error_mapping::ErrorRewrite;
@@ -25,3 +28,4 @@ pub(crate) use neighbour_queue::{NeighbourQueue, QueuedPacket};
 pub use neighbour_queue::{NeighbourRequest, UnresolvedNeighbour};
 pub use quote::{Quote, QuotedChecksum};
 pub use tunnel_quote::{Inner, TunnelErrorKind, TunnelQuote};
+pub use vip_ownership::{LEASE_INTERVALS, VipClaim, VipOwnership};

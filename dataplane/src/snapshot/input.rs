@@ -2,11 +2,11 @@
 //!
 //! Not here: services, which the controller sends (`proto`).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use proto::{Protocol, ServiceName};
+use proto::{Protocol, ServiceName, vip_group};
 
 use crate::flow::FlowLimits;
 use crate::port::{Link, PortIndex};
@@ -141,6 +141,52 @@ pub struct Network {
     /// How often each port has moved to another cable (a bond to another member), indexed by port; 0 past the end. The
     /// addresses that it answers for are announced again after each move, so that switches learn the new location.
     pub moves: Vec<u64>,
+}
+
+/// The groups of VIPs that this gateway owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnedGroups {
+    /// Number of groups, 1 to [`VIP_GROUPS_MAX`](proto::limits::VIP_GROUPS_MAX).
+    pub groups: u8,
+    /// Bit n: it owns group n.
+    pub owned: u64,
+}
+
+impl OwnedGroups {
+    /// Whether it owns the group of this VIP.
+    #[must_use]
+    pub fn own(self, vip: IpAddr) -> bool {
+        self.has(vip_group(vip, self.groups))
+    }
+
+    /// Whether it owns this group.
+    #[must_use]
+    pub fn has(self, group: u8) -> bool {
+        self.owned.checked_shr(group.into()).is_some_and(|owned| owned & 1 == 1)
+    }
+}
+
+/// Of the VIPs of `l2` pools, those for which this gateway answers. By default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VipAnswers {
+    /// `None`: there is no election, and it owns every group.
+    pub groups: Option<OwnedGroups>,
+    /// VIPs that it leaves to another station that announces them.
+    pub yielded: BTreeSet<IpAddr>,
+    /// VIPs that another station announced although this gateway keeps them, and how often it has defended each. They
+    /// are announced again when the number changes.
+    pub defended: BTreeMap<IpAddr, u64>,
+}
+
+impl VipAnswers {
+    fn include(&self, vip: IpAddr) -> bool {
+        self.groups.is_none_or(|groups| groups.own(vip)) && !self.yielded.contains(&vip)
+    }
+
+    /// The VIPs among `vips`.
+    pub(crate) fn among(&self, vips: &[IpAddr]) -> Vec<IpAddr> {
+        vips.iter().copied().filter(|&vip| self.include(vip)).collect()
+    }
 }
 
 /// The backends that fail their probes. All others are usable.

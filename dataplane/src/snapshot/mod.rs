@@ -21,7 +21,9 @@ pub(crate) use family::AddressRoles;
 pub use family::{AddressRole, FamilyTables, Front};
 pub(crate) use frontend::{Affinity, Policy, Previous};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
-pub use input::{Config, GUE_PORT, Health, Neighbour, Network, PortConfig, Route, Tunables, Tunnel, VlanLink};
+pub use input::{
+    Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, Route, Tunables, Tunnel, VipAnswers, VlanLink,
+};
 pub(crate) use prefixes::{Prefix, Prefixes};
 pub use publish::{Publisher, SnapshotReader, Subscriber};
 pub use routes::{Exit, NextHop, RouteTo};

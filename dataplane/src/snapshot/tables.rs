@@ -180,6 +180,16 @@ impl Snapshot {
         A::of(self).roles.of(address)
     }
 
+    /// Whether an address is a VIP.
+    #[must_use]
+    pub(crate) fn is_vip(&self, address: IpAddr) -> bool {
+        let role = match address {
+            IpAddr::V4(address) => self.role(u32::from(address)),
+            IpAddr::V6(address) => self.role(u128::from(address)),
+        };
+        role == AddressRole::Vip
+    }
+
     /// The kind of destination of a packet with this tuple, on which its owner depends.
     #[must_use]
     #[inline]

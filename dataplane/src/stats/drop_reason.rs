@@ -82,4 +82,6 @@ drop_reasons! {
     TwinFull = "twin_full",
     /// The port refused to transmit.
     TxFull = "tx_full",
+    /// A VRRP advertisement of Linux whose election has ended.
+    StaleAdvertisement = "stale_advertisement",
 }

@@ -284,6 +284,8 @@ pub mod protocol {
     pub const IPV6: u8 = 41;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
+    /// VRRP (RFC 9568).
+    pub const VRRP: u8 = 112;
     /// SCTP.
     pub const SCTP: u8 = 132;
 }

@@ -54,7 +54,6 @@ const FORBIDDEN: &[c_long] = &[
     libc::SYS_mount_setattr,
     libc::SYS_unshare,
     libc::SYS_setns,
-    libc::SYS_mknodat,
     libc::SYS_open_by_handle_at,
     libc::SYS_fanotify_init,
     // Parts of the kernel that have been attacked often.
@@ -85,10 +84,14 @@ const NAMESPACES: [libc::c_int; 7] = [
     libc::CLONE_NEWNET,
 ];
 
+/// `mknodat` makes one of these; it makes FIFOs too, by which keepalived tells what it does.
+const DEVICES: [libc::mode_t; 2] = [libc::S_IFCHR, libc::S_IFBLK];
+
 /// Forbids them to the calling thread and those that it starts.
 pub(super) fn forbid(needs: PortNeeds) -> Result<(), String> {
     let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = forbidden(needs).map(|call| (call, Vec::new())).collect();
     rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(makes).collect::<Result<_, _>>()?);
+    rules.insert(libc::SYS_mknodat, DEVICES.into_iter().map(makes_device).collect::<Result<_, _>>()?);
     apply(rules, libc::EPERM)?;
     // The flags of clone3 are in memory, which a filter cannot read. The C library takes clone instead.
     apply(BTreeMap::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
@@ -104,6 +107,14 @@ fn forbidden(needs: PortNeeds) -> impl Iterator<Item = c_long> {
 fn makes(namespace: libc::c_int) -> Result<SeccompRule, String> {
     let flag = u64::from(namespace.cast_unsigned());
     SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag), flag)
+        .and_then(|condition| SeccompRule::new(vec![condition]))
+        .map_err(|error| error.to_string())
+}
+
+/// A call with this type of file in its third argument.
+fn makes_device(kind: libc::mode_t) -> Result<SeccompRule, String> {
+    let mask = SeccompCmpOp::MaskedEq(libc::S_IFMT.into());
+    SeccompCondition::new(2, SeccompCmpArgLen::Dword, mask, kind.into())
         .and_then(|condition| SeccompRule::new(vec![condition]))
         .map_err(|error| error.to_string())
 }

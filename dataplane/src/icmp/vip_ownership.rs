@@ -1,0 +1,163 @@
+//! Ownership of VIP groups by election: until when this gateway answers for the VIPs of each group, on the workers'
+//! clock.
+//!
+//! VRRP advertisements that Linux sends by a twin pass through a worker, and each renews the lease of its group. So a
+//! lease ends [`LEASE_INTERVALS`] advertisements after the last one that other gateways could hear, which is before any
+//! of them takes over (RFC 9568 section 6.1: Active_Down_Interval). A worker that was stopped finds its leases expired.
+//!
+//! **Invariant:** an expired lease is never renewed by an advertisement: those that have waited in queues while the
+//! gateway was stopped are dropped. Only the agent begins a lease, once it has a fresh answer of the election.
+//!
+//! Not here: the election (keepalived), and which VIPs a snapshot answers for.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use proto::limits::VIP_GROUPS_MAX;
+use proto::vip_group;
+
+use crate::port::Link;
+use crate::wire::{Address, Headers, Mac, protocol, transport_bytes};
+
+/// Length of a lease in intervals of advertisements. Others wait for at least as many (RFC 9568 section 6.1).
+pub const LEASE_INTERVALS: u32 = 3;
+/// Claims of other stations that wait for the agent; more are not needed to report one.
+const CLAIMS_MAX: usize = 64;
+/// Version 3, type 1: advertisement (RFC 9568 section 5.2).
+const ADVERTISEMENT: u8 = 0x31;
+
+/// The leases, and claims of other stations to VIPs of this gateway. Workers and the agent share it.
+#[derive(Debug)]
+pub struct VipOwnership {
+    /// `None`: there is no election, and this gateway owns every group.
+    election: Option<VipElection>,
+    claims: ArrayQueue<VipClaim>,
+}
+
+#[derive(Debug)]
+struct VipElection {
+    first_vrid: u8,
+    lease_ns: u64,
+    /// Whether advertisements of Linux pass.
+    is_open: AtomicBool,
+    /// For each group the end of the lease, ns; 0: this gateway does not own the group.
+    leases: Box<[AtomicU64]>,
+}
+
+/// Another station announces a VIP for which this gateway answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VipClaim {
+    /// Where it was heard.
+    pub link: Link,
+    /// The VIP.
+    pub vip: IpAddr,
+    /// The Ethernet address of the other station.
+    pub other: Mac,
+    /// The Ethernet address of this gateway's port.
+    pub own: Mac,
+}
+
+impl Default for VipOwnership {
+    /// Without an election.
+    fn default() -> Self {
+        Self { election: None, claims: ArrayQueue::new(CLAIMS_MAX) }
+    }
+}
+
+impl VipOwnership {
+    /// With an election that has not begun. Group 0 has VRID `first_vrid`, and so on; `advertisement_ns` is the interval
+    /// of advertisements.
+    #[must_use]
+    pub fn elected(groups: u8, first_vrid: u8, advertisement_ns: u64) -> Self {
+        let leases = (0..groups.clamp(1, VIP_GROUPS_MAX)).map(|_| AtomicU64::new(0)).collect();
+        let lease_ns = advertisement_ns.saturating_mul(LEASE_INTERVALS.into());
+        let election = VipElection { first_vrid, lease_ns, is_open: AtomicBool::new(false), leases };
+        Self { election: Some(election), ..Self::default() }
+    }
+
+    /// Lets advertisements of Linux pass from now on.
+    pub fn open(&self) {
+        if let Some(election) = &self.election {
+            election.is_open.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends all leases, and drops the advertisements of Linux until [`Self::open`].
+    pub fn close(&self) {
+        if let Some(election) = &self.election {
+            election.is_open.store(false, Ordering::SeqCst);
+            election.leases.iter().for_each(|lease| lease.store(0, Ordering::SeqCst));
+        }
+    }
+
+    /// Begins the lease of a group, whose election this gateway has just won.
+    pub fn begin(&self, group: u8, now_ns: u64) {
+        if let Some(election) = self.election.as_ref().filter(|election| election.is_open.load(Ordering::SeqCst))
+            && let Some(lease) = election.leases.get(usize::from(group))
+        {
+            lease.store(now_ns.saturating_add(election.lease_ns).max(1), Ordering::SeqCst);
+        }
+    }
+
+    /// Ends the lease of a group at once.
+    pub fn end(&self, group: u8) {
+        if let Some(lease) = self.election.as_ref().and_then(|election| election.leases.get(usize::from(group))) {
+            lease.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// The groups whose lease has expired although nothing has ended it: the gateway was stopped, or sends nothing.
+    pub fn expired(&self, now_ns: u64) -> impl Iterator<Item = u8> {
+        let leases = self.election.iter().flat_map(|election| &election.leases);
+        (0..)
+            .zip(leases)
+            .filter(move |(_, lease)| matches!(lease.load(Ordering::SeqCst), 1.. if !is_valid(lease, now_ns)))
+            .map(|(group, _)| group)
+    }
+
+    /// Whether this gateway may answer for a VIP at `now_ns`.
+    #[must_use]
+    pub fn owns(&self, vip: IpAddr, now_ns: u64) -> bool {
+        let Some(election) = &self.election else { return true };
+        let groups = u8::try_from(election.leases.len()).unwrap_or(VIP_GROUPS_MAX);
+        election.leases.get(usize::from(vip_group(vip, groups))).is_some_and(|lease| is_valid(lease, now_ns))
+    }
+
+    /// Whether a packet that Linux sends may leave. An advertisement of a valid lease renews it; the last one of an owner
+    /// that resigns (priority 0) ends it.
+    pub(crate) fn passes<A: Address>(&self, frame: &[u8], headers: &Headers<A>, now_ns: u64) -> bool {
+        let Some(election) = self.election.as_ref().filter(|_| headers.tuple.protocol == protocol::VRRP) else { return true };
+        let Some([ADVERTISEMENT, vrid, priority, ..]) = transport_bytes(frame, headers) else { return true };
+        let group = vrid.checked_sub(election.first_vrid).map(usize::from);
+        let Some(lease) = group.and_then(|group| election.leases.get(group)) else { return true };
+        let until = lease.load(Ordering::SeqCst);
+        if !election.is_open.load(Ordering::SeqCst) || (until > 0 && now_ns >= until) {
+            return false;
+        }
+        if until > 0 {
+            let renewed = if *priority == 0 { 0 } else { until.max(now_ns.saturating_add(election.lease_ns)) };
+            // Fails if the agent has just ended the lease, which then stays ended.
+            let _ = lease.compare_exchange(until, renewed, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// Remembers a claim for the agent. With an election the other station may be the next owner.
+    pub(crate) fn note(&self, claim: VipClaim) {
+        if self.election.is_none() {
+            // If the queue is full, others are reported already.
+            let _ = self.claims.push(claim);
+        }
+    }
+
+    /// The oldest claim that was not taken yet.
+    #[must_use]
+    pub fn take_claim(&self) -> Option<VipClaim> {
+        self.claims.pop()
+    }
+}
+
+fn is_valid(lease: &AtomicU64, now_ns: u64) -> bool {
+    now_ns < lease.load(Ordering::SeqCst)
+}

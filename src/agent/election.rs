@@ -1,0 +1,328 @@
+//! The election of the owners of VIPs: starts keepalived, tells it how fit this gateway is, and follows what it says.
+//!
+//! Several gateways on a link share the VIPs of `l2` pools by groups ([`proto::vip_group`]); keepalived elects the owner
+//! of each group by VRRP. Workers answer for a group while its lease lasts
+//! ([`VipOwnership`]), which ends with the advertisements that they let pass.
+//!
+//! Invariant: a gateway that was stopped begins anew. Notifications that came meanwhile are not believed, since
+//! keepalived heard nobody: it is killed, what it sent is dropped, and only what a new one says counts. Whenever this
+//! task ends, the gateway owns nothing.
+//! Not here: VRRP itself, and the answers (`dataplane`).
+
+mod duplicates;
+mod keepalived;
+mod priority;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use dataplane::{LEASE_INTERVALS, Mac, Network, OwnedGroups, VipAnswers, VipOwnership};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::served::Served;
+use super::supervisor::Failure;
+use crate::settings::Settings;
+use crate::worker_threads::Load;
+pub use duplicates::watch_claims;
+use keepalived::{Files, Keepalived, Notification};
+use priority::addition;
+
+/// How often leases and the fitness of the gateway are checked.
+const TICK: Duration = Duration::from_millis(25);
+/// Between the end of one keepalived and the start of the next: what the first sent has left the queues by then, several
+/// polls of each worker later.
+const PAUSE: Duration = Duration::from_millis(100);
+/// keepalived tells the state of each group at its start; without a word for this long something is wrong.
+const SILENT: Duration = Duration::from_secs(10);
+/// For this long after it is fit for the first time a gateway does not hold on to its groups, so that groups spread over
+/// gateways that start together.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// A group of VIPs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupStatus {
+    /// Whether this gateway owns it.
+    pub is_owner: bool,
+    /// When that changed last.
+    pub since: Option<SystemTime>,
+    /// How often this gateway has taken it.
+    pub takeovers: u64,
+}
+
+/// The election as operators see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ElectionStatus {
+    /// The groups, in their order; none without an election.
+    pub groups: Vec<GroupStatus>,
+    /// Why the gateway leaves its groups to others, if it does.
+    pub unfit: Option<&'static str>,
+    /// How often the election was given up and begun anew.
+    pub restarts: u64,
+    /// VIPs that another station announces too, with its Ethernet address.
+    pub duplicates: BTreeMap<IpAddr, Mac>,
+    /// Announcements of others for VIPs of this gateway since its start.
+    pub claims: u64,
+}
+
+/// Inputs and outputs of the task.
+#[derive(Clone, Debug)]
+pub struct Candidacy {
+    /// The configuration.
+    pub settings: Arc<Settings>,
+    /// The leases, which workers read.
+    pub ownership: Arc<VipOwnership>,
+    /// The loads of the workers.
+    pub loads: Vec<Arc<Load>>,
+    /// The published state.
+    pub served: watch::Receiver<Served>,
+    /// Ports without link.
+    pub network: watch::Receiver<Network>,
+    /// Whether the gateway is drained.
+    pub draining: watch::Receiver<bool>,
+    /// Cancelled when the gateway is about to end.
+    pub leaving: CancellationToken,
+    /// Cancelled at the end.
+    pub ended: CancellationToken,
+    /// For which VIPs the next snapshot answers.
+    pub answers: watch::Sender<VipAnswers>,
+    /// For operators.
+    pub status: watch::Sender<ElectionStatus>,
+    /// Monotonic time, ns; the workers' own.
+    pub clock: fn() -> u64,
+    /// When the gateway was fit for the first time, by `clock`.
+    pub first_fit_ns: Option<u64>,
+}
+
+/// How one run of keepalived ended.
+enum Round {
+    /// The gateway ends.
+    Over,
+    /// The leases are not to be trusted any longer.
+    Lost(&'static str),
+}
+
+/// Takes part in the election until the gateway ends.
+///
+/// # Errors
+/// If keepalived cannot be started, or ends.
+pub async fn run(candidacy: Candidacy) -> Result<(), Failure> {
+    let files = Files::new(&candidacy.settings.state_dir);
+    files.create()?;
+    let mut election = Ownerless(candidacy);
+    loop {
+        election.0.lose_all();
+        election.0.wait_for_workers().await;
+        let mut standing = Standing::new(&election.0);
+        standing.update(&mut election.0, &files)?;
+        let mut keepalived = Keepalived::start(&files, &election.0.settings)?;
+        election.0.ownership.open();
+        match election.0.round(&mut keepalived, &mut standing, &files).await? {
+            Round::Over => {
+                election.0.lose_all();
+                if election.0.leaving.is_cancelled() {
+                    keepalived.stop().await;
+                }
+                return Ok(());
+            }
+            Round::Lost(why) => {
+                election.0.lose_all();
+                election.0.status.send_modify(|status| status.restarts += 1);
+                tracing::warn!(why, "the gateway gives up its VIPs and stands for election again");
+            }
+        }
+    }
+}
+
+/// An election that owns nothing once it is dropped, whatever ended the task.
+struct Ownerless(Candidacy);
+
+impl Drop for Ownerless {
+    fn drop(&mut self) {
+        self.0.lose_all();
+    }
+}
+
+impl Candidacy {
+    fn lease_ns(&self) -> u64 {
+        let advertisement = self.settings.election.advertisement * LEASE_INTERVALS;
+        u64::try_from(advertisement.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn lose_all(&self) {
+        self.ownership.close();
+        for group in 0..self.settings.election.groups {
+            self.publish(group, false);
+        }
+    }
+
+    /// Publishes whether the gateway owns a group.
+    fn publish(&self, group: u8, is_owner: bool) {
+        let groups = self.settings.election.groups;
+        self.answers.send_if_modified(|answers| {
+            let owned = answers.groups.map_or(0, |groups| groups.owned);
+            let owned = if is_owner { owned | 1 << group } else { owned & !(1 << group) };
+            let before = answers.groups.replace(OwnedGroups { groups, owned });
+            before != answers.groups
+        });
+        self.status.send_if_modified(|status| {
+            status.groups.resize(groups.into(), GroupStatus::default());
+            let Some(of_group) = status.groups.get_mut(usize::from(group)) else { return false };
+            if of_group.is_owner == is_owner {
+                return false;
+            }
+            let takeovers = of_group.takeovers + u64::from(is_owner);
+            *of_group = GroupStatus { is_owner, since: Some(SystemTime::now()), takeovers };
+            true
+        });
+    }
+
+    /// Waits until every worker polls, and has polled again after a pause: nothing that an earlier keepalived has sent is
+    /// in a queue then.
+    async fn wait_for_workers(&self) {
+        loop {
+            let before: Vec<_> = self.loads.iter().map(|load| load.read().polls).collect();
+            sleep(PAUSE).await;
+            if self.loads.iter().zip(before).all(|(load, before)| load.read().polls > before + 1) {
+                return;
+            }
+        }
+    }
+
+    /// Follows one keepalived to its end.
+    async fn round(&mut self, keepalived: &mut Keepalived, standing: &mut Standing, files: &Files) -> Result<Round, Failure> {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (lease_ns, ended) = (self.lease_ns(), self.ended.clone());
+        let mut last_ns = (self.clock)();
+        let silent_until_ns = last_ns.saturating_add(u64::try_from(SILENT.as_nanos())?);
+        let mut has_told = false;
+        loop {
+            let notification = tokio::select! {
+                () = ended.cancelled() => return Ok(Round::Over),
+                notification = keepalived.next() => Some(notification?),
+                _ = tick.tick() => None,
+            };
+            let now_ns = (self.clock)();
+            // Before anything that has waited is believed.
+            if now_ns.saturating_sub(last_ns) >= lease_ns {
+                return Ok(Round::Lost("it was stopped for longer than a lease"));
+            }
+            last_ns = now_ns;
+            if !standing.workers_poll(now_ns, lease_ns) {
+                return Ok(Round::Lost("a worker does not poll"));
+            }
+            if self.ownership.expired(now_ns).next().is_some() {
+                return Ok(Round::Lost("no advertisement has left in time"));
+            }
+            has_told |= notification.is_some();
+            if !has_told && now_ns > silent_until_ns {
+                return Ok(Round::Lost("keepalived tells nothing; at level debug its messages say why"));
+            }
+            if let Some(Notification { group, is_master }) = notification {
+                self.follow(group, is_master, now_ns);
+            }
+            standing.update(self, files)?;
+        }
+    }
+
+    /// Begins or ends the lease of a group.
+    fn follow(&self, group: u8, is_master: bool, now_ns: u64) {
+        if group >= self.settings.election.groups {
+            return;
+        }
+        if is_master {
+            self.ownership.begin(group, now_ns);
+        } else {
+            self.ownership.end(group);
+        }
+        let was_owner = self.answers.borrow().groups.is_some_and(|groups| groups.has(group));
+        if was_owner != is_master {
+            let what =
+                if is_master { "the gateway takes over a group of VIPs" } else { "another gateway owns the group of VIPs" };
+            tracing::info!(group, "{what}");
+        }
+        self.publish(group, is_master);
+    }
+}
+
+/// How this gateway stands for election, as far as keepalived was told.
+struct Standing {
+    /// What is added to the priority of each group.
+    told: Vec<Option<i16>>,
+    /// Polls of each worker, and when they last advanced, ns.
+    polls: Vec<(u64, u64)>,
+    loads: Vec<Arc<Load>>,
+    has_backends: bool,
+}
+
+impl Standing {
+    fn new(election: &Candidacy) -> Self {
+        let now_ns = (election.clock)();
+        let polls = election.loads.iter().map(|load| (load.read().polls, now_ns)).collect();
+        let told = vec![None; election.settings.election.groups.into()];
+        let has_backends = has_backends(&election.served.borrow());
+        Self { told, polls, loads: election.loads.clone(), has_backends }
+    }
+
+    /// Whether every worker has polled within `limit_ns`.
+    fn workers_poll(&mut self, now_ns: u64, limit_ns: u64) -> bool {
+        for ((polls, since_ns), load) in self.polls.iter_mut().zip(&self.loads) {
+            let now = load.read().polls;
+            if now != *polls {
+                (*polls, *since_ns) = (now, now_ns);
+            }
+        }
+        self.polls.iter().all(|(_, since_ns)| now_ns.saturating_sub(*since_ns) < limit_ns)
+    }
+
+    /// Writes the priorities that have changed.
+    fn update(&mut self, election: &mut Candidacy, files: &Files) -> Result<(), Failure> {
+        if election.served.has_changed().unwrap_or(false) {
+            self.has_backends = has_backends(&election.served.borrow_and_update());
+        }
+        let unfit = self.unfit(election);
+        let now_ns = (election.clock)();
+        if unfit.is_none() {
+            election.first_fit_ns.get_or_insert(now_ns);
+        }
+        let settled_ns = election.first_fit_ns.map(|first_ns| now_ns.saturating_sub(first_ns));
+        let is_settled = settled_ns.is_some_and(|settled_ns| Duration::from_nanos(settled_ns) >= SETTLED);
+        let keeps = is_settled && !election.settings.election.preempt;
+        let owned = election.answers.borrow().groups;
+        for (group, told) in (0..).zip(&mut self.told) {
+            let addition = addition(unfit.is_none(), keeps && owned.is_some_and(|owned| owned.has(group)));
+            if told.replace(addition) != Some(addition) {
+                files.add_to_priority(group, addition)?;
+            }
+        }
+        let is_new = election.status.send_if_modified(|status| std::mem::replace(&mut status.unfit, unfit) != unfit);
+        if is_new {
+            match unfit {
+                Some(why) => tracing::warn!(why, "the gateway leaves its VIPs to others"),
+                None => tracing::info!("the gateway stands for election"),
+            }
+        }
+        Ok(())
+    }
+
+    fn unfit(&self, election: &Candidacy) -> Option<&'static str> {
+        let rows = [
+            (election.leaving.is_cancelled(), "it ends"),
+            (*election.draining.borrow(), "it is drained"),
+            (!election.served.borrow().ready, "it has no complete state"),
+            (!election.network.borrow().down.is_empty(), "a port has no link"),
+            (!self.has_backends, "no backend of any Service is healthy"),
+        ];
+        rows.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
+    }
+}
+
+/// Whether any backend is healthy; true without Services that have backends.
+fn has_backends(served: &Served) -> bool {
+    let mut backends = served.services.values().flat_map(|service| &service.ports).flat_map(|port| &port.backends).peekable();
+    backends.peek().is_none() || backends.any(|backend| backend.healthy)
+}

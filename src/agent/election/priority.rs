@@ -1,0 +1,72 @@
+//! The priority with which this gateway stands for election in each group.
+//!
+//! | gateway | priority |
+//! |---|---|
+//! | owns the group and keeps it | 150 to 199 |
+//! | is fit | 100 to 149 |
+//! | is unfit: drained, about to end, without state, link or backends, or with a stalled worker | 1 to 50 |
+//!
+//! Within a row a hash of the gateway's name and the group decides, so the groups spread over gateways that start
+//! together. An owner keeps its groups by its priority, not by keepalived's `nopreempt`, with which a fit gateway would
+//! leave them to an unfit owner.
+//!
+//! Invariant: priorities are 1 to 254, as VRRP has them for gateways that do not own the address (RFC 9568 section
+//! 5.2.4). Not here: who wins (keepalived).
+
+use proto::fnv1a;
+
+/// Lowest priority of a fit gateway.
+const FIT: u8 = 100;
+/// Number of priorities in a row of the table.
+const STEPS: u64 = 50;
+/// Added for groups that this gateway owns and keeps.
+const KEEPS: i16 = 50;
+/// Added for an unfit gateway.
+const UNFIT: i16 = -99;
+
+/// The priority of a fit gateway that does not own the group.
+pub(super) fn base(gateway: &str, group: u8) -> u8 {
+    let mut name = gateway.as_bytes().to_vec();
+    name.push(group);
+    // The low bits of FNV-1a depend on the low bits of the last byte only.
+    FIT + u8::try_from((fnv1a(&name) >> 32) % STEPS).unwrap_or(0)
+}
+
+/// What is added to [`base`].
+pub(super) fn addition(is_fit: bool, keeps: bool) -> i16 {
+    match (is_fit, keeps) {
+        (false, _) => UNFIT,
+        (true, true) => KEEPS,
+        (true, false) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_keeps_its_groups_unless_it_is_unfit() {
+        for group in 0..64 {
+            let of = |name, is_fit, keeps| i16::from(base(name, group)) + addition(is_fit, keeps);
+            for (one, other) in [("a", "b"), ("b", "a"), ("edge-1", "edge-2")] {
+                assert!(of(one, true, true) > of(other, true, false));
+                assert!(of(one, true, false) > of(other, false, true));
+                assert!((1..=254).contains(&of(one, false, false)) && (1..=254).contains(&of(one, true, true)));
+            }
+        }
+    }
+
+    #[test]
+    fn groups_spread_over_the_gateways() {
+        for count in 2..=8_usize {
+            let names: Vec<_> = (1..=count).map(|n| format!("edge-{n}")).collect();
+            let mut owned = vec![0_usize; count];
+            for group in 0..64 {
+                let winner = (0..count).max_by_key(|&n| base(&names[n], group)).unwrap();
+                owned[winner] += 1;
+            }
+            assert!(owned.iter().all(|&groups| groups >= 64 / count / 3), "{count} gateways: {owned:?}");
+        }
+    }
+}

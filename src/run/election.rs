@@ -1,0 +1,59 @@
+//! The tasks that decide which VIPs this gateway answers for: the election, or without one the watch for duplicates.
+//!
+//! Not here: what they do (`agent::election`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::{OwnedGroups, VipAnswers, VipOwnership};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::agent::election::{self, Candidacy};
+use crate::agent::supervisor::Supervisor;
+use crate::settings::{Elector, Settings};
+
+/// Intervals of advertisements that a gateway which ends waits for another one to take its VIPs: others need four.
+const HANDOVER_INTERVALS: u32 = 10;
+/// Packets that clients have sent before they heard of the new owner arrive within this time.
+const IN_FLIGHT: Duration = Duration::from_millis(100);
+
+/// The leases at the start.
+pub(super) fn ownership(settings: &Settings) -> Arc<VipOwnership> {
+    let election = &settings.election;
+    let advertisement_ns = u64::try_from(election.advertisement.as_nanos()).unwrap_or(u64::MAX);
+    Arc::new(match election.elector {
+        Elector::None => VipOwnership::default(),
+        Elector::Keepalived => VipOwnership::elected(election.groups, election.first_vrid, advertisement_ns),
+    })
+}
+
+/// The VIPs that the first snapshot answers for: all, or none before the election.
+pub(super) fn first_answers(settings: &Settings) -> VipAnswers {
+    let groups = OwnedGroups { groups: settings.election.groups, owned: 0 };
+    VipAnswers { groups: (settings.election.elector == Elector::Keepalived).then_some(groups), ..VipAnswers::default() }
+}
+
+/// Supervises the election, or the watch for other gateways where there is none.
+pub(super) fn supervise(supervisor: &mut Supervisor, candidacy: Candidacy) {
+    if candidacy.settings.election.elector == Elector::None {
+        let Candidacy { ownership, answers, status, .. } = candidacy;
+        let inputs = (ownership, answers, status);
+        supervisor.run("duplicates", inputs, |(ownership, answers, status)| election::watch_claims(ownership, answers, status));
+    } else {
+        supervisor.run_to_its_end("election", candidacy, election::run);
+    }
+}
+
+/// Waits until other gateways have taken the VIPs of this one, which is about to end.
+pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<VipAnswers>) {
+    let owns_some = |answers: &VipAnswers| answers.groups.is_some_and(|groups| groups.owned > 0);
+    if !owns_some(&answers.borrow_and_update()) {
+        return;
+    }
+    let wait = settings.election.advertisement * HANDOVER_INTERVALS;
+    match timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await {
+        Ok(_) => sleep(IN_FLIGHT).await,
+        Err(_) => tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again"),
+    }
+}

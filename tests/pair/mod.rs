@@ -1,0 +1,306 @@
+//! Two gateways and a client on one bridge, in their own network namespaces. Dropping [`Pair`] removes everything.
+
+#![allow(unreachable_pub, reason = "each test file is a crate of its own")]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "../edge/skip.rs"]
+mod skip;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Timeout of every wait. Tests assert nothing about how soon something happens, because the machine may be busy.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// VIPs, one in each of 16 groups.
+pub const VIPS: usize = 16;
+const INTERVAL_MS: &str = "10";
+
+/// Waits until `condition` returns `Some`, and returns its value.
+pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(start.elapsed() < DEADLINE, "{what}: timeout after {DEADLINE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Gateways 0 and 1, the client that asks for the VIPs and serves as their backend, and the bridge.
+pub struct Pair {
+    id: String,
+    dir: tempfile::TempDir,
+    gateways: [Option<Child>; 2],
+    backend: Option<Child>,
+    pub watch: Watch,
+}
+
+/// The client's requests, and who answered.
+#[derive(Default)]
+pub struct Watch {
+    child: Option<Child>,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Watch {
+    /// Number of lines so far.
+    pub fn lines(&self) -> usize {
+        self.lines.lock().unwrap().len()
+    }
+
+    /// The lines after the first `before`: seconds, VIP, Ethernet addresses.
+    pub fn since(&self, before: usize) -> Vec<String> {
+        self.lines.lock().unwrap()[before..].to_vec()
+    }
+
+    /// The Ethernet addresses that answered the newest request, by VIP.
+    pub fn owners(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut owners = BTreeMap::new();
+        for line in self.lines.lock().unwrap().iter() {
+            let mut words = line.split(' ').skip(1);
+            let (Some(vip), Some(macs)) = (words.next(), words.next()) else { continue };
+            owners.insert(vip.to_owned(), macs.split(',').filter(|mac| *mac != "-").map(str::to_owned).collect());
+        }
+        owners
+    }
+
+    /// Milliseconds without an answer after the line `before`, of each VIP that had any.
+    pub fn outages_ms(&self, before: usize) -> Vec<u64> {
+        let mut since = BTreeMap::new();
+        let mut outages = Vec::new();
+        for line in self.since(before) {
+            let words: Vec<_> = line.split(' ').collect();
+            let at: f64 = words[0].parse().unwrap();
+            if words[2] == "-" {
+                since.entry(words[1].to_owned()).or_insert(at);
+            } else if let Some(start) = since.remove(words[1]) {
+                outages.push(Duration::from_secs_f64(at - start).as_millis().try_into().unwrap());
+            }
+        }
+        outages
+    }
+}
+
+impl Pair {
+    /// The network, and configurations with `announce: {announce}`. `None` if this process cannot create namespaces.
+    pub fn new(test: &str, name: &str, announce: &str) -> Option<Self> {
+        if !skip::can_create_namespaces(test) {
+            return None;
+        }
+        if announce.contains("keepalived") && Command::new("keepalived").arg("--version").output().is_err() {
+            skip::skip(test, "needs keepalived (.ci/install test)");
+            return None;
+        }
+        let mut pair = Self {
+            id: format!("{name}{}", std::process::id() % 10_000),
+            dir: tempfile::Builder::new().prefix("sluice-").tempdir().unwrap(),
+            gateways: [None, None],
+            backend: None,
+            watch: Watch::default(),
+        };
+        pair.make_network();
+        for n in 0..2 {
+            pair.configure(n, announce);
+        }
+        let serve = ["python3", "-m", "http.server", "8080", "--bind", "192.0.2.10", "--directory", "/sys/class/net/lo"];
+        pair.backend = Some(pair.command("client", &serve).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        pair.start_watch();
+        Some(pair)
+    }
+
+    /// The Ethernet address of a gateway; that of gateway 1 is higher.
+    pub fn mac(n: usize) -> String {
+        format!("02:00:00:00:aa:0{n}")
+    }
+
+    pub fn path(&self, n: usize, name: &str) -> PathBuf {
+        self.dir.path().join(format!("gw{n}")).join(name)
+    }
+
+    pub fn log(&self, n: usize) -> String {
+        fs::read_to_string(self.path(n, "log")).unwrap_or_default()
+    }
+
+    fn ip(arguments: &str) {
+        let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+        assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn command(&self, namespace: &str, command: &[&str]) -> Command {
+        let mut ip = Command::new("ip");
+        ip.args(["netns", "exec", &format!("{}-{namespace}", self.id)]).args(command).stdin(Stdio::null());
+        ip
+    }
+
+    fn make_network(&self) {
+        let id = &self.id;
+        for namespace in ["sw", "client", "gw0", "gw1"] {
+            Self::ip(&format!("netns add {id}-{namespace}"));
+            Self::ip(&format!("-n {id}-{namespace} link set lo up"));
+        }
+        Self::ip(&format!("-n {id}-sw link add bridge type bridge mcast_snooping 0"));
+        Self::ip(&format!("-n {id}-sw link set bridge up"));
+        for (namespace, mac) in [("client", "02:00:00:00:cc:01"), ("gw0", &Self::mac(0)), ("gw1", &Self::mac(1))] {
+            Self::ip(&format!(
+                "link add eth0 netns {id}-{namespace} address {mac} type veth peer name {namespace} netns {id}-sw"
+            ));
+            for (place, interface) in [(namespace, "eth0"), ("sw", namespace)] {
+                let off = ["ethtool", "-K", interface, "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off"];
+                self.command(place, &off).output().unwrap();
+                Self::ip(&format!("-n {id}-{place} link set {interface} up"));
+            }
+            Self::ip(&format!("-n {id}-sw link set {namespace} master bridge"));
+        }
+        Self::ip(&format!("-n {id}-client addr add 192.0.2.10/24 dev eth0"));
+    }
+
+    fn configure(&self, n: usize, announce: &str) {
+        let dir = self.path(n, "");
+        fs::create_dir_all(dir.join("manifests")).unwrap();
+        let core = std::thread::available_parallelism().unwrap().get() - 1;
+        let (at, host) = (dir.display(), n + 2);
+        let text = format!(
+            "name: edge-{n}
+ports: [{{name: uplink, device: \"net_af_packet{n},iface=eth0\", addresses: [192.0.2.{host}/24]}}]
+workers: {{cores: [{core}], poll: adaptive}}
+memory: {{hugepages: off}}
+flows: {{maxPerWorker: 16384}}
+snat: {{addresses: [192.0.2.{}]}}
+announce: {{{announce}}}
+logs: {{level: debug}}
+pools: [{{name: default, addresses: [192.0.2.100-192.0.2.115]}}]
+manifests: {at}/manifests
+statusDir: {at}/status
+stateDir: {at}/state
+listen: unix:{at}/config.sock
+admin: {{listen: \"unix:{at}/admin.sock\"}}
+metrics: {{listen: \"\"}}
+",
+            n + 20
+        );
+        fs::write(dir.join("sluice.yaml"), text).unwrap();
+        let mut manifest = String::new();
+        for vip in 100..100 + VIPS {
+            write!(
+                manifest,
+                "---
+apiVersion: v1
+kind: Service
+metadata: {{namespace: demo, name: web-{vip}, annotations: {{sluice.dev/addresses: 192.0.2.{vip}}}}}
+spec: {{type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{{name: http, port: 80, targetPort: 8080}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: demo, name: web-{vip}, labels: {{kubernetes.io/service-name: web-{vip}}}}}
+addressType: IPv4
+ports: [{{name: http, protocol: TCP, port: 8080}}]
+endpoints: [{{addresses: [192.0.2.10]}}]
+"
+            )
+            .unwrap();
+        }
+        fs::write(dir.join("manifests/web.yaml"), manifest).unwrap();
+    }
+
+    fn start_watch(&mut self) {
+        let script = format!("{}/tests/edge/arp_watch.py", env!("CARGO_MANIFEST_DIR"));
+        let vips: Vec<_> = (100..100 + VIPS).map(|n| format!("192.0.2.{n}")).collect();
+        let mut command = self.command("client", &["python3", &script, "eth0", INTERVAL_MS]);
+        let mut child = command.args(&vips).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(output.next().unwrap().unwrap(), "ready");
+        let lines = Arc::clone(&self.watch.lines);
+        std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| lines.lock().unwrap().push(line)));
+        self.watch.child = Some(child);
+    }
+
+    /// Starts a gateway.
+    pub fn spawn(&mut self, n: usize) {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path(n, "log")).unwrap();
+        let config = self.path(n, "sluice.yaml");
+        let mut command = self.command(&format!("gw{n}"), &[env!("CARGO_BIN_EXE_sluiced"), "run", "--config"]);
+        command.arg(config).env("XDG_RUNTIME_DIR", self.path(n, "")).stdout(log.try_clone().unwrap()).stderr(log);
+        self.gateways[n] = Some(command.spawn().unwrap());
+    }
+
+    /// Sends a gateway a signal: `ip netns exec` replaces itself by the program.
+    pub fn signal(&self, n: usize, signal: Signal) {
+        kill_process(Pid::from_child(self.gateways[n].as_ref().unwrap()), signal).unwrap();
+    }
+
+    /// Kills a gateway at once.
+    pub fn kill(&mut self, n: usize) {
+        self.signal(n, Signal::KILL);
+        self.gateways[n].take().unwrap().wait().unwrap();
+        fs::rename(self.path(n, "log"), self.path(n, "log-before")).unwrap();
+    }
+
+    /// Ends a gateway by SIGTERM, and returns its exit code.
+    pub fn stop(&mut self, n: usize) -> Option<i32> {
+        self.signal(n, Signal::TERM);
+        let mut child = self.gateways[n].take().unwrap();
+        until("the gateway ends", || child.try_wait().unwrap()).code()
+    }
+
+    /// Whether keepalived of this process of the gateway has heard the others in every group.
+    pub fn has_joined(&self, n: usize) -> bool {
+        let log = self.log(n);
+        let last = log.rfind("stands for election again").unwrap_or(0);
+        (0..16).all(|group| log[last..].contains(&format!("\\\"sluice-{group}\\\" BACKUP")))
+    }
+
+    /// Drains or undrains a gateway by its own controller.
+    pub fn drain(&self, n: usize, drained: bool) {
+        let at = format!("http://unix:{}", self.path(n, "admin.sock").display());
+        let at = at.trim_start_matches("http://").to_owned();
+        let name = format!("edge-{n}");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let done = runtime.block_on(async {
+            let channel = tonic::transport::Endpoint::from_shared(at).unwrap().connect().await.unwrap();
+            let mut client = proto::v1::admin_client::AdminClient::new(channel);
+            if drained {
+                let request = proto::v1::DrainRequest { target: name, ..Default::default() };
+                client.drain(request).await.map(drop)
+            } else {
+                let request = proto::v1::UndrainRequest { target: name };
+                client.undrain(request).await.map(drop)
+            }
+        });
+        done.unwrap();
+    }
+
+    /// Takes a gateway's cable out, or puts it back.
+    pub fn cable(&self, n: usize, in_place: bool) {
+        Self::ip(&format!("-n {}-sw link set gw{n} {}", self.id, if in_place { "up" } else { "down" }));
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for n in 0..2 {
+                let log = self.log(n);
+                let lines: Vec<_> = log.lines().collect();
+                eprintln!("--- the log of gateway {n}:\n{}", lines[lines.len().saturating_sub(150)..].join("\n"));
+            }
+            eprintln!("--- who answered:\n{}", self.watch.since(0).join("\n"));
+        }
+        let programs = self.gateways.iter_mut().chain([&mut self.backend, &mut self.watch.child]);
+        for mut child in programs.filter_map(Option::take) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        for namespace in ["client", "gw0", "gw1", "sw"] {
+            let _ = Command::new("ip").args(["netns", "del", &format!("{}-{namespace}", self.id)]).status();
+        }
+    }
+}
