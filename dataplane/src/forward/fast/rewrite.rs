@@ -173,7 +173,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             counters: self.counters.by_backend(),
             observer: &mut self.observer,
         };
-        writer.packet::<A, _>(buffer, record, &passage)
+        let direction = passage.direction;
+        let port = writer.packet::<A, _>(buffer, record, &passage)?;
+        meter::<A, P::Buffer, O>(&mut flows, record, direction);
+        Some(port)
     }
 
     /// Rewrites the first packet of a flow, which leaves by the next hop in a slot; `None` if it cannot be rewritten.
@@ -184,8 +187,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
         slot: u32,
     ) -> Option<PortIndex> {
-        let flows = A::split(&mut self.tables).0.hot_parts().flows;
-        let flow = flows.get(record.candidate.entry().0)?;
+        let mut flows = A::split(&mut self.tables).0.hot_parts();
+        let flow = flows.flows.get(record.candidate.entry().0)?;
         let passage = Passage { flow, direction: Direction::ToBackend, exit: snapshot.routes().exit(slot)? };
         let mut writer = Writer {
             snapshot,
@@ -193,7 +196,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             counters: self.counters.by_backend(),
             observer: &mut self.observer,
         };
-        writer.packet::<A, _>(buffer, record, &passage)
+        let port = writer.packet::<A, _>(buffer, record, &passage)?;
+        meter::<A, P::Buffer, O>(&mut flows, record, Direction::ToBackend);
+        Some(port)
     }
 
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
@@ -278,6 +283,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
+        meter::<A, B, O>(&mut self.flows, record, direction);
         Some(exit.port.0)
     }
 }
@@ -292,6 +298,14 @@ fn count<A: FastFamily>(
 ) {
     if let Some(counters) = counters.get(BackendId::unpacked(flow.backend()).slot as usize) {
         counters.forwarded(direction == Direction::ToClient, record.packet_len);
+    }
+}
+
+/// Counts a packet for its flow, if flows are metered.
+#[inline(always)]
+fn meter<A: FastFamily, B, O: Observe<B>>(flows: &mut HotFlows<'_, A::Key>, record: &Record, direction: Direction) {
+    if O::METERS {
+        flows.meters.count(record.candidate.entry().0, direction, record.packet_len);
     }
 }
 
