@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use dataplane::flow::PoolId;
-use dataplane::flow::{BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass};
+use dataplane::flow::{
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass,
+};
 use dataplane::flow::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, Tuple, tcp_flags};
 use proptest::prelude::*;

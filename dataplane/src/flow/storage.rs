@@ -265,10 +265,10 @@ impl<A: Address> Storage<A> {
         self.cold[index as usize].pool
     }
 
-    /// What packets of flows read, by position.
+    /// What packets of flows read, by position, and their meters, if these are wanted and there are any.
     #[inline(always)]
-    pub(super) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
-        let meters = Meters::of(self.recorder.as_deref_mut());
+    pub(super) fn hot_parts(&mut self, metered: bool) -> HotFlows<'_, A::Key> {
+        let meters = if metered { Meters::of(self.recorder.as_deref_mut()) } else { Meters::of(None) };
         HotFlows { flows: &mut self.hot, routes: ClientRoutes(&self.routes), meters }
     }
 

@@ -124,7 +124,7 @@ impl<A: Address> FlowTable<A> {
 
     /// Counts a forwarded packet of a flow, of this many bytes from its IP header on, if flows are metered.
     pub(crate) fn meter(&mut self, index: FlowIndex, direction: Direction, packet_len: u16) {
-        self.storage.hot_parts().meters.count(index.0 as usize, direction, packet_len);
+        self.storage.hot_parts(true).meters.count(index.0 as usize, direction, packet_len);
     }
 
     /// Records the end of all flows, since the gateway ends.
@@ -354,10 +354,10 @@ impl<A: Address> FlowTable<A> {
         self.storage.set(index.0, flow);
     }
 
-    /// What packets of its flows read.
+    /// What packets of its flows read, and their meters, if these are wanted and there are any.
     #[inline(always)]
-    pub(crate) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
-        self.storage.hot_parts()
+    pub(crate) fn hot_parts(&mut self, metered: bool) -> HotFlows<'_, A::Key> {
+        self.storage.hot_parts(metered)
     }
 
     /// The flows, in no particular order.

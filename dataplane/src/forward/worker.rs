@@ -61,6 +61,15 @@ pub struct Parts<P: Port, O> {
     pub observer: O,
 }
 
+impl<P: Port, O> Parts<P, O> {
+    /// The same parts with another observer.
+    #[must_use]
+    pub fn observed_by<N>(self, observer: N) -> Parts<P, N> {
+        let Self { ports, subscriber, limits, counters, neighbour_requests, peers, seed, .. } = self;
+        Parts { ports, subscriber, limits, counters, neighbour_requests, peers, seed, observer }
+    }
+}
+
 /// The error that there is no memory for the tables of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no memory for {flows} flows per worker: lower `flows.maxPerWorker`")]
@@ -146,6 +155,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// Records the end of all flows at the end of the gateway, as far as there is room. To be called at `now_ns`
     /// (monotonic, ns), after the last poll.
     pub fn record_stop(&mut self, now_ns: u64) {
+        if !O::METERS {
+            return;
+        }
         let tables = &mut self.engine.tables;
         tables.set_time(Tick::at(now_ns));
         tables.set_recorder_time(now_ns);

@@ -97,7 +97,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Prefetches what is known of the backends of the probable flows, and their counters.
     #[inline(never)]
     fn prefetch_backends(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
-        let (v4, v6) = (self.tables.v4.hot_parts(), self.tables.v6.hot_parts());
+        let (v4, v6) = (self.tables.v4.hot_parts(false), self.tables.v6.hot_parts(false));
         for record in records {
             let (index, _) = record.candidate.entry();
             let backend = match families & record.family() {

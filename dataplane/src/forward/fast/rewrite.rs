@@ -165,7 +165,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if !table.is_at(record.candidate, &A::key(head)) {
             record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
         }
-        let mut flows = table.hot_parts();
+        let mut flows = table.hot_parts(O::METERS);
         let passage = follow.packet::<A, true>(&mut flows, None, record)?;
         let mut writer = Writer {
             snapshot: follow.snapshot,
@@ -174,9 +174,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             observer: &mut self.observer,
         };
         let direction = passage.direction;
-        let port = writer.packet::<A, _>(buffer, record, &passage)?;
-        meter::<A, P::Buffer, O>(&mut flows, record, direction);
-        Some(port)
+        let port = writer.packet::<A, _>(buffer, record, &passage);
+        if O::METERS && port.is_some() {
+            meter::<A, P::Buffer, O>(&mut flows, record, direction);
+        }
+        port
     }
 
     /// Rewrites the first packet of a flow, which leaves by the next hop in a slot; `None` if it cannot be rewritten.
@@ -187,7 +189,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
         slot: u32,
     ) -> Option<PortIndex> {
-        let mut flows = A::split(&mut self.tables).0.hot_parts();
+        let mut flows = A::split(&mut self.tables).0.hot_parts(O::METERS);
         let flow = flows.flows.get(record.candidate.entry().0)?;
         let passage = Passage { flow, direction: Direction::ToBackend, exit: snapshot.routes().exit(slot)? };
         let mut writer = Writer {
@@ -196,13 +198,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             counters: self.counters.by_backend(),
             observer: &mut self.observer,
         };
-        let port = writer.packet::<A, _>(buffer, record, &passage)?;
-        meter::<A, P::Buffer, O>(&mut flows, record, Direction::ToBackend);
-        Some(port)
+        let port = writer.packet::<A, _>(buffer, record, &passage);
+        if O::METERS && port.is_some() {
+            meter::<A, P::Buffer, O>(&mut flows, record, Direction::ToBackend);
+        }
+        port
     }
 
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
-        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(), self.counters.by_backend());
+        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.by_backend());
         let (identifications, observer) = (&mut self.identifications, &mut self.observer);
         Forwarding { follow, flows, counters, identifications, observer }
     }
