@@ -374,7 +374,8 @@ fn start_workers<'a>(
         match export.queue(number) {
             None => start_worker(place, rest, eal, Worker::new(parts)?.answering(mailbox), passing),
             Some(records) => {
-                let worker = Worker::new(parts.observed_by(Metered))?.recording(records)?;
+                let mut worker = Worker::new(parts.observed_by(Metered))?;
+                worker.record(records)?;
                 start_worker(place, rest, eal, worker.answering(mailbox), passing)
             }
         }

@@ -145,11 +145,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// ([`Observe::METERS`]). To be called before the first poll.
     ///
     /// [`NoMemory`] when there is no memory for the meters.
-    pub fn recording(mut self, records: &Arc<FlowRecords>) -> Result<Self, NoMemory> {
+    pub fn record(&mut self, records: &Arc<FlowRecords>) -> Result<(), NoMemory> {
         let Engine { tables, max_flows: flows, .. } = &mut self.engine;
         tables.v4.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })?;
-        tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })?;
-        Ok(self)
+        tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })
     }
 
     /// Records the end of all flows at the end of the gateway, as far as there is room. To be called at `now_ns`

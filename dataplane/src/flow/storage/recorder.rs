@@ -297,8 +297,9 @@ impl Recorder {
     pub(super) fn end(&mut self, index: u32, why: FlowEnd, flow: FlowView) {
         let has_closed = flow.state.is_closing() || flow.state == FlowState::TcpOneWayHalfClosed;
         let why = match (why, self.closed_by[index as usize]) {
-            (FlowEnd::Idle | FlowEnd::Replaced, ClosedBy::Rst) if has_closed => FlowEnd::Rst,
-            (FlowEnd::Idle | FlowEnd::Replaced, _) if has_closed => FlowEnd::Fin,
+            (FlowEnd::Reclaimed, _) => why,
+            (_, ClosedBy::Rst) if has_closed => FlowEnd::Rst,
+            (_, ClosedBy::Fin) if has_closed => FlowEnd::Fin,
             _ => why,
         };
         self.put(index, FlowEvent::End(why), flow);

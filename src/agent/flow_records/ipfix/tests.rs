@@ -109,7 +109,7 @@ fn tshark_decodes_what_was_encoded() {
         ("cflow.post_natdestination_ipv4_address", &["10.0.0.11", "10.0.0.11"]),
         ("cflow.post_naptsource_transport_port", &["1025", "1025", "1025"]),
         ("cflow.post_naptdestination_transport_port", &["8080", "8080", "8080"]),
-        ("cflow.nexthop", &["10.0.0.12"]),
+        ("cflow.nexthop", &["10.0.0.12", "10.0.0.12"]),
         ("cflow.srcport", &["40000"; 5]),
         ("cflow.octets", &["500"; 4]),
         ("cflow.packets", &["6"; 4]),
