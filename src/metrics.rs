@@ -40,10 +40,8 @@ const GENERATION: MetricFamily =
 const TASK_RESTARTS: MetricFamily =
     MetricFamily::counter("sluice_task", "restarts", "Restarts of tasks beside the workers after failures.");
 const DROPS: MetricFamily = MetricFamily::counter("sluice", "drops", "Dropped packets, by reason.");
-const EXPORTED: MetricFamily =
-    MetricFamily::counter("sluice_flow_exported", "records", "Flow records that were sent or written (key flowRecords.to).");
-const RECORDS_DROPPED: MetricFamily =
-    MetricFamily::counter("sluice_flow_dropped", "records", "Flow records that were lost, by reason.");
+const FLOW_RECORDS: MetricFamily =
+    MetricFamily::counter("sluice_flow", "records", "Records of flows (key flowRecords.to), by what became of them.");
 const PORT_UP: MetricFamily = MetricFamily::gauge("sluice_port_up", "", "1 while the port's device is present and has a link.");
 
 type OfPort = fn(&v1::PortStatus) -> u64;
@@ -134,10 +132,8 @@ impl Collector for GatewayPages {
         let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();
         writer.counters(&DROPS, DropReason::ALL.iter().map(|reason| ([("reason", reason.as_str())], dropped(*reason))))?;
         self.workers.write(&mut writer, &sources.workers)?;
-        let no_label: [(&'static str, &'static str); 0] = [];
-        writer.counters(&EXPORTED, [(no_label, self.export.exported())])?;
-        let lost = [("queue_full", self.export.dropped()), ("target_failed", self.export.lost())];
-        writer.counters(&RECORDS_DROPPED, lost.map(|(reason, records)| ([("reason", reason)], records)))?;
+        let outcomes = self.export.outcomes().map(|(outcome, records)| ([("outcome", outcome)], records));
+        writer.counters(&FLOW_RECORDS, outcomes)?;
         let ports = (sources.ports)();
         writer.gauges(&PORT_UP, ports.iter().map(|port| ([("port", &port.name)], u64::from(port.link == "up"))))?;
         for (family, value) in &OF_PORTS {

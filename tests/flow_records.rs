@@ -120,7 +120,8 @@ impl Collector {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM).unwrap();
         self.0.wait().unwrap();
         let output = Command::new("nfdump").args(["-q", "-o", "json", "-R"]).arg(edge.path("nfcapd")).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // nfdump prints the objects with commas between them.
+        let text = format!("[{}]", String::from_utf8_lossy(&output.stdout));
         let flows: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {output:?}"));
         flows.as_array().unwrap().clone()
     }
@@ -169,9 +170,9 @@ fn json_lines(edge: &mut Edge) {
     let starts = lines(edge).into_iter().filter(|line| line["event"] == "start").count();
     assert!(starts >= PORTS.len() + 2, "{starts}");
     let text = String::from_utf8(edge.run("gw", &["curl", "-s", "http://127.0.0.1:9435/metrics"]).stdout).unwrap();
-    let exported = text.lines().find_map(|line| line.strip_prefix("sluice_flow_exported_records_total ")).unwrap();
+    let exported = text.lines().find_map(|line| line.strip_prefix("sluice_flow_records_total{outcome=\"exported\"} ")).unwrap();
     assert!(exported.parse::<usize>().unwrap() >= starts, "{exported}");
-    assert!(text.contains("sluice_flow_dropped_records_total{reason=\"queue_full\"} 0"), "{text}");
+    assert!(text.contains("sluice_flow_records_total{outcome=\"queue_full\"} 0"), "{text}");
 }
 
 #[test]

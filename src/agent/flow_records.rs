@@ -54,22 +54,13 @@ impl FlowExport {
         self.queues.get(worker)
     }
 
-    /// Number of records that were sent or written.
+    /// Numbers of records by what became of them: sent or written, lost for want of room in a queue, lost because the
+    /// target failed.
     #[must_use]
-    pub fn exported(&self) -> u64 {
-        self.exported.load(Ordering::Relaxed)
-    }
-
-    /// Number of records that were lost because the target failed.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
-    }
-
-    /// Number of records for which a queue had no room.
-    #[must_use]
-    pub fn dropped(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.dropped().get()).sum()
+    pub fn outcomes(&self) -> [(&'static str, u64); 3] {
+        let full = self.queues.iter().map(|queue| queue.dropped().get()).sum();
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [("exported", of(&self.exported)), ("queue_full", full), ("target_failed", of(&self.lost))]
     }
 }
 
@@ -84,28 +75,37 @@ struct KnownRecord {
     end_ms: u64,
 }
 
-/// The offset from the monotonic clock of workers to the time since 1970.
+/// The present, and the offset from the monotonic clock of workers to the time since 1970.
 #[derive(Clone, Copy)]
 struct WallClock {
-    unix_ns: u128,
+    offset_ns: u128,
     monotonic_ns: u64,
 }
 
 impl WallClock {
+    /// Smaller differences of the offset do not count, so that all records of a flow have the same start.
+    const STEP_NS: u128 = 100_000_000;
+
     fn now() -> Self {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Self { unix_ns: unix.as_nanos(), monotonic_ns: now_ns() }
+        let monotonic_ns = now_ns();
+        Self { offset_ns: unix.as_nanos().saturating_sub(monotonic_ns.into()), monotonic_ns }
+    }
+
+    /// The present, by the same offset unless the clock was set.
+    fn follow(&mut self, now: Self) {
+        let is_set = now.offset_ns.abs_diff(self.offset_ns) >= Self::STEP_NS;
+        *self = Self { offset_ns: if is_set { now.offset_ns } else { self.offset_ns }, ..now };
     }
 
     /// ms since 1970.
     fn ms_at(self, monotonic_ns: u64) -> u64 {
-        let ns = self.unix_ns + u128::from(monotonic_ns) - u128::from(self.monotonic_ns).min(self.unix_ns);
-        u64::try_from(ns / 1_000_000).unwrap_or(u64::MAX)
+        u64::try_from((self.offset_ns + u128::from(monotonic_ns)) / 1_000_000).unwrap_or(u64::MAX)
     }
 
+    /// s since 1970, until 2106 (RFC 7011 section 3.1).
     fn seconds(self) -> u32 {
-        // 2106 (RFC 7011 section 3.1).
-        u32::try_from(self.unix_ns / 1_000_000_000).unwrap_or(u32::MAX)
+        u32::try_from((self.offset_ns + u128::from(self.monotonic_ns)) / 1_000_000_000).unwrap_or(u32::MAX)
     }
 }
 
@@ -188,10 +188,11 @@ pub async fn run(
         RecordTarget::File(path) => Target::File(LinesFile::new(path.clone(), gateway)),
     };
     let mut health = TargetHealth::default();
+    let mut clock = WallClock::now();
     let mut is_last = false;
     while !is_last {
         is_last = ended.run_until_cancelled(tokio::time::sleep(EXPORT_EVERY)).await.is_none();
-        let clock = WallClock::now();
+        clock.follow(WallClock::now());
         for (worker, queue) in export.queues.iter().enumerate() {
             // One turn takes at most what fits into the queue, so that every worker has its turn.
             for _ in 0..QUEUE_RECORDS / BATCH {
@@ -207,7 +208,7 @@ pub async fn run(
                 export.exported.fetch_add((records.len() - lost) as u64, Ordering::Relaxed);
                 match health.note(error, Instant::now()) {
                     Some(Err(error)) => {
-                        tracing::warn!(%target, %error, "flow records are lost; sluice_flow_dropped_records_total counts them");
+                        tracing::warn!(%target, %error, "flow records are lost; sluice_flow_records_total counts them");
                     }
                     Some(Ok(())) => tracing::info!(%target, "flow records arrive again"),
                     None => {}
@@ -302,9 +303,12 @@ mod tests {
 
     #[test]
     fn times_of_workers_become_times_since_1970() {
-        let clock = WallClock { unix_ns: 1_700_000_000_000_000_000, monotonic_ns: 5_000_000_000 };
-        assert_eq!(clock.ms_at(4_998_500_000), 1_699_999_999_998);
-        assert_eq!(clock.seconds(), 1_700_000_000);
+        let mut clock = WallClock { offset_ns: 1_700_000_000_000_000_000, monotonic_ns: 5_000_000_000 };
+        assert_eq!((clock.ms_at(4_998_500_000), clock.seconds()), (1_700_000_004_998, 1_700_000_005));
+        clock.follow(WallClock { offset_ns: clock.offset_ns + 99_999_999, monotonic_ns: 6_000_000_000 });
+        assert_eq!((clock.ms_at(4_998_500_000), clock.seconds()), (1_700_000_004_998, 1_700_000_006), "the same start");
+        clock.follow(WallClock { offset_ns: clock.offset_ns - 3_600_000_000_000, monotonic_ns: 7_000_000_000 });
+        assert_eq!(clock.ms_at(4_998_500_000), 1_699_996_404_998, "the clock was set");
         let export = FlowExport::new(None, 4);
         assert!(export.queue(0).is_none(), "nothing is recorded without a target");
     }

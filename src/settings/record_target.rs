@@ -24,7 +24,9 @@ impl RecordTarget {
         if let Some(path) = text.strip_prefix("file:") {
             let is_file = !path.is_empty() && !path.starts_with("//") && !path.ends_with('/');
             let path = is_file.then(|| std::path::absolute(base.join(path)).ok()).flatten()?;
-            return path.file_name().is_some().then_some(Self::File(path));
+            // The gateway may write to the whole directory (`run::privileges`), so that must not be `/`.
+            let has_directory = path.parent().is_some_and(|dir| dir.parent().is_some());
+            return (has_directory && path.file_name().is_some()).then_some(Self::File(path));
         }
         let (host, port) = text.strip_prefix("ipfix://")?.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port != 0)?;
@@ -87,6 +89,7 @@ mod tests {
             "udp://192.0.2.9:4739",
             "file:",
             "file:/",
+            "file:/flows.jsonl",
             "file:///var/log/flows",
             "/var/log/flows",
         ];

@@ -53,13 +53,13 @@ const PROTOCOL: Element = element(4, 1);
 const SOURCE_PORT: Element = element(7, 2);
 const DESTINATION_PORT: Element = element(11, 2);
 const START_MS: Element = element(152, 8);
+const END_MS: Element = element(153, 8);
 const FIREWALL_EVENT: Element = element(233, 1);
 /// What records have that carry traffic.
 const OCTETS: Element = element(1, 8);
 const PACKETS: Element = element(2, 8);
 const TCP_FLAGS: Element = element(6, 1);
 const END_REASON: Element = element(136, 1);
-const END_MS: Element = element(153, 8);
 const REVERSE_OCTETS: Element = reverse(1, 8);
 const REVERSE_PACKETS: Element = reverse(2, 8);
 /// What flows have whose addresses are translated.
@@ -107,7 +107,7 @@ impl Kind {
     /// Its elements, in the order in which [`Self::write`] writes them.
     fn elements(self) -> Vec<Element> {
         let address = |v4: u16, v6: u16, is_ipv6: bool| if is_ipv6 { element(v6, 16) } else { element(v4, 4) };
-        let mut all = vec![START_MS, FIREWALL_EVENT, PROTOCOL, SOURCE_PORT, DESTINATION_PORT];
+        let mut all = vec![START_MS, END_MS, FIREWALL_EVENT, PROTOCOL, SOURCE_PORT, DESTINATION_PORT];
         all.extend([address(8, 27, self.is_ipv6), address(12, 28, self.is_ipv6)]);
         if self.is_two_way {
             all.extend([address(225, 281, self.is_ipv6), address(226, 282, self.is_ipv6)]);
@@ -116,7 +116,7 @@ impl Kind {
             all.push(address(15, 62, self.is_backend_ipv6));
         }
         if !self.is_start {
-            all.extend([END_MS, END_REASON, TCP_FLAGS, OCTETS, PACKETS]);
+            all.extend([END_REASON, TCP_FLAGS, OCTETS, PACKETS]);
             if self.is_two_way {
                 all.extend([REVERSE_OCTETS, REVERSE_PACKETS]);
             }
@@ -128,6 +128,7 @@ impl Kind {
     fn write(self, known: &KnownRecord, to: &mut Vec<u8>) {
         let (record, flow) = (&known.record, &known.record.flow);
         to.extend(known.start_ms.to_be_bytes());
+        to.extend(known.end_ms.to_be_bytes());
         to.extend([firewall_event(record.event), flow.protocol]);
         to.extend(flow.client.port().to_be_bytes());
         to.extend(flow.frontend.port().to_be_bytes());
@@ -144,7 +145,6 @@ impl Kind {
             put_address(to, known.backend().ip(), self.is_backend_ipv6);
         }
         if !self.is_start {
-            to.extend(known.end_ms.to_be_bytes());
             to.extend([end_reason(record.event), tcp_flags(record.event)]);
             to.extend(record.to_backend.octets.to_be_bytes());
             to.extend(u64::from(record.to_backend.packets).to_be_bytes());

@@ -34,9 +34,10 @@ const fn metered_time(now_ns: u64) -> u32 {
     (now_ns >> TIME_SHIFT) as u32
 }
 
-/// A time of a meter, completed by the present, ns.
+/// A time of a meter, completed by the present, ns: the same at any time within 52 days.
 const fn complete(time: u32, now_ns: u64) -> u64 {
-    now_ns.saturating_sub((metered_time(now_ns).wrapping_sub(time) as u64) << TIME_SHIFT)
+    let elapsed = metered_time(now_ns).wrapping_sub(time);
+    (now_ns >> TIME_SHIFT).saturating_sub(elapsed as u64) << TIME_SHIFT
 }
 
 /// What a flow has carried since its start or its last record, by [`Direction`].

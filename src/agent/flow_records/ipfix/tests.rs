@@ -7,7 +7,7 @@ use tokio::net::UdpSocket;
 use super::super::tests_record::{one_way, record};
 use super::*;
 
-const CLOCK: WallClock = WallClock { unix_ns: 1_700_000_010_000_000_000, monotonic_ns: 0 };
+const CLOCK: WallClock = WallClock { offset_ns: 1_700_000_010_000_000_000, monotonic_ns: 0 };
 
 /// A capture file with these UDP payloads, of raw IPv4 packets to a port for IPFIX.
 fn capture(payloads: &[Vec<u8>], path: &Path) {
