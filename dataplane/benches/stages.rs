@@ -9,11 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
-use dataplane::flow::FlowRecords;
 use dataplane::testing::{Packet, Segment};
 use dataplane::{
-    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Metered, Neighbour, Network, Observe, Parts,
-    Port, PortConfig, PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags, wire::checksum,
+    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, Parts, Port, PortConfig,
+    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags, wire::checksum,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
@@ -33,8 +32,6 @@ struct Stage {
     mode: Mode,
     family: Family,
     kind: Kind,
-    /// Whether flows are metered and recorded.
-    is_recorded: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,14 +47,10 @@ enum Kind {
 }
 
 const fn stage(name: &'static str, mode: Mode, family: Family, kind: Kind) -> Stage {
-    Stage { name, mode, family, kind, is_recorded: false }
+    Stage { name, mode, family, kind }
 }
 
-const fn recorded(name: &'static str, mode: Mode, family: Family, kind: Kind) -> Stage {
-    Stage { is_recorded: true, ..stage(name, mode, family, kind) }
-}
-
-const STAGES: [Stage; 20] = [
+const STAGES: [Stage; 16] = [
     stage("nat-v4", Mode::Nat, Family::V4, Kind::ToBackend),
     stage("nat-v4-reply", Mode::Nat, Family::V4, Kind::ToClient),
     stage("nat-v4-no-df", Mode::Nat, Family::V4, Kind::MayFragment),
@@ -74,10 +67,6 @@ const STAGES: [Stage; 20] = [
     stage("gue-v6", Mode::Gue, Family::V6, Kind::ToBackend),
     stage("nat-v4-new", Mode::Nat, Family::V4, Kind::New),
     stage("nat-v6-new", Mode::Nat, Family::V6, Kind::New),
-    recorded("nat-v4-recorded", Mode::Nat, Family::V4, Kind::ToBackend),
-    recorded("nat-v6-recorded", Mode::Nat, Family::V6, Kind::ToBackend),
-    recorded("dsr-v4-recorded", Mode::Dsr, Family::V4, Kind::ToBackend),
-    recorded("nat-v4-new-recorded", Mode::Nat, Family::V4, Kind::New),
 ];
 
 /// A port that the benchmark fills and empties: one burst in, one burst out, each buffer reused.
@@ -110,8 +99,8 @@ impl Port for BurstPort {
 }
 
 /// A gateway of two ports, with one service of 100 backends.
-struct Gateway<O> {
-    worker: Worker<BurstPort, O>,
+struct Gateway {
+    worker: Worker<BurstPort>,
     _publisher: Publisher,
     now_ns: u64,
 }
@@ -213,8 +202,8 @@ fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
     MemoryBuffer::new(&bytes, 0)
 }
 
-impl<O: Observe<MemoryBuffer>> Gateway<O> {
-    fn new(stage: Stage, observer: O) -> Self {
+impl Gateway {
+    fn new(stage: Stage) -> Self {
         let config = config();
         let mut compiler = Compiler::new(config.clone());
         let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
@@ -227,13 +216,9 @@ impl<O: Observe<MemoryBuffer>> Gateway<O> {
             neighbour_requests: Arc::new(ArrayQueue::new(64)),
             peers: None,
             seed: 7,
-            observer,
+            observer: (),
         });
-        let mut worker = worker.unwrap();
-        if stage.is_recorded {
-            worker.record(&Arc::new(FlowRecords::new(4 * BURSTS * BURST))).unwrap();
-        }
-        Self { worker, _publisher: publisher, now_ns: 1_000_000_000 }
+        Self { worker: worker.unwrap(), _publisher: publisher, now_ns: 1_000_000_000 }
     }
 
     fn port(&mut self, port: PortIndex) -> &mut BurstPort {
@@ -255,7 +240,7 @@ impl<O: Observe<MemoryBuffer>> Gateway<O> {
 
 /// The counted work: one poll.
 #[inline(never)]
-fn measured<O: Observe<MemoryBuffer>>(gateway: &mut Gateway<O>) {
+fn measured(gateway: &mut Gateway) {
     gateway.poll();
 }
 
@@ -266,7 +251,7 @@ fn bursts(stage: Stage, flows: std::ops::Range<u16>, flags: u8) -> Vec<Burst<Mem
 }
 
 /// Packets of existing flows in one direction; returns the number of packets counted.
-fn known<O: Observe<MemoryBuffer>>(gateway: &mut Gateway<O>, stage: Stage) -> usize {
+fn known(gateway: &mut Gateway, stage: Stage) -> usize {
     let mut replies = Vec::new();
     let mut data = bursts(stage, 0..FLOWS, tcp_flags::ACK);
     for (syns, acks) in bursts(stage, 0..FLOWS, tcp_flags::SYN).into_iter().zip(&data) {
@@ -306,18 +291,9 @@ fn allow_fragments(buffer: &mut MemoryBuffer) {
 }
 
 /// Bursts of new flows.
-fn new<O: Observe<MemoryBuffer>>(gateway: &mut Gateway<O>, stage: Stage) -> usize {
+fn new(gateway: &mut Gateway, stage: Stage) -> usize {
     let flows = u16::try_from(BURSTS * BURST).unwrap();
     bursts(stage, 0..flows, tcp_flags::SYN).into_iter().map(|burst| gateway.pass(measured, UPLINK, CLUSTER, burst).len()).sum()
-}
-
-/// Runs a stage; returns the number of packets counted.
-fn run<O: Observe<MemoryBuffer>>(stage: Stage, observer: O) -> usize {
-    let mut gateway = Gateway::new(stage, observer);
-    match stage.kind {
-        Kind::New => new(&mut gateway, stage),
-        _ => known(&mut gateway, stage),
-    }
 }
 
 fn main() {
@@ -330,7 +306,11 @@ fn main() {
         eprintln!("stages: unknown stage {wanted:?}; `stages list` prints them");
         std::process::exit(2);
     };
-    let packets = if stage.is_recorded { run(*stage, Metered) } else { run(*stage, ()) };
+    let mut gateway = Gateway::new(*stage);
+    let packets = match stage.kind {
+        Kind::New => new(&mut gateway, *stage),
+        _ => known(&mut gateway, *stage),
+    };
     assert_eq!(packets, BURSTS * BURST, "packets of {} that were forwarded", stage.name);
     println!("{packets}");
 }

@@ -139,7 +139,8 @@ fn datagrams_end_idle_and_flows_that_yield_are_reclaimed() {
     let expected = FlowTraffic { packets: 1, octets: 29 };
     assert_eq!((end.event, traffic(&end)), (FlowEvent::End(FlowEnd::Idle), [expected, FlowTraffic::default()]));
     for n in 0..9 {
-        rig.forward(UPLINK, &Packet::tcp(&format!("198.51.100.7:{}", 1000 + n), VIP).build());
+        let syn = Packet::tcp(&format!("198.51.100.7:{}", 1000 + n), VIP).build();
+        assert!(matches!(rig.put(UPLINK, &syn), Some(PacketOutcome::Forward(_))));
     }
     let ends: Vec<_> = all(&records).into_iter().filter(|record| record.event != FlowEvent::Start).collect();
     assert_eq!(ends.len(), 1);
@@ -150,9 +151,11 @@ fn datagrams_end_idle_and_flows_that_yield_are_reclaimed() {
 fn a_client_that_comes_back_and_a_backend_that_goes_are_reasons_too() {
     let mut rig = Rig::new();
     let records = rig.record(64);
-    let syn = |sequence| Packet::tcp(CLIENT, VIP).flags(SYN).numbers(sequence, 0).build();
+    let syn = |sequence| Packet::tcp("198.51.100.8:1", VIP).flags(SYN).numbers(sequence, 0).build();
     rig.forward(UPLINK, &syn(1));
-    rig.forward(UPLINK, &syn(2));
+    // A RST to the backend precedes the second SYN.
+    assert!(matches!(rig.put(UPLINK, &syn(2)), Some(PacketOutcome::Forward(_))));
+    assert_eq!(rig.sent(CLUSTER).len(), 2);
     let events: Vec<_> = all(&records).iter().map(|record| record.event).collect();
     assert_eq!(events, [FlowEvent::Start, FlowEvent::End(FlowEnd::Replaced), FlowEvent::Start]);
     let mut connection = Connection::open(&mut rig, CLIENT, VIP);

@@ -111,8 +111,9 @@ fn tshark_decodes_what_was_encoded() {
         ("cflow.post_naptdestination_transport_port", &["8080", "8080", "8080"]),
         ("cflow.nexthop", &["10.0.0.12", "10.0.0.12"]),
         ("cflow.srcport", &["40000"; 5]),
-        ("cflow.octets", &["500"; 4]),
-        ("cflow.packets", &["6"; 4]),
+        // Forward and reverse; only forward in one-way modes.
+        ("cflow.octets", &["500", "100000", "500", "100000", "500", "500"]),
+        ("cflow.packets", &["6", "4", "6", "4", "6", "6"]),
         ("cflow.flow_end_reason", &["3", "2", "3", "3"]),
     ];
     for (name, expected) in rows {
