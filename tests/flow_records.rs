@@ -9,6 +9,7 @@
 mod edge;
 
 use std::fs;
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 
 use edge::{Edge, ServiceManifest, skip, until};
@@ -18,8 +19,9 @@ const WEB: &str = "192.0.2.100";
 const UDP: &str = "192.0.2.110";
 /// Bytes of the file that is downloaded.
 const FILE_BYTES: u64 = 1_000_000;
-/// The client's ports, one for each download.
-const PORTS: std::ops::Range<u16> = 41_001..41_005;
+/// The client's ports, one for each download: for lines, and for the collector. A port rests after its connection.
+const LINES_PORTS: Range<u16> = 41_001..41_005;
+const COLLECTOR_PORTS: Range<u16> = 41_011..41_015;
 const COLLECTOR: &str = "ipfix://127.0.0.1:4739";
 
 /// Writes the configuration with this target and short limits.
@@ -33,7 +35,7 @@ fn configure(edge: &Edge, to: &str) {
 
 /// Counts in the client's kernel what it sends and receives by each of the ports.
 fn count_packets(edge: &Edge) {
-    let rules = PORTS.map(|port| {
+    let rules = LINES_PORTS.chain(COLLECTOR_PORTS).map(|port| {
         format!(
             "add counter c t out{port}; add counter c t in{port}; \
              add rule inet t o ip daddr {WEB} tcp sport {port} counter name out{port}; \
@@ -57,9 +59,8 @@ fn counted(edge: &Edge, port: u16) -> [(u64, u64); 2] {
 }
 
 /// Downloads the file once from each port. Other processes have none of these ports in this namespace.
-fn download(edge: &Edge) {
-    edge.script("in_ns client nft reset counters >/dev/null");
-    for port in PORTS {
+fn download(edge: &Edge, ports: Range<u16>) {
+    for port in ports {
         let url = format!("http://{WEB}/file");
         let local = port.to_string();
         let output =
@@ -70,12 +71,12 @@ fn download(edge: &Edge) {
 
 /// Asserts that the records of each download hold the file, and that some agree exactly with the client's kernel.
 /// `recorded` gives packets and bytes to the backend and to the client.
-fn assert_agree(edge: &Edge, what: &str, recorded: impl Fn(u16) -> [(u64, u64); 2]) {
-    let rows: Vec<_> = PORTS.map(|port| (recorded(port), counted(edge, port))).collect();
+fn assert_agree(edge: &Edge, ports: Range<u16>, recorded: impl Fn(u16) -> [(u64, u64); 2]) {
+    let rows: Vec<_> = ports.map(|port| (recorded(port), counted(edge, port))).collect();
     for ([(_, to_backend), (_, to_client)], [(_, sent), (_, received)]) in &rows {
-        assert!(*to_client >= FILE_BYTES && to_client >= received && to_backend <= sent, "{what}: {rows:?}");
+        assert!(*to_client >= FILE_BYTES && to_client >= received && to_backend <= sent, "{rows:?}");
     }
-    assert!(rows.iter().any(|(recorded, counted)| recorded == counted), "{what}: none agrees exactly: {rows:?}");
+    assert!(rows.iter().any(|(recorded, counted)| recorded == counted), "none agrees exactly: {rows:?}");
 }
 
 /// The lines that were written so far.
@@ -139,7 +140,7 @@ fn json_lines(edge: &mut Edge) {
     edge.start();
     until("the first answer", || edge.curl(&format!("http://{WEB}/")));
     until("the UDP service", || edge.service("own").filter(|service| !service.frontends.is_empty()));
-    download(edge);
+    download(edge, LINES_PORTS);
     let output = edge.run("client", &["/usr/bin/python3", "-c", RESET]);
     assert!(output.status.success(), "{output:?}");
     let output = edge.run("client", &["bash", "-c", &format!("echo hello >/dev/udp/{UDP}/90")]);
@@ -150,14 +151,14 @@ fn json_lines(edge: &mut Edge) {
         })
     };
     let web = |port: u16| end_of(format!(":{port}"), format!("{WEB}:80"));
-    for port in PORTS {
+    for port in LINES_PORTS {
         let end = until("the end of a download", || web(port));
         assert_eq!((&end["reason"], &end["service"], &end["mode"]), (&"fin".into(), &"demo/web".into(), &"nat".into()), "{end}");
         assert!(end["backend"].as_str().unwrap().ends_with(":8080") && end["snat"].as_str().unwrap().starts_with("10.0.0.3:"));
         assert!(end["start_ms"].as_u64() <= end["end_ms"].as_u64(), "{end}");
     }
     let number = |line: &Value, key: &str| line[key].as_u64().unwrap();
-    assert_agree(edge, "lines", |port| {
+    assert_agree(edge, LINES_PORTS, |port| {
         let end = web(port).unwrap();
         [("to_backend_packets", "to_backend_bytes"), ("to_client_packets", "to_client_bytes")]
             .map(|(packets, bytes)| (number(&end, packets), number(&end, bytes)))
@@ -168,7 +169,7 @@ fn json_lines(edge: &mut Edge) {
     // "hello\n" in UDP and IPv4.
     assert_eq!(number(&udp, "to_backend_bytes"), 34);
     let starts = lines(edge).into_iter().filter(|line| line["event"] == "start").count();
-    assert!(starts >= PORTS.len() + 2, "{starts}");
+    assert!(starts >= LINES_PORTS.len() + 2, "{starts}");
     let text = String::from_utf8(edge.run("gw", &["curl", "-s", "http://127.0.0.1:9435/metrics"]).stdout).unwrap();
     let exported = text.lines().find_map(|line| line.strip_prefix("sluice_flow_records_total{outcome=\"exported\"} ")).unwrap();
     assert!(exported.parse::<usize>().unwrap() >= starts, "{exported}");
@@ -196,7 +197,7 @@ fn records_of_downloads_agree_with_the_kernel_of_the_client() {
     let collector = Collector::start(&edge);
     edge.start();
     until("the first answer", || edge.curl(&format!("http://{WEB}/")));
-    download(&edge);
+    download(&edge, COLLECTOR_PORTS);
     // The end of the gateway ends the flows, too.
     edge.stop(false);
     let flows = collector.flows(&edge);
@@ -204,7 +205,7 @@ fn records_of_downloads_agree_with_the_kernel_of_the_client() {
         let of_port = flows.iter().filter(|flow| flow["src_port"] == port && flow["dst4_addr"] == WEB);
         of_port.filter_map(|flow| flow[key].as_u64()).sum::<u64>()
     };
-    assert_agree(&edge, "nfcapd", |port| {
+    assert_agree(&edge, COLLECTOR_PORTS, |port| {
         [("in_packets", "in_bytes"), ("out_packets", "out_bytes")].map(|(packets, bytes)| (sum(port, packets), sum(port, bytes)))
     });
 }

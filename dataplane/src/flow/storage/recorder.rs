@@ -279,18 +279,16 @@ impl Recorder {
         }
     }
 
-    /// A record of a long interval, which ends now.
+    /// A record of a long interval. The next one begins with the last packet of this one. A flow that has carried nothing
+    /// since has none; it ends long before times wrap, since its idle limit is at most 7 days.
     pub(super) fn look(&mut self, index: u32, flow: impl FnOnce() -> FlowView) {
-        let now = metered_time(self.now_ns);
-        let Meter { packets, first, .. } = self.meters[index as usize];
-        let is_long = u128::from(now.wrapping_sub(first)) << TIME_SHIFT >= ACTIVE_TIMEOUT.as_nanos();
-        if !is_long && packets.iter().all(|packets| *packets < PACKETS_MAX) {
-            return;
-        }
-        if packets != [0; 2] {
+        let Meter { packets, first, last, .. } = self.meters[index as usize];
+        let elapsed = metered_time(self.now_ns).wrapping_sub(first);
+        let is_long = u128::from(elapsed) << TIME_SHIFT >= ACTIVE_TIMEOUT.as_nanos();
+        if packets != [0; 2] && (is_long || packets.iter().any(|packets| *packets >= PACKETS_MAX)) {
             self.put(index, FlowEvent::Interim, flow());
+            self.meters[index as usize] = Meter { octets: [0; 2], packets: [0; 2], first: last, last };
         }
-        self.meters[index as usize] = Meter::starting(self.now_ns);
     }
 
     /// A flow has ended, for this reason unless its sides closed it before.
