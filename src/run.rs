@@ -265,16 +265,9 @@ async fn serve(
         }
     };
     let restored = passing.log_restored();
-    let of_workers = (counters.clone(), inquiries);
-    let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
+    let sources = sources(settings, &channels, ports, (counters.clone(), inquiries), reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
-    if let Some(target) = settings.flow_records.clone() {
-        let inputs = (settings.name.clone(), target, Arc::clone(&export), Arc::clone(&sources.inquiries), ended.clone());
-        supervisor.run_to_its_end("flow-records", inputs, |(gateway, target, export, inquiries, ended)| {
-            flow_records::run(gateway, target, export, inquiries, ended)
-        });
-    }
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     if systemd::listens() {
@@ -559,7 +552,7 @@ fn supervise_state(
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
 }
 
-/// The tasks that operators ask: the admin API, and metrics with probes. An address of metrics that is in use is tried
+/// The tasks for operators: flow records, metrics with probes, and the admin API. An address of metrics that is in use is tried
 /// again, because forwarding does not need it.
 fn supervise_operators(
     supervisor: &mut Supervisor,
@@ -569,6 +562,12 @@ fn supervise_operators(
     leaving: &CancellationToken,
     ended: &CancellationToken,
 ) {
+    if let Some(target) = settings.flow_records.clone() {
+        let inputs = (settings.name.clone(), target, Arc::clone(&export), Arc::clone(&sources.inquiries), ended.clone());
+        supervisor.run_to_its_end("flow-records", inputs, |(gateway, target, export, inquiries, ended)| {
+            flow_records::run(gateway, target, export, inquiries, ended)
+        });
+    }
     if let Some(address) = settings.metrics_listen {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let status_page = Arc::new(StatusPage::new(vec![settings.name.clone(), host]));
