@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use dataplane::flow::{FlowEnd, FlowEvent};
 use tokio::net::{UdpSocket, lookup_host};
 
-use super::{KnownRecord, WallClock};
+use super::known_record::{KnownRecord, WallClock};
 
 /// Largest message: the smallest MTU of IPv6, 1,280, less the headers of IPv6 and UDP, so that it needs no fragments (RFC
 /// 7011 section 10.3.3).

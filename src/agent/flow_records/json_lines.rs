@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::fs::{File, OpenOptions, metadata};
 use tokio::io::AsyncWriteExt as _;
 
-use super::{KnownRecord, words};
+use super::known_record::{KnownRecord, words};
 
 /// The file.
 pub(super) struct LinesFile {
@@ -147,7 +147,7 @@ mod tests {
 
     use dataplane::flow::FlowEnd;
 
-    use super::super::tests_record::{one_way, record};
+    use super::super::known_record::samples::{one_way, record};
     use super::*;
 
     #[tokio::test]

@@ -1,10 +1,12 @@
+//! Messages of IPFIX as tshark decodes them, their sizes and numbers, and a collector that comes and goes.
+
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 use tokio::net::UdpSocket;
 
-use super::super::tests_record::{one_way, record};
+use super::super::known_record::samples::{one_way, record};
 use super::*;
 
 const CLOCK: WallClock = WallClock { offset_ns: 1_700_000_010_000_000_000, monotonic_ns: 0 };
