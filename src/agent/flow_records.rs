@@ -1,6 +1,6 @@
 //! The export of flow records: from the queues of workers to a collector, or to a file.
 //!
-//! Invariant: at most [`QUEUE_RECORDS`] records of a worker wait. A target that is slow or away costs records, which are
+//! Invariant: at most `QUEUE_RECORDS` records of a worker wait. A target that is slow or away costs records, which are
 //! counted, never packets or memory. Its failure is logged once, and its recovery once.
 //!
 //! Not here: metering (`dataplane`), and the two formats.
