@@ -28,6 +28,7 @@ use proto::v1;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{ControllerAccess, Sources};
+use crate::agent::flow_records::FlowExport;
 use crate::agent::supervisor::Failure;
 pub use status_page::StatusPage;
 pub use workers::WorkerLoads;
@@ -40,6 +41,8 @@ const GENERATION: MetricFamily =
 const TASK_RESTARTS: MetricFamily =
     MetricFamily::counter("sluice_task", "restarts", "Restarts of tasks beside the workers after failures.");
 const DROPS: MetricFamily = MetricFamily::counter("sluice", "drops", "Dropped packets, by reason.");
+const FLOW_RECORDS: MetricFamily =
+    MetricFamily::counter("sluice_flow", "records", "Records of flows (key flowRecords.to), by what became of them.");
 const PORT_UP: MetricFamily = MetricFamily::gauge("sluice_port_up", "", "1 while the port's device is present and has a link.");
 
 type OfPort = fn(&v1::PortStatus) -> u64;
@@ -66,6 +69,8 @@ pub struct GatewayPages {
     pub sources: Sources,
     /// The load of each worker.
     pub workers: Arc<WorkerLoads>,
+    /// What became of flow records.
+    pub export: Arc<FlowExport>,
     /// The status page.
     pub status_page: Arc<StatusPage>,
     /// Cancelled when the gateway is about to end.
@@ -129,6 +134,8 @@ impl Collector for GatewayPages {
         let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();
         writer.counters(&DROPS, DropReason::ALL.iter().map(|reason| ([("reason", reason.as_str())], dropped(*reason))))?;
         self.workers.write(&mut writer, &sources.workers)?;
+        let outcomes = self.export.outcomes().map(|(outcome, records)| ([("outcome", outcome)], records));
+        writer.counters(&FLOW_RECORDS, outcomes)?;
         let ports = (sources.ports)();
         writer.gauges(&PORT_UP, ports.iter().map(|port| ([("port", &port.name)], u64::from(port.link == "up"))))?;
         for (family, value) in &OF_PORTS {

@@ -26,8 +26,8 @@ use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
 use dataplane::forward::{Explainer, Mailbox};
 use dataplane::{
-    Compiler, Link, Network, NoMemory, Parts, Peers, PortIndex, Publisher, Subscriber, VipAnswers, VipOwnership, Worker,
-    WorkerCounters,
+    Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, Subscriber, VipAnswers,
+    VipOwnership, Worker, WorkerCounters,
 };
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
@@ -42,6 +42,7 @@ use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::election::{Candidacy, ElectionStatus};
 use crate::agent::flow_file::FlowFile;
+use crate::agent::flow_records::{self, FlowExport};
 use crate::agent::gateway_drain;
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
@@ -256,7 +257,8 @@ async fn serve(
         StateSource::Remote(..) => None,
     };
     let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
-    let workers = match start_workers(settings, ports, worker_parts, &channels, seed, passing) {
+    let export = Arc::new(FlowExport::new(settings.flow_records.as_ref(), counters.len()));
+    let workers = match start_workers(settings, ports, worker_parts, &channels, (seed, &export), passing) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -272,8 +274,7 @@ async fn serve(
         }
     };
     let restored = passing.log_restored();
-    let of_workers = (counters.clone(), inquiries);
-    let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
+    let sources = sources(settings, &channels, ports, (counters.clone(), inquiries), reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
@@ -284,7 +285,7 @@ async fn serve(
         supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
     }
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
-    supervise_operators(&mut supervisor, settings, sources, loads, &channels.leaving, &ended);
+    supervise_operators(&mut supervisor, settings, sources, (loads, export), &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
@@ -355,7 +356,7 @@ fn start_workers<'a>(
     ports: &Ports,
     worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), (&'a Arc<WorkerCounters>, Arc<Mailbox>))>,
     channels: &Channels,
-    seed: u64,
+    (seed, export): (u64, &FlowExport),
     passing: &FlowPassing,
 ) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
@@ -371,8 +372,16 @@ fn start_workers<'a>(
             observer: (),
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
-        let ownership = Arc::clone(&channels.ownership);
-        start_worker(number, CoreId { id: core }, rest, eal, (parts, mailbox, ownership), passing)
+        let place = (number, CoreId { id: core });
+        let shared = (mailbox, Arc::clone(&channels.ownership));
+        match export.queue(number) {
+            None => start_worker(place, rest, eal, (Worker::new(parts)?, shared), passing),
+            Some(records) => {
+                let mut worker = Worker::new(parts.observed_by(Metered))?;
+                worker.record(records)?;
+                start_worker(place, rest, eal, (worker, shared), passing)
+            }
+        }
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
 }
@@ -383,19 +392,19 @@ fn seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-type WorkerParts = Parts<DpdkPort, ()>;
-
-fn start_worker(
-    number: usize,
-    core: CoreId,
+fn start_worker<O>(
+    (number, core): (usize, CoreId),
     rest: Option<Rest>,
     eal: Eal,
-    (parts, mailbox, ownership): (WorkerParts, Arc<Mailbox>, Arc<VipOwnership>),
+    (worker, (mailbox, ownership)): (Worker<DpdkPort, O>, (Arc<Mailbox>, Arc<VipOwnership>)),
     passing: &FlowPassing,
-) -> Result<worker_threads::Worker, RunError> {
-    let counters = Arc::clone(&parts.counters);
+) -> Result<worker_threads::Worker, RunError>
+where
+    O: Observe<<DpdkPort as Port>::Buffer> + Send + 'static,
+{
+    let counters = Arc::clone(worker.counters());
     let mut originated = 0;
-    let mut worker = Worker::new(parts)?.answering(mailbox);
+    let mut worker = worker.answering(mailbox);
     worker.own_by(ownership);
     if let Some(flows) = passing.waiting() {
         worker.restore(flows);
@@ -416,7 +425,9 @@ fn start_worker(
             // The next poll first checks for a new snapshot.
             Turn::Wake => for_each_port(&mut worker, |port| port.arm(false)),
             Turn::End => {
-                let part = worker.save(worker_threads::now_ns());
+                let now_ns = worker_threads::now_ns();
+                let part = worker.save(now_ns);
+                worker.record_stop(now_ns);
                 saved.lock().unwrap_or_else(PoisonError::into_inner).push(part);
             }
         }
@@ -425,7 +436,10 @@ fn start_worker(
     Ok(worker_threads::spawn(number, core, rest, Some(eal), body)?)
 }
 
-fn for_each_port(worker: &mut Worker<DpdkPort>, mut call: impl FnMut(&mut DpdkPort)) {
+fn for_each_port<O>(worker: &mut Worker<DpdkPort, O>, mut call: impl FnMut(&mut DpdkPort))
+where
+    O: Observe<<DpdkPort as Port>::Buffer>,
+{
     for index in (0..=u8::MAX).map(PortIndex) {
         let Some(port) = worker.port_mut(index) else { return };
         call(port);
@@ -569,20 +583,26 @@ fn candidacy(settings: &Settings, channels: &Channels, loads: Vec<Arc<Load>>, en
     }
 }
 
-/// The tasks that operators ask: the admin API, and metrics with probes. An address of metrics that is in use is tried
+/// The tasks for operators: flow records, metrics with probes, and the admin API. An address of metrics that is in use is tried
 /// again, because forwarding does not need it.
 fn supervise_operators(
     supervisor: &mut Supervisor,
     settings: &Settings,
     sources: Sources,
-    workers: Arc<WorkerLoads>,
+    (workers, export): (Arc<WorkerLoads>, Arc<FlowExport>),
     leaving: &CancellationToken,
     ended: &CancellationToken,
 ) {
+    if let Some(target) = settings.flow_records.clone() {
+        let inputs = (settings.name.clone(), target, Arc::clone(&export), Arc::clone(&sources.inquiries), ended.clone());
+        supervisor.run_to_its_end("flow-records", inputs, |(gateway, target, export, inquiries, ended)| {
+            flow_records::run(gateway, target, export, inquiries, ended)
+        });
+    }
     if let Some(address) = settings.metrics_listen {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let status_page = Arc::new(StatusPage::new(vec![settings.name.clone(), host]));
-        let pages = GatewayPages { sources: sources.clone(), workers, status_page, leaving: leaving.clone() };
+        let pages = GatewayPages { sources: sources.clone(), workers, export, status_page, leaving: leaving.clone() };
         let inputs = (address, pages, ended.clone());
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
     }

@@ -11,6 +11,7 @@ mod keys;
 mod links;
 mod live;
 mod port;
+mod record_target;
 mod state_source;
 
 use std::net::{IpAddr, SocketAddr};
@@ -25,6 +26,7 @@ use crate::netlink::RouteTable;
 pub use election::{Election, Elector};
 pub use keys::{Hugepages, Poll};
 pub use port::{PortSettings, Twin};
+pub use record_target::RecordTarget;
 pub use state_source::{SourceChoice, StateSource};
 
 /// A valid configuration.
@@ -56,6 +58,8 @@ pub struct Settings {
     pub max_state_age: Duration,
     /// Key `logs`.
     pub logs: Logs,
+    /// Key `flowRecords.to`; none: flows are not recorded.
+    pub flow_records: Option<RecordTarget>,
     /// Key `admin.listen`.
     pub admin_listen: PathBuf,
     /// Key `metrics.listen`; none: metrics are not served.
@@ -107,7 +111,7 @@ impl Settings {
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
         let (announce, election) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
-        keys::unbuilt(&mut top);
+        let flow_records = keys::flow_records(&mut top, &reader.base());
         let source = state_source::take(&mut top, choice, &admin_listen);
         top.finish();
 
@@ -138,6 +142,7 @@ impl Settings {
             state_dir,
             max_state_age,
             logs,
+            flow_records,
             admin_listen,
             metrics_listen,
             links: links.into_iter().map(|link| link.settings).collect(),

@@ -35,8 +35,8 @@ pub use choose::{Chooser, Intervals, SourceRanges};
 pub use compiler::Compiler;
 pub use flow::{BackendId, FlowLimits, FlowTable};
 pub use forward::{
-    FlowFate, NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS, SWEPT_PER_POLL,
-    SavedAt, SavedFlows, SavedFlowsError, Worker,
+    FlowFate, Metered, NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS,
+    SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError, Worker,
 };
 pub use fragment::{Datagram, Fragment, Part};
 pub use icmp::{

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use dataplane::flow::PoolId;
-use dataplane::flow::{BackendId, Direction, Flow, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass};
+use dataplane::flow::{
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass,
+};
 use dataplane::flow::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, Tuple, tcp_flags};
 use proptest::prelude::*;
@@ -204,7 +206,7 @@ impl Both {
         let expected = expected.map(|(at, _)| at);
         assert_eq!(found.is_some(), expected.is_some());
         if let (Some((index, _)), Some(at)) = (found, expected) {
-            assert_eq!(self.table.remove(index).backend.slot, self.model.remove(at).n);
+            assert_eq!(self.table.remove(index, FlowEnd::Idle).backend.slot, self.model.remove(at).n);
         }
     }
 

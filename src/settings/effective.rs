@@ -18,6 +18,7 @@ impl Settings {
 
     /// Every key with its value.
     pub(crate) fn key_values(&self) -> KeyValues {
+        let records = self.flow_records.as_ref().map_or_else(String::new, ToString::to_string);
         let workers = KeyValues::default().with("cores", &self.cores).with("poll", self.poll);
         let tunnel = KeyValues::default()
             .with("sources", &self.tunnel.sources)
@@ -35,7 +36,7 @@ impl Settings {
             .with("stateDir", &self.state_dir)
             .with("maxStateAge", DurationText(self.max_state_age))
             .with("logs", self.logs)
-            .section("flowRecords", KeyValues::default().with("to", ""))
+            .section("flowRecords", KeyValues::default().with("to", records))
             .section("admin", KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display())))
             .section("metrics", KeyValues::default().with("listen", controller::address_text(self.metrics_listen)))
             .section("announce", self.announce_key_values())

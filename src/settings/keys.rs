@@ -1,7 +1,7 @@
 //! The keys of the gateway, except `ports`, `static.links` and the source.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::config::{Field, Located, Section, is_label_value};
@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::links::{self, LocatedLink};
 use super::port::{self, LocatedPort};
+use super::record_target::RecordTarget;
 
 /// How a worker waits for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -289,9 +290,14 @@ pub(super) fn zone(top: &mut Section<'_>) -> Option<String> {
     field.parse(expected, |text| is_label_value(text).then(|| text.to_owned()))
 }
 
-/// Refuses the keys of features that are not built.
-pub(super) fn unbuilt(top: &mut Section<'_>) {
-    let mut records = top.section("flowRecords");
-    records.unbuilt("to");
-    records.finish();
+/// Reads key `flowRecords`: where records of flows go.
+pub(super) fn flow_records(top: &mut Section<'_>, base: &Path) -> Option<RecordTarget> {
+    let mut section = top.section("flowRecords");
+    let field = section.field("to").filter(|field| !field.is_empty());
+    let target = field.and_then(|field| {
+        let expected = "ipfix://HOST:PORT, with an IPv6 address in brackets, or file:PATH in a directory below /";
+        field.parse(expected, |text| RecordTarget::parse(text, base))
+    });
+    section.finish();
+    target
 }

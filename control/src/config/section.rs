@@ -113,7 +113,7 @@ impl<'a> Field<'a> {
     }
 
     /// Records that the feature it asks for is not built.
-    pub fn not_built(&self) {
+    fn not_built(&self) {
         self.problem(NOT_BUILT);
     }
 
@@ -349,13 +349,6 @@ impl<'a> Section<'a> {
         Some(Located { location: field.location, value })
     }
 
-    /// A key of a feature that is not built: refused unless its value is empty.
-    pub fn unbuilt(&mut self, key: &'static str) {
-        if let Some(field) = self.field(key).filter(|field| !field.is_empty()) {
-            field.not_built();
-        }
-    }
-
     /// Ends the section, and records every key that was never read as unknown.
     pub fn finish(self) {
         for entry in self.entries.iter().filter(|entry| !self.known.contains(&entry.key.as_str())) {
@@ -448,16 +441,6 @@ mod tests {
     #[test]
     fn a_null_is_an_absent_key() {
         assert_eq!(problems("a: ~\nb:\n", |top| assert!(top.field("a").is_none() && top.section("b").field("c").is_none())), "");
-    }
-
-    #[test]
-    fn a_key_of_an_unbuilt_feature_may_be_empty() {
-        assert_eq!(
-            problems("a: ''\nb: []\nc: {}\n", |top| ["a", "b", "c"].map(|key| top.unbuilt(key)).into_iter().collect()),
-            ""
-        );
-        let found = problems("a: x\n", |top| top.unbuilt("a"));
-        assert_eq!(found, "f.yaml:1: key `a`: not built in this version; leave it out");
     }
 
     #[test]

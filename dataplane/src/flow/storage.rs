@@ -8,14 +8,21 @@
 //!
 //! Not here: which position a flow has (`table`), and the order in which flows yield (`yield_order`).
 
+mod recorder;
+
+use std::sync::Arc;
+
 use zerocopy::{AllocError, FromZeros};
 
-use super::entry::{BackendId, Flow, UNRESOLVED};
+use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
 use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
-use crate::wire::{Address, TupleKey};
+use crate::wire::{Address, Transport, TupleKey};
+pub(crate) use recorder::Meters;
+use recorder::Recorder;
+pub use recorder::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
 
 /// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never
 /// more lines than its size requires.
@@ -122,6 +129,7 @@ impl<K: TupleKey> HotFlow<K> {
 pub(crate) struct HotFlows<'a, K> {
     pub(crate) flows: &'a mut [HotFlow<K>],
     pub(crate) routes: ClientRoutes<'a>,
+    pub(crate) meters: Meters<'a>,
 }
 
 /// The routes to the clients of flows, by position.
@@ -171,6 +179,8 @@ pub(super) struct Storage<A: Address> {
     hot: Box<[HotFlow<A::Key>]>,
     routes: Box<[u32]>,
     cold: Box<[ColdFlow]>,
+    /// Only where flow records are wanted.
+    recorder: Option<Box<Recorder>>,
 }
 
 impl<A: Address> Storage<A> {
@@ -180,7 +190,65 @@ impl<A: Address> Storage<A> {
             hot: <[HotFlow<A::Key>]>::new_box_zeroed_with_elems(flows)?,
             routes: <[u32]>::new_box_zeroed_with_elems(flows)?,
             cold: <[ColdFlow]>::new_box_zeroed_with_elems(flows)?,
+            recorder: None,
         })
+    }
+
+    /// Records starts and ends of flows from now on; [`AllocError`] when there is no memory for it.
+    pub(super) fn record(&mut self, records: Arc<FlowRecords>) -> Result<(), AllocError> {
+        self.recorder = Some(Box::new(Recorder::new(self.hot.len(), records)?));
+        Ok(())
+    }
+
+    /// Sets the time of records, monotonic ns.
+    pub(super) fn set_recorder_time(&mut self, now_ns: u64) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.set_time(now_ns);
+        }
+    }
+
+    /// Prefetches the meter of a flow, if there is one.
+    #[inline(always)]
+    pub(super) fn prefetch_meter(&self, index: usize) {
+        if let Some(recorder) = &self.recorder {
+            recorder.prefetch(index);
+        }
+    }
+
+    /// Records that a flow has started now.
+    #[cold]
+    fn record_start(&mut self, index: u32, now: Tick) {
+        let flow = FlowView::of(&self.get(index, now, now), now);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.begin(index, flow);
+        }
+    }
+
+    /// Records the traffic of a flow that lasts.
+    #[inline(always)]
+    pub(super) fn record_part(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.look(index, || FlowView::of(flow, now));
+        }
+    }
+
+    /// Records that a packet has changed the state of a flow, which is that of `flow` now.
+    #[inline(always)]
+    pub(super) fn record_change(&mut self, index: u32, state: FlowState, transport: Transport) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.advance(index, state, transport);
+        }
+    }
+
+    /// Records the end of a flow that is still there.
+    #[inline(always)]
+    pub(super) fn record_end(&mut self, index: u32, why: FlowEnd, now: Tick) {
+        if self.recorder.is_some() {
+            let flow = FlowView::of(&self.get(index, now, now), now);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.end(index, why, flow);
+            }
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -197,9 +265,11 @@ impl<A: Address> Storage<A> {
         self.cold[index as usize].pool
     }
 
-    /// What packets of flows read, by position.
-    pub(super) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
-        HotFlows { flows: &mut self.hot, routes: ClientRoutes(&self.routes) }
+    /// What packets of flows read, by position, and their meters, if these are wanted and there are any.
+    #[inline(always)]
+    pub(super) fn hot_parts(&mut self, metered: bool) -> HotFlows<'_, A::Key> {
+        let meters = if metered { Meters::of(self.recorder.as_deref_mut()) } else { Meters::of(None) };
+        HotFlows { flows: &mut self.hot, routes: ClientRoutes(&self.routes), meters }
     }
 
     /// Prefetches what packets of a flow read; `reply`: in the direction to the client.
@@ -251,20 +321,26 @@ impl<A: Address> Storage<A> {
         }
     }
 
-    /// Stores a flow at a position.
+    /// Stores a new flow at a position.
     pub(super) fn put(&mut self, index: u32, flow: &Flow<A>) {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
         self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed(), seen: 0 };
         self.set(index, flow);
+        if self.recorder.is_some() {
+            self.record_start(index, flow.last_seen);
+        }
     }
 
     /// Stores a flow that has just begun at a position.
-    pub(super) fn begin(&mut self, index: u32, begun: &BegunFlow<A::Key>, now: Tick) {
+    pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<A::Key>, now: Tick) {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
-        let (index, keys) = (index as usize, begun.keys);
+        let (index, keys) = (number as usize, begun.keys);
         self.hot[index] = HotFlow { keys, backend: begun.backend.packed(), seen: now.0 << SEEN_SHIFT | STATE };
         self.routes[index] = begun.initial_sequence;
         self.cold[index] = ColdFlow { pool: begun.pool, number: 0 };
+        if self.recorder.is_some() {
+            self.record_start(number, now);
+        }
     }
 
     /// Stores what may change of the flow at a position.

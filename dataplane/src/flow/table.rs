@@ -5,13 +5,15 @@
 //!
 //! Not here: time. The caller decides when to sweep and which flows to end.
 
+use std::sync::Arc;
+
 use arrayvec::ArrayVec;
 
 use super::entry::{BackendId, Flow};
 use super::index::{Guess, Index};
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, YieldClass};
-use super::storage::{BegunFlow, HotFlow, HotFlows, Storage};
+use super::storage::{BegunFlow, FlowEnd, FlowRecords, HotFlow, HotFlows, Storage};
 use super::tick::Tick;
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
@@ -99,6 +101,39 @@ impl<A: Address> FlowTable<A> {
     /// poll, before anything else.
     pub fn set_time(&mut self, now: Tick) {
         self.now = now;
+    }
+
+    /// Meters all flows, and records their starts and ends from now on. To be called before the first flow.
+    ///
+    /// # Errors
+    /// [`Full`] when there is no memory for it.
+    pub fn record(&mut self, records: Arc<FlowRecords>) -> Result<(), Full> {
+        self.storage.record(records).map_err(|_| Full)
+    }
+
+    /// Sets the time of records, monotonic ns.
+    pub(crate) fn set_recorder_time(&mut self, now_ns: u64) {
+        self.storage.set_recorder_time(now_ns);
+    }
+
+    /// Prefetches the meter of a flow.
+    #[inline(always)]
+    pub(crate) fn prefetch_meter(&self, index: usize) {
+        self.storage.prefetch_meter(index);
+    }
+
+    /// Counts a forwarded packet of a flow, of this many bytes from its IP header on, if flows are metered.
+    pub(crate) fn meter(&mut self, index: FlowIndex, direction: Direction, packet_len: u16) {
+        self.storage.hot_parts(true).meters.count(index.0 as usize, direction, packet_len);
+    }
+
+    /// Records the end of all flows, since the gateway ends.
+    pub(crate) fn record_stop(&mut self) {
+        for index in 0..self.high_water {
+            if self.storage.is_used(index) {
+                self.storage.record_end(index, FlowEnd::Stopped, self.now);
+            }
+        }
     }
 
     /// The hash of a tuple, an argument of the other functions.
@@ -236,14 +271,15 @@ impl<A: Address> FlowTable<A> {
         Ok(index)
     }
 
-    /// Removes a flow. The caller releases its SNAT port.
-    pub fn remove(&mut self, index: FlowIndex) -> Flow<A> {
+    /// Removes a flow, for this reason unless its sides closed it before. The caller releases its SNAT port.
+    pub fn remove(&mut self, index: FlowIndex, why: FlowEnd) -> Flow<A> {
         let flow = self.get(index);
         if !self.storage.is_used(index.0) {
             return flow;
         }
         let hashes = self.hashes(&flow);
         self.index.prefetch(hashes[Direction::ToClient as usize]);
+        self.storage.record_end(index.0, why, self.now);
         self.take_out(index.0, (flow.mode, flow.state, flow.snat_pool), hashes);
         flow
     }
@@ -285,6 +321,7 @@ impl<A: Address> FlowTable<A> {
             }
             flow.since = now;
         }
+        self.storage.record_change(index.0, flow.state, transport);
         self.storage.set(index.0, &flow);
         flow
     }
@@ -317,10 +354,10 @@ impl<A: Address> FlowTable<A> {
         self.storage.set(index.0, flow);
     }
 
-    /// What packets of its flows read.
+    /// What packets of its flows read, and their meters, if these are wanted and there are any.
     #[inline(always)]
-    pub(crate) fn hot_parts(&mut self) -> HotFlows<'_, A::Key> {
-        self.storage.hot_parts()
+    pub(crate) fn hot_parts(&mut self, metered: bool) -> HotFlows<'_, A::Key> {
+        self.storage.hot_parts(metered)
     }
 
     /// The flows, in no particular order.
@@ -387,9 +424,11 @@ impl<A: Address> FlowTable<A> {
                 }
                 let flow = self.get(FlowIndex(index));
                 if by.is_over(&flow) {
+                    self.storage.record_end(index, by.why(flow.backend), self.now);
                     self.take_out(index, (flow.mode, flow.state, flow.snat_pool), hashes);
                     by.ended((flow.mode, flow.state), flow.backend, flow.snat_lease().map(|lease| (lease.pool, lease.port)));
                 } else {
+                    self.storage.record_part(index, &flow, self.now);
                     self.storage.forget_route(index, &flow, route_epoch);
                 }
             }
@@ -423,6 +462,7 @@ impl<A: Address> FlowTable<A> {
         let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return };
         let (mode, backend) = (flow.mode(), BackendId::unpacked(flow.backend()));
         let port = flow.key(Direction::ToClient).tuple(state.protocol()).destination_port;
+        self.storage.record_end(index, FlowEnd::Idle, self.now);
         self.take_out(index, (mode, state, pool), hashes);
         by.ended((mode, state), backend, (mode == FlowMode::Nat).then_some((pool, port)));
     }
@@ -453,6 +493,8 @@ pub(crate) trait SweepRules<A: Address> {
     fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
     /// Whether a flow ends.
     fn is_over(&mut self, flow: &Flow<A>) -> bool;
+    /// Why a flow of this backend ends.
+    fn why(&self, backend: BackendId) -> FlowEnd;
     /// A flow of this mode, state and backend, which held this SNAT port, has ended.
     fn ended(&mut self, kind: (FlowMode, FlowState), backend: BackendId, port: Option<(PoolId, u16)>);
 }
@@ -467,6 +509,10 @@ impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Each<F> {
 
     fn is_over(&mut self, flow: &Flow<A>) -> bool {
         self.0(flow)
+    }
+
+    fn why(&self, _: BackendId) -> FlowEnd {
+        FlowEnd::Idle
     }
 
     fn ended(&mut self, _: (FlowMode, FlowState), _: BackendId, _: Option<(PoolId, u16)>) {}
@@ -540,7 +586,7 @@ mod tests {
                 let tuple = flow(n - 1000, |n| n).tuple(Direction::ToClient);
                 table.search(table.hash(&tuple), &tuple).unwrap()
             };
-            assert_eq!(number(&table.remove(index)), n - 1000);
+            assert_eq!(number(&table.remove(index, FlowEnd::Idle)), n - 1000);
             table.insert(flow(n, |n| n)).unwrap();
         }
         assert_eq!(table.len(), 1000);
@@ -584,7 +630,7 @@ mod tests {
             let at = usize::try_from(crate::wire::split_mix(u64::from(n)) % u64::from(capacity)).unwrap();
             let tuple = flow(std::mem::replace(&mut held[at], n), |n| n).tuple(Direction::ToBackend);
             let (index, _) = table.search(table.hash(&tuple), &tuple).expect("it was inserted");
-            table.remove(index);
+            table.remove(index, FlowEnd::Idle);
             table.insert(flow(n, |n| n)).unwrap();
         }
         assert_eq!(table.len(), capacity);
@@ -632,7 +678,7 @@ mod tests {
                         let found = table.search(table.hash(&tuple), &tuple);
                         prop_assert_eq!(found.is_some(), model.contains_key(&tuple));
                         if let Some((index, _)) = found {
-                            prop_assert_eq!(number(&table.remove(index)), n);
+                            prop_assert_eq!(number(&table.remove(index, FlowEnd::Idle)), n);
                             model.retain(|_, (slot, _)| *slot != n);
                         }
                     }

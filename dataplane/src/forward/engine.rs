@@ -203,14 +203,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Sends a rewritten packet, in fragments if it does not fit. Fragments after the first count as originated, since
     /// the packet became the first.
-    pub(super) fn send_split<A: Address>(
+    pub(super) fn send_split<A: FlowFamily>(
         &mut self,
         mut buffer: P::Buffer,
         headers: &Headers<A>,
         flow: &Flow<A>,
         nat: NatForward<'_>,
     ) {
-        let NatForward { direction, exit, .. } = nat;
+        let NatForward { direction, exit, flow: index } = nat;
         let mut rest = Burst::new();
         trim(&mut buffer, headers);
         if headers.packet_len > exit.mtu {
@@ -221,6 +221,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
         self.counters.forwarded(flow.backend.slot, direction == Direction::ToClient, headers.packet_len);
+        // An ICMP error concerns a flow and is not a packet of it.
+        if O::METERS && !matches!(headers.transport, Transport::Icmp { .. }) {
+            self.flows::<A>().0.meter(index, direction, headers.packet_len);
+        }
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
         let tags = exit.link.tags();
         self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
@@ -231,8 +235,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Sends a packet as it is, or encapsulated.
-    pub(super) fn forward_direct<A: Address>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, direct: &DirectForward<'_>) {
-        let &DirectForward { backend, port, protocol, exit, outer } = direct;
+    pub(super) fn forward_direct<A: FlowFamily>(
+        &mut self,
+        mut buffer: P::Buffer,
+        headers: &Headers<A>,
+        direct: &DirectForward<'_>,
+    ) {
+        let &DirectForward { backend, port, protocol, exit, outer, flow } = direct;
         let mtu = outer.map_or(exit.mtu, |outer| outer.mtu);
         let mut rest = Burst::new();
         if headers.packet_len > mtu {
@@ -246,6 +255,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             return self.drop(buffer, DropReason::TooBig);
         }
         self.counters.forwarded(backend.slot, false, headers.packet_len);
+        if O::METERS
+            && let Some(index) = flow
+        {
+            self.flows::<A>().0.meter(index, Direction::ToBackend, headers.packet_len);
+        }
         let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
         self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
         // Outer headers begin with the tags of the link.

@@ -37,12 +37,26 @@ pub struct PacketFlow {
 
 /// Receives the final outcome of each packet, once.
 pub trait Observe<B> {
+    /// Whether packets are counted for their flows, which a worker with [`crate::flow::FlowRecords`] needs.
+    const METERS: bool = false;
+
     /// The packet in `buffer` ended with `outcome`. Its bytes may have been rewritten.
     fn observe(&mut self, buffer: &B, outcome: PacketOutcome, belongs: impl FnOnce() -> Option<PacketFlow>);
 }
 
 /// Ignores all packets.
 impl<B> Observe<B> for () {
+    #[inline]
+    fn observe(&mut self, _: &B, _: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {}
+}
+
+/// Ignores all packets, like `()`, for a worker whose flows are recorded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Metered;
+
+impl<B> Observe<B> for Metered {
+    const METERS: bool = true;
+
     #[inline]
     fn observe(&mut self, _: &B, _: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {}
 }

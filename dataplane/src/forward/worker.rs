@@ -24,8 +24,8 @@ use super::engine::Engine;
 use super::fast;
 use super::observer::Observe;
 use crate::flow::{
-    BackendId, Fate, Flow, FlowLimits, FlowMode, FlowState, FlowTable, HotFlow, IdleLimits, PoolId, SnatPorts, SweepRules, Tick,
-    Ticks,
+    BackendId, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowState, FlowTable, HotFlow, IdleLimits, PoolId,
+    SnatPorts, SweepRules, Tick, Ticks,
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
@@ -59,6 +59,15 @@ pub struct Parts<P: Port, O> {
     pub seed: u64,
     /// Observes the end of each packet.
     pub observer: O,
+}
+
+impl<P: Port, O> Parts<P, O> {
+    /// The same parts with another observer.
+    #[must_use]
+    pub fn observed_by<N>(self, observer: N) -> Parts<P, N> {
+        let Self { ports, subscriber, limits, counters, neighbour_requests, peers, seed, .. } = self;
+        Parts { ports, subscriber, limits, counters, neighbour_requests, peers, seed, observer }
+    }
 }
 
 /// The error that there is no memory for the tables of a worker.
@@ -133,6 +142,29 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.saved = Some(saved);
     }
 
+    /// Records starts, traffic and ends of its flows from now on. Its observer must count packets for flows
+    /// ([`Observe::METERS`]). To be called before the first poll.
+    ///
+    /// [`NoMemory`] when there is no memory for the meters.
+    pub fn record(&mut self, records: &Arc<FlowRecords>) -> Result<(), NoMemory> {
+        let Engine { tables, max_flows: flows, .. } = &mut self.engine;
+        tables.v4.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })?;
+        tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })
+    }
+
+    /// Records the end of all flows at the end of the gateway, as far as there is room. To be called at `now_ns`
+    /// (monotonic, ns), after the last poll.
+    pub fn record_stop(&mut self, now_ns: u64) {
+        if !O::METERS {
+            return;
+        }
+        let tables = &mut self.engine.tables;
+        tables.set_time(Tick::at(now_ns));
+        tables.set_recorder_time(now_ns);
+        tables.v4.record_stop();
+        tables.v6.record_stop();
+    }
+
     /// Its flows for the next process: a part of [`SavedFlows`]. To be called at `now_ns` (monotonic, ns), after the last
     /// poll.
     #[must_use]
@@ -177,6 +209,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
         self.engine.tables.set_time(Tick::at(now_ns));
+        if O::METERS {
+            self.engine.tables.set_recorder_time(now_ns);
+        }
         let snapshot = self.subscriber.snapshot();
         let engine = &mut self.engine;
         if changed {
@@ -352,6 +387,10 @@ impl<A: Address> SweepRules<A> for Look<'_> {
             self.keep_client(flow);
         }
         ended
+    }
+
+    fn why(&self, backend: BackendId) -> FlowEnd {
+        self.snapshot.backend(backend).map_or(FlowEnd::Drained, |_| FlowEnd::Idle)
     }
 
     fn ended(&mut self, (mode, state): (FlowMode, FlowState), backend: BackendId, port: Option<(PoolId, u16)>) {

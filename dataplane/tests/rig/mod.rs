@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
+use dataplane::flow::FlowRecords;
 use dataplane::forward::{Inquired, Inquiry, Mailbox};
 use dataplane::testing::arriving_at;
 use dataplane::{
@@ -34,6 +35,9 @@ pub const BACKENDS: [u8; 3] = [11, 12, 13];
 pub struct Log(pub Vec<(PacketOutcome, Option<PacketFlow>)>);
 
 impl Observe<MemoryBuffer> for Log {
+    /// It has no effect without flow records.
+    const METERS: bool = true;
+
     fn observe(&mut self, _: &MemoryBuffer, outcome: PacketOutcome, belongs: impl FnOnce() -> Option<PacketFlow>) {
         self.0.push((outcome, belongs()));
     }
@@ -224,6 +228,13 @@ impl Rig {
         .answering(mailbox.clone());
         let (state, network, health) = (State::default(), Network::default(), Health::default());
         Self { worker, compiler, publisher, twins, neighbour_requests, mailbox, counters, state, network, health, now: SECOND }
+    }
+
+    /// Records flows from now on, into a queue of this length.
+    pub fn record(&mut self, records: usize) -> Arc<FlowRecords> {
+        let records = Arc::new(FlowRecords::new(records));
+        self.worker.record(&records).unwrap();
+        records
     }
 
     /// Publishes a snapshot of the current fields.

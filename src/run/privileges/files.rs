@@ -15,7 +15,7 @@ use landlock::{ABI, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr
 use rustix::fs::{Mode, OFlags, open};
 
 use super::needs::{PortNeeds, embedded};
-use crate::settings::Settings;
+use crate::settings::{RecordTarget, Settings};
 
 /// The newest rights that are used: truncation. Debian 12 has those of version 2.
 const RIGHTS: ABI = ABI::V3;
@@ -82,7 +82,7 @@ fn written(settings: &Settings, needs: PortNeeds) -> BTreeSet<PathBuf> {
     paths
 }
 
-/// Directories of state, status and sockets.
+/// Directories of state, status, sockets and flow records.
 fn directories(settings: &Settings) -> Vec<&Path> {
     let controller = embedded(settings);
     let status = controller.and_then(|controller| match &controller.source {
@@ -90,7 +90,11 @@ fn directories(settings: &Settings) -> Vec<&Path> {
         Source::Kubernetes { .. } => None,
     });
     let socket = controller.and_then(|controller| controller.listen.unix.as_deref()).and_then(Path::parent);
-    let more = [status, socket, settings.admin_listen.parent()];
+    let records = match &settings.flow_records {
+        Some(RecordTarget::File(path)) => path.parent().filter(|dir| !has_programs(dir)),
+        _ => None,
+    };
+    let more = [status, socket, settings.admin_listen.parent(), records];
     [settings.state_dir.as_path()].into_iter().chain(more.into_iter().flatten()).collect()
 }
 
@@ -110,13 +114,16 @@ fn of_plugins(settings: &Settings) -> Vec<PathBuf> {
 /// made. A directory of programs stays read-only.
 fn of_devices(settings: &Settings) -> Vec<PathBuf> {
     let parts: Vec<Device> = settings.ports.iter().flat_map(|port| port.device.parts()).collect();
-    let programs = executed();
-    let has_programs = |dir: &Path| programs.iter().any(|other| other.starts_with(dir) || dir.starts_with(other));
     let written = |file: &Path| match file.parent() {
         Some(dir) if !dir.starts_with("/dev") && !has_programs(dir) => dir.to_owned(),
         _ => file.to_owned(),
     };
     parts.iter().flat_map(Device::files).map(written).collect()
+}
+
+/// Whether programs are in a directory, above it or below.
+fn has_programs(dir: &Path) -> bool {
+    executed().iter().any(|other| other.starts_with(dir) || dir.starts_with(other))
 }
 
 fn executed() -> BTreeSet<PathBuf> {

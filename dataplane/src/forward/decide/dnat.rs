@@ -9,7 +9,7 @@ use super::exit::{arrives_from, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{NatForward, Verdict};
-use crate::flow::{Direction, FlowMode, PoolId, SnatLease, begins, flow_of, next_state};
+use crate::flow::{Direction, FlowEnd, FlowMode, PoolId, SnatLease, begins, flow_of, next_state};
 use crate::snapshot::{AddressRole, Front, Frontend};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, tcp_flags};
@@ -37,7 +37,7 @@ pub(super) fn own_port<A: Address>(
         let hash = context.table.hash(&older.tuple(Direction::ToBackend));
         let forgotten = reset_to_backend(&older, hash, snapshot);
         context.changes.resets.extend(forgotten);
-        context.changes.displaced = Some(end(context, index));
+        context.changes.displaced = Some(end(context, index, FlowEnd::Replaced));
     }
     Some(SnatLease { address: tuple.source, port: tuple.source_port, pool: PoolId::NONE })
 }

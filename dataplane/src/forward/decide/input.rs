@@ -4,7 +4,7 @@
 
 use super::verdict::Changes;
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Candidate, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
+use crate::flow::{BackendId, Candidate, FlowEnd, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
 use crate::port::Link;
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Headers, Parsed};
@@ -66,8 +66,8 @@ impl<A: Address> DecisionContext<'_, '_, A> {
 }
 
 /// Ends a flow and lets its SNAT port rest. Returns its backend.
-pub(super) fn end<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex) -> BackendId {
-    let flow = context.table.remove(index);
+pub(super) fn end<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex, why: FlowEnd) -> BackendId {
+    let flow = context.table.remove(index, why);
     if let Some(lease) = flow.snat_lease() {
         context.ports.release(lease.pool, lease.port, context.now);
     }
@@ -87,6 +87,12 @@ impl FlowTables {
     pub(in crate::forward) fn set_time(&mut self, now: Tick) {
         self.v4.set_time(now);
         self.v6.set_time(now);
+    }
+
+    /// Sets the time of records, monotonic ns.
+    pub(in crate::forward) fn set_recorder_time(&mut self, now_ns: u64) {
+        self.v4.set_recorder_time(now_ns);
+        self.v6.set_recorder_time(now_ns);
     }
 }
 

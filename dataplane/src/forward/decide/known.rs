@@ -7,7 +7,7 @@ use super::input::{DecisionContext, Packet, end};
 use super::local::mid_stream;
 use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
-use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
+use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
 use crate::snapshot::{Exit, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Headers, Transport, tcp_flags};
@@ -39,7 +39,7 @@ pub(crate) fn follow<'s, A: Address>(
     if !flow.mode.is_two_way() {
         let verdict = one_way::follow(packet, &mut flow, snapshot, now).ok_or(found)?;
         table.set(index, &flow);
-        return Ok(verdict);
+        return Ok(verdict.of_flow(index));
     }
     let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()).ok_or(found)?;
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
@@ -64,8 +64,18 @@ pub(super) fn change<'s, A: Address>(
         context.changes.resets.extend(forgotten);
     }
     let broken = break_off(packet, segment, snapshot, &mut context.table.get(index), direction, context.changes);
-    context.changes.ended = Some(end(context, index));
+    let why = why_over(&context.table.get(index), context);
+    context.changes.ended = Some(end(context, index, why));
     broken
+}
+
+/// Why a flow ends that a packet found over.
+fn why_over<A: Address>(flow: &Flow<A>, context: &DecisionContext<'_, '_, A>) -> FlowEnd {
+    match context.snapshot.backend(flow.backend) {
+        None => FlowEnd::Drained,
+        Some(backend) if context.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, context.now) => FlowEnd::Idle,
+        Some(_) => FlowEnd::Replaced,
+    }
 }
 
 /// The exit of a packet of a flow; marks the flow as seen now. Whether the packet may leave unchanged is checked
@@ -137,7 +147,7 @@ fn advance_flow<'s, A: Address>(
     if !flow.mode.is_two_way() {
         flow.last_seen = now;
         context.table.set(index, &flow);
-        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot));
+        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot).of_flow(index));
     }
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     context.table.set(index, &flow);

@@ -69,7 +69,10 @@ pub(super) fn new_flow<'s, A: Address>(
     if context.room > 0 && !is_reset(packet.headers.transport) {
         let address = A::from_ip(backend.address.ip()).unwrap_or_default();
         let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), (id, address), now);
-        context.changes.made = context.table.insert(flow).is_ok().then_some(id);
+        if let Ok(index) = context.table.insert(flow) {
+            context.changes.made = Some(id);
+            return Verdict::ForwardDirect(direct).of_flow(index);
+        }
     }
     Verdict::ForwardDirect(direct)
 }
@@ -113,7 +116,7 @@ pub(super) fn direct<'s, A: Address>(
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
-    Ok(DirectForward { backend: id, port: asked.destination_port, protocol: asked.protocol, exit, outer })
+    Ok(DirectForward { backend: id, port: asked.destination_port, protocol: asked.protocol, exit, outer, flow: None })
 }
 
 /// A new flow, indexed by its client's packets only.

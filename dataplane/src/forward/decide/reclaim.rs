@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget, Ticks,
-    YieldClass,
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget,
+    Ticks, YieldClass,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
@@ -135,7 +135,7 @@ fn yield_other(others: &mut OtherFlows<'_>, index: FlowIndex, snapshot: &Snapsho
 }
 
 fn yield_flow<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, snapshot: &Snapshot) -> Yielded {
-    let flow = table.remove(index);
+    let flow = table.remove(index, FlowEnd::Reclaimed);
     let hash = table.hash(&flow.tuple(Direction::ToBackend));
     Yielded {
         backend: flow.backend,

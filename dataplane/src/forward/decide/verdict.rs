@@ -84,6 +84,16 @@ pub(crate) enum Verdict<'s> {
     Drop(DropReason),
 }
 
+impl Verdict<'_> {
+    /// The same for a packet of this flow.
+    pub(super) fn of_flow(mut self, index: FlowIndex) -> Self {
+        if let Self::ForwardDirect(direct) = &mut self {
+            direct.flow = Some(index);
+        }
+        self
+    }
+}
+
 /// How a packet reaches a backend that answers its client directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectForward<'s> {
@@ -97,4 +107,6 @@ pub(crate) struct DirectForward<'s> {
     pub exit: &'s Exit,
     /// The outer header; `None` in mode `dsr`.
     pub outer: Option<Outer>,
+    /// The flow of the packet, if it has one.
+    pub flow: Option<FlowIndex>,
 }

@@ -109,7 +109,7 @@ impl<'s> Follow<'s> {
         record: &Record,
     ) -> Option<Passage<'f, 's, A::Key>> {
         let (index, direction) = record.candidate.entry();
-        let HotFlows { flows, routes: to_clients } = flows;
+        let HotFlows { flows, routes: to_clients, .. } = flows;
         // The compiler cannot know that candidates are positions of flows.
         let flow = flows.get_mut(index)?;
         if !ALL && flow.mode().is_tunnel() || head.is_some_and(|head| *flow.key(direction) != A::key(head)) {

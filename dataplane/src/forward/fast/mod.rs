@@ -64,6 +64,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             if let Some(before) = turn.checked_sub(1) {
                 locate(&self.tables, &mut records[part(before)], families);
+                if O::METERS {
+                    prefetch_meters(&self.tables, &records[part(before)]);
+                }
             }
             if last > 2
                 && let Some(before) = turn.checked_sub(2)
@@ -94,7 +97,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Prefetches what is known of the backends of the probable flows, and their counters.
     #[inline(never)]
     fn prefetch_backends(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
-        let (v4, v6) = (self.tables.v4.hot_parts(), self.tables.v6.hot_parts());
+        let (v4, v6) = (self.tables.v4.hot_parts(false), self.tables.v6.hot_parts(false));
         for record in records {
             let (index, _) = record.candidate.entry();
             let backend = match families & record.family() {
@@ -146,6 +149,18 @@ fn locate(tables: &FlowTables, records: &mut [Record], families: u8) {
     };
     if any_away {
         locate_away(tables, records);
+    }
+}
+
+/// Prefetches the meters of the probable flows.
+#[inline(never)]
+fn prefetch_meters(tables: &FlowTables, records: &[Record]) {
+    for record in records {
+        let (index, _) = record.candidate.entry();
+        match record.family() {
+            Record::V4 => tables.v4.prefetch_meter(index),
+            _ => tables.v6.prefetch_meter(index),
+        }
     }
 }
 

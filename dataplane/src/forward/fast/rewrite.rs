@@ -165,7 +165,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if !table.is_at(record.candidate, &A::key(head)) {
             record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
         }
-        let mut flows = table.hot_parts();
+        let mut flows = table.hot_parts(O::METERS);
         let passage = follow.packet::<A, true>(&mut flows, None, record)?;
         let mut writer = Writer {
             snapshot: follow.snapshot,
@@ -173,7 +173,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             counters: self.counters.by_backend(),
             observer: &mut self.observer,
         };
-        writer.packet::<A, _>(buffer, record, &passage)
+        let direction = passage.direction;
+        let port = writer.packet::<A, _>(buffer, record, &passage);
+        if O::METERS && port.is_some() {
+            meter::<A, P::Buffer, O>(&mut flows, record, direction);
+        }
+        port
     }
 
     /// Rewrites the first packet of a flow, which leaves by the next hop in a slot; `None` if it cannot be rewritten.
@@ -184,8 +189,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
         slot: u32,
     ) -> Option<PortIndex> {
-        let flows = A::split(&mut self.tables).0.hot_parts().flows;
-        let flow = flows.get(record.candidate.entry().0)?;
+        let mut flows = A::split(&mut self.tables).0.hot_parts(O::METERS);
+        let flow = flows.flows.get(record.candidate.entry().0)?;
         let passage = Passage { flow, direction: Direction::ToBackend, exit: snapshot.routes().exit(slot)? };
         let mut writer = Writer {
             snapshot,
@@ -193,11 +198,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             counters: self.counters.by_backend(),
             observer: &mut self.observer,
         };
-        writer.packet::<A, _>(buffer, record, &passage)
+        let port = writer.packet::<A, _>(buffer, record, &passage);
+        if O::METERS && port.is_some() {
+            meter::<A, P::Buffer, O>(&mut flows, record, Direction::ToBackend);
+        }
+        port
     }
 
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
-        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(), self.counters.by_backend());
+        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.by_backend());
         let (identifications, observer) = (&mut self.identifications, &mut self.observer);
         Forwarding { follow, flows, counters, identifications, observer }
     }
@@ -278,6 +287,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
+        meter::<A, B, O>(&mut self.flows, record, direction);
         Some(exit.port.0)
     }
 }
@@ -292,6 +302,14 @@ fn count<A: FastFamily>(
 ) {
     if let Some(counters) = counters.get(BackendId::unpacked(flow.backend()).slot as usize) {
         counters.forwarded(direction == Direction::ToClient, record.packet_len);
+    }
+}
+
+/// Counts a packet for its flow, if flows are metered.
+#[inline(always)]
+fn meter<A: FastFamily, B, O: Observe<B>>(flows: &mut HotFlows<'_, A::Key>, record: &Record, direction: Direction) {
+    if O::METERS {
+        flows.meters.count(record.candidate.entry().0, direction, record.packet_len);
     }
 }
 
