@@ -21,7 +21,7 @@ use control::config::{Invalid, Located, Logs, Reader};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 
 use crate::netlink::RouteTable;
-pub use keys::{Hugepages, Poll};
+pub use keys::{Hugepages, Poll, WithoutBackends};
 pub use port::{PortSettings, Twin};
 pub use state_source::{SourceChoice, StateSource};
 
@@ -64,8 +64,10 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// Key `static.neighbours`.
     pub neighbours: Vec<Neighbour>,
-    /// Key `announce`.
+    /// Keys `announce.routeTable` and `announce.routeProtocol`.
     pub announce: RouteTable,
+    /// Key `announce.withoutBackends`.
+    pub without_backends: WithoutBackends,
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
     /// process ends.
     pub drain_on_stop: Duration,
@@ -101,7 +103,7 @@ impl Settings {
         let admin_listen = keys::admin(&mut top);
         let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
-        let announce = keys::announce(&mut top);
+        let (announce, without_backends) = keys::announce(&mut top);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         keys::unbuilt(&mut top);
         let source = state_source::take(&mut top, choice, &admin_listen);
@@ -140,6 +142,7 @@ impl Settings {
             routes: values(routes),
             neighbours,
             announce,
+            without_backends,
             drain_on_stop,
             reserved,
         })

@@ -19,6 +19,10 @@ impl Settings {
     /// Every key with its value.
     pub(crate) fn key_values(&self) -> KeyValues {
         let RouteTable { table, protocol } = self.announce;
+        let announce = KeyValues::default()
+            .with("routeTable", table)
+            .with("routeProtocol", protocol)
+            .with("withoutBackends", self.without_backends);
         let workers = KeyValues::default().with("cores", &self.cores).with("poll", self.poll);
         let tunnel = KeyValues::default()
             .with("sources", &self.tunnel.sources)
@@ -39,7 +43,7 @@ impl Settings {
             .section("flowRecords", KeyValues::default().with("to", ""))
             .section("admin", KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display())))
             .section("metrics", KeyValues::default().with("listen", controller::address_text(self.metrics_listen)))
-            .section("announce", KeyValues::default().with("routeTable", table).with("routeProtocol", protocol))
+            .section("announce", announce)
             .with("drainOnStop", DurationText(self.drain_on_stop))
             .block("static", self.static_key_values())
             .then(self.source_key_values())

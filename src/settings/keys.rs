@@ -1,7 +1,6 @@
 //! The keys of the gateway, except `ports`, `static.links` and the source.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -41,6 +40,17 @@ pub enum Hugepages {
     Off,
 }
 
+/// What becomes of a VIP of a `routed` pool while none of its ports has a backend that takes new flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WithoutBackends {
+    /// Its route is withdrawn, so that routers send to gateways that have one.
+    #[default]
+    Withdraw,
+    /// Its route stays, and clients are refused.
+    Keep,
+}
+
 /// Default of key `stateDir`.
 const STATE_DIR: &str = "/var/lib/sluice";
 /// Maximum flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, 16 times the largest number that DESIGN section
@@ -58,8 +68,8 @@ const METRICS_LISTEN: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LO
 const ROUTE_NUMBER: u8 = 150;
 /// 0 to 4 are the kernel's and the administrator's (rtnetlink(7)).
 const PROTOCOL_MIN: u8 = 5;
-/// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
-const LINUX_TABLES: RangeInclusive<u32> = 253..=255;
+/// Tables `default` and `local` (rtnetlink(7)): Linux's own.
+const LINUX_TABLES: [u32; 2] = [253, 255];
 
 /// Default time for routers to choose other routes: BGP informs its neighbours within milliseconds, and OSPF
 /// recalculates its routes after 5 to 10 s at most.
@@ -290,15 +300,17 @@ pub(super) fn drain_on_stop(top: &mut Section<'_>) -> Duration {
     top.duration("drainOnStop", Duration::ZERO..=DRAIN_ON_STOP_MAX, DRAIN_ON_STOP)
 }
 
-/// Reads key `announce`: the Linux table of the routes to VIPs of `routed` pools.
-pub(super) fn announce(top: &mut Section<'_>) -> RouteTable {
+/// Reads key `announce`: the Linux table of the routes to VIPs of `routed` pools, and which VIPs have one.
+pub(super) fn announce(top: &mut Section<'_>) -> (RouteTable, WithoutBackends) {
     let mut section = top.section("announce");
-    let expected = "the number of a table of its own, not 253 to 255";
+    let expected = "the number of a table of its own, not 253 or 255, or 254 for FRR";
     let legal = |table: &u32| *table > 0 && !LINUX_TABLES.contains(table);
     let table = section.parse("routeTable", expected, |text| text.parse().ok().filter(legal));
     let protocol = section.number("routeProtocol", PROTOCOL_MIN..=u8::MAX, ROUTE_NUMBER);
+    let values = [WithoutBackends::Withdraw, WithoutBackends::Keep];
+    let without_backends = section.one_of("withoutBackends", &values, WithoutBackends::default());
     section.finish();
-    RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }
+    (RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }, without_backends)
 }
 
 /// Reads key `zone`: a value that a Node's label `topology.kubernetes.io/zone` can have.
