@@ -170,8 +170,7 @@ mod tests {
             let (draining, draining_in) = watch::channel(false);
             let (announced, seen) = watch::channel(Announcement::default());
             let leaving = CancellationToken::new();
-            let inputs =
-                AnnounceInputs { routed: routed_in, served: served_in, draining: draining_in, leaving: leaving.clone() };
+            let inputs = AnnounceInputs { routed: routed_in, served: served_in, draining: draining_in, leaving: leaving.clone() };
             let policy = AnnouncePolicy { without_backends, drain_on_stop: Duration::from_secs(10) };
             tokio::spawn(run(policy, inputs, announced));
             Self { routed, served, draining, leaving, seen }
@@ -227,7 +226,8 @@ mod tests {
     #[test]
     fn routers_get_a_quarter_of_the_drain_and_at_most_five_seconds() {
         let of = |drain_on_stop| AnnouncePolicy { without_backends: WithoutBackends::Keep, drain_on_stop }.demoted_for();
-        let rows = [(Duration::ZERO, Duration::ZERO), (Duration::from_secs(10), Duration::from_millis(2500)), (LONG, DEMOTED_MAX)];
+        let rows =
+            [(Duration::ZERO, Duration::ZERO), (Duration::from_secs(10), Duration::from_millis(2500)), (LONG, DEMOTED_MAX)];
         for (drain, wanted) in rows {
             assert_eq!(of(drain), wanted);
         }

@@ -231,7 +231,8 @@ fn route(at: RouteTable, (vip, metric): VipRoute) -> RouteMessage {
 /// The VIP and metric, if it is a host route of ours in the table. Linux shows no metric 0.
 fn our_route(route: &RouteMessage, at: RouteTable) -> Option<VipRoute> {
     let table = route.attributes.iter().find_map(|a| if let RouteAttribute::Table(table) = a { Some(*table) } else { None });
-    let metric = route.attributes.iter().find_map(|a| if let RouteAttribute::Priority(metric) = a { Some(*metric) } else { None });
+    let metric =
+        route.attributes.iter().find_map(|a| if let RouteAttribute::Priority(metric) = a { Some(*metric) } else { None });
     let is_ours = table.unwrap_or(route.header.table.into()) == at.table && u8::from(route.header.protocol) == at.protocol;
     let host = |length| route.header.destination_prefix_length == length;
     let vip = route.attributes.iter().filter(|_| is_ours).find_map(|attribute| match attribute {
