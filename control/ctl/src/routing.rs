@@ -37,6 +37,10 @@ pub struct BgpArguments {
     /// The router ID. Default: the first IPv4 address of the gateway's ports.
     #[arg(long, value_name = "IPV4")]
     pub router_id: Option<Ipv4Addr>,
+    /// The gateway's address towards the routers, if sessions use an interface that is not the gateway's; once for each
+    /// family.
+    #[arg(long = "next-hop", value_name = "ADDRESS")]
+    pub next_hops: Vec<IpAddr>,
     /// A BGP community of all VIPs, A:B; once for each.
     #[arg(long = "community", value_name = "A:B", value_parser = community)]
     pub communities: Vec<(u16, u16)>,
@@ -76,9 +80,19 @@ pub enum RoutingError {
          `announce: {{routeTable: {MAIN_TABLE}}}` in its configuration and restart it, or use BIRD"
     )]
     NotMain(u32),
+    /// Two next hops of one family.
+    #[error("found next hops {0} and {1}, expected one for each family")]
+    TwoNextHops(IpAddr, IpAddr),
     /// There is no router ID.
     #[error("no port of the gateway has an IPv4 address that could be the router ID: add --router-id IPV4")]
     NoRouterId,
+}
+
+impl BgpArguments {
+    /// The next hop for VIPs of a family, other than the address of the session.
+    fn next_hop(&self, is_ipv4: bool) -> Option<IpAddr> {
+        self.next_hops.iter().copied().find(|hop| hop.is_ipv4() == is_ipv4)
+    }
 }
 
 /// The settings of a gateway that matter here.
@@ -109,6 +123,11 @@ pub(super) fn configuration(daemon: &RoutingDaemon, yaml: &str) -> Result<String
     let addresses = gateway.ports.iter().flat_map(|port| &port.addresses).filter_map(|text| text.parse::<IpNet>().ok());
     let first = addresses.map(|net| net.addr()).find_map(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None });
     let router_id = bgp.router_id.or(first).ok_or(RoutingError::NoRouterId)?;
+    for (n, hop) in bgp.next_hops.iter().enumerate() {
+        if let Some(other) = bgp.next_hops[..n].iter().find(|other| other.is_ipv4() == hop.is_ipv4()) {
+            return Err(RoutingError::TwoNextHops(*other, *hop));
+        }
+    }
     let AnnounceSettings { route_table, route_protocol } = gateway.announce;
     let comment = |mark: char, daemon: &str| {
         format!(
@@ -160,6 +179,7 @@ filter vips {{
         let _ = writeln!(text, "\nprotocol bfd {{\n  interface \"*\" {{ {times} }};\n}}");
     }
     for (n, Peer { address, remote_as }) in (1..).zip(&bgp.peers) {
+        let next_hop = bgp.next_hop(address.is_ipv4()).map_or_else(|| "self".to_owned(), |hop| format!("address {hop}"));
         let (family, bfd) = (if address.is_ipv4() { 4 } else { 6 }, if bgp.bfd { "  bfd on;\n" } else { "" });
         let _ = write!(
             text,
@@ -167,7 +187,8 @@ filter vips {{
 protocol bgp router{n} {{
   local as {};
   neighbor {address} as {remote_as};
-{bfd}  ipv{family} {{ table vips{family}; import none; export all; next hop self; }};
+  connect delay time 2; error wait time 2, 30;
+{bfd}  ipv{family} {{ table vips{family}; import none; export all; next hop {next_hop}; }};
 }}
 ",
             bgp.local_as
@@ -207,6 +228,9 @@ exit
         let _ = write!(text, " address-family ipv{family} unicast\n  redistribute kernel route-map SLUICE-VIPS\n");
         for Peer { address, .. } in bgp.peers.iter().filter(|peer| peer.address.is_ipv4() == (family == 4)) {
             let _ = write!(text, "  neighbor {address} activate\n  neighbor {address} route-map SLUICE-NONE in\n");
+            if bgp.next_hop(address.is_ipv4()).is_some() {
+                let _ = writeln!(text, "  neighbor {address} route-map SLUICE-OUT out");
+            }
         }
         text.push_str(" exit-address-family\n");
     }
@@ -230,6 +254,13 @@ route-map SLUICE-VIPS permit 20
         let _ = writeln!(text, " set community{given}");
     }
     let _ = write!(text, " set metric {med}\n set origin igp\nexit\nroute-map SLUICE-NONE deny 10\nexit\n");
+    if !bgp.next_hops.is_empty() {
+        text.push_str("route-map SLUICE-OUT permit 10\n");
+        for hop in &bgp.next_hops {
+            let _ = writeln!(text, " set {} {hop}", if hop.is_ipv4() { "ip next-hop" } else { "ipv6 next-hop global" });
+        }
+        text.push_str("exit\n");
+    }
     text
 }
 
@@ -280,8 +311,10 @@ mod tests {
             "if krt_source != 99 then reject;",
             "if krt_metric = 65535 then bgp_community.add((65535, 0));",
             "bgp_community.add((64512, 7));",
-            "neighbor 192.0.2.1 as 64513;\n  ipv4 { table vips4;",
-            "neighbor 2001:db8::1 as 64513;\n  ipv6 { table vips6;",
+            "neighbor 192.0.2.1 as 64513;\n",
+            "  ipv4 { table vips4; import none; export all; next hop self; };",
+            "neighbor 2001:db8::1 as 64513;\n",
+            "  ipv6 { table vips6;",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
@@ -292,6 +325,8 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("router id 10.0.0.1;"), "{text}");
+        let text = printed(OWN, "bird --local-as 1 --peer 10.1.0.1=2 --peer fd01::1=2 --next-hop 192.0.2.2").unwrap();
+        assert!(text.contains("next hop address 192.0.2.2;") && text.contains("next hop self;"), "{text}");
     }
 
     #[test]
@@ -302,6 +337,12 @@ mod tests {
         let text = printed(MAIN, line).unwrap();
         assert_eq!(text.matches("neighbor 2001:db8::1 activate").count(), 1, "{text}");
         assert!(text.contains("neighbor 192.0.2.1 bfd profile sluice") && text.contains(" set metric 5"), "{text}");
+        let text = printed(MAIN, "frr --local-as 1 --peer 10.1.0.1=2 --peer fd01::1=2 --next-hop 192.0.2.2").unwrap();
+        assert!(
+            text.contains("neighbor 10.1.0.1 route-map SLUICE-OUT out") && text.contains("set ip next-hop 192.0.2.2"),
+            "{text}"
+        );
+        assert!(!text.contains("neighbor fd01::1 route-map SLUICE-OUT out"), "{text}");
     }
 
     #[test]
@@ -312,6 +353,7 @@ mod tests {
             ("bird --local-as 0 --peer 192.0.2.1=64513", "expected a number from 1"),
             ("frr --local-as 64512 --peer 192.0.2.1", "expected ADDRESS=AS"),
             ("frr --local-as 64512 --peer 192.0.2.1=1 --community 70000:1", "expected A:B"),
+            ("bird --local-as 1 --peer 192.0.2.1=1 --next-hop 10.0.0.1 --next-hop 10.0.0.2", "one for each family"),
             ("frr --local-as 64512 --peer 192.0.2.1=1 --bfd-interval 100", "--bfd"),
         ];
         for (line, part) in rows {
