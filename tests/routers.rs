@@ -137,6 +137,7 @@ impl Fleet {
         let bird = self.sluicectl(
             "admin.sock",
             &[
+                "config",
                 "bird",
                 "--local-as",
                 "64512",
@@ -149,8 +150,10 @@ impl Fleet {
                 "5",
             ],
         );
-        let frr =
-            self.sluicectl("admin2.sock", &["frr", "--local-as", "64512", "--peer", "10.9.0.1=64513", "--next-hop", "192.0.3.2"]);
+        let frr = self.sluicectl(
+            "admin2.sock",
+            &["config", "frr", "--local-as", "64512", "--peer", "10.9.0.1=64513", "--next-hop", "192.0.3.2"],
+        );
         fs::write(self.edge.path("bird.conf"), bird.unwrap()).unwrap();
         fs::write(self.edge.path("frr.conf"), frr.unwrap()).unwrap();
         self.edge.script("set -e; chmod 711 $work; mkdir -p $work/frr; cp $work/frr.conf $work/frr/; chown -R frr:frr $work/frr");
@@ -172,11 +175,10 @@ impl Fleet {
         }
     }
 
-    /// What `sluicectl config` prints on a gateway.
+    /// What `sluicectl` prints on a gateway.
     fn sluicectl(&self, socket: &str, arguments: &[&str]) -> Result<String, String> {
         let output = Command::new(built_program("sluicectl", "sluicectl"))
             .arg(format!("--server=unix:{}", self.edge.path(socket).display()))
-            .arg("config")
             .args(arguments)
             .output()
             .unwrap();
@@ -243,6 +245,11 @@ fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
     });
     let mut open: Vec<_> =
         (0..16).map(|n| fleet.edge.connect(&format!("{}:9000", [DSR, GUE][n % 2])).expect("a connection")).collect();
+
+    for socket in ["admin.sock", "admin2.sock"] {
+        let backends = fleet.sluicectl(socket, &["backends", "-o", "json"]).unwrap().replace(' ', "");
+        assert!(backends.contains("\"healthy\":true") && !backends.contains("\"healthy\":false"), "probes pass: {backends}");
+    }
 
     // SIGTERM of the first gateway.
     fleet.edge.signal(Signal::TERM);

@@ -139,7 +139,7 @@ mod tests {
                 backends: vec![backend],
                 app_protocol: None,
             };
-            let name = Arc::new(ServiceName::new("default", *vip));
+            let name = Arc::new(ServiceName::new("default", vip));
             let view = ServiceView {
                 name: Arc::clone(&name),
                 mode: Mode::Nat,
