@@ -277,7 +277,7 @@ async fn serve(
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
-        stop.leave(settings, &channels, &routes, &counters).await;
+        stop.leave(settings, (&channels.announced, &channels.leaving), &routes, &counters).await;
     }
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());

@@ -13,11 +13,11 @@ use std::time::Duration;
 use control::healthz::systemd;
 use dataplane::WorkerCounters;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::Channels;
-use crate::netlink::VipRoutes;
+use crate::netlink::{Announcement, VipRoutes};
 use crate::reload::Reload;
 use crate::settings::Settings;
 
@@ -86,13 +86,13 @@ impl Stop {
     pub(super) async fn leave(
         &self,
         settings: &Settings,
-        channels: &Channels,
+        (announced, leaving): (&watch::Sender<Announcement>, &CancellationToken),
         routes: &VipRoutes,
         workers: &[Arc<WorkerCounters>],
     ) {
-        let (start, mut announced) = (Instant::now(), channels.announced.subscribe());
+        let (start, mut announced) = (Instant::now(), announced.subscribe());
         let is_announced = !announced.borrow_and_update().vips.is_empty();
-        channels.leaving.cancel();
+        leaving.cancel();
         if is_announced {
             let withdrawn = timeout(settings.drain_on_stop, announced.wait_for(|announcement| announcement.vips.is_empty()));
             let _ = self.drain_ends.run_until_cancelled(withdrawn).await;

@@ -33,7 +33,7 @@ pub struct BgpArguments {
     pub local_as: u32,
     /// A router and its autonomous system; once for each router and family.
     #[arg(long = "peer", value_name = "ADDRESS=AS", required = true, value_parser = peer)]
-    pub peers: Vec<Peer>,
+    pub peers: Vec<BgpNeighbour>,
     /// The router ID. Default: the first IPv4 address of the gateway's ports.
     #[arg(long, value_name = "IPV4")]
     pub router_id: Option<Ipv4Addr>,
@@ -60,7 +60,7 @@ pub struct BgpArguments {
 
 /// A BGP neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct BgpNeighbour {
     address: IpAddr,
     remote_as: u32,
 }
@@ -178,7 +178,7 @@ filter vips {{
         let times = format!("min rx interval {interval} ms; min tx interval {interval} ms; multiplier {multiplier};");
         let _ = writeln!(text, "\nprotocol bfd {{\n  interface \"*\" {{ {times} }};\n}}");
     }
-    for (n, Peer { address, remote_as }) in (1..).zip(&bgp.peers) {
+    for (n, BgpNeighbour { address, remote_as }) in (1..).zip(&bgp.peers) {
         let next_hop = bgp.next_hop(address.is_ipv4()).map_or_else(|| "self".to_owned(), |hop| format!("address {hop}"));
         let (family, bfd) = (if address.is_ipv4() { 4 } else { 6 }, if bgp.bfd { "  bfd on;\n" } else { "" });
         let _ = write!(
@@ -218,7 +218,7 @@ exit
         text,
         "router bgp {local_as}\n bgp router-id {router_id}\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n"
     );
-    for Peer { address, remote_as } in &bgp.peers {
+    for BgpNeighbour { address, remote_as } in &bgp.peers {
         let _ = writeln!(text, " neighbor {address} remote-as {remote_as}");
         if bgp.bfd {
             let _ = writeln!(text, " neighbor {address} bfd profile sluice");
@@ -226,7 +226,7 @@ exit
     }
     for family in [4, 6] {
         let _ = write!(text, " address-family ipv{family} unicast\n  redistribute kernel route-map SLUICE-VIPS\n");
-        for Peer { address, .. } in bgp.peers.iter().filter(|peer| peer.address.is_ipv4() == (family == 4)) {
+        for BgpNeighbour { address, .. } in bgp.peers.iter().filter(|peer| peer.address.is_ipv4() == (family == 4)) {
             let _ = write!(text, "  neighbor {address} activate\n  neighbor {address} route-map SLUICE-NONE in\n");
             if bgp.next_hop(address.is_ipv4()).is_some() {
                 let _ = writeln!(text, "  neighbor {address} route-map SLUICE-OUT out");
@@ -268,10 +268,10 @@ fn as_number(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected a number from 1 to 4294967295".to_owned())
 }
 
-fn peer(text: &str) -> Result<Peer, String> {
+fn peer(text: &str) -> Result<BgpNeighbour, String> {
     let parsed = text.split_once('=').and_then(|(address, number)| {
         let remote_as = as_number(number).ok()?;
-        Some(Peer { address: address.parse().ok()?, remote_as })
+        Some(BgpNeighbour { address: address.parse().ok()?, remote_as })
     });
     parsed.ok_or_else(|| "expected ADDRESS=AS, such as 192.0.2.1=64513".to_owned())
 }
