@@ -16,10 +16,12 @@ mod neighbours;
 mod routes;
 mod socket;
 mod tables;
+mod vip_device;
 
-pub use announce::{RouteTable, announce, withdraw};
+pub use announce::{Announcement, RouteTable, VipRoutes};
 pub use follow::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
 pub(crate) use interfaces::{interface_address, link_named};
 pub(crate) use neighbours::OUR_PROTOCOL;
 pub use socket::NetlinkError;
 pub(crate) use socket::Socket;
+pub use vip_device::VipDeviceError;

@@ -43,7 +43,7 @@ use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Fact
 use crate::agent::election::{Candidacy, ElectionStatus};
 use crate::agent::flow_file::FlowFile;
 use crate::agent::flow_records::{self, FlowExport};
-use crate::agent::gateway_drain;
+use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::probe::{ConnectionWatch, Prober};
@@ -51,7 +51,7 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::{probe, zone};
 use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
-use crate::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, announce, follow, withdraw};
+use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
 use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
@@ -130,7 +130,7 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     let ended = start_and_serve(settings, &reload, &stop).await;
     if ended.is_err() {
         // Nobody forwards what routers send because of the routes that the process before may have left.
-        withdraw_routes(settings).await;
+        stop::withdraw_routes(&VipRoutes::new(settings.announce), settings).await;
     }
     ended
 }
@@ -184,7 +184,7 @@ struct Channels {
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     answered: watch::Sender<AnsweredAddresses>,
     routed: watch::Sender<BTreeSet<IpAddr>>,
-    announced: watch::Sender<BTreeSet<IpAddr>>,
+    announced: watch::Sender<Announcement>,
     draining: watch::Sender<bool>,
     /// Cancelled when the gateway is about to end, so that its routes are withdrawn.
     leaving: CancellationToken,
@@ -276,7 +276,9 @@ async fn serve(
     let restored = passing.log_restored();
     let sources = sources(settings, &channels, ports, (counters.clone(), inquiries), reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
-    supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
+    let routes = VipRoutes::new(settings.announce);
+    supervise_network(&mut supervisor, settings, &channels, ports);
+    supervise_announcement(&mut supervisor, settings, &channels, &routes, is_restart);
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &ended));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
@@ -289,7 +291,7 @@ async fn serve(
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
-        leave(settings, &channels, &counters, stop).await;
+        stop.leave(settings, (&channels.announced, &channels.answers, &channels.leaving), &routes, &counters).await;
     }
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
@@ -297,30 +299,9 @@ async fn serve(
     // The controller ends last, because the other tasks use its state until now. It releases its Lease.
     ended.cancel();
     supervisor.finished().await;
-    if !stop.is_restart.is_cancelled() {
-        // Again, because the task that adds routes may just have done so.
-        withdraw_routes(settings).await;
-    }
+    // Now that the task that adds routes has ended.
+    stop.end_routes(&routes, settings).await;
     Ok(())
-}
-
-/// Withdraws the routes to VIPs and, if there were any, waits until routers have converged.
-async fn leave(settings: &Settings, channels: &Channels, workers: &[Arc<WorkerCounters>], stop: &Stop) {
-    let is_announced = !channels.announced.borrow().is_empty();
-    channels.leaving.cancel();
-    withdraw_routes(settings).await;
-    election::hand_over(settings, channels.answers.subscribe()).await;
-    if is_announced {
-        let wait = settings.drain_on_stop;
-        tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
-        let _ = stop.drain_ends.run_until_cancelled(stop::drain(wait, workers)).await;
-    }
-}
-
-async fn withdraw_routes(settings: &Settings) {
-    if let Err(error) = withdraw(settings.announce).await {
-        tracing::warn!(%error, "routes to VIPs stay in table {}", settings.announce.table);
-    }
 }
 
 /// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway
@@ -617,7 +598,7 @@ fn descriptors() -> u64 {
 
 /// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from
 /// the configuration.
-fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports, is_restart: bool) {
+fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports) {
     if settings.ports.iter().any(|port| port.twin == Twin::Tap) {
         let follows = FollowConfig {
             ports: settings.ports.iter().map(|port| port.name.clone()).collect(),
@@ -628,23 +609,38 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
         };
         supervisor.run("netlink", follows, follow);
     }
-    let inputs =
-        (channels.routed.subscribe(), channels.draining.subscribe(), channels.leaving.clone(), channels.announced.clone());
-    supervisor
-        .run("drain", inputs, |(routed, draining, leaving, announced)| gateway_drain::run(routed, draining, leaving, announced));
-    let inputs = (settings.announce, channels.announced.subscribe());
-    supervisor.run("announce", inputs, move |(at, mut vips)| async move {
-        if is_restart {
-            // Routers go on sending while the routes that the last process left stand; no VIP within the time is right, too.
-            let _ = timeout(ROUTES_KEPT, vips.wait_for(|vips| !vips.is_empty())).await;
-        }
-        announce(at, vips).await
-    });
     let inputs = (ports.hotplug(), channels.ports.clone());
     supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
     let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());
     let inputs = (linux, states, channels.network.clone(), settings.fixed_network());
     supervisor.run("network", inputs, |(linux, states, network, fixed)| merge(linux, states, network, fixed));
+}
+
+/// The tasks that decide which VIPs of `routed` pools are announced, and write their routes.
+fn supervise_announcement(
+    supervisor: &mut Supervisor,
+    settings: &Settings,
+    channels: &Channels,
+    routes: &VipRoutes,
+    is_restart: bool,
+) {
+    let policy = AnnouncePolicy { without_backends: settings.without_backends, drain_on_stop: settings.drain_on_stop };
+    let inputs = AnnounceInputs {
+        routed: channels.routed.subscribe(),
+        served: channels.served.subscribe(),
+        draining: channels.draining.subscribe(),
+        leaving: channels.leaving.clone(),
+    };
+    let inputs = (policy, inputs, channels.announced.clone());
+    supervisor.run("drain", inputs, |(policy, inputs, announced)| gateway_drain::run(policy, inputs, announced));
+    let inputs = (routes.clone(), channels.announced.subscribe());
+    supervisor.run("announce", inputs, move |(routes, mut announced)| async move {
+        if is_restart {
+            // Routers go on sending while the routes that the last process left stand; no VIP within the time is right, too.
+            let _ = timeout(ROUTES_KEPT, announced.wait_for(|announcement| !announcement.vips.is_empty())).await;
+        }
+        routes.announce(announced).await
+    });
 }
 
 /// The network: tables of Linux, static entries of the configuration, and ports without link.

@@ -24,7 +24,7 @@ use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 
 use crate::netlink::RouteTable;
 pub use election::{Election, Elector};
-pub use keys::{Hugepages, Poll};
+pub use keys::{Hugepages, Poll, WithoutBackends};
 pub use port::{PortSettings, Twin};
 pub use record_target::RecordTarget;
 pub use state_source::{SourceChoice, StateSource};
@@ -70,8 +70,10 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// Key `static.neighbours`.
     pub neighbours: Vec<Neighbour>,
-    /// Key `announce`.
+    /// Keys `announce.routeTable` and `announce.routeProtocol`.
     pub announce: RouteTable,
+    /// Key `announce.withoutBackends`.
+    pub without_backends: WithoutBackends,
     /// How the owners of VIPs of `l2` pools are elected.
     pub election: Election,
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
@@ -109,7 +111,7 @@ impl Settings {
         let admin_listen = keys::admin(&mut top);
         let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
-        let (announce, election) = election::announce(&mut top, &ports);
+        let (announce, without_backends, election) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         let flow_records = keys::flow_records(&mut top, &reader.base());
         let source = state_source::take(&mut top, choice, &admin_listen);
@@ -149,6 +151,7 @@ impl Settings {
             routes: values(routes),
             neighbours,
             announce,
+            without_backends,
             election,
             drain_on_stop,
             reserved,

@@ -11,15 +11,19 @@ use rustix::process::Signal;
 
 const VIP: &str = "http://192.0.2.100/";
 
-/// Destinations in table 150 with this protocol number, of both families.
-fn routes(edge: &Edge, protocol: &str) -> Vec<String> {
+/// Routes in table 150 with this protocol number, of both families, each as `ip route` shows it.
+fn shown(edge: &Edge, protocol: &str) -> Vec<String> {
     let show = |family: &str| {
         let output = edge.run("gw", &["ip", family, "route", "show", "table", "150", "proto", protocol]);
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let destination = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
-        text.lines().filter(|line| line.starts_with("blackhole")).filter_map(destination).collect::<Vec<_>>()
+        String::from_utf8_lossy(&output.stdout).lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>()
     };
     [show("-4"), show("-6")].concat()
+}
+
+/// Their destinations.
+fn routes(edge: &Edge, protocol: &str) -> Vec<String> {
+    let destination = |line: &String| line.trim_start_matches("blackhole ").split_whitespace().next().map(str::to_owned);
+    shown(edge, protocol).iter().filter_map(destination).collect()
 }
 
 /// A gateway with routed VIPs and the lines `more` in its configuration; not started.
@@ -41,6 +45,11 @@ fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_
     until("the VIPs are in the table", || (routes(&edge, "150").len() == 2).then_some(()));
     let mut before = until("a connection", || edge.connect("192.0.2.100:80"));
     edge.signal(Signal::TERM);
+    let all_have = |text: &str| {
+        let routes = shown(&edge, "150");
+        (routes.len() == 2 && routes.iter().all(|route| route.contains(text))).then_some(())
+    };
+    until("routers are asked to prefer other gateways", || all_have("metric 65535"));
     until("the routes are gone", || routes(&edge, "150").is_empty().then_some(()));
     for _ in 0..20 {
         before.assert_alive("while routers withdraw the routes");
@@ -56,7 +65,7 @@ fn on_stop_routes_are_withdrawn_first_and_packets_are_forwarded_until_the_drain_
     until("the VIPs are in the table", || (routes(&edge, "150").len() == 2).then_some(()));
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
     let log = edge.log();
-    assert!(log.contains("packets that still arrive are forwarded") && log.contains("wait=300ms"), "{log}");
+    assert!(log.contains("packets that still arrive are forwarded") && log.contains("the drain is over"), "{log}");
 }
 
 #[test]
@@ -87,4 +96,53 @@ fn a_vip_of_a_routed_pool_is_in_the_table_while_it_is_served_and_gets_no_arp_rep
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
     assert!(routes(&edge, "150").is_empty(), "the routes are withdrawn when the gateway stops");
+}
+
+#[test]
+fn routes_vanish_with_the_process_and_outlive_only_a_planned_restart() {
+    let Some(mut edge) = routed("routes of a gateway that is killed", "killed", "drainOnStop: 100ms") else { return };
+    let through = |edge: &Edge, text: &str| {
+        let routes = shown(edge, "150");
+        (routes.len() == 2 && routes.iter().all(|route| route.contains(text))).then_some(())
+    };
+    edge.start();
+    until("the routes are those of this process", || through(&edge, "dev vips-150"));
+    edge.stop(true);
+    until("Linux removes them with the process", || shown(&edge, "150").is_empty().then_some(()));
+    assert!(!edge.run("gw", &["ip", "link", "show", "vips-150"]).status.success());
+
+    edge.start();
+    until("the routes of the next process", || through(&edge, "dev vips-150"));
+    edge.signal(Signal::USR2);
+    assert_eq!(edge.wait_for_exit(), Some(0), "{}", edge.log());
+    assert_eq!(through(&edge, "blackhole"), Some(()), "{:?}", shown(&edge, "150"));
+    edge.start();
+    until("the next process has replaced them by its own", || through(&edge, "dev vips-150"));
+
+    edge.script("in_ns gw ip link del vips-150");
+    until("an interface that was removed is created again", || through(&edge, "dev vips-150"));
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+    assert!(shown(&edge, "150").is_empty());
+}
+
+#[test]
+fn a_vip_without_endpoints_has_no_route_unless_it_is_kept() {
+    let keep = "announce: {withoutBackends: keep}\ndrainOnStop: 100ms";
+    for (more, stays) in [("drainOnStop: 100ms", false), (keep, true)] {
+        let Some(mut edge) = routed("VIPs without backends", "empty", more) else { return };
+        edge.start();
+        until("the VIPs are in the table", || (routes(&edge, "150").len() == 2).then_some(()));
+        let text = include_str!("edge/web.yaml").replace("8080", "9000");
+        let documents: Vec<&str> = text.split("---\n").filter(|document| !document.contains("kind: EndpointSlice")).collect();
+        edge.write_manifest("web.yaml", &documents.join("---\n"));
+        let has_none = |edge: &Edge| edge.service("web").filter(|service| service.backends == 0).map(drop);
+        until("the Service has no backends", || has_none(&edge));
+        if stays {
+            assert_eq!(routes(&edge, "150").len(), 2);
+        } else {
+            until("the routes are withdrawn", || routes(&edge, "150").is_empty().then_some(()));
+            edge.write_manifest("web.yaml", &text);
+            until("the routes return with the backends", || (routes(&edge, "150").len() == 2).then_some(()));
+        }
+    }
 }

@@ -64,3 +64,10 @@ pub const PROBE_PORT_LAST: u16 = 65_535;
 pub const KUBE_PROXY_HEALTH_PORT: u16 = 10_256;
 /// Default time for which flows of a removed backend may continue.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Metric of the routes to VIPs of `routed` pools, in Linux's table. It tells them from other routes: no other program is
+/// known to use it.
+pub const VIP_ROUTE_METRIC: u32 = 15_000;
+/// Metric of these routes while the gateway drains: routing daemons add the community GRACEFUL_SHUTDOWN (RFC 8326),
+/// 65535:0, or announce the metric itself.
+pub const VIP_ROUTE_DRAIN_METRIC: u32 = 65_535;

@@ -1,73 +1,235 @@
-//! Draining of the gateway: it announces the VIPs of `routed` pools to routers, and none while it is drained or about
-//! to end.
+//! Draining of the gateway, and VIPs without usable backends: which VIPs of `routed` pools are announced to routers, and
+//! how.
 //!
-//! Invariant: a drain here only withdraws routes. Packets that still arrive are forwarded, so that routers have time to
-//! converge. Not here: VIPs of `l2` pools, which other gateways take by election (`agent::election`); without one, ARP for
-//! them is still answered, because no other gateway would.
+//! Invariant: a drain here only withdraws routes. First routers are asked to prefer other gateways, then the routes go.
+//! Packets that still arrive are forwarded, so that routers have time to converge.
+//!
+//! Not here: the routes (`netlink`), and VIPs of `l2` pools, which other gateways take by election (`agent::election`);
+//! without one, ARP for them is still answered, because no other gateway would.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::served::Served;
 use super::supervisor::Failure;
+use crate::netlink::Announcement;
+use crate::settings::WithoutBackends;
 use crate::watch::send_if_changed;
 
-/// Announces `routed` unless `draining` or `leaving`.
+/// Longest time for which routers are asked to prefer other gateways: BGP needs milliseconds to seconds.
+const DEMOTED_MAX: Duration = Duration::from_secs(5);
+
+/// How VIPs are announced.
+#[derive(Clone, Copy, Debug)]
+pub struct AnnouncePolicy {
+    /// What becomes of VIPs without usable backends.
+    pub without_backends: WithoutBackends,
+    /// Time for which a gateway that drains forwards before it ends.
+    pub drain_on_stop: Duration,
+}
+
+impl AnnouncePolicy {
+    /// How long a drain asks routers to prefer other gateways before it withdraws the routes: a quarter of the drain, so
+    /// that most of it is left for what still arrives afterwards.
+    #[must_use]
+    pub fn demoted_for(&self) -> Duration {
+        (self.drain_on_stop / 4).min(DEMOTED_MAX)
+    }
+}
+
+/// What decides about the announcement.
+#[derive(Clone, Debug)]
+pub struct AnnounceInputs {
+    /// VIPs of `routed` pools.
+    pub routed: watch::Receiver<BTreeSet<IpAddr>>,
+    /// The services with their backends.
+    pub served: watch::Receiver<Served>,
+    /// Whether the gateway was drained by hand.
+    pub draining: watch::Receiver<bool>,
+    /// Cancelled when the gateway is about to end.
+    pub leaving: CancellationToken,
+}
+
+impl AnnounceInputs {
+    /// The VIPs to announce while the gateway does not drain.
+    fn vips(&mut self, without_backends: WithoutBackends) -> BTreeSet<IpAddr> {
+        let mut vips = self.routed.borrow_and_update().clone();
+        let served = self.served.borrow_and_update();
+        if without_backends == WithoutBackends::Withdraw && !vips.is_empty() {
+            let usable = served.usable_frontends();
+            vips.retain(|vip| usable.contains(vip));
+        }
+        vips
+    }
+}
+
+/// Announces `routed` VIPs unless the gateway drains or is about to end.
 ///
 /// # Errors
 /// If a sender is dropped.
 pub async fn run(
-    mut routed: watch::Receiver<BTreeSet<IpAddr>>,
-    mut draining: watch::Receiver<bool>,
-    leaving: CancellationToken,
-    announced: watch::Sender<BTreeSet<IpAddr>>,
+    policy: AnnouncePolicy,
+    mut inputs: AnnounceInputs,
+    announced: watch::Sender<Announcement>,
 ) -> Result<(), Failure> {
+    // When the routes are withdrawn, while the gateway drains.
+    let mut withdrawn_at: Option<Instant> = None;
     let mut was_draining = false;
     loop {
-        let is_draining = *draining.borrow_and_update();
-        let is_leaving = leaving.is_cancelled();
-        let vips = if is_draining || is_leaving { BTreeSet::new() } else { routed.borrow_and_update().clone() };
+        let (is_draining, is_leaving) = (*inputs.draining.borrow_and_update(), inputs.leaving.is_cancelled());
         if std::mem::replace(&mut was_draining, is_draining) != is_draining {
             let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
             tracing::warn!(is_draining, "{what}");
         }
-        send_if_changed(&announced, vips);
+        withdrawn_at = (is_draining || is_leaving).then(|| withdrawn_at.unwrap_or_else(|| Instant::now() + policy.demoted_for()));
+        let is_withdrawn = withdrawn_at.is_some_and(|at| at <= Instant::now());
+        let mut vips = inputs.vips(policy.without_backends);
+        if is_withdrawn {
+            vips.clear();
+        }
+        send_if_changed(&announced, Announcement { vips, is_draining: withdrawn_at.is_some() });
+        let at = withdrawn_at.filter(|_| !is_withdrawn);
         tokio::select! {
-            changed = routed.changed() => changed?,
-            changed = draining.changed() => changed?,
-            () = leaving.cancelled(), if !is_leaving => {}
+            changed = inputs.routed.changed() => changed?,
+            changed = inputs.served.changed() => changed?,
+            changed = inputs.draining.changed() => changed?,
+            () = inputs.leaving.cancelled(), if !is_leaving => {}
+            () = sleep_until(at.unwrap_or_else(Instant::now)), if at.is_some() => {}
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::Arc;
 
+    use dataplane::flow::BackendId;
+    use dataplane::snapshot::{BackendView, PortView, ServiceView};
+    use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
     use tokio::time::timeout;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(120);
 
+    fn vips(list: &[&str]) -> BTreeSet<IpAddr> {
+        list.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    /// A service per VIP, whose only backend accepts new flows or does not.
+    fn served(services: &[(&str, bool)]) -> Served {
+        let views = services.iter().map(|(vip, accepts_new)| {
+            let backend = BackendView {
+                address: "10.0.0.1:80".parse().unwrap(),
+                id: BackendId { slot: 0, generation: 0 },
+                weight: 1,
+                healthy: *accepts_new,
+                draining: false,
+                accepts_new: *accepts_new,
+            };
+            let port = PortView {
+                protocol: Protocol::Tcp,
+                family: Family::V4,
+                frontends: vec![format!("{vip}:80").parse().unwrap()],
+                backends: vec![backend],
+                app_protocol: None,
+            };
+            let name = Arc::new(ServiceName::new("default", vip));
+            let view = ServiceView {
+                name: Arc::clone(&name),
+                mode: Mode::Nat,
+                target: Target::Endpoint,
+                scheduler: Scheduler::Maglev,
+                refusal: None,
+                ports: vec![port],
+                drops: Arc::default(),
+            };
+            (name, Arc::new(view))
+        });
+        Served { ready: true, services: views.collect() }
+    }
+
+    /// The task with its channels.
+    struct Rig {
+        routed: watch::Sender<BTreeSet<IpAddr>>,
+        served: watch::Sender<Served>,
+        draining: watch::Sender<bool>,
+        leaving: CancellationToken,
+        seen: watch::Receiver<Announcement>,
+    }
+
+    impl Rig {
+        fn start(without_backends: WithoutBackends) -> Self {
+            let (routed, routed_in) = watch::channel(BTreeSet::new());
+            let (served, served_in) = watch::channel(Served::default());
+            let (draining, draining_in) = watch::channel(false);
+            let (announced, seen) = watch::channel(Announcement::default());
+            let leaving = CancellationToken::new();
+            let inputs = AnnounceInputs { routed: routed_in, served: served_in, draining: draining_in, leaving: leaving.clone() };
+            let policy = AnnouncePolicy { without_backends, drain_on_stop: Duration::from_secs(10) };
+            tokio::spawn(run(policy, inputs, announced));
+            Self { routed, served, draining, leaving, seen }
+        }
+
+        async fn expect(&mut self, list: &[&str], is_draining: bool) -> Instant {
+            let wanted = Announcement { vips: vips(list), is_draining };
+            timeout(LONG, self.seen.wait_for(|announcement| *announcement == wanted)).await.unwrap().unwrap();
+            Instant::now()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_first_asks_routers_to_prefer_others_and_then_withdraws() {
+        let mut rig = Rig::start(WithoutBackends::Keep);
+        rig.routed.send_replace(vips(&["192.0.2.100"]));
+        rig.expect(&["192.0.2.100"], false).await;
+        rig.draining.send_replace(true);
+        let start = rig.expect(&["192.0.2.100"], true).await;
+        rig.routed.send_replace(vips(&["192.0.2.100", "192.0.2.101"]));
+        rig.expect(&["192.0.2.100", "192.0.2.101"], true).await;
+        let withdrawn = rig.expect(&[], true).await;
+        assert_eq!((withdrawn - start).as_millis(), 2500, "a quarter of the drain, also when something changes meanwhile");
+        rig.draining.send_replace(false);
+        rig.expect(&["192.0.2.100", "192.0.2.101"], false).await;
+        rig.leaving.cancel();
+        rig.expect(&["192.0.2.100", "192.0.2.101"], true).await;
+        rig.expect(&[], true).await;
+        rig.draining.send_replace(true);
+        rig.draining.send_replace(false);
+        rig.routed.send_replace(vips(&["192.0.2.102"]));
+        tokio::time::sleep(LONG).await;
+        assert!(rig.seen.borrow().vips.is_empty(), "nothing returns at the end");
+    }
+
     #[tokio::test]
-    async fn a_drained_gateway_announces_nothing_until_it_is_not_and_one_that_leaves_nothing_any_more() {
-        let (routed, routed_in) = watch::channel(BTreeSet::new());
-        let (draining, draining_in) = watch::channel(false);
-        let (announced, mut seen) = watch::channel(BTreeSet::new());
-        let leaving = CancellationToken::new();
-        tokio::spawn(run(routed_in, draining_in, leaving.clone(), announced));
-        let vips = |list: &[&str]| list.iter().map(|text| text.parse::<IpAddr>().unwrap()).collect::<BTreeSet<_>>();
-        routed.send_replace(vips(&["192.0.2.100"]));
-        timeout(LONG, seen.wait_for(|all| *all == vips(&["192.0.2.100"]))).await.unwrap().unwrap();
-        draining.send_replace(true);
-        timeout(LONG, seen.wait_for(BTreeSet::is_empty)).await.unwrap().unwrap();
-        routed.send_replace(vips(&["192.0.2.100", "192.0.2.101"]));
-        draining.send_replace(false);
-        timeout(LONG, seen.wait_for(|all| all.len() == 2)).await.unwrap().unwrap();
-        leaving.cancel();
-        timeout(LONG, seen.wait_for(BTreeSet::is_empty)).await.unwrap().unwrap();
+    async fn a_vip_without_usable_backends_is_withdrawn_unless_it_is_kept() {
+        let mut rig = Rig::start(WithoutBackends::Withdraw);
+        rig.routed.send_replace(vips(&["192.0.2.100", "192.0.2.101"]));
+        rig.served.send_replace(served(&[("192.0.2.100", true), ("192.0.2.101", true)]));
+        rig.expect(&["192.0.2.100", "192.0.2.101"], false).await;
+        rig.served.send_replace(served(&[("192.0.2.100", true), ("192.0.2.101", false)]));
+        rig.expect(&["192.0.2.100"], false).await;
+        rig.served.send_replace(served(&[("192.0.2.100", true), ("192.0.2.101", true)]));
+        rig.expect(&["192.0.2.100", "192.0.2.101"], false).await;
+
+        let mut rig = Rig::start(WithoutBackends::Keep);
+        rig.served.send_replace(served(&[("192.0.2.100", false)]));
+        rig.routed.send_replace(vips(&["192.0.2.100"]));
+        rig.expect(&["192.0.2.100"], false).await;
+    }
+
+    #[test]
+    fn routers_get_a_quarter_of_the_drain_and_at_most_five_seconds() {
+        let of = |drain_on_stop| AnnouncePolicy { without_backends: WithoutBackends::Keep, drain_on_stop }.demoted_for();
+        let rows =
+            [(Duration::ZERO, Duration::ZERO), (Duration::from_secs(10), Duration::from_millis(2500)), (LONG, DEMOTED_MAX)];
+        for (drain, wanted) in rows {
+            assert_eq!(of(drain), wanted);
+        }
     }
 }

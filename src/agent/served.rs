@@ -1,6 +1,7 @@
 //! A copy of the published snapshot's data for the admin API and reports, so that readers do not keep a snapshot alive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use dataplane::Snapshot;
 use dataplane::snapshot::{ServiceView, Views};
@@ -17,6 +18,16 @@ pub struct Served {
 impl From<&Snapshot> for Served {
     fn from(snapshot: &Snapshot) -> Self {
         Self { ready: snapshot.ready(), services: snapshot.services().clone() }
+    }
+}
+
+impl Served {
+    /// The addresses of frontends with a backend that takes new flows. With `health.failOpen` backends that all fail do.
+    #[must_use]
+    pub fn usable_frontends(&self) -> BTreeSet<IpAddr> {
+        let ports = self.services.values().flat_map(|service| &service.ports);
+        let usable = ports.filter(|port| port.backends.iter().any(|backend| backend.accepts_new));
+        usable.flat_map(|port| &port.frontends).map(std::net::SocketAddr::ip).collect()
     }
 }
 

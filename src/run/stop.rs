@@ -1,22 +1,26 @@
 //! The signals that end a gateway, and how it leaves the network.
 //!
-//! SIGTERM and SIGINT drain it: routers send elsewhere before it stops. SIGUSR2 ends it for a restart: nothing is
-//! withdrawn, because the next process goes on with the same flows. If the configuration is invalid by then, the next
+//! SIGTERM and SIGINT drain it: routers send elsewhere before it stops. SIGUSR2 ends it for a restart: its routes stay
+//! without it, because the next process goes on with the same flows. If the configuration is invalid by then, the next
 //! start fails, so the gateway drains. SIGUSR2 during a drain ends the drain. A second signal otherwise ends the process at
 //! once.
 //!
-//! Not here: withdrawing single routes (`netlink`).
+//! Not here: when routers are asked to prefer others (`agent::gateway_drain`), and single routes (`netlink`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use control::healthz::systemd;
-use dataplane::WorkerCounters;
+use dataplane::{VipAnswers, WorkerCounters};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::election;
+use crate::netlink::{Announcement, VipRoutes};
 use crate::reload::Reload;
+use crate::settings::Settings;
 
 /// Exit code after a second signal.
 const ENDED_AT_ONCE: i32 = 1;
@@ -78,11 +82,54 @@ impl Stop {
         }
     }
 
+    /// Drains: lets other gateways take its VIPs of `l2` pools, asks routers to prefer other gateways, withdraws the routes
+    /// to VIPs and, if there were any, waits until routers have converged.
+    pub(super) async fn leave(
+        &self,
+        settings: &Settings,
+        (announced, answers, leaving): (&watch::Sender<Announcement>, &watch::Sender<VipAnswers>, &CancellationToken),
+        routes: &VipRoutes,
+        workers: &[Arc<WorkerCounters>],
+    ) {
+        let (start, mut announced) = (Instant::now(), announced.subscribe());
+        let is_announced = !announced.borrow_and_update().vips.is_empty();
+        leaving.cancel();
+        let withdrawn = async {
+            if is_announced {
+                let withdrawn = timeout(settings.drain_on_stop, announced.wait_for(|announcement| announcement.vips.is_empty()));
+                let _ = self.drain_ends.run_until_cancelled(withdrawn).await;
+            }
+        };
+        tokio::join!(withdrawn, election::hand_over(settings, answers.subscribe()));
+        withdraw_routes(routes, settings).await;
+        if is_announced {
+            let wait = settings.drain_on_stop.saturating_sub(start.elapsed());
+            tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
+            let _ = self.drain_ends.run_until_cancelled(drain(wait, workers)).await;
+        }
+    }
+
+    /// At the end of the process: leaves the routes to the next process if this is a restart, otherwise withdraws what is
+    /// left of them.
+    pub(super) async fn end_routes(&self, routes: &VipRoutes, settings: &Settings) {
+        if !self.is_restart.is_cancelled() {
+            withdraw_routes(routes, settings).await;
+        } else if let Err(error) = routes.leave_to_next_process().await {
+            tracing::warn!(%error, "routes to VIPs end with this process; routers send here again once the next one serves");
+        }
+    }
+
     fn end(&self, signal: &str) {
         let is_restart = self.is_restart.is_cancelled();
         tracing::info!(signal, is_restart, "stopping; SIGINT or SIGTERM now ends the gateway at once");
         systemd::stopping(if is_restart { "saves flows for the next process" } else { "stops" });
         self.ends.cancel();
+    }
+}
+
+pub(super) async fn withdraw_routes(routes: &VipRoutes, settings: &Settings) {
+    if let Err(error) = routes.withdraw().await {
+        tracing::warn!(%error, "routes to VIPs stay in table {}", settings.announce.table);
     }
 }
 

@@ -51,6 +51,7 @@ impl Settings {
         KeyValues::default()
             .with("routeTable", table)
             .with("routeProtocol", protocol)
+            .with("withoutBackends", self.without_backends)
             .with("election", elector)
             .with("groups", groups)
             .with("port", self.ports.get(*port).map_or("", |port| port.name.as_str()))

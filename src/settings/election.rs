@@ -1,8 +1,7 @@
-//! The keys of section `announce`: the Linux table of routes to VIPs, and the election of the owners of VIPs.
+//! The keys of section `announce`: the Linux table of routes to VIPs, which VIPs have one, and the election of the owners of VIPs.
 //!
 //! Not here: what follows from them (`netlink::announce`, `agent::election`).
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use control::config::Section;
@@ -10,6 +9,7 @@ use control::config::scalar::DurationText;
 use proto::limits::VIP_GROUPS_MAX;
 use serde::Serialize;
 
+use super::keys::WithoutBackends;
 use super::port::{LocatedPort, Twin};
 use crate::netlink::RouteTable;
 
@@ -17,8 +17,8 @@ use crate::netlink::RouteTable;
 const ROUTE_NUMBER: u8 = 150;
 /// 0 to 4 are the kernel's and the administrator's (rtnetlink(7)).
 const PROTOCOL_MIN: u8 = 5;
-/// Tables `default`, `main` and `local` (rtnetlink(7)): Linux routes by them, and the gateway follows them.
-const LINUX_TABLES: RangeInclusive<u32> = 253..=255;
+/// Tables `default` and `local` (rtnetlink(7)): Linux's own.
+const LINUX_TABLES: [u32; 2] = [253, 255];
 /// Default number of groups: among three gateways, the loss of one moves a third of the VIPs in five pieces.
 const GROUPS: u8 = 16;
 /// Default VRID of group 0. Routers that use VRRP themselves mostly have low numbers.
@@ -60,15 +60,17 @@ pub struct Election {
 }
 
 /// Reads key `announce`.
-pub(super) fn announce(top: &mut Section<'_>, ports: &[LocatedPort]) -> (RouteTable, Election) {
+pub(super) fn announce(top: &mut Section<'_>, ports: &[LocatedPort]) -> (RouteTable, WithoutBackends, Election) {
     let mut section = top.section("announce");
-    let expected = "the number of a table of its own, not 253 to 255";
+    let expected = "the number of a table of its own, not 253 or 255, or 254 for FRR";
     let legal = |table: &u32| *table > 0 && !LINUX_TABLES.contains(table);
     let table = section.parse("routeTable", expected, |text| text.parse().ok().filter(legal));
     let protocol = section.number("routeProtocol", PROTOCOL_MIN..=u8::MAX, ROUTE_NUMBER);
+    let values = [WithoutBackends::Withdraw, WithoutBackends::Keep];
+    let without_backends = section.one_of("withoutBackends", &values, WithoutBackends::default());
     let election = election(&mut section, ports);
     section.finish();
-    (RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }, election)
+    (RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }, without_backends, election)
 }
 
 fn election(section: &mut Section<'_>, ports: &[LocatedPort]) -> Election {

@@ -40,6 +40,17 @@ pub enum Hugepages {
     Off,
 }
 
+/// What becomes of a VIP of a `routed` pool while none of its ports has a backend that takes new flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WithoutBackends {
+    /// Its route is withdrawn, so that routers send to gateways that have one.
+    #[default]
+    Withdraw,
+    /// Its route stays, and clients are refused.
+    Keep,
+}
+
 /// Default of key `stateDir`.
 const STATE_DIR: &str = "/var/lib/sluice";
 /// Maximum flows of one worker: 2^26 of 64 bytes are 4 GiB of tables, 16 times the largest number that DESIGN section

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use proto::limits::ADMIN_LISTEN;
 
 use crate::convert::Product;
+use crate::routing::RoutingDaemon;
 use objects::scalar;
 
 /// Query a sluice gateway, or all gateways of a controller, and drain backends, nodes and gateways.
@@ -75,8 +76,12 @@ pub enum Command {
     },
     /// Reload the gateway's configuration, and print what is in effect and what needs a restart.
     Reload,
-    /// Print the settings in effect, with all defaults.
-    Config,
+    /// Print the settings in effect, with all defaults; or the configuration of a routing daemon beside the gateway.
+    Config {
+        /// The routing daemon.
+        #[command(subcommand)]
+        daemon: Option<RoutingDaemon>,
+    },
     /// Print the completion script of a shell.
     Completion {
         /// The shell.

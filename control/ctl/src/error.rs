@@ -4,6 +4,7 @@ use std::io;
 
 use crate::client::ClientError;
 use crate::convert::ConvertError;
+use crate::routing::RoutingError;
 
 /// Why a command failed; exit code 1 unless stated otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +15,9 @@ pub enum CtlError {
     /// The input of a conversion is invalid: exit code 2.
     #[error(transparent)]
     Convert(#[from] ConvertError),
+    /// A configuration of a routing daemon cannot be written for this gateway: exit code 2.
+    #[error(transparent)]
+    Routing(#[from] RoutingError),
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
     Input(String, io::Error),

@@ -10,6 +10,7 @@ mod error;
 mod explanation;
 mod flows;
 mod list;
+mod routing;
 mod rows;
 
 use std::fs;
@@ -27,6 +28,7 @@ pub use convert::{ConvertError, Input, Product};
 pub use error::CtlError;
 pub use list::Screen;
 use list::follow;
+pub use routing::RoutingError;
 
 /// The standard input.
 const STDIN: &str = "-";
@@ -65,9 +67,13 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             let answer = ask(server, async |mut admin| admin.reload(v1::ReloadRequest {}).await).await?;
             Ok(writeln!(out, "{}", answer.summary)?)
         }
-        Command::Config => {
+        Command::Config { daemon } => {
             let answer = ask(server, async |mut admin| admin.get_config(v1::GetConfigRequest {}).await).await?;
-            Ok(write!(out, "{}", answer.yaml)?)
+            let text = match daemon {
+                None => answer.yaml,
+                Some(daemon) => routing::configuration(daemon, &answer.yaml)?,
+            };
+            Ok(write!(out, "{text}")?)
         }
         Command::Convert(arguments) => convert_files(arguments, out, notes),
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),

@@ -1,9 +1,10 @@
 //! Opens TAP interfaces: Linux Ethernet interfaces whose frames a process reads and writes through a file descriptor.
+//! And TUN interfaces that exist only as long as their descriptor is open.
 //!
 //! Not here: addresses, MTU and administrative state (set by netlink), and reading and writing (done on the
 //! descriptor). docs/internals/decisions/0041 says why this is not a library.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -65,7 +66,26 @@ pub enum TapError {
 /// # Errors
 /// See [`TapError`].
 pub fn open(name: &str) -> Result<OwnedFd, TapError> {
-    let mut request = request(name)?;
+    let file = attach(name, libc::IFF_TAP)?;
+    // SAFETY: the descriptor is open, and TUNSETPERSIST takes an integer.
+    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, 1 as libc::c_ulong) } < 0 {
+        return Err(TapError::Kernel { name: name.into(), step: "TUNSETPERSIST", source: io::Error::last_os_error() });
+    }
+    Ok(file.into())
+}
+
+/// Creates the TUN interface `name` in the network namespace of the calling thread. The kernel removes it, with its
+/// addresses and routes, when the descriptor is closed, also by the end of the process.
+///
+/// # Errors
+/// See [`TapError`].
+pub fn open_transient(name: &str) -> Result<OwnedFd, TapError> {
+    attach(name, libc::IFF_TUN).map(Into::into)
+}
+
+/// Opens the interface of this kind, and creates it if it does not exist.
+fn attach(name: &str, kind: libc::c_int) -> Result<File, TapError> {
+    let mut request = request(name, kind)?;
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -76,15 +96,11 @@ pub fn open(name: &str) -> Result<OwnedFd, TapError> {
     if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } < 0 {
         return Err(refused(name, io::Error::last_os_error()));
     }
-    // SAFETY: the descriptor is open, and TUNSETPERSIST takes an integer.
-    if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETPERSIST, 1 as libc::c_ulong) } < 0 {
-        return Err(TapError::Kernel { name: name.into(), step: "TUNSETPERSIST", source: io::Error::last_os_error() });
-    }
-    Ok(file.into())
+    Ok(file)
 }
 
-/// The TUNSETIFF request for a tap without a packet information header.
-fn request(name: &str) -> Result<libc::ifreq, TapError> {
+/// The TUNSETIFF request for an interface of this kind without a packet information header.
+fn request(name: &str, kind: libc::c_int) -> Result<libc::ifreq, TapError> {
     let bad = name.is_empty()
         || name.len() >= libc::IFNAMSIZ
         || name == "."
@@ -95,8 +111,8 @@ fn request(name: &str) -> Result<libc::ifreq, TapError> {
         return Err(TapError::BadName { name: name.into() });
     }
     let mut request = interface::request(name);
-    #[allow(clippy::cast_possible_truncation)] // 0x1002
-    let flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    #[allow(clippy::cast_possible_truncation)] // 0x1001 or 0x1002
+    let flags = (kind | libc::IFF_NO_PI) as libc::c_short;
     request.ifr_ifru.ifru_flags = flags;
     Ok(request)
 }
@@ -119,6 +135,7 @@ mod tests {
     fn illegal_names_are_refused_before_any_system_call() {
         for name in ["", "..", "a b", "a/b", "a:b", "tap%d", "sixteen-letters-"] {
             assert!(matches!(open(name), Err(TapError::BadName { .. })), "{name}");
+            assert!(matches!(open_transient(name), Err(TapError::BadName { .. })), "{name}");
         }
     }
 

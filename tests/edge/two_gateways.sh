@@ -1,0 +1,62 @@
+# A second gateway on the same cluster, and a router that spreads flows over both by ECMP. Sourced after
+# demo/network.sh and router.sh.
+#
+#                                     /-- outside  192.0.2.1 -- 192.0.2.2 uplink [ gw ]  cluster 10.0.0.2 --\
+#   client 198.51.100.10 -- router --<                                                                     >-- bridge
+#                                     \-- outside2 192.0.3.1 -- 192.0.3.2 uplink [ gw2 ] cluster 10.0.0.4 --/
+#                                      \- beside2  10.9.0.1 -- 10.9.0.2 beside, for BGP
+
+make_second_gateway() {
+  ip netns add "$id-gw2"
+  in_ns gw2 ip link set lo up
+  in_ns gw2 sysctl -qw net.ipv6.conf.default.accept_dad=0
+  cable router outside2 gw2 uplink0
+  in_ns router ip addr add 192.0.3.1/24 dev outside2
+  in_ns router ip -6 addr add 2001:db8:3::1/64 dev outside2 nodad
+  # Flows, not clients, are spread.
+  in_ns router sysctl -qw net.ipv4.fib_multipath_hash_policy=1
+  cable router beside2 gw2 beside
+  in_ns router ip addr add 10.9.0.1/24 dev beside2
+  in_ns gw2 ip addr add 10.9.0.2/24 dev beside
+  cable gw2 cluster0 sw gw2
+  in_ns sw ip link set gw2 master bridge
+}
+
+# A direct way from each backend to the client, the gateways' addresses behind the gateways, and the VIPs.
+make_direct_ways() { # VIPs...
+  local n vip mac
+  for n in "${backends[@]}"; do
+    cable "b$n" direct0 client "d$n"
+    mac=$(in_ns client cat "/sys/class/net/d$n/address")
+    in_ns "b$n" ip route replace 198.51.100.10/32 dev direct0
+    in_ns "b$n" ip neigh replace 198.51.100.10 lladdr "$mac" nud permanent dev direct0
+    in_ns "b$n" ip route replace 192.0.2.2/32 via 10.0.0.2
+    in_ns "b$n" ip route replace 192.0.3.2/32 via 10.0.0.4
+    for vip in "$@"; do in_ns "b$n" ip addr add "$vip/32" dev lo; done
+    in_ns "b$n" ip tuntap add dev tunnel0 mode tun
+    in_ns "b$n" ip link set tunnel0 up
+    in_ns "b$n" sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0 net.ipv4.conf.tunnel0.rp_filter=0
+    in_ns client sysctl -qw "net.ipv4.conf.d$n.rp_filter=0"
+  done
+  in_ns client sysctl -qw net.ipv4.conf.all.rp_filter=0
+}
+
+# The router's BIRD: ECMP, and less preference for routes with GRACEFUL_SHUTDOWN (RFC 8326).
+write_router_configuration() { # file
+  cat >"$1" <<'CONF'
+router id 192.0.2.1;
+protocol device { }
+protocol kernel { merge paths on; ipv4 { import none; export all; }; }
+filter from_gateway { if (65535, 0) ~ bgp_community then bgp_local_pref = 0; accept; }
+protocol bfd { interface "*" { min rx interval 1000 ms; min tx interval 1000 ms; multiplier 5; }; }
+protocol bgp gateway1 {
+  local as 64513; neighbor 192.0.2.2 as 64512;
+  bfd on; error wait time 1, 5; connect delay time 1;
+  ipv4 { import filter from_gateway; export none; };
+}
+protocol bgp gateway2 {
+  local as 64513; neighbor 10.9.0.2 as 64512;
+  ipv4 { import filter from_gateway; export none; };
+}
+CONF
+}
