@@ -1,4 +1,4 @@
-//! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
+//! The admin API: `sluice.v1.Admin` on unix sockets and over TCP, with server reflection and the health service.
 //!
 //! It reads the agent's published values and the workers' counters. Its only change is a reload of the configuration.
 //! Requests about the group of gateways go to the embedded controller. Invariant: a slow reader keeps no snapshot alive;
@@ -9,10 +9,10 @@ mod flows;
 pub(crate) mod tables;
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::admin::{AdminSockets, Caller, View};
+use control::config::settings::AdminListen;
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
@@ -86,12 +86,12 @@ pub struct Sources {
     pub reload: Arc<Reload>,
 }
 
-/// Serves the API on the socket `path` and the read-only one beside it until `stop` completes.
+/// Serves the API until `stop` completes.
 ///
 /// # Errors
-/// If a socket is in use or cannot be created, or the server fails.
-pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
-    let sockets = AdminSockets::listen(&path).await?;
+/// If a unix socket is in use or cannot be created, or the server fails.
+pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
+    let sockets = AdminSockets::listen(&at).await?;
     Ok(control::admin::serve(sockets, sources, stop).await?)
 }
 
@@ -293,7 +293,7 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(path.clone(), sources(), stop.clone().cancelled_owned()));
+        let server = tokio::spawn(serve(AdminListen::unix(path.clone()), sources(), stop.clone().cancelled_owned()));
         let channel = connect(&path).await;
         let mut admin = AdminClient::new(channel.clone());
         let status = admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -337,7 +337,7 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         let _other = control::gateways::socket::listen(&path).await.unwrap();
-        let error = serve(path, sources(), std::future::pending()).await.unwrap_err();
+        let error = serve(AdminListen::unix(path), sources(), std::future::pending()).await.unwrap_err();
         assert!(error.to_string().contains("is in use"), "{error}");
     }
 }

@@ -14,3 +14,6 @@ pub use caller::Caller;
 pub use service::{ControllerAdmin, serve};
 pub use sockets::{AdminSockets, read_only_path};
 pub use view::View;
+
+#[cfg(test)]
+mod tests;

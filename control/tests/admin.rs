@@ -62,7 +62,7 @@ impl ControllerDir {
         tokio::spawn(serve(sockets, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
         let mut states = running.view.states.clone();
         tokio::time::timeout(DEADLINE, states.wait_for(Option::is_some)).await.unwrap().unwrap();
-        Controller { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }
+        Controller { running, admin: AdminClient::new(dial(&file.admin_listen.unix).await), shutdown }
     }
 
     async fn gateway(&self, name: &str) -> FakeGateway {

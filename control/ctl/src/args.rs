@@ -9,16 +9,25 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use proto::limits::ADMIN_LISTEN;
 
+use crate::client::ServerUrl;
 use crate::convert::Product;
-use objects::scalar;
 
 /// Query a sluice gateway, or all gateways of a controller, and drain backends, nodes and gateways.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluicectl", version)]
 pub struct Arguments {
-    /// The admin API of a gateway or a controller: unix:PATH.
-    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN, value_parser = socket)]
-    pub server: PathBuf,
+    /// The admin API of a gateway or a controller: unix:PATH, or https://HOST:PORT, which needs --ca, --cert and --key.
+    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
+    pub server: ServerUrl,
+    /// PEM file of the authority of the server's certificate, for https.
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA")]
+    pub ca: Option<PathBuf>,
+    /// PEM file of your certificate, for https.
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CERT")]
+    pub cert: Option<PathBuf>,
+    /// PEM file of its private key, which others must not be able to read, for https.
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_KEY")]
+    pub key: Option<PathBuf>,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -197,17 +206,6 @@ impl FromStr for ChosenWeight {
             number => number.parse().map(|weight| Self(Some(weight))).map_err(|_| "expected 0 to 65535, or auto".to_owned()),
         }
     }
-}
-
-/// Parses the address of the admin API.
-fn socket(text: &str) -> Result<PathBuf, String> {
-    if text.starts_with("https://") || text.starts_with("http://") {
-        return Err("TCP and TLS are not built in this version; \
-                    use unix:PATH on the gateway itself, or forward its socket: ssh -L ./admin.sock:/run/sluice/admin.sock GATEWAY"
-            .to_owned());
-    }
-    let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
-    scalar::socket(text, &here)
 }
 
 /// Writes the man page of the program to `out`, or one for each command to a directory.

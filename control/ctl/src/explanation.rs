@@ -3,12 +3,11 @@
 //! Not here: the explanation itself, which the gateway gives.
 
 use std::io::Write;
-use std::path::Path;
 
 use proto::v1;
 
 use crate::args::{ExplainArguments, ExplainOutput};
-use crate::client::ask;
+use crate::client::{Server, ask};
 use crate::error::CtlError;
 use crate::list::{format_error, write_yaml};
 
@@ -16,7 +15,7 @@ use crate::list::{format_error, write_yaml};
 const NAME_CHARS: usize = 10;
 
 /// Fetches an explanation and prints it.
-pub(super) async fn print(server: &Path, arguments: &ExplainArguments, out: &mut impl Write) -> Result<(), CtlError> {
+pub(super) async fn print(server: &Server, arguments: &ExplainArguments, out: &mut impl Write) -> Result<(), CtlError> {
     let request = v1::ExplainRequest {
         protocol: arguments.protocol.clone(),
         source: arguments.source.to_string(),

@@ -4,11 +4,11 @@
 
 use std::cell::Cell;
 use std::io::Write;
-use std::path::Path;
 
 use proto::v1;
 
 use crate::args::FlowsArguments;
+use crate::client::Server;
 use crate::error::CtlError;
 use crate::list::{Screen, follow_by};
 
@@ -17,7 +17,7 @@ const PAGE_ROWS: u32 = 5_000;
 
 /// Prints the flows that match.
 pub(super) async fn list(
-    server: &Path,
+    server: &Server,
     arguments: &FlowsArguments,
     out: &mut impl Write,
     notes: &mut impl Write,

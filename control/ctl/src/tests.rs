@@ -473,13 +473,15 @@ async fn completion_and_version_need_no_server() {
 }
 
 #[test]
-fn servers_are_unix_sockets() {
+fn servers_are_unix_sockets_or_tls() {
     let parse = |server: &str| Arguments::try_parse_from(["sluicectl", "ports", "--server", server]);
-    assert_eq!(parse("unix:/a").unwrap().server, Path::new("/a"));
-    for wrong in ["https://a:1", "/a", "unix:"] {
+    assert_eq!(parse("unix:/a").unwrap().server, ServerUrl::Unix("/a".into()));
+    assert_eq!(parse("https://a.example:1").unwrap().server, ServerUrl::Https("a.example".to_owned(), 1));
+    assert_eq!(parse("https://[2001:db8::1]:9").unwrap().server, ServerUrl::Https("2001:db8::1".to_owned(), 9));
+    for wrong in ["https://a", "https://a:0", "https://2001:db8::1:9", "https://[a]:1", "/a", "unix:"] {
         assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
     }
-    assert!(parse("https://a:1").unwrap_err().to_string().contains("not built in this version"));
+    assert!(parse("http://a:1").unwrap_err().to_string().contains("TLS only; write https://"));
 }
 
 #[tokio::test]

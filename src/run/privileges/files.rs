@@ -90,7 +90,7 @@ fn directories(settings: &Settings) -> Vec<&Path> {
         Source::Kubernetes { .. } => None,
     });
     let socket = controller.and_then(|controller| controller.listen.unix.as_deref()).and_then(Path::parent);
-    let more = [status, socket, settings.admin_listen.parent()];
+    let more = [status, socket, settings.admin_listen.unix.parent()];
     [settings.state_dir.as_path()].into_iter().chain(more.into_iter().flatten()).collect()
 }
 
