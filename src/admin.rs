@@ -139,7 +139,30 @@ impl Sources {
             Query::Backends(_) => Reply::Backends(self.backends()),
             Query::Ports(_) => Reply::Ports(self.ports()),
             Query::Drops(_) => Reply::Drops(self.drops()),
+            Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
+            Query::Explain(request) => self.explanation(request).map_or_else(failure, Reply::Explanation),
         }
+    }
+
+    /// A page of flows. Waits for workers.
+    fn flows(&self, request: &v1::ListFlowsRequest) -> Result<v1::ListFlowsResponse, Status> {
+        self.check_name(&request.gateway)?;
+        flows::page(&self.gateway, &self.inquiries, request)
+    }
+
+    /// An explanation. Waits for a worker.
+    fn explanation(&self, request: &v1::ExplainRequest) -> Result<v1::Explanation, Status> {
+        self.check_name(&request.gateway)?;
+        explanation::explain(&self.gateway, &self.inquiries, request)
+    }
+
+    /// A request may name this gateway.
+    fn check_name(&self, name: &str) -> Result<(), Status> {
+        if name.is_empty() || name == self.gateway {
+            return Ok(());
+        }
+        let message = format!("this is gateway {}, not {name}; ask that gateway, or a controller for all of them", self.gateway);
+        Err(Status::not_found(message))
     }
 }
 
@@ -162,13 +185,21 @@ impl Admin for Sources {
     }
 
     async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
-        let (inquiries, gateway) = (Arc::clone(&self.inquiries), self.gateway.clone());
-        blocking(move || flows::page(&gateway, &inquiries, request.get_ref())).await
+        let sources = self.clone();
+        blocking(move || sources.flows(request.get_ref())).await
     }
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
-        let (inquiries, gateway) = (Arc::clone(&self.inquiries), self.gateway.clone());
-        blocking(move || explanation::explain(&gateway, &inquiries, request.get_ref())).await
+        let sources = self.clone();
+        blocking(move || sources.explanation(request.get_ref())).await
+    }
+
+    async fn list_explanations(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ListExplanationsResponse>, Status> {
+        let explanations = vec![self.explain(request).await?.into_inner()];
+        Ok(Response::new(v1::ListExplanationsResponse { explanations, silent: Vec::new() }))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
@@ -222,6 +253,10 @@ impl Admin for Sources {
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
         Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective() }))
     }
+}
+
+fn failure(status: Status) -> Reply {
+    Reply::Failure(v1::Failure { code: i32::from(status.code()).cast_unsigned(), message: status.message().to_owned() })
 }
 
 /// Runs what waits for workers on a thread that may wait.

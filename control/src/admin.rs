@@ -5,6 +5,7 @@
 //! Deliberately not here: the answers of a gateway about itself.
 
 mod caller;
+mod fleet;
 mod names;
 mod service;
 mod sockets;

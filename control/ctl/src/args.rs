@@ -40,10 +40,10 @@ pub enum Command {
     Services(ListArguments),
     /// Backends: state, health, weight, flows.
     Backends(ListArguments),
-    /// Flows of a gateway: client, frontend, backend, state, age.
+    /// Flows of a gateway, or of all gateways of a controller: client, frontend, backend, state, age.
     Flows(FlowsArguments),
-    /// Explain what a gateway does with a packet, without sending one: frontend, backend and why, rewrite, next hop, and
-    /// what its flow says.
+    /// Explain what a gateway, or each of a controller, does with a packet, without sending one: frontend, backend and
+    /// why, rewrite, next hop, and what its flow says.
     Explain(ExplainArguments),
     /// Network ports: link and packets.
     Ports(ListArguments),
@@ -132,6 +132,9 @@ pub struct FlowsArguments {
     /// In this state, as the list shows it.
     #[arg(long, value_name = "STATE", default_value = "", hide_default_value = true)]
     pub state: String,
+    /// Of this gateway. Default: of all gateways of a controller.
+    #[arg(long, value_name = "GATEWAY", default_value = "", hide_default_value = true)]
+    pub gateway: String,
     /// Maximum number of flows; 0: all of them.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub limit: usize,
@@ -155,6 +158,9 @@ pub struct ExplainArguments {
     /// The port on which it arrives. Default: the one towards its source.
     #[arg(long = "in", value_name = "PORT", default_value = "", hide_default_value = true)]
     pub port: String,
+    /// At this gateway. Default: at all gateways of a controller.
+    #[arg(long, value_name = "GATEWAY", default_value = "", hide_default_value = true)]
+    pub gateway: String,
     /// Output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub output: ExplainOutput,
@@ -165,9 +171,9 @@ pub struct ExplainArguments {
 pub enum ExplainOutput {
     /// Lines for people.
     Text,
-    /// One object.
+    /// One object for each gateway.
     Json,
-    /// One document.
+    /// One document for each gateway.
     Yaml,
 }
 

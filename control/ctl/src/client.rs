@@ -15,7 +15,7 @@ use tonic::{Code, Response, Status};
 
 use objects::scalar;
 
-pub use tls::CertificateFiles;
+use tls::CertificateFiles;
 
 /// Timeout of an answer; the API answers from memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ pub enum ServerUrl {
 
 /// A server to ask. Over TCP it needs our certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Server {
+pub(crate) enum Server {
     /// A socket of this machine.
     Unix(PathBuf),
     /// Host and port.
@@ -67,8 +67,7 @@ impl FromStr for ServerUrl {
 
 impl Server {
     /// The server of a URL, with the certificates if all three files are given.
-    #[must_use]
-    pub fn new(url: &ServerUrl, ca: Option<&PathBuf>, cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Self {
+    pub(crate) fn new(url: &ServerUrl, ca: Option<&PathBuf>, cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Self {
         let files = match (ca, cert, key) {
             (Some(ca), Some(cert), Some(key)) => Some(CertificateFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() }),
             _ => None,

@@ -154,7 +154,7 @@ fn cell(field: &Value) -> String {
 }
 
 /// The gateways that did not answer, and why.
-fn silent_text(silent: &[v1::Silent]) -> String {
+pub(super) fn silent_text(silent: &[v1::Silent]) -> String {
     let one = |v1::Silent { gateway, reason }: &v1::Silent| format!("without gateway {gateway}: {reason}");
     silent.iter().map(one).collect::<Vec<_>>().join("\n")
 }

@@ -1,6 +1,5 @@
 //! `sluice.v1.Admin` of `sluice-controller`.
 
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -21,6 +20,7 @@ use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
 
 use super::caller::{Caller, ReadOnly, admit};
+use super::fleet;
 use super::sockets::{AdminSockets, listen_patiently};
 use super::view::View;
 use crate::gateways::listener::Listeners;
@@ -96,16 +96,6 @@ where
 }
 
 impl ControllerAdmin {
-    /// The answer to a request about what only gateways know.
-    fn ask_a_gateway(&self, about: &str) -> Status {
-        let gateways = self.view.gateways.borrow();
-        let names: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.name.as_str()).collect();
-        let names = names.into_iter().collect::<Vec<_>>().join(", ");
-        Status::failed_precondition(format!(
-            "{about} are known to gateways only; ask one of them ({names}) by its admin API (key `admin.listen` of its file)"
-        ))
-    }
-
     /// Queries every connected gateway if this controller leads. Returns the rows of all, and the gateways that did not
     /// answer. `rows` extracts the rows from an answer. The gateway's name replaces whatever it sent in the field
     /// `name` of its rows.
@@ -116,7 +106,7 @@ impl ControllerAdmin {
         name: fn(&mut R) -> &mut String,
     ) -> Result<(Vec<R>, Vec<v1::Silent>), Status> {
         self.view.leads()?;
-        let names: BTreeSet<String> = self.view.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
+        let names = self.view.connected();
         let (mut all, mut silent) = (Vec::new(), Vec::new());
         for (gateway, answer) in self.view.fleet.ask(names.into_iter().collect(), &query).await {
             let reason = match answer.map(rows) {
@@ -164,12 +154,19 @@ impl Admin for ControllerAdmin {
         Ok(Response::new(v1::ListDropsResponse { drops, silent }))
     }
 
-    async fn list_flows(&self, _: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
-        Err(self.ask_a_gateway("flows"))
+    async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
+        fleet::list_flows(&self.view, request.into_inner()).await.map(Response::new)
     }
 
-    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
-        Err(self.ask_a_gateway("explanations"))
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
+        fleet::explain(&self.view, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_explanations(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ListExplanationsResponse>, Status> {
+        fleet::list_explanations(&self.view, request.into_inner()).await.map(Response::new)
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

@@ -131,6 +131,9 @@ mod tests {
         drop(sockets);
         assert!(!path.exists() && !read_only_path(&path).exists());
         let long = dir.path().join("x".repeat(PATH_BYTES_MAX - 3 - dir.path().as_os_str().len()));
-        assert!(AdminSockets::listen(&AdminListen::unix(long)).await.unwrap().read_only.is_none(), "there is no room for its name");
+        assert!(
+            AdminSockets::listen(&AdminListen::unix(long)).await.unwrap().read_only.is_none(),
+            "there is no room for its name"
+        );
     }
 }

@@ -268,3 +268,27 @@ async fn renewed_certificates_count_from_the_next_connection_on_and_unusable_one
     lab.ctl(&renewed, "overrides").await.unwrap();
     lab.stop().await;
 }
+
+/// Runs the commands of the page. Skipped if openssl is missing.
+#[tokio::test]
+async fn the_documented_commands_make_certificates_that_are_accepted() {
+    if std::process::Command::new("openssl").arg("version").output().is_err() {
+        println!("skipped: there is no openssl");
+        return;
+    }
+    let lab = Lab::new().await;
+    let page = include_str!("../../../docs/operate/admin-over-tcp.md");
+    let blocks = page.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+    let script: String = blocks.filter(|block| block.contains("openssl")).collect();
+    let script = script.replace("192.0.2.2", &lab.address.ip().to_string());
+    let output = std::process::Command::new("sh").args(["-ec", &script]).current_dir(lab.dir.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for (from, to) in [("edge-1", "server"), ("alice", "operator")] {
+        for (file, end) in [("admin-ca.crt".to_owned(), "ca"), (format!("{from}.crt"), "crt"), (format!("{from}.key"), "key")] {
+            fs::copy(lab.dir.path().join(file), lab.dir.path().join(format!("{to}.{end}"))).unwrap();
+        }
+    }
+    lab.ctl_at(lab.address, "drain 10.0.0.1:8080").await.unwrap();
+    lab.logs(&["drained", "caller=alice (certificate)"]).await;
+    lab.stop().await;
+}

@@ -402,10 +402,7 @@ mod tests {
                 "admin: {listen: ['unix:/a', '0.0.0.0:9']}",
                 "key `admin.tls`: missing, expected `ca`, `cert` and `key`, which 0.0.0.0:9 needs",
             ),
-            (
-                "admin: {listen: '[::]:9', tls: {ca: a, cert: b, key: c}}",
-                "key `admin.listen`: found [::]:9 alone; add unix:PATH",
-            ),
+            ("admin: {listen: '[::]:9', tls: {ca: a, cert: b, key: c}}", "key `admin.listen`: found [::]:9 alone; add unix:PATH"),
             ("admin: {listen: ['unix:/a', '[::]:9'], tls: {ca: a}}", "key `admin.tls`: expected all of `ca`, `cert` and `key`"),
             ("admin: {tls: {ca: a, cert: b, key: c}}", "key `admin.tls`: found without a TCP address in `admin.listen`"),
             (

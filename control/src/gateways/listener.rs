@@ -180,7 +180,9 @@ impl ServerTls {
     /// If they are unusable.
     pub async fn read(&self) -> Result<Acceptance, TlsError> {
         let material = match &self.source {
-            CertificateSource::Files(files) if matches!(self.clients, Clients::Operators) => Material::read_guarded(files).await?,
+            CertificateSource::Files(files) if matches!(self.clients, Clients::Operators) => {
+                Material::read_guarded(files).await?
+            }
             CertificateSource::Files(files) => Material::read(files).await?,
             CertificateSource::Secret(name, read) => {
                 let newest = read.borrow().clone();

@@ -34,7 +34,8 @@ impl PortNeeds {
         let raw_io = devices().any(|device| device.is_pci() && needs_raw_io(machine, &device.port_name()));
         let controller = embedded(settings).and_then(|controller| controller.listen.tcp.as_ref()).map(|tcp| tcp.address);
         let admin = settings.admin_listen.tcp.as_ref().map(|(address, _)| *address);
-        let low_ports = settings.metrics_listen.iter().chain(&controller).chain(&admin).any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
+        let low_ports =
+            settings.metrics_listen.iter().chain(&controller).chain(&admin).any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
         Self { bpf, pinned_memory: has_pci || bpf, raw_io, low_ports }
     }
 

@@ -28,13 +28,13 @@ const ALPN: &[u8] = b"h2";
 
 /// PEM files of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateFiles {
+pub(crate) struct CertificateFiles {
     /// The authority that must have issued the server's certificate.
-    pub ca: PathBuf,
+    pub(crate) ca: PathBuf,
     /// The operator's certificate.
-    pub cert: PathBuf,
+    pub(crate) cert: PathBuf,
     /// Its private key.
-    pub key: PathBuf,
+    pub(crate) key: PathBuf,
 }
 
 /// Connects to the admin API on a TCP address.
@@ -81,7 +81,10 @@ fn config(files: &CertificateFiles) -> Result<ClientConfig, String> {
     let (roots, chain) = (Arc::new(roots), certificates(&files.cert)?);
     let key = key(&files.key)?;
     let unusable = |error: Error| {
-        format!("{}: the certificate would be refused: {error}; renew it, with the authority of --ca and its own key", files.cert.display())
+        format!(
+            "{}: the certificate would be refused: {error}; renew it, with the authority of --ca and its own key",
+            files.cert.display()
+        )
     };
     // The same check as in servers, whose answer says less.
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build();
@@ -138,7 +141,9 @@ fn problem(error: &io::Error, host: &str, files: &CertificateFiles) -> String {
             }
             alert => format!("it refused our certificate ({alert:?}); its log says why"),
         },
-        (Some(Error::InvalidMessage(_)), _) => "what listens there speaks no TLS; give the TCP address of `admin.listen`".to_owned(),
+        (Some(Error::InvalidMessage(_)), _) => {
+            "what listens there speaks no TLS; give the TCP address of `admin.listen`".to_owned()
+        }
         (_, io::ErrorKind::ConnectionRefused) => {
             "no process listens there; does `admin.listen` of its configuration have this TCP address?".to_owned()
         }

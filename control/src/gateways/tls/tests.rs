@@ -1,7 +1,8 @@
 //! Tests: certificates as operators create them, and the errors for invalid ones.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
+    date_time_ymd,
 };
 
 use rustls::pki_types::CertificateDer;
