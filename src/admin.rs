@@ -1,4 +1,4 @@
-//! The admin API: `sluice.v1.Admin` on a unix socket, with server reflection and the health service.
+//! The admin API: `sluice.v1.Admin` on unix sockets and over TCP, with server reflection and the health service.
 //!
 //! It reads the agent's published values and the workers' counters. Its only change is a reload of the configuration.
 //! Requests about the group of gateways go to the embedded controller. Invariant: a slow reader keeps no snapshot alive;
@@ -9,10 +9,10 @@ mod flows;
 pub(crate) mod tables;
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::admin::{AdminSockets, Caller, View};
+use control::config::settings::AdminListen;
 use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
@@ -89,12 +89,12 @@ pub struct Sources {
     pub reload: Arc<Reload>,
 }
 
-/// Serves the API on the socket `path` and the read-only one beside it until `stop` completes.
+/// Serves the API until `stop` completes.
 ///
 /// # Errors
-/// If a socket is in use or cannot be created, or the server fails.
-pub async fn serve(path: PathBuf, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
-    let sockets = AdminSockets::listen(&path).await?;
+/// If a unix socket is in use or cannot be created, or the server fails.
+pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
+    let sockets = AdminSockets::listen(&at).await?;
     Ok(control::admin::serve(sockets, sources, stop).await?)
 }
 
@@ -142,7 +142,30 @@ impl Sources {
             Query::Backends(_) => Reply::Backends(self.backends()),
             Query::Ports(_) => Reply::Ports(self.ports()),
             Query::Drops(_) => Reply::Drops(self.drops()),
+            Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
+            Query::Explain(request) => self.explanation(request).map_or_else(failure, Reply::Explanation),
         }
+    }
+
+    /// A page of flows. Waits for workers.
+    fn flows(&self, request: &v1::ListFlowsRequest) -> Result<v1::ListFlowsResponse, Status> {
+        self.check_name(&request.gateway)?;
+        flows::page(&self.gateway, &self.inquiries, request)
+    }
+
+    /// An explanation. Waits for a worker.
+    fn explanation(&self, request: &v1::ExplainRequest) -> Result<v1::Explanation, Status> {
+        self.check_name(&request.gateway)?;
+        explanation::explain(&self.gateway, &self.inquiries, request)
+    }
+
+    /// A request may name this gateway.
+    fn check_name(&self, name: &str) -> Result<(), Status> {
+        if name.is_empty() || name == self.gateway {
+            return Ok(());
+        }
+        let message = format!("this is gateway {}, not {name}; ask that gateway, or a controller for all of them", self.gateway);
+        Err(Status::not_found(message))
     }
 }
 
@@ -165,13 +188,21 @@ impl Admin for Sources {
     }
 
     async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
-        let (inquiries, gateway) = (Arc::clone(&self.inquiries), self.gateway.clone());
-        blocking(move || flows::page(&gateway, &inquiries, request.get_ref())).await
+        let sources = self.clone();
+        blocking(move || sources.flows(request.get_ref())).await
     }
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
-        let (inquiries, gateway) = (Arc::clone(&self.inquiries), self.gateway.clone());
-        blocking(move || explanation::explain(&gateway, &inquiries, request.get_ref())).await
+        let sources = self.clone();
+        blocking(move || sources.explanation(request.get_ref())).await
+    }
+
+    async fn list_explanations(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ListExplanationsResponse>, Status> {
+        let explanations = vec![self.explain(request).await?.into_inner()];
+        Ok(Response::new(v1::ListExplanationsResponse { explanations, silent: Vec::new() }))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
@@ -225,6 +256,10 @@ impl Admin for Sources {
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
         Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective() }))
     }
+}
+
+fn failure(status: Status) -> Reply {
+    Reply::Failure(v1::Failure { code: i32::from(status.code()).cast_unsigned(), message: status.message().to_owned() })
 }
 
 /// Runs what waits for workers on a thread that may wait.
@@ -297,7 +332,7 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(path.clone(), sources(), stop.clone().cancelled_owned()));
+        let server = tokio::spawn(serve(AdminListen::unix(path.clone()), sources(), stop.clone().cancelled_owned()));
         let channel = connect(&path).await;
         let mut admin = AdminClient::new(channel.clone());
         let status = admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -341,7 +376,7 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         let _other = control::gateways::socket::listen(&path).await.unwrap();
-        let error = serve(path, sources(), std::future::pending()).await.unwrap_err();
+        let error = serve(AdminListen::unix(path), sources(), std::future::pending()).await.unwrap_err();
         assert!(error.to_string().contains("is in use"), "{error}");
     }
 }

@@ -126,7 +126,7 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     stop.on_signals(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     // A socket in use is an error now: another gateway runs here. The server listens again once everything is ready.
-    drop(listen(&settings.admin_listen).await?);
+    drop(listen(&settings.admin_listen.unix).await?);
     let ended = start_and_serve(settings, &reload, &stop).await;
     if ended.is_err() {
         // Nobody forwards what routers send because of the routes that the process before may have left.
@@ -288,7 +288,7 @@ async fn serve(
     }
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, (loads, export), &channels.leaving, &ended);
-    tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.display(), "the gateway runs");
+    tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.unix.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
         stop.leave(settings, (&channels.announced, &channels.answers, &channels.leaving), &routes, &counters).await;
@@ -588,7 +588,7 @@ fn supervise_operators(
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
     }
     let inputs = (settings.admin_listen.clone(), sources, ended.clone());
-    supervisor.run("admin", inputs, |(path, sources, ended)| admin::serve(path, sources, ended.cancelled_owned()));
+    supervisor.run("admin", inputs, |(at, sources, ended)| admin::serve(at, sources, ended.cancelled_owned()));
 }
 
 /// Maximum number of file descriptors of this process.

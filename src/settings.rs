@@ -18,9 +18,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use control::config::listen::{check_admin_port, take_admin};
+use control::config::settings::AdminListen;
 use control::config::yaml_tree::Node;
 use control::config::{Invalid, Located, Logs, Reader};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
+use proto::limits::ADMIN_LISTEN;
 
 use crate::netlink::RouteTable;
 pub use election::{Election, Elector};
@@ -60,8 +63,8 @@ pub struct Settings {
     pub logs: Logs,
     /// Key `flowRecords.to`; none: flows are not recorded.
     pub flow_records: Option<RecordTarget>,
-    /// Key `admin.listen`.
-    pub admin_listen: PathBuf,
+    /// Key `admin`: where the admin API is served.
+    pub admin_listen: AdminListen,
     /// Key `metrics.listen`; none: metrics are not served.
     pub metrics_listen: Option<SocketAddr>,
     /// Key `static.links`, in the order of links.
@@ -108,13 +111,14 @@ impl Settings {
         let zone = keys::zone(&mut top);
         let (state_dir, max_state_age) = keys::persistence(&mut top);
         let logs = Logs::take(&mut top);
-        let admin_listen = keys::admin(&mut top);
+        let admin_listen = take_admin(&mut top, ADMIN_LISTEN);
         let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
         let (announce, without_backends, election) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         let flow_records = keys::flow_records(&mut top, &reader.base());
-        let source = state_source::take(&mut top, choice, &admin_listen);
+        let source = state_source::take(&mut top, choice, &admin_listen.unix);
+        check_admin_port(&mut top, &admin_listen, &[("listen", source.listen()), ("metrics.listen", metrics_listen)]);
         top.finish();
 
         links.sort_by_key(|link| link.settings.link);

@@ -35,6 +35,7 @@ fn servers_of_new_connections(edge: &Edge) -> BTreeSet<String> {
 
 fn explain(edge: &Edge, client: &str, packet: &str) -> Explanation {
     let request = ExplainRequest {
+        gateway: String::new(),
         protocol: "tcp".to_owned(),
         source: client.to_owned(),
         destination: ADDRESS.to_owned(),

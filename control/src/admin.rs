@@ -5,6 +5,7 @@
 //! Deliberately not here: the answers of a gateway about itself.
 
 mod caller;
+mod fleet;
 mod names;
 mod service;
 mod sockets;
@@ -14,3 +15,6 @@ pub use caller::Caller;
 pub use service::{ControllerAdmin, serve};
 pub use sockets::{AdminSockets, read_only_path};
 pub use view::View;
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use proto::v1;
 use proto::v1::admin_client::AdminClient;
 use proto::v1::answer::Reply;
 use proto::v1::fleet_client::FleetClient;
+use proto::v1::question::Query;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -62,7 +63,7 @@ impl ControllerDir {
         tokio::spawn(serve(sockets, ControllerAdmin { view, config }, shutdown.clone().cancelled_owned()));
         let mut states = running.view.states.clone();
         tokio::time::timeout(DEADLINE, states.wait_for(Option::is_some)).await.unwrap().unwrap();
-        Controller { running, admin: AdminClient::new(dial(&file.admin_listen).await), shutdown }
+        Controller { running, admin: AdminClient::new(dial(&file.admin_listen.unix).await), shutdown }
     }
 
     async fn gateway(&self, name: &str) -> FakeGateway {
@@ -129,24 +130,51 @@ async fn wait_until(gateway: &mut FakeGateway, what: impl Fn(&v1::WatchResponse)
     gateway.wait_for(expected, |message| what(message) == expected).await;
 }
 
-/// Connects a gateway to the query service of the controller. If `is_silent`, the gateway never answers.
-async fn offer(dir: &ControllerDir, gateway: &str, is_silent: bool) {
+/// Connects a gateway to the query service of the controller. Without an answer of `respond` it is silent.
+async fn offer(dir: &ControllerDir, gateway: &str, respond: impl Fn(Query) -> Option<Reply> + Send + 'static) {
     let (answers, outbound) = mpsc::channel(8);
     let offer = Reply::Offer(v1::Offer { gateway: gateway.to_owned() });
     answers.send(v1::Answer { number: 0, reply: Some(offer) }).await.unwrap();
     let mut queries =
         FleetClient::new(dial(&dir.path("config.sock")).await).serve(ReceiverStream::new(outbound)).await.unwrap().into_inner();
     tokio::spawn(async move {
-        while let Ok(Some(query)) = queries.message().await {
-            let count = v1::DropCount { reason: "no_flow".to_owned(), packets: 7, ..v1::DropCount::default() };
-            let drops = v1::ListDropsResponse { drops: vec![count], ..v1::ListDropsResponse::default() };
-            if !is_silent {
-                let answer = v1::Answer { number: query.number, reply: Some(Reply::Drops(drops)) };
-                answers.send(answer).await.unwrap();
+        while let Ok(Some(question)) = queries.message().await {
+            if let Some(reply) = question.query.and_then(&respond) {
+                answers.send(v1::Answer { number: question.number, reply: Some(reply) }).await.unwrap();
             }
         }
     });
 }
+
+fn drops(_: Query) -> Option<Reply> {
+    let count = v1::DropCount { reason: "no_flow".to_owned(), packets: 7, ..v1::DropCount::default() };
+    Some(Reply::Drops(v1::ListDropsResponse { drops: vec![count], ..v1::ListDropsResponse::default() }))
+}
+
+/// A gateway with a flow on each of two pages, which refuses a state and another port than uplink.
+fn flows_and_explanations(query: Query) -> Option<Reply> {
+    let wrong = |message: &str| Reply::Failure(v1::Failure { code: 3, message: message.to_owned() });
+    Some(match query {
+        Query::Flows(request) if !request.state.is_empty() => wrong("state: found \"open\", expected one of established"),
+        Query::Flows(request) => {
+            let (client, next) = if request.page_token.is_empty() { ("a", "0.4.64") } else { ("b", "") };
+            let flow = v1::FlowStatus { client: client.to_owned(), ..v1::FlowStatus::default() };
+            Reply::Flows(v1::ListFlowsResponse { flows: vec![flow], next_page_token: next.to_owned(), silent: Vec::new() })
+        }
+        Query::Explain(request) if request.port == "wan" => wrong("port: found \"wan\", expected one of uplink"),
+        Query::Explain(_) => Reply::Explanation(v1::Explanation { verdict: "forward".to_owned(), ..v1::Explanation::default() }),
+        other => drops(other)?,
+    })
+}
+
+/// A gateway of an older version.
+fn old(query: Query) -> Option<Reply> {
+    match query {
+        Query::Flows(_) | Query::Explain(_) => Some(Reply::Refusal("this gateway does not know the question".to_owned())),
+        other => drops(other),
+    }
+}
+
 /// The backends of web: last octet, weight, and `d` if draining.
 fn backends(message: &v1::WatchResponse) -> String {
     let all = message.services.iter().flat_map(|service| &service.ports).flat_map(|port| &port.backends);
@@ -229,8 +257,8 @@ async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() 
     let _gateways = [dir.gateway("edge-1").await, dir.gateway("edge-2").await, dir.gateway("edge-3").await];
     let mut connected = controller.running.view.gateways.clone();
     tokio::time::timeout(DEADLINE, connected.wait_for(|all| all.iter().count() == 3)).await.unwrap().unwrap();
-    offer(&dir, "edge-1", false).await;
-    offer(&dir, "edge-2", true).await;
+    offer(&dir, "edge-1", drops).await;
+    offer(&dir, "edge-2", |_| None).await;
     let wait = async {
         loop {
             let answer = controller.admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner();
@@ -242,6 +270,66 @@ async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() 
         }
     };
     tokio::time::timeout(DEADLINE, wait).await.unwrap();
+    controller.stop().await;
+}
+
+/// All pages of flows: gateway and client of each, and the silent gateways.
+async fn all_flows(controller: &mut Controller, gateway: &str) -> (Vec<String>, Vec<v1::Silent>) {
+    let (mut flows, mut silent) = (Vec::new(), Vec::new());
+    let mut request = v1::ListFlowsRequest { gateway: gateway.to_owned(), ..v1::ListFlowsRequest::default() };
+    loop {
+        let page = controller.admin.list_flows(request.clone()).await.unwrap().into_inner();
+        flows.extend(page.flows.iter().map(|flow| format!("{} {}", flow.gateway, flow.client)));
+        silent.extend(page.silent);
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            return (flows, silent);
+        }
+    }
+}
+
+#[tokio::test]
+async fn flows_and_explanations_come_from_all_gateways_and_an_old_one_is_named() {
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    let nothing = all_flows(&mut controller, "").await;
+    assert_eq!(nothing, (Vec::new(), Vec::new()));
+    let _gateways = [dir.gateway("edge-1").await, dir.gateway("edge-2").await, dir.gateway("edge-3").await];
+    offer(&dir, "edge-1", flows_and_explanations).await;
+    offer(&dir, "edge-2", old).await;
+    offer(&dir, "edge-3", flows_and_explanations).await;
+    let registered = async {
+        while {
+            let answer = controller.admin.list_drops(v1::ListDropsRequest {}).await.unwrap().into_inner();
+            answer.drops.len() < 3
+        } {}
+    };
+    tokio::time::timeout(DEADLINE, registered).await.unwrap();
+
+    let (flows, silent) = all_flows(&mut controller, "").await;
+    assert_eq!(flows, ["edge-1 a", "edge-1 b", "edge-3 a", "edge-3 b"]);
+    assert_eq!(silent.len(), 1);
+    assert!(silent[0].gateway == "edge-2" && silent[0].reason.contains("does not know the question"), "{silent:?}");
+    assert_eq!(all_flows(&mut controller, "edge-3").await.0, ["edge-3 a", "edge-3 b"]);
+    let wrong = v1::ListFlowsRequest { state: "open".to_owned(), ..v1::ListFlowsRequest::default() };
+    let error = controller.admin.list_flows(wrong).await.unwrap_err();
+    assert!(error.code() == Code::InvalidArgument && error.message().starts_with("state:"), "{error}");
+    let wrong = v1::ListFlowsRequest { page_token: "x".to_owned(), ..v1::ListFlowsRequest::default() };
+    assert_eq!(controller.admin.list_flows(wrong).await.unwrap_err().code(), Code::InvalidArgument);
+
+    let packet = |gateway: &str| v1::ExplainRequest { gateway: gateway.to_owned(), ..v1::ExplainRequest::default() };
+    let all = controller.admin.list_explanations(packet("")).await.unwrap().into_inner();
+    let names: Vec<_> = all.explanations.iter().map(|one| (one.gateway.as_str(), one.verdict.as_str())).collect();
+    assert_eq!(names, [("edge-1", "forward"), ("edge-3", "forward")]);
+    assert_eq!(all.silent, silent);
+    assert_eq!(controller.admin.explain(packet("edge-3")).await.unwrap().into_inner().gateway, "edge-3");
+    let error = controller.admin.explain(packet("")).await.unwrap_err();
+    assert!(error.code() == Code::FailedPrecondition && error.message().contains("edge-1, edge-2, edge-3"), "{error}");
+    let error = controller.admin.explain(packet("edge-9")).await.unwrap_err();
+    assert!(error.code() == Code::NotFound && error.message().contains("there are: edge-1, edge-2, edge-3"), "{error}");
+    let wrong = v1::ExplainRequest { port: "wan".to_owned(), ..packet("") };
+    let error = controller.admin.list_explanations(wrong).await.unwrap_err();
+    assert!(error.code() == Code::InvalidArgument && error.message().starts_with("port:"), "{error}");
     controller.stop().await;
 }
 

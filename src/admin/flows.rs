@@ -46,7 +46,7 @@ pub(super) fn page(
         matches
     });
     let next = next.map_err(|error| Status::unavailable(error.to_string()))?;
-    Ok(v1::ListFlowsResponse { flows, next_page_token: next.map_or_else(String::new, token) })
+    Ok(v1::ListFlowsResponse { flows, next_page_token: next.map_or_else(String::new, token), silent: Vec::new() })
 }
 
 /// The row of a flow.

@@ -345,6 +345,7 @@ mod tests {
             let (draining, draining_out) = watch::channel(false);
             let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
+                Query::Flows(_) => Reply::Flows(v1::ListFlowsResponse::default()),
                 _ => Reply::Refusal("not today".to_owned()),
             });
             let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
@@ -564,6 +565,8 @@ mod tests {
         }
         let services = answered(&controller, Query::Services(v1::ListServicesRequest {})).await;
         assert_eq!(services, Ok(Reply::Services(v1::ListServicesResponse::default())));
+        let flows = answered(&controller, Query::Flows(v1::ListFlowsRequest::default())).await;
+        assert_eq!(flows, Ok(Reply::Flows(v1::ListFlowsResponse::default())));
         let refused = answered(&controller, Query::Drops(v1::ListDropsRequest {})).await;
         assert_eq!(refused, Err(SilentError::Refused("not today".to_owned())));
         let nobody = controller.fleet.ask(vec!["edge-9".to_owned()], &Query::Drops(v1::ListDropsRequest {})).await;

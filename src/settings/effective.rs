@@ -1,6 +1,6 @@
 //! The settings as keys with values: what `sluiced check` prints and `reload` compares.
 
-use control::config::listen::files_key_values;
+use control::config::listen::{admin_key_values, files_key_values};
 use control::config::scalar::DurationText;
 use control::config::{KeyValues, controller};
 use dataplane::{FlowLimits, Link};
@@ -37,7 +37,7 @@ impl Settings {
             .with("maxStateAge", DurationText(self.max_state_age))
             .with("logs", self.logs)
             .section("flowRecords", KeyValues::default().with("to", records))
-            .section("admin", KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display())))
+            .section("admin", admin_key_values(&self.admin_listen))
             .section("metrics", KeyValues::default().with("listen", controller::address_text(self.metrics_listen)))
             .section("announce", self.announce_key_values())
             .with("drainOnStop", DurationText(self.drain_on_stop))

@@ -9,7 +9,6 @@ use dataplane::flow::SNAT_ADDRESSES_MAX;
 use dataplane::workers::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
-use proto::limits::ADMIN_LISTEN;
 use serde::Serialize;
 
 use super::links::{self, LocatedLink};
@@ -212,14 +211,6 @@ pub(super) fn persistence(top: &mut Section<'_>) -> (PathBuf, Duration) {
     let dir = top.path_of("stateDir").unwrap_or_else(|| STATE_DIR.into());
     let year = Duration::from_secs(365 * 86_400);
     (dir, top.duration("maxStateAge", SECOND..=year, Duration::from_secs(86_400)))
-}
-
-/// Reads key `admin`.
-pub(super) fn admin(top: &mut Section<'_>) -> PathBuf {
-    let mut section = top.section("admin");
-    let listen = section.socket("listen", ADMIN_LISTEN);
-    section.finish();
-    listen
 }
 
 /// Reads key `metrics`; an empty address turns metrics off.

@@ -1,7 +1,7 @@
 //! The source of the gateway's state: one of `manifests`, `kubernetes.kubeconfig` and `controller.urls`, or the flag of
 //! the same meaning.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
@@ -47,6 +47,14 @@ impl SourceKeys {
         match self {
             Self::Embedded(keys, ..) => &keys.ranges,
             Self::Remote(..) => &[],
+        }
+    }
+
+    /// The TCP address on which an embedded controller serves gateways.
+    pub(super) fn listen(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Embedded(keys, ..) => keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address),
+            Self::Remote(..) => None,
         }
     }
 

@@ -44,7 +44,7 @@ fn a_small_file_gets_the_defaults_of_the_contract() {
         (Duration::from_secs(300), Duration::from_secs(10))
     );
     assert_eq!(settings.state_dir, Path::new("/var/lib/sluice"));
-    assert_eq!(settings.admin_listen, Path::new("/run/sluice/admin.sock"));
+    assert_eq!(settings.admin_listen, AdminListen::unix("/run/sluice/admin.sock".into()));
     assert_eq!(settings.max_state_age, Duration::from_secs(86_400));
     assert_eq!(settings.node_port_addresses, Vec::<IpAddr>::new());
     let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };

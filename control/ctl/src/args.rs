@@ -9,17 +9,26 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use proto::limits::ADMIN_LISTEN;
 
+use crate::client::ServerUrl;
 use crate::convert::Product;
 use crate::routing::RoutingDaemon;
-use objects::scalar;
 
 /// Query a sluice gateway, or all gateways of a controller, and drain backends, nodes and gateways.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluicectl", version)]
 pub struct Arguments {
-    /// The admin API of a gateway or a controller: unix:PATH.
-    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN, value_parser = socket)]
-    pub server: PathBuf,
+    /// The admin API of a gateway or a controller: unix:PATH, or https://HOST:PORT, which needs --ca, --cert and --key.
+    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
+    pub server: ServerUrl,
+    /// PEM file of the authority of the server's certificate, for https.
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA")]
+    pub ca: Option<PathBuf>,
+    /// PEM file of your certificate, for https.
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CERT")]
+    pub cert: Option<PathBuf>,
+    /// PEM file of its private key, which others must not be able to read, for https.
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_KEY")]
+    pub key: Option<PathBuf>,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -32,10 +41,10 @@ pub enum Command {
     Services(ListArguments),
     /// Backends: state, health, weight, flows.
     Backends(ListArguments),
-    /// Flows of a gateway: client, frontend, backend, state, age.
+    /// Flows of a gateway, or of all gateways of a controller: client, frontend, backend, state, age.
     Flows(FlowsArguments),
-    /// Explain what a gateway does with a packet, without sending one: frontend, backend and why, rewrite, next hop, and
-    /// what its flow says.
+    /// Explain what a gateway, or each of a controller, does with a packet, without sending one: frontend, backend and
+    /// why, rewrite, next hop, and what its flow says.
     Explain(ExplainArguments),
     /// Network ports: link and packets.
     Ports(ListArguments),
@@ -128,6 +137,9 @@ pub struct FlowsArguments {
     /// In this state, as the list shows it.
     #[arg(long, value_name = "STATE", default_value = "", hide_default_value = true)]
     pub state: String,
+    /// Of this gateway. Default: of all gateways of a controller.
+    #[arg(long, value_name = "GATEWAY", default_value = "", hide_default_value = true)]
+    pub gateway: String,
     /// Maximum number of flows; 0: all of them.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub limit: usize,
@@ -151,6 +163,9 @@ pub struct ExplainArguments {
     /// The port on which it arrives. Default: the one towards its source.
     #[arg(long = "in", value_name = "PORT", default_value = "", hide_default_value = true)]
     pub port: String,
+    /// At this gateway. Default: at all gateways of a controller.
+    #[arg(long, value_name = "GATEWAY", default_value = "", hide_default_value = true)]
+    pub gateway: String,
     /// Output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub output: ExplainOutput,
@@ -161,9 +176,9 @@ pub struct ExplainArguments {
 pub enum ExplainOutput {
     /// Lines for people.
     Text,
-    /// One object.
+    /// One object for each gateway.
     Json,
-    /// One document.
+    /// One document for each gateway.
     Yaml,
 }
 
@@ -202,17 +217,6 @@ impl FromStr for ChosenWeight {
             number => number.parse().map(|weight| Self(Some(weight))).map_err(|_| "expected 0 to 65535, or auto".to_owned()),
         }
     }
-}
-
-/// Parses the address of the admin API.
-fn socket(text: &str) -> Result<PathBuf, String> {
-    if text.starts_with("https://") || text.starts_with("http://") {
-        return Err("TCP and TLS are not built in this version; \
-                    use unix:PATH on the gateway itself, or forward its socket: ssh -L ./admin.sock:/run/sluice/admin.sock GATEWAY"
-            .to_owned());
-    }
-    let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
-    scalar::socket(text, &here)
 }
 
 /// Writes the man page of the program to `out`, or one for each command to a directory.

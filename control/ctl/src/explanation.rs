@@ -1,36 +1,59 @@
-//! `sluicectl explain`: what a gateway does with a packet, as text, JSON or YAML.
+//! `sluicectl explain`: what a gateway, or each gateway of a controller, does with a packet, as text, JSON or YAML.
 //!
 //! Not here: the explanation itself, which the gateway gives.
 
 use std::io::Write;
-use std::path::Path;
 
 use proto::v1;
 
 use crate::args::{ExplainArguments, ExplainOutput};
-use crate::client::ask;
+use crate::client::{Server, ask};
 use crate::error::CtlError;
-use crate::list::{format_error, write_yaml};
+use crate::list::{format_error, silent_text, write_yaml};
 
 /// Width of the names of the lines.
 const NAME_CHARS: usize = 10;
 
 /// Fetches an explanation and prints it.
-pub(super) async fn print(server: &Path, arguments: &ExplainArguments, out: &mut impl Write) -> Result<(), CtlError> {
+pub(super) async fn print(server: &Server, arguments: &ExplainArguments, out: &mut impl Write) -> Result<(), CtlError> {
     let request = v1::ExplainRequest {
         protocol: arguments.protocol.clone(),
         source: arguments.source.to_string(),
         destination: arguments.destination.to_string(),
         packet: arguments.packet.clone().unwrap_or_default(),
         port: arguments.port.clone(),
+        gateway: arguments.gateway.clone(),
     };
-    let explanation = ask(server, async |mut admin| admin.explain(request).await).await?;
-    match arguments.output {
-        ExplainOutput::Text => out.write_all(text(&explanation).as_bytes())?,
-        ExplainOutput::Json => writeln!(out, "{}", serde_json::to_string_pretty(&explanation).map_err(format_error)?)?,
-        ExplainOutput::Yaml => write_yaml(&explanation, out)?,
+    let v1::ListExplanationsResponse { explanations, silent } =
+        ask(server, async |mut admin| admin.list_explanations(request).await).await?;
+    for (index, explanation) in explanations.iter().enumerate() {
+        let is_next = index > 0;
+        match arguments.output {
+            ExplainOutput::Text => {
+                let gap = if is_next { "\n" } else { "" };
+                let of_several = explanations.len() + silent.len() > 1;
+                let name = if of_several { line("gateway", &explanation.gateway) } else { String::new() };
+                write!(out, "{gap}{name}{}", text(explanation))?;
+            }
+            ExplainOutput::Json => writeln!(out, "{}", serde_json::to_string_pretty(explanation).map_err(format_error)?)?,
+            ExplainOutput::Yaml => {
+                if is_next {
+                    writeln!(out, "---")?;
+                }
+                write_yaml(explanation, out)?;
+            }
+        }
     }
-    Ok(out.flush()?)
+    out.flush()?;
+    match (explanations.as_slice(), silent.as_slice()) {
+        ([], []) => Err(CtlError::Silent("no gateway is connected to this controller".to_owned())),
+        (_, []) => Ok(()),
+        (_, silent) => Err(CtlError::Silent(silent_text(silent))),
+    }
+}
+
+fn line(name: &str, text: &str) -> String {
+    format!("{name:<NAME_CHARS$}{text}\n")
 }
 
 /// The lines for people: name and text.
@@ -58,7 +81,7 @@ pub(super) fn text(explanation: &v1::Explanation) -> String {
         effect => format!("; it {effect} {}", if effect == "begins" { "a flow" } else { "the flow" }),
     };
     lines.push(("verdict", format!("{verdict}{because}{effect}")));
-    lines.iter().map(|(name, text)| format!("{name:<NAME_CHARS$}{text}\n")).collect()
+    lines.iter().map(|(name, text)| line(name, text)).collect()
 }
 
 fn flow(flow: &v1::FlowStatus) -> String {

@@ -1,14 +1,14 @@
-//! `sluicectl flows`: the flows of a gateway, fetched page by page.
+//! `sluicectl flows`: the flows of a gateway, or of all gateways of a controller, fetched page by page.
 //!
 //! Invariant: a list that was cut off says so.
 
 use std::cell::Cell;
 use std::io::Write;
-use std::path::Path;
 
 use proto::v1;
 
 use crate::args::FlowsArguments;
+use crate::client::Server;
 use crate::error::CtlError;
 use crate::list::{Screen, follow_by};
 
@@ -17,7 +17,7 @@ const PAGE_ROWS: u32 = 5_000;
 
 /// Prints the flows that match.
 pub(super) async fn list(
-    server: &Path,
+    server: &Server,
     arguments: &FlowsArguments,
     out: &mut impl Write,
     notes: &mut impl Write,
@@ -25,7 +25,7 @@ pub(super) async fn list(
 ) -> Result<(), CtlError> {
     let limit = if arguments.limit == 0 { usize::MAX } else { arguments.limit };
     let is_cut = Cell::new(false);
-    follow_by::<v1::FlowStatus>(server, &arguments.list, out, notes, screen, async |client| {
+    let listed = follow_by::<v1::FlowStatus>(server, &arguments.list, out, notes, screen, async |client| {
         let mut request = v1::ListFlowsRequest {
             service: arguments.service.clone(),
             backend: arguments.backend.clone(),
@@ -34,11 +34,13 @@ pub(super) async fn list(
             state: arguments.state.clone(),
             page_size: u32::try_from(limit).unwrap_or(u32::MAX).min(PAGE_ROWS),
             page_token: String::new(),
+            gateway: arguments.gateway.clone(),
         };
-        let mut flows = Vec::new();
+        let (mut flows, mut silent) = (Vec::new(), Vec::new());
         loop {
             let page = client.list_flows(request.clone()).await?.into_inner();
             flows.extend(page.flows);
+            silent.extend(page.silent);
             request.page_token = page.next_page_token;
             if flows.len() >= limit || request.page_token.is_empty() {
                 break;
@@ -46,11 +48,11 @@ pub(super) async fn list(
         }
         is_cut.set(flows.len() > limit || !request.page_token.is_empty());
         flows.truncate(limit);
-        Ok((flows, Vec::new()))
+        Ok((flows, silent))
     })
-    .await?;
+    .await;
     if is_cut.get() {
         writeln!(notes, "the list ends after {limit} flows, there may be more; --limit 0 lists all of them")?;
     }
-    Ok(())
+    listed
 }

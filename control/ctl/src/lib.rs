@@ -1,7 +1,6 @@
 //! `sluicectl`: queries the admin API of a gateway or a controller and prints the answers, for people or for programs.
 //!
 //! Invariant: the JSON fields are those of DESIGN section 8, in that order, and a program can rely on them.
-//! Deliberately not here: TLS.
 
 mod args;
 mod client;
@@ -21,8 +20,8 @@ use proto::v1;
 
 use args::ConvertArguments;
 pub use args::{Arguments, Command, ListArguments, Output};
-pub use client::ClientError;
-use client::ask;
+pub use client::{ClientError, ServerUrl};
+use client::{Server, ask};
 use convert::convert;
 pub use convert::{ConvertError, Input, Product};
 pub use error::CtlError;
@@ -38,8 +37,9 @@ const STDIN: &str = "-";
 /// # Errors
 /// If the request fails or the output cannot be written.
 pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl Write, screen: Screen) -> Result<(), CtlError> {
-    let server = &arguments.server;
-    match &arguments.command {
+    let Arguments { server, ca, cert, key, command } = arguments;
+    let server = &Server::new(server, ca.as_ref(), cert.as_ref(), key.as_ref());
+    match command {
         Command::Services(list) => follow::<v1::ServiceStatus>(server, list, out, notes, screen).await,
         Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
         Command::Flows(arguments) => flows::list(server, arguments, out, notes, screen).await,

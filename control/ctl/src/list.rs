@@ -1,7 +1,6 @@
 //! A list, printed once or repeatedly: as a table, as JSON, as YAML.
 
 use std::io::Write;
-use std::path::Path;
 use std::time::Duration;
 
 use proto::v1;
@@ -11,7 +10,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::args::{ListArguments, Output};
-use crate::client::{self, ClientError};
+use crate::client::{self, ClientError, Server};
 use crate::error::CtlError;
 use crate::rows::{Listed, Row, field_of};
 
@@ -31,7 +30,7 @@ pub struct Screen {
 
 /// Prints the list; with `--watch` also its changes, until the output is closed or the gateway ends.
 pub(super) async fn follow<R: Row>(
-    server: &Path,
+    server: &Server,
     arguments: &ListArguments,
     out: &mut impl Write,
     notes: &mut impl Write,
@@ -42,7 +41,7 @@ pub(super) async fn follow<R: Row>(
 
 /// The same with another way to fetch the rows.
 pub(super) async fn follow_by<R: Row>(
-    server: &Path,
+    server: &Server,
     arguments: &ListArguments,
     out: &mut impl Write,
     notes: &mut impl Write,
@@ -155,7 +154,7 @@ fn cell(field: &Value) -> String {
 }
 
 /// The gateways that did not answer, and why.
-fn silent_text(silent: &[v1::Silent]) -> String {
+pub(super) fn silent_text(silent: &[v1::Silent]) -> String {
     let one = |v1::Silent { gateway, reason }: &v1::Silent| format!("without gateway {gateway}: {reason}");
     silent.iter().map(one).collect::<Vec<_>>().join("\n")
 }

@@ -95,7 +95,7 @@ impl Row for v1::FlowStatus {
     }
 
     fn key(&self) -> impl PartialEq {
-        (&self.protocol, &self.client, &self.frontend, &self.backend)
+        (&self.protocol, &self.client, &self.frontend, &self.backend, &self.gateway)
     }
 }
 

@@ -113,11 +113,24 @@ impl Admin for Canned {
             ..Default::default()
         };
         let next_page_token = if port == 5555 { "0.4.64".into() } else { String::new() };
-        Ok(Response::new(v1::ListFlowsResponse { flows: vec![flow], next_page_token }))
+        Ok(Response::new(v1::ListFlowsResponse { flows: vec![flow], next_page_token, silent: Vec::new() }))
+    }
+
+    async fn list_explanations(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ListExplanationsResponse>, Status> {
+        let first = self.explain(request).await?.into_inner();
+        if !self.of_several {
+            return Ok(Response::new(v1::ListExplanationsResponse { explanations: vec![first], silent: Vec::new() }));
+        }
+        let second = v1::Explanation { gateway: "edge-2".into(), ..first.clone() };
+        let silent = v1::Silent { gateway: "edge-3".into(), reason: "it gave no answer".into() };
+        Ok(Response::new(v1::ListExplanationsResponse { explanations: vec![first, second], silent: vec![silent] }))
     }
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
-        let v1::ExplainRequest { protocol, source, destination, packet, port } = request.into_inner();
+        let v1::ExplainRequest { protocol, source, destination, packet, port, .. } = request.into_inner();
         let backend = |address: &str, chosen, why_not: &str| v1::ExplainedBackend {
             address: address.into(),
             chosen,
@@ -473,13 +486,15 @@ async fn completion_and_version_need_no_server() {
 }
 
 #[test]
-fn servers_are_unix_sockets() {
+fn servers_are_unix_sockets_or_tls() {
     let parse = |server: &str| Arguments::try_parse_from(["sluicectl", "ports", "--server", server]);
-    assert_eq!(parse("unix:/a").unwrap().server, Path::new("/a"));
-    for wrong in ["https://a:1", "/a", "unix:"] {
+    assert_eq!(parse("unix:/a").unwrap().server, ServerUrl::Unix("/a".into()));
+    assert_eq!(parse("https://a.example:1").unwrap().server, ServerUrl::Https("a.example".to_owned(), 1));
+    assert_eq!(parse("https://[2001:db8::1]:9").unwrap().server, ServerUrl::Https("2001:db8::1".to_owned(), 9));
+    for wrong in ["https://a", "https://a:0", "https://2001:db8::1:9", "https://[a]:1", "/a", "unix:"] {
         assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
     }
-    assert!(parse("https://a:1").unwrap_err().to_string().contains("not built in this version"));
+    assert!(parse("http://a:1").unwrap_err().to_string().contains("TLS only; write https://"));
 }
 
 #[tokio::test]
@@ -569,4 +584,21 @@ async fn events_are_listed_and_followed_as_they_come() {
     let lines: Vec<_> = out.lines().collect();
     assert!(lines.last().unwrap().starts_with("{\"time\":\"2026-01-31T12:00:05Z\",\"type\":\"Warning\",\"reason\""), "{out}");
     assert_eq!(lines.len(), 3, "{out}");
+}
+
+#[tokio::test]
+async fn explanations_of_several_gateways_name_them_and_each_is_an_object_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned { of_several: true, ..Canned::default() });
+    let packet = "explain tcp 198.51.100.7:5555 192.0.2.100:80";
+    let (out, _, result) = ctl(&socket, packet).await;
+    let names: Vec<_> = out.lines().filter(|line| line.starts_with("gateway ")).collect();
+    assert_eq!(names.len(), 2, "{out}");
+    assert_eq!(names[1], "gateway   edge-2");
+    assert_eq!(result.unwrap_err().to_string(), "without gateway edge-3: it gave no answer");
+    let (out, _, _) = ctl(&socket, &format!("{packet} -o json")).await;
+    let objects: Vec<serde_json::Value> = serde_json::Deserializer::from_str(&out).into_iter().map(Result::unwrap).collect();
+    assert_eq!(objects.len(), 2, "{out}");
+    assert_eq!(objects[1]["gateway"], "edge-2");
 }

@@ -1,33 +1,61 @@
 //! Who makes a request to the admin API, and whether they may change something.
 //!
-//! Invariant: a change is made only for a [`Caller`], and one exists only on the socket that allows changes.
+//! Invariant: a change is made only for a [`Caller`], and one exists only on the socket that allows changes, and over TCP
+//! for a certificate that allows them. Over TCP nothing is answered to a certificate without a role.
 
 use std::fmt;
 use std::fs;
+use std::net::SocketAddr;
 
+use rustls::pki_types::UnixTime;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
+
+use crate::gateways::listener::Peer;
+use crate::gateways::tls::{Operator, Role};
+
+/// What to do about a certificate without the role.
+const ADVICE: &str = "issue it with the organisation (O) sluice:viewers to look, or sluice:admins to look and change";
 
 /// Marks the requests of the read-only socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadOnly;
 
-/// Who may change something: the process at the other end of the socket, as the kernel names it (`SO_PEERCRED`).
+/// An operator over TCP, whose certificate is valid and has a role.
+#[derive(Clone, Debug)]
+struct Remote {
+    operator: Operator,
+    from: SocketAddr,
+}
+
+/// Who may change something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// User ID and process ID; `None` if the kernel does not know them.
-    process: Option<(u32, Option<i32>)>,
+pub enum Caller {
+    /// The process at the other end of the socket, as the kernel names it (`SO_PEERCRED`): user ID and process ID; `None`
+    /// if the kernel does not know them.
+    Process(Option<(u32, Option<i32>)>),
+    /// The holder of a certificate of this common name, and the address.
+    Operator(String, SocketAddr),
 }
 
 impl Caller {
     /// The caller of a request that changes something.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` on the read-only socket.
+    /// `PERMISSION_DENIED` on the read-only socket, and for a certificate that only allows to look.
     pub fn changing<T>(request: &Request<T>) -> Result<Self, Status> {
-        let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-        let caller = Self { process: credentials.map(|one| (one.uid(), one.pid())) };
-        if request.extensions().get::<ReadOnly>().is_some() {
+        let extensions = request.extensions();
+        if let Some(Remote { operator: Operator { name, role }, from }) = extensions.get::<Remote>() {
+            let caller = Self::Operator(name.clone(), *from);
+            if *role == Role::Change {
+                return Ok(caller);
+            }
+            tracing::info!(%caller, "a change by a certificate that only allows to look was refused");
+            return Err(Status::permission_denied(format!("the certificate of {name:?} only allows to look; {ADVICE}")));
+        }
+        let credentials = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        let caller = Self::Process(credentials.map(|one| (one.uid(), one.pid())));
+        if extensions.get::<ReadOnly>().is_some() {
             tracing::info!(%caller, "a change through the read-only socket was refused");
             return Err(Status::permission_denied(
                 "this socket only shows; changes are made through the socket of `admin.listen`, by a user who may open it",
@@ -37,9 +65,37 @@ impl Caller {
     }
 }
 
+/// Admits a request over TCP if its certificate is still valid and has a role.
+///
+/// # Errors
+/// `UNAUTHENTICATED` or `PERMISSION_DENIED` with what to do.
+pub(super) fn admit(mut request: Request<()>) -> Result<Request<()>, Status> {
+    let Peer::Named(credential, from) = Peer::of(&request)? else {
+        return Err(Status::internal("a connection over TCP has no certificate"));
+    };
+    let operator = credential.operator();
+    let refuse = |status: Status| {
+        tracing::warn!(name = operator.name, %from, error = status.message(), "a request over TCP was refused");
+        Err(status)
+    };
+    if let Err(error) = credential.check(UnixTime::now()) {
+        let message = format!("the certificate of {:?} is no longer accepted: {error}; renew it", operator.name);
+        return refuse(Status::unauthenticated(message));
+    }
+    if operator.role == Role::None {
+        return refuse(Status::permission_denied(format!("the certificate of {:?} has no role; {ADVICE}", operator.name)));
+    }
+    request.extensions_mut().insert(Remote { operator, from });
+    Ok(request)
+}
+
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((user, process)) = self.process else { return f.write_str("unknown") };
+        let (user, process) = match self {
+            Self::Operator(name, from) => return write!(f, "{name} (certificate), from {from}"),
+            Self::Process(None) => return f.write_str("unknown"),
+            Self::Process(Some(process)) => *process,
+        };
         match fs::read_to_string("/etc/passwd").ok().and_then(|accounts| user_name(&accounts, user).map(str::to_owned)) {
             Some(name) => write!(f, "{name} (uid {user})")?,
             None => write!(f, "uid {user}")?,
@@ -70,11 +126,26 @@ mod tests {
         let mut request = Request::new(());
         request.extensions_mut().insert(ours.connect_info());
         let caller = Caller::changing(&request).unwrap();
-        let (user, process) = caller.process.unwrap();
+        let Caller::Process(Some((user, process))) = caller else { panic!("no process: {caller}") };
         assert_eq!(process.unwrap().unsigned_abs(), std::process::id());
         let text = caller.to_string();
         assert!(text.contains(&format!("uid {user}")) && text.ends_with(&format!("pid {}", std::process::id())), "{text}");
         assert_eq!(Caller::changing(&Request::new(())).unwrap().to_string(), "unknown");
+    }
+
+    #[test]
+    fn a_certificate_changes_something_only_with_the_role() {
+        let changing = |role| {
+            let operator = Operator { name: "alice".to_owned(), role };
+            let mut request = Request::new(());
+            request.extensions_mut().insert(Remote { operator, from: "192.0.2.7:5555".parse().unwrap() });
+            Caller::changing(&request)
+        };
+        assert_eq!(changing(Role::Change).unwrap().to_string(), "alice (certificate), from 192.0.2.7:5555");
+        for role in [Role::Look, Role::None] {
+            let status = changing(role).unwrap_err();
+            assert!(status.code() == Code::PermissionDenied && status.message().contains("sluice:admins"), "{status}");
+        }
     }
 
     #[test]

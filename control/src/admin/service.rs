@@ -1,25 +1,36 @@
 //! `sluice.v1.Admin` of `sluice-controller`.
 
-use std::collections::BTreeSet;
 use std::future::Future;
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::limits::MESSAGE_BYTES_MAX;
 use proto::v1;
 use proto::v1::admin_server::{Admin, AdminServer};
 use proto::v1::{answer::Reply, question::Query};
-use tokio::net::UnixListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
+use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status};
 
-use super::caller::{Caller, ReadOnly};
-use super::sockets::AdminSockets;
+use super::caller::{Caller, ReadOnly, admit};
+use super::fleet;
+use super::sockets::{AdminSockets, listen_patiently};
 use super::view::View;
+use crate::gateways::listener::Listeners;
 use crate::gateways::server::{ServeError, with_health_and_reflection};
+
+/// Interval of keep-alive pings. A dead connection over TCP is noticed within twice this time.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Time after a stop at which open connections are dropped.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The API of a controller.
 #[derive(Clone, Debug)]
@@ -36,54 +47,55 @@ pub struct ControllerAdmin {
 /// # Errors
 /// If the transport fails.
 pub async fn serve<A: Admin>(sockets: AdminSockets, admin: A, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
-    let AdminSockets { all, read_only, guards } = sockets;
+    let AdminSockets { all, read_only, tcp, guards } = sockets;
     let (admin, stopping) = (Arc::new(admin), CancellationToken::new());
-    let of_all = serve_on(all, Arc::clone(&admin), Ok, stopping.clone());
+    let of_all = serve_on(UnixListenerStream::new(all), Arc::clone(&admin), Ok, stopping.clone());
     let of_viewers = async {
         let Some(listener) = read_only else { return Ok(()) };
         let mark = |mut request: Request<()>| {
             request.extensions_mut().insert(ReadOnly);
             Ok(request)
         };
-        serve_on(listener, admin, mark, stopping.clone()).await
+        serve_on(UnixListenerStream::new(listener), Arc::clone(&admin), mark, stopping.clone()).await
     };
-    let mut servers = pin!(async { tokio::try_join!(of_all, of_viewers) });
+    let over_tcp = async {
+        let Some((address, tls)) = tcp else { return Ok(()) };
+        let Some(listener) = stopping.run_until_cancelled(listen_patiently(address)).await else { return Ok(()) };
+        let listeners = Listeners { unix: None, tcp: Some((listener, tls)) };
+        serve_on(listeners.incoming(), Arc::clone(&admin), admit, stopping.clone()).await
+    };
+    let mut servers = pin!(async { tokio::try_join!(of_all, of_viewers, over_tcp) });
     tokio::select! {
         ended = &mut servers => return ended.map(drop),
         () = stop => stopping.cancel(),
     }
-    let ended = servers.await;
+    // A peer that does not close its connection delays the end no longer.
+    let ended = tokio::time::timeout(SHUTDOWN_GRACE, servers).await;
     drop(guards);
-    ended.map(drop)
+    ended.unwrap_or(Ok(((), (), ()))).map(drop)
 }
 
-/// Serves on one socket. `mark` passes over each request.
-async fn serve_on<A: Admin>(
-    listener: UnixListener,
+/// Serves on one socket. `admit` passes over each request.
+async fn serve_on<A: Admin, C>(
+    connections: impl Stream<Item = io::Result<C>>,
     admin: Arc<A>,
-    mark: impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static,
+    admit: impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static,
     stopping: CancellationToken,
-) -> Result<(), ServeError> {
+) -> Result<(), ServeError>
+where
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
     let admin = AdminServer::from_arc(admin).max_encoding_message_size(MESSAGE_BYTES_MAX);
-    with_health_and_reflection::<AdminServer<A>>(Server::builder())
+    let server = Server::builder().http2_keepalive_interval(Some(KEEP_ALIVE)).http2_keepalive_timeout(Some(KEEP_ALIVE));
+    with_health_and_reflection::<AdminServer<A>>(server)
         .await?
-        .add_service(InterceptedService::new(admin, mark))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopping.cancelled_owned())
+        .add_service(InterceptedService::new(admin, admit))
+        .serve_with_incoming_shutdown(connections, stopping.cancelled_owned())
         .await?;
     Ok(())
 }
 
 impl ControllerAdmin {
-    /// The answer to a request about what only gateways know.
-    fn ask_a_gateway(&self, about: &str) -> Status {
-        let gateways = self.view.gateways.borrow();
-        let names: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.name.as_str()).collect();
-        let names = names.into_iter().collect::<Vec<_>>().join(", ");
-        Status::failed_precondition(format!(
-            "{about} are known to gateways only; ask one of them ({names}) by its admin API (key `admin.listen` of its file)"
-        ))
-    }
-
     /// Queries every connected gateway if this controller leads. Returns the rows of all, and the gateways that did not
     /// answer. `rows` extracts the rows from an answer. The gateway's name replaces whatever it sent in the field
     /// `name` of its rows.
@@ -94,7 +106,7 @@ impl ControllerAdmin {
         name: fn(&mut R) -> &mut String,
     ) -> Result<(Vec<R>, Vec<v1::Silent>), Status> {
         self.view.leads()?;
-        let names: BTreeSet<String> = self.view.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
+        let names = self.view.connected();
         let (mut all, mut silent) = (Vec::new(), Vec::new());
         for (gateway, answer) in self.view.fleet.ask(names.into_iter().collect(), &query).await {
             let reason = match answer.map(rows) {
@@ -142,12 +154,19 @@ impl Admin for ControllerAdmin {
         Ok(Response::new(v1::ListDropsResponse { drops, silent }))
     }
 
-    async fn list_flows(&self, _: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
-        Err(self.ask_a_gateway("flows"))
+    async fn list_flows(&self, request: Request<v1::ListFlowsRequest>) -> Result<Response<v1::ListFlowsResponse>, Status> {
+        fleet::list_flows(&self.view, request.into_inner()).await.map(Response::new)
     }
 
-    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
-        Err(self.ask_a_gateway("explanations"))
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
+        fleet::explain(&self.view, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_explanations(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ListExplanationsResponse>, Status> {
+        fleet::list_explanations(&self.view, request.into_inner()).await.map(Response::new)
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

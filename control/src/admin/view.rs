@@ -223,6 +223,12 @@ impl View {
         self.states.borrow().as_ref().map(|published| Arc::clone(&published.state))
     }
 
+    /// The names of the connected gateways.
+    pub(super) fn connected(&self) -> Vec<String> {
+        let names: BTreeSet<String> = self.gateways.borrow().iter().map(|gateway| gateway.name.clone()).collect();
+        names.into_iter().collect()
+    }
+
     fn complete(&self) -> Result<Arc<State>, Status> {
         self.leads()?;
         self.state()

@@ -17,7 +17,7 @@ use super::logging::Logs;
 use super::pools::LocatedRange;
 use super::problem::{Invalid, Located};
 use super::section::{Field, Reader, Section};
-use crate::config::settings::{ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
+use crate::config::settings::{AdminListen, ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
 use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to the controller and not to the gateway.
@@ -128,17 +128,6 @@ fn take_kubernetes(top: &mut Section<'_>) -> (Option<Located<PathBuf>>, Option<S
     (kubeconfig, namespace, class.unwrap_or_else(|| LOAD_BALANCER_CLASS.to_owned()), classless)
 }
 
-/// Reads key `admin` of `sluice-controller`.
-fn take_admin(top: &mut Section<'_>, config_listen: Option<&Path>) -> PathBuf {
-    let mut section = top.section("admin");
-    let listen = section.socket("listen", CONTROLLER_ADMIN_LISTEN);
-    if config_listen == Some(&*listen) {
-        section.problem(format!("found unix:{}, which is `listen` too; give each its own", listen.display()));
-    }
-    section.finish();
-    listen
-}
-
 /// Reads key `metrics` of `sluice-controller`.
 fn take_metrics(top: &mut Section<'_>) -> Option<Located<SocketAddr>> {
     let mut section = top.section("metrics");
@@ -232,8 +221,8 @@ fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {
 pub struct ControllerFile {
     /// The settings of the controller.
     pub settings: ControllerSettings,
-    /// The socket of `sluice.v1.Admin`.
-    pub admin_listen: PathBuf,
+    /// Key `admin`: where `sluice.v1.Admin` is served.
+    pub admin_listen: AdminListen,
     /// Key `health.listen`: the address of `/livez` and `/readyz`.
     pub health_listen: Option<SocketAddr>,
     /// Key `metrics.listen`: the address of `/metrics`.
@@ -252,15 +241,21 @@ impl ControllerFile {
         let mut top = reader.section(&root);
         let keys = ControllerKeys::take(&mut top);
         let logs = Logs::take(&mut top);
-        let admin_listen = take_admin(&mut top, keys.settings.listen.unix.as_deref());
+        let admin_listen = super::listen::take_admin(&mut top, CONTROLLER_ADMIN_LISTEN);
+        if keys.settings.listen.unix.as_ref() == Some(&admin_listen.unix) {
+            let message = format!("found unix:{}, which is `listen` too; give each its own", admin_listen.unix.display());
+            top.section("admin").problem(message);
+        }
         let metrics = take_metrics(&mut top);
+        let tcp = keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address);
+        let address_of = |located: &Option<Located<SocketAddr>>| located.as_ref().map(|located| located.value);
+        let (health_listen, metrics_listen) = (address_of(&keys.health_listen), address_of(&metrics));
+        let others = [("listen", tcp), ("health.listen", health_listen), ("metrics.listen", metrics_listen)];
+        super::listen::check_admin_port(&mut top, &admin_listen, &others);
         top.finish();
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
             reader.problem(&manifests.location, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
         }
-        let tcp = keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address);
-        let address_of = |located: &Option<Located<SocketAddr>>| located.as_ref().map(|located| located.value);
-        let (health_listen, metrics_listen) = (address_of(&keys.health_listen), address_of(&metrics));
         let rows = [(&keys.health_listen, "listen", tcp), (&metrics, "listen", tcp), (&metrics, "health.listen", health_listen)];
         for (listen, key, other) in rows {
             if let (Some(Located { location, value }), Some(other)) = (listen, other)
@@ -270,14 +265,14 @@ impl ControllerFile {
             }
         }
         reader.finish()?;
-        let settings = ControllerSettings { lock_dir: admin_listen.parent().map(Path::to_owned), ..keys.settings };
+        let settings = ControllerSettings { lock_dir: admin_listen.unix.parent().map(Path::to_owned), ..keys.settings };
         Ok(Self { settings, admin_listen, health_listen, metrics_listen, logs })
     }
 
     /// Every key with its value, as YAML that [`ControllerFile::read`] takes.
     #[must_use]
     pub fn effective(&self) -> String {
-        let admin = KeyValues::default().with("listen", format!("unix:{}", self.admin_listen.display()));
+        let admin = super::listen::admin_key_values(&self.admin_listen);
         let metrics = KeyValues::default().with("listen", address_text(self.metrics_listen));
         let own = KeyValues::default().with("logs", self.logs).section("admin", admin).section("metrics", metrics);
         own.then(key_values(&self.settings, self.health_listen)).to_string()
@@ -380,7 +375,8 @@ mod tests {
                     maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true, internal: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
-                    metrics: {listen: 127.0.0.1:9436}\nlogs: {format: json, level: debug}\nadmin: {listen: 'unix:/a b.sock'}\n";
+                    metrics: {listen: 127.0.0.1:9436}\nlogs: {format: json, level: debug}\n\
+                    admin: {listen: ['unix:/a b.sock', '[::1]:9444'], tls: {ca: /a, cert: /b, key: /c}}\n";
         let tcp =
             "listen: ['unix:/s', '[::]:9443']\ntls: {ca: /a, cert: /b, key: /c}\nadvertise: 'https://[2001:db8::1]:30443'\n";
         let secret = "listen: 0.0.0.0:9443\ntls: {secret: sluice-controller-tls}\n";
@@ -402,6 +398,17 @@ mod tests {
     fn errors_for_invalid_values_say_what_is_allowed() {
         let rows = [
             ("listen: unix:/a\nadmin: {listen: unix:/a}", "key `admin`: found unix:/a, which is `listen` too"),
+            (
+                "admin: {listen: ['unix:/a', '0.0.0.0:9']}",
+                "key `admin.tls`: missing, expected `ca`, `cert` and `key`, which 0.0.0.0:9 needs",
+            ),
+            ("admin: {listen: '[::]:9', tls: {ca: a, cert: b, key: c}}", "key `admin.listen`: found [::]:9 alone; add unix:PATH"),
+            ("admin: {listen: ['unix:/a', '[::]:9'], tls: {ca: a}}", "key `admin.tls`: expected all of `ca`, `cert` and `key`"),
+            ("admin: {tls: {ca: a, cert: b, key: c}}", "key `admin.tls`: found without a TCP address in `admin.listen`"),
+            (
+                "admin: {listen: ['unix:/a', '[::]:9'], tls: {ca: a, cert: b, key: c}}\nhealth: {listen: 127.0.0.1:9}",
+                "key `admin.listen`: found [::]:9, the port of `health.listen` (127.0.0.1:9); give each a port of its own",
+            ),
             ("listen: 0.0.0.0:9", "key `listen`: found 0.0.0.0:9, and no certificates; name them by `tls`"),
             ("listen: 'localhost:9'", "key `listen`: found `localhost:9`, expected unix:PATH, IP:PORT or [IP]:PORT"),
             ("listen: ['unix:/a', 'unix:/b']", "key `listen[1]`: found a second address of its kind"),

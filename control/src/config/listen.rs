@@ -1,14 +1,15 @@
-//! Keys `listen`, `tls` and `advertise`: the addresses and certificates that a controller serves gateways with.
+//! Keys `listen`, `tls` and `advertise`: the addresses and certificates that a controller serves gateways with; and key
+//! `admin`, those of the admin API.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proto::limits::CONFIG_LISTEN;
 
 use super::key_values::KeyValues;
 use super::problem::Location;
-use super::section::Section;
-use crate::config::settings::{CertificateFiles, Certificates, Listen, ListenTcp};
+use super::section::{Field, Section};
+use crate::config::settings::{AdminListen, CertificateFiles, Certificates, Listen, ListenTcp};
 use crate::config::url::ControllerUrl;
 use objects::scalar::{self, is_dns_name};
 
@@ -22,26 +23,9 @@ enum Address {
 
 /// Reads the three keys.
 pub(super) fn take(top: &mut Section<'_>) -> Listen {
-    let base = top.reader.base();
-    let (mut unix, mut tcp): (Option<PathBuf>, Option<SocketAddr>) = (None, None);
     let field = top.field("listen");
     let location = field.as_ref().map(|field| field.location.clone());
-    for item in field.iter().flat_map(|field| field.one_or_more()) {
-        let parse = |text: &str| match text.parse::<SocketAddr>() {
-            Ok(address) if address.port() == 0 => Err("expected a port from 1 to 65535".to_owned()),
-            Ok(address) => Ok(Address::Tcp(address)),
-            Err(_) if text.starts_with("unix:") => scalar::socket(text, &base).map(Address::Unix),
-            Err(_) => Err(format!("expected {EXPECTED}")),
-        };
-        let second = match item.try_parse(EXPECTED, parse) {
-            Some(Address::Unix(path)) => unix.replace(path).is_some(),
-            Some(Address::Tcp(address)) => tcp.replace(address).is_some(),
-            None => false,
-        };
-        if second {
-            item.problem("found a second address of its kind; keep one unix socket and one TCP address at most");
-        }
-    }
+    let (mut unix, tcp) = take_addresses(field.as_ref(), &top.reader.base());
     let (certificates, tls_location) = take_certificates(top);
     let advertise = top.field("advertise");
     let advertise = advertise.and_then(|field| Some((field.location.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
@@ -74,6 +58,77 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
         unix = Some(PathBuf::from(CONFIG_LISTEN.trim_start_matches("unix:")));
     }
     Listen { unix, tcp }
+}
+
+/// Reads one or more addresses: at most one unix socket, and at most one of TCP.
+fn take_addresses(field: Option<&Field<'_>>, base: &Path) -> (Option<PathBuf>, Option<SocketAddr>) {
+    let (mut unix, mut tcp): (Option<PathBuf>, Option<SocketAddr>) = (None, None);
+    for item in field.iter().flat_map(|field| field.one_or_more()) {
+        let parse = |text: &str| match text.parse::<SocketAddr>() {
+            Ok(address) if address.port() == 0 => Err("expected a port from 1 to 65535".to_owned()),
+            Ok(address) => Ok(Address::Tcp(address)),
+            Err(_) if text.starts_with("unix:") => scalar::socket(text, base).map(Address::Unix),
+            Err(_) => Err(format!("expected {EXPECTED}")),
+        };
+        let second = match item.try_parse(EXPECTED, parse) {
+            Some(Address::Unix(path)) => unix.replace(path).is_some(),
+            Some(Address::Tcp(address)) => tcp.replace(address).is_some(),
+            None => false,
+        };
+        if second {
+            item.problem("found a second address of its kind; keep one unix socket and one TCP address at most");
+        }
+    }
+    (unix, tcp)
+}
+
+/// Reads key `admin`; `default` is the socket if the key names none.
+pub fn take_admin(top: &mut Section<'_>, default: &str) -> AdminListen {
+    let mut section = top.section("admin");
+    let field = section.field("listen");
+    let (unix, address) = take_addresses(field.as_ref(), &section.reader.base());
+    let mut tls = section.section("tls");
+    let files = take_files(&mut tls);
+    let is_tls_empty = section.field("tls").is_none_or(|field| field.is_empty());
+    if let (Some(field), None, Some(address)) = (&field, &unix, address) {
+        field.problem(format!("found {address} alone; add unix:PATH, by which sluice itself asks on this machine"));
+    }
+    match (address, &files) {
+        (Some(address), None) if is_tls_empty => section.problem_of(
+            "tls",
+            format!("missing, expected `ca`, `cert` and `key`, which {address} needs: over TCP operators show certificates"),
+        ),
+        (None, _) if !is_tls_empty => {
+            tls.problem("found without a TCP address in `admin.listen`, where it would have no effect; add one, or leave it out");
+        }
+        _ => {}
+    }
+    tls.finish();
+    section.finish();
+    AdminListen { unix: unix.unwrap_or_else(|| default.trim_start_matches("unix:").into()), tcp: address.zip(files) }
+}
+
+/// Reports that the TCP address of the admin API has the port of another key.
+pub fn check_admin_port(top: &mut Section<'_>, admin: &AdminListen, others: &[(&str, Option<SocketAddr>)]) {
+    let Some((address, _)) = &admin.tcp else { return };
+    for (key, other) in others {
+        if let Some(other) = other.filter(|other| other.port() == address.port()) {
+            let message = format!("found {address}, the port of `{key}` ({other}); give each a port of its own");
+            top.section("admin").problem_of("listen", message);
+        }
+    }
+}
+
+/// Key `admin` with its values.
+#[must_use]
+pub fn admin_key_values(listen: &AdminListen) -> KeyValues {
+    let unix = format!("unix:{}", listen.unix.display());
+    match &listen.tcp {
+        None => KeyValues::default().with("listen", unix).section("tls", KeyValues::default()),
+        Some((address, files)) => {
+            KeyValues::default().with("listen", [unix, address.to_string()]).section("tls", files_key_values(files))
+        }
+    }
 }
 
 /// Reads key `tls`. The location is that of a key that is not empty.
@@ -134,6 +189,6 @@ pub fn files_key_values(CertificateFiles { ca, cert, key }: &CertificateFiles) -
 }
 
 /// Reads the URL of a controller, as a gateway dials it.
-pub fn take_url(field: &super::Field<'_>, base: &std::path::Path) -> Option<ControllerUrl> {
+pub fn take_url(field: &Field<'_>, base: &Path) -> Option<ControllerUrl> {
     field.try_parse("unix:PATH or https://HOST:PORT", |text| ControllerUrl::parse(text, base))
 }

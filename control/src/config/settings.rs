@@ -84,6 +84,23 @@ impl Listen {
     }
 }
 
+/// Where the admin API is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminListen {
+    /// The socket for everything; beside it is one that only shows.
+    pub unix: PathBuf,
+    /// TCP, for operators with certificates.
+    pub tcp: Option<(SocketAddr, CertificateFiles)>,
+}
+
+impl AdminListen {
+    /// On unix sockets alone.
+    #[must_use]
+    pub const fn unix(path: PathBuf) -> Self {
+        Self { unix: path, tcp: None }
+    }
+}
+
 /// Settings of Services that do not request any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Defaults {

@@ -11,18 +11,18 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use proto::v1::fleet_server::Fleet as FleetApi;
-use proto::v1::{Answer, Question, answer::Reply, question::Query};
+use proto::v1::{Answer, Failure, Question, answer::Reply, question::Query};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::gateways::listener::Peer;
 
 /// Time in which a gateway must send its registration after it opened the stream.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of one answer. A gateway answers from memory. It is shorter than the timeout of `sluicectl`, so that the
-/// client learns which gateway did not answer.
+/// Timeout of one answer. A gateway answers from memory, or within its own time limits from its workers. It is shorter
+/// than the timeout of `sluicectl`, so that the client learns which gateway did not answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of requests that wait to be sent to one gateway, and of those that wait for an answer; further ones
 /// are refused at once. A dozen operators may watch one list each.
@@ -59,6 +59,9 @@ pub enum SilentError {
     /// It answered with an error.
     #[error("{0}")]
     Refused(String),
+    /// The request itself is wrong: no gateway can answer it.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 /// The registered gateways.
@@ -98,7 +101,7 @@ impl Fleet {
     /// Queries all gateways of these names and waits for the slowest.
     pub async fn ask(&self, gateways: Vec<String>, query: &Query) -> Vec<(String, Result<Reply, SilentError>)> {
         let one = |name: String| async move {
-            let answer = self.ask_one(&name, *query).await;
+            let answer = self.ask_one(&name, query.clone()).await;
             (name, answer)
         };
         join_all(gateways.into_iter().map(one)).await
@@ -119,6 +122,10 @@ impl Fleet {
             Err(_) => Err(SilentError::TimedOut),
             Ok(Err(_)) => Err(SilentError::Gone),
             Ok(Ok(Reply::Refusal(why))) => Err(SilentError::Refused(why)),
+            Ok(Ok(Reply::Failure(Failure { code, message }))) => Err(match Code::from(code.cast_signed()) {
+                Code::InvalidArgument => SilentError::Invalid(message),
+                _ => SilentError::Refused(message),
+            }),
             Ok(Ok(reply)) => Ok(reply),
         }
     }

@@ -1,4 +1,5 @@
-//! Listeners for connections of gateways, on a unix socket and on TCP with TLS, and the identity of each peer.
+//! Listeners for connections of gateways, on a unix socket and on TCP with TLS, and of operators on TCP; and the identity
+//! of each peer.
 //!
 //! Invariant: a TCP peer presents a certificate of our authority before any other byte of it is read. Handshakes are
 //! bounded in number and time, and stalled handshakes cannot block new ones. Changed certificates are loaded again at
@@ -39,8 +40,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub enum Peer {
     /// A process on this machine that the permissions of the socket admit.
     Local,
-    /// A peer with a certificate.
-    Named(Credential),
+    /// A peer with a certificate, and its address.
+    Named(Credential, SocketAddr),
 }
 
 impl Peer {
@@ -53,14 +54,14 @@ impl Peer {
     /// Waits until the peer's certificate has expired and returns the message for it. Without a certificate it never
     /// returns.
     pub async fn expired(&self) -> Status {
-        let Self::Named(credential) = self else { return std::future::pending().await };
+        let Self::Named(credential, _) = self else { return std::future::pending().await };
         let error = credential.expired().await;
         Status::unauthenticated(format!("the gateway's certificate is no longer accepted: {error}; renew it and dial again"))
     }
 
     /// Succeeds if the peer may act as the gateway of this name.
     pub(crate) fn may_speak_for(&self, gateway: &str, group: &str) -> Result<(), Status> {
-        let Self::Named(credential) = self else { return Ok(()) };
+        let Self::Named(credential, _) = self else { return Ok(()) };
         let names = credential.names();
         let claimed = Identity::new(group, gateway);
         if gateway == CONTROLLER {
@@ -91,9 +92,9 @@ impl PeerStream {
         Self { stream: Box::new(stream), peer: Peer::Local }
     }
 
-    fn tls(stream: TlsStream<TcpStream>, verifier: Arc<dyn ClientCertVerifier>) -> Self {
+    fn tls(stream: TlsStream<TcpStream>, from: SocketAddr, verifier: Arc<dyn ClientCertVerifier>) -> Self {
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-        let peer = Peer::Named(Credential::new(chain, verifier));
+        let peer = Peer::Named(Credential::new(chain, verifier), from);
         Self { stream: Box::new(stream), peer }
     }
 }
@@ -126,7 +127,7 @@ impl AsyncWrite for PeerStream {
     }
 }
 
-/// Source of a controller's certificates.
+/// Source of a server's certificates.
 #[derive(Debug)]
 pub enum CertificateSource {
     /// Files.
@@ -135,11 +136,20 @@ pub enum CertificateSource {
     Secret(String, watch::Receiver<Option<Material>>),
 }
 
-/// A controller's certificates, and the TLS settings from the last valid ones.
+/// Who connects.
+#[derive(Clone, Debug)]
+enum Clients {
+    /// Gateways of this group.
+    Gateways(String),
+    /// Operators.
+    Operators,
+}
+
+/// A server's certificates, and the TLS settings from the last valid ones.
 #[derive(Debug)]
 pub struct ServerTls {
     source: CertificateSource,
-    group: String,
+    clients: Clients,
     last_valid: Mutex<Option<(Material, Acceptance)>>,
     logged_error: Mutex<String>,
     /// Serializes reads; connections that arrive faster than files are read wait here and can be cancelled.
@@ -150,8 +160,18 @@ impl ServerTls {
     /// For a controller of `group`.
     #[must_use]
     pub fn new(source: CertificateSource, group: &str) -> Self {
+        Self::of(source, Clients::Gateways(group.to_owned()))
+    }
+
+    /// For an admin API.
+    #[must_use]
+    pub fn for_operators(files: CertificateFiles) -> Self {
+        Self::of(CertificateSource::Files(files), Clients::Operators)
+    }
+
+    fn of(source: CertificateSource, clients: Clients) -> Self {
         let (last_valid, logged_error, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
-        Self { source, group: group.to_owned(), last_valid, logged_error, turn }
+        Self { source, clients, last_valid, logged_error, turn }
     }
 
     /// Reads them and creates the TLS settings for incoming connections.
@@ -160,6 +180,9 @@ impl ServerTls {
     /// If they are unusable.
     pub async fn read(&self) -> Result<Acceptance, TlsError> {
         let material = match &self.source {
+            CertificateSource::Files(files) if matches!(self.clients, Clients::Operators) => {
+                Material::read_guarded(files).await?
+            }
             CertificateSource::Files(files) => Material::read(files).await?,
             CertificateSource::Secret(name, read) => {
                 let newest = read.borrow().clone();
@@ -170,7 +193,10 @@ impl ServerTls {
         if let Some((_, acceptance)) = last_valid.as_ref().filter(|(kept, _)| *kept == material) {
             return Ok(acceptance.clone());
         }
-        let acceptance = tls::acceptance(&material, &self.group)?;
+        let acceptance = match &self.clients {
+            Clients::Gateways(group) => tls::acceptance(&material, group)?,
+            Clients::Operators => tls::operator_acceptance(&material)?,
+        };
         tracing::info!(from = material.from, "certificates loaded");
         *last_valid = Some((material, acceptance.clone()));
         Ok(acceptance)
@@ -262,10 +288,10 @@ async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, streams: PeerStr
 }
 
 async fn perform_handshake(stream: TcpStream, from: SocketAddr, tls: &ServerTls) -> Option<PeerStream> {
-    let Acceptance { config, gateways } = tls.newest().await?;
+    let Acceptance { config, clients } = tls.newest().await?;
     let _ = stream.set_nodelay(true);
     match timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
-        Ok(Ok(stream)) => return Some(PeerStream::tls(stream, gateways)),
+        Ok(Ok(stream)) => return Some(PeerStream::tls(stream, from, clients)),
         Ok(Err(error)) => tracing::warn!(%from, error = chain(&error), "a connection over TCP was refused"),
         Err(_) => tracing::warn!(%from, "a connection over TCP did not complete its handshake within 10 s"),
     }

@@ -1,5 +1,6 @@
-//! TLS between gateways and controllers: 1.3 only, both sides with certificates of one authority, names in URI SANs
-//! (`sluice://<group>/<gateway>`, `sluice://<group>/controller`).
+//! TLS between gateways and controllers, and of the admin API: 1.3 only, both sides with certificates of one authority.
+//! Gateways and controllers have names in URI SANs (`sluice://<group>/<gateway>`, `sluice://<group>/controller`),
+//! operators in their subjects.
 //!
 //! Invariant: certificates are loaded for each connection, so that a renewed one is used from the next connection on.
 //! Open connections last until the gateway's certificate expires. An invalid certificate never replaces a valid one.
@@ -9,20 +10,22 @@
 mod credential;
 mod identity;
 mod material;
+mod operator;
 pub mod secret;
 mod verify;
 
 use std::sync::Arc;
 
-use rustls::pki_types::UnixTime;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::{ClientConfig, ServerConfig, version};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, version};
 
 pub use credential::Credential;
 pub use identity::{CONTROLLER, Identity, identities};
 use material::Parsed;
 pub use material::{Material, TlsError};
+pub use operator::{Operator, Role};
 use verify::ControllerVerifier;
 
 /// ALPN name of HTTP/2.
@@ -33,8 +36,8 @@ const ALPN: &[u8] = b"h2";
 pub struct Acceptance {
     /// For handshakes.
     pub config: Arc<ServerConfig>,
-    /// Verifier of gateways, also used while they are connected.
-    pub gateways: Arc<dyn ClientCertVerifier>,
+    /// Verifier of gateways or operators, also used while they are connected.
+    pub clients: Arc<dyn ClientCertVerifier>,
 }
 
 /// TLS settings of a controller of `group` for incoming connections.
@@ -50,14 +53,33 @@ pub fn acceptance(material: &Material, group: &str) -> Result<Acceptance, TlsErr
     // The same check as in gateways, so that the error shows here and not in each of them.
     let verifier = ControllerVerifier::new(Arc::clone(&roots), group);
     verifier.check(&parsed.chain[0], &parsed.chain[1..], UnixTime::now()).map_err(unusable)?;
-    let gateways = WebPkiClientVerifier::builder_with_provider(roots, verify::provider()).build();
-    let gateways = gateways.map_err(|error| unusable(rustls::Error::General(error.to_string())))?;
-    let builder =
-        ServerConfig::builder_with_provider(verify::provider()).with_protocol_versions(&[&version::TLS13]).map_err(unusable)?;
-    let config = builder.with_client_cert_verifier(Arc::clone(&gateways)).with_single_cert(parsed.chain, parsed.key);
-    let mut config = config.map_err(unusable)?;
+    accepting(roots, parsed.chain, parsed.key).map_err(unusable)
+}
+
+/// TLS settings of the admin API for incoming connections.
+///
+/// # Errors
+/// If the certificate is not valid, or not of the authority.
+pub fn operator_acceptance(material: &Material) -> Result<Acceptance, TlsError> {
+    let Parsed { roots, chain, key } = material.parse()?;
+    let unusable = |error| TlsError::Unusable { from: material.from.clone(), error };
+    let roots = Arc::new(roots);
+    // Clients check the name too, which only they know.
+    verify::check_server(&roots, &chain[0], &chain[1..], UnixTime::now()).map_err(unusable)?;
+    accepting(roots, chain, key).map_err(unusable)
+}
+
+fn accepting(
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Acceptance, rustls::Error> {
+    let clients = WebPkiClientVerifier::builder_with_provider(roots, verify::provider()).build();
+    let clients = clients.map_err(|error| rustls::Error::General(error.to_string()))?;
+    let builder = ServerConfig::builder_with_provider(verify::provider()).with_protocol_versions(&[&version::TLS13])?;
+    let mut config = builder.with_client_cert_verifier(Arc::clone(&clients)).with_single_cert(chain, key)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
-    Ok(Acceptance { config: Arc::new(config), gateways })
+    Ok(Acceptance { config: Arc::new(config), clients })
 }
 
 /// TLS settings with which `gateway` dials controllers, and the group of its certificate.

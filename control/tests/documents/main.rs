@@ -87,3 +87,15 @@ fn links_to_headings_have_a_target() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+#[test]
+fn the_page_of_the_admin_api_has_every_request_with_its_role() {
+    let page = include_str!("../../../docs/reference/admin-api.md");
+    let requests = include_str!("../../../proto/proto/sluice/v1/admin.proto").lines();
+    let names: Vec<_> = requests.filter_map(|line| line.trim().strip_prefix("rpc ")?.split('(').next()).collect();
+    assert!(names.len() >= 17, "{names:?}");
+    for name in names {
+        let is_row = |role: &str| page.contains(&format!("| `{name}` | {role} |"));
+        assert!(is_row("look") != is_row("change"), "{name} has no row with its role");
+    }
+}

@@ -94,7 +94,7 @@ fn directories(settings: &Settings) -> Vec<&Path> {
         Some(RecordTarget::File(path)) => path.parent().filter(|dir| !has_programs(dir)),
         _ => None,
     };
-    let more = [status, socket, settings.admin_listen.parent(), records];
+    let more = [status, socket, settings.admin_listen.unix.parent(), records];
     [settings.state_dir.as_path()].into_iter().chain(more.into_iter().flatten()).collect()
 }
 

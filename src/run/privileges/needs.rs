@@ -33,7 +33,9 @@ impl PortNeeds {
         let (has_pci, bpf) = (devices().any(|device| device.is_pci()), devices().any(|device| device.has_driver(AF_XDP)));
         let raw_io = devices().any(|device| device.is_pci() && needs_raw_io(machine, &device.port_name()));
         let controller = embedded(settings).and_then(|controller| controller.listen.tcp.as_ref()).map(|tcp| tcp.address);
-        let low_ports = settings.metrics_listen.iter().chain(&controller).any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
+        let admin = settings.admin_listen.tcp.as_ref().map(|(address, _)| *address);
+        let low_ports =
+            settings.metrics_listen.iter().chain(&controller).chain(&admin).any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
         Self { bpf, pinned_memory: has_pci || bpf, raw_io, low_ports }
     }
 
@@ -111,6 +113,9 @@ mod tests {
         let af_xdp = CapabilitySet::BPF | CapabilitySet::SYS_ADMIN | CapabilitySet::IPC_LOCK;
         assert_eq!(needs("net_af_xdp0,iface=eth1", "", &[IOMMU]).capabilities(), always | af_xdp);
         let metrics = "metrics: {listen: \"127.0.0.1:80\"}\n";
-        assert_eq!(needs("net_tap0", metrics, &[IOMMU]).capabilities(), always | CapabilitySet::NET_BIND_SERVICE);
+        let admin = "admin: {listen: ['unix:/a', '[::]:443'], tls: {ca: a, cert: b, key: c}}\n";
+        for more in [metrics, admin] {
+            assert_eq!(needs("net_tap0", more, &[IOMMU]).capabilities(), always | CapabilitySet::NET_BIND_SERVICE, "{more}");
+        }
     }
 }

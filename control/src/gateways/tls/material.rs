@@ -1,6 +1,7 @@
 //! Certificates and keys from files and Secrets, in PEM format.
 
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use rustls::RootCertStore;
@@ -38,6 +39,14 @@ pub enum TlsError {
         path: PathBuf,
         /// Its error.
         error: io::Error,
+    },
+    /// Everybody on the machine may use the key.
+    #[error("{path}: the key has mode {mode:04o}, so every user of this machine may {}; chmod o-rwx it, or set `defaultMode: 0400` of its Secret", if mode & 0o004 == 0 { "replace it" } else { "read it" })]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
     },
     /// A part is not PEM, or lacks the expected content.
     #[error("{from}: {part} holds {found}; expected {expected} as PEM")]
@@ -95,6 +104,21 @@ impl Material {
         };
         let (ca, certificate, key) = (read(&files.ca).await?, read(&files.cert).await?, read(&files.key).await?);
         Ok(Self { from: files.cert.display().to_string(), ca, certificate, key })
+    }
+
+    /// Reads files, and refuses a key that every user of the machine may read or replace.
+    ///
+    /// # Errors
+    /// For the first file that cannot be read, or the exposed key.
+    pub async fn read_guarded(files: &CertificateFiles) -> Result<Self, TlsError> {
+        let material = Self::read(files).await?;
+        let metadata = tokio::fs::metadata(&files.key).await;
+        let metadata = metadata.map_err(|error| TlsError::Unreadable { path: files.key.clone(), error })?;
+        let mode = metadata.permissions().mode() & 0o777;
+        if mode & 0o006 != 0 {
+            return Err(TlsError::Exposed { path: files.key.clone(), mode });
+        }
+        Ok(material)
     }
 
     pub(super) fn parse(&self) -> Result<Parsed, TlsError> {

@@ -1,7 +1,8 @@
 //! Tests: certificates as operators create them, and the errors for invalid ones.
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
+    date_time_ymd,
 };
 
 use rustls::pki_types::CertificateDer;
@@ -38,6 +39,23 @@ impl Authority {
     /// A certificate that is valid for this long after 1970.
     pub(crate) fn issue_until_unix(&self, uris: &[&str], unix: std::time::Duration) -> Material {
         self.issue_with(uris, |params| params.not_after = date_time_ymd(1970, 1, 1) + unix)
+    }
+
+    /// The certificate of a server of the admin API at this address.
+    pub(crate) fn issue_server(&self, address: std::net::IpAddr) -> Material {
+        self.issue_with(&[], |params| params.subject_alt_names = vec![SanType::IpAddress(address)])
+    }
+
+    /// The certificate of an operator.
+    pub(crate) fn issue_operator(&self, name: &str, organizations: &[&str], until_year: i32) -> Material {
+        self.issue_with(&[], |params| {
+            params.not_after = date_time_ymd(until_year, 1, 1);
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, name);
+            for organization in organizations {
+                params.distinguished_name.push(DnType::OrganizationName, *organization);
+            }
+        })
     }
 
     fn issue_with(&self, uris: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Material {
@@ -104,7 +122,7 @@ fn a_certificate_that_the_peer_would_refuse_is_an_error_with_the_reason() {
 fn a_certificate_is_accepted_until_it_expires_by_the_authority_that_first_accepted_it() {
     use rustls::pki_types::pem::PemObject as _;
     let (authority, other) = (Authority::new(), Authority::new());
-    let gateways = acceptance(&authority.issue(&["sluice://east/controller"]), "east").unwrap().gateways;
+    let gateways = acceptance(&authority.issue(&["sluice://east/controller"]), "east").unwrap().clients;
     let credential = |of: &Authority, year| {
         let material = of.issue_until(&["sluice://east/edge-1"], year);
         Credential::new(&[CertificateDer::from_pem_slice(&material.certificate).unwrap()], Arc::clone(&gateways))

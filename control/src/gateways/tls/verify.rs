@@ -34,9 +34,7 @@ impl ControllerVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(), Error> {
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        let parsed = ParsedCertificate::try_from(certificate)?;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)?;
+        check_server(&self.roots, certificate, intermediates, now)?;
         let found = identities(certificate);
         if found.contains(&self.wanted) {
             return Ok(());
@@ -45,6 +43,17 @@ impl ControllerVerifier {
             format!("the certificate is for {}; expected {}, a controller of our own group", Identity::list(&found), self.wanted);
         Err(Error::InvalidCertificate(CertificateError::Other(rustls::OtherError(Arc::new(WrongName(message))))))
     }
+}
+
+/// Checks validity, purpose and authority of a server's certificate, not its name.
+pub(super) fn check_server(
+    roots: &RootCertStore,
+    certificate: &CertificateDer<'_>,
+    intermediates: &[CertificateDer<'_>],
+    now: UnixTime,
+) -> Result<(), Error> {
+    let algorithms = provider().signature_verification_algorithms.all;
+    verify_server_cert_signed_by_trust_anchor(&ParsedCertificate::try_from(certificate)?, roots, intermediates, now, algorithms)
 }
 
 #[derive(Debug, thiserror::Error)]
