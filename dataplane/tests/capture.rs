@@ -119,10 +119,12 @@ fn each_packet_is_reported_with_its_flow_and_its_end() {
 #[test]
 fn a_reset_about_a_dropped_packet_is_shown_with_it() {
     let mut rig = Rig::new();
-    rig.keep_backends("web", &[]);
     let queue = start(&mut rig, every(), WHOLE);
-    let found = put(&mut rig, &queue, UPLINK, &Packet::tcp(CLIENT, WEB).flags(ACK).build());
-    let ObservedEnd::Outcome(PacketOutcome::Drop(_) | PacketOutcome::Reply(_)) = found.end else { panic!("{found:?}") };
+    rig.put(UPLINK, &Packet::tcp(CLIENT, WEB).flags(ACK).build());
+    rig.worker.poll(rig.now);
+    let (packet, _, sent) = reports(&queue).remove(0);
+    assert_eq!(packet.end, outcome(PacketOutcome::Drop(DropReason::NoFlow)));
+    assert_eq!(sent, vec![(UPLINK, false, rig.sent(UPLINK).remove(0))]);
 }
 
 #[test]

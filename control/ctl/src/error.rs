@@ -1,7 +1,9 @@
 //! Errors of `sluicectl`, each with its exit code.
 
 use std::io;
+use std::path::PathBuf;
 
+use crate::capture::InvalidFilter;
 use crate::client::ClientError;
 use crate::convert::ConvertError;
 
@@ -14,6 +16,20 @@ pub enum CtlError {
     /// The input of a conversion is invalid: exit code 2.
     #[error(transparent)]
     Convert(#[from] ConvertError),
+    /// The filter of a capture is invalid: exit code 2.
+    #[error(transparent)]
+    Filter(#[from] InvalidFilter),
+    /// A capture would be printed.
+    #[error("a capture is no text: give a file as -w FILE, or pipe it, for example into `tshark -r -`; `sluicectl trace` prints packets")]
+    Terminal,
+    /// A file cannot be written.
+    #[error("cannot write {file}: {error}", file = file.display())]
+    Written {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
     Input(String, io::Error),

@@ -4,6 +4,7 @@
 //! Deliberately not here: TLS.
 
 mod args;
+mod capture;
 mod client;
 mod convert;
 mod error;
@@ -20,6 +21,7 @@ use proto::v1;
 
 use args::ConvertArguments;
 pub use args::{Arguments, Command, ListArguments, Output};
+pub use capture::InvalidFilter;
 pub use client::ClientError;
 use client::ask;
 use convert::convert;
@@ -42,6 +44,8 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
         Command::Flows(arguments) => flows::list(server, arguments, out, notes, screen).await,
         Command::Explain(arguments) => explanation::print(server, arguments, out).await,
+        Command::Capture(arguments) => capture::capture(server, arguments, out, notes, screen).await,
+        Command::Trace(arguments) => capture::trace(server, arguments, out, notes).await,
         Command::Ports(list) => follow::<v1::PortStatus>(server, list, out, notes, screen).await,
         Command::Drops(list) => follow::<v1::DropCount>(server, list, out, notes, screen).await,
         Command::Gateways(list) => follow::<v1::GatewayStatus>(server, list, out, notes, screen).await,

@@ -25,8 +25,7 @@ impl Caller {
     /// # Errors
     /// `PERMISSION_DENIED` on the read-only socket.
     pub fn changing<T>(request: &Request<T>) -> Result<Self, Status> {
-        let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-        let caller = Self { process: credentials.map(|one| (one.uid(), one.pid())) };
+        let caller = Self::of(request);
         if request.extensions().get::<ReadOnly>().is_some() {
             tracing::info!(%caller, "a change through the read-only socket was refused");
             return Err(Status::permission_denied(
@@ -34,6 +33,27 @@ impl Caller {
             ));
         }
         Ok(caller)
+    }
+
+    /// The caller of a request that shows packets, which contain data of users.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` on the read-only socket.
+    pub fn seeing_packets<T>(request: &Request<T>) -> Result<Self, Status> {
+        let caller = Self::of(request);
+        if request.extensions().get::<ReadOnly>().is_some() {
+            tracing::info!(%caller, "a capture through the read-only socket was refused");
+            return Err(Status::permission_denied(
+                "packets contain data of users, and this socket shows none; capture and trace need the socket of `admin.listen`, \
+                 by a user who may open it",
+            ));
+        }
+        Ok(caller)
+    }
+
+    fn of<T>(request: &Request<T>) -> Self {
+        let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        Self { process: credentials.map(|one| (one.uid(), one.pid())) }
     }
 }
 
@@ -82,6 +102,9 @@ mod tests {
         let mut request = Request::new(());
         request.extensions_mut().insert(ReadOnly);
         assert_eq!(Caller::changing(&request).unwrap_err().code(), Code::PermissionDenied);
+        let refused = Caller::seeing_packets(&request).unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        assert!(refused.message().contains("packets contain data of users"), "{refused}");
     }
 
     #[test]

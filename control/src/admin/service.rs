@@ -150,6 +150,12 @@ impl Admin for ControllerAdmin {
         Err(self.ask_a_gateway("explanations"))
     }
 
+    type CaptureStream = futures::stream::Empty<Result<v1::CaptureReply, Status>>;
+
+    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+        Err(self.ask_a_gateway("packets"))
+    }
+
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         let state = self.view.state();
         Ok(Response::new(v1::GetStatusResponse {
