@@ -24,12 +24,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::agent::inquiries::Inquiries;
-pub use capture::Captures;
 use crate::agent::probe::Causes;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::ports::ReadPorts;
 use crate::reload::Reload;
+pub use capture::Captures;
 
 /// The controller as seen by the admin API.
 #[derive(Clone, Debug)]

@@ -188,9 +188,8 @@ fn a_worker_whose_copies_nobody_takes_forwards_every_packet() {
     let taken: Vec<Box<CaptureBatch>> = std::iter::from_fn(|| queue.take()).collect();
     assert!(taken.len() <= CAPTURE_BATCHES, "memory is bounded");
     let last = rig.ask(Inquired::Capture(None));
-    let Inquired::Capture(Some(capture)) = last.inquired else { panic!("the capture comes back") };
-    let rest = capture.into_rest().map_or(0, |batch| batch.packets().len());
-    assert_eq!(taken.iter().map(|batch| batch.packets().len()).sum::<usize>() + rest, usize::try_from(kept).unwrap());
+    assert!(matches!(last.inquired, Inquired::Capture(Some(_))), "the capture comes back with its memory");
+    assert_eq!(taken.iter().map(|batch| batch.packets().len() as u64).sum::<u64>(), kept);
 }
 
 #[test]
@@ -210,7 +209,7 @@ fn a_busy_worker_leaves_most_bursts_unobserved_and_forwards_all() {
         }
     }
     let seen = queue.counts.seen.get();
-    assert_eq!((seen, queue.counts.unseen.get()), (5 * BURST as u64, (bursts - 5) * BURST as u64), "two, and one in 512");
+    assert_eq!((seen, queue.counts.unseen.get()), (3 * BURST as u64, (bursts - 3) * BURST as u64), "two, and one in 1,024");
     queue.close();
     rig.put(UPLINK, &syn);
     assert_eq!(queue.counts.seen.get(), seen, "a closed capture looks at nothing");

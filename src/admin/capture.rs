@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use control::admin::Caller;
-use dataplane::forward::{CaptureBatch, CaptureQueue, FilterInstruction, PacketFilter, WorkerCapture};
+use dataplane::forward::{CaptureQueue, FilterInstruction, PacketFilter, WorkerCapture};
 use proto::v1;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -122,16 +122,12 @@ impl Captures {
         Ok(Place(Arc::clone(self)))
     }
 
-    /// Ends a capture. Returns what the workers had not handed over. Waits for workers.
-    fn disarm(&self, queues: &[Arc<CaptureQueue>]) -> Vec<Box<CaptureBatch>> {
+    /// Ends a capture. Waits for workers.
+    fn disarm(&self, queues: &[Arc<CaptureQueue>]) {
         queues.iter().for_each(|queue| queue.close());
-        match self.inquiries.exchange_captures(queues.iter().map(|_| None)) {
-            Ok(captures) => captures.into_iter().filter_map(|capture| capture.into_rest()).collect(),
-            Err(error) => {
-                // It is closed, so the worker looks at no packet; the next capture takes its place.
-                tracing::warn!(%error, "a worker keeps the memory of a capture");
-                Vec::new()
-            }
+        if let Err(error) = self.inquiries.exchange_captures(queues.iter().map(|_| None)) {
+            // It is closed, so the worker looks at no packet; the next capture takes its place.
+            tracing::warn!(%error, "a worker keeps the memory of a capture");
         }
     }
 }
@@ -185,17 +181,20 @@ async fn run(running: Running, replies: mpsc::Sender<Reply>) {
         () = captures.ended.cancelled() => Some(()),
         ended = passes => ended,
     };
+    if ended.is_some() {
+        // The workers end, too, so nobody is disarmed.
+        let _ = replies.try_send(Err(Status::unavailable("the gateway ends")));
+        return;
+    }
+    drop(replies);
     let disarmed = tokio::task::spawn_blocking(move || {
-        drop(captures.disarm(&running.queues));
+        captures.disarm(&running.queues);
         running
     });
     let Ok(running) = disarmed.await else { return };
     let v1::CaptureProgress { seen, unseen, matched, lost } = running.progress();
     let Running { caller, expression, .. } = &running;
     tracing::info!(caller, filter = expression, seen, unseen, matched, lost, "a capture ended");
-    if ended.is_some() {
-        let _ = replies.try_send(Err(Status::unavailable("the gateway ends")));
-    }
 }
 
 impl Running {

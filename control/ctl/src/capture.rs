@@ -3,7 +3,6 @@
 //! Invariant: at the end it says how many packets the workers looked at, and how many copies are missing.
 //! Deliberately not here: what becomes of a packet, which the gateway says.
 
-mod filter;
 mod pcapng;
 mod trace;
 
@@ -20,8 +19,8 @@ use tonic::Streaming;
 use crate::args::{CaptureArguments, PacketSelection, TraceArguments, TraceOutput};
 use crate::client::{ClientError, connect};
 use crate::error::CtlError;
+use crate::filter::compile;
 use crate::list::{Screen, format_error};
-pub use filter::InvalidFilter;
 use pcapng::PacketFile;
 
 /// The name of the standard output.
@@ -97,7 +96,7 @@ impl<'a> Packets<'a> {
     /// Begins a capture on the gateway.
     async fn begin(server: &'a Path, selection: &'a PacketSelection, snap_bytes: u32) -> Result<Self, CtlError> {
         let expression = selection.filter.join(" ");
-        let request = v1::CaptureRequest { filter: filter::compile(&expression)?, expression, snap_bytes };
+        let request = v1::CaptureRequest { filter: compile(&expression)?, expression, snap_bytes };
         let error = |status| ClientError::from_status(server, &status, false);
         let mut stream = connect(server).await?.capture(request).await.map_err(error)?.into_inner();
         let first = stream.message().await.map_err(error)?.unwrap_or_default();

@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::capture::InvalidFilter;
 use crate::client::ClientError;
 use crate::convert::ConvertError;
+use crate::filter::InvalidFilter;
 
 /// Why a command failed; exit code 1 unless stated otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +20,9 @@ pub enum CtlError {
     #[error(transparent)]
     Filter(#[from] InvalidFilter),
     /// A capture would be printed.
-    #[error("a capture is no text: give a file as -w FILE, or pipe it, for example into `tshark -r -`; `sluicectl trace` prints packets")]
+    #[error(
+        "a capture is no text: give a file as -w FILE, or pipe it, for example into `tshark -r -`; `sluicectl trace` prints packets"
+    )]
     Terminal,
     /// A file cannot be written.
     #[error("cannot write {file}: {error}", file = file.display())]

@@ -9,6 +9,7 @@ mod client;
 mod convert;
 mod error;
 mod explanation;
+mod filter;
 mod flows;
 mod list;
 mod rows;
@@ -21,12 +22,12 @@ use proto::v1;
 
 use args::ConvertArguments;
 pub use args::{Arguments, Command, ListArguments, Output};
-pub use capture::InvalidFilter;
 pub use client::ClientError;
 use client::ask;
 use convert::convert;
 pub use convert::{ConvertError, Input, Product};
 pub use error::CtlError;
+pub use filter::InvalidFilter;
 pub use list::Screen;
 use list::follow;
 

@@ -24,8 +24,8 @@ pub use decide::explain::{
 pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub use observer::{
     CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FILTER_INSTRUCTIONS_MAX,
-    FilterError, FilterInstruction, FlowUse, FrameCopy, Observe, ObservedEnd, PacketEnds, PacketFilter, PacketFlow, PacketOutcome,
-    PacketSource, SentFrame, WorkerCapture,
+    FilterError, FilterInstruction, FlowUse, FrameCopy, Observe, ObservedEnd, PacketEnds, PacketFilter, PacketFlow,
+    PacketOutcome, PacketSource, SentFrame, WorkerCapture,
 };
 pub use worker::{
     FlowFate, NoMemory, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS, SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError,

@@ -43,7 +43,8 @@ impl Naming {
     fn interface(&self, port: PortIndex, is_linux: bool) -> (&str, u32) {
         let at = usize::from(port.0);
         let name = self.interfaces.get(..self.ports).and_then(|ports| ports.get(at)).map_or("", String::as_str);
-        let twin = || self.interfaces.iter().position(|interface| interface.strip_prefix("linux-") == Some(name));
+        let twins = self.interfaces.iter().enumerate().skip(self.ports);
+        let twin = || twins.clone().find(|(_, twin)| twin.strip_prefix("linux-") == Some(name)).map(|(at, _)| at);
         let at = if is_linux { twin().unwrap_or(at) } else { at };
         (self.interfaces.get(at).map_or("", String::as_str), u32::try_from(at).unwrap_or(u32::MAX))
     }
@@ -202,9 +203,8 @@ mod tests {
 
     #[test]
     fn a_frame_has_the_addresses_of_its_packet_with_or_without_tags() {
-        let texts = |protocol: &str, source: &str, destination: &str| {
-            (protocol.to_owned(), source.to_owned(), destination.to_owned())
-        };
+        let texts =
+            |protocol: &str, source: &str, destination: &str| (protocol.to_owned(), source.to_owned(), destination.to_owned());
         let web = Packet::tcp("[2001:db8::7]:5555", "[2001:db8::1:0]:80").build();
         let both_tags = [&web[..12], &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8], &web[12..]].concat();
         let expected = texts("tcp", "[2001:db8::7]:5555", "[2001:db8::1:0]:80");

@@ -29,10 +29,8 @@ impl<W: Write> PacketFile<W> {
     pub(super) fn new(to: W, interfaces: &[String], snaplen: u32) -> io::Result<Self> {
         let mut file = PcapNgWriter::new(to).map_err(io_error)?;
         for name in interfaces {
-            let options = vec![
-                InterfaceDescriptionOption::IfName(Cow::Borrowed(name)),
-                InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
-            ];
+            let options =
+                vec![InterfaceDescriptionOption::IfName(Cow::Borrowed(name)), InterfaceDescriptionOption::IfTsResol(NANOSECONDS)];
             let block = InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen, options };
             file.write_pcapng_block(block).map_err(io_error)?;
         }

@@ -15,8 +15,8 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::input::FlowTables;
-use crate::forward::observer::WorkerCapture;
 use crate::flow::{Flow, FlowTable, LeaseOffer, PoolId, SnatPorts, SnatTarget, Tick, YieldClass};
+use crate::forward::observer::WorkerCapture;
 use crate::port::{Doorbell, Link};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Tuple};
@@ -191,12 +191,7 @@ impl Mailbox {
     /// Answers the oldest inquiry, if the agent has taken earlier answers.
     #[cold]
     #[inline(never)]
-    pub(in crate::forward) fn answer_one(
-        &self,
-        known: &KnownFlows<'_>,
-        capture: &mut Option<Box<WorkerCapture>>,
-        now_ns: u64,
-    ) {
+    pub(in crate::forward) fn answer_one(&self, known: &KnownFlows<'_>, capture: &mut Option<Box<WorkerCapture>>, now_ns: u64) {
         if self.answered.is_full() {
             return;
         }

@@ -29,7 +29,9 @@ pub struct FilterInstruction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
     /// It is too long.
-    #[error("the filter has {0} instructions, at most {FILTER_INSTRUCTIONS_MAX} are allowed; make it shorter, with networks for example")]
+    #[error(
+        "the filter has {0} instructions, at most {FILTER_INSTRUCTIONS_MAX} are allowed; make it shorter, with networks for example"
+    )]
     Long(usize),
     /// Its end can be passed.
     #[error("the filter does not end with a return")]
@@ -68,13 +70,21 @@ enum Operand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     Constant(u32),
-    Frame { at: u32, width: Width },
+    Frame {
+        at: u32,
+        width: Width,
+    },
     /// At an offset from the index register.
-    Indexed { at: u32, width: Width },
+    Indexed {
+        at: u32,
+        width: Width,
+    },
     Memory(u8),
     FrameLength,
     /// Four times the low half of a byte: the length of an IPv4 header.
-    HeaderLength { at: u32 },
+    HeaderLength {
+        at: u32,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -351,7 +361,8 @@ mod tests {
             "40 0 0 12 21 0 10 2048 48 0 0 23 21 0 8 6 40 0 0 20 69 6 0 8191 177 0 0 14 80 0 0 27 69 0 3 2 128 0 0 0 37 0 1 60 \
              6 0 0 262144 6 0 0 0",
         );
-        let header = filter("40 0 0 12 21 0 7 2048 40 0 0 20 69 5 0 8191 48 0 0 14 84 0 0 15 100 0 0 2 21 0 1 20 6 0 0 1 6 0 0 0");
+        let header =
+            filter("40 0 0 12 21 0 7 2048 40 0 0 20 69 5 0 8191 48 0 0 14 84 0 0 15 100 0 0 2 21 0 1 20 6 0 0 1 6 0 0 0");
         let web = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").build();
         let web6 = Packet::tcp("[2001:db8::7]:5555", "[2001:db8::1:0]:80").build();
         let dns = Packet::udp("198.51.100.8:53", "192.0.2.100:5353").build();
@@ -380,7 +391,9 @@ mod tests {
         assert_eq!(of("5 0 0 4294967295 6 0 0 1"), FilterError::Jump(0), "backwards");
         assert_eq!(of("21 0 1 7 6 0 0 1"), FilterError::Jump(0), "one branch leads behind the end");
         assert_eq!(of("5 0 0 1 6 0 0 1"), FilterError::Jump(0));
-        for bad in ["52 0 0 0", "148 0 0 0", "100 0 0 32", "96 0 0 16", "2 0 0 16", "3 0 0 99", "296 0 0 0", "65535 0 0 0", "14 0 0 0"] {
+        for bad in
+            ["52 0 0 0", "148 0 0 0", "100 0 0 32", "96 0 0 16", "2 0 0 16", "3 0 0 99", "296 0 0 0", "65535 0 0 0", "14 0 0 0"]
+        {
             let error = of(&format!("{bad} 6 0 0 1"));
             assert!(matches!(error, FilterError::Instruction { at: 0, .. }), "{bad}: {error}");
         }

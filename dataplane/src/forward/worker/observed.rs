@@ -10,7 +10,9 @@ use std::net::SocketAddr;
 
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
-use crate::forward::observer::{FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource};
+use crate::forward::observer::{
+    FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
+};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::stats::{DropReason, Tally};
@@ -76,12 +78,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Processes one packet by `process`, and reports it to the capture.
     #[cold]
-    pub(super) fn observed(
-        &mut self,
-        from: ObservedFrom,
-        mut buffer: P::Buffer,
-        process: impl FnOnce(&mut Self, P::Buffer),
-    ) {
+    pub(super) fn observed(&mut self, from: ObservedFrom, mut buffer: P::Buffer, process: impl FnOnce(&mut Self, P::Buffer)) {
         let Some(mut capture) = self.capture.take() else { return process(self, buffer) };
         // What earlier packets left as leaves now, so that whatever is collected afterwards is of this packet.
         self.egress.flush_ports(&mut self.tally);
