@@ -158,7 +158,7 @@ fn assert_stages_are_traced(edge: &Edge) {
     assert_eq!((&reply["sent"][0]["out"], &reply["sent"][0]["source"]), (&"uplink".into(), &"192.0.2.100:80".into()));
     assert_eq!(find("none", "drop", "uplink")["reason"], "source_range");
 
-    let trace = Following::begin(edge, &["trace", "--count", "1", "tcp[tcpflags] & tcp-syn != 0"]);
+    let trace = Following::begin(edge, &["trace", "--count", "1", "src host 192.0.2.10 and tcp[tcpflags] & tcp-syn != 0"]);
     assert!(edge.curl(WEB).is_some());
     let (output, notes) = trace.ended();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -48,8 +48,11 @@ fn start(rig: &mut Rig, filter: PacketFilter, snap_bytes: usize) -> Arc<CaptureQ
     queue
 }
 
-/// Source, flow, end and the frames that left, of each packet that was reported.
-fn reports(queue: &CaptureQueue) -> Vec<(CapturedPacket, Vec<u8>, Vec<(PortIndex, bool, Vec<u8>)>)> {
+/// A packet, the frame that arrived, and those that left, each with its port and whether it went to the kernel.
+type Report = (CapturedPacket, Vec<u8>, Vec<(PortIndex, bool, Vec<u8>)>);
+
+/// The packets that were reported since the last call.
+fn reports(queue: &CaptureQueue) -> Vec<Report> {
     let mut all = Vec::new();
     while let Some(batch) = queue.take() {
         all.extend(batch.packets().iter().map(|packet| {

@@ -418,7 +418,7 @@ impl Pace {
             return true;
         }
         self.passed = self.passed.wrapping_add(1);
-        self.passed % BUSY_BURSTS == 0
+        self.passed.is_multiple_of(BUSY_BURSTS)
     }
 
     fn copied(&mut self) {
@@ -450,7 +450,7 @@ mod tests {
         let mut each = |n: u64| {
             let now_ns = start + n * gap_ns;
             let observes = pace.observes(packets, packets == 32, now_ns);
-            pace.end_poll(1, now_ns);
+            pace.end_poll(packets as usize, now_ns);
             pace.end_poll(0, now_ns + gap_ns / 4);
             observes
         };
