@@ -445,12 +445,12 @@ mod tests {
     use super::*;
 
     /// Bursts of `packets` that are observed, of this many that arrive `gap_ns` apart with an idle poll after each.
-    fn observed(pace: &mut Pace, bursts: u64, packets: u64, gap_ns: u64) -> usize {
+    fn observed(pace: &mut Pace, bursts: u64, packets: usize, gap_ns: u64) -> usize {
         let start = pace.now_ns;
         let mut each = |n: u64| {
             let now_ns = start + n * gap_ns;
-            let observes = pace.observes(packets, packets == 32, now_ns);
-            pace.end_poll(packets as usize, now_ns);
+            let observes = pace.observes(packets as u64, packets == 32, now_ns);
+            pace.end_poll(packets, now_ns);
             pace.end_poll(0, now_ns + gap_ns / 4);
             observes
         };
