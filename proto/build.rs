@@ -3,7 +3,7 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 13] = [
+const ROWS: [&str; 15] = [
     "ServiceStatus",
     "BackendStatus",
     "PortStatus",
@@ -17,6 +17,8 @@ const ROWS: [&str; 13] = [
     "ExplainedFrontend",
     "ExplainedBackend",
     "ExplainedRewrite",
+    "TracedPacket",
+    "SentPacket",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -4,6 +4,7 @@
 //! Requests about the group of gateways go to the embedded controller. Invariant: a slow reader keeps no snapshot alive;
 //! an explanation holds one for at most as long as workers may take to answer.
 
+mod capture;
 mod explanation;
 mod flows;
 pub(crate) mod tables;
@@ -17,7 +18,9 @@ use dataplane::WorkerCounters;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
 use proto::{Generation, v1};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::agent::election::ElectionStatus;
@@ -27,6 +30,7 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::ports::ReadPorts;
 use crate::reload::Reload;
+pub use capture::Captures;
 
 /// The controller as seen by the admin API.
 #[derive(Clone, Debug)]
@@ -83,6 +87,8 @@ pub struct Sources {
     pub workers: Vec<Arc<WorkerCounters>>,
     /// Inquiries to the workers.
     pub inquiries: Arc<Inquiries>,
+    /// Captures of packets.
+    pub captures: Arc<Captures>,
     /// The ports, in the order of the configuration.
     pub ports: ReadPorts,
     /// The configuration.
@@ -95,6 +101,12 @@ pub struct Sources {
 /// If a unix socket is in use or cannot be created, or the server fails.
 pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
     let sockets = AdminSockets::listen(&at).await?;
+    let captures = Arc::clone(&sources.captures);
+    let stop = async move {
+        stop.await;
+        // The server waits for the end of streams.
+        captures.end();
+    };
     Ok(control::admin::serve(sockets, sources, stop).await?)
 }
 
@@ -205,6 +217,14 @@ impl Admin for Sources {
         Ok(Response::new(v1::ListExplanationsResponse { explanations, silent: Vec::new() }))
     }
 
+    type CaptureStream = ReceiverStream<capture::Reply>;
+
+    async fn capture(&self, request: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+        let caller = Caller::seeing_packets(&request)?;
+        let (captures, runtime) = (Arc::clone(&self.captures), Handle::current());
+        blocking(move || captures.begin(request.get_ref(), &caller, &runtime).map(ReceiverStream::new)).await
+    }
+
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(self.status()))
     }
@@ -308,6 +328,7 @@ pub(crate) mod tests {
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
             inquiries: Arc::new(crate::agent::inquiries::tests::without_workers()),
+            captures: Arc::new(Captures::new(Arc::new(crate::agent::inquiries::tests::without_workers()))),
             ports: Arc::new(move || vec![port.clone()]),
             reload: Arc::new(crate::reload::tests::reload()),
         }
@@ -357,8 +378,11 @@ pub(crate) mod tests {
         let mut viewer = AdminClient::new(connect(&control::admin::read_only_path(&path)).await);
         assert!(viewer.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner().ready);
         assert!(viewer.list_flows(v1::ListFlowsRequest::default()).await.unwrap().into_inner().flows.is_empty());
+        let mut capture = admin.capture(v1::CaptureRequest::default()).await.unwrap().into_inner();
+        assert!(capture.message().await.unwrap().is_some(), "a capture runs when the API ends");
         let refused = [
             viewer.reload(v1::ReloadRequest {}).await.unwrap_err(),
+            viewer.capture(v1::CaptureRequest::default()).await.unwrap_err(),
             viewer.drain(v1::DrainRequest::default()).await.unwrap_err(),
             viewer.undrain(v1::UndrainRequest::default()).await.unwrap_err(),
             viewer.set_weight(v1::SetWeightRequest::default()).await.unwrap_err(),

@@ -37,7 +37,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{self, ControllerAccess, Sources};
+use crate::admin::{self, Captures, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::election::{Candidacy, ElectionStatus};
@@ -692,6 +692,7 @@ fn sources(
         controller,
         tasks,
         workers,
+        captures: Arc::new(Captures::new(Arc::clone(&inquiries))),
         inquiries,
         ports: ports.read_ports(settings.name.clone()),
         reload: Arc::clone(reload),

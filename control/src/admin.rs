@@ -14,7 +14,7 @@ mod view;
 pub use caller::Caller;
 pub use service::{ControllerAdmin, serve};
 pub use sockets::{AdminSockets, read_only_path};
-pub use view::View;
+pub use view::{View, time_text};
 
 #[cfg(test)]
 mod tests;

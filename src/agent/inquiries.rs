@@ -1,4 +1,4 @@
-//! Inquiries to the workers: their flows page by page, and explanations of packets.
+//! Inquiries to the workers: their flows page by page, explanations of packets, and the captures that they run.
 //!
 //! Invariant: a worker does a bounded amount of work for them in a poll and in 2 ms: at most [`INQUIRIES_MAX`] inquiries
 //! of [`FLOWS_PER_INQUIRY`] flows, so half a million flows a second, whoever asks and in however many pages. One
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use dataplane::flow::{Flow, FlowView, Tick};
 use dataplane::forward::{
     About, ExplainError, ExplainedPacket, Explainer, Explanation, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired,
-    Inquiry, Mailbox,
+    Inquiry, Mailbox, WorkerCapture,
 };
 use dataplane::snapshot::SnapshotReader;
 use dataplane::{Address, Snapshot};
@@ -154,6 +154,32 @@ impl Inquiries {
         Ok((position.worker < self.mailboxes.len()).then_some(position))
     }
 
+    /// Number of workers.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    /// Gives each worker the capture that it shall run, or none, and returns those that they ran before. Waits for workers.
+    ///
+    /// # Errors
+    /// If a worker gives no answer; workers before it have theirs.
+    pub fn exchange_captures(
+        &self,
+        next: impl IntoIterator<Item = Option<Box<WorkerCapture>>>,
+    ) -> Result<Vec<Box<WorkerCapture>>, NoAnswer> {
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut earlier = Vec::new();
+        for ((worker, mailbox), capture) in self.mailboxes.iter().enumerate().zip(next) {
+            asking.last += 1;
+            self.ask(worker, mailbox, Inquiry::new(asking.last, Inquired::Capture(capture)))?;
+            if let Inquired::Capture(Some(capture)) = self.answer(worker, mailbox, asking.last)?.inquired {
+                earlier.push(capture);
+            }
+        }
+        Ok(earlier)
+    }
+
     fn ask(&self, worker: usize, mailbox: &Mailbox, inquiry: Inquiry) -> Result<(), NoAnswer> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         let mut inquiry = Box::new(inquiry);
@@ -200,6 +226,7 @@ fn each_flow(answer: &Inquiry, mut each: impl FnMut(&FlowView)) -> Option<u32> {
     match &answer.inquired {
         Inquired::V4(inquiry) => pass(inquiry, now, &mut each),
         Inquired::V6(inquiry) => pass(inquiry, now, &mut each),
+        Inquired::Capture(_) => None,
     }
 }
 

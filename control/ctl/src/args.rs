@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -46,6 +47,12 @@ pub enum Command {
     /// Explain what a gateway, or each of a controller, does with a packet, without sending one: frontend, backend and
     /// why, rewrite, next hop, and what its flow says.
     Explain(ExplainArguments),
+    /// Follow packets of a gateway as they pass: where one was received, its flow, the verdict, and what was sent or why it
+    /// was dropped.
+    Trace(TraceArguments),
+    /// Write packets of a gateway as they pass, and the frames they leave as, to a pcapng file for Wireshark. Comments have
+    /// the verdict, drop reason, Service and backend.
+    Capture(CaptureArguments),
     /// Network ports: link and packets.
     Ports(ListArguments),
     /// Dropped packets by reason and worker.
@@ -169,6 +176,68 @@ pub struct ExplainArguments {
     /// Output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
     pub output: ExplainOutput,
+}
+
+/// Which packets `capture` and `trace` are about, and when they end.
+#[derive(Clone, Debug, Args)]
+pub struct PacketSelection {
+    /// Packets of which a frame matches, as it arrives or as it leaves: an expression of pcap-filter(7), for example 'host
+    /// 198.51.100.7 and tcp port 80'. Default: all packets.
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+    /// End after this many packets.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// End after this time, for example 30s.
+    #[arg(short, long, value_name = "TIME")]
+    pub duration: Option<CaptureTime>,
+}
+
+/// Output of `capture`.
+#[derive(Clone, Debug, Args)]
+pub struct CaptureArguments {
+    /// The packets.
+    #[command(flatten)]
+    pub selection: PacketSelection,
+    /// The file to write; - or none means standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub write: Option<PathBuf>,
+    /// Maximum number of bytes of each frame.
+    #[arg(short, long, value_name = "BYTES", default_value_t = 65_535, value_parser = clap::value_parser!(u32).range(1..=65_535))]
+    pub snaplen: u32,
+}
+
+/// Output of `trace`.
+#[derive(Clone, Debug, Args)]
+pub struct TraceArguments {
+    /// The packets.
+    #[command(flatten)]
+    pub selection: PacketSelection,
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: TraceOutput,
+}
+
+/// Output formats of `trace`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TraceOutput {
+    /// Lines for people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// How long a capture lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaptureTime(pub Duration);
+
+impl FromStr for CaptureTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let time = objects::scalar::duration(text).filter(|time| !time.is_zero());
+        time.map(Self).ok_or_else(|| "expected a number and a unit, such as 30s, 5m or 1h".to_owned())
+    }
 }
 
 /// Output formats of `explain`.

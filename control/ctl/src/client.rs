@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// The server in messages.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::Unix(path) => path.display().to_string(),
             Self::Https(host, port, _) => format!("{host}:{port}"),

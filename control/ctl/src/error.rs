@@ -1,9 +1,11 @@
 //! Errors of `sluicectl`, each with its exit code.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::client::ClientError;
 use crate::convert::ConvertError;
+use crate::filter::InvalidFilter;
 use crate::routing::RoutingError;
 
 /// Why a command failed; exit code 1 unless stated otherwise.
@@ -18,6 +20,22 @@ pub enum CtlError {
     /// A configuration of a routing daemon cannot be written for this gateway: exit code 2.
     #[error(transparent)]
     Routing(#[from] RoutingError),
+    /// The filter of a capture is invalid: exit code 2.
+    #[error(transparent)]
+    Filter(#[from] InvalidFilter),
+    /// A capture would be printed.
+    #[error(
+        "a capture is no text: give a file as -w FILE, or pipe it, for example into `tshark -r -`; `sluicectl trace` prints packets"
+    )]
+    Terminal,
+    /// A file cannot be written.
+    #[error("cannot write {file}: {error}", file = file.display())]
+    Written {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
     /// A file cannot be read.
     #[error("cannot read {0}: {1}")]
     Input(String, io::Error),

@@ -3,10 +3,12 @@
 //! Invariant: the JSON fields are those of DESIGN section 8, in that order, and a program can rely on them.
 
 mod args;
+mod capture;
 mod client;
 mod convert;
 mod error;
 mod explanation;
+mod filter;
 mod flows;
 mod list;
 mod routing;
@@ -25,6 +27,7 @@ use client::{Server, ask};
 use convert::convert;
 pub use convert::{ConvertError, Input, Product};
 pub use error::CtlError;
+pub use filter::InvalidFilter;
 pub use list::Screen;
 use list::follow;
 pub use routing::RoutingError;
@@ -44,6 +47,8 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
         Command::Flows(arguments) => flows::list(server, arguments, out, notes, screen).await,
         Command::Explain(arguments) => explanation::print(server, arguments, out).await,
+        Command::Capture(arguments) => capture::capture(server, arguments, out, notes, screen).await,
+        Command::Trace(arguments) => capture::trace(server, arguments, out, notes).await,
         Command::Ports(list) => follow::<v1::PortStatus>(server, list, out, notes, screen).await,
         Command::Drops(list) => follow::<v1::DropCount>(server, list, out, notes, screen).await,
         Command::Gateways(list) => follow::<v1::GatewayStatus>(server, list, out, notes, screen).await,

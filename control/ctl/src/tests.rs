@@ -174,6 +174,30 @@ impl Admin for Canned {
         }))
     }
 
+    type CaptureStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::CaptureReply, Status>>>;
+
+    /// Three packets, and then the end of the gateway.
+    async fn capture(&self, request: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+        let request = request.into_inner();
+        let traced = |port: usize| v1::TracedPacket {
+            protocol: "tcp".into(),
+            source: "198.51.100.7:5555".into(),
+            destination: format!("192.0.2.100:{port}"),
+            flow: "none".into(),
+            verdict: "drop".into(),
+            reason: "no_flow".into(),
+            ..Default::default()
+        };
+        let received = v1::CapturedFrame { interface: 0, frame_len: 60, bytes: vec![0; request.snap_bytes.min(60) as usize] };
+        let packet =
+            |port| v1::CapturedPacket { packet: Some(traced(port)), received: Some(received.clone()), ..Default::default() };
+        let progress = Some(v1::CaptureProgress { seen: 4, unseen: 6, matched: 4, lost: 1 });
+        let first = v1::CaptureReply { interfaces: vec!["uplink".into()], progress, ..Default::default() };
+        let packets = v1::CaptureReply { packets: (1..=3).map(packet).collect(), progress, ..Default::default() };
+        let end = Err(Status::unavailable("the gateway ends"));
+        Ok(Response::new(tokio_stream::iter(vec![Ok(first), Ok(packets), end])))
+    }
+
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(v1::GetStatusResponse::default()))
     }
@@ -601,4 +625,40 @@ async fn explanations_of_several_gateways_name_them_and_each_is_an_object_of_its
     let objects: Vec<serde_json::Value> = serde_json::Deserializer::from_str(&out).into_iter().map(Result::unwrap).collect();
     assert_eq!(objects.len(), 2, "{out}");
     assert_eq!(objects[1]["gateway"], "edge-2");
+}
+
+#[tokio::test]
+async fn a_capture_ends_after_the_wanted_packets_and_says_how_much_it_saw() {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, file) = (dir.path().join("admin.sock"), dir.path().join("c.pcapng"));
+    serve(&socket, Canned::default());
+    let (out, notes, result) = ctl(&socket, &format!("capture -w {} -s 20 --count 2 tcp port 80", file.display())).await;
+    result.unwrap();
+    assert!(out.is_empty());
+    assert_eq!(
+        notes,
+        "capturing on uplink; Ctrl-C ends it\n2 packets captured; the workers looked at 4 of 10 packets\n\
+         6 packets passed without a look while workers were busy, so this is a sample\n\
+         1 packets that matched are missing: they came faster than this program took them\n"
+    );
+    assert!(fs::read(&file).unwrap().starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]), "pcapng");
+    let (out, _, _) = ctl(&socket, "trace -c 1").await;
+    assert!(out.contains(" tcp 198.51.100.7:5555 -> 192.0.2.100:1, 0 bytes\n"), "{out}");
+    let (out, _, _) = ctl(&socket, "trace -o json -c 3").await;
+    let reasons = out.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["reason"].clone());
+    assert_eq!(reasons.collect::<Vec<_>>(), ["no_flow"; 3], "{out}");
+    let rows = [
+        ("trace".to_owned(), "the gateway ends"),
+        (format!("capture -w {}/no/c.pcapng", dir.path().display()), "No such file"),
+        ("capture -w /dev/null port nowhere".to_owned(), "the filter \"port nowhere\" is not valid: "),
+    ];
+    for (arguments, expected) in rows {
+        let (_, _, result) = ctl(&socket, &arguments).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expected), "{arguments}: {error}");
+    }
+    for wrong in ["capture -c 0", "capture -d 5", "capture -s 65536", "trace -o yaml"] {
+        let words = std::iter::once("sluicectl").chain(wrong.split(' '));
+        assert_eq!(Arguments::try_parse_from(words).unwrap_err().exit_code(), 2, "{wrong}");
+    }
 }

@@ -28,6 +28,15 @@ struct Remote {
     from: SocketAddr,
 }
 
+/// What a caller who may only look is told.
+struct Refusal {
+    /// In the log.
+    logged: &'static str,
+    on_socket: &'static str,
+    /// After the name of the certificate.
+    by_certificate: &'static str,
+}
+
 /// Who may change something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
@@ -44,24 +53,45 @@ impl Caller {
     /// # Errors
     /// `PERMISSION_DENIED` on the read-only socket, and for a certificate that only allows to look.
     pub fn changing<T>(request: &Request<T>) -> Result<Self, Status> {
+        let refusal = Refusal {
+            logged: "a change was refused, because the caller may only look",
+            on_socket: "this socket only shows; changes are made through the socket of `admin.listen`, by a user who may open it",
+            by_certificate: "only allows to look",
+        };
+        Self::unless_viewer(request, refusal)
+    }
+
+    /// The caller of a request that shows packets, which contain data of users.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED` on the read-only socket, and for a certificate that only allows to look.
+    pub fn seeing_packets<T>(request: &Request<T>) -> Result<Self, Status> {
+        let refusal = Refusal {
+            logged: "a capture was refused, because the caller may only look at state",
+            on_socket: "packets contain data of users, and this socket shows none; capture and trace need the socket of \
+                        `admin.listen`, by a user who may open it",
+            by_certificate: "does not allow to see packets, which contain data of users",
+        };
+        Self::unless_viewer(request, refusal)
+    }
+
+    fn unless_viewer<T>(request: &Request<T>, refusal: Refusal) -> Result<Self, Status> {
         let extensions = request.extensions();
-        if let Some(Remote { operator: Operator { name, role }, from }) = extensions.get::<Remote>() {
-            let caller = Self::Operator(name.clone(), *from);
-            if *role == Role::Change {
-                return Ok(caller);
+        let (caller, message) = match extensions.get::<Remote>() {
+            Some(Remote { operator: Operator { name, role }, from }) => {
+                let refused = || format!("the certificate of {name:?} {}; {ADVICE}", refusal.by_certificate);
+                (Self::Operator(name.clone(), *from), (*role != Role::Change).then(refused))
             }
-            tracing::info!(%caller, "a change by a certificate that only allows to look was refused");
-            return Err(Status::permission_denied(format!("the certificate of {name:?} only allows to look; {ADVICE}")));
-        }
-        let credentials = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-        let caller = Self::Process(credentials.map(|one| (one.uid(), one.pid())));
-        if extensions.get::<ReadOnly>().is_some() {
-            tracing::info!(%caller, "a change through the read-only socket was refused");
-            return Err(Status::permission_denied(
-                "this socket only shows; changes are made through the socket of `admin.listen`, by a user who may open it",
-            ));
-        }
-        Ok(caller)
+            None => {
+                let credentials = extensions.get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+                let refused = |_: &ReadOnly| refusal.on_socket.to_owned();
+                let caller = Self::Process(credentials.map(|one| (one.uid(), one.pid())));
+                (caller, extensions.get::<ReadOnly>().map(refused))
+            }
+        };
+        let Some(message) = message else { return Ok(caller) };
+        tracing::info!(%caller, "{}", refusal.logged);
+        Err(Status::permission_denied(message))
     }
 }
 
@@ -153,6 +183,9 @@ mod tests {
         let mut request = Request::new(());
         request.extensions_mut().insert(ReadOnly);
         assert_eq!(Caller::changing(&request).unwrap_err().code(), Code::PermissionDenied);
+        let refused = Caller::seeing_packets(&request).unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied);
+        assert!(refused.message().contains("packets contain data of users"), "{refused}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `sluice.v1.Admin` of `sluice-controller`.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -167,6 +168,17 @@ impl Admin for ControllerAdmin {
         request: Request<v1::ExplainRequest>,
     ) -> Result<Response<v1::ListExplanationsResponse>, Status> {
         fleet::list_explanations(&self.view, request.into_inner()).await.map(Response::new)
+    }
+
+    type CaptureStream = futures::stream::Empty<Result<v1::CaptureReply, Status>>;
+
+    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+        let gateways = self.view.gateways.borrow();
+        let names: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.name.as_str()).collect();
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        Err(Status::failed_precondition(format!(
+            "only gateways have packets; ask one of them ({names}) by its admin API (key `admin.listen` of its file)"
+        )))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

@@ -256,6 +256,12 @@ fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::Gate
     }
 }
 
+/// A time since 1970 in UTC, to the microsecond: "2026-01-31T12:00:00.123456Z".
+#[must_use]
+pub fn time_text(since_epoch_ns: u64) -> String {
+    format!("{:.6}", Timestamp::from_nanosecond(since_epoch_ns.into()).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
 /// Formats a time with a precision of one second.
 fn written(time: SystemTime) -> String {
     Timestamp::from_second(seconds(time)).unwrap_or(Timestamp::UNIX_EPOCH).to_string()

@@ -17,8 +17,17 @@ use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes a burst: the fast way first, then the stages for what it leaves.
+    /// Processes a burst. While a capture runs, its packets may be observed.
     pub(super) fn process(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+        if self.capture.is_some() {
+            return self.process_captured(snapshot, arrival, burst);
+        }
+        self.process_unobserved(snapshot, arrival, burst);
+    }
+
+    /// Processes a burst: the fast way first, then the stages for what it leaves.
+    #[inline(always)]
+    pub(super) fn process_unobserved(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         self.forward_known(snapshot, arrival, burst);
         if !burst.is_empty() {
             self.process_left(snapshot, arrival, burst);
@@ -27,7 +36,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// The stages of a burst of packets that the fast way leaves.
     #[inline(never)]
-    fn process_left(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+    pub(super) fn process_left(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
         let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
         sort(&self.tables, filter, burst, &mut sorted);

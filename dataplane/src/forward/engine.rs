@@ -11,7 +11,7 @@ use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
 use super::fast::Record;
-use super::observer::{Observe, PacketFlow, PacketOutcome};
+use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::Lookup;
 use crate::flow::{Direction, Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
@@ -51,6 +51,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,
+    /// The capture that runs, if any.
+    pub(super) capture: Option<Box<WorkerCapture>>,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {

@@ -254,7 +254,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Drops the fragments whose first fragment did not arrive in time.
     pub(crate) fn expire_fragments(&mut self, now_ns: u64) {
         while let Some(early) = self.datagrams.expired(now_ns) {
-            self.drop(early.buffer, DropReason::FragmentTimeout);
+            self.drop_waiting(Arrival { now_ns, ..early.arrival }, early.buffer, DropReason::FragmentTimeout);
         }
     }
 }

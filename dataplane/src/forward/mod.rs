@@ -22,7 +22,11 @@ pub use decide::explain::{
     ExplainError, ExplainedFrontend, ExplainedPacket, Explainer, Explanation, FlowEffect, Leaves, Outcome, PacketKind, TunnelEnds,
 };
 pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
-pub use observer::{Metered, Observe, PacketFlow, PacketOutcome};
+pub use observer::{
+    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FILTER_INSTRUCTIONS_MAX,
+    FilterError, FilterInstruction, FlowUse, FrameCopy, Metered, Observe, ObservedEnd, PacketEnds, PacketFilter, PacketFlow,
+    PacketOutcome, PacketSource, SentFrame, WorkerCapture,
+};
 pub use worker::{
     FlowFate, NoMemory, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS, SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError,
     Worker,

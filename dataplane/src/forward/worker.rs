@@ -13,6 +13,7 @@
 //!
 //! Not here: what happens to a packet (`burst`, `decide`, `engine`).
 
+mod observed;
 mod restore;
 mod saved_flows;
 
@@ -22,7 +23,7 @@ use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
 use super::fast;
-use super::observer::Observe;
+use super::observer::{Observe, PacketSource};
 use crate::flow::{
     BackendId, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowState, FlowTable, HotFlow, IdleLimits, PoolId,
     SnatPorts, SweepRules, Tick, Ticks,
@@ -35,6 +36,7 @@ use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Tags, protocol};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
@@ -124,6 +126,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             observer: parts.observer,
             twin_rate: TwinRate::default(),
             ownership: Arc::default(),
+            capture: None,
         };
         Ok(Self {
             engine,
@@ -256,8 +259,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         engine.publish_counters();
         if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
-            let Engine { tables, ports, max_flows, .. } = engine;
-            mailbox.answer_one(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, now_ns);
+            let Engine { tables, ports, max_flows, capture, .. } = engine;
+            mailbox.answer_one(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, capture, now_ns);
+        }
+        if let Some(capture) = &mut engine.capture {
+            capture.end_poll(handled, now_ns);
         }
         handled
     }
@@ -269,7 +275,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let Some(burst) = self.egress.burst_of_linux(port) else { return 0 };
         let count = burst.len();
         self.tally.received += count as u64;
-        burst.into_iter().for_each(|buffer| self.sent_by_linux(snapshot, port, buffer, now_ns));
+        let from = ObservedFrom { port, source: PacketSource::Linux, tags: Tags::NONE, now_ns };
+        let is_observed = self.is_observed(count, false, now_ns);
+        for buffer in burst {
+            if is_observed {
+                self.observed(from, buffer, |engine, buffer| engine.sent_by_linux(snapshot, port, buffer, now_ns));
+            } else {
+                self.sent_by_linux(snapshot, port, buffer, now_ns);
+            }
+        }
         count
     }
 
@@ -302,7 +316,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// depends on the snapshot alone, so they are checked only when there is a new one.
     fn retry_queued(&mut self, snapshot: &Snapshot, now_ns: u64) {
         while let Some(waiting) = self.neighbour_queue.expired(now_ns) {
-            self.drop(waiting.buffer, DropReason::NeighbourUnresolved);
+            let arrival = Arrival { now_ns, ..waiting.arrival };
+            self.drop_waiting(arrival, waiting.buffer, DropReason::NeighbourUnresolved);
         }
         if !self.neighbours_changed {
             return;
@@ -310,9 +325,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
         self.neighbours_changed = released.is_full();
         for QueuedPacket { buffer, arrival, .. } in released {
-            let mut burst = Burst::new();
-            burst.push(buffer);
-            self.process(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, &mut burst);
+            self.process_waited(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, buffer);
         }
     }
 }

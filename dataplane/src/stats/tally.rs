@@ -8,7 +8,7 @@ use super::counters::WorkerCounters;
 use super::drop_reason::DropReason;
 
 /// Counts since the last [`Tally::publish`].
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) received: u64,
     pub(crate) handed_in: u64,
@@ -33,6 +33,12 @@ impl Tally {
     pub(crate) fn drop_many(&mut self, reason: DropReason, packets: u64) {
         self.dropped = true;
         self.drops[reason as usize] += packets;
+    }
+
+    /// The first reason by which more packets were dropped than at an earlier look, since the last publication.
+    pub(crate) fn dropped_since(&self, before: &Self) -> Option<DropReason> {
+        let counts = self.drops.iter().zip(before.drops).zip(DropReason::ALL);
+        counts.into_iter().find_map(|((now, then), reason)| (*now > then).then_some(*reason))
     }
 
     /// Adds all counts to the shared counters and resets them.

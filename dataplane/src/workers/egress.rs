@@ -237,6 +237,15 @@ impl<P: Port> Egress<P> {
         self.port_mut(port)?.device.allocate()
     }
 
+    /// Passes on every packet that is collected for a port or its twin: its port, whether it goes to the twin, and the
+    /// packet.
+    pub(crate) fn for_each_collected(&self, mut each: impl FnMut(PortIndex, bool, &P::Buffer)) {
+        for (index, port) in (0..=u8::MAX).map(PortIndex).zip(&self.ports) {
+            port.out.iter().for_each(|buffer| each(index, false, buffer));
+            port.to_linux.iter().for_each(|buffer| each(index, true, buffer));
+        }
+    }
+
     /// Sends and frees all collected packets.
     pub(crate) fn flush(&mut self, tally: &mut Tally) {
         if !self.discarded.is_empty() {
@@ -245,6 +254,12 @@ impl<P: Port> Egress<P> {
         if self.peers.is_some() {
             self.flush_to_peers(tally);
         }
+        self.flush_ports(tally);
+    }
+
+    /// Sends the packets that are collected for ports and their twins.
+    #[inline(always)]
+    pub(crate) fn flush_ports(&mut self, tally: &mut Tally) {
         for port in &mut self.ports {
             if !port.out.is_empty() {
                 port.transmit(tally);

@@ -1,5 +1,5 @@
 //! Inquiries of the agent about a worker's flows and SNAT ports, and the mailbox that carries them
-//! (docs/internals/decisions/0047).
+//! (docs/internals/decisions/0047). The mailbox carries captures to the worker, too.
 //!
 //! The agent allocates an inquiry with room for its answer, and the worker fills it in between two polls and returns it.
 //!
@@ -16,6 +16,7 @@ use crossbeam_queue::ArrayQueue;
 
 use super::input::FlowTables;
 use crate::flow::{Flow, FlowTable, LeaseOffer, PoolId, SnatPorts, SnatTarget, Tick, YieldClass};
+use crate::forward::observer::WorkerCapture;
 use crate::port::{Doorbell, Link};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Tuple};
@@ -67,7 +68,7 @@ impl<A: Address> FamilyInquiry<A> {
     }
 }
 
-/// An inquiry by family.
+/// What is asked for, flows by family.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // one allocation for an inquiry, by the agent
 pub enum Inquired {
@@ -75,6 +76,8 @@ pub enum Inquired {
     V4(FamilyInquiry<u32>),
     /// IPv6.
     V6(FamilyInquiry<u128>),
+    /// The capture that the worker shall run, or none; the answer is the one that it ran before.
+    Capture(Option<Box<WorkerCapture>>),
 }
 
 /// An inquiry with its answer.
@@ -100,7 +103,7 @@ impl Inquiry {
     }
 
     /// Fills in the answer.
-    pub(in crate::forward) fn answer(&mut self, known: &KnownFlows<'_>, now_ns: u64) {
+    pub(in crate::forward) fn answer(&mut self, known: &KnownFlows<'_>, capture: &mut Option<Box<WorkerCapture>>, now_ns: u64) {
         let KnownFlows { tables: FlowTables { v4, v6 }, max_flows, .. } = *known;
         let yields = |class: &YieldClass| v4.oldest(*class).is_some() || v6.oldest(*class).is_some();
         self.now_ns = now_ns;
@@ -109,6 +112,7 @@ impl Inquiry {
         match &mut self.inquired {
             Inquired::V4(inquiry) => inquiry.answer(v4, known, Tick::at(now_ns)),
             Inquired::V6(inquiry) => inquiry.answer(v6, known, Tick::at(now_ns)),
+            Inquired::Capture(next) => std::mem::swap(next, capture),
         }
     }
 }
@@ -187,12 +191,12 @@ impl Mailbox {
     /// Answers the oldest inquiry, if the agent has taken earlier answers.
     #[cold]
     #[inline(never)]
-    pub(in crate::forward) fn answer_one(&self, known: &KnownFlows<'_>, now_ns: u64) {
+    pub(in crate::forward) fn answer_one(&self, known: &KnownFlows<'_>, capture: &mut Option<Box<WorkerCapture>>, now_ns: u64) {
         if self.answered.is_full() {
             return;
         }
         if let Some(mut inquiry) = self.asked.pop() {
-            inquiry.answer(known, now_ns);
+            inquiry.answer(known, capture, now_ns);
             // There is room: only this worker pushes.
             let _ = self.answered.push(inquiry);
         }

@@ -1,0 +1,302 @@
+//! Captures for `sluicectl capture` and `sluicectl trace`: arms the workers, passes their copies on to the client, and
+//! disarms them when the client goes away.
+//!
+//! Invariant: one capture runs at a time. It ends with its client or with the gateway, and a client that is too slow
+//! loses copies, which the workers count. The program of a filter comes from outside and is checked before a worker runs
+//! it.
+//! Deliberately not here: the compiler of filters, which is in `sluicectl` (docs/internals/decisions/0053), and the copies
+//! themselves (`dataplane::forward`).
+
+mod message;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use control::admin::Caller;
+use dataplane::forward::{CaptureQueue, FilterInstruction, PacketFilter, WorkerCapture};
+use proto::v1;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::agent::inquiries::Inquiries;
+use crate::worker_threads;
+use message::Naming;
+
+/// Maximum and default length of a copy: more than a frame can have.
+const SNAP_BYTES_MAX: u32 = 65_535;
+/// Time between two looks for copies. A worker fills a batch of 64 packets in 3 ms at most.
+const LOOK: Duration = Duration::from_millis(2);
+/// Maximum time between two replies, which tell the client how much was seen.
+const PROGRESS: Duration = Duration::from_millis(250);
+/// Replies that wait for the client.
+const REPLIES: usize = 16;
+/// Bytes of frames after which a reply is sent; clients accept 4 MiB.
+const REPLY_BYTES: usize = 1 << 20;
+
+/// What a stream of replies carries.
+pub(super) type Reply = Result<v1::CaptureReply, Status>;
+
+/// The captures of a gateway.
+#[derive(Debug)]
+pub struct Captures {
+    inquiries: Arc<Inquiries>,
+    /// Who runs the one that runs.
+    running: Mutex<Option<String>>,
+    ended: CancellationToken,
+}
+
+/// The only capture; the next one may begin when this is dropped.
+struct Place(Arc<Captures>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// A capture that runs.
+struct Running {
+    queues: Vec<Arc<CaptureQueue>>,
+    naming: Naming,
+    expression: String,
+    caller: String,
+    place: Place,
+}
+
+impl Captures {
+    /// Captures of the workers that these inquiries reach.
+    #[must_use]
+    pub fn new(inquiries: Arc<Inquiries>) -> Self {
+        Self { inquiries, running: Mutex::default(), ended: CancellationToken::new() }
+    }
+
+    /// Ends the one that runs, and lets none begin.
+    pub fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// Begins a capture. Waits for workers.
+    ///
+    /// # Errors
+    /// The filter is invalid, another capture runs, or a worker does not answer.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        request: &v1::CaptureRequest,
+        caller: &Caller,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<mpsc::Receiver<Reply>, Status> {
+        let filter = Arc::new(filter(request)?);
+        let snap_bytes = match request.snap_bytes {
+            0 => SNAP_BYTES_MAX,
+            bytes if bytes <= SNAP_BYTES_MAX => bytes,
+            bytes => return Err(Status::invalid_argument(format!("snap_bytes: found {bytes}, expected 1 to {SNAP_BYTES_MAX}"))),
+        };
+        let place = self.take_place(caller)?;
+        let (captures, queues): (Vec<_>, Vec<_>) =
+            (0..self.inquiries.workers()).map(|_| WorkerCapture::new(Arc::clone(&filter), snap_bytes as usize)).unzip();
+        if let Err(error) = self.inquiries.exchange_captures(captures.into_iter().map(Some)) {
+            self.disarm(&queues);
+            return Err(Status::unavailable(error.to_string()));
+        }
+        let naming = Naming::new(&self.inquiries.snapshot(), clock_offset_ns());
+        let (expression, caller) = (request.expression.clone(), caller.to_string());
+        tracing::info!(caller, filter = expression, "a capture begins");
+        let (replies, receiver) = mpsc::channel(REPLIES);
+        runtime.spawn(run(Running { queues, naming, expression, caller, place }, replies));
+        Ok(receiver)
+    }
+
+    fn take_place(self: &Arc<Self>, caller: &Caller) -> Result<Place, Status> {
+        if self.ended.is_cancelled() {
+            return Err(Status::unavailable("the gateway ends"));
+        }
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(other) = &*running {
+            return Err(Status::resource_exhausted(format!(
+                "a capture or trace of {other} runs already, and a gateway runs one at a time; end that one first"
+            )));
+        }
+        *running = Some(caller.to_string());
+        Ok(Place(Arc::clone(self)))
+    }
+
+    /// Ends a capture. Waits for workers.
+    fn disarm(&self, queues: &[Arc<CaptureQueue>]) {
+        queues.iter().for_each(|queue| queue.close());
+        if let Err(error) = self.inquiries.exchange_captures(queues.iter().map(|_| None)) {
+            // It is closed, so the worker looks at no packet; the next capture takes its place.
+            tracing::warn!(%error, "a worker keeps the memory of a capture");
+        }
+    }
+}
+
+fn filter(request: &v1::CaptureRequest) -> Result<PacketFilter, Status> {
+    let narrow = |row: &v1::FilterInstruction| {
+        Some(FilterInstruction {
+            code: row.code.try_into().ok()?,
+            jump_true: row.jump_true.try_into().ok()?,
+            jump_false: row.jump_false.try_into().ok()?,
+            value: row.value,
+        })
+    };
+    let program: Option<Vec<_>> = request.filter.iter().map(narrow).collect();
+    let program = program.ok_or_else(|| Status::invalid_argument("filter: found a field above its range of struct bpf_insn"))?;
+    PacketFilter::new(&program).map_err(|error| Status::invalid_argument(format!("filter: {error}")))
+}
+
+/// What to add to the workers' time for the time since 1970.
+fn clock_offset_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_sub(worker_threads::now_ns())
+}
+
+/// Passes copies on until the client goes away or the gateway ends.
+async fn run(running: Running, replies: mpsc::Sender<Reply>) {
+    let captures = Arc::clone(&running.place.0);
+    let first = v1::CaptureReply {
+        interfaces: running.naming.interfaces().to_vec(),
+        packets: Vec::new(),
+        progress: Some(running.progress()),
+    };
+    let passes = async {
+        replies.send(Ok(first)).await.ok()?;
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last = Instant::now();
+        loop {
+            looks.tick().await;
+            let packets = running.take();
+            if !packets.is_empty() || last.elapsed() >= PROGRESS {
+                last = Instant::now();
+                for reply in running.replies(packets) {
+                    replies.send(Ok(reply)).await.ok()?;
+                }
+            }
+        }
+    };
+    let ended: Option<()> = tokio::select! {
+        () = replies.closed() => None,
+        () = captures.ended.cancelled() => Some(()),
+        ended = passes => ended,
+    };
+    if ended.is_some() {
+        // The workers end, too, so nobody is disarmed.
+        let _ = replies.try_send(Err(Status::unavailable("the gateway ends")));
+        return;
+    }
+    drop(replies);
+    let disarmed = tokio::task::spawn_blocking(move || {
+        captures.disarm(&running.queues);
+        running
+    });
+    let Ok(running) = disarmed.await else { return };
+    let v1::CaptureProgress { seen, unseen, matched, lost } = running.progress();
+    let Running { caller, expression, .. } = &running;
+    tracing::info!(caller, filter = expression, seen, unseen, matched, lost, "a capture ended");
+}
+
+impl Running {
+    /// The packets that the workers have handed over, oldest first.
+    fn take(&self) -> Vec<v1::CapturedPacket> {
+        let mut packets = Vec::new();
+        for (worker, queue) in (0..).zip(&self.queues) {
+            while let Some(batch) = queue.take() {
+                let snapshot = self.place.0.inquiries.snapshot();
+                packets.extend(batch.packets().iter().map(|packet| self.naming.message(worker, &batch, packet, &snapshot)));
+                queue.give_back(batch);
+            }
+        }
+        packets.sort_by_key(|packet| packet.time_ns);
+        packets
+    }
+
+    /// The replies with these packets; at least one.
+    fn replies(&self, packets: Vec<v1::CapturedPacket>) -> Vec<v1::CaptureReply> {
+        let mut replies = vec![v1::CaptureReply { progress: Some(self.progress()), ..Default::default() }];
+        let mut bytes = 0;
+        for packet in packets {
+            let frames = packet.received.iter().chain(&packet.sent);
+            bytes += frames.map(|frame| frame.bytes.len()).sum::<usize>();
+            if bytes > REPLY_BYTES {
+                bytes = 0;
+                replies.push(v1::CaptureReply { progress: Some(self.progress()), ..Default::default() });
+            }
+            if let Some(reply) = replies.last_mut() {
+                reply.packets.push(packet);
+            }
+        }
+        replies
+    }
+
+    fn progress(&self) -> v1::CaptureProgress {
+        let mut sum = v1::CaptureProgress::default();
+        for counts in self.queues.iter().map(|queue| &queue.counts) {
+            sum.seen += counts.seen.get();
+            sum.unseen += counts.unseen.get();
+            sum.matched += counts.matched.get();
+            sum.lost += counts.lost.get();
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::{Code, Request};
+
+    fn captures() -> Arc<Captures> {
+        Arc::new(Captures::new(Arc::new(crate::agent::inquiries::tests::without_workers())))
+    }
+
+    fn caller() -> Caller {
+        Caller::seeing_packets(&Request::new(())).unwrap()
+    }
+
+    #[tokio::test]
+    async fn one_capture_runs_at_a_time_and_ends_with_its_client() {
+        let (captures, handle) = (captures(), tokio::runtime::Handle::current());
+        let begin = || captures.begin(&v1::CaptureRequest::default(), &caller(), &handle);
+        let mut client = begin().unwrap();
+        let first = client.recv().await.unwrap().unwrap();
+        assert_eq!(first.progress, Some(v1::CaptureProgress::default()));
+        let refused = begin().unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains("one at a time"), "{refused}");
+        drop(client);
+        let again = async {
+            loop {
+                match begin() {
+                    Ok(client) => return client,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        let mut client = tokio::time::timeout(Duration::from_secs(30), again).await.unwrap();
+        captures.end();
+        let last = async { while let Some(Ok(_)) = client.recv().await {} };
+        tokio::time::timeout(Duration::from_secs(30), last).await.unwrap();
+        assert_eq!(begin().unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[tokio::test]
+    async fn a_filter_that_is_no_bounded_program_is_refused() {
+        let row = |code, jump_true, value| v1::FilterInstruction { code, jump_true, jump_false: 0, value };
+        let rows = [
+            (vec![row(5, 0, u32::MAX), row(6, 0, 1)], "instruction 0 of the filter jumps behind its end"),
+            (vec![row(6, 256, 1)], "found a field above its range"),
+            (vec![row(6, 0, 1); 1025], "has 1025 instructions, at most 1024 are allowed"),
+        ];
+        for (filter, expected) in rows {
+            let request = v1::CaptureRequest { filter, ..Default::default() };
+            let refused = captures().begin(&request, &caller(), &tokio::runtime::Handle::current()).unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert!(refused.message().contains(expected), "{refused}");
+        }
+        let request = v1::CaptureRequest { snap_bytes: 65_536, ..Default::default() };
+        let refused = captures().begin(&request, &caller(), &tokio::runtime::Handle::current()).unwrap_err();
+        assert!(refused.message().contains("expected 1 to 65535"), "{refused}");
+    }
+}
