@@ -50,7 +50,7 @@ use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
-use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use passing::FlowPassing;
 use stop::Stop;
 use watchdog::Watchdog;
@@ -260,11 +260,11 @@ async fn serve(
         }
     };
     let restored = passing.log_restored();
-    let of_workers = (counters.clone(), inquiries);
+    let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let of_workers = (counters.clone(), loads.clone(), inquiries);
     let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     supervise_network(&mut supervisor, settings, &channels, ports, is_restart);
-    let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
@@ -626,7 +626,7 @@ fn sources(
     settings: &Settings,
     channels: &Channels,
     ports: &Ports,
-    (workers, inquiries): (Vec<Arc<WorkerCounters>>, Arc<Inquiries>),
+    (workers, loads, inquiries): (Vec<Arc<WorkerCounters>>, Vec<Arc<Load>>, Arc<Inquiries>),
     reload: &Arc<Reload>,
     controller: ControllerAccess,
     tasks: Tasks,
@@ -642,6 +642,8 @@ fn sources(
         controller,
         tasks,
         workers,
+        loads,
+        flows_max: settings.flows.max_per_worker.into(),
         inquiries,
         ports: ports.read_ports(settings.name.clone()),
         reload: Arc::clone(reload),

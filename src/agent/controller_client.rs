@@ -562,7 +562,7 @@ mod tests {
             Gateways::drain(&controller.drains, names);
             timeout(LONG, gateway.draining.wait_for(|draining| *draining == is_drained)).await.unwrap().unwrap();
         }
-        let services = answered(&controller, Query::Services(v1::ListServicesRequest {})).await;
+        let services = answered(&controller, Query::Services(v1::ListServicesRequest::default())).await;
         assert_eq!(services, Ok(Reply::Services(v1::ListServicesResponse::default())));
         let refused = answered(&controller, Query::Drops(v1::ListDropsRequest {})).await;
         assert_eq!(refused, Err(SilentError::Refused("not today".to_owned())));

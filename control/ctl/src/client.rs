@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proto::limits::MESSAGE_BYTES_MAX;
 use proto::v1::admin_client::AdminClient;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
@@ -99,7 +100,7 @@ pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, ClientE
     let foreign = |error: tonic::transport::Error| ClientError::Foreign { path: path.to_owned(), detail: chain(&error) };
     let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).map_err(foreign)?;
     let channel = endpoint.connect_timeout(ANSWER_TIMEOUT).timeout(ANSWER_TIMEOUT).connect().await.map_err(foreign)?;
-    Ok(AdminClient::new(channel))
+    Ok(AdminClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX))
 }
 
 /// Connects, sends one request and returns the answer.

@@ -11,6 +11,7 @@ mod explanation;
 mod flows;
 mod list;
 mod rows;
+mod top;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -69,6 +70,7 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             let answer = ask(server, async |mut admin| admin.get_config(v1::GetConfigRequest {}).await).await?;
             Ok(write!(out, "{}", answer.yaml)?)
         }
+        Command::Top(arguments) => top::run(server, arguments).await,
         Command::Convert(arguments) => convert_files(arguments, out, notes),
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
         Command::Man { directory } => Ok(args::write_man(directory.as_deref(), out)?),
