@@ -113,10 +113,12 @@ impl Sources {
     }
 
     fn backends(&self, request: v1::ListBackendsRequest) -> v1::ListBackendsResponse {
-        let services = self.served.borrow().services.clone();
+        let Served { services, removed, .. } = self.served.borrow().clone();
         let causes = self.causes.borrow().clone();
         let rows = |service| tables::backends(&self.gateway, service, &self.workers, &causes, request.counters);
-        let backends = services.values().flat_map(|service| rows(service)).collect();
+        let mut backends: Vec<_> = services.values().flat_map(|service| rows(service)).collect();
+        let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers, request.counters);
+        backends.extend(removed);
         v1::ListBackendsResponse { backends, silent: Vec::new() }
     }
 
@@ -275,6 +277,7 @@ pub(crate) mod tests {
             served: watch::channel(Served {
                 ready: true,
                 services: dataplane::snapshot::Views::unit(Arc::clone(&web().name), Arc::new(web())),
+                ..Served::default()
             })
             .1,
             causes: watch::channel(Causes::new()).1,

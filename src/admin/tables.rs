@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::snapshot::{PortView, ServiceView};
+use dataplane::snapshot::{PortView, RemovedBackends, ServiceView, Views};
 use dataplane::{DropReason, WorkerCounters};
-use proto::v1;
+use proto::{ServiceName, v1};
 use smallvec::SmallVec;
 
 use crate::agent::probe::{Causes, Subject};
@@ -137,6 +137,40 @@ pub(super) fn backends(
     rows(service).into_iter().map(status).collect()
 }
 
+/// The rows of backends that their service no longer lists, while they have flows. One that is still listed for another
+/// protocol has its row already.
+pub(super) fn removed_backends(
+    gateway: &str,
+    removed: &RemovedBackends,
+    services: &Views,
+    workers: &Workers,
+    with_traffic: bool,
+) -> Vec<v1::BackendStatus> {
+    let mut slots: BTreeMap<(&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>> = BTreeMap::new();
+    for (backend, slot) in removed {
+        slots.entry((&backend.service, backend.address)).or_default().push(*slot);
+    }
+    let is_listed = |service: &Arc<ServiceName>, address| {
+        let listed = services.get(service).into_iter().flat_map(|view| &view.ports).flat_map(|port| &port.backends);
+        listed.into_iter().any(|backend| backend.address == address)
+    };
+    let row = |((service, address), slots): ((&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>)| {
+        let row = BackendRow { draining: true, healthy: false, weight: 0, slots };
+        let flows = row.sum(workers, WorkerCounters::flows_of);
+        (flows > 0 && !is_listed(service, address)).then(|| v1::BackendStatus {
+            service: service.to_string(),
+            address: address.to_string(),
+            state: "removed".to_owned(),
+            flows,
+            gateway: gateway.to_owned(),
+            reason: "its Service no longer lists it; its flows may end by themselves until drain-timeout is over".to_owned(),
+            traffic: with_traffic.then(|| row.traffic(workers)),
+            ..v1::BackendStatus::default()
+        })
+    };
+    slots.into_iter().filter_map(row).collect()
+}
+
 /// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.
 pub(super) fn drops(gateway: &str, workers: &Workers) -> Vec<v1::DropCount> {
     let all = (0..).zip(workers).flat_map(|(worker, counters)| DropReason::ALL.iter().map(move |r| (worker, counters, *r)));
@@ -176,8 +210,8 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
 #[cfg(test)]
 pub(crate) mod tests {
     use dataplane::flow::BackendId;
-    use dataplane::snapshot::BackendView;
-    use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
+    use dataplane::snapshot::{BackendView, RemovedBackend};
+    use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, Target};
 
     use super::*;
 
@@ -296,6 +330,25 @@ pub(crate) mod tests {
         };
         assert_eq!(traffic, expected);
         assert!(drops_of(&web()).is_empty());
+    }
+
+    #[test]
+    fn a_removed_backend_is_shown_while_it_has_flows_and_is_not_listed() {
+        let removed = |service: &str, address: &str, slot: u32| {
+            let service = Arc::new(ServiceName::new("default", service));
+            (RemovedBackend { service, address: address.parse().unwrap(), protocol: Protocol::Tcp }, slot)
+        };
+        let all = [removed("web", "10.0.0.7:80", 7), removed("web", "10.0.0.1:80", 8), removed("gone", "10.0.0.7:80", 9)];
+        let all: RemovedBackends = all.into_iter().chain([removed("gone", "10.0.0.6:80", 10)]).collect();
+        let services = Views::unit(Arc::clone(&web().name), Arc::new(web()));
+        let workers = workers();
+        for slot in 7..10 {
+            workers.iter().for_each(|worker| worker.backend(slot).unwrap().flows.set(2));
+        }
+        let rows = removed_backends("edge-1", &all, &services, &workers, false);
+        let rows: Vec<_> = rows.into_iter().map(|row| (row.service, row.address, row.state, row.healthy, row.flows)).collect();
+        let row = |service: &str| (service.to_owned(), "10.0.0.7:80".to_owned(), "removed".to_owned(), false, 4);
+        assert_eq!(rows, [row("default/gone"), row("default/web")]);
     }
 
     #[test]

@@ -518,13 +518,14 @@ mod tests {
         gateway.served.send_replace(Served {
             ready: true,
             services: dataplane::snapshot::Views::unit(Arc::clone(&web_view().name), Arc::new(web_view())),
+            ..Served::default()
         });
         let is_reported = |all: &Gateways| all.iter().any(|one| one.ready && one.health.values().any(|h| h.healthy == 1));
         timeout(LONG, controller.gateways.wait_for(is_reported)).await.unwrap().unwrap();
         let refusal = Some(Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() });
         let refused = ServiceView { refusal, ..web_view() };
         let services = dataplane::snapshot::Views::unit(Arc::clone(&refused.name), Arc::new(refused.clone()));
-        gateway.served.send_replace(Served { ready: true, services });
+        gateway.served.send_replace(Served { ready: true, services, ..Served::default() });
         let is_refused = |all: &Gateways| {
             let found = all.refusal(&refused.name, changed.generation.counter);
             found.is_some_and(|(by, why)| by == ["edge-1"].into() && Some(why) == refused.refusal.as_ref())

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dataplane::Snapshot;
-use dataplane::snapshot::{ServiceView, Views};
+use dataplane::snapshot::{RemovedBackends, ServiceView, Views};
 
 /// The part of a snapshot that operators see.
 #[derive(Clone, Debug, Default)]
@@ -12,11 +12,13 @@ pub struct Served {
     pub ready: bool,
     /// The services, by name.
     pub services: Views,
+    /// Backends with flows that continue although their Service no longer lists them.
+    pub removed: RemovedBackends,
 }
 
 impl From<&Snapshot> for Served {
     fn from(snapshot: &Snapshot) -> Self {
-        Self { ready: snapshot.ready(), services: snapshot.services().clone() }
+        Self { ready: snapshot.ready(), services: snapshot.services().clone(), removed: snapshot.removed().clone() }
     }
 }
 

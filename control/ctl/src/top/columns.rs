@@ -160,7 +160,7 @@ const fn number<R>(title: &'static str, width: u16, value: fn(&R) -> Value<'_>) 
 }
 
 /// A row of a view.
-pub(super) trait Row: Sized + 'static {
+pub(super) trait TableRow: Sized + 'static {
     /// The first one takes the room that is left.
     const COLUMNS: &'static [Column<Self>];
 
@@ -194,7 +194,7 @@ pub(super) trait Table {
     }
 }
 
-impl<R: Row> Table for Vec<R> {
+impl<R: TableRow> Table for Vec<R> {
     fn len(&self) -> usize {
         self.len()
     }
@@ -225,7 +225,7 @@ impl<R: Row> Table for Vec<R> {
     }
 }
 
-impl Row for ServiceFigures {
+impl TableRow for ServiceFigures {
     const COLUMNS: &'static [Column<Self>] = &[
         words("SERVICE", 18, |row| (&row.name).into()),
         words("GATEWAY", 12, |row| (&row.status.gateway).into()),
@@ -265,7 +265,7 @@ impl Row for ServiceFigures {
     }
 }
 
-impl Row for BackendFigures {
+impl TableRow for BackendFigures {
     const COLUMNS: &'static [Column<Self>] = &[
         words("BACKEND", 21, |row| (&row.status.address).into()),
         words("SERVICE", 16, |row| (&row.status.service).into()),
@@ -296,7 +296,7 @@ impl Row for BackendFigures {
     }
 }
 
-impl Row for v1::FlowStatus {
+impl TableRow for v1::FlowStatus {
     const COLUMNS: &'static [Column<Self>] = &[
         words("CLIENT", 20, |row| (&row.client).into()),
         words("PROT", 4, |row| (&row.protocol).into()),
@@ -321,7 +321,7 @@ impl Row for v1::FlowStatus {
     }
 }
 
-impl Row for WorkerFigures {
+impl TableRow for WorkerFigures {
     const COLUMNS: &'static [Column<Self>] = &[
         number("WORKER", 7, |row| Value::Count(row.account.worker.into())),
         words("STATE", 8, |row| {
@@ -351,7 +351,7 @@ impl Row for WorkerFigures {
     }
 }
 
-impl Row for DropFigures {
+impl TableRow for DropFigures {
     const COLUMNS: &'static [Column<Self>] = &[
         words("REASON", 22, |row| (&row.reason).into()),
         words("GATEWAY", 12, |row| (&row.gateway).into()),
@@ -375,7 +375,7 @@ impl Row for DropFigures {
     }
 }
 
-impl Row for PortFigures {
+impl TableRow for PortFigures {
     const COLUMNS: &'static [Column<Self>] = &[
         words("PORT", 12, |row| (&row.status.name).into()),
         words("GATEWAY", 12, |row| (&row.status.gateway).into()),
@@ -407,7 +407,7 @@ impl Row for PortFigures {
     }
 }
 
-impl Row for GatewayFigures {
+impl TableRow for GatewayFigures {
     const COLUMNS: &'static [Column<Self>] = &[
         words("GATEWAY", 16, |row| (&row.status.name).into()),
         words("STATE", 12, |row| Value::State(row.state, row.tone)),

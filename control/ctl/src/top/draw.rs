@@ -18,7 +18,8 @@ use super::number;
 
 /// Smallest screen, in columns and lines.
 const LEAST: (u16, u16) = (60, 12);
-/// Widest first column, and widest history.
+/// Widest column of names while there is room for a history, widest first column, and widest history.
+const NAME_MAX: u16 = 30;
 const FIRST_MAX: u16 = 44;
 const HISTORY_MAX: u16 = 60;
 
@@ -175,9 +176,8 @@ fn widths(model: &Model, width: u16) -> Vec<(usize, u16)> {
         rest -= more;
     };
     for column in &mut columns {
-        match table.column(column.0) {
-            ("SERVICE" | "BACKEND" | "CLIENT" | "FRONTEND", ..) => grow(column, FIRST_MAX / 2 + 8),
-            _ => {}
+        if matches!(table.column(column.0).0, "SERVICE" | "BACKEND" | "CLIENT" | "FRONTEND") {
+            grow(column, NAME_MAX);
         }
     }
     columns.iter_mut().filter(|column| table.column(column.0).0 == "HISTORY").for_each(|column| grow(column, HISTORY_MAX));
