@@ -29,7 +29,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .file_descriptor_set_path(out.join("sluice.v1.bin"))
             .btree_map(".")
             // For people only: DESIGN section 8 fixes the fields of the JSON.
-            .field_attribute("sluice.v1.ServiceStatus.message", "#[serde(skip)]");
+            .field_attribute("sluice.v1.ServiceStatus.message", "#[serde(skip)]")
+            // Counters that clients compute rates from; the lists do not ask for them.
+            .field_attribute("sluice.v1.ServiceStatus.drops", "#[serde(skip)]")
+            .field_attribute("sluice.v1.BackendStatus.traffic", "#[serde(skip)]");
         for row in ROWS {
             builder = builder.message_attribute(format!("sluice.v1.{row}"), "#[derive(serde::Serialize)]");
         }

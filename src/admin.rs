@@ -9,12 +9,14 @@ mod explanation;
 mod flows;
 pub(crate) mod tables;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 
 use control::admin::{AdminSockets, Caller, View};
 use control::config::settings::AdminListen;
 use dataplane::WorkerCounters;
+use dataplane::snapshot::ServiceView;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
 use proto::{Generation, v1};
@@ -30,6 +32,7 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::ports::ReadPorts;
 use crate::reload::Reload;
+use crate::worker_threads::Load;
 pub use capture::Captures;
 
 /// The controller as seen by the admin API.
@@ -85,6 +88,10 @@ pub struct Sources {
     pub tasks: Tasks,
     /// The workers' counters, in their order.
     pub workers: Vec<Arc<WorkerCounters>>,
+    /// Their loads.
+    pub loads: Vec<Arc<Load>>,
+    /// Flows that each worker has room for.
+    pub flows_max: u64,
     /// Inquiries to the workers.
     pub inquiries: Arc<Inquiries>,
     /// Captures of packets.
@@ -111,17 +118,22 @@ pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output =
 }
 
 impl Sources {
-    fn services(&self) -> v1::ListServicesResponse {
+    fn services(&self, request: v1::ListServicesRequest) -> v1::ListServicesResponse {
         let services = self.served.borrow().services.clone();
-        let services = services.values().map(|service| tables::service(&self.gateway, service)).collect();
-        v1::ListServicesResponse { services, silent: Vec::new() }
+        let row = |service: &Arc<ServiceView>| {
+            let drops = if request.counters { tables::drops_of(service) } else { BTreeMap::new() };
+            v1::ServiceStatus { drops, ..tables::service(&self.gateway, service) }
+        };
+        v1::ListServicesResponse { services: services.values().map(row).collect(), silent: Vec::new() }
     }
 
-    fn backends(&self) -> v1::ListBackendsResponse {
-        let services = self.served.borrow().services.clone();
+    fn backends(&self, request: v1::ListBackendsRequest) -> v1::ListBackendsResponse {
+        let Served { services, removed, .. } = self.served.borrow().clone();
         let causes = self.causes.borrow().clone();
-        let rows = services.values().flat_map(|service| tables::backends(&self.gateway, service, &self.workers, &causes));
-        let backends = rows.collect();
+        let rows = |service| tables::backends(&self.gateway, service, &self.workers, &causes, request.counters);
+        let mut backends: Vec<_> = services.values().flat_map(|service| rows(service)).collect();
+        let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers, request.counters);
+        backends.extend(removed);
         v1::ListBackendsResponse { backends, silent: Vec::new() }
     }
 
@@ -140,7 +152,7 @@ impl Sources {
             generation: self.reached.borrow().as_ref().map(v1::Generation::from),
             ready: self.served.borrow().ready,
             controller_connected: *self.connected.borrow(),
-            accounts: tables::accounts(&self.workers),
+            accounts: tables::accounts(&self.workers, &self.loads, self.flows_max),
             tasks: self.tasks.status(),
             draining: *self.draining.borrow(),
         }
@@ -150,8 +162,8 @@ impl Sources {
     #[must_use]
     pub fn answer(&self, query: &Query) -> Reply {
         match query {
-            Query::Services(_) => Reply::Services(self.services()),
-            Query::Backends(_) => Reply::Backends(self.backends()),
+            Query::Services(request) => Reply::Services(self.services(*request)),
+            Query::Backends(request) => Reply::Backends(self.backends(*request)),
             Query::Ports(_) => Reply::Ports(self.ports()),
             Query::Drops(_) => Reply::Drops(self.drops()),
             Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
@@ -183,12 +195,18 @@ impl Sources {
 
 #[tonic::async_trait]
 impl Admin for Sources {
-    async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
-        Ok(Response::new(self.services()))
+    async fn list_services(
+        &self,
+        request: Request<v1::ListServicesRequest>,
+    ) -> Result<Response<v1::ListServicesResponse>, Status> {
+        Ok(Response::new(self.services(request.into_inner())))
     }
 
-    async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
-        Ok(Response::new(self.backends()))
+    async fn list_backends(
+        &self,
+        request: Request<v1::ListBackendsRequest>,
+    ) -> Result<Response<v1::ListBackendsResponse>, Status> {
+        Ok(Response::new(self.backends(request.into_inner())))
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
@@ -317,6 +335,7 @@ pub(crate) mod tests {
             served: watch::channel(Served {
                 ready: true,
                 services: dataplane::snapshot::Views::unit(Arc::clone(&web().name), Arc::new(web())),
+                ..Served::default()
             })
             .1,
             causes: watch::channel(Causes::new()).1,
@@ -327,6 +346,8 @@ pub(crate) mod tests {
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],
+            loads: vec![Arc::default()],
+            flows_max: 100,
             inquiries: Arc::new(crate::agent::inquiries::tests::without_workers()),
             captures: Arc::new(Captures::new(Arc::new(crate::agent::inquiries::tests::without_workers()))),
             ports: Arc::new(move || vec![port.clone()]),
@@ -361,9 +382,9 @@ pub(crate) mod tests {
         assert!(status.ready && status.controller_connected);
         let account = status.accounts[0];
         assert_eq!((account.received, account.transmitted, account.dropped), (10, 9, 1));
-        let services = admin.list_services(v1::ListServicesRequest {}).await.unwrap().into_inner().services;
+        let services = admin.list_services(v1::ListServicesRequest::default()).await.unwrap().into_inner().services;
         assert_eq!((services[0].name.as_str(), services[0].healthy), ("web", 1));
-        let backends = admin.list_backends(v1::ListBackendsRequest {}).await.unwrap().into_inner().backends;
+        let backends = admin.list_backends(v1::ListBackendsRequest::default()).await.unwrap().into_inner().backends;
         assert_eq!((backends[0].address.as_str(), backends[0].gateway.as_str()), ("10.0.0.1:80", "edge-1"));
         let elsewhere = admin.drain(v1::DrainRequest::default()).await.unwrap_err();
         assert_eq!(elsewhere.code(), tonic::Code::FailedPrecondition);

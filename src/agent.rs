@@ -8,7 +8,6 @@
 pub mod compile_loop;
 pub mod controller_client;
 pub mod election;
-pub mod flow_file;
 pub mod flow_records;
 pub mod gateway_drain;
 pub mod inquiries;

@@ -6,6 +6,8 @@
 //! failures end only a task, and workers continue.
 
 mod election;
+mod embedded_controller;
+mod flow_file;
 mod passing;
 mod privileges;
 mod stop;
@@ -13,13 +15,11 @@ mod watchdog;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use control::admin::View;
-use control::config::settings::ControllerSettings;
 use control::config::url::ControllerUrl;
-use control::controller::{self, ControllerError, Running};
+use control::controller::ControllerError;
 use control::gateways::socket::{ListenError, listen};
 use control::healthz::systemd;
 use core_affinity::CoreId;
@@ -41,7 +41,6 @@ use crate::admin::{self, Captures, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::election::{Candidacy, ElectionStatus};
-use crate::agent::flow_file::FlowFile;
 use crate::agent::flow_records::{self, FlowExport};
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
@@ -57,6 +56,7 @@ use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
+use flow_file::FlowFile;
 use passing::FlowPassing;
 use stop::Stop;
 use watchdog::Watchdog;
@@ -253,7 +253,7 @@ async fn serve(
     let ended = CancellationToken::new();
     let has_state = channels.known.borrow().is_some();
     let running = match &settings.source {
-        StateSource::Embedded(controller, _) => start_controller((**controller).clone(), &ended, has_state).await?,
+        StateSource::Embedded(controller, _) => embedded_controller::start((**controller).clone(), &ended, has_state).await?,
         StateSource::Remote(..) => None,
     };
     let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
@@ -262,7 +262,7 @@ async fn serve(
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
-            stopped(running).await;
+            embedded_controller::stopped(running).await;
             return Err(error);
         }
     };
@@ -270,16 +270,17 @@ async fn serve(
     let controller = match &settings.source {
         StateSource::Remote(urls, _) => ControllerAccess::Remote(urls.iter().map(ToString::to_string).collect()),
         StateSource::Embedded(..) => {
-            ControllerAccess::Embedded(supervise_controller(&mut supervisor, reload.controller(), running, &ended))
+            ControllerAccess::Embedded(embedded_controller::supervise(&mut supervisor, reload.controller(), running, &ended))
         }
     };
     let restored = passing.log_restored();
-    let sources = sources(settings, &channels, ports, (counters.clone(), inquiries), reload, controller, supervisor.tasks());
+    let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+    let of_workers = (counters.clone(), loads.clone(), inquiries);
+    let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
     let routes = VipRoutes::new(settings.announce);
     supervise_network(&mut supervisor, settings, &channels, ports);
     supervise_announcement(&mut supervisor, settings, &channels, &routes, is_restart);
-    let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &ended));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     if systemd::listens() {
@@ -302,33 +303,6 @@ async fn serve(
     // Now that the task that adds routes has ended.
     stop.end_routes(&routes, settings).await;
     Ok(())
-}
-
-/// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway
-/// starts.
-async fn start_controller(
-    settings: ControllerSettings,
-    ended: &CancellationToken,
-    has_state: bool,
-) -> Result<Option<Running>, RunError> {
-    match controller::start(settings, ended.child_token()).await {
-        Ok(running) => Ok(Some(running)),
-        // A socket of another process is an error: it is neither replaced nor followed.
-        Err(error) if has_state && !matches!(error, ControllerError::Listen(_)) => {
-            tracing::error!(%error, "the controller cannot start; the state on disk is served until it can");
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Waits for the controller to end after its cancellation.
-async fn stopped(running: Option<Running>) {
-    if let Some(running) = running
-        && let Err(error) = running.stopped().await
-    {
-        tracing::warn!(%error, "the controller ended with an error");
-    }
 }
 
 /// Starts a worker on each core.
@@ -424,49 +398,6 @@ where
     for index in (0..=u8::MAX).map(PortIndex) {
         let Some(port) = worker.port_mut(index) else { return };
         call(port);
-    }
-}
-
-/// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways
-/// keep their state in the meantime.
-fn supervise_controller(
-    supervisor: &mut Supervisor,
-    settings: watch::Receiver<Option<ControllerSettings>>,
-    running: Option<Running>,
-    stop: &CancellationToken,
-) -> watch::Receiver<Option<View>> {
-    let first = Mutex::new(running);
-    let (view, shown) = watch::channel(None);
-    supervisor.run_to_its_end("controller", (settings, view, stop.clone()), move |(settings, view, stop)| {
-        let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        run_controller(settings, running, view, stop)
-    });
-    shown
-}
-
-async fn run_controller(
-    mut settings: watch::Receiver<Option<ControllerSettings>>,
-    mut first: Option<Running>,
-    view: watch::Sender<Option<View>>,
-    stop: CancellationToken,
-) -> Result<(), Failure> {
-    loop {
-        let child = stop.child_token();
-        let now = settings.borrow_and_update().clone();
-        let running = match (first.take(), now) {
-            (Some(running), _) => running,
-            (None, Some(now)) => controller::start(now, child.clone()).await?,
-            (None, None) => return Ok(()),
-        };
-        view.send_replace(Some(running.view.clone()));
-        let shutdown = running.shutdown();
-        let mut stopped = std::pin::pin!(running.stopped());
-        tokio::select! {
-            ended = &mut stopped => return Ok(ended?),
-            changed = settings.changed() => changed?,
-        }
-        shutdown.cancel();
-        stopped.await?;
     }
 }
 
@@ -675,7 +606,7 @@ fn sources(
     settings: &Settings,
     channels: &Channels,
     ports: &Ports,
-    (workers, inquiries): (Vec<Arc<WorkerCounters>>, Arc<Inquiries>),
+    (workers, loads, inquiries): (Vec<Arc<WorkerCounters>>, Vec<Arc<Load>>, Arc<Inquiries>),
     reload: &Arc<Reload>,
     controller: ControllerAccess,
     tasks: Tasks,
@@ -692,6 +623,8 @@ fn sources(
         controller,
         tasks,
         workers,
+        loads,
+        flows_max: settings.flows.max_per_worker.into(),
         captures: Arc::new(Captures::new(Arc::clone(&inquiries))),
         inquiries,
         ports: ports.read_ports(settings.name.clone()),

@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 
 use edge::peers::request;
 use edge::{Edge, ServiceManifest, until};
+use proto::v1::ListBackendsRequest;
+use proto::v1::admin_client::AdminClient;
 
 const WEB: &str = "http://192.0.2.100/";
 /// VIP of the Service that each test creates; the demo's Services never get it.
@@ -20,6 +22,13 @@ fn echo(protocol: &str, spec: &str, servers: &[u8]) -> String {
 
 fn address() -> String {
     format!("{ADDRESS}:90")
+}
+
+/// Backends that their Services no longer list, with their numbers of flows.
+fn removed_backends(edge: &Edge) -> Option<Vec<(String, u64)>> {
+    let call = async |mut client: AdminClient<_>| client.list_backends(ListBackendsRequest::default()).await.ok();
+    let backends = edge.admin(call)?.into_inner().backends.into_iter();
+    Some(backends.filter(|backend| backend.state == "removed").map(|backend| (backend.address, backend.flows)).collect())
 }
 
 #[test]
@@ -41,6 +50,7 @@ fn connections_survive_changes_of_the_endpoints() {
         assert_eq!(edge.connect(&address()).unwrap().server, "b12");
     }
     old.assert_alive("after its own endpoint was removed");
+    until("its flow is shown", || removed_backends(&edge).filter(|removed| removed == &[("10.0.0.11:9000".to_owned(), 1)]));
     added.assert_alive("after another endpoint was removed");
     edge.assert_account();
 }

@@ -17,7 +17,7 @@ const BY: &str = "test";
 
 /// State and weight of a backend, as the gateway reports them.
 fn backend(edge: &Edge, address: &str) -> Option<(String, u32)> {
-    let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest {}).await.ok())?.into_inner();
+    let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest::default()).await.ok())?.into_inner();
     let found = answer.backends.into_iter().find(|backend| backend.service == "demo/web" && backend.address == address)?;
     Some((found.state, found.weight))
 }
@@ -101,7 +101,7 @@ fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new
 
 /// Flows of a backend, as the gateway reports them.
 fn flows(edge: &Edge, address: &str) -> Option<u64> {
-    let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest {}).await.ok())?.into_inner();
+    let answer = edge.admin(async |mut client| client.list_backends(ListBackendsRequest::default()).await.ok())?.into_inner();
     Some(answer.backends.iter().filter(|b| b.service == "demo/web" && b.address == address).map(|b| b.flows).sum())
 }
 

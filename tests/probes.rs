@@ -120,7 +120,7 @@ fn start_grpc_servers(edge: &Edge, runtime: &tokio::runtime::Runtime) -> Vec<Hea
 /// The unhealthy backends of a Service with their reasons.
 fn unhealthy(edge: &Edge, service: &str) -> Option<Vec<(String, String)>> {
     let call = async |mut client: proto::v1::admin_client::AdminClient<_>| {
-        Some(client.list_backends(ListBackendsRequest {}).await.ok()?.into_inner().backends)
+        Some(client.list_backends(ListBackendsRequest::default()).await.ok()?.into_inner().backends)
     };
     let backends = edge.admin(call)?.into_iter().filter(|b| b.service == format!("demo/{service}"));
     let backends: Vec<_> = backends.collect();

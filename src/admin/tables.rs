@@ -8,13 +8,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::snapshot::{PortView, ServiceView};
+use dataplane::snapshot::{PortView, RemovedBackends, ServiceView, Views};
 use dataplane::{DropReason, WorkerCounters};
-use proto::v1;
+use proto::{ServiceName, v1};
 use smallvec::SmallVec;
 
 use crate::agent::probe::{Causes, Subject};
 use crate::agent::served::BackendCounts;
+use crate::worker_threads::Load;
 
 /// The counters of all workers, in their order.
 pub(crate) type Workers = [Arc<WorkerCounters>];
@@ -57,6 +58,21 @@ impl BackendRow {
         service.ports.iter().filter(fails).find_map(cause).map(ToString::to_string).unwrap_or_default()
     }
 
+    /// What was counted, over protocols and workers.
+    fn traffic(&self, workers: &Workers) -> v1::BackendTraffic {
+        let mut traffic = v1::BackendTraffic::default();
+        for counters in self.slots.iter().flat_map(|slot| workers.iter().filter_map(|worker| worker.backend(*slot))) {
+            traffic.packets_to_backend += counters.packets(false);
+            traffic.packets_to_clients += counters.packets(true);
+            traffic.bytes_to_backend += counters.bytes(false);
+            traffic.bytes_to_clients += counters.bytes(true);
+            traffic.new_flows += counters.new_flows.get();
+            traffic.failed_connections += counters.failed.get();
+            traffic.reset_connections += counters.reset.get();
+        }
+        traffic
+    }
+
     /// One of its counters, summed over protocols and workers.
     pub(crate) fn sum(&self, workers: &Workers, of: fn(&WorkerCounters, u32) -> u64) -> u64 {
         self.slots.iter().map(|slot| workers.iter().map(|worker| of(worker, *slot)).sum::<u64>()).sum()
@@ -89,11 +105,24 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
         app_protocols: service.ports.iter().flat_map(app_protocols).collect(),
         gateway: gateway.to_owned(),
+        drops: BTreeMap::new(),
     }
 }
 
-/// The rows of a service's backends.
-pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers, causes: &Causes) -> Vec<v1::BackendStatus> {
+/// Drops of packets to the frontends of a service, by reason; those that occurred.
+pub(super) fn drops_of(service: &ServiceView) -> BTreeMap<String, u64> {
+    let counts = DropReason::ALL.iter().map(|reason| (reason.as_str().to_owned(), service.drops.sum(*reason)));
+    counts.filter(|(_, packets)| *packets > 0).collect()
+}
+
+/// The rows of a service's backends, with what was counted if `with_traffic`.
+pub(super) fn backends(
+    gateway: &str,
+    service: &ServiceView,
+    workers: &Workers,
+    causes: &Causes,
+    with_traffic: bool,
+) -> Vec<v1::BackendStatus> {
     let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
         address: address.to_string(),
@@ -103,8 +132,43 @@ pub(super) fn backends(gateway: &str, service: &ServiceView, workers: &Workers, 
         flows: row.sum(workers, WorkerCounters::flows_of),
         gateway: gateway.to_owned(),
         reason: row.reason(service, address, causes),
+        traffic: with_traffic.then(|| row.traffic(workers)),
     };
     rows(service).into_iter().map(status).collect()
+}
+
+/// The rows of backends that their service no longer lists, while they have flows. One that is still listed for another
+/// protocol has its row already.
+pub(super) fn removed_backends(
+    gateway: &str,
+    removed: &RemovedBackends,
+    services: &Views,
+    workers: &Workers,
+    with_traffic: bool,
+) -> Vec<v1::BackendStatus> {
+    let mut slots: BTreeMap<(&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>> = BTreeMap::new();
+    for (backend, slot) in removed {
+        slots.entry((&backend.service, backend.address)).or_default().push(*slot);
+    }
+    let is_listed = |service: &Arc<ServiceName>, address| {
+        let listed = services.get(service).into_iter().flat_map(|view| &view.ports).flat_map(|port| &port.backends);
+        listed.into_iter().any(|backend| backend.address == address)
+    };
+    let row = |((service, address), slots): ((&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>)| {
+        let row = BackendRow { draining: true, healthy: false, weight: 0, slots };
+        let flows = row.sum(workers, WorkerCounters::flows_of);
+        (flows > 0 && !is_listed(service, address)).then(|| v1::BackendStatus {
+            service: service.to_string(),
+            address: address.to_string(),
+            state: "removed".to_owned(),
+            flows,
+            gateway: gateway.to_owned(),
+            reason: "its Service no longer lists it; its flows may end by themselves until drain-timeout is over".to_owned(),
+            traffic: with_traffic.then(|| row.traffic(workers)),
+            ..v1::BackendStatus::default()
+        })
+    };
+    slots.into_iter().filter_map(row).collect()
 }
 
 /// One row per drop reason and worker, including those with a count of 0, so that a reader sees all names.
@@ -119,10 +183,10 @@ pub(super) fn drops(gateway: &str, workers: &Workers) -> Vec<v1::DropCount> {
     all.map(count).collect()
 }
 
-/// The packet counters of every worker.
-pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
-    let of = |(worker, counters): (u32, &Arc<WorkerCounters>)| {
-        let account = counters.account();
+/// The packet counters of every worker, its load, and the flows that it has room for.
+pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -> Vec<v1::Account> {
+    let of = |(worker, (counters, load)): (u32, (&Arc<WorkerCounters>, &Arc<Load>))| {
+        let (account, reading) = (counters.account(), load.read());
         v1::Account {
             worker,
             received: account.received + account.handed_in,
@@ -134,16 +198,20 @@ pub(super) fn accounts(workers: &Workers) -> Vec<v1::Account> {
             snat_port_reused_early: counters.snat_port_reused_early.get(),
             handed_in: account.handed_in,
             handed_out: account.handed_out,
+            cycles: reading.cycles,
+            busy_cycles: reading.busy_cycles,
+            flows_max,
+            stalled: load.is_stalled(),
         }
     };
-    (0..).zip(workers).map(of).collect()
+    (0..).zip(workers.iter().zip(loads)).map(of).collect()
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use dataplane::flow::BackendId;
-    use dataplane::snapshot::BackendView;
-    use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, ServiceName, Target};
+    use dataplane::snapshot::{BackendView, RemovedBackend};
+    use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, Target};
 
     use super::*;
 
@@ -200,7 +268,7 @@ pub(crate) mod tests {
         for (slot, flows) in [(0, 3), (1, 1), (2, 5), (3, 2)] {
             workers.iter().for_each(|w| w.backend(slot).unwrap().flows.set(flows));
         }
-        let rows = backends("edge-1", &web(), &workers, &Causes::new());
+        let rows = backends("edge-1", &web(), &workers, &Causes::new(), false);
         let rows: Vec<_> = rows.into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
         let expected =
             [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
@@ -218,7 +286,7 @@ pub(crate) mod tests {
                 (subject(service, "10.0.0.2:80"), "GET http://10.0.0.2:80/ answered 500, expected 200-399".into()),
                 (subject(Some("web"), "10.0.0.1:80"), "of a port on which it is not used".into()),
             ];
-            let rows = backends("edge-1", &web(), &workers(), &causes.into_iter().collect());
+            let rows = backends("edge-1", &web(), &workers(), &causes.into_iter().collect(), false);
             rows.into_iter().map(|row| row.reason).collect::<Vec<_>>()
         };
         let why = "GET http://10.0.0.2:80/ answered 500, expected 200-399";
@@ -235,8 +303,52 @@ pub(crate) mod tests {
         let workers = workers();
         workers.iter().for_each(|worker| worker.backend(4).unwrap().flows.set(3));
         let flows: Vec<_> =
-            backends("edge-1", &service, &workers, &Causes::default()).into_iter().map(|backend| backend.flows).collect();
+            backends("edge-1", &service, &workers, &Causes::default(), false).into_iter().map(|backend| backend.flows).collect();
         assert_eq!(flows, [6], "of two workers");
+    }
+
+    #[test]
+    fn traffic_is_counted_over_ports_and_workers_and_shown_if_asked_for() {
+        let workers = workers();
+        for (slot, packet_len) in [(1, 100), (2, 1_000)] {
+            for worker in &workers {
+                worker.forwarded(slot, false, packet_len);
+                worker.forwarded(slot, true, 40);
+                worker.backend(slot).unwrap().new_flows.add(3);
+            }
+        }
+        let rows = |with_traffic| backends("edge-1", &web(), &workers, &Causes::new(), with_traffic);
+        assert!(rows(false).iter().all(|row| row.traffic.is_none()));
+        let traffic = rows(true)[1].traffic.unwrap();
+        let expected = v1::BackendTraffic {
+            packets_to_backend: 4,
+            packets_to_clients: 4,
+            bytes_to_backend: 2_200,
+            bytes_to_clients: 160,
+            new_flows: 12,
+            ..v1::BackendTraffic::default()
+        };
+        assert_eq!(traffic, expected);
+        assert!(drops_of(&web()).is_empty());
+    }
+
+    #[test]
+    fn a_removed_backend_is_shown_while_it_has_flows_and_is_not_listed() {
+        let removed = |service: &str, address: &str, slot: u32| {
+            let service = Arc::new(ServiceName::new("default", service));
+            (RemovedBackend { service, address: address.parse().unwrap(), protocol: Protocol::Tcp }, slot)
+        };
+        let all = [removed("web", "10.0.0.7:80", 7), removed("web", "10.0.0.1:80", 8), removed("gone", "10.0.0.7:80", 9)];
+        let all: RemovedBackends = all.into_iter().chain([removed("gone", "10.0.0.6:80", 10)]).collect();
+        let services = Views::unit(Arc::clone(&web().name), Arc::new(web()));
+        let workers = workers();
+        for slot in 7..10 {
+            workers.iter().for_each(|worker| worker.backend(slot).unwrap().flows.set(2));
+        }
+        let rows = removed_backends("edge-1", &all, &services, &workers, false);
+        let rows: Vec<_> = rows.into_iter().map(|row| (row.service, row.address, row.state, row.healthy, row.flows)).collect();
+        let row = |service: &str| (service.to_owned(), "10.0.0.7:80".to_owned(), "removed".to_owned(), false, 4);
+        assert_eq!(rows, [row("default/gone"), row("default/web")]);
     }
 
     #[test]

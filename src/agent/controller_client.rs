@@ -519,13 +519,14 @@ mod tests {
         gateway.served.send_replace(Served {
             ready: true,
             services: dataplane::snapshot::Views::unit(Arc::clone(&web_view().name), Arc::new(web_view())),
+            ..Served::default()
         });
         let is_reported = |all: &Gateways| all.iter().any(|one| one.ready && one.health.values().any(|h| h.healthy == 1));
         timeout(LONG, controller.gateways.wait_for(is_reported)).await.unwrap().unwrap();
         let refusal = Some(Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() });
         let refused = ServiceView { refusal, ..web_view() };
         let services = dataplane::snapshot::Views::unit(Arc::clone(&refused.name), Arc::new(refused.clone()));
-        gateway.served.send_replace(Served { ready: true, services });
+        gateway.served.send_replace(Served { ready: true, services, ..Served::default() });
         let is_refused = |all: &Gateways| {
             let found = all.refusal(&refused.name, changed.generation.counter);
             found.is_some_and(|(by, why)| by == ["edge-1"].into() && Some(why) == refused.refusal.as_ref())
@@ -563,7 +564,7 @@ mod tests {
             Gateways::drain(&controller.drains, names);
             timeout(LONG, gateway.draining.wait_for(|draining| *draining == is_drained)).await.unwrap().unwrap();
         }
-        let services = answered(&controller, Query::Services(v1::ListServicesRequest {})).await;
+        let services = answered(&controller, Query::Services(v1::ListServicesRequest::default())).await;
         assert_eq!(services, Ok(Reply::Services(v1::ListServicesResponse::default())));
         let flows = answered(&controller, Query::Flows(v1::ListFlowsRequest::default())).await;
         assert_eq!(flows, Ok(Reply::Flows(v1::ListFlowsResponse::default())));

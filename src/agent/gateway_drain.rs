@@ -151,7 +151,7 @@ mod tests {
             };
             (name, Arc::new(view))
         });
-        Served { ready: true, services: views.collect() }
+        Served { ready: true, services: views.collect(), ..Served::default() }
     }
 
     /// The task with its channels.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use dataplane::Snapshot;
-use dataplane::snapshot::{ServiceView, Views};
+use dataplane::snapshot::{RemovedBackends, ServiceView, Views};
 
 /// The part of a snapshot that operators see.
 #[derive(Clone, Debug, Default)]
@@ -13,11 +13,13 @@ pub struct Served {
     pub ready: bool,
     /// The services, by name.
     pub services: Views,
+    /// Backends with flows that continue although their Service no longer lists them.
+    pub removed: RemovedBackends,
 }
 
 impl From<&Snapshot> for Served {
     fn from(snapshot: &Snapshot) -> Self {
-        Self { ready: snapshot.ready(), services: snapshot.services().clone() }
+        Self { ready: snapshot.ready(), services: snapshot.services().clone(), removed: snapshot.removed().clone() }
     }
 }
 

@@ -4,7 +4,7 @@
 //! controller itself. A chain of restarts without a controller does not make an old state current. Flows of the process
 //! before are put back to disk if not every worker has restored its own.
 //!
-//! Not here: the file (`agent::flow_file`), and what workers save and restore (`dataplane`).
+//! Not here: the file (`flow_file`), and what workers save and restore (`dataplane`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use dataplane::SavedFlows;
 use proto::{GatewayState, Origin};
 use tokio::task::JoinHandle;
 
-use crate::agent::flow_file::{self, FlowFile};
+use super::flow_file::{self, FlowFile};
 use crate::worker_threads::Worker;
 
 /// The last process has just ended if flows were saved at most this long ago.

@@ -277,14 +277,15 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     /// Number of healthy backends of a Service.
     pub fn healthy(&self, service: &str) -> Option<usize> {
-        let backends =
-            self.admin(async |mut client| Some(client.list_backends(ListBackendsRequest {}).await.ok()?.into_inner().backends))?;
+        let backends = self.admin(async |mut client| {
+            Some(client.list_backends(ListBackendsRequest::default()).await.ok()?.into_inner().backends)
+        })?;
         Some(backends.iter().filter(|b| b.service == service && b.healthy).count())
     }
 
     /// Status of a Service, by its name in namespace `demo`.
     pub fn service(&self, name: &str) -> Option<ServiceStatus> {
-        let call = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest {}).await.ok();
+        let call = async |mut client: AdminClient<_>| client.list_services(ListServicesRequest::default()).await.ok();
         self.admin(call)?.into_inner().services.into_iter().find(|service| service.namespace == "demo" && service.name == name)
     }
 

@@ -67,6 +67,8 @@ pub enum Command {
     Events(ListArguments),
     /// Manual overrides: drains and weights, with author and time.
     Overrides(ListArguments),
+    /// Show services, backends, flows, workers, drops, ports and gateways live, with rates.
+    Top(TopArguments),
     /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a
     /// gateway, whose routes to VIPs are withdrawn. Existing flows continue.
     Drain {
@@ -150,6 +152,27 @@ pub struct FlowsArguments {
     /// Maximum number of flows; 0: all of them.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub limit: usize,
+}
+
+/// Options of `top`.
+#[derive(Clone, Debug, Args)]
+pub struct TopArguments {
+    /// Time between two samples, from 0.2 to 3600.
+    #[arg(short, long, value_name = "SECONDS", default_value = "1")]
+    pub delay: Delay,
+}
+
+/// Time between two samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delay(pub Duration);
+
+impl FromStr for Delay {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seconds = text.parse().ok().filter(|seconds| (0.2..=3600.0).contains(seconds));
+        seconds.map(|seconds| Self(Duration::from_secs_f64(seconds))).ok_or_else(|| "expected 0.2 to 3600 seconds".to_owned())
+    }
 }
 
 /// The packet that `explain` is about.

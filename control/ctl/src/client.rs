@@ -1,13 +1,14 @@
 //! The client of the admin API, and its errors with advice.
 
+mod error;
 mod tls;
 
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
+use proto::limits::MESSAGE_BYTES_MAX;
 use proto::v1::admin_client::AdminClient;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
@@ -15,10 +16,9 @@ use tonic::{Code, Response, Status};
 
 use objects::scalar;
 
+pub use error::ClientError;
+use error::{ANSWER_TIMEOUT, chain};
 use tls::CertificateFiles;
-
-/// Timeout of an answer; the API answers from memory.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The URL of an admin API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,74 +87,6 @@ impl Server {
     }
 }
 
-/// Why a request to a gateway failed, and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// The socket does not exist.
-    #[error(
-        "found no socket {0}; is sluiced running here? `admin.listen` of its configuration says where, give it as --server unix:PATH"
-    )]
-    Missing(PathBuf),
-    /// Permission denied.
-    #[error("may not open the socket {0}: permission denied; run sluicectl as the user of sluiced, or with sudo")]
-    Permission(PathBuf),
-    /// No process listens on the socket.
-    #[error(
-        "no process listens on {0}: sluiced ended without removing it; start sluiced (`systemctl status sluiced` says why it ended)"
-    )]
-    Refused(PathBuf),
-    /// The socket cannot be opened for another reason.
-    #[error("cannot open the socket {path}: {error}; expected the admin socket of a sluiced")]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-    /// Over TCP both sides show certificates.
-    #[error("https:// needs certificates: give --ca, --cert and --key, or set SLUICE_CA, SLUICE_CERT and SLUICE_KEY")]
-    NoCertificates,
-    /// Our own certificates cannot be used.
-    #[error("{0}")]
-    Certificates(String),
-    /// There is no connection over TCP.
-    #[error("cannot ask {server}: {problem}")]
-    Tls {
-        /// The server.
-        server: String,
-        /// What happened, and what to do.
-        problem: String,
-    },
-    /// Another program listens there.
-    #[error("what listens on {server} is no sluice admin API ({detail}); give an address of `admin.listen` as --server")]
-    Foreign {
-        /// The server.
-        server: String,
-        /// Its answer.
-        detail: String,
-    },
-    /// The connection broke after an answer.
-    #[error("the gateway behind {server} has stopped; start sluiced and repeat this command")]
-    Gone {
-        /// The server.
-        server: String,
-    },
-    /// No answer came in time.
-    #[error("the gateway behind {server} gave no answer within {} s; look at its log", ANSWER_TIMEOUT.as_secs())]
-    Silent {
-        /// The server.
-        server: String,
-    },
-    /// The gateway refused to answer.
-    #[error("the gateway behind {server} answered: {message}")]
-    Answer {
-        /// The server.
-        server: String,
-        /// Its message.
-        message: String,
-    },
-}
-
 impl ClientError {
     /// Translates an error status of the API of `server`, depending on whether it has `answered` before.
     pub(super) fn from_status(server: &Server, status: &Status, answered: bool) -> Self {
@@ -169,12 +101,6 @@ impl ClientError {
             (_, None) => Self::Answer { server, message: status.message().to_owned() },
         }
     }
-}
-
-/// An error with its causes: tonic's own text is "transport error".
-fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| (**cause).source()).map(ToString::to_string);
-    std::iter::once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": ")
 }
 
 /// Connects to the admin API.
@@ -194,7 +120,7 @@ pub(super) async fn connect(server: &Server) -> Result<AdminClient<Channel>, Cli
     let foreign = |error: tonic::transport::Error| ClientError::Foreign { server: server.name(), detail: chain(&error) };
     let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).map_err(foreign)?;
     let channel = endpoint.connect_timeout(ANSWER_TIMEOUT).timeout(ANSWER_TIMEOUT).connect().await.map_err(foreign)?;
-    Ok(AdminClient::new(channel))
+    Ok(AdminClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX))
 }
 
 /// Connects, sends one request and returns the answer.

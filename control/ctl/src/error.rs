@@ -42,6 +42,11 @@ pub enum CtlError {
     /// Some gateways did not answer; the answers of the others were printed.
     #[error("{0}")]
     Silent(String),
+    /// `top` cannot draw there.
+    #[error(
+        "top needs a terminal as its output, and TERM with its kind; for a file or a program: sluicectl services --watch -o json"
+    )]
+    NoTerminal,
     /// The output could not be written.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),

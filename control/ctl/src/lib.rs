@@ -13,6 +13,7 @@ mod flows;
 mod list;
 mod routing;
 mod rows;
+mod top;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -80,6 +81,7 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             };
             Ok(write!(out, "{text}")?)
         }
+        Command::Top(arguments) => top::run(server, arguments).await,
         Command::Convert(arguments) => convert_files(arguments, out, notes),
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
         Command::Man { directory } => Ok(args::write_man(directory.as_deref(), out)?),

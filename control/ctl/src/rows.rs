@@ -36,7 +36,7 @@ impl Row for v1::ServiceStatus {
         &["NAMESPACE", "NAME", "FRONTENDS", "MODE", "TARGET", "SCHEDULER", "BACKENDS", "HEALTHY", "REASON"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
-        let answer = client.list_services(v1::ListServicesRequest {}).await?.into_inner();
+        let answer = client.list_services(v1::ListServicesRequest::default()).await?.into_inner();
         Ok((answer.services, answer.silent))
     }
 
@@ -76,7 +76,7 @@ impl Row for v1::BackendStatus {
     const TITLES: &'static [&'static str] = &["SERVICE", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS", "REASON"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
-        let answer = client.list_backends(v1::ListBackendsRequest {}).await?.into_inner();
+        let answer = client.list_backends(v1::ListBackendsRequest::default()).await?.into_inner();
         Ok((answer.backends, answer.silent))
     }
 

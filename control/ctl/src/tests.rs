@@ -62,7 +62,7 @@ impl Admin for Canned {
             healthy: true,
             weight: 1,
             flows: 7,
-            reason: String::new(),
+            ..Default::default()
         };
         if !self.of_several {
             return Ok(Response::new(v1::ListBackendsResponse { backends: vec![backend("edge-1")], silent: Vec::new() }));

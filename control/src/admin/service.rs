@@ -127,16 +127,22 @@ impl ControllerAdmin {
 
 #[tonic::async_trait]
 impl Admin for ControllerAdmin {
-    async fn list_services(&self, _: Request<v1::ListServicesRequest>) -> Result<Response<v1::ListServicesResponse>, Status> {
+    async fn list_services(
+        &self,
+        request: Request<v1::ListServicesRequest>,
+    ) -> Result<Response<v1::ListServicesResponse>, Status> {
         let rows = |reply| if let Reply::Services(answer) = reply { Some(answer.services) } else { None };
-        let query = Query::Services(v1::ListServicesRequest {});
+        let query = Query::Services(request.into_inner());
         let (services, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
         Ok(Response::new(v1::ListServicesResponse { services, silent }))
     }
 
-    async fn list_backends(&self, _: Request<v1::ListBackendsRequest>) -> Result<Response<v1::ListBackendsResponse>, Status> {
+    async fn list_backends(
+        &self,
+        request: Request<v1::ListBackendsRequest>,
+    ) -> Result<Response<v1::ListBackendsResponse>, Status> {
         let rows = |reply| if let Reply::Backends(answer) = reply { Some(answer.backends) } else { None };
-        let query = Query::Backends(v1::ListBackendsRequest {});
+        let query = Query::Backends(request.into_inner());
         let (backends, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
         Ok(Response::new(v1::ListBackendsResponse { backends, silent }))
     }

@@ -14,7 +14,7 @@ use proto::{Mode, ServiceName};
 
 use super::targets::{Reach, TargetKey, Targets, nanoseconds};
 use crate::flow::{BackendId, Tick, Ticks, UNRESOLVED};
-use crate::snapshot::{Backend, BackendTable};
+use crate::snapshot::{Backend, BackendTable, RemovedBackend, RemovedBackends};
 use crate::stats::BACKEND_SLOTS;
 use crate::wire::TableHash;
 
@@ -34,6 +34,12 @@ pub(super) struct Backends {
     generations: Vec<u32>,
     free: Vec<u32>,
     draining: HashMap<(Arc<ServiceName>, TargetKey), Draining, TableHash>,
+    /// The keys of `draining`, for snapshots.
+    pub(super) removed: RemovedBackends,
+}
+
+fn removed(service: &Arc<ServiceName>, (protocol, address): TargetKey) -> RemovedBackend {
+    RemovedBackend { service: service.clone(), address, protocol }
 }
 
 impl Backends {
@@ -44,6 +50,7 @@ impl Backends {
         let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
         let targets = Targets::taken_over(&table, &before.targets, slots, now_ns);
         let (mut generations, mut free, mut draining) = (before.generations.clone(), Vec::new(), HashMap::default());
+        let mut removed_backends = RemovedBackends::new();
         for (slot, generation) in (0..slots).zip(&mut generations) {
             let Some(backend) = table.in_slot(slot) else {
                 free.push(slot);
@@ -53,6 +60,7 @@ impl Backends {
             let key = (backend.service.clone(), (backend.protocol, backend.address));
             let until_ns = before.draining.get(&key).filter(|before| before.slot == slot).map(|before| before.until_ns);
             let until_ns = until_ns.unwrap_or_else(|| now_ns.saturating_add(nanoseconds(DRAIN_TIMEOUT)));
+            removed_backends.insert(removed(&key.0, key.1), slot);
             draining.insert(key, Draining { until_ns, slot });
             table.update(
                 slot,
@@ -62,7 +70,7 @@ impl Backends {
                 },
             );
         }
-        Self { table, targets, generations, free, draining }
+        Self { table, targets, generations, free, draining, removed: removed_backends }
     }
 
     /// Adds a backend: in the slot in which it drains, or in a new one. `None` when there is no room for its target, or
@@ -75,6 +83,7 @@ impl Backends {
         reach: impl FnOnce(SocketAddr) -> Reach,
     ) -> Option<BackendId> {
         if let Some(Draining { slot, .. }) = self.draining.remove(&(service.clone(), key)) {
+            self.removed.remove(&removed(service, key));
             self.table.update(slot, |_| true, |backend| backend.removed = false);
             return self.table.in_slot(slot).map(|backend| BackendId { slot, generation: backend.generation });
         }
@@ -125,13 +134,15 @@ impl Backends {
         self.table.update(id.slot, |_| true, |backend| (backend.removed, backend.accepts_new) = (true, false));
         if let Some(Backend { service, protocol, address, .. }) = self.table.get(id) {
             let key = (service.clone(), (*protocol, *address));
+            self.removed.insert(removed(service, key.1), id.slot);
             self.draining.insert(key, Draining { until_ns, slot: id.slot });
         }
     }
 
     /// Frees the slots of backends whose drain has ended. The next backends in them get other generations.
     pub(super) fn expire(&mut self, now_ns: u64) {
-        for (_, over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
+        for ((service, key), over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
+            self.removed.remove(&removed(&service, key));
             if let Some(backend) = self.table.in_slot(over.slot) {
                 self.targets.release(backend.target, now_ns);
                 self.generations[over.slot as usize] = BackendId::next_generation(backend.generation);

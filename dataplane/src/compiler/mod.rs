@@ -32,7 +32,9 @@ use snat::SnatTables;
 use targets::TargetKey;
 
 use crate::flow::FlowLimits;
-use crate::snapshot::{Config, FamilyTables, Health, Network, Pieces, Snapshot, Tunables, Tunnels, Views, VipAnswers};
+use crate::snapshot::{
+    Config, FamilyTables, Health, Network, Pieces, RemovedBackends, Snapshot, Tunables, Tunnels, Views, VipAnswers,
+};
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
 
@@ -97,6 +99,7 @@ impl Compiler {
             tunnels: tunnels.clone(),
             probe_tags: Arc::default(),
             services: Views::new(),
+            removed: RemovedBackends::new(),
             vlans: snat.vlans.clone(),
             promiscuous: Arc::default(),
             vlan_mtus: Arc::default(),
@@ -205,6 +208,7 @@ impl Compiler {
             last.promiscuous = network.promiscuous.as_slice().into();
         }
         last.backends = self.backends.table.clone();
+        last.removed = self.backends.removed.clone();
         last.routes = self.routes.share();
         last.managed = self.routes.managed(self.backends.targets.next_hops());
         let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();

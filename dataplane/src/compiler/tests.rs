@@ -262,6 +262,11 @@ fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
     assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO);
 }
 
+/// Addresses and slots of the removed backends.
+fn removed(snapshot: &Snapshot) -> Vec<(String, u32)> {
+    snapshot.removed().iter().map(|(backend, slot)| (backend.address.to_string(), *slot)).collect()
+}
+
 #[test]
 fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation() {
     let mut rig = Rig::new();
@@ -272,13 +277,16 @@ fn a_removed_backend_drains_then_vanishes_and_its_slot_gets_another_generation()
     rig.now_ns = SECOND_NS;
     let snapshot = rig.compile();
     assert!(snapshot.backend(id).is_some_and(|b| b.removed && !b.accepts_new));
+    assert_eq!(removed(&snapshot), [(TWO[0].to_owned(), id.slot)]);
     assert_eq!(rig.compiler.next_due_ns(), Some(301 * SECOND_NS));
     rig.change("web", |service| service.ports[0].backends.insert(0, backend(TWO[0])));
     assert_eq!(chosen(&rig.compile(), "192.0.2.100", 80), before, "a backend that returns within its drain keeps its slot");
+    assert!(removed(&rig.compile()).is_empty());
     rig.change("web", |service| service.ports[0].backends.retain(|b| b.address != backend(TWO[0]).address));
     rig.compile();
     rig.now_ns = 301 * SECOND_NS;
-    assert!(rig.compile().backend(id).is_none());
+    let snapshot = rig.compile();
+    assert!(snapshot.backend(id).is_none() && removed(&snapshot).is_empty());
     assert_eq!(rig.compiler.next_due_ns(), None);
     rig.change("web", |service| service.ports[0].backends.push(backend("10.0.0.13:8080")));
     let snapshot = rig.compile();

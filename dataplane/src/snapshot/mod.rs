@@ -30,6 +30,6 @@ pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
 pub(crate) use shared_chunks::Pieces;
 pub(crate) use tables::Announced;
-pub use tables::{Snapshot, Views};
+pub use tables::{RemovedBackend, RemovedBackends, Snapshot, Views};
 pub use tunnels::Ends;
 pub(crate) use tunnels::Tunnels;

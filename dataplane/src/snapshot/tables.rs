@@ -6,11 +6,11 @@
 //!
 //! Not here: how the tables are built, and anything that a worker writes.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use proto::{Generation, ProbeTags, Refusal, ServiceName};
+use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName};
 
 use super::backends::{Backend, BackendTable};
 use super::family::{AddressRole, FamilyTables, Front};
@@ -29,6 +29,21 @@ use crate::workers::PacketTarget;
 /// visiting the rest.
 pub type Views = OrdMap<Arc<ServiceName>, Arc<ServiceView>>;
 
+/// Backends whose flows continue although their Service no longer lists them, each with the slot in which its flows are
+/// counted. A copy is free.
+pub type RemovedBackends = OrdMap<RemovedBackend, u32>;
+
+/// A backend that its Service no longer lists.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RemovedBackend {
+    /// The Service, which may be deleted.
+    pub service: Arc<ServiceName>,
+    /// Its address and port.
+    pub address: SocketAddr,
+    /// The protocol of its flows.
+    pub protocol: Protocol,
+}
+
 /// All tables at one point in time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -46,6 +61,7 @@ pub struct Snapshot {
     pub(crate) tunnels: Arc<Tunnels>,
     pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Views,
+    pub(crate) removed: RemovedBackends,
     pub(crate) vlans: Arc<[Link]>,
     /// MTUs of `vlans`, in their order.
     pub(crate) vlan_mtus: Arc<[u16]>,
@@ -338,6 +354,12 @@ impl Snapshot {
     #[must_use]
     pub const fn services(&self) -> &Views {
         &self.services
+    }
+
+    /// The removed backends whose drain has not ended.
+    #[must_use]
+    pub const fn removed(&self) -> &RemovedBackends {
+        &self.removed
     }
 
     /// Services that this gateway does not serve, or serves only in part, with the reason.

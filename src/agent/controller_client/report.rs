@@ -226,7 +226,7 @@ mod tests {
         }
 
         fn serves(&self, services: &[Arc<ServiceView>]) {
-            self.served.send_replace(Served { ready: true, services: views(services) });
+            self.served.send_replace(Served { ready: true, services: views(services), ..Served::default() });
         }
     }
 

@@ -111,7 +111,7 @@ mod tests {
             ports: vec![port],
             drops: Arc::default(),
         };
-        Served { ready: true, services: Views::unit(name, Arc::new(web)) }
+        Served { ready: true, services: Views::unit(name, Arc::new(web)), ..Served::default() }
     }
 
     #[test]

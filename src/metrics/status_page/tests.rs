@@ -154,7 +154,7 @@ fn one_of_many(n: u32) -> ServiceView {
 #[test]
 fn with_100_000_backends_the_document_stays_small_and_finds_each() {
     let services: Views = (0..SERVICES).map(one_of_many).map(|view| (Arc::clone(&view.name), Arc::new(view))).collect();
-    let served = watch::channel(Served { ready: true, services: services.clone() }).1;
+    let served = watch::channel(Served { ready: true, services: services.clone(), ..Served::default() }).1;
     let sources = Sources { served, workers: vec![Arc::new(WorkerCounters::default())], ..sources() };
     let send = |n: u32, packets| (0..packets).for_each(|_| sources.workers[0].forwarded(n * BACKENDS, false, 100));
     let page = StatusPage::new(Vec::new());

@@ -16,7 +16,6 @@ use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, W
 use proto::limits::SNAT_PORT_REST;
 use proto::{Family, Mode};
 
-use self::listing::Lister;
 use super::account::{CounterReading, FinalAccount, expect};
 use super::error::BenchError;
 use super::frame::FrameFields;
@@ -149,8 +148,7 @@ impl Bench<'_> {
             measured.latency = session.latency(stage)?;
         }
         if options.listing {
-            let lister = Lister::start(scenario::second_core(options), mailbox, snapshots)?;
-            measured.listing = Some(session.listing(&lister, stage)?);
+            measured.listing = Some(session.listing(mailbox, snapshots, stage)?);
         }
         let traffic = harness.traffic().since(seen);
         self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;

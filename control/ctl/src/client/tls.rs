@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::transport::{Channel, Endpoint};
 
-use super::{ANSWER_TIMEOUT, ClientError, chain};
+use super::error::{ANSWER_TIMEOUT, ClientError, chain};
 
 /// ALPN name of HTTP/2.
 const ALPN: &[u8] = b"h2";

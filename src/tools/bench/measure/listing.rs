@@ -18,7 +18,7 @@ use dataplane::workers::Steering;
 use super::super::error::BenchError;
 use super::super::harness::Harness;
 use super::super::report::{ListingCost, Measured};
-use super::super::scenario::SEED;
+use super::super::scenario::{self, SEED};
 use super::super::traffic::Stage;
 use super::{Polled, Session};
 use crate::agent::inquiries::{FlowPosition, Inquiries};
@@ -29,7 +29,7 @@ const PAGE: usize = 1000;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Lists the flows of a worker while it is told to. Ends when it is dropped.
-pub(super) struct Lister {
+struct Lister {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,7 +46,7 @@ impl Lister {
     ///
     /// # Errors
     /// If there is no such core, or no thread.
-    pub(super) fn start(core: usize, mailbox: Arc<Mailbox>, snapshots: SnapshotReader) -> Result<Self, BenchError> {
+    fn start(core: usize, mailbox: Arc<Mailbox>, snapshots: SnapshotReader) -> Result<Self, BenchError> {
         let inquiries = Inquiries::new(vec![mailbox], Explainer::new(Steering::own_hash(1, SEED), SEED), snapshots);
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
@@ -88,8 +88,14 @@ impl Shared {
 }
 
 impl<H: Harness, E: Polled> Session<'_, H, E> {
-    /// Measures with and without a listing, in turn.
-    pub(super) fn listing(&mut self, lister: &Lister, stage: Option<Stage>) -> Result<ListingCost, BenchError> {
+    /// Measures with and without a listing of the flows of the worker that answers by this mailbox, in turn.
+    pub(super) fn listing(
+        &mut self,
+        mailbox: Arc<Mailbox>,
+        snapshots: SnapshotReader,
+        stage: Option<Stage>,
+    ) -> Result<ListingCost, BenchError> {
+        let lister = Lister::start(scenario::second_core(self.bench.options), mailbox, snapshots)?;
         let wanted = Duration::from_secs(self.bench.options.seconds.into());
         let (mut each, mut listed) = ([Vec::new(), Vec::new()], 0);
         let mut elapsed = Duration::ZERO;

@@ -23,14 +23,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The file.
 #[derive(Clone, Debug)]
-pub struct FlowFile {
+pub(super) struct FlowFile {
     dir: PathBuf,
 }
 
 impl FlowFile {
     /// The file in `dir`; it may not exist.
     #[must_use]
-    pub fn in_dir(dir: &Path) -> Self {
+    pub(super) fn in_dir(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
@@ -41,7 +41,7 @@ impl FlowFile {
     /// The flows of the process before, if there are any that can be used; otherwise the log says why. The file stays
     /// until [`FlowFile::remove`].
     #[must_use]
-    pub fn read(&self) -> Option<Arc<SavedFlows>> {
+    pub(super) fn read(&self) -> Option<Arc<SavedFlows>> {
         let path = self.path();
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -61,7 +61,7 @@ impl FlowFile {
     }
 
     /// Removes the file, whether it was usable or not.
-    pub fn remove(&self) {
+    pub(super) fn remove(&self) {
         let path = self.path();
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -76,7 +76,7 @@ impl FlowFile {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
+    pub(super) fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
         let header = SavedFlows::header(seed, is_confirmed, saved_at(), parts);
         self.replace([header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
     }
@@ -85,7 +85,7 @@ impl FlowFile {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub fn put_back(&self, flows: &SavedFlows) -> io::Result<()> {
+    pub(super) fn put_back(&self, flows: &SavedFlows) -> io::Result<()> {
         self.replace([flows.bytes()].into_iter())
     }
 
@@ -103,7 +103,7 @@ impl FlowFile {
 }
 
 /// Logs what became of saved flows once all workers have taken theirs, and releases their memory.
-pub async fn log_restored(saved: Arc<SavedFlows>, workers: usize) {
+pub(super) async fn log_restored(saved: Arc<SavedFlows>, workers: usize) {
     let report = saved.report();
     while (report.workers() as usize) < workers {
         tokio::time::sleep(LOOK_EVERY).await;

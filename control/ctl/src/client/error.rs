@@ -1,0 +1,85 @@
+//! Why a request to the admin API failed, and what to do.
+//!
+//! Not here: which failure of the transport means which of them (`client`, `client::tls`).
+
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Timeout of an answer; the API answers from memory.
+pub(in crate::client) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a request to a gateway failed, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The socket does not exist.
+    #[error(
+        "found no socket {0}; is sluiced running here? `admin.listen` of its configuration says where, give it as --server unix:PATH"
+    )]
+    Missing(PathBuf),
+    /// Permission denied.
+    #[error("may not open the socket {0}: permission denied; run sluicectl as the user of sluiced, or with sudo")]
+    Permission(PathBuf),
+    /// No process listens on the socket.
+    #[error(
+        "no process listens on {0}: sluiced ended without removing it; start sluiced (`systemctl status sluiced` says why it ended)"
+    )]
+    Refused(PathBuf),
+    /// The socket cannot be opened for another reason.
+    #[error("cannot open the socket {path}: {error}; expected the admin socket of a sluiced")]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// Over TCP both sides show certificates.
+    #[error("https:// needs certificates: give --ca, --cert and --key, or set SLUICE_CA, SLUICE_CERT and SLUICE_KEY")]
+    NoCertificates,
+    /// Our own certificates cannot be used.
+    #[error("{0}")]
+    Certificates(String),
+    /// There is no connection over TCP.
+    #[error("cannot ask {server}: {problem}")]
+    Tls {
+        /// The server.
+        server: String,
+        /// What happened, and what to do.
+        problem: String,
+    },
+    /// Another program listens there.
+    #[error("what listens on {server} is no sluice admin API ({detail}); give an address of `admin.listen` as --server")]
+    Foreign {
+        /// The server.
+        server: String,
+        /// Its answer.
+        detail: String,
+    },
+    /// The connection broke after an answer.
+    #[error("the gateway behind {server} has stopped; start sluiced and repeat this command")]
+    Gone {
+        /// The server.
+        server: String,
+    },
+    /// No answer came in time.
+    #[error("the gateway behind {server} gave no answer within {} s; look at its log", ANSWER_TIMEOUT.as_secs())]
+    Silent {
+        /// The server.
+        server: String,
+    },
+    /// The gateway refused to answer.
+    #[error("the gateway behind {server} answered: {message}")]
+    Answer {
+        /// The server.
+        server: String,
+        /// Its message.
+        message: String,
+    },
+}
+
+/// An error with its causes: tonic's own text is "transport error".
+pub(in crate::client) fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| (**cause).source()).map(ToString::to_string);
+    std::iter::once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": ")
+}
