@@ -51,6 +51,13 @@ impl fmt::Display for Reloaded {
     }
 }
 
+/// How the next start differs from this one, as far as the end of this process depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextStart {
+    /// Whether its routes to VIPs have the same table and protocol.
+    pub keeps_routes: bool,
+}
+
 impl Reload {
     /// For a gateway that runs with `settings`, which were read from `file` with this `choice`.
     #[must_use]
@@ -89,8 +96,10 @@ impl Reload {
     ///
     /// # Errors
     /// All problems of the file: the next start will fail.
-    pub fn check(&self) -> Result<(), Invalid> {
-        Settings::read(&self.file, &self.choice).map(drop)
+    pub fn check(&self) -> Result<NextStart, Invalid> {
+        let next = Settings::read(&self.file, &self.choice)?;
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(NextStart { keeps_routes: next.announce == running.announce })
     }
 
     /// Reads the file again.

@@ -281,12 +281,10 @@ async fn serve(
     let routes = VipRoutes::new(settings.announce);
     supervise_network(&mut supervisor, settings, &channels, ports);
     supervise_announcement(&mut supervisor, settings, &channels, &routes, is_restart);
-    election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &ended));
+    let standing = ended.child_token();
+    election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &standing));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
-    if systemd::listens() {
-        let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
-        supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
-    }
+    supervise_reports(&mut supervisor, &channels);
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, (loads, export), &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.unix.display(), "the gateway runs");
@@ -294,6 +292,7 @@ async fn serve(
     if !stop.is_restart.is_cancelled() {
         stop.leave(settings, (&channels.announced, &channels.answers, &channels.leaving), &routes, &counters).await;
     }
+    election::resign(&standing, channels.answers.subscribe()).await;
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
     restored.iter().for_each(|restored| restored.abort());
@@ -475,6 +474,14 @@ fn supervise_state(
     };
     let inputs = (pipeline, inputs, outputs);
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
+}
+
+/// What systemd is told, if it listens.
+fn supervise_reports(supervisor: &mut Supervisor, channels: &Channels) {
+    if systemd::listens() {
+        let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
+        supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
+    }
 }
 
 /// This gateway's part in the election of the owners of VIPs.

@@ -29,7 +29,7 @@ use crate::settings::Settings;
 use crate::worker_threads::Load;
 pub use duplicates::watch_claims;
 use keepalived::{Files, Keepalived, Notification};
-use priority::addition;
+use priority::{Fitness, addition};
 
 /// How often leases and the fitness of the gateway are checked.
 const TICK: Duration = Duration::from_millis(25);
@@ -115,17 +115,18 @@ pub async fn run(candidacy: Candidacy) -> Result<(), Failure> {
     let mut election = Ownerless(candidacy);
     loop {
         election.0.lose_all();
-        election.0.wait_for_workers().await;
+        let ended = election.0.ended.clone();
+        if ended.run_until_cancelled(election.0.wait_for_workers()).await.is_none() {
+            return Ok(());
+        }
         let mut standing = Standing::new(&election.0);
         standing.update(&mut election.0, &files)?;
         let mut keepalived = Keepalived::start(&files, &election.0.settings)?;
         election.0.ownership.open();
         match election.0.round(&mut keepalived, &mut standing, &files).await? {
             Round::Over => {
-                election.0.lose_all();
-                if election.0.leaving.is_cancelled() {
-                    keepalived.stop().await;
-                }
+                // Its last advertisements pass only while the leases are open; each ends the lease of its group.
+                keepalived.stop().await;
                 return Ok(());
             }
             Round::Lost(why) => {
@@ -284,9 +285,9 @@ impl Standing {
         if election.served.has_changed().unwrap_or(false) {
             self.has_backends = has_backends(&election.served.borrow_and_update());
         }
-        let unfit = self.unfit(election);
+        let fitness = self.fitness(election);
         let now_ns = (election.clock)();
-        if unfit.is_none() {
+        if fitness == Fitness::Fit {
             election.first_fit_ns.get_or_insert(now_ns);
         }
         let settled_ns = election.first_fit_ns.map(|first_ns| now_ns.saturating_sub(first_ns));
@@ -294,11 +295,12 @@ impl Standing {
         let keeps = is_settled && !election.settings.election.preempt;
         let owned = election.answers.borrow().groups;
         for (group, told) in (0..).zip(&mut self.told) {
-            let addition = addition(unfit.is_none(), keeps && owned.is_some_and(|owned| owned.has(group)));
+            let addition = addition(fitness, keeps && owned.is_some_and(|owned| owned.has(group)));
             if told.replace(addition) != Some(addition) {
                 files.add_to_priority(group, addition)?;
             }
         }
+        let unfit = fitness.problem();
         let is_new = election.status.send_if_modified(|status| std::mem::replace(&mut status.unfit, unfit) != unfit);
         if is_new {
             match unfit {
@@ -309,15 +311,15 @@ impl Standing {
         Ok(())
     }
 
-    fn unfit(&self, election: &Candidacy) -> Option<&'static str> {
+    fn fitness(&self, election: &Candidacy) -> Fitness {
         let rows = [
-            (election.leaving.is_cancelled(), "it ends"),
-            (*election.draining.borrow(), "it is drained"),
-            (!election.served.borrow().ready, "it has no complete state"),
-            (!election.network.borrow().down.is_empty(), "a port has no link"),
-            (!self.has_backends, "no backend of any Service is healthy"),
+            (election.leaving.is_cancelled(), Fitness::Leaves("it ends")),
+            (*election.draining.borrow(), Fitness::Leaves("it is drained")),
+            (!election.served.borrow().ready, Fitness::Unfit("it has no complete state")),
+            (!election.network.borrow().down.is_empty(), Fitness::Unfit("a port has no link")),
+            (!self.has_backends, Fitness::Unfit("no backend of any Service is healthy")),
         ];
-        rows.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
+        rows.into_iter().find_map(|(is_so, fitness)| is_so.then_some(fitness)).unwrap_or(Fitness::Fit)
     }
 }
 

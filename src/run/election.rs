@@ -8,6 +8,7 @@ use std::time::Duration;
 use dataplane::{OwnedGroups, VipAnswers, VipOwnership};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::agent::election::{self, Candidacy};
 use crate::agent::supervisor::Supervisor;
@@ -15,6 +16,10 @@ use crate::settings::{Elector, Settings};
 
 /// Intervals of advertisements that a gateway which ends waits for another one to take its VIPs: others need four.
 const HANDOVER_INTERVALS: u32 = 10;
+/// Longest wait for another gateway, whatever the interval: long before systemd ends the process.
+const HANDOVER_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for keepalived to resign; it takes a second to end.
+const RESIGNED_MAX: Duration = Duration::from_secs(3);
 /// Packets that clients have sent before they heard of the new owner arrive within this time.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
 
@@ -45,13 +50,25 @@ pub(super) fn supervise(supervisor: &mut Supervisor, candidacy: Candidacy) {
     }
 }
 
+/// Ends the election while workers still poll, so that keepalived resigns from what this gateway owns, and others need not
+/// wait until they miss its advertisements.
+pub(super) async fn resign(election: &CancellationToken, mut answers: watch::Receiver<VipAnswers>) {
+    election.cancel();
+    if timeout(RESIGNED_MAX, answers.wait_for(|answers| !owns_some(answers))).await.is_err() {
+        tracing::warn!("keepalived does not end; others take the VIPs of this gateway when they miss its advertisements");
+    }
+}
+
+fn owns_some(answers: &VipAnswers) -> bool {
+    answers.groups.is_some_and(|groups| groups.owned > 0)
+}
+
 /// Waits until other gateways have taken the VIPs of this one, which is about to end.
 pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<VipAnswers>) {
-    let owns_some = |answers: &VipAnswers| answers.groups.is_some_and(|groups| groups.owned > 0);
     if !owns_some(&answers.borrow_and_update()) {
         return;
     }
-    let wait = settings.election.advertisement * HANDOVER_INTERVALS;
+    let wait = (settings.election.advertisement * HANDOVER_INTERVALS).min(HANDOVER_MAX);
     match timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await {
         Ok(_) => sleep(IN_FLIGHT).await,
         Err(_) => tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again"),

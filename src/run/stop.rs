@@ -36,6 +36,8 @@ pub(super) struct Stop {
     pub(super) ends: CancellationToken,
     /// It ends for a restart: the next process is expected at once.
     pub(super) is_restart: CancellationToken,
+    /// The next process has its routes elsewhere, so this one leaves it none.
+    pub(super) moves_routes: CancellationToken,
     /// A drain ends before its time: after SIGTERM a restart was asked for.
     pub(super) drain_ends: CancellationToken,
 }
@@ -68,11 +70,16 @@ impl Stop {
     /// After SIGUSR2: ends the gateway for a restart, if the next start will find a valid configuration.
     fn end_for_restart(&self, reload: &Reload) {
         match tokio::task::block_in_place(|| reload.check()) {
-            Ok(()) if self.ends.is_cancelled() => {
+            Ok(_) if self.ends.is_cancelled() => {
                 tracing::info!("a restart was asked for: the drain ends, and the flows are saved");
                 return self.drain_ends.cancel();
             }
-            Ok(()) => self.is_restart.cancel(),
+            Ok(next) => {
+                if !next.keeps_routes {
+                    self.moves_routes.cancel();
+                }
+                self.is_restart.cancel();
+            }
             Err(errors) => {
                 tracing::error!(%errors, "the configuration is invalid and the next start will fail: draining as after SIGTERM");
             }
@@ -100,7 +107,8 @@ impl Stop {
                 let _ = self.drain_ends.run_until_cancelled(withdrawn).await;
             }
         };
-        tokio::join!(withdrawn, election::hand_over(settings, answers.subscribe()));
+        let handed_over = self.drain_ends.run_until_cancelled(election::hand_over(settings, answers.subscribe()));
+        let _ = tokio::join!(withdrawn, handed_over);
         withdraw_routes(routes, settings).await;
         if is_announced {
             let wait = settings.drain_on_stop.saturating_sub(start.elapsed());
@@ -112,7 +120,7 @@ impl Stop {
     /// At the end of the process: leaves the routes to the next process if this is a restart, otherwise withdraws what is
     /// left of them.
     pub(super) async fn end_routes(&self, routes: &VipRoutes, settings: &Settings) {
-        if !self.is_restart.is_cancelled() {
+        if !self.is_restart.is_cancelled() || self.moves_routes.is_cancelled() {
             withdraw_routes(routes, settings).await;
         } else if let Err(error) = routes.leave_to_next_process().await {
             tracing::warn!(%error, "routes to VIPs end with this process; routers send here again once the next one serves");

@@ -24,8 +24,8 @@ impl RecordTarget {
         if let Some(path) = text.strip_prefix("file:") {
             let is_file = !path.is_empty() && !path.starts_with("//") && !path.ends_with('/');
             let path = is_file.then(|| std::path::absolute(base.join(path)).ok()).flatten()?;
-            // The gateway may write to the whole directory (`run::privileges`), so that must not be `/`.
-            let has_directory = path.parent().is_some_and(|dir| dir.parent().is_some());
+            // The gateway may write to the whole directory (`run::privileges`), so that must not be the system's.
+            let has_directory = path.parent().is_some_and(|dir| dir.parent().is_some() && !is_of_system(dir));
             return (has_directory && path.file_name().is_some()).then_some(Self::File(path));
         }
         let (host, port) = text.strip_prefix("ipfix://")?.rsplit_once(':')?;
@@ -36,6 +36,12 @@ impl RecordTarget {
         };
         Some(Self::Ipfix { host, port })
     }
+}
+
+/// Whether the system's own files and programs are in a directory.
+fn is_of_system(dir: &Path) -> bool {
+    let trees = ["/bin", "/boot", "/dev", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr"];
+    trees.iter().any(|tree| dir.starts_with(tree)) || ["/etc", "/run", "/var"].iter().any(|own| dir == Path::new(own))
 }
 
 /// Whether a text is an IPv4 address, or a host name (RFC 1123 section 2.1).
@@ -90,6 +96,9 @@ mod tests {
             "file:",
             "file:/",
             "file:/flows.jsonl",
+            "file:/dev/flows",
+            "file:/usr/local/bin/flows",
+            "file:/etc/flows.jsonl",
             "file:///var/log/flows",
             "/var/log/flows",
         ];

@@ -177,7 +177,7 @@ async fn admins_change_viewers_look_others_are_refused_and_each_change_is_logged
         let error = lab.ctl(&viewer, command).await.unwrap_err();
         assert!(error.contains("the certificate of \"bob\" only allows to look; issue it with"), "{command}: {error}");
     }
-    lab.logs(&["a change by a certificate that only allows to look was refused", "caller=bob (certificate)"]).await;
+    lab.logs(&["a change was refused, because the caller may only look", "caller=bob (certificate)"]).await;
 
     let without_role = lab.operator(&["example"]);
     let error = lab.ctl(&without_role, "overrides").await.unwrap_err();

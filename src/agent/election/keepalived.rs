@@ -160,6 +160,8 @@ impl Keepalived {
             let _ = fs::remove_file(path);
             command.arg(option).arg(path);
         }
+        // It must not speak to systemd for this process.
+        command.env_remove("NOTIFY_SOCKET");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         die_with_parent(&mut command);
         let mut command = Command::from(command);

@@ -2,9 +2,10 @@
 //!
 //! | gateway | priority |
 //! |---|---|
-//! | owns the group and keeps it | 150 to 199 |
-//! | is fit | 100 to 149 |
-//! | is unfit: drained, about to end, without state, link or backends, or with a stalled worker | 1 to 50 |
+//! | owns the group and keeps it | 200 to 249 |
+//! | is fit | 150 to 199 |
+//! | is unfit: without complete state, link or healthy backends | 100 to 149 |
+//! | leaves: drained, or about to end | 50 to 99 |
 //!
 //! Within a row a hash of the gateway's name and the group decides, so the groups spread over gateways that start
 //! together. An owner keeps its groups by its priority, not by keepalived's `nopreempt`, with which a fit gateway would
@@ -16,13 +17,35 @@
 use proto::fnv1a;
 
 /// Lowest priority of a fit gateway.
-const FIT: u8 = 100;
+const FIT: u8 = 150;
 /// Number of priorities in a row of the table.
 const STEPS: u64 = 50;
 /// Added for groups that this gateway owns and keeps.
 const KEEPS: i16 = 50;
 /// Added for an unfit gateway.
-const UNFIT: i16 = -99;
+const UNFIT: i16 = -50;
+/// Added for a gateway that leaves: any other one is better.
+const LEAVES: i16 = -100;
+
+/// Whether a gateway should own VIPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fitness {
+    Fit,
+    /// It lacks something; the reason.
+    Unfit(&'static str),
+    /// It is drained or about to end; the reason.
+    Leaves(&'static str),
+}
+
+impl Fitness {
+    /// Why it should own none, if it should not.
+    pub(super) const fn problem(self) -> Option<&'static str> {
+        match self {
+            Self::Fit => None,
+            Self::Unfit(why) | Self::Leaves(why) => Some(why),
+        }
+    }
+}
 
 /// The priority of a fit gateway that does not own the group.
 pub(super) fn base(gateway: &str, group: u8) -> u8 {
@@ -33,11 +56,12 @@ pub(super) fn base(gateway: &str, group: u8) -> u8 {
 }
 
 /// What is added to [`base`].
-pub(super) fn addition(is_fit: bool, keeps: bool) -> i16 {
-    match (is_fit, keeps) {
-        (false, _) => UNFIT,
-        (true, true) => KEEPS,
-        (true, false) => 0,
+pub(super) const fn addition(fitness: Fitness, keeps: bool) -> i16 {
+    match (fitness, keeps) {
+        (Fitness::Leaves(_), _) => LEAVES,
+        (Fitness::Unfit(_), _) => UNFIT,
+        (Fitness::Fit, true) => KEEPS,
+        (Fitness::Fit, false) => 0,
     }
 }
 
@@ -46,13 +70,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_keeps_its_groups_unless_it_is_unfit() {
+    fn an_owner_keeps_its_groups_unless_it_is_unfit_and_one_that_leaves_gives_them_to_any_other() {
+        let (unfit, leaves) = (Fitness::Unfit("no link"), Fitness::Leaves("drained"));
         for group in 0..64 {
-            let of = |name, is_fit, keeps| i16::from(base(name, group)) + addition(is_fit, keeps);
+            let of = |name, fitness, keeps| i16::from(base(name, group)) + addition(fitness, keeps);
             for (one, other) in [("a", "b"), ("b", "a"), ("edge-1", "edge-2")] {
-                assert!(of(one, true, true) > of(other, true, false));
-                assert!(of(one, true, false) > of(other, false, true));
-                assert!((1..=254).contains(&of(one, false, false)) && (1..=254).contains(&of(one, true, true)));
+                assert!(of(one, Fitness::Fit, true) > of(other, Fitness::Fit, false));
+                assert!(of(one, Fitness::Fit, false) > of(other, unfit, true));
+                assert!(of(one, unfit, false) > of(other, leaves, true));
+                assert!((1..=254).contains(&of(one, leaves, false)) && (1..=254).contains(&of(one, Fitness::Fit, true)));
             }
         }
     }
