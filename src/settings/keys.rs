@@ -297,7 +297,8 @@ pub(super) fn flow_records(top: &mut Section<'_>, base: &Path) -> Option<RecordT
     let mut section = top.section("flowRecords");
     let field = section.field("to").filter(|field| !field.is_empty());
     let target = field.and_then(|field| {
-        let expected = "ipfix://HOST:PORT, with an IPv6 address in brackets, or file:PATH in a directory below /";
+        let expected =
+            "ipfix://HOST:PORT, with an IPv6 address in brackets, or file:PATH in a directory that is not the system's";
         field.parse(expected, |text| RecordTarget::parse(text, base))
     });
     section.finish();
