@@ -25,7 +25,8 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::agent::election::ElectionStatus;
+use crate::agent::fleet::election::ElectionStatus;
+use crate::agent::fleet::replication::ReplicationStatus;
 use crate::agent::inquiries::Inquiries;
 use crate::agent::probe::Causes;
 use crate::agent::served::Served;
@@ -82,6 +83,8 @@ pub struct Sources {
     pub draining: watch::Receiver<bool>,
     /// The election of the owners of VIPs.
     pub election: watch::Receiver<ElectionStatus>,
+    /// The replication of flows.
+    pub replication: watch::Receiver<ReplicationStatus>,
     /// The controller.
     pub controller: ControllerAccess,
     /// The agent's tasks.
@@ -343,6 +346,7 @@ pub(crate) mod tests {
             connected: watch::channel(true).1,
             draining: watch::channel(false).1,
             election: watch::channel(ElectionStatus::default()).1,
+            replication: watch::channel(ReplicationStatus::default()).1,
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],

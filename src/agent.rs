@@ -7,7 +7,7 @@
 
 pub mod compile_loop;
 pub mod controller_client;
-pub mod election;
+pub mod fleet;
 pub mod flow_records;
 pub mod gateway_drain;
 pub mod inquiries;

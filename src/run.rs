@@ -40,7 +40,8 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, Captures, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::election::{Candidacy, ElectionStatus};
+use crate::agent::fleet::election::{Candidacy, ElectionStatus};
+use crate::agent::fleet::replication::ReplicationStatus;
 use crate::agent::flow_records::{self, FlowExport};
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
@@ -193,6 +194,7 @@ struct Channels {
     answers: watch::Sender<VipAnswers>,
     ownership: Arc<VipOwnership>,
     election: watch::Sender<ElectionStatus>,
+    replication: watch::Sender<ReplicationStatus>,
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -219,6 +221,7 @@ impl Channels {
             answers: watch::Sender::new(election::first_answers(settings)),
             ownership: election::ownership(settings),
             election: watch::Sender::default(),
+            replication: watch::Sender::default(),
             neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
         }
     }
@@ -627,6 +630,7 @@ fn sources(
         connected: channels.connected.subscribe(),
         draining: channels.draining.subscribe(),
         election: channels.election.subscribe(),
+        replication: channels.replication.subscribe(),
         controller,
         tasks,
         workers,

@@ -1,13 +1,13 @@
 //! Metrics of the election of the owners of VIPs, and of stations that announce the same VIPs.
 //!
-//! Not here: the election (`agent::election`).
+//! Not here: the election (`agent::fleet::election`).
 
 use std::fmt;
 
 use control::metrics::{MetricFamily, MetricWriter};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use crate::agent::election::ElectionStatus;
+use crate::agent::fleet::election::ElectionStatus;
 
 const OWNED: MetricFamily = MetricFamily::gauge("sluice_vip_group_owned", "", "1 while this gateway owns the group of VIPs.");
 const TAKEOVERS: MetricFamily =

@@ -1,6 +1,6 @@
 //! The tasks that decide which VIPs this gateway answers for: the election, or without one the watch for duplicates.
 //!
-//! Not here: what they do (`agent::election`).
+//! Not here: what they do (`agent::fleet::election`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::election::{self, Candidacy};
+use crate::agent::fleet::election::{self, Candidacy};
 use crate::agent::supervisor::Supervisor;
 use crate::settings::{Elector, Settings};
 

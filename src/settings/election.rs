@@ -1,6 +1,6 @@
 //! The keys of section `announce`: the Linux table of routes to VIPs, which VIPs have one, and the election of the owners of VIPs.
 //!
-//! Not here: what follows from them (`netlink::announce`, `agent::election`).
+//! Not here: what follows from them (`netlink::announce`, `agent::fleet::election`).
 
 use std::time::Duration;
 

@@ -26,7 +26,9 @@ pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, S
 pub(crate) use snat::{TrialPorts, UsedPort};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub(crate) use state::{UDP_SIGNAL, is_plain_number};
-pub use storage::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
+pub use storage::{
+    ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
+};
 pub(crate) use storage::{BegunFlow, HotFlow, HotFlows};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub(crate) use table::{Fate, SweepRules};

@@ -9,6 +9,7 @@
 //! Not here: which position a flow has (`table`), and the order in which flows yield (`yield_order`).
 
 mod recorder;
+mod replicator;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use recorder::Meters;
 use recorder::Recorder;
 pub use recorder::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
+pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent};
 
 /// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never
 /// more lines than its size requires.

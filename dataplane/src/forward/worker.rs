@@ -25,8 +25,8 @@ use super::engine::Engine;
 use super::fast;
 use super::observer::{Observe, PacketSource};
 use crate::flow::{
-    BackendId, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowState, FlowTable, HotFlow, IdleLimits, PoolId,
-    SnatPorts, SweepRules, Tick, Ticks,
+    BackendId, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
+    IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks,
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
@@ -92,6 +92,8 @@ pub struct Worker<P: Port, O = ()> {
     saved: Option<Arc<SavedFlows>>,
     /// Inquiries of the agent.
     mailbox: Option<Arc<Mailbox>>,
+    /// Flows of partners, and news for them.
+    replication: Option<Arc<FlowReplication>>,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
@@ -136,6 +138,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             sweep: Sweep::default(),
             saved: None,
             mailbox: None,
+            replication: None,
         })
     }
 
@@ -153,6 +156,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let Engine { tables, max_flows: flows, .. } = &mut self.engine;
         tables.v4.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })?;
         tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })
+    }
+
+    /// Tells the agent about its own flows, and keeps those of partners as shadow flows. To be called before the first
+    /// poll.
+    pub fn replicate(&mut self, replication: Arc<FlowReplication>) {
+        self.replication = Some(replication);
     }
 
     /// Records the end of all flows at the end of the gateway, as far as there is room. To be called at `now_ns`

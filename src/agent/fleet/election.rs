@@ -23,8 +23,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::served::Served;
-use super::supervisor::Failure;
+use crate::agent::served::Served;
+use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
 use crate::worker_threads::Load;
 pub use duplicates::watch_claims;
