@@ -14,6 +14,7 @@ use dataplane::flow::{FlowReplication, FlowState, ReplicaEvent};
 use dataplane::testing::Packet;
 use dataplane::workers::Steering;
 use dataplane::{Config, DropReason, OwnedGroups, VipAnswers, VipOwnership, tcp_flags};
+use proptest::prelude::*;
 use proto::{Announce, Mode, Service, ServiceName, State, vip_group};
 use rig::{CLUSTER, SECOND, UPLINK, config, ends, ip, service, state};
 use team::{Delivery, Team, clients};
@@ -181,6 +182,23 @@ fn streams_of_udp_and_connections_of_mode_dnat_go_on() {
         assert_eq!(b.team.towards_backends(&clients, DATA), seen, "{mode:?}");
         b.team.answered(&seen, DATA);
     }
+}
+
+#[test]
+fn what_waits_in_the_queue_when_a_group_moves_is_applied_before() {
+    let (mut a, mut b) = (Gateway::small(7), Gateway::small(8));
+    a.own(ALL);
+    let clients = clients(500);
+    let seen = a.team.establish(&clients);
+    a.pass(3);
+    b.team.now = a.team.now;
+    for event in a.told() {
+        assert!(b.replications[0].give(event));
+    }
+    assert_eq!(b.flows(), 0);
+    a.own(NONE);
+    b.own(ALL);
+    assert_eq!(b.team.towards_backends(&clients, DATA), seen);
 }
 
 #[test]
@@ -501,4 +519,104 @@ fn flows_to_vips_of_routers_use_the_addresses_that_the_gateway_owns() {
     gateway.own(1 << other);
     let seen = gateway.team.establish(&new_clients(10));
     assert!(seen.values().all(|(snat, _)| snat.ip() == ip(SNAT[usize::from(other)])));
+}
+
+/// The states of a fleet of two gateways, one of which owns everything.
+struct Fleet {
+    gateways: [Gateway; 2],
+    owner: usize,
+}
+
+impl Fleet {
+    /// Lets time pass for both, and carries what either tells to the other.
+    fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            let [a, b] = &mut self.gateways;
+            a.pass(1);
+            b.hear(&a.told());
+            b.pass(1);
+            a.hear(&b.told());
+        }
+    }
+
+    fn owner(&mut self) -> &mut Gateway {
+        &mut self.gateways[self.owner]
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Open(u16),
+    Data(u16),
+    /// By the client.
+    Reset(u16),
+    Wait,
+    TakeOver,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (0u8..8, 0u16..12).prop_map(|(kind, n)| match kind {
+        0..=2 => Step::Open(n),
+        3 => Step::Data(n),
+        4 => Step::Reset(n),
+        5 => Step::Wait,
+        _ => Step::TakeOver,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whoever owns the groups, and however often that changes: open connections go on, and both gateways know the same.
+    #[test]
+    fn both_gateways_know_what_a_map_of_open_connections_knows(
+        workers in (1u8..4, 1u8..4),
+        steps in proptest::collection::vec(step(), 1..30),
+    ) {
+        // With one seed the gateways hand out the same ports.
+        let gateways = [workers.0, workers.1].map(|workers| Gateway::new(state(), workers, false, 7, 4096));
+        let mut fleet = Fleet { gateways, owner: 0 };
+        fleet.owner().own(ALL);
+        let mut open: HashMap<u16, (SocketAddr, SocketAddr)> = HashMap::new();
+        let client = |n: u16| vec![(format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")];
+        for step in steps {
+            match step {
+                Step::Open(n) if !open.contains_key(&n) => {
+                    let ends = fleet.owner().team.establish(&client(n)).into_values().next().unwrap();
+                    prop_assert!(open.values().all(|other| *other != ends), "{:?} is used twice", ends);
+                    open.insert(n, ends);
+                }
+                Step::Open(n) | Step::Data(n) => {
+                    if let Some(ends) = open.get(&n) {
+                        let seen = fleet.owner().team.towards_backends(&client(n), DATA);
+                        prop_assert_eq!(seen.values().next(), Some(ends));
+                    }
+                }
+                Step::Reset(n) => {
+                    if open.remove(&n).is_some() {
+                        fleet.owner().team.towards_backends(&client(n), tcp_flags::RST);
+                        fleet.pass(22);
+                    }
+                }
+                Step::Wait => {
+                    fleet.pass(12);
+                    // With different owners two workers have a half each, and one does not see how the other ends.
+                    for gateway in fleet.gateways.iter().filter(|_| workers.0 == workers.1) {
+                        prop_assert_eq!(gateway.flows(), open.len() as u64);
+                    }
+                }
+                Step::TakeOver => {
+                    fleet.pass(2);
+                    fleet.owner().own(NONE);
+                    fleet.owner = 1 - fleet.owner;
+                    fleet.owner().own(ALL);
+                }
+            }
+            for (n, ends) in &open {
+                let seen = fleet.owner().team.towards_backends(&client(*n), DATA);
+                prop_assert_eq!(seen.values().next(), Some(ends));
+                fleet.owner().team.answered(&seen, DATA);
+            }
+        }
+    }
 }
