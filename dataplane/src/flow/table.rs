@@ -132,11 +132,12 @@ impl<A: Address> FlowTable<A> {
         self.storage.replicator.as_deref_mut()
     }
 
-    /// Tells up to `flows` of the flows that are now old enough and for which `tells` returns true.
-    pub(crate) fn tell_due(&mut self, flows: usize, tells: impl Fn(&Flow<A>) -> bool) {
-        for _ in 0..flows {
+    /// Looks at up to `flows` of the flows that are old enough now, and tells those for which `tells` returns true. Returns
+    /// how many there were.
+    pub(crate) fn tell_due(&mut self, flows: usize, tells: impl Fn(&Flow<A>) -> bool) -> usize {
+        for looked in 0..flows {
             let now = self.now;
-            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return };
+            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return looked };
             let flow = self.get(FlowIndex(index));
             if self.storage.is_used(index)
                 && tells(&flow)
@@ -145,6 +146,7 @@ impl<A: Address> FlowTable<A> {
                 replicator.tell_first(index, &flow, self.now);
             }
         }
+        flows
     }
 
     /// Notes that a partner has told a flow, in its present state.

@@ -229,7 +229,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         &mut self.subscriber
     }
 
-    /// Processes the packets that have arrived, at `now_ns` (monotonic, ns). Returns their number.
+    /// Processes the packets that have arrived, at `now_ns` (monotonic, ns). Returns their number, and that of flows of
+    /// partners and for them: while there are any, the worker should not sleep.
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
         self.engine.tables.set_time(Tick::at(now_ns));
@@ -251,9 +252,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
                 self.announcements.wake();
             }
         }
-        if let Some(replication) = self.replication.as_mut().filter(|_| snapshot.ready()) {
-            replication.run(engine, snapshot, changed, now_ns);
-        }
+        let replicated = match self.replication.as_mut().filter(|_| snapshot.ready()) {
+            Some(replication) => replication.run(engine, snapshot, changed, now_ns),
+            None => 0,
+        };
         let mut handled = 0;
         for index in 0..engine.egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
@@ -293,7 +295,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if let Some(capture) = &mut engine.capture {
             capture.end_poll(handled, now_ns);
         }
-        handled
+        handled + replicated
     }
 }
 

@@ -80,8 +80,14 @@ impl Replicating {
     }
 
     /// Applies what partners tell, and tells them flows that have been confirmed for long enough. To be called at each
-    /// poll; `changed`: with a new snapshot.
-    pub(super) fn run<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, changed: bool, now_ns: u64) {
+    /// poll; `changed`: with a new snapshot. Returns how many flows that concerned: more may wait.
+    pub(super) fn run<P: Port, O>(
+        &mut self,
+        engine: &mut Engine<P, O>,
+        snapshot: &Snapshot,
+        changed: bool,
+        now_ns: u64,
+    ) -> usize {
         let now = Tick::at(now_ns);
         if self.looked.replace(now) != Some(now) {
             self.left = APPLIED_PER_TICK;
@@ -92,20 +98,23 @@ impl Replicating {
         let events = if self.is_idle { APPLIED_PER_POLL } else { APPLIED_PER_POLL.min(self.left) };
         let applied = engine.hear_partners(&self.queues, events, snapshot, now);
         self.left = self.left.saturating_sub(applied);
-        engine.tell_due(snapshot);
+        applied + engine.tell_due(snapshot)
     }
 
-    /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's. What
-    /// waits is applied before, since it is from the owners of before, and would be refused after.
+    /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
+    ///
+    /// What waits is applied first, by the groups that it owned before and owns now: it may be from the owner of before,
+    /// or, if this gateway was stopped for a while, from the present one.
     fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
         let valid = engine.ownership.valid_groups(now_ns);
         let groups = snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned });
         if groups != self.groups {
+            let before = self.groups.map_or(0, |groups| groups.owned);
+            engine.set_groups(snapshot, groups.map(|now| OwnedGroups { owned: before & now.owned, ..now }));
             engine.hear_partners(&self.queues, self.queues.given(), snapshot, Tick::at(now_ns));
         }
         self.groups = groups;
-        set_groups::<u32>(&mut engine.tables, snapshot, groups);
-        set_groups::<u128>(&mut engine.tables, snapshot, groups);
+        engine.set_groups(snapshot, groups);
     }
 
     /// Publishes the number of shadow flows.
@@ -128,12 +137,17 @@ impl<P: Port, O> Engine<P, O> {
         self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()))
     }
 
-    /// Tells flows that have been confirmed for long enough.
-    fn tell_due(&mut self, snapshot: &Snapshot) {
+    fn set_groups(&mut self, snapshot: &Snapshot, groups: Option<OwnedGroups>) {
+        set_groups::<u32>(&mut self.tables, snapshot, groups);
+        set_groups::<u128>(&mut self.tables, snapshot, groups);
+    }
+
+    /// Tells flows that have been confirmed for long enough. Returns how many there were.
+    fn tell_due(&mut self, snapshot: &Snapshot) -> usize {
         let Self { egress, tables: FlowTables { v4, v6 }, .. } = self;
         let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
-        v4.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
-        v6.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
+        let of_v4 = v4.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
+        of_v4 + v6.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow))
     }
 
     /// Applies up to this many events. Returns how many there were.
@@ -155,13 +169,14 @@ impl<P: Port, O> Engine<P, O> {
 
     fn hear<A: FlowFamily>(&mut self, event: ReplicaEvent, snapshot: &Snapshot, now: Tick) -> Heard {
         let Some(flow) = flow_of::<A>(event.flow(), now) else { return Heard::Refused };
-        if self.is_own(&flow) {
-            return Heard::Refused;
-        }
         let is_mine = |way| is_owned(self.owned(), snapshot, &flow.tuple(way));
         let has_replies = flow.mode.is_two_way() && is_mine(Direction::ToClient);
         if !has_replies && !is_mine(Direction::ToBackend) {
             return Heard::OfOther;
+        }
+        let has_snat = flow.mode != FlowMode::Nat || snapshot.group_of_snat(flow.snat).is_some();
+        if self.is_own(&flow) || !has_snat {
+            return Heard::Refused;
         }
         match event {
             ReplicaEvent::Holds(_) => match backend_of(snapshot, &flow) {
