@@ -237,7 +237,7 @@ struct Work {
     checkpoint_storage: Storage,
     /// The queue of status writes of the present term.
     status_writer: watch::Sender<Option<Arc<StatusWriter>>>,
-    /// The uids of EdgeGateways, for their Events.
+    /// The uids of `EdgeGateway` objects, for their Events.
     gateway_uids: watch::Sender<GatewayUids>,
 }
 

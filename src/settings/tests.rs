@@ -257,10 +257,10 @@ fn a_socket_of_a_routing_daemon_names_the_daemon() {
     assert_eq!(settings.daemon_sockets, DaemonSockets { daemon: RoutingDaemon::Frr, socket: Some("/etc/run".into()) });
     assert_eq!(read(&settings.effective()).unwrap(), settings);
     let rows = [
-        ("daemon: gobgp", "/etc/f.yaml:12: key `announce.daemon`: found `gobgp`, expected one of auto, none, bird, frr"),
+        ("daemon: gobgp", "/etc/f.yaml:11: key `announce.daemon`: found `gobgp`, expected auto or none or bird or frr"),
         (
             "daemonSocket: /run/bird.ctl",
-            "/etc/f.yaml:12: key `announce.daemonSocket`: found /run/bird.ctl; say whose it is by `daemon: bird` or `daemon: frr`",
+            "/etc/f.yaml:11: key `announce.daemonSocket`: found /run/bird.ctl; say whose it is by `daemon: bird` or `daemon: frr`",
         ),
     ];
     for (line, expected) in rows {

@@ -586,7 +586,7 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "vips").await;
     assert_eq!(
         out,
-        "VIP          POOL  ANNOUNCE  GROUP  GATEWAYS  SERVICES         STATIONS\n\
+        "VIP          POOL  ANNOUNCE  GROUP  GATEWAYS  SERVICES       STATIONS\n\
          192.0.2.100  link  l2        11     edge-1    shop/a,shop/b\n\
          203.0.113.7  far   routed           edge-1    shop/a,shop/b\n"
     );

@@ -39,7 +39,7 @@ pub async fn record(
     uids: watch::Receiver<GatewayUids>,
     recorder: Arc<Recorder>,
 ) {
-    let mut seen = Seen::default();
+    let mut seen = LastReports::default();
     loop {
         let changes = seen.take(&gateways.borrow_and_update());
         let (planned, known) = (statuses.borrow().clone(), uids.borrow().clone());
@@ -57,7 +57,7 @@ pub async fn record(
 
 /// What each gateway reported when it was looked at last.
 #[derive(Default)]
-struct Seen(BTreeMap<String, Arc<FleetStatus>>);
+struct LastReports(BTreeMap<String, Arc<FleetStatus>>);
 
 /// What a gateway reported before, and now.
 struct ReportChange {
@@ -67,7 +67,7 @@ struct ReportChange {
     is_drained: bool,
 }
 
-impl Seen {
+impl LastReports {
     /// The changes since the last time.
     fn take(&mut self, gateways: &Gateways) -> Vec<ReportChange> {
         // A gateway that reconnects appears twice; the last connection is in use.

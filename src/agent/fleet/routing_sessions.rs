@@ -173,8 +173,9 @@ async fn ask(program: Program, socket: &Path) -> io::Result<Vec<RoutingSession>>
     let mut stream = UnixStream::connect(socket).await?;
     match program {
         Program::Bird => {
-            for greeting_or_answer in ["", bird::RESTRICT] {
-                exchange(&mut stream, greeting_or_answer, bird::is_complete).await?;
+            // A greeting comes unasked.
+            for question in ["", bird::RESTRICT] {
+                exchange(&mut stream, question, bird::is_complete).await?;
             }
             let mut sessions = bird::bgp_sessions(&exchange(&mut stream, bird::PROTOCOLS, bird::is_complete).await?);
             sessions.extend(bird::bfd_sessions(&exchange(&mut stream, bird::BFD, bird::is_complete).await?));

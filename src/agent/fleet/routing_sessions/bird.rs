@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn bfd_sessions_are_read() {
         let sessions = rows(bfd_sessions(BFD_UP));
-        assert_eq!(sessions, [row("192.0.2.1", SessionHealth::Up, "Up"), row("2001:db8::1", SessionHealth::Up, "Up")]);
+        assert_eq!(sessions, [row("2001:db8::1", SessionHealth::Up, "Up"), row("192.0.2.1", SessionHealth::Up, "Up")]);
         let down = BFD_UP.replace("Up  ", "Down").replace("2001:db8::1", "fe80::1    ");
-        let expected = [row("192.0.2.1", SessionHealth::Down, "Down"), row("fe80::1%up", SessionHealth::Down, "Down")];
+        let expected = [row("fe80::1%up", SessionHealth::Down, "Down"), row("192.0.2.1", SessionHealth::Down, "Down")];
         assert_eq!(rows(bfd_sessions(&down)), expected);
         assert_eq!(bfd_sessions("9001 There is no BFD protocol running\n"), []);
     }

@@ -135,12 +135,12 @@ mod tests {
     fn bfd_sessions_are_read() {
         let (up, down) = (bfd_sessions(BFD_UP).unwrap(), bfd_sessions(BFD_DOWN).unwrap());
         let expected = [
+            ("192.0.3.1", SessionHealth::Up, "up"),
             ("2001:db8:3::1", SessionHealth::Up, "up"),
             ("192.0.3.77", SessionHealth::Disabled, "shutdown"),
-            ("192.0.3.1", SessionHealth::Up, "up"),
         ];
         assert_eq!(rows(&up), expected);
-        let expected = [("2001:db8:3::1", SessionHealth::Down, "down"), ("192.0.3.1", SessionHealth::Down, "down")];
+        let expected = [("192.0.3.1", SessionHealth::Down, "down"), ("2001:db8:3::1", SessionHealth::Down, "down")];
         assert_eq!(rows(&down), expected);
         assert!(bfd_sessions("% [BFD] Unknown command: show bfd peers json\n\0\0\0\u{2}").is_err());
     }
