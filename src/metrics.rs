@@ -7,6 +7,7 @@
 
 mod backends;
 mod election;
+mod fleet;
 mod status_page;
 mod workers;
 
@@ -129,6 +130,7 @@ impl Collector for GatewayPages {
         writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;
         writer.gauge(&GENERATION, sources.reached.borrow().as_ref().map_or(0, |generation| generation.counter))?;
         election::write(&mut writer, &sources.election.borrow())?;
+        fleet::write(&mut writer, &sources.fleet.borrow().clone(), &sources.replication.borrow().clone())?;
         let tasks = sources.tasks.status();
         writer.counters(&TASK_RESTARTS, tasks.iter().map(|task| ([("task", &task.name)], task.restarts)))?;
         let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();

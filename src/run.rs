@@ -7,6 +7,7 @@
 
 mod election;
 mod embedded_controller;
+mod fleet;
 mod flow_file;
 mod passing;
 mod privileges;
@@ -31,7 +32,7 @@ use dataplane::{
 };
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
-use proto::{GatewayState, Generation};
+use proto::{FleetStatus, GatewayState, Generation};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -195,6 +196,7 @@ struct Channels {
     ownership: Arc<VipOwnership>,
     election: watch::Sender<ElectionStatus>,
     replication: watch::Sender<ReplicationStatus>,
+    fleet: watch::Sender<FleetStatus>,
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -222,6 +224,7 @@ impl Channels {
             ownership: election::ownership(settings),
             election: watch::Sender::default(),
             replication: watch::Sender::default(),
+            fleet: watch::Sender::default(),
             neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
         }
     }
@@ -287,7 +290,7 @@ async fn serve(
     let standing = ended.child_token();
     election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &standing));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
-    supervise_reports(&mut supervisor, &channels);
+    supervise_reports(&mut supervisor, settings, &channels);
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, (loads, export), &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.unix.display(), "the gateway runs");
@@ -436,6 +439,7 @@ fn supervise_state(
         facts: Facts {
             served: channels.served.subscribe(),
             reached: channels.reached.subscribe(),
+            fleet: channels.fleet.subscribe(),
             workers: sources.workers.clone(),
         },
     };
@@ -479,8 +483,10 @@ fn supervise_state(
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
 }
 
-/// What systemd is told, if it listens.
-fn supervise_reports(supervisor: &mut Supervisor, channels: &Channels) {
+/// What is reported of other gateways and routers; and what systemd is told, if it listens.
+fn supervise_reports(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels) {
+    let others = (channels.election.subscribe(), channels.replication.subscribe());
+    fleet::supervise(supervisor, settings, channels.known.subscribe(), others, channels.fleet.clone());
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
         supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
@@ -631,6 +637,7 @@ fn sources(
         draining: channels.draining.subscribe(),
         election: channels.election.subscribe(),
         replication: channels.replication.subscribe(),
+        fleet: channels.fleet.subscribe(),
         controller,
         tasks,
         workers,

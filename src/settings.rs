@@ -26,7 +26,7 @@ use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 use proto::limits::ADMIN_LISTEN;
 
 use crate::netlink::RouteTable;
-pub use election::{Election, Elector};
+pub use election::{DaemonSockets, Election, Elector, RoutingDaemon};
 pub use keys::{Hugepages, Poll, WithoutBackends};
 pub use port::{PortSettings, Twin};
 pub use record_target::RecordTarget;
@@ -79,6 +79,8 @@ pub struct Settings {
     pub without_backends: WithoutBackends,
     /// How the owners of VIPs of `l2` pools are elected.
     pub election: Election,
+    /// Keys `announce.daemon` and `announce.daemonSocket`: whose routing sessions are shown.
+    pub daemon_sockets: DaemonSockets,
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
     /// process ends.
     pub drain_on_stop: Duration,
@@ -114,7 +116,7 @@ impl Settings {
         let admin_listen = take_admin(&mut top, ADMIN_LISTEN);
         let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
-        let (announce, without_backends, election) = election::announce(&mut top, &ports);
+        let (announce, without_backends, election, daemon_sockets) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         let flow_records = keys::flow_records(&mut top, &reader.base());
         let source = state_source::take(&mut top, choice, &admin_listen.unix);
@@ -157,6 +159,7 @@ impl Settings {
             announce,
             without_backends,
             election,
+            daemon_sockets,
             drain_on_stop,
             reserved,
         })

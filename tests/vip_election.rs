@@ -42,9 +42,17 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     let shares = [owned(&pair, 0), owned(&pair, 1)];
     assert!(shares[0] > 0 && shares[1] > 0 && shares[0] + shares[1] == VIPS, "{shares:?}");
 
+    // Each knows what it owns.
+    for n in 0..2 {
+        until("the gateway lists its groups", || (pair.field(n, "groups_owned") == owned(&pair, n)).then_some(()));
+        let answered = pair.listed(n, "vips").iter().filter(|row| row["gateways"][0] == format!("edge-{n}")).count();
+        assert_eq!((answered, pair.field(n, "groups")), (owned(&pair, n), 16.into()));
+    }
+
     // Draining gives all VIPs away, and the end of the drain takes none back.
     pair.drain(0, true);
     owns_all(&pair, 1, "the other is drained");
+    until("it says why", || (pair.field(0, "unfit") == "it is drained").then_some(()));
     until("the new owner keeps them", || settled(&pair));
     pair.drain(0, false);
 
@@ -68,8 +76,12 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     until("the new owner keeps them", || settled(&pair));
 
     // kill -9, and a new start, which takes nothing back.
+    let takeovers = pair.field(0, "takeovers").as_u64().unwrap();
     pair.kill(1);
     owns_all(&pair, 0, "the other was killed");
+    until("the takeovers are counted", || (pair.field(0, "takeovers").as_u64().unwrap() >= takeovers + 16).then_some(()));
+    assert_eq!(pair.field(0, "groups_owned"), VIPS);
+    until("and are an Event", || pair.has_event(0, "TookOver").then_some(()));
     until("the new owner keeps them", || settled(&pair));
     pair.spawn(1);
     until("it has joined the election", || pair.has_joined(1).then_some(()));
@@ -89,6 +101,8 @@ fn of_two_gateways_without_an_election_one_reports_the_other_and_stops_answering
     pair.spawn(1);
     until("it reports the other", || pair.log(0).contains("another station announces a VIP").then_some(()));
     owns_all(&pair, 1, "its Ethernet address is the higher one");
+    until("it names the other station", || (pair.field(0, "duplicates")[0]["station"] == Pair::mac(1)).then_some(()));
+    until("an Event says so", || pair.has_event(0, "DuplicateVIP").then_some(()));
 }
 
 /// The outages by `kill -9` of an owner. `SLUICE_KILLS=30 cargo test --test vip_election -- --ignored --nocapture`

@@ -6,12 +6,12 @@
 //! builds without it. Not here: I/O.
 
 mod address;
+mod fleet;
 mod generation;
 pub mod limits;
 mod service;
 mod state;
 mod status_ranges;
-mod vip_group;
 
 #[cfg(feature = "grpc")]
 pub mod convert;
@@ -21,6 +21,7 @@ pub mod message_parts;
 pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
+pub use fleet::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group};
 pub use generation::Generation;
 pub use service::{
     Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
@@ -28,4 +29,3 @@ pub use service::{
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
 pub use status_ranges::StatusRanges;
-pub use vip_group::{fnv1a, vip_group};

@@ -35,6 +35,9 @@ pub const MAGLEV_HASH_VERSION: u32 = 1;
 
 /// Maximum groups of VIPs of which gateways elect the owners: each has a VRID of its own, of the 255 of a link.
 pub const VIP_GROUPS_MAX: u8 = 64;
+/// Maximum routing sessions of a report, and as many partners and VIPs with a second station: 64 routers, each with BGP
+/// and BFD. A report stays below 100 kB.
+pub const FLEET_ROWS_MAX: usize = 128;
 
 /// First SNAT port. Servers may treat lower ports as privileged.
 pub const SNAT_PORT_FIRST: u16 = 1024;

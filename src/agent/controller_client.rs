@@ -255,7 +255,7 @@ mod tests {
     use proto::v1::answer::Reply;
     use proto::v1::config_server::{Config, ConfigServer};
     use proto::v1::question::Query;
-    use proto::{Generation, Origin, Reason, Refusal, Service, State};
+    use proto::{FleetStatus, Generation, Origin, Reason, Refusal, Service, State};
     use tokio::net::UnixListener;
     use tokio::time::timeout;
     use tokio_stream::wrappers::UnixListenerStream;
@@ -322,6 +322,7 @@ mod tests {
         reached: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
         draining: watch::Receiver<bool>,
+        _fleet: watch::Sender<FleetStatus>,
         client: tokio::task::JoinHandle<Result<(), Failure>>,
     }
 
@@ -341,7 +342,8 @@ mod tests {
                 reserved: watch::Sender::new(vec!["192.0.2.2".parse().unwrap()]).subscribe(),
             };
             let (served, served_out) = watch::channel(Served::default());
-            let facts = Facts { served: served_out, reached: reached_out, workers: Vec::new() };
+            let fleet = watch::Sender::default();
+            let facts = Facts { served: served_out, reached: reached_out, fleet: fleet.subscribe(), workers: Vec::new() };
             let (draining, draining_out) = watch::channel(false);
             let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
@@ -349,7 +351,8 @@ mod tests {
                 _ => Reply::Refusal("not today".to_owned()),
             });
             let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
-            Self { dir, known: known_out, connected: connected_out, reached, served, draining: draining_out, client }
+            let (known, connected, draining) = (known_out, connected_out, draining_out);
+            Self { dir, known, connected, reached, served, draining, _fleet: fleet, client }
         }
 
         /// A client with a controller whose messages the test determines.

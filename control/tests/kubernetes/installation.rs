@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use control::config::settings::{ControllerSettings, Listen, OwnershipRules, Source};
 use control::controller::{self, Running};
+use proto::v1::FleetReport;
 use tokio_util::sync::CancellationToken;
 
 use crate::gateway::{Gateway, ReceivedState};
@@ -55,6 +56,11 @@ impl Installation {
         let mut installation = Self::without_gateway(user, |_| {}).await;
         installation.gateway = Some(Gateway::start_reporting(&installation.gateway_name, &installation.socket));
         installation
+    }
+
+    /// Lets the gateway report this about the fleet.
+    pub fn report_fleet(&self, fleet: FleetReport) {
+        self.gateway.as_ref().expect("a gateway is connected").report_fleet(fleet);
     }
 
     /// The state that the gateway received.
