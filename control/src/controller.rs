@@ -287,7 +287,7 @@ async fn lead(
             let (group, gateways, states) =
                 (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
             steps.spawn(async move {
-                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states);
+                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, changes.clone());
                 let events = async {
                     if let Some(events) = recorder.events() {
                         events.run(&cluster).await;
