@@ -501,6 +501,8 @@ fn candidacy(settings: &Settings, channels: &Channels, loads: Vec<Arc<Load>>, en
         loads,
         served: channels.served.subscribe(),
         network: channels.network.subscribe(),
+        next_hops: channels.next_hops.subscribe(),
+        replication: channels.replication.subscribe(),
         draining: channels.draining.subscribe(),
         leaving: channels.leaving.clone(),
         ended: ended.clone(),

@@ -292,7 +292,7 @@ async fn lead(
                 (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
             let uids = work.gateway_uids.clone();
             steps.spawn(async move {
-                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids);
+                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids, changes.clone());
                 let events = async {
                     if let Some(events) = recorder.events() {
                         events.run(&cluster).await;

@@ -13,6 +13,10 @@ pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
 /// Annotation of our Services: the group of the installation that serves them. Several installations write the same
 /// finalizer and conditions; each recognises its own by this annotation.
 pub const GROUP_ANNOTATION: &str = "sluice.dev/group";
+/// Annotation by which the owner of a Service asks for a group of gateways.
+pub const GATEWAY_GROUP_ANNOTATION: &str = "sluice.dev/gateway-group";
+/// Longest name of a group of gateways: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
+pub const GROUP_BYTES_MAX: usize = 45;
 /// Default address of the admin API.
 pub const ADMIN_LISTEN: &str = "unix:/run/sluice/admin.sock";
 /// Default address of the admin API of a stand-alone controller. It differs from that of a gateway, which may run on

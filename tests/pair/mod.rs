@@ -138,7 +138,8 @@ impl Pair {
         assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn command(&self, namespace: &str, command: &[&str]) -> Command {
+    /// A command in one of the namespaces `client`, `gw0`, `gw1` and `sw`.
+    pub fn command(&self, namespace: &str, command: &[&str]) -> Command {
         let mut ip = Command::new("ip");
         ip.args(["netns", "exec", &format!("{}-{namespace}", self.id)]).args(command).stdin(Stdio::null());
         ip
@@ -199,13 +200,13 @@ metrics: {{listen: \"\"}}
 apiVersion: v1
 kind: Service
 metadata: {{namespace: demo, name: web-{vip}, annotations: {{sluice.dev/addresses: 192.0.2.{vip}}}}}
-spec: {{type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{{name: http, port: 80, targetPort: 8080}}]}}
+spec: {{type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{{name: http, port: 80, targetPort: 8080}}, {{name: dns, protocol: UDP, port: 53, targetPort: 5353}}]}}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {{namespace: demo, name: web-{vip}, labels: {{kubernetes.io/service-name: web-{vip}}}}}
 addressType: IPv4
-ports: [{{name: http, protocol: TCP, port: 8080}}]
+ports: [{{name: http, protocol: TCP, port: 8080}}, {{name: dns, protocol: UDP, port: 5353}}]
 endpoints: [{{addresses: [192.0.2.10]}}]
 "
             )

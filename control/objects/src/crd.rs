@@ -75,6 +75,10 @@ pub struct AddressPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::class")]
     pub load_balancer_class: Option<String>,
+    /// The group of gateways that uses the pool; unset means the group that serves what names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::gateway_group")]
+    pub gateway_group: Option<String>,
     /// How routers learn the addresses.
     #[serde(default)]
     pub announce: AnnounceKind,

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, ListParams, Patch};
 use kube::{Api, ResourceExt};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
 use super::fleet_notes::GatewayUids;
@@ -22,6 +22,7 @@ use super::{accepted, text_of_time};
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::{ApiError, Cluster, Retry, patch_params, post_params};
+use crate::world::change::{Change, KnownGateway};
 use objects::crd::{
     EdgeGateway, EdgeGatewayPartner, EdgeGatewaySession, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX,
 };
@@ -41,24 +42,35 @@ const NOT_READY: &str = "False";
 const OF_FLEET: [&str; 8] =
     ["vipGroups", "ownedGroups", "takeovers", "partners", "lagMs", "shadowFlows", "sessionsUp", "sessions"];
 
-/// Updates the objects while it is polled.
+/// Updates the objects while it is polled, and sends the gateways of all groups to the planner: their addresses are no
+/// VIPs, and Services may ask for their groups.
 pub async fn show_gateways(
     cluster: &Cluster,
     group: &str,
     mut gateways: watch::Receiver<Gateways>,
     mut states: watch::Receiver<Option<Arc<Published>>>,
     uids: &watch::Sender<GatewayUids>,
+    changes: mpsc::Sender<Change>,
 ) {
     let fleet = EdgeGateways { api: Api::all(cluster.client.clone()), group, uids };
     let mut retry = Retry::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
-    let mut refused = BTreeSet::new();
+    let (mut refused, mut sent) = (BTreeSet::new(), None);
     loop {
         let connected = shown(&gateways.borrow_and_update());
         let services = served(&states.borrow_and_update());
-        if let Err(outage) = fleet.show(&connected, services, &mut refused).await {
-            // A failed write is retried even if nothing changes.
-            tokio::time::sleep(retry.failed(outage, Instant::now())).await;
-            continue;
+        match fleet.show(&connected, services, &mut refused).await {
+            Ok(known) => {
+                if sent.as_ref() != Some(&known) {
+                    // The planner may have ended.
+                    let _ = changes.send(Change::GatewaysReplaced(known.clone())).await;
+                    sent = Some(known);
+                }
+            }
+            Err(outage) => {
+                // A failed write is retried even if nothing changes.
+                tokio::time::sleep(retry.failed(outage, Instant::now())).await;
+                continue;
+            }
         }
         retry.succeeded();
         let changes = async {
@@ -145,11 +157,11 @@ impl EdgeGateways<'_> {
         connected: &BTreeMap<String, EdgeGatewayStatus>,
         services: u32,
         refused: &mut BTreeSet<String>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<BTreeMap<String, KnownGateway>, ApiError> {
         let now = Timestamp::now();
         let objects = match self.api.list(&ListParams::default()).await {
             Ok(list) => list.items,
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(BTreeMap::new()),
             Err(error) => return Err(ApiError::from(&error)),
         };
         let objects: BTreeMap<String, EdgeGateway> = objects.into_iter().map(|object| (object.name_any(), object)).collect();
@@ -178,7 +190,13 @@ impl EdgeGateways<'_> {
         {
             self.show_disconnected(name, object, now).await?;
         }
-        Ok(())
+        let created = connected.iter().filter(|(name, _)| !objects.contains_key(*name) && !refused.contains(*name));
+        let created = created.map(|(name, shown)| {
+            let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
+            (name.clone(), KnownGateway::from(&EdgeGateway { status: Some(shown.clone()), ..object }))
+        });
+        let listed = objects.iter().map(|(name, object)| (name.clone(), KnownGateway::from(object)));
+        Ok(listed.chain(created).collect())
     }
 
     /// Returns false if the server rejects the object name.

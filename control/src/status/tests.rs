@@ -44,6 +44,7 @@ fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
         uid: "u".to_owned(),
         resource_version: "90".to_owned(),
         class: None,
+        gateway_group: None,
         is_load_balancer: is_deleted,
         is_deleted,
         created_s: None,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use control::config::settings::{ControllerSettings, Listen, OwnershipRules, Source};
 use control::controller::{self, Running};
+use objects::PoolSpec;
 use proto::v1::FleetReport;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,21 @@ impl Installation {
         change(&mut settings);
         let running = controller::start(settings, shutdown.clone()).await.unwrap();
         Self { gateway: None, gateway_name: user.gateway.clone(), socket, shutdown, running }
+    }
+
+    /// An additional group of gateways on the same cluster, with a gateway and a pool of its own.
+    pub async fn start_group(user: &User, group: &str, addresses: &str) -> Self {
+        let socket = user.directory().join(format!("{group}.sock"));
+        let mut installation = Self::without_gateway(user, |settings| {
+            settings.listen = Listen::unix(socket.clone());
+            settings.group = group.to_owned();
+            settings.ownership.serves_unassigned = false;
+            settings.pools = vec![PoolSpec::new(group, vec![addresses.parse().unwrap()])];
+        })
+        .await;
+        (installation.socket, installation.gateway_name) = (socket, format!("{}-{group}", user.gateway));
+        installation.connect_gateway();
+        installation
     }
 
     pub fn connect_gateway(&mut self) {

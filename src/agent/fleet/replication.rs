@@ -25,4 +25,6 @@ pub struct ReplicationStatus {
     pub partners: Vec<PartnerStatus>,
     /// Shadow flows: flows of partners that this gateway keeps.
     pub shadow_flows: u64,
+    /// Whether a partner that is reached has not sent all of its flows yet. The gateway takes no VIPs meanwhile.
+    pub awaits_copies: bool,
 }
