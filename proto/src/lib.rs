@@ -6,6 +6,7 @@
 //! builds without it. Not here: I/O.
 
 mod address;
+mod bgp;
 mod generation;
 pub mod limits;
 mod service;
@@ -21,6 +22,7 @@ pub mod message_parts;
 pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
+pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
 pub use generation::Generation;
 pub use service::{
     Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
