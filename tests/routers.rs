@@ -390,7 +390,7 @@ fn drain_and_kill(mut fleet: Fleet) {
     fleet.start_second();
     fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 up", "bfd 192.0.2.1 up"]);
     fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 up"]);
-    fleet.of_router.drain(..).for_each(Program::end);
+    fleet.of_router.drain(..).for_each(|mut daemon| daemon.end());
     fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 down", "bfd 192.0.2.1 down"]);
     fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 down"]);
     until("an Event says so", || {
