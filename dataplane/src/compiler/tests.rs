@@ -643,3 +643,4 @@ proptest! {
 }
 
 mod after_a_panic;
+mod earlier_tables;
