@@ -6,6 +6,7 @@
 //! builds without it. Not here: I/O.
 
 mod address;
+mod earlier_backends;
 mod generation;
 pub mod limits;
 mod service;
@@ -23,8 +24,8 @@ pub mod v1;
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use generation::Generation;
 pub use service::{
-    Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
-    Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
+    Backend, BackendState, EarlierBackends, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe,
+    Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
 pub use status_ranges::StatusRanges;

@@ -16,6 +16,7 @@ use crate::world::change::Change;
 use objects::PoolSpec;
 use objects::status::{Ingress, IpMode, PortStatus};
 
+mod earlier_backends;
 mod failover;
 mod health_checks;
 

@@ -11,7 +11,7 @@
 mod addresses;
 mod backend_drain;
 mod dnat;
-mod earlier_memory;
+mod earlier_tables;
 mod network;
 mod services;
 mod snat;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use addresses::AnnouncedAddresses;
 use backend_drain::Backends;
 use dnat::DnatSteering;
-use earlier_memory::EarlierMemory;
+use earlier_tables::EarlierMemory;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
@@ -65,6 +65,8 @@ pub struct Compiler {
     /// When services must be compiled again although nothing changes.
     due: BTreeSet<(u64, Arc<ServiceName>)>,
     earlier_memory: EarlierMemory,
+    /// Unix time at monotonic time 0, modulo 2^64 ns.
+    unix_at_zero_ns: Option<u64>,
     /// The services that were compiled last.
     state: Services,
     /// Whether the last compilation finished.
@@ -135,6 +137,7 @@ impl Compiler {
             failing_open: Vec::new(),
             due: BTreeSet::new(),
             earlier_memory: EarlierMemory::new(),
+            unix_at_zero_ns: None,
             state: Services::new(),
             is_whole: true,
             is_first: true,
@@ -166,6 +169,12 @@ impl Compiler {
             self.vip_answers.clone_from(vips);
             self.answers_changed = true;
         }
+    }
+
+    /// Sets the time of day at `now_ns`. The controller tells by it when backends were replaced; without it only tables
+    /// that this gateway saw count as earlier ones.
+    pub const fn set_time_of_day(&mut self, unix_ns: u64, now_ns: u64) {
+        self.unix_at_zero_ns = Some(unix_ns.wrapping_sub(now_ns));
     }
 
     /// The initial snapshot, before any state; not ready.
@@ -223,10 +232,12 @@ impl Compiler {
     }
 
     /// Restarts with the whole state after a panic. Flows hold slots of backends, targets and next hops: slots of
-    /// backends and targets stay, next hops are looked up again. Earlier tables are forgotten.
+    /// backends and targets stay, next hops are looked up again. Earlier tables are forgotten, except those that the
+    /// controller sends.
     fn restart(&mut self, now_ns: u64) {
         let (counters, vip_answers) = (self.counters.clone(), self.vip_answers.clone());
-        let mut fresh = Self { counters, vip_answers, ..Self::new(self.config.clone()) };
+        let unix_at_zero_ns = self.unix_at_zero_ns;
+        let mut fresh = Self { counters, vip_answers, unix_at_zero_ns, ..Self::new(self.config.clone()) };
         fresh.routes.follow_epoch(&self.finished.routes);
         fresh.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
         fresh.dnat_steering = std::mem::take(&mut self.dnat_steering);
@@ -310,6 +321,7 @@ impl Compiler {
             counters: &self.counters,
             grace: self.config.flows.table_grace,
             forgotten_ns: None,
+            unix_at_zero_ns: self.unix_at_zero_ns,
             now_ns,
         };
         let mut batch = changed.clone();

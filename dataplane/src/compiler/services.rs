@@ -16,7 +16,7 @@ use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
 use super::backend_drain::Backends;
-use super::earlier_memory::EarlierSize;
+use super::earlier_tables::{EarlierSize, received};
 use super::network::RouteBook;
 use super::snat::SnatTables;
 use super::targets::{Reach, TargetKey, nanoseconds};
@@ -44,6 +44,8 @@ pub(super) struct CompileContext<'a> {
     pub(super) grace: Duration,
     /// Tables that were replaced by then are forgotten, because their memory is needed.
     pub(super) forgotten_ns: Option<u64>,
+    /// Unix time at monotonic time 0, modulo 2^64 ns.
+    pub(super) unix_at_zero_ns: Option<u64>,
     pub(super) now_ns: u64,
 }
 
@@ -352,7 +354,12 @@ impl CompiledService {
         let policy = self.policy(port);
         let is_same = |old: &CompiledPort| (old.protocol, old.family, old.number) == (port.protocol, port.family, port.port);
         let same = before.as_ref().filter(|old| is_same(old)).map(|old| old.frontend.clone());
-        let earlier = self.earlier(same.as_ref(), &table, context);
+        let earlier = self.earlier(port, same.as_ref(), &table, context);
+        let since_ns = match &same {
+            Some(old) if Arc::ptr_eq(&old.table, &table) => old.since_ns,
+            Some(_) => context.now_ns,
+            None => earlier.iter().next().map_or(context.now_ns, |table| table.until_ns),
+        };
         let before = before.map(|old| old.frontend);
         let is_as = |old: &Arc<Frontend>| {
             Arc::ptr_eq(&old.table, &table)
@@ -363,8 +370,6 @@ impl CompiledService {
         if let Some(old) = before.as_ref().filter(|old| is_as(old)) {
             return old.clone();
         }
-        let has_table = before.as_ref().filter(|old| Arc::ptr_eq(&old.table, &table));
-        let since_ns = has_table.map_or(context.now_ns, |old| old.since_ns);
         let weighted: Vec<_> = backends.iter().zip(weights).map(|(&id, &(_, weight))| (id, weight)).collect();
         let before = before.as_ref().map(|old| &old.schedule);
         let schedule = match policy.affinity {
@@ -379,11 +384,24 @@ impl CompiledService {
         Arc::new(Frontend { service, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
     }
 
-    /// The earlier tables, in modes in which an unknown flow may continue by them. An empty table is none of them.
-    fn earlier(&self, before: Option<&Arc<Frontend>>, table: &Arc<MaglevTable>, context: &CompileContext<'_>) -> EarlierTables {
-        let &CompileContext { grace, forgotten_ns, now_ns, .. } = context;
-        let is_one_way = |before: &&Arc<Frontend>| !self.source.mode.is_two_way() && !before.mode().is_two_way();
-        let Some(before) = before.filter(is_one_way) else { return EarlierTables::new(grace) };
+    /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for a
+    /// new port those that the controller sends. An empty table is none of them.
+    fn earlier(
+        &self,
+        port: &ServicePort,
+        before: Option<&Arc<Frontend>>,
+        table: &Arc<MaglevTable>,
+        context: &CompileContext<'_>,
+    ) -> EarlierTables {
+        let &CompileContext { grace, forgotten_ns, unix_at_zero_ns, now_ns, .. } = context;
+        let Some(before) = before.filter(|_| !self.source.mode.is_two_way()) else {
+            let id = |address| self.backends.get(&(port.protocol, address)).copied();
+            let unix_ns = unix_at_zero_ns.filter(|_| !self.source.mode.is_two_way()).map(|at_zero| at_zero.wrapping_add(now_ns));
+            return EarlierTables::new(unix_ns.map(|unix_ns| received(port, id, unix_ns, now_ns)).unwrap_or_default(), grace);
+        };
+        if before.mode().is_two_way() {
+            return EarlierTables::new(Vec::new(), grace);
+        }
         let is_replaced = !Arc::ptr_eq(&before.table, table) && before.is_usable();
         let replaced = is_replaced.then(|| EarlierTable {
             table: before.table.clone(),

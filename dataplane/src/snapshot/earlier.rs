@@ -14,19 +14,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use proto::limits::{EARLIER_TABLES_HORIZON as HORIZON, EARLIER_TABLES_MAX as TABLES_MAX, EARLIER_TABLES_YOUNGEST as YOUNGEST};
+
 use super::backends::BackendTable;
 use crate::choose::MaglevTable;
 use crate::flow::{BackendId, Tick, Ticks};
 
-/// Maximum number of earlier tables of a frontend. A table that is replaced before long counts little, so these cover a
-/// rolling update of any number of steps: they are spread over the time by the same logarithm.
-const TABLES_MAX: usize = 4;
-/// A table that was replaced this long ago is no longer asked: the default idle limit of established connections.
-const HORIZON: Duration = Duration::from_secs(7200);
-/// Ages below this count as one: about the time in which most connections of the web are over.
-const YOUNGEST: Duration = Duration::from_secs(10);
+const HORIZON_NS: u64 = HORIZON.as_secs() * 1_000_000_000;
 
-/// A table that was replaced.
+/// A table that was replaced. Its times may be before the machine started; then they wrap, as ticks do.
 #[derive(Debug)]
 pub(crate) struct EarlierTable {
     pub(crate) table: Arc<MaglevTable>,
@@ -41,7 +37,7 @@ pub(crate) struct EarlierTable {
 impl EarlierTable {
     /// When it is no longer asked.
     pub(crate) fn over_ns(&self) -> u64 {
-        after(self.until_ns, HORIZON)
+        self.until_ns.wrapping_add(HORIZON_NS)
     }
 
     /// Memory, bytes.
@@ -56,12 +52,8 @@ impl EarlierTable {
     /// How much its period counts at `now_ns`.
     fn weight(&self, now_ns: u64) -> u32 {
         let now = Tick::at(now_ns);
-        age_weight(now.since(Tick::at(self.since_ns))) - age_weight(now.since(Tick::at(self.until_ns)))
+        age_weight(now.since(Tick::at(self.since_ns))).saturating_sub(age_weight(now.since(Tick::at(self.until_ns))))
     }
-}
-
-fn after(from_ns: u64, time: Duration) -> u64 {
-    from_ns.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// The binary logarithm of an age plus [`YOUNGEST`], in units of 2^-16; linear between powers of two, so that it takes no
@@ -82,9 +74,9 @@ pub(crate) struct EarlierTables {
 }
 
 impl EarlierTables {
-    /// No tables.
-    pub(crate) fn new(grace: Duration) -> Self {
-        Self { tables: Box::default(), grace: grace.into() }
+    /// These tables, the newest first.
+    pub(crate) fn new(tables: Vec<EarlierTable>, grace: Duration) -> Self {
+        Self { tables: tables.into_iter().map(Arc::new).collect(), grace: grace.into() }
     }
 
     /// The tables that are still asked at `now_ns` and were replaced after `forgotten_ns`, and `replaced`, the table that

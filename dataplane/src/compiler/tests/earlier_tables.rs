@@ -379,3 +379,60 @@ fn of_the_rules_for_mid_stream_packets_the_one_that_is_built_breaks_least() {
     let [others @ .., ours] = means;
     assert!(others.iter().all(|other| ours < *other), "{means:?}");
 }
+
+/// Earlier backends as a controller sends them, with their age in seconds.
+fn sent(rig: &mut Rig, earlier: &[(&[u32], u64)]) -> Snapshot {
+    let unix_s = 1_700_000_000;
+    rig.compiler.set_time_of_day(unix_s * SECOND_NS, rig.now_ns);
+    let backend = |n: &u32| backend(&format!("10.0.0.{n}:80"));
+    let one = |&(backends, age_s): &(&[u32], u64)| proto::EarlierBackends {
+        until_s: unix_s - age_s,
+        maglev_size: 1021,
+        backends: backends.iter().map(backend).collect(),
+    };
+    rig.change("web", |service| service.ports[0].earlier = earlier.iter().map(one).collect());
+    rig.compile()
+}
+
+#[test]
+fn a_gateway_that_joins_chooses_as_those_that_saw_the_earlier_backends() {
+    // The machine of the second has just started.
+    for start_ns in [10 * HOUR_NS, SECOND_NS] {
+        let mut old = with_backends(&[11, 12, 13]);
+        old.now_ns += HOUR_NS;
+        set(&mut old, &[11, 12, 13, 14]);
+        old.now_ns += 100 * SECOND_NS;
+        set(&mut old, &[11, 12, 13, 14, 15]);
+        let mut joined = Rig::new();
+        joined.now_ns = start_ns;
+        joined.state = old.state.clone();
+        let mut last = sent(&mut joined, &[(&[11, 12, 13, 14], 0), (&[11, 12, 13], 100), (&[11, 12], 7200)]);
+        for later_ns in [0, MINUTE_NS, 3 * MINUTE_NS, 10 * MINUTE_NS, HOUR_NS] {
+            let (of_old, of_joined) = (old.compile(), joined.compile());
+            let address = |snapshot: &Snapshot, now_ns, n| snapshot.backend(mid_stream(snapshot, n, now_ns)).unwrap().address;
+            for n in 0..500 {
+                assert_eq!(address(&of_joined, joined.now_ns, n), address(&of_old, old.now_ns, n), "{later_ns} ns later");
+            }
+            (old.now_ns, joined.now_ns) = (old.now_ns + later_ns, joined.now_ns + later_ns);
+            last = of_joined;
+        }
+        assert_eq!(frontend(&last).earlier.iter().count(), 2);
+        joined.now_ns += HOUR_NS;
+        assert_eq!(frontend(&joined.compile()).earlier.iter().count(), 0, "their memory is freed");
+    }
+}
+
+#[test]
+fn earlier_backends_that_are_gone_and_lists_without_a_time_of_day_do_not_count() {
+    let mut rig = with_backends(&[]);
+    rig.state.services.clear();
+    rig.compile();
+    let now = with_backends(&[11, 12]).state;
+    rig.state = now.clone();
+    let snapshot = sent(&mut rig, &[(&[21, 22], 5)]);
+    assert_eq!(frontend(&snapshot).earlier.iter().count(), 1);
+    assert!((0..200).all(|n| mid_stream(&snapshot, n, rig.now_ns) == new_flow(&snapshot, n)));
+    let mut unaware = Rig::new();
+    unaware.state = rig.state.clone();
+    assert_eq!(frontend(&unaware.compile()).earlier.iter().count(), 0);
+}
