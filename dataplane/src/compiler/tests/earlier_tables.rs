@@ -168,15 +168,17 @@ fn two_way_modes_and_another_port_in_its_place_take_over_no_tables() {
 struct Random(u64);
 
 impl Random {
-    #[allow(clippy::cast_precision_loss)] // 53 bits are exact
-    fn next(&mut self) -> f64 {
+    fn word(&mut self) -> u32 {
         self.0 += 1;
-        (split_mix(self.0) >> 11) as f64 / (1u64 << 53) as f64
+        u32::try_from(split_mix(self.0) >> 32).unwrap()
     }
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn next(&mut self) -> f64 {
+        f64::from(self.word()) / 2f64.powi(32)
+    }
+
     fn below(&mut self, n: usize) -> usize {
-        (self.next() * n as f64) as usize % n
+        usize::try_from(self.word()).unwrap() % n
     }
 
     fn exponential(&mut self, mean: f64) -> f64 {
@@ -226,9 +228,8 @@ struct Past {
     ended_ns: BTreeMap<IpAddr, u64>,
 }
 
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // times in seconds
 fn ns(seconds: f64) -> u64 {
-    (seconds * 1e9) as u64
+    u64::try_from(Duration::from_secs_f64(seconds).as_nanos()).unwrap()
 }
 
 impl Past {
