@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use proto::{Pool, ServiceName, Services};
 
@@ -90,6 +90,8 @@ pub struct Memory {
     services: Services,
     statuses: WantedStatuses,
     checkpoint: Checkpoint,
+    /// A time and the time of day then; without it no earlier backends are recorded.
+    time_of_day: Option<(Instant, SystemTime)>,
     /// Revision of the reserved addresses in `checkpoint`.
     reserved_revision: u64,
     is_recalled: bool,
@@ -128,7 +130,8 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         memory.nodes = Arc::new(Nodes::new(world.nodes(), &fence, world.overrides(), &memory.nodes));
     }
     let nodes = Arc::clone(&memory.nodes);
-    let inputs = Inputs { world, settings, fence: &fence, fence_moved: update.fence_moved, nodes: &nodes, now };
+    let unix_s = memory.unix_s(now);
+    let inputs = Inputs { world, settings, fence: &fence, fence_moved: update.fence_moved, nodes: &nodes, now, unix_s };
     let mut plan = Plan {
         notes,
         pools: memory.assignment.gateway_pools.clone(),
@@ -164,6 +167,18 @@ impl Memory {
     /// Records the reports of the connected gateways. Returns true if they require another plan.
     pub fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
         self.assignment.follow_gateways(gateways, now)
+    }
+
+    /// Sets the time of day, by which gateways are told when backends were replaced.
+    pub const fn set_time_of_day(&mut self, now: Instant, time_of_day: SystemTime) {
+        self.time_of_day = Some((now, time_of_day));
+    }
+
+    /// The Unix time at `now`, seconds.
+    fn unix_s(&self, now: Instant) -> Option<u64> {
+        let (then, time_of_day) = self.time_of_day?;
+        let unix = (time_of_day + now.saturating_duration_since(then)).duration_since(UNIX_EPOCH).ok()?;
+        Some(unix.as_secs())
     }
 
     /// Records that the last plan was published as the state with this counter, or did not change it.

@@ -28,8 +28,8 @@ pub use refusal::{read_reported_refusal, reported_refusal};
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};
 
 use crate::{
-    AddressRange, Announce, Backend, BackendState, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, PoolBgp, Protocol,
-    Refusal, Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
+    AddressRange, Announce, Backend, BackendState, EarlierBackends, Family, Generation, HealthCheck, MaglevSpec, Mode, NodeSets,
+    Pool, PoolBgp, Protocol, Refusal, Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
@@ -252,6 +252,11 @@ impl From<&ServicePort> for v1::ServicePort {
             draining: b.state == BackendState::Draining,
         };
         let zone = |z: &ZoneBackends| v1::ZoneBackends { zone: z.zone.clone(), backends: z.backends.clone() };
+        let earlier = |e: &EarlierBackends| v1::EarlierBackends {
+            until_s: e.until_s,
+            maglev_size: e.maglev_size,
+            backends: e.backends.iter().map(backend).collect(),
+        };
         Self {
             name: port.name.clone(),
             protocol: port.protocol.number().into(),
@@ -267,6 +272,7 @@ impl From<&ServicePort> for v1::ServicePort {
             app_protocol: port.app_protocol.clone().unwrap_or_default(),
             node_set: port.nodes.as_ref().map(|at| at.set.name.clone()).unwrap_or_default(),
             port_at_nodes: port.nodes.as_ref().map_or(0, |at| at.port.into()),
+            earlier: port.earlier.iter().map(earlier).collect(),
         }
     }
 }
@@ -284,6 +290,7 @@ fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result
     let family_of_backends = (!mode.is_tunnel()).then_some(family);
     let nodes = backends::nodes_at(&message, family_of_backends, sets)?;
     let listed = backends::listed(family_of_backends, &message.backends)?;
+    let earlier = message.earlier.iter().map(|one| earlier(one, family_of_backends)).collect::<Result<Vec<_>, _>>()?;
     Ok(ServicePort {
         name: message.name,
         protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
@@ -296,7 +303,16 @@ fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result
         backends: listed,
         nodes,
         app_protocol: Some(message.app_protocol).filter(|text| !text.is_empty()),
+        earlier: earlier.into_iter().take(limits::EARLIER_TABLES_MAX).collect(),
     })
+}
+
+fn earlier(message: &v1::EarlierBackends, family: Option<Family>) -> Result<EarlierBackends, ConvertError> {
+    let &v1::EarlierBackends { until_s, maglev_size, .. } = message;
+    if !limits::MAGLEV_SIZES.contains(&maglev_size) {
+        return Err(ConvertError::MaglevSize(maglev_size));
+    }
+    Ok(EarlierBackends { until_s, maglev_size, backends: backends::listed(family, &message.backends)? })
 }
 
 #[cfg(test)]
@@ -307,7 +323,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Community, Family, Probe, Reason, Scheduler, ServiceName, Services, State, Target};
+    use crate::{Community, Probe, Reason, Scheduler, ServiceName, Services, State, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
         match family {
@@ -351,6 +367,10 @@ mod tests {
                     port,
                     node_port,
                     maglev: MaglevSpec { size, seed, hash_version: limits::MAGLEV_HASH_VERSION },
+                    earlier: [EarlierBackends { until_s: seed >> 1, maglev_size: 251, backends: backends.clone() }]
+                        .into_iter()
+                        .filter(|_| port % 3 == 0)
+                        .collect(),
                     backends,
                     nodes: None,
                 },
@@ -513,6 +533,11 @@ mod tests {
         assert_eq!(with(|p| p.maglev_size = 250), ConvertError::MaglevSize(250));
         assert_eq!(with(|p| p.maglev_hash_version = 2), ConvertError::MaglevHashVersion(2));
         assert_eq!(with(|p| p.backends[0].weight = 65_536), ConvertError::Weight(65_536));
+        let earlier = |maglev_size| vec![v1::EarlierBackends { maglev_size, ..v1::EarlierBackends::default() }];
+        let of_size = v1::ServicePort { earlier: earlier(252), ..good_port() };
+        assert_eq!(service_port(of_size, Mode::Gue, &NodeSets::new()), Err(ConvertError::MaglevSize(252)));
+        let many = v1::ServicePort { earlier: vec![earlier(251).remove(0); 9], ..good_port() };
+        assert_eq!(service_port(many, Mode::Gue, &NodeSets::new()).unwrap().earlier.len(), limits::EARLIER_TABLES_MAX);
         assert_eq!(with(|p| p.backends = vec![p.backends[0].clone(); 6554]), ConvertError::TooManyBackends(6554));
         assert!(matches!(with(|p| p.backends = vec![p.backends[0].clone(); 2]), ConvertError::BackendOrder(_)));
     }

@@ -6,8 +6,9 @@
 //! builds without it. Not here: I/O.
 
 mod address;
-mod fleet;
 mod bgp;
+mod earlier_backends;
+mod fleet;
 mod generation;
 pub mod limits;
 mod service;
@@ -26,8 +27,8 @@ pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
 pub use fleet::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group};
 pub use generation::Generation;
 pub use service::{
-    Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
-    Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
+    Backend, BackendState, EarlierBackends, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe,
+    Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
 pub use status_ranges::StatusRanges;

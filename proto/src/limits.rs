@@ -37,6 +37,17 @@ pub const MAGLEV_ENTRIES_AT_LEAST: u32 = 100;
 /// Version of the hash that orders backends in a Maglev table. A gateway refuses a Service with another version.
 pub const MAGLEV_HASH_VERSION: u32 = 1;
 
+/// Maximum number of earlier tables of a port. A table that is replaced before long counts little, so these cover a
+/// rolling update of any number of steps: they are spread over the time by the logarithm of their ages.
+pub const EARLIER_TABLES_MAX: usize = 4;
+/// A table that was replaced this long ago is no longer asked: the default idle limit of established connections.
+pub const EARLIER_TABLES_HORIZON: Duration = Duration::from_secs(7200);
+/// Ages below this count as one: about the time in which most connections of the web are over.
+pub const EARLIER_TABLES_YOUNGEST: Duration = Duration::from_secs(10);
+/// A controller sends earlier backends only of ports with at most this many: a change of one backend concerns one
+/// connection in as many, and the lists make a message up to five times as long.
+pub const EARLIER_BACKENDS_MAX: usize = 256;
+
 /// Maximum groups of VIPs of which gateways elect the owners: each has a VRID of its own, of the 255 of a link.
 pub const VIP_GROUPS_MAX: u8 = 64;
 /// Maximum routing sessions of a report, and as many partners and VIPs with a second station: 64 routers, each with BGP

@@ -293,6 +293,17 @@ pub struct NodesAt {
     pub port: u16,
 }
 
+/// The backends that a port had until they were replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlierBackends {
+    /// When they were replaced: seconds of Unix time. They were in use since the time at which the next list ends.
+    pub until_s: u64,
+    /// Number of entries of their Maglev table; seed and version are those of the port.
+    pub maglev_size: u32,
+    /// Ordered by address, without duplicates.
+    pub backends: Vec<Backend>,
+}
+
 /// One port of a Service in one address family: the frontend and its backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
@@ -319,6 +330,8 @@ pub struct ServicePort {
     pub zones: Vec<ZoneBackends>,
     /// Application protocol (`appProtocol`); only reported.
     pub app_protocol: Option<String>,
+    /// The backends that it had before, the newest first; only in one-way modes.
+    pub earlier: Vec<EarlierBackends>,
 }
 
 /// One of our Services. A Service that is not served has a refusal and no ports.
@@ -402,6 +415,7 @@ impl ServicePort {
             nodes: None,
             zones: Vec::new(),
             app_protocol: None,
+            earlier: Vec::new(),
         }
     }
 
@@ -417,14 +431,14 @@ impl ServicePort {
     }
 
     /// The port as a gateway in `zone` uses it; none if that is the same. The backends of other zones are left out only
-    /// if one in this zone takes new flows.
+    /// if one in this zone takes new flows. Earlier backends have no zones, so they do not count then.
     fn in_zone(&self, zone: &str) -> Option<Self> {
         let hinted = self.zones.iter().find(|hinted| hinted.zone == zone)?;
         let indices = hinted.backends.iter().filter_map(|index| usize::try_from(*index).ok());
         let backends: Vec<Backend> = indices.filter_map(|index| self.backends.get(index).cloned()).collect();
         let takes_new = |backend: &Backend| backend.state == BackendState::Active && backend.weight > 0;
         let is_enough = backends.len() < self.backends.len() && backends.iter().any(takes_new);
-        is_enough.then(|| Self { backends, zones: Vec::new(), ..self.clone() })
+        is_enough.then(|| Self { backends, zones: Vec::new(), earlier: Vec::new(), ..self.clone() })
     }
 }
 

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot, Tunables, VipAnswers};
@@ -154,7 +154,10 @@ impl Inputs {
         compiler.answer_for(&self.answers.borrow_and_update());
         let network = self.network.borrow_and_update();
         let state = usable(&known, &health);
-        Some(compiler.compile(&state, &network, engine, (self.clock)()))
+        let now_ns = (self.clock)();
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        compiler.set_time_of_day(u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX), now_ns);
+        Some(compiler.compile(&state, &network, engine, now_ns))
     }
 }
 

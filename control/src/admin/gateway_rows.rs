@@ -138,7 +138,7 @@ mod tests {
     use std::sync::Arc;
 
     use proto::{
-        AddressRange, Family, FleetPartner, MaglevSpec, Protocol, RoutingSession, Service, ServiceName, ServicePort,
+        AddressRange, Family, FleetPartner, MaglevSpec, PoolBgp, Protocol, RoutingSession, Service, ServiceName, ServicePort,
         SessionHealth, SessionProtocol,
     };
     use tokio::sync::watch;
@@ -169,6 +169,7 @@ mod tests {
             backends: Vec::new(),
             nodes: None,
             zones: Vec::new(),
+            earlier: Vec::new(),
             app_protocol: None,
         };
         let service = |name: &str, vips: &[&str]| {
@@ -177,7 +178,7 @@ mod tests {
         };
         let pool = |name: &str, range: &str, announce| {
             let ranges = vec![range.parse::<AddressRange>().unwrap()];
-            Pool { name: name.to_owned(), ranges, announce }
+            Pool { name: name.to_owned(), ranges, announce, bgp: PoolBgp::default() }
         };
         State {
             services: [

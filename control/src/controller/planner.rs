@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use objects::note::{Note, Subject};
 use tokio::sync::{mpsc, watch};
@@ -111,7 +111,9 @@ impl Planner {
         received_at: Instant,
         slices_changed_at: Option<std::time::Instant>,
     ) -> Option<Instant> {
-        let plan = plan(world, &self.shared.settings, memory, Instant::now().into_std());
+        let now = Instant::now().into_std();
+        memory.set_time_of_day(now, SystemTime::now());
+        let plan = plan(world, &self.shared.settings, memory, now);
         plan.notes.iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
         self.publish_to_operators(world);
         replace_if(&self.shared.checkpoints, |old| old.revision != plan.checkpoint.revision, || plan.checkpoint.clone());

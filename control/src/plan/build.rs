@@ -12,7 +12,10 @@ use imbl::OrdMap;
 use proto::limits::{
     KUBE_PROXY_HEALTH_PORT, MAGLEV_ENTRIES_AT_CREATION, MAGLEV_ENTRIES_AT_LEAST, MAGLEV_HASH_VERSION, MAGLEV_SIZES,
 };
-use proto::{Family, HealthCheck, MaglevSpec, NodesAt, Probe, Reason, Refusal, Service, ServiceName, ServicePort, Target};
+use proto::{
+    EarlierBackends, Family, HealthCheck, MaglevSpec, Mode, NodesAt, Probe, Reason, Refusal, Service, ServiceName, ServicePort,
+    Target,
+};
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::addresses::Allocation;
@@ -131,6 +134,8 @@ pub(super) struct Inputs<'a> {
     pub(super) fence_moved: bool,
     pub(super) nodes: &'a Nodes,
     pub(super) now: Instant,
+    /// Unix time, seconds, if the time of day is known.
+    pub(super) unix_s: Option<u64>,
 }
 
 /// The inputs of the plan of one Service.
@@ -364,7 +369,7 @@ impl<'a> ServiceBuilder<'a> {
                     return Err(refusal);
                 }
                 let size = table(tables, (port.protocol, port.port, family), count);
-                ports.push(ServicePort {
+                let new = ServicePort {
                     name: port.name.clone(),
                     protocol: port.protocol,
                     family,
@@ -376,7 +381,9 @@ impl<'a> ServiceBuilder<'a> {
                     nodes: selection.nodes,
                     zones: selection.zones,
                     app_protocol: port.app_protocol.clone(),
-                });
+                    earlier: Vec::new(),
+                };
+                ports.push(ServicePort { earlier: self.earlier(&new), ..new });
             }
         }
         let has_none = ports.iter().all(|port| port.backend_count() == 0);
@@ -389,6 +396,15 @@ impl<'a> ServiceBuilder<'a> {
             return Err(Refusal { reason: Reason::Refused, message: message.to_owned() });
         }
         Ok(ports)
+    }
+
+    /// The backends that the port had before, in modes in which a gateway may get packets of connections that began then.
+    fn earlier(&self, port: &ServicePort) -> Vec<EarlierBackends> {
+        let is_one_way = |mode: Mode| !mode.is_two_way();
+        let before = self.before.filter(|old| is_one_way(self.policy.mode) && is_one_way(old.policy.mode));
+        let key = |port: &ServicePort| (port.protocol, port.port, port.family);
+        let before = before.and_then(|old| old.service.ports.iter().find(|old| key(old) == key(port)));
+        before.zip(self.inputs.unix_s).map(|(before, unix_s)| port.earlier_after(before, unix_s)).unwrap_or_default()
     }
 
     /// The backends of one port. In tunnel modes, backends of the other family are used if this family has none.

@@ -244,8 +244,8 @@ pub(crate) mod tests {
     pub(crate) fn service_port(family: Family, backends: Vec<Backend>) -> proto::ServicePort {
         let maglev = proto::MaglevSpec { size: limits::MAGLEV_SIZES[0], seed: 0, hash_version: limits::MAGLEV_HASH_VERSION };
         let PortSpec { name, protocol, port, node_port, app_protocol, .. } = port();
-        let (vips, zones, nodes) = (Vec::new(), Vec::new(), None);
-        proto::ServicePort { name, protocol, family, vips, port, node_port, maglev, backends, nodes, zones, app_protocol }
+        let new = proto::ServicePort::new(protocol, family, port, maglev);
+        proto::ServicePort { name, node_port, backends, app_protocol, ..new }
     }
 
     pub(crate) fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[EndpointSpec]) -> SliceSpec {

@@ -16,6 +16,7 @@ use crate::world::change::{Change, KnownGateway};
 use objects::PoolSpec;
 use objects::status::{Ingress, IpMode, PortStatus};
 
+mod earlier_backends;
 mod failover;
 mod groups;
 mod health_checks;

@@ -11,6 +11,7 @@
 mod addresses;
 mod backend_drain;
 mod dnat;
+mod earlier_tables;
 mod network;
 mod services;
 mod snat;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use addresses::AnnouncedAddresses;
 use backend_drain::Backends;
 use dnat::DnatSteering;
+use earlier_tables::EarlierMemory;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
@@ -60,8 +62,11 @@ pub struct Compiler {
     dnat_steering: DnatSteering,
     conflicts: Vec<String>,
     failing_open: Vec<String>,
-    /// The end of the grace period of each replaced table, with its service.
-    graces: BTreeSet<(u64, Arc<ServiceName>)>,
+    /// When services must be compiled again although nothing changes.
+    due: BTreeSet<(u64, Arc<ServiceName>)>,
+    earlier_memory: EarlierMemory,
+    /// Unix time at monotonic time 0, modulo 2^64 ns.
+    unix_at_zero_ns: Option<u64>,
     /// The services that were compiled last.
     state: Services,
     /// Whether the last compilation finished.
@@ -131,7 +136,9 @@ impl Compiler {
             dnat_steering: DnatSteering::default(),
             conflicts: Vec::new(),
             failing_open: Vec::new(),
-            graces: BTreeSet::new(),
+            due: BTreeSet::new(),
+            earlier_memory: EarlierMemory::new(),
+            unix_at_zero_ns: None,
             state: Services::new(),
             is_whole: true,
             is_first: true,
@@ -165,13 +172,19 @@ impl Compiler {
         }
     }
 
+    /// Sets the time of day at `now_ns`. The controller tells by it when backends were replaced; without it only tables
+    /// that this gateway saw count as earlier ones.
+    pub const fn set_time_of_day(&mut self, unix_ns: u64, now_ns: u64) {
+        self.unix_at_zero_ns = Some(unix_ns.wrapping_sub(now_ns));
+    }
+
     /// The initial snapshot, before any state; not ready.
     #[must_use]
     pub fn initial(&self) -> Snapshot {
         self.last.clone()
     }
 
-    /// Compiles a complete state. `now_ns` is monotonic and only measures drains and grace periods.
+    /// Compiles a complete state. `now_ns` is monotonic and only measures drains and the age of tables.
     pub fn compile(&mut self, state: &State, network: &Network, health: &Health, now_ns: u64) -> Snapshot {
         if !std::mem::replace(&mut self.is_whole, false) {
             self.restart(now_ns);
@@ -223,10 +236,12 @@ impl Compiler {
     }
 
     /// Restarts with the whole state after a panic. Flows hold slots of backends, targets and next hops: slots of
-    /// backends and targets stay, next hops are looked up again. Tables in their grace period are dropped.
+    /// backends and targets stay, next hops are looked up again. Earlier tables are forgotten, except those that the
+    /// controller sends.
     fn restart(&mut self, now_ns: u64) {
         let (counters, vip_answers) = (self.counters.clone(), self.vip_answers.clone());
-        let mut fresh = Self { counters, vip_answers, ..Self::new(self.config.clone()) };
+        let unix_at_zero_ns = self.unix_at_zero_ns;
+        let mut fresh = Self { counters, vip_answers, unix_at_zero_ns, ..Self::new(self.config.clone()) };
         fresh.routes.follow_epoch(&self.finished.routes);
         fresh.backends = Backends::taken_over(self.finished.backends.clone(), &self.backends, now_ns);
         fresh.dnat_steering = std::mem::take(&mut self.dnat_steering);
@@ -242,11 +257,11 @@ impl Compiler {
         self.last.probe_tags = Arc::new(tags);
     }
 
-    /// When the next snapshot is due although nothing changes: a drain or the grace period of a table ends then.
+    /// When the next snapshot is due although nothing changes: a drain ends then, or an earlier table is over.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
-        let grace_due_ns = self.graces.first().map(|(due_ns, _)| *due_ns);
-        self.backends.due_ns().into_iter().chain(grace_due_ns).min()
+        let service_due_ns = self.due.first().map(|(due_ns, _)| *due_ns);
+        self.backends.due_ns().into_iter().chain(service_due_ns).min()
     }
 
     /// Takes over the VLAN devices, and the SNAT addresses of all links. Returns true when any may have changed.
@@ -299,7 +314,7 @@ impl Compiler {
         let (changed, mut changes) = self.follow_names(state, now_ns);
         let changed = if all { self.services.keys().cloned().collect() } else { changed };
         let changed = self.affected_by(health, changed);
-        let changed = self.over(changed, now_ns);
+        let mut changed = self.due_at(changed, now_ns);
         let mut context = CompileContext {
             affinity: self.last.affinity.clone(),
             routes: &mut self.routes,
@@ -309,17 +324,28 @@ impl Compiler {
             node_port_addresses: &self.config.node_port_addresses,
             counters: &self.counters,
             grace: self.config.flows.table_grace,
+            forgotten_ns: None,
+            unix_at_zero_ns: self.unix_at_zero_ns,
             now_ns,
         };
-        for name in &changed {
-            let Some((service, served)) = state.services.get(name).zip(self.services.get_mut(name)) else { continue };
-            let (before, grace_before) = (served.summary(), served.grace_due_ns);
-            changes.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
-            changes.listens |= served.compile(service, &mut self.backends, &mut context);
-            changes.summary |= before != served.summary();
-            grace_before.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
-            self.graces.extend(served.grace_due_ns.map(|due_ns| (due_ns, served.name.clone())));
-            self.last.services.insert(served.name.clone(), served.view.clone());
+        let mut batch = changed.clone();
+        while !batch.is_empty() {
+            for name in std::mem::take(&mut batch) {
+                let Some((service, served)) = state.services.get(&name).zip(self.services.get_mut(&name)) else { continue };
+                let (before, due_before, size_before) = (served.summary(), served.due_ns, served.earlier_size());
+                changes.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
+                changes.listens |= served.compile(service, &mut self.backends, &mut context);
+                changes.summary |= before != served.summary();
+                due_before.map(|due_ns| self.due.remove(&(due_ns, served.name.clone())));
+                self.due.extend(served.due_ns.map(|due_ns| (due_ns, served.name.clone())));
+                self.earlier_memory.count(&served.name, size_before, served.earlier_size());
+                self.last.services.insert(served.name.clone(), served.view.clone());
+            }
+            if let Some((until_ns, name)) = self.earlier_memory.excess() {
+                context.forgotten_ns = Some(until_ns);
+                batch.insert(ServiceName::clone(&name));
+                changed.insert(ServiceName::clone(&name));
+            }
         }
         self.last.affinity = context.affinity;
         self.place_frontends(&changed, changes.listens);
@@ -351,7 +377,8 @@ impl Compiler {
                     let Some(served) = self.services.remove(name) else { continue };
                     changes.dnat |= served.is_dnat();
                     served.end(&mut self.backends, now_ns);
-                    served.grace_due_ns.map(|due_ns| self.graces.remove(&(due_ns, served.name.clone())));
+                    served.due_ns.map(|due_ns| self.due.remove(&(due_ns, served.name.clone())));
+                    self.earlier_memory.count(&served.name, served.earlier_size(), (0, None));
                     self.last.services.remove(name);
                 }
             }
@@ -375,10 +402,10 @@ impl Compiler {
         changed
     }
 
-    /// Adds the services with a table whose grace period has ended.
-    fn over(&self, mut changed: BTreeSet<ServiceName>, now_ns: u64) -> BTreeSet<ServiceName> {
-        let over = self.graces.iter().take_while(|(due_ns, _)| *due_ns <= now_ns);
-        changed.extend(over.map(|(_, name)| ServiceName::clone(name)));
+    /// Adds the services that are due.
+    fn due_at(&self, mut changed: BTreeSet<ServiceName>, now_ns: u64) -> BTreeSet<ServiceName> {
+        let due = self.due.iter().take_while(|(due_ns, _)| *due_ns <= now_ns);
+        changed.extend(due.map(|(_, name)| ServiceName::clone(name)));
         changed
     }
 

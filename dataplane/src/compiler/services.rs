@@ -16,13 +16,16 @@ use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
 use super::backend_drain::Backends;
+use super::earlier_tables::{EarlierSize, received};
 use super::network::RouteBook;
 use super::snat::SnatTables;
 use super::targets::{Reach, TargetKey, nanoseconds};
 use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
 use crate::port::Link;
-use crate::snapshot::{Affinity, BackendView, Frontend, Health, Policy, PortView, Previous, ServiceView, Tunnels};
+use crate::snapshot::{
+    Affinity, BackendView, EarlierTable, EarlierTables, Frontend, Health, Policy, PortView, ServiceView, Tunnels,
+};
 use crate::stats::{ServiceDrops, WorkerCounters};
 use crate::wire::{TableHash, TupleHash};
 
@@ -37,8 +40,12 @@ pub(super) struct CompileContext<'a> {
     pub(super) counters: &'a Arc<[Arc<WorkerCounters>]>,
     /// The affinity table; `None` while no service uses it, or without memory.
     pub(super) affinity: Option<Arc<AffinityTable>>,
-    /// How long a replaced table is still consulted.
+    /// How long a removed backend still gets mid-stream packets.
     pub(super) grace: Duration,
+    /// Tables that were replaced by then are forgotten, because their memory is needed.
+    pub(super) forgotten_ns: Option<u64>,
+    /// Unix time at monotonic time 0, modulo 2^64 ns.
+    pub(super) unix_at_zero_ns: Option<u64>,
     pub(super) now_ns: u64,
 }
 
@@ -72,8 +79,8 @@ pub(super) struct CompiledService {
     /// Copied from its source for quick access, as is the next field.
     mode: Mode,
     pub(super) idle_timeout: Option<Duration>,
-    /// When the grace period of a replaced table ends and its memory is freed, or the drain of a listed backend ends.
-    pub(super) grace_due_ns: Option<u64>,
+    /// When a replaced table is no longer asked and its memory is freed, or the drain of a listed backend ends.
+    pub(super) due_ns: Option<u64>,
     /// Since when listed backends take no new flows because they drain.
     draining_since_ns: HashMap<TargetKey, u64, TableHash>,
     /// Position of the frontend of its first port.
@@ -84,6 +91,9 @@ pub(super) struct CompiledService {
 #[derive(Debug)]
 pub(super) struct CompiledPort {
     pub(super) protocol: Protocol,
+    family: Family,
+    /// The port of the service.
+    number: u16,
     /// Addresses and ports of the frontends, VIPs first.
     pub(super) listens: Vec<SocketAddr>,
     /// Number of `listens` that are at VIPs.
@@ -129,7 +139,7 @@ impl CompiledService {
             sources: source_ranges(source),
             mode: source.mode,
             idle_timeout: source.idle_timeout,
-            grace_due_ns: None,
+            due_ns: None,
             draining_since_ns: HashMap::default(),
             first_frontend: 0,
         }
@@ -183,7 +193,8 @@ impl CompiledService {
             backends.set_policy(id, accepting.contains(&id), failing.contains(&id), idle_timeout, now);
         }
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
-        self.grace_due_ns = self.due_ns(context.grace).into_iter().chain(self.drain_due_ns(context.now_ns)).min();
+        let tables_over_ns = self.earlier_tables().map(EarlierTable::over_ns).min();
+        self.due_ns = tables_over_ns.into_iter().chain(self.drain_due_ns(context.now_ns)).min();
         self.view = Arc::new(view_of(source, &self.name, &self.drops, self.refusal.clone(), views));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
@@ -314,7 +325,17 @@ impl CompiledService {
         };
         let ids = listed.iter().map(|b| b.id).collect();
         let frontend = self.frontend(port, &weights, ids, before, context);
-        (CompiledPort { protocol: port.protocol, listens, vips, frontend, spec: port.maglev, weights }, view)
+        let compiled = CompiledPort {
+            protocol: port.protocol,
+            family: port.family,
+            number: port.port,
+            listens,
+            vips,
+            frontend,
+            spec: port.maglev,
+            weights,
+        };
+        (compiled, view)
     }
 
     /// The frontend of a port: the previous one if nothing about it changed, otherwise a new one, with the previous
@@ -331,13 +352,20 @@ impl CompiledService {
         let table = table.map(|old| old.frontend.table.clone());
         let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
         let policy = self.policy(port);
+        let is_same = |old: &CompiledPort| (old.protocol, old.family, old.number) == (port.protocol, port.family, port.port);
+        let same = before.as_ref().filter(|old| is_same(old)).map(|old| old.frontend.clone());
+        let earlier = self.earlier(port, same.as_ref(), &table, context);
+        let since_ns = match &same {
+            Some(old) if Arc::ptr_eq(&old.table, &table) => old.since_ns,
+            Some(_) => context.now_ns,
+            None => earlier.iter().next().map_or(context.now_ns, |table| table.until_ns),
+        };
         let before = before.map(|old| old.frontend);
-        let previous = self.previous(before.as_ref(), &table, context);
         let is_as = |old: &Arc<Frontend>| {
             Arc::ptr_eq(&old.table, &table)
                 && old.backends == backends
                 && old.policy.is_as(&policy)
-                && old.previous.is_some() == previous.is_some()
+                && old.earlier.is_as(&earlier)
         };
         if let Some(old) = before.as_ref().filter(|old| is_as(old)) {
             return old.clone();
@@ -353,30 +381,45 @@ impl CompiledService {
         let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
         let (service, drops) = (self.name.clone(), self.drops.clone());
-        Arc::new(Frontend { service, drops, hash, table, backends, policy, schedule, affinity, previous })
+        Arc::new(Frontend { service, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
     }
 
-    /// The previous table, in modes in which an unknown flow may continue by it: the one that is being replaced,
-    /// otherwise the one replaced earlier until its grace period ends.
-    fn previous(
+    /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for a
+    /// new port those that the controller sends. An empty table is none of them.
+    fn earlier(
         &self,
+        port: &ServicePort,
         before: Option<&Arc<Frontend>>,
         table: &Arc<MaglevTable>,
         context: &CompileContext<'_>,
-    ) -> Option<Arc<Previous>> {
-        let is_one_way = |before: &&Arc<Frontend>| !self.source.mode.is_two_way() && !before.mode().is_two_way();
-        let before = before.filter(is_one_way)?;
-        let &CompileContext { grace, now_ns, .. } = context;
-        if Arc::ptr_eq(&before.table, table) || !before.is_usable() {
-            return before.previous.clone().filter(|previous| now_ns < previous.over_ns(grace));
+    ) -> EarlierTables {
+        let &CompileContext { grace, forgotten_ns, unix_at_zero_ns, now_ns, .. } = context;
+        let Some(before) = before.filter(|_| !self.source.mode.is_two_way()) else {
+            let id = |address| self.backends.get(&(port.protocol, address)).copied();
+            let unix_ns = unix_at_zero_ns.filter(|_| !self.source.mode.is_two_way()).map(|at_zero| at_zero.wrapping_add(now_ns));
+            return EarlierTables::new(unix_ns.map(|unix_ns| received(port, id, unix_ns, now_ns)).unwrap_or_default(), grace);
+        };
+        if before.mode().is_two_way() {
+            return EarlierTables::new(Vec::new(), grace);
         }
-        let (table, backends) = (before.table.clone(), before.backends.clone());
-        Some(Arc::new(Previous { table, backends, replaced_ns: now_ns, grace: grace.into() }))
+        let is_replaced = !Arc::ptr_eq(&before.table, table) && before.is_usable();
+        let replaced = is_replaced.then(|| EarlierTable {
+            table: before.table.clone(),
+            backends: before.backends.clone(),
+            since_ns: before.since_ns,
+            until_ns: now_ns,
+        });
+        before.earlier.with(replaced, forgotten_ns, grace, now_ns)
     }
 
-    /// When the grace period of a table ends.
-    fn due_ns(&self, grace: Duration) -> Option<u64> {
-        self.ports.iter().filter_map(|port| Some(port.frontend.previous.as_ref()?.over_ns(grace))).min()
+    fn earlier_tables(&self) -> impl Iterator<Item = &EarlierTable> {
+        self.ports.iter().flat_map(|port| port.frontend.earlier.iter())
+    }
+
+    /// The memory of its earlier tables, bytes, and when the oldest of them was replaced.
+    pub(super) fn earlier_size(&self) -> EarlierSize {
+        let bytes = self.earlier_tables().map(EarlierTable::bytes).sum();
+        (bytes, self.earlier_tables().map(|table| table.until_ns).min())
     }
 
     fn policy(&self, port: &ServicePort) -> Policy {

@@ -649,3 +649,4 @@ proptest! {
 }
 
 mod after_a_panic;
+mod earlier_tables;

@@ -30,7 +30,8 @@ pub struct FlowLimits {
     pub udp_unreplied: Duration,
     /// SCTP.
     pub sctp: Duration,
-    /// How long a replaced Maglev table still determines the backends of packets without a flow (FORWARDING 4, 11).
+    /// How long a removed backend still gets mid-stream packets of connections that this gateway does not know
+    /// (FORWARDING 4).
     pub table_grace: Duration,
 }
 impl FlowLimits {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
 
 use super::backends::BackendTable;
+use super::earlier::EarlierTables;
 use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, FlowMode, Tick, Ticks};
 use crate::stats::ServiceDrops;
@@ -28,35 +29,9 @@ pub struct Frontend {
     pub(crate) policy: Policy,
     pub(crate) schedule: Schedule,
     pub(crate) affinity: Option<Affinity>,
-    pub(crate) previous: Option<Arc<Previous>>,
-}
-
-/// The previous table, by which flows were begun that this gateway may not know (FORWARDING 4).
-#[derive(Debug)]
-pub(crate) struct Previous {
-    pub(crate) table: Arc<MaglevTable>,
-    /// Backends by position of the table.
-    pub(crate) backends: Box<[BackendId]>,
-    /// When it was replaced.
-    pub(crate) replaced_ns: u64,
-    /// How long it is consulted after that.
-    pub(crate) grace: Ticks,
-}
-
-impl Previous {
-    /// When it is no longer consulted.
-    pub(crate) fn over_ns(&self, grace: Duration) -> u64 {
-        self.replaced_ns.saturating_add(u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    /// The backend of a hash, if the grace period has not ended and the backend is alive or draining.
-    fn choose(&self, hash: u64, backends: &BackendTable, now: Tick) -> Option<BackendId> {
-        if now.since(Tick::at(self.replaced_ns)) >= self.grace {
-            return None;
-        }
-        let id = self.backends.get(usize::from(self.table.choose(hash)?)).copied()?;
-        backends.get(id).is_some_and(|backend| backend.failing.is_none()).then_some(id)
-    }
+    /// When `table` became the current table.
+    pub(crate) since_ns: u64,
+    pub(crate) earlier: EarlierTables,
 }
 
 /// `sessionAffinity: ClientIP` of a frontend.
@@ -162,12 +137,11 @@ impl Frontend {
     #[inline]
     pub fn choose_by_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
         let hash = self.hash_of(tuple);
-        let recalled = |affinity: &Affinity| affinity.table.recall(hash).and_then(|id| affinity.keeps(id));
-        self.affinity.as_ref().and_then(recalled).or_else(|| self.hashed(hash))
+        self.recalled(hash).or_else(|| self.hashed(hash))
     }
 
     /// The backend for a packet of a flow that began before this gateway knew it, in a mode in which that flow may
-    /// continue (FORWARDING 4): for a grace period after a change, the choice of the previous table.
+    /// continue (FORWARDING 4): what affinity remembers, otherwise the choice among the current and earlier tables.
     #[must_use]
     pub(crate) fn choose_mid_stream<A: Address>(
         &self,
@@ -175,8 +149,9 @@ impl Frontend {
         backends: &BackendTable,
         now: Tick,
     ) -> Option<BackendId> {
-        let before = |previous: &Arc<Previous>| previous.choose(self.hash_of(tuple), backends, now);
-        self.previous.as_ref().and_then(before).or_else(|| self.choose_by_hash(tuple))
+        let hash = self.hash_of(tuple);
+        let current = || self.hashed(hash).map(|id| (id, Tick::at(self.since_ns)));
+        self.recalled(hash).or_else(|| self.earlier.choose(hash, current(), backends, now))
     }
 
     /// The backend that affinity remembers for the client of this tuple and still accepts. `None` without affinity.
@@ -224,6 +199,13 @@ impl Frontend {
     #[inline]
     fn hash_of<A: Address>(&self, tuple: &Tuple<A>) -> u64 {
         self.policy.hashed_by.hash(&self.hash, tuple)
+    }
+
+    /// The backend that affinity remembers for this hash of a client.
+    #[inline]
+    fn recalled(&self, hash: u64) -> Option<BackendId> {
+        let recalled = |affinity: &Affinity| affinity.table.recall(hash).and_then(|id| affinity.keeps(id));
+        self.affinity.as_ref().and_then(recalled)
     }
 
     #[inline]

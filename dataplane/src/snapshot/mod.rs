@@ -5,6 +5,7 @@
 //! Not here: compilation (`compiler`).
 
 mod backends;
+mod earlier;
 mod family;
 mod frontend;
 mod input;
@@ -18,9 +19,10 @@ mod tunnels;
 
 pub use backends::Backend;
 pub(crate) use backends::BackendTable;
+pub(crate) use earlier::{EarlierTable, EarlierTables};
 pub(crate) use family::AddressRoles;
 pub use family::{AddressRole, FamilyTables, Front};
-pub(crate) use frontend::{Affinity, Policy, Previous};
+pub(crate) use frontend::{Affinity, Policy};
 pub use frontend::{BackendView, Frontend, PortView, ServiceView};
 pub use input::{
     Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, Route, Tunables, Tunnel, VipAnswers, VlanLink,

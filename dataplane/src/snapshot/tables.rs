@@ -308,7 +308,8 @@ impl Snapshot {
     /// addresses do not belong to groups.
     fn group_of_vip<A: Address>(&self, address: A) -> Option<u8> {
         let groups = self.groups?.groups;
-        let is_elected = self.role(address) == AddressRole::Vip && self.routed.binary_search_by_key(&address.ip(), |(vip, _)| *vip).is_err();
+        let is_elected =
+            self.role(address) == AddressRole::Vip && self.routed.binary_search_by_key(&address.ip(), |(vip, _)| *vip).is_err();
         is_elected.then(|| vip_group(address.ip(), groups))
     }
 
