@@ -509,6 +509,7 @@ fn replication_inputs(
         answers: channels.answers.subscribe(),
         tunables: sources.reload.tunables(),
         membership: channels.membership.subscribe(),
+        state: (channels.known.subscribe(), channels.reached.subscribe()),
         status: channels.replication.clone(),
     })
 }

@@ -123,7 +123,7 @@ impl Settings {
         let replication = fleet::take(&mut top, &election, &snat);
         let flow_records = keys::flow_records(&mut top, &reader.base());
         let source = state_source::take(&mut top, choice, &admin_listen.unix);
-        fleet::check_source(&mut top, replication.as_ref(), &source);
+        fleet::check_source(&top, replication.as_ref(), &source);
         check_admin_port(&mut top, &admin_listen, &[("listen", source.listen()), ("metrics.listen", metrics_listen)]);
         top.finish();
 

@@ -67,7 +67,10 @@ pub(super) fn take(top: &mut Section<'_>, election: &Election, snat: &[Located<I
     let key = section.field("key").filter(|field| !field.is_empty()).and_then(|field| key_file(&field, &section.reader.base()));
     let Some(listen) = listen else {
         if !partners.is_empty() || key.is_some() {
-            section.problem_of("listen", format!("missing, expected where partners reach this gateway, such as 10.0.0.2:{REPLICATION_PORT}"));
+            section.problem_of(
+                "listen",
+                format!("missing, expected where partners reach this gateway, such as 10.0.0.2:{REPLICATION_PORT}"),
+            );
         }
         section.finish();
         return None;
@@ -144,7 +147,7 @@ fn read_key(path: &Path) -> Result<GroupKey, String> {
 }
 
 /// Gateways with controllers of their own need a key of their own too: each controller makes another one.
-pub(super) fn check_source(top: &mut Section<'_>, replication: Option<&Replication>, source: &SourceKeys) {
+pub(super) fn check_source(top: &Section<'_>, replication: Option<&Replication>, source: &SourceKeys) {
     let is_keyless = replication.is_some_and(|replication| !replication.partners.is_empty() && replication.key.is_none());
     if is_keyless && matches!(source, SourceKeys::Embedded(..)) {
         let message = "missing, expected a file with the key that the partners have too: they would not know the key of the \

@@ -21,7 +21,7 @@ def keep(address):
     is_first = True
     try:
         while True:
-            connection.request("GET", "/mtu")
+            connection.request("GET", "/")
             response = connection.getresponse()
             response.read()
             if response.will_close:

@@ -28,15 +28,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dataplane::{Tunables, VipAnswers};
-use proto::Membership;
 use proto::limits::PARTNERS_MAX;
+use proto::{GatewayState, Generation, Membership, Origin};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::super::inquiries::Inquiries;
-use super::super::supervisor::Failure;
+use crate::agent::inquiries::Inquiries;
+use crate::agent::supervisor::Failure;
 use crate::settings::Replication;
 use crate::watch::send_if_changed;
 pub use exchange::ReplicaExchange;
@@ -50,6 +50,9 @@ const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// A partner that the controller no longer names is dialled for this time more: a controller that has just started names
 /// gateways one by one as they connect.
 const UNNAMED_MAX: Duration = Duration::from_secs(600);
+/// Longest wait for the state of a controller. Without one the gateway forwards by its last state, and follows partners
+/// for the backends in it.
+const STATE_MAX: Duration = Duration::from_secs(30);
 /// Longest datagram that is read.
 const DATAGRAM_BYTES_MAX: usize = 2048;
 /// Bytes of the socket's receive buffer: 100 ms of 40 MB a second.
@@ -94,6 +97,8 @@ pub struct ReplicationInputs {
     pub tunables: watch::Receiver<Tunables>,
     /// What the controller says.
     pub membership: watch::Receiver<Option<Membership>>,
+    /// The newest state, and the generation that every worker forwards by.
+    pub state: (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>),
     /// Output.
     pub status: watch::Sender<ReplicationStatus>,
 }
@@ -103,7 +108,7 @@ pub struct ReplicationInputs {
 /// # Errors
 /// If the address is in use, or is not of this machine.
 pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
-    let ReplicationInputs { gateway, settings, exchange, inquiries, answers, tunables, membership, status } = inputs;
+    let ReplicationInputs { gateway, settings, exchange, inquiries, answers, tunables, membership, state, status } = inputs;
     let listen = settings.listen;
     let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
@@ -118,7 +123,7 @@ pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
     tasks.spawn(take_news(Arc::clone(&hub)));
     tasks.spawn(receive(Arc::clone(&hub)));
     tasks.spawn(serve(Arc::clone(&hub), listener));
-    tasks.spawn(follow(Arc::clone(&hub), settings, membership, named));
+    tasks.spawn(follow(Arc::clone(&hub), settings, (membership, state), named));
     tasks.spawn(publish(hub, partners, status));
     match tasks.join_next().await {
         Some(Err(error)) => Err(error.into()),
@@ -197,17 +202,28 @@ fn note_end(logged: &mut BTreeMap<IpAddr, String>, from: IpAddr, follower: Optio
     }
 }
 
-/// Follows the partners, as they are configured or named by the controller.
+type StateReceivers = (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>);
+
+/// Whether every worker forwards by the state of a controller.
+fn has_state(known: &Option<GatewayState>, reached: &Option<Generation>) -> bool {
+    let of_controller = known.as_ref().filter(|known| known.origin == Origin::Controller);
+    of_controller.is_some_and(|known| Some(&known.state.generation) == reached.as_ref())
+}
+
+/// Follows the partners, as they are configured or named by the controller. A gateway that starts first waits for its
+/// state: it would refuse flows to backends that it does not know yet.
 async fn follow(
     hub: Arc<Hub>,
     settings: Replication,
-    mut membership: watch::Receiver<Option<Membership>>,
+    (mut membership, (known, mut reached)): (watch::Receiver<Option<Membership>>, StateReceivers),
     named: watch::Sender<Vec<SocketAddr>>,
 ) -> io::Result<()> {
     let (mut sessions, mut followed) = (JoinSet::new(), BTreeMap::<SocketAddr, (AbortHandle, Instant)>::new());
     let mut every = interval(STATUS_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (started, mut has_state_now) = (Instant::now(), false);
     loop {
+        has_state_now |= has_state(&known.borrow(), &reached.borrow_and_update()) || started.elapsed() > STATE_MAX;
         let known = membership.borrow_and_update().clone();
         if let Some(known) = known.as_ref().filter(|_| settings.key.is_none()) {
             hub.take_key(known);
@@ -215,7 +231,8 @@ async fn follow(
         let others = known.iter().flat_map(|known| &known.others).map(|other| other.replication);
         let wanted: Vec<_> = if settings.partners.is_empty() { others.collect() } else { settings.partners.clone() };
         let now = Instant::now();
-        for partner in wanted.into_iter().filter(|partner| *partner != settings.listen).take(PARTNERS_MAX) {
+        let others = wanted.into_iter().filter(|partner| has_state_now && *partner != settings.listen);
+        for partner in others.take(PARTNERS_MAX) {
             let start = || (sessions.spawn(follower::run(Arc::clone(&hub), partner)), now);
             followed.entry(partner).or_insert_with(start).1 = now;
         }
@@ -229,6 +246,7 @@ async fn follow(
         send_if_changed(&named, followed.keys().copied().collect());
         tokio::select! {
             changed = membership.changed() => changed.map_err(io::Error::other)?,
+            changed = reached.changed() => changed.map_err(io::Error::other)?,
             _ = every.tick() => {}
             // Only those that were aborted end, unless one panics.
             Some(Err(error)) = sessions.join_next() => if error.is_panic() { return Err(io::Error::other(error)) },

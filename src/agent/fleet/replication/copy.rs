@@ -3,13 +3,14 @@
 //! **Invariant:** one copy is listed at a time, at the pace of inquiries and at most [`BYTES_PER_SECOND`]; pages wait in
 //! the connection, not in memory. Not here: what a follower makes of it (`window`).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dataplane::OwnedGroups;
 use dataplane::flow::{FlowMode, FlowReplica, FlowState, FlowView, ReplicaEvent};
+use dataplane::snapshot::Frontend;
+use dataplane::{OwnedGroups, Snapshot};
 use proto::vip_group;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -49,14 +50,16 @@ impl Ownership {
         group.and_then(|group| u8::try_from(group).ok()).is_some_and(|group| self.groups.has(group))
     }
 
-    /// The flow as partners are told, if it is this gateway's own, is confirmed and lasts.
-    fn replica(&self, view: &FlowView) -> Option<FlowReplica> {
+    /// The flow as partners are told, if it is this gateway's own, is confirmed and lasts. Of one-way modes only those are
+    /// told whose backend was chosen by affinity: others go on through any gateway by the hash.
+    fn replica(&self, view: &FlowView, has_affinity: impl FnOnce(&FlowView) -> bool) -> Option<FlowReplica> {
+        let owns_vip = || self.groups.has(vip_group(view.frontend.ip(), self.groups.groups));
         let is_owned = match view.mode {
             FlowMode::Nat => self.owns_snat(view.snat?.ip()),
-            FlowMode::Dnat => self.groups.has(vip_group(view.frontend.ip(), self.groups.groups)),
-            FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => false,
+            FlowMode::Dnat => owns_vip(),
+            FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => owns_vip() && has_affinity(view),
         };
-        let is_confirmed = view.state.yield_class().is_none();
+        let is_confirmed = view.state.is_confirmed();
         let ends = matches!(view.state, FlowState::TcpClosing | FlowState::SctpClosing);
         let lasts = Duration::from_nanos(view.age.nanoseconds()) >= self.after;
         (is_owned && is_confirmed && !ends && lasts).then(|| FlowReplica {
@@ -72,6 +75,14 @@ impl Ownership {
     }
 }
 
+fn has_affinity(snapshot: &Snapshot, view: &FlowView) -> bool {
+    let frontend = match view.frontend {
+        SocketAddr::V4(at) => snapshot.frontend(u32::from(*at.ip()), view.protocol, at.port()),
+        SocketAddr::V6(at) => snapshot.frontend(u128::from(*at.ip()), view.protocol, at.port()),
+    };
+    frontend.is_some_and(Frontend::has_affinity)
+}
+
 /// Sends a copy, and another one when this gateway has taken groups of VIPs over, or could not tell all news. `begun`
 /// is the number of the copy for which the follower is ready, `first` that of the session's first batch.
 pub(super) async fn run(
@@ -81,15 +92,14 @@ pub(super) async fn run(
     first: u64,
 ) -> Result<(), SessionError> {
     for number in 1..=u32::MAX {
-        let send = async |message: Message<'_>| messages.send(message.encode()).await.map_err(|_| SessionError::Closed);
-        send(Message::CopyBegins(number, first)).await?;
+        send(&messages, Message::CopyBegins(number, first)).await?;
         begun.wait_for(|begun| *begun >= number).await.map_err(|_| SessionError::Closed)?;
         let (groups, dropped) = (hub.owned(), hub.exchange.dropped());
         {
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
             list(&hub, groups, &messages).await?;
         }
-        send(Message::CopyEnds(number)).await?;
+        send(&messages, Message::CopyEnds(number)).await?;
         hub.exchange.copies_sent.fetch_add(1, Ordering::Relaxed);
         sleep(PAUSE).await;
         while hub.owned().owned & !groups.owned == 0 && hub.exchange.dropped() == dropped {
@@ -97,6 +107,10 @@ pub(super) async fn run(
         }
     }
     Ok(())
+}
+
+async fn send(messages: &mpsc::Sender<Vec<u8>>, message: Message<'_>) -> Result<(), SessionError> {
+    messages.send(message.encode()).await.map_err(|_| SessionError::Closed)
 }
 
 async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
@@ -107,9 +121,10 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
         let mark = hub.sent().next();
         let (inquiries, ownership) = (Arc::clone(&hub.inquiries), ownership.clone());
         let listed = tokio::task::spawn_blocking(move || {
+            let snapshot = inquiries.snapshot();
             let mut pages = vec![Vec::with_capacity(PAGE_BYTES)];
             let next = inquiries.flows(from, FLOWS_AT_ONCE, |_, view| {
-                let Some(flow) = ownership.replica(view) else { return false };
+                let Some(flow) = ownership.replica(view, |view| has_affinity(&snapshot, view)) else { return false };
                 if let Some(page) = pages.last_mut() {
                     record::encode(&ReplicaEvent::Holds(flow), page);
                     if page.len() + RECORD_V6 > PAGE_BYTES {
@@ -126,7 +141,7 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
             sleep_until(next).await;
             let bytes = u32::try_from(page.len()).unwrap_or(u32::MAX);
             next = next.max(Instant::now()) + Duration::from_secs(1) * bytes / BYTES_PER_SECOND;
-            messages.send(Message::Page(mark, page).encode()).await.map_err(|_| SessionError::Closed)?;
+            send(messages, Message::Page(mark, page)).await?;
         }
     }
     Ok(())
@@ -160,27 +175,29 @@ mod tests {
     #[test]
     fn own_flows_that_last_are_copied_and_others_are_not() {
         let snat = ["10.0.0.3", "fd00::3", "10.0.0.4", "10.0.0.5"].map(|ip| ip.parse().unwrap()).to_vec();
-        let owned = |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
+        let owned =
+            |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
         // The second address of its family is of group 1, the third of group 0 again.
         let (all, first, second_only) = (owned(0b11), owned(0b01), owned(0b10));
-        let replica = all.replica(&view()).unwrap();
+        let replica = all.replica(&view(), |_| false).unwrap();
         assert_eq!((replica.backend, replica.snat), (view().backend_address, view().snat));
         assert!((1900..=2000).contains(&replica.idle.as_millis()), "{:?}", replica.idle);
         let third = FlowView { snat: Some("10.0.0.5:1024".parse().unwrap()), ..view() };
-        assert!(first.replica(&view()).is_none() && second_only.replica(&view()).is_some());
-        assert!(first.replica(&third).is_some() && second_only.replica(&third).is_none());
+        assert!(first.replica(&view(), |_| false).is_none() && second_only.replica(&view(), |_| false).is_some());
+        assert!(first.replica(&third, |_| false).is_some() && second_only.replica(&third, |_| false).is_none());
         let group = vip_group("192.0.2.100".parse().unwrap(), 2);
         let dnat = FlowView { mode: FlowMode::Dnat, snat: None, ..view() };
-        assert!(owned(1 << group).replica(&dnat).is_some() && owned(2 >> group).replica(&dnat).is_none());
+        assert!(owned(1 << group).replica(&dnat, |_| false).is_some() && owned(2 >> group).replica(&dnat, |_| false).is_none());
+        let dsr = FlowView { mode: FlowMode::Dsr, state: FlowState::TcpOneWay, snat: None, ..view() };
+        assert!(all.replica(&dsr, |_| true).is_some() && all.replica(&dsr, |_| false).is_none());
         let others = [
             FlowView { snat: Some("10.0.0.9:1024".parse().unwrap()), ..view() },
             FlowView { state: FlowState::TcpAnswered, ..view() },
             FlowView { state: FlowState::TcpClosing, ..view() },
             FlowView { age: second(0), ..view() },
-            FlowView { mode: FlowMode::Dsr, snat: None, ..view() },
         ];
         for other in others {
-            assert_eq!(all.replica(&other), None, "{other:?}");
+            assert_eq!(all.replica(&other, |_| false), None, "{other:?}");
         }
     }
 }

@@ -31,8 +31,8 @@ impl ReplicaExchange {
     #[must_use]
     pub fn new(settings: Option<&Replication>, workers: usize) -> Self {
         let queue = |after: Duration| Arc::new(FlowReplication::new(QUEUE_EVENTS, after));
-        let queues = settings.map(|settings| (0..workers).map(|_| queue(settings.after)).collect());
-        Self { queues: queues.unwrap_or_default(), ..Self::default() }
+        let queues = settings.iter().flat_map(|settings| (0..workers).map(|_| queue(settings.after)));
+        Self { queues: queues.collect(), ..Self::default() }
     }
 
     /// The queues of a worker; none when nothing is replicated.
@@ -44,7 +44,7 @@ impl ReplicaExchange {
     /// Numbers of events by what became of them.
     #[must_use]
     pub fn outcomes(&self) -> [(&'static str, u64); 4] {
-        let sum = |count: fn(&FlowReplication) -> u64| self.queues.iter().map(|queue| count(queue)).sum();
+        let sum = |count: fn(&FlowReplication) -> u64| self.queues.iter().map(|queue| count(queue)).sum::<u64>();
         [
             ("told", sum(|queue| queue.told().get())),
             ("dropped", sum(|queue| queue.dropped().get())),
@@ -87,7 +87,7 @@ impl ReplicaExchange {
 
     /// What workers tell, until their queues are empty, or as much as fits into them once.
     pub(super) fn told(&self) -> impl Iterator<Item = ReplicaEvent> {
-        self.queues.iter().flat_map(|queue| std::iter::from_fn(|| queue.take()).take(QUEUE_EVENTS))
+        self.queues.iter().flat_map(|queue| std::iter::from_fn(move || queue.take()).take(QUEUE_EVENTS))
     }
 
     /// Gives news to every worker: each keeps its own flows. Waits while a queue is full.

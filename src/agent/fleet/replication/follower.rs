@@ -25,6 +25,8 @@ use super::window::{TouchedFlows, Window};
 
 /// Messages that wait to be applied: 16 pages of 8 KiB are 128 KiB. TCP slows the teller down beyond.
 const MESSAGES_WAITING_MAX: usize = 16;
+/// Batches and pages that wait for room in the queues of workers: 64 of at most 240 events of 152 B are 2.3 MB.
+const EVENTS_WAITING_MAX: usize = 64;
 /// What is missing is asked for again after this time: a repair by TCP takes as long as a lost packet of TCP, 200 ms.
 const REPAIR: Duration = Duration::from_millis(300);
 /// Waits before a partner is dialled again: 0.2 to 0.4 s first, 2.5 to 5 s at most.
@@ -63,7 +65,9 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let (events, given) = mpsc::channel(EVENTS_WAITING_MAX);
     let mut tasks = JoinSet::new();
+    tasks.spawn(give(Arc::clone(hub), given));
     tasks.spawn(channel::write(write_half, sealer, written));
     tasks.spawn(channel::read(read_half, opener, reads));
     let mut follower = Follower {
@@ -73,6 +77,7 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
         by_udp,
         from_udp,
         messages,
+        events,
         window: Window::default(),
         touched: TouchedFlows::default(),
         copies: (0, 0),
@@ -87,7 +92,7 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
         tokio::select! {
             ended = tasks.join_next() => return Err(reason(ended)),
             Some(datagram) = registered.datagrams.recv() => follower.take_datagram(datagram).await?,
-            Some(message) = read.recv() => {
+            Some(message) = read.recv(), if follower.has_room() => {
                 let was_complete = follower.copies.1 > 0;
                 follower.take_message(&message).await?;
                 if follower.copies.1 > 0 && !was_complete {
@@ -95,9 +100,20 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
                     tracing::info!(gateway = name, %partner, "this gateway has a copy of the flows of a partner, and follows them");
                 }
             }
-            _ = heartbeat.tick() => follower.acknowledge().await?,
+            _ = heartbeat.tick() => {
+                follower.apply_news().await?;
+                follower.acknowledge().await?;
+            }
         }
     }
+}
+
+/// Gives events to the workers, at their pace.
+async fn give(hub: Arc<Hub>, mut events: mpsc::Receiver<Vec<ReplicaEvent>>) -> Result<(), SessionError> {
+    while let Some(events) = events.recv().await {
+        hub.exchange.give(&events).await;
+    }
+    Ok(())
 }
 
 struct Follower<'a> {
@@ -107,6 +123,8 @@ struct Follower<'a> {
     by_udp: Sealer,
     from_udp: Opener,
     messages: mpsc::Sender<Vec<u8>>,
+    /// Events for the workers, in order.
+    events: mpsc::Sender<Vec<ReplicaEvent>>,
     window: Window,
     touched: TouchedFlows,
     /// Numbers of the last copies that have begun and that are complete.
@@ -147,10 +165,10 @@ impl Follower<'_> {
             }
             Some(Message::Page(mark, records)) => {
                 self.touched.forget_before(mark);
-                let is_listed = |event: &ReplicaEvent| matches!(event, ReplicaEvent::Holds(flow) if !self.touched.is_touched(flow));
+                let is_listed =
+                    |event: &ReplicaEvent| matches!(event, ReplicaEvent::Holds(flow) if !self.touched.is_touched(flow));
                 let events: Vec<_> = record::decode(records).filter(is_listed).collect();
-                self.hub.exchange.give(&events).await;
-                Ok(())
+                self.events.send(events).await.map_err(|_| SessionError::Closed)
             }
             Some(Message::CopyEnds(copy)) => {
                 self.touched.end();
@@ -169,14 +187,21 @@ impl Follower<'_> {
     }
 
     async fn apply_news(&mut self) -> Result<(), SessionError> {
-        while let Some((number, records)) = self.window.take() {
+        while self.has_room()
+            && let Some((number, records)) = self.window.take()
+        {
             let events: Vec<_> = record::decode(&records).collect();
             for event in &events {
                 self.touched.touch(number, event)?;
             }
-            self.hub.exchange.give(&events).await;
+            self.events.send(events).await.map_err(|_| SessionError::Closed)?;
         }
         Ok(())
+    }
+
+    /// Whether workers keep up. While they do not, batches wait in the window, and pages in the connection.
+    fn has_room(&self) -> bool {
+        self.events.capacity() > 0
     }
 
     /// Asks for what is missing. Two heartbeats must agree on it, because datagrams may be reordered.

@@ -146,8 +146,8 @@ impl Teller<'_> {
         }
         let lag = self.hub.lag(self.acknowledged);
         self.hub.stand(self.to, |standing| {
-            let has_copy = standing.follows.is_some_and(|(has_copy, _)| has_copy);
-            standing.follows = Some((has_copy, lag));
+            let was_in_sync = standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync);
+            standing.follows = Some((was_in_sync && lag < LAG_IN_SYNC, lag));
         });
         self.send(Message::Heartbeat(self.next, self.hub.owned().owned)).await
     }
@@ -176,7 +176,8 @@ impl Teller<'_> {
     async fn repair(&mut self, message: &[u8]) -> Result<(), SessionError> {
         let Some(Message::Missing(first, count)) = Message::decode(message) else { return Ok(()) };
         for number in first..first.saturating_add(count.into()).min(self.next) {
-            let Some(records) = self.hub.sent().get(number) else {
+            let records = self.hub.sent().get(number);
+            let Some(records) = records else {
                 self.hub.exchange.batches_lost.fetch_add(1, Ordering::Relaxed);
                 let _ = self.messages.send(Message::Gone.encode()).await;
                 return Err(SessionError::Gone);
