@@ -22,7 +22,7 @@ fn replicating(test: &str, name: &str, keys: [usize; 2]) -> Option<Pair> {
         let (own, other) = (n + 2, 3 - n);
         format!(
             "snat: {{addresses: [192.0.2.20, 192.0.2.21]}}\nmetrics: {{listen: \"127.0.0.1:9435\"}}\n\
-             fleet: {{listen: \"192.0.2.{own}:9436\", replicate: 300ms, partners: [\"192.0.2.{other}:9436\"], key: fleet.key}}\n"
+             fleet: {{listen: \"192.0.2.{own}:9437\", replicate: 300ms, partners: [\"192.0.2.{other}:9437\"], key: fleet.key}}\n"
         )
     };
     let pair = Pair::with_lines(test, name, ANNOUNCE, lines)?;
@@ -70,7 +70,7 @@ fn partners_follow_each_other_again_after_a_crash_and_after_a_firewall_dropped_t
     let nft = |command: &str| pair.run("gw0", &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
     nft("add table inet test");
     nft("add chain inet test in { type filter hook input priority 0 ; }");
-    nft("add rule inet test in udp dport 9436 drop");
+    nft("add rule inet test in udp dport 9437 drop");
     until("the log names the cause", || pair.log(0).contains("nothing arrived by UDP for 1000 ms").then_some(()));
     until("the partner is not in sync", || is(&pair, 0, unreached, 1.0).then_some(()));
     nft("delete table inet test");
@@ -159,7 +159,7 @@ fn connections_survive_the_death_of_their_gateway() {
     let nft = |command: &str| pair.run("gw1", &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
     nft("add table inet test");
     nft("add chain inet test in { type filter hook input priority 0 ; }");
-    nft("add rule inet test in udp dport 9436 numgen random mod 3 == 0 drop");
+    nft("add rule inet test in udp dport 9437 numgen random mod 3 == 0 drop");
     drop(Clients::start(&pair, CONNECTIONS));
     let repaired =
         || (0..2).filter_map(|n| metric(&pair, n, "sluice_flow_replica_batches_total{outcome=\"repaired\"}")).sum::<f64>();

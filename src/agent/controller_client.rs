@@ -349,7 +349,7 @@ mod tests {
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
                 reserved: watch::Sender::new(vec!["192.0.2.2".parse().unwrap()]).subscribe(),
-                replication: Some("192.0.2.2:9436".parse().unwrap()),
+                replication: Some("192.0.2.2:9437".parse().unwrap()),
             };
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out, workers: Vec::new() };

@@ -200,11 +200,11 @@ mod tests {
     fn flows_are_replicated_where_a_gateway_listens_for_partners() {
         let lab = Lab::new(&format!("{}\n", key()), 0o600);
         assert_eq!(lab.read("").unwrap().replication, None);
-        let settings = lab.read("listen: 192.0.2.2:9436").unwrap();
-        let expected = Replication { listen: "192.0.2.2:9436".parse().unwrap(), ..Replication::default() };
+        let settings = lab.read("listen: 192.0.2.2:9437").unwrap();
+        let expected = Replication { listen: "192.0.2.2:9437".parse().unwrap(), ..Replication::default() };
         assert_eq!(settings.replication, Some(expected));
         let settings =
-            lab.read("listen: 192.0.2.2:9436, replicate: 300ms, partners: [\"192.0.2.3:9436\"], key: fleet.key").unwrap();
+            lab.read("listen: 192.0.2.2:9437, replicate: 300ms, partners: [\"192.0.2.3:9437\"], key: fleet.key").unwrap();
         let replication = settings.replication.clone().unwrap();
         assert_eq!((replication.after, replication.partners.len()), (Duration::from_millis(300), 1));
         assert_eq!(replication.key.unwrap().key, GroupKey::new([7; KEY_BYTES]));
@@ -217,24 +217,24 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused_with_what_to_do() {
         let lab = Lab::new(&key(), 0o600);
-        let partners = "listen: 192.0.2.2:9436, key: fleet.key, partners";
+        let partners = "listen: 192.0.2.2:9437, key: fleet.key, partners";
         let rows = [
             ("listen: 192.0.2.2", "`fleet.listen`: found `192.0.2.2`, expected IP:PORT"),
-            ("listen: 0.0.0.0:9436", "found 0.0.0.0, expected an address of this machine"),
-            ("partners: [\"192.0.2.3:9436\"]", "`fleet.listen`: missing, expected where partners reach this gateway"),
+            ("listen: 0.0.0.0:9437", "found 0.0.0.0, expected an address of this machine"),
+            ("partners: [\"192.0.2.3:9437\"]", "`fleet.listen`: missing, expected where partners reach this gateway"),
             ("key: fleet.key", "`fleet.listen`: missing"),
-            ("listen: 192.0.2.2:9436, partners: [\"192.0.2.3:9436\"]", "`fleet.key`: missing, expected a file"),
-            (&format!("{partners}: [192.0.2.3]"), "expected ADDRESS:PORT, such as 10.0.0.3:9436"),
+            ("listen: 192.0.2.2:9437, partners: [\"192.0.2.3:9437\"]", "`fleet.key`: missing, expected a file"),
+            (&format!("{partners}: [192.0.2.3]"), "expected ADDRESS:PORT, such as 10.0.0.3:9437"),
             (&format!("{partners}: [\"192.0.2.3:1\", \"192.0.2.3:1\"]"), "found 192.0.2.3:1 a second time"),
-            ("listen: 192.0.2.2:9436, key: other", "which cannot be read: No such file"),
-            ("listen: 192.0.2.2:9436, replicate: 1ms", "expected a duration from 100ms to 1m"),
-            ("listne: 192.0.2.2:9436", "did you mean `listen`?"),
+            ("listen: 192.0.2.2:9437, key: other", "which cannot be read: No such file"),
+            ("listen: 192.0.2.2:9437, replicate: 1ms", "expected a duration from 100ms to 1m"),
+            ("listne: 192.0.2.2:9437", "did you mean `listen`?"),
         ];
         for (fleet, expected) in rows {
             let error = lab.read(fleet).unwrap_err();
             assert!(error.contains(expected), "{fleet}: {error}");
         }
-        let listen = "listen: 192.0.2.2:9436";
+        let listen = "listen: 192.0.2.2:9437";
         let error = lab.read_with(listen, "announce: {groups: 2}", "[10.0.0.3, 10.0.0.4]").unwrap_err();
         assert!(error.contains("needs `announce: {election: keepalived}`"), "{error}");
         let election = "announce: {election: keepalived}";
@@ -253,10 +253,10 @@ mod tests {
             (String::new(), 0o600, "holds 0 bytes"),
         ];
         for (text, mode, expected) in rows {
-            let error = Lab::new(&text, mode).read("listen: 192.0.2.2:9436, key: fleet.key").unwrap_err();
+            let error = Lab::new(&text, mode).read("listen: 192.0.2.2:9437, key: fleet.key").unwrap_err();
             assert!(error.contains(expected) && error.contains("`fleet.key`: found"), "{error}");
             assert!(!error.contains(&key()) && error.contains("head -c 32 /dev/urandom | base64"), "{error}");
         }
-        Lab::new(&key(), 0o640).read("listen: 192.0.2.2:9436, key: fleet.key").unwrap();
+        Lab::new(&key(), 0o640).read("listen: 192.0.2.2:9437, key: fleet.key").unwrap();
     }
 }

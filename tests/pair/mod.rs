@@ -1,6 +1,6 @@
 //! Two gateways and a client on one bridge, in their own network namespaces. Dropping [`Pair`] removes everything.
 
-#![allow(unreachable_pub, reason = "each test file is a crate of its own")]
+#![allow(dead_code, unreachable_pub, reason = "each test file is a crate of its own")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../edge/skip.rs"]

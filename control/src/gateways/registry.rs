@@ -315,17 +315,17 @@ mod tests {
         let open = |name, at: Option<&str>| {
             Connection::open(&gateways, name, "0.1.0", Vec::new()).replicating(at.map(|at| at.parse().unwrap()))
         };
-        let before = open("edge-1", Some("192.0.2.9:9436"));
-        let _others = (open("edge-2", Some("192.0.2.3:9436")), open("edge-3", None));
-        let _again = open("edge-1", Some("192.0.2.2:9436"));
+        let before = open("edge-1", Some("192.0.2.9:9437"));
+        let _others = (open("edge-2", Some("192.0.2.3:9437")), open("edge-3", None));
+        let _again = open("edge-1", Some("192.0.2.2:9437"));
         let beside = |name| {
             let members = gateways.borrow().members_beside(name);
             members.into_iter().map(|one| format!("{} {}", one.gateway, one.replication)).collect::<Vec<_>>()
         };
-        assert_eq!(beside("edge-2"), ["edge-1 192.0.2.2:9436"]);
-        assert_eq!(beside("edge-3"), ["edge-1 192.0.2.2:9436", "edge-2 192.0.2.3:9436"]);
+        assert_eq!(beside("edge-2"), ["edge-1 192.0.2.2:9437"]);
+        assert_eq!(beside("edge-3"), ["edge-1 192.0.2.2:9437", "edge-2 192.0.2.3:9437"]);
         drop(before);
-        assert_eq!(beside("edge-1"), ["edge-2 192.0.2.3:9436"]);
+        assert_eq!(beside("edge-1"), ["edge-2 192.0.2.3:9437"]);
     }
 
     #[test]

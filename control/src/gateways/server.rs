@@ -426,14 +426,14 @@ mod tests {
         let lab = Lab::new().await;
         lab.publish(&[("a", 1)]);
         let replicating = |name: &str, at: &str| Hello { gateway: name.to_owned(), replication: at.to_owned(), ..hello(None) };
-        let mut one = lab.dial(replicating("edge-1", "192.0.2.2:9436")).await;
+        let mut one = lab.dial(replicating("edge-1", "192.0.2.2:9437")).await;
         let read = |message: WatchResponse| proto::convert::membership(message.membership.unwrap()).unwrap();
         assert_eq!(read(one.next().await.unwrap()), Membership { key: GroupKey::new([7; 32]), others: Vec::new() });
-        let mut two = lab.dial(replicating("edge-2", "192.0.2.3:9436")).await;
+        let mut two = lab.dial(replicating("edge-2", "192.0.2.3:9437")).await;
         assert_eq!(read(two.next().await.unwrap()).others[0].gateway, "edge-1");
         let message = one.next().await.unwrap();
         assert!(message.services.is_empty() && message.removed.is_empty(), "{message:?}");
-        assert_eq!(read(message).others[0].replication.to_string(), "192.0.2.3:9436");
+        assert_eq!(read(message).others[0].replication.to_string(), "192.0.2.3:9437");
         let mut other = lab.dial(Hello { gateway: "edge-3".to_owned(), ..hello(None) }).await;
         assert_eq!(other.next().await.unwrap().membership, None, "who does not replicate gets no key");
         let mut wrong = lab.dial(replicating("edge-4", "somewhere")).await;

@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn a_membership_reads_back_and_a_key_of_another_length_is_none() {
-        let others = vec![Member { gateway: "edge-2".to_owned(), replication: "192.0.2.3:9436".parse().unwrap() }];
+        let others = vec![Member { gateway: "edge-2".to_owned(), replication: "192.0.2.3:9437".parse().unwrap() }];
         let known = Membership { key: GroupKey::new([7; 32]), others };
         let message = v1::Membership::from(&known);
         assert!(!format!("{message:?}").contains('7'), "{message:?}");

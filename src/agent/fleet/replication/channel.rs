@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     fn identity(n: u8) -> Identity {
-        Identity { name: format!("edge-{n}"), address: SocketAddr::from(([192, 0, 2, n], 9436)) }
+        Identity { name: format!("edge-{n}"), address: SocketAddr::from(([192, 0, 2, n], 9437)) }
     }
 
     async fn both(of_follower: u8, of_teller: u8) -> (Result<String, SessionError>, Result<Identity, SessionError>) {

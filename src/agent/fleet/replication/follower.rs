@@ -145,7 +145,7 @@ impl Follower<'_> {
                 self.apply_news().await
             }
             // A repeated one would say that the teller lives.
-            Some(Message::Heartbeat(next, _)) if counter >= self.counter => {
+            Some(Message::Heartbeat(next)) if counter >= self.counter => {
                 (self.heard, self.counter) = (Instant::now(), counter + 1);
                 self.window.heard(next);
                 self.ask().await

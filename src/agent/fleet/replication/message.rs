@@ -10,8 +10,8 @@
 pub(super) enum Message<'a> {
     /// By UDP from the teller, or by TCP when the follower asked for it again: a batch and its number.
     Batch(u64, &'a [u8]),
-    /// By UDP from the teller: the number of the next batch, and the groups of VIPs that it owns (bit n: group n).
-    Heartbeat(u64, u64),
+    /// By UDP from the teller: the number of the next batch.
+    Heartbeat(u64),
     /// By UDP from the follower: every batch before this number has arrived; how many copies have begun and are complete.
     Acknowledge(u64, u32, u32),
     /// By TCP from the teller: copy number n begins when the follower has acknowledged it; the number of the first batch of
@@ -45,7 +45,7 @@ impl<'a> Message<'a> {
         let parts = |kind: u8, parts: [&[u8]; 3]| [&[kind][..], parts[0], parts[1], parts[2]].concat();
         match *self {
             Self::Batch(number, records) => parts(BATCH, [&number.to_be_bytes(), records, &[]]),
-            Self::Heartbeat(next, owned) => parts(HEARTBEAT, [&next.to_be_bytes(), &owned.to_be_bytes(), &[]]),
+            Self::Heartbeat(next) => parts(HEARTBEAT, [&next.to_be_bytes(), &[], &[]]),
             Self::Acknowledge(next, begun, complete) => {
                 parts(ACKNOWLEDGE, [&next.to_be_bytes(), &begun.to_be_bytes(), &complete.to_be_bytes()])
             }
@@ -62,10 +62,7 @@ impl<'a> Message<'a> {
         let (kind, rest) = bytes.split_first()?;
         match *kind {
             BATCH => wide(rest).map(|(number, records)| Self::Batch(number, records)),
-            HEARTBEAT => {
-                let (next, rest) = wide(rest)?;
-                Some(Self::Heartbeat(next, wide(rest)?.0))
-            }
+            HEARTBEAT => Some(Self::Heartbeat(wide(rest)?.0)),
             ACKNOWLEDGE => {
                 let (next, rest) = wide(rest)?;
                 let (begun, rest) = narrow(rest)?;
@@ -105,7 +102,7 @@ mod tests {
     fn messages_read_back_and_unknown_or_short_ones_do_not() {
         let all = [
             Message::Batch(7, b"records"),
-            Message::Heartbeat(8, 0b101),
+            Message::Heartbeat(8),
             Message::Acknowledge(9, 2, 1),
             Message::CopyBegins(3, 12),
             Message::Page(10, b""),

@@ -338,7 +338,7 @@ mod tests {
     use super::*;
 
     fn identity(n: u8) -> Identity {
-        Identity { name: format!("edge-{n}"), address: SocketAddr::from(([192, 0, 2, n], 9436)) }
+        Identity { name: format!("edge-{n}"), address: SocketAddr::from(([192, 0, 2, n], 9437)) }
     }
 
     const OLD: GroupKey = GroupKey::new([1; KEY_BYTES]);

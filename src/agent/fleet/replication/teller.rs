@@ -149,7 +149,7 @@ impl Teller<'_> {
             let was_in_sync = standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync);
             standing.follows = Some((was_in_sync && lag < LAG_IN_SYNC, lag));
         });
-        self.send(Message::Heartbeat(self.next, self.hub.owned().owned)).await
+        self.send(Message::Heartbeat(self.next)).await
     }
 
     /// Takes an acknowledgement; an old one changes nothing.
