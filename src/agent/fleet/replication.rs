@@ -204,10 +204,11 @@ fn note_end(logged: &mut BTreeMap<IpAddr, String>, from: IpAddr, follower: Optio
 
 type StateReceivers = (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>);
 
-/// Whether every worker forwards by the state of a controller.
+/// Whether every worker forwards by the state of a controller. In one from disk, backends of earlier still have to pass a
+/// probe.
 fn has_state(known: &Option<GatewayState>, reached: &Option<Generation>) -> bool {
-    let of_controller = known.as_ref().filter(|known| known.origin == Origin::Controller);
-    of_controller.is_some_and(|known| Some(&known.state.generation) == reached.as_ref())
+    let current = known.as_ref().filter(|known| known.origin != Origin::Disk);
+    current.is_some_and(|known| Some(&known.state.generation) == reached.as_ref())
 }
 
 /// Follows the partners, as they are configured or named by the controller. A gateway that starts first waits for its
@@ -275,5 +276,113 @@ async fn publish(
         };
         let partners = standings.into_iter().map(partner).collect();
         send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{GroupKey, Member, State};
+
+    use super::*;
+    use crate::agent::inquiries::tests::without_workers;
+
+    const LONG: Duration = Duration::from_secs(120);
+
+    /// A gateway whose worker does nothing.
+    struct Gateway {
+        name: &'static str,
+        listen: SocketAddr,
+        membership: watch::Sender<Option<Membership>>,
+        known: watch::Sender<Option<GatewayState>>,
+        _reached: watch::Sender<Option<Generation>>,
+        exchange: Arc<ReplicaExchange>,
+        status: watch::Receiver<ReplicationStatus>,
+        task: tokio::task::JoinHandle<Result<(), Failure>>,
+    }
+
+    impl Gateway {
+        fn start(name: &'static str) -> Self {
+            // A port that is free now, for UDP too.
+            let listen = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let settings = Replication { listen, ..Replication::default() };
+            let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
+            let (membership, known) = (watch::Sender::default(), watch::Sender::new(None));
+            let reached = watch::Sender::new(Some(Generation::default()));
+            let (status, published) = watch::channel(ReplicationStatus::default());
+            let limits = dataplane::FlowLimits::default();
+            let tunables = Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows: limits };
+            let inputs = ReplicationInputs {
+                gateway: name.to_owned(),
+                settings,
+                exchange: Arc::clone(&exchange),
+                inquiries: Arc::new(without_workers()),
+                answers: watch::Sender::default().subscribe(),
+                tunables: watch::Sender::new(tunables).subscribe(),
+                membership: membership.subscribe(),
+                state: (known.subscribe(), reached.subscribe()),
+                status,
+            };
+            let task = tokio::spawn(run(inputs));
+            Self { name, listen, membership, known, _reached: reached, exchange, status: published, task }
+        }
+
+        fn member(&self) -> Member {
+            Member { gateway: self.name.to_owned(), replication: self.listen }
+        }
+
+        fn names(&self, key: u8, other: &Self) {
+            let others = vec![other.member()];
+            self.membership.send_replace(Some(Membership { key: GroupKey::new([key; 32]), others }));
+        }
+
+        fn has_state(&self) {
+            self.known.send_replace(Some(GatewayState { state: Arc::new(State::default()), origin: Origin::Controller }));
+        }
+
+        async fn has(&mut self, what: impl FnMut(&ReplicationStatus) -> bool) {
+            tokio::time::timeout(LONG, self.status.wait_for(what)).await.unwrap().unwrap();
+        }
+    }
+
+    impl Drop for Gateway {
+        fn drop(&mut self) {
+            self.task.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
+        let (mut one, mut two) = (Gateway::start("edge-1"), Gateway::start("edge-2"));
+        one.names(1, &two);
+        two.names(1, &one);
+        one.has_state();
+        two.has_state();
+        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+        assert_eq!(two.status.borrow().partners[0].name.as_deref(), Some("edge-1"));
+        // A new leader has told only the first, and the second starts again and is told the old key at first.
+        one.names(2, &two);
+        let listen = two.listen;
+        drop(two);
+        one.has(|status| status.partners.iter().all(|partner| partner.lag.is_none())).await;
+        let mut again = Gateway::start("edge-2");
+        assert_ne!(again.listen, listen);
+        again.names(1, &one);
+        again.has_state();
+        one.names(2, &again);
+        again.has(in_sync).await;
+        one.has(in_sync).await;
+        assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    #[test]
+    fn only_the_state_of_a_controller_that_every_worker_has_counts() {
+        let known = |origin| Some(GatewayState { state: Arc::new(State::default()), origin });
+        let reached = Some(Generation::default());
+        assert!(has_state(&known(Origin::Controller), &reached));
+        assert!(!has_state(&known(Origin::Controller), &None));
+        assert!(!has_state(&known(Origin::Disk), &reached));
+        assert!(!has_state(&None, &reached));
     }
 }
