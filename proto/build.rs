@@ -3,12 +3,16 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 15] = [
+const ROWS: [&str; 19] = [
     "ServiceStatus",
     "BackendStatus",
     "PortStatus",
     "DropCount",
     "GatewayStatus",
+    "DuplicateStatus",
+    "PartnerStatus",
+    "SessionStatus",
+    "VipStatus",
     "PoolStatus",
     "EventStatus",
     "Override",

@@ -19,7 +19,7 @@ use dataplane::WorkerCounters;
 use dataplane::snapshot::ServiceView;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
-use proto::{Generation, v1};
+use proto::{FleetStatus, Generation, v1};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -85,6 +85,8 @@ pub struct Sources {
     pub election: watch::Receiver<ElectionStatus>,
     /// The replication of flows.
     pub replication: watch::Receiver<ReplicationStatus>,
+    /// The part of this gateway in the fleet.
+    pub fleet: watch::Receiver<FleetStatus>,
     /// The controller.
     pub controller: ControllerAccess,
     /// The agent's tasks.
@@ -258,6 +260,10 @@ impl Admin for Sources {
         self.controller.view()?.list_pools().map(Response::new)
     }
 
+    async fn list_vips(&self, _: Request<v1::ListVipsRequest>) -> Result<Response<v1::ListVipsResponse>, Status> {
+        self.controller.view()?.list_vips().map(Response::new)
+    }
+
     async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
         self.controller.view()?.list_events().map(Response::new)
     }
@@ -347,6 +353,7 @@ pub(crate) mod tests {
             draining: watch::channel(false).1,
             election: watch::channel(ElectionStatus::default()).1,
             replication: watch::channel(ReplicationStatus::default()).1,
+            fleet: watch::channel(FleetStatus::default()).1,
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
             workers: vec![Arc::new(counters)],

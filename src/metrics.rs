@@ -7,6 +7,7 @@
 
 mod backends;
 mod election;
+mod fleet;
 mod replication;
 mod status_page;
 mod workers;
@@ -133,7 +134,8 @@ impl Collector for GatewayPages {
         writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;
         writer.gauge(&GENERATION, sources.reached.borrow().as_ref().map_or(0, |generation| generation.counter))?;
         election::write(&mut writer, &sources.election.borrow())?;
-        replication::write(&mut writer, &sources.replication.borrow(), &self.exchange)?;
+        replication::write(&mut writer, &self.exchange)?;
+        fleet::write(&mut writer, &sources.fleet.borrow().clone(), &sources.replication.borrow().clone())?;
         let tasks = sources.tasks.status();
         writer.counters(&TASK_RESTARTS, tasks.iter().map(|task| ([("task", &task.name)], task.restarts)))?;
         let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();

@@ -7,6 +7,7 @@
 
 mod election;
 mod embedded_controller;
+mod fleet;
 mod flow_file;
 mod passing;
 mod privileges;
@@ -33,7 +34,7 @@ use dataplane::{
 };
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
-use proto::{GatewayState, Generation, Membership};
+use proto::{FleetStatus, GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -200,6 +201,7 @@ struct Channels {
     /// With whom flows are replicated, as the controller says.
     membership: watch::Sender<Option<Membership>>,
     replication: watch::Sender<ReplicationStatus>,
+    fleet: watch::Sender<FleetStatus>,
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
 
@@ -227,7 +229,8 @@ impl Channels {
             ownership: election::ownership(settings),
             election: watch::Sender::default(),
             membership: watch::Sender::default(),
-            replication: watch::Sender::default(),
+            replication: replication::first_status(settings),
+            fleet: watch::Sender::default(),
             neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
         }
     }
@@ -294,7 +297,7 @@ async fn serve(
     let standing = ended.child_token();
     election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &standing));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
-    supervise_reports(&mut supervisor, &channels);
+    supervise_reports(&mut supervisor, settings, &channels);
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     supervise_operators(&mut supervisor, settings, sources, (loads, outlets), &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.unix.display(), "the gateway runs");
@@ -451,6 +454,7 @@ fn supervise_state(
         facts: Facts {
             served: channels.served.subscribe(),
             reached: channels.reached.subscribe(),
+            fleet: channels.fleet.subscribe(),
             workers: sources.workers.clone(),
         },
     };
@@ -514,8 +518,10 @@ fn replication_inputs(
     })
 }
 
-/// What systemd is told, if it listens.
-fn supervise_reports(supervisor: &mut Supervisor, channels: &Channels) {
+/// What is reported of other gateways and routers; and what systemd is told, if it listens.
+fn supervise_reports(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels) {
+    let others = (channels.election.subscribe(), channels.replication.subscribe());
+    fleet::supervise(supervisor, settings, channels.known.subscribe(), others, channels.fleet.clone());
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
         supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));
@@ -530,6 +536,8 @@ fn candidacy(settings: &Settings, channels: &Channels, loads: Vec<Arc<Load>>, en
         loads,
         served: channels.served.subscribe(),
         network: channels.network.subscribe(),
+        next_hops: channels.next_hops.subscribe(),
+        replication: channels.replication.subscribe(),
         draining: channels.draining.subscribe(),
         leaving: channels.leaving.clone(),
         ended: ended.clone(),
@@ -666,6 +674,7 @@ fn sources(
         draining: channels.draining.subscribe(),
         election: channels.election.subscribe(),
         replication: channels.replication.subscribe(),
+        fleet: channels.fleet.subscribe(),
         controller,
         tasks,
         workers,

@@ -27,7 +27,7 @@ use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 use proto::limits::ADMIN_LISTEN;
 
 use crate::netlink::RouteTable;
-pub use election::{Election, Elector};
+pub use election::{DaemonSockets, Election, Elector, RoutingDaemon};
 pub use fleet::{KeyFile, Replication};
 pub use keys::{Hugepages, Poll, WithoutBackends};
 pub use port::{PortSettings, Twin};
@@ -83,6 +83,8 @@ pub struct Settings {
     pub election: Election,
     /// Key `fleet`: how flows are replicated to other gateways; none: they are not.
     pub replication: Option<Replication>,
+    /// Keys `announce.daemon` and `announce.daemonSocket`: whose routing sessions are shown.
+    pub daemon_sockets: DaemonSockets,
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
     /// process ends.
     pub drain_on_stop: Duration,
@@ -118,7 +120,7 @@ impl Settings {
         let admin_listen = take_admin(&mut top, ADMIN_LISTEN);
         let metrics_listen = keys::metrics(&mut top);
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
-        let (announce, without_backends, election) = election::announce(&mut top, &ports);
+        let (announce, without_backends, election, daemon_sockets) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
         let replication = fleet::take(&mut top, &election, &snat);
         let flow_records = keys::flow_records(&mut top, &reader.base());
@@ -164,6 +166,7 @@ impl Settings {
             without_backends,
             election,
             replication,
+            daemon_sockets,
             drain_on_stop,
             reserved,
         })

@@ -45,10 +45,14 @@ fn is(pair: &Pair, n: usize, series: &str, value: f64) -> bool {
     metric(pair, n, series) == Some(value)
 }
 
+/// The metric that says whether the other gateway has the flows of this one.
+fn partner_of(n: usize) -> String {
+    format!("sluice_partner_in_sync{{partner=\"192.0.2.{}:9437\"}}", 3 - n)
+}
+
 /// Whether each gateway has the flows of the other.
 fn in_sync(pair: &Pair) -> Option<()> {
-    let has_all =
-        |n| is(pair, n, "sluice_fleet_partners{state=\"in_sync\"}", 1.0) && is(pair, n, "sluice_fleet_followed_partners", 1.0);
+    let has_all = |n| is(pair, n, &partner_of(n), 1.0) && is(pair, n, "sluice_fleet_followed_partners", 1.0);
     (has_all(0) && has_all(1)).then_some(())
 }
 
@@ -61,8 +65,7 @@ fn partners_follow_each_other_again_after_a_crash_and_after_a_firewall_dropped_t
     assert!(pair.log(0).contains("a partner follows the flows of this gateway"), "{}", pair.log(0));
 
     pair.kill(1);
-    let unreached = "sluice_fleet_partners{state=\"unreached\"}";
-    until("the partner is away", || is(&pair, 0, unreached, 1.0).then_some(()));
+    until("the partner is away", || is(&pair, 0, &partner_of(0), 0.0).then_some(()));
     until("it is not followed", || is(&pair, 0, "sluice_fleet_followed_partners", 0.0).then_some(()));
     pair.spawn(1);
     until("both gateways are in sync again", || in_sync(&pair));
@@ -72,7 +75,7 @@ fn partners_follow_each_other_again_after_a_crash_and_after_a_firewall_dropped_t
     nft("add chain inet test in { type filter hook input priority 0 ; }");
     nft("add rule inet test in udp dport 9437 drop");
     until("the log names the cause", || pair.log(0).contains("nothing arrived by UDP for 1000 ms").then_some(()));
-    until("the partner is not in sync", || is(&pair, 0, unreached, 1.0).then_some(()));
+    until("the partner is not in sync", || is(&pair, 0, &partner_of(0), 0.0).then_some(()));
     nft("delete table inet test");
     until("both gateways are in sync once it is gone", || in_sync(&pair));
     assert!(!pair.log(0).contains(KEYS[0]) && !pair.log(0).contains("[1, 1, 1"), "the key is in the log");
@@ -87,7 +90,7 @@ fn a_partner_with_another_key_is_refused_by_name() {
         until("the dialling side names the cause", || pair.log(n).contains("it refused: it has another key").then_some(()));
         until("so does the other side", || pair.log(n).contains("a connection to `fleet.listen` was refused").then_some(()));
         assert!(pair.log(n).contains("give all gateways of the group the same `fleet.key`"), "{}", pair.log(n));
-        until("nobody is in sync", || is(&pair, n, "sluice_fleet_partners{state=\"unreached\"}", 1.0).then_some(()));
+        until("nobody is in sync", || is(&pair, n, &partner_of(n), 0.0).then_some(()));
     }
 }
 

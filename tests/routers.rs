@@ -52,6 +52,7 @@ endpoints: [{{addresses: [10.0.0.11]}}, {{addresses: [10.0.0.12]}}, {{addresses:
 struct Fleet {
     edge: Edge,
     second: Option<Program>,
+    router: Option<Program>,
     /// Tunnel ends and routing daemons.
     others: Vec<Program>,
 }
@@ -68,7 +69,7 @@ impl Fleet {
             "set -e; . tests/edge/router.sh; . tests/edge/two_gateways.sh; make_router 1500; make_second_gateway
              make_direct_ways {DSR} {GUE}; write_router_configuration \"$work/router.conf\""
         ));
-        let mut fleet = Self { edge, second: None, others: Vec::new() };
+        let mut fleet = Self { edge, second: None, router: None, others: Vec::new() };
         fleet.configure();
         fleet.edge.write_manifest("services.yaml", &services());
         for node in ["b11", "b12", "b13"] {
@@ -98,7 +99,8 @@ impl Fleet {
             .lines()
             .map(|line| if line.starts_with("pools:") { pool } else { line })
             .fold(String::new(), |all, line| all + line + "\n");
-        fs::write(edge.path("sluice.yaml"), &first).unwrap();
+        let bird = format!("announce: {{daemon: bird, daemonSocket: {}}}\n", edge.path("bird.ctl").display());
+        fs::write(edge.path("sluice.yaml"), first.clone() + &bird).unwrap();
         let second = [
             ("name: test", "name: second"),
             ("192.0.2.2/24, \"2001:db8::2/64\"", "192.0.3.2/24, \"2001:db8:3::2/64\""),
@@ -115,7 +117,8 @@ impl Fleet {
             assert!(text.contains(old), "{old} is not in\n{text}");
             text.replace(old, new)
         });
-        fs::write(edge.path("second.yaml"), second + "announce: {routeTable: 254}\n").unwrap();
+        let frr = format!("announce: {{routeTable: 254, daemon: frr, daemonSocket: {}}}\n", edge.path("frr").display());
+        fs::write(edge.path("second.yaml"), second + &frr).unwrap();
     }
 
     fn start_second(&mut self) {
@@ -168,11 +171,29 @@ impl Fleet {
         for (namespace, command) in daemons {
             let code = format!("echo starts; {command} >>{dir}/daemons.log 2>&1");
             let (program, _) = self.edge.start_program(namespace, &["bash", "-c", &code]);
-            self.others.push(program);
+            if namespace == "router" {
+                self.router = Some(program);
+            } else {
+                self.others.push(program);
+            }
             if command.contains("zebra") {
                 until("zebra listens", || self.edge.path("frr/zserv.api").exists().then_some(()));
             }
         }
+    }
+
+    /// The routing sessions that a gateway shows, as "PROTOCOL PEER STATUS".
+    fn sessions(&self, socket: &str) -> Vec<String> {
+        let Ok(text) = self.sluicectl(socket, &["gateways", "-o", "json"]) else { return Vec::new() };
+        let gateways: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let word = |session: &serde_json::Value, field: &str| session[field].as_str().unwrap().to_owned();
+        let row = |session| ["protocol", "peer", "status"].map(|field| word(session, field)).join(" ");
+        gateways[0]["sessions"].as_array().unwrap().iter().map(row).collect()
+    }
+
+    /// Waits until a gateway shows these routing sessions.
+    fn expect_sessions(&self, socket: &str, wanted: &[&str]) {
+        until(&format!("{socket} shows sessions {wanted:?}"), || (self.sessions(socket) == wanted).then_some(()));
     }
 
     /// What `sluicectl` prints on a gateway.
@@ -251,6 +272,9 @@ fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
         assert!(backends.contains("\"healthy\":true") && !backends.contains("\"healthy\":false"), "probes pass: {backends}");
     }
 
+    fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 up", "bfd 192.0.2.1 up"]);
+    fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 up"]);
+
     // SIGTERM of the first gateway.
     fleet.edge.signal(Signal::TERM);
     let mut was_demoted = false;
@@ -284,4 +308,16 @@ fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
     // kill -9 of the first one: its withdrawal does not get out, but BFD ends.
     fleet.edge.stop(true);
     fleet.expect_next_hops("a killed gateway loses its BFD session", &[]);
+
+    // The end of the router.
+    fleet.edge.start();
+    fleet.start_second();
+    fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 up", "bfd 192.0.2.1 up"]);
+    fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 up"]);
+    fleet.router.take().unwrap().end();
+    fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 down", "bfd 192.0.2.1 down"]);
+    fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 down"]);
+    until("an Event says so", || {
+        fleet.sluicectl("admin.sock", &["events"]).is_ok_and(|text| text.contains("SessionDown")).then_some(())
+    });
 }

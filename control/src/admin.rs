@@ -6,6 +6,7 @@
 
 mod caller;
 mod fleet;
+mod gateway_rows;
 mod names;
 mod service;
 mod sockets;

@@ -39,9 +39,9 @@ use crate::kubernetes::lease::{Leadership, LeaseCandidate};
 use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
 use crate::manifests::{self, StatusFiles};
-use crate::status::edge_gateways;
+use crate::status::fleet_notes::{self, GatewayUids};
 use crate::status::pools::{self, PoolsReport};
-use crate::status::{StatusSink, write_statuses};
+use crate::status::{StatusSink, edge_gateways, write_statuses};
 use crate::store::override_editor::OverrideEditor;
 use crate::store::{Storage, checkpoints, overrides};
 use crate::world::change::Change;
@@ -153,7 +153,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
     let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat, programming };
-    let work = Work { shared, editor, checkpoint_storage, status_writer };
+    let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids: watch::Sender::default() };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, _socket: socket, tasks, shutdown })
 }
@@ -250,6 +250,8 @@ struct Work {
     checkpoint_storage: Storage,
     /// The queue of status writes of the present term.
     status_writer: watch::Sender<Option<Arc<StatusWriter>>>,
+    /// The uids of `EdgeGateway` objects, for their Events.
+    gateway_uids: watch::Sender<GatewayUids>,
 }
 
 impl Work {
@@ -275,6 +277,8 @@ impl Work {
             std::future::pending().await
         });
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
+        steps.spawn(fleet_notes::record(gateways, statuses_seen.clone(), self.gateway_uids.subscribe(), recorder).map(Ok));
+        let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(write_statuses(statuses_seen, gateways, sink, recorder).map(Ok));
         steps.spawn(Planner { shared, epoch, statuses }.run(changes).map(Ok));
         sender
@@ -299,8 +303,9 @@ async fn lead(
                 (Arc::clone(cluster), Arc::clone(&work.shared.recorder), work.shared.pools.subscribe());
             let (group, gateways, states) =
                 (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
+            let uids = work.gateway_uids.clone();
             steps.spawn(async move {
-                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states);
+                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids, changes.clone());
                 let events = async {
                     if let Some(events) = recorder.events() {
                         events.run(&cluster).await;

@@ -7,16 +7,19 @@
 mod exposition;
 mod family;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::info::Info;
+use proto::FleetStatus;
 
 pub use exposition::TextFormat;
 pub use family::{MetricFamily, MetricWriter, SizeCounts};
 
 use crate::admin::View;
+use crate::gateways::registry::Gateways;
 use crate::healthz::{Pages, Probes, Unwell};
 use crate::kubernetes::lease::Leadership;
 use crate::plan::addresses::Figures;
@@ -32,6 +35,18 @@ const LEASE_FAILURES: MetricFamily =
     MetricFamily::counter("sluice_lease", "failures", "Failed attempts to get, create or renew the Lease.");
 const GATEWAYS: MetricFamily =
     MetricFamily::gauge("sluice", "gateways", "Gateways by state; a gateway counts once in each state that applies.");
+const VIP_GROUPS: MetricFamily = MetricFamily::gauge(
+    "sluice_gateways_vip",
+    "groups",
+    "Groups of VIPs by the number of connected gateways that own them: none, one, several.",
+);
+const SESSIONS: MetricFamily = MetricFamily::gauge(
+    "sluice_gateways_routing",
+    "sessions",
+    "Routing sessions of each connected gateway by state: up, down. Those that are switched off do not count.",
+);
+const PARTNERS: MetricFamily =
+    MetricFamily::gauge("sluice_gateways", "partners", "Partners of each connected gateway by state: in_sync, behind.");
 const GENERATION: MetricFamily = MetricFamily::gauge(
     "sluice_controller_generation",
     "",
@@ -105,6 +120,7 @@ impl ControllerMetrics {
         ];
         writer.gauges(&GATEWAYS, states.map(|(state, count)| ([("state", state)], count)))?;
         writer.gauge(&GATEWAYS_GENERATION, gateways.reached_by_all().unwrap_or(0))?;
+        write_fleet(writer, &gateways)?;
         drop(gateways);
         let published = self.0.states.borrow().clone();
         writer.gauge(&GENERATION, published.as_ref().map_or(0, |published| published.state.generation.counter))?;
@@ -124,6 +140,34 @@ impl ControllerMetrics {
         writer.gauges(&POOL_ADDRESSES, samples)?;
         writer.gauge(&POOLS_OMITTED, pools.len().saturating_sub(POOLS_MAX) as u64)
     }
+}
+
+/// Writes what connected gateways report about the fleet.
+fn write_fleet(writer: &mut MetricWriter<'_>, gateways: &Gateways) -> fmt::Result {
+    // A gateway that reconnects appears twice; the last connection is in use.
+    let by_name: BTreeMap<_, _> = gateways.iter().filter_map(|one| Some((one.name.as_str(), one.fleet.as_deref()?))).collect();
+    let elections: Vec<_> = by_name.values().filter_map(|fleet| fleet.election.as_ref()).collect();
+    let owners = |group: u8| elections.iter().filter(|election| election.owned >> group & 1 == 1).count();
+    let groups = elections.iter().map(|election| election.groups).max().unwrap_or(0);
+    let count = |is_so: fn(usize) -> bool| (0..groups).filter(|group| is_so(owners(*group))).count();
+    let by_owners =
+        [("none", count(|owners| owners == 0)), ("one", count(|owners| owners == 1)), ("several", count(|owners| owners > 1))];
+    writer.gauges(&VIP_GROUPS, by_owners.map(|(owners, groups)| ([("owners", owners)], groups)))?;
+    let of_each = |figures: fn(&FleetStatus) -> [(&'static str, usize); 2]| {
+        by_name.iter().flat_map(move |(name, fleet)| {
+            figures(fleet).map(|(state, count)| ([("gateway", (*name).to_owned()), ("state", state.to_owned())], count))
+        })
+    };
+    let sessions = of_each(|fleet| {
+        let (up, all) = fleet.sessions_up();
+        [("up", up), ("down", all - up)]
+    });
+    writer.gauges(&SESSIONS, sessions)?;
+    let partners = of_each(|fleet| {
+        let in_sync = fleet.partners_in_sync();
+        [("in_sync", in_sync), ("behind", fleet.partners.len() - in_sync)]
+    });
+    writer.gauges(&PARTNERS, partners)
 }
 
 impl Collector for ControllerMetrics {

@@ -27,6 +27,7 @@ mod build;
 mod cleanup;
 pub mod externals;
 pub mod forbidden;
+mod groups;
 mod message;
 pub mod ownership;
 pub mod policy;
@@ -38,6 +39,7 @@ use build::{Inputs, Planned, ServiceBuilder};
 pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
 pub use cleanup::{Cleanup, LeftBy};
 use cleanup::{cleanups, foreign_services};
+use groups::Unserved;
 
 /// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
@@ -77,6 +79,8 @@ pub struct Memory {
     to_nodes: BTreeSet<ServiceName>,
     /// Services of type `LoadBalancer` that are not ours.
     foreign_services: Vec<ServiceName>,
+    /// Services that are not ours although they ask for a group of our class.
+    unserved: Unserved,
     planned: BTreeMap<ServiceName, Planned>,
     /// The revision of the world that was planned last.
     revision: u64,
@@ -100,8 +104,10 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
     let update = memory.assignment.update(world, settings, is_due, now);
     memory.assigned_until = memory.assignment.allocations.next_expiry(now);
+    let mut notes = memory.assignment.new_notes_on_pools();
     if update.is_decided {
-        memory.foreign_services = foreign_services(world, settings);
+        memory.foreign_services = foreign_services(world, settings, &memory.assignment.pools);
+        notes.extend(memory.update_unserved(world, settings));
     }
     let mut names: BTreeSet<ServiceName> = if update.is_decided {
         memory.forget_all_but_outcomes();
@@ -124,7 +130,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let nodes = Arc::clone(&memory.nodes);
     let inputs = Inputs { world, settings, fence: &fence, fence_moved: update.fence_moved, nodes: &nodes, now };
     let mut plan = Plan {
-        notes: memory.assignment.new_notes_on_pools(),
+        notes,
         pools: memory.assignment.gateway_pools.clone(),
         pools_status: Arc::clone(&memory.assignment.uses),
         ..Plan::default()
@@ -150,7 +156,9 @@ impl Memory {
             let reasons = planned.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
             reasons.map(|remark| note_on_service(name, remark)).collect::<Vec<_>>()
         };
-        self.planned.iter().flat_map(of_service).chain(self.assignment.notes_on_pools()).collect()
+        let unserved = self.unserved.without_group.iter().chain(&self.unserved.not_released);
+        let unserved = unserved.map(|(name, remark)| note_on_service(name, remark));
+        self.planned.iter().flat_map(of_service).chain(self.assignment.notes_on_pools()).chain(unserved).collect()
     }
 
     /// Records the reports of the connected gateways. Returns true if they require another plan.
@@ -161,6 +169,16 @@ impl Memory {
     /// Records that the last plan was published as the state with this counter, or did not change it.
     pub fn published(&mut self, counter: u64) {
         self.assignment.allocations.published(counter);
+    }
+
+    /// Finds the Services that no group serves, or that another group has not released. Returns the new notes.
+    fn update_unserved(&mut self, world: &World, settings: &ControllerSettings) -> Vec<Note> {
+        let mut unserved = Unserved::of(world, settings);
+        unserved.not_released.retain(|name, _| !self.assignment.outcomes.contains_key(name));
+        let before = std::mem::replace(&mut self.unserved, unserved).without_group;
+        let is_new = |(name, remark): &(&ServiceName, &Remark)| before.get(*name) != Some(*remark);
+        let new = self.unserved.without_group.iter().filter(is_new);
+        new.map(|(name, remark)| note_on_service(name, remark)).collect()
     }
 
     fn forget_all_but_outcomes(&mut self) {

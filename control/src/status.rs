@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -23,6 +24,8 @@ use objects::status::StatusWrite;
 mod conditions;
 pub mod edge_gateways;
 mod finalizer;
+pub mod fleet_notes;
+mod gateway_conditions;
 mod item;
 pub mod pools;
 mod queue;
@@ -114,6 +117,12 @@ impl StatusSink {
             files.forget_all_but(|name| services.contains_key(name));
         }
     }
+}
+
+/// A time in seconds since 1970 as RFC 3339.
+fn text_of_time(since_epoch_s: u64) -> String {
+    let seconds = i64::try_from(since_epoch_s).unwrap_or(i64::MAX);
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 /// The result of a write. It is accepted even if its answer cannot be decoded; an answer with one of `settled_codes`

@@ -5,7 +5,6 @@
 //! here: which class is ours and what follows from the objects (`plan`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
-use crate::world::change::Change;
+use crate::world::change::{Change, KnownGateway};
 use crate::world::checkpoint::Checkpoint;
 use crate::world::overrides::Overrides;
 use objects::crd::{AddressPool, AddressPoolSpec};
@@ -49,6 +48,8 @@ pub struct Revisions {
     pub namespaces: u64,
     /// The spec or the labels of an `AddressPool` changed; its status does not count.
     pub pools: u64,
+    /// A gateway of any group was added, changed or removed.
+    pub gateways: u64,
 }
 
 /// Label with the name of a namespace, which the API server sets.
@@ -70,7 +71,7 @@ pub struct World {
     /// Namespaces that are being deleted.
     ending_namespaces: BTreeSet<String>,
     pools: BTreeMap<String, AddressPool>,
-    gateways: BTreeMap<String, Vec<IpAddr>>,
+    gateways: BTreeMap<String, KnownGateway>,
     checkpoint: Checkpoint,
     overrides: Overrides,
     overrides_revision: u64,
@@ -114,7 +115,11 @@ impl World {
             Change::PoolApplied(pool) => self.put_pool(*pool),
             Change::PoolDeleted(name) => self.remove_pool(&name),
             Change::CheckpointReplaced(all) => (self.checkpoint, self.checkpoint_known) = (*all, true),
-            Change::GatewaysReplaced(all) => (self.gateways, self.gateways_known) = (all, true),
+            Change::GatewaysReplaced(all) => {
+                self.gateways_known = true;
+                let has_changed = std::mem::replace(&mut self.gateways, all) != self.gateways;
+                self.advance_if(has_changed, |of| &mut of.gateways);
+            }
             Change::OverridesReplaced(all) => self.replace_overrides(*all),
             Change::Noted(note) => self.notes.push(note),
             Change::ServiceDeleted(name) => {
@@ -221,9 +226,9 @@ impl World {
         &self.pools
     }
 
-    /// Addresses of all gateways ever seen, by gateway name, known before any of them connects.
+    /// All gateways ever seen, of every group, by name; known before any of them connects.
     #[must_use]
-    pub const fn gateways(&self) -> &BTreeMap<String, Vec<IpAddr>> {
+    pub const fn gateways(&self) -> &BTreeMap<String, KnownGateway> {
         &self.gateways
     }
 

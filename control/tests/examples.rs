@@ -78,15 +78,16 @@ fn pools_have_the_fields_that_their_comments_describe() {
     let documents = text.split("\n---\n").map(|document| serde_saphyr::from_str::<AddressPool>(document).unwrap());
     let pools: Vec<PoolSpec> = documents.map(|pool| PoolSpec::try_from(&pool).unwrap()).collect();
     let names: Vec<_> = pools.iter().map(|pool| pool.name.as_str()).collect();
-    assert_eq!(names, ["default", "tenants", "dns", "east"]);
+    assert_eq!(names, ["default", "tenants", "dns", "east", "intranet"]);
     let all: Vec<_> = pools.iter().flat_map(|pool| &pool.ranges).collect();
     let clash = all.iter().enumerate().any(|(index, range)| all[..index].iter().any(|other| other.overlaps(range)));
     assert!(!clash, "{all:?}");
-    let [default, tenants, dns, east] = &pools[..] else { panic!("{names:?}") };
+    let [default, tenants, dns, east, intranet] = &pools[..] else { panic!("{names:?}") };
     assert_eq!((default, default.auto_assign), (&PoolSpec::new("default", default.ranges.clone()), true));
     assert_eq!((tenants.priority, tenants.max_per_namespace, tenants.avoid_buggy_ips), (10, Some(4), true));
     assert_eq!((dns.auto_assign, dns.allow_cross_namespace_sharing), (false, true));
     assert_eq!(east.load_balancer_class.as_deref(), Some("example.com/east"));
+    assert_eq!(intranet.gateway_group.as_deref(), Some("intranet"));
 }
 
 #[test]

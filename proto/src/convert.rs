@@ -15,6 +15,7 @@ mod backends;
 mod changes;
 mod error;
 mod fields;
+mod fleet_status;
 mod membership;
 mod refusal;
 
@@ -22,6 +23,7 @@ pub use backends::{node_set, node_sets};
 pub use changes::{difference, difference_by_hashes, full};
 pub use error::ConvertError;
 pub use fields::{address, address_bytes, service_name};
+pub use fleet_status::fleet_status;
 pub use membership::membership;
 pub use refusal::{read_reported_refusal, reported_refusal};
 

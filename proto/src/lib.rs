@@ -6,13 +6,13 @@
 //! builds without it. Not here: I/O.
 
 mod address;
+mod fleet;
 mod generation;
 pub mod limits;
 mod membership;
 mod service;
 mod state;
 mod status_ranges;
-mod vip_group;
 
 #[cfg(feature = "grpc")]
 pub mod convert;
@@ -22,6 +22,7 @@ pub mod message_parts;
 pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
+pub use fleet::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group};
 pub use generation::Generation;
 pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
 pub use service::{
@@ -30,4 +31,3 @@ pub use service::{
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
 pub use status_ranges::StatusRanges;
-pub use vip_group::{fnv1a, vip_group};

@@ -13,6 +13,10 @@ pub const FINALIZER: &str = "sluice.dev/load-balancer-cleanup";
 /// Annotation of our Services: the group of the installation that serves them. Several installations write the same
 /// finalizer and conditions; each recognises its own by this annotation.
 pub const GROUP_ANNOTATION: &str = "sluice.dev/group";
+/// Annotation by which the owner of a Service asks for a group of gateways.
+pub const GATEWAY_GROUP_ANNOTATION: &str = "sluice.dev/gateway-group";
+/// Longest name of a group of gateways: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
+pub const GROUP_BYTES_MAX: usize = 45;
 /// Default address of the admin API.
 pub const ADMIN_LISTEN: &str = "unix:/run/sluice/admin.sock";
 /// Default address of the admin API of a stand-alone controller. It differs from that of a gateway, which may run on
@@ -40,6 +44,9 @@ pub const MAGLEV_HASH_VERSION: u32 = 1;
 
 /// Maximum groups of VIPs of which gateways elect the owners: each has a VRID of its own, of the 255 of a link.
 pub const VIP_GROUPS_MAX: u8 = 64;
+/// Maximum routing sessions of a report, and as many partners and VIPs with a second station: 64 routers, each with BGP
+/// and BFD. A report stays below 100 kB.
+pub const FLEET_ROWS_MAX: usize = 128;
 
 /// First SNAT port. Servers may treat lower ports as privileged.
 pub const SNAT_PORT_FIRST: u16 = 1024;

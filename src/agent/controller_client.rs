@@ -264,7 +264,7 @@ mod tests {
     use proto::v1::answer::Reply;
     use proto::v1::config_server::{Config, ConfigServer};
     use proto::v1::question::Query;
-    use proto::{Generation, Origin, Reason, Refusal, Service, State};
+    use proto::{FleetStatus, Generation, Origin, Reason, Refusal, Service, State};
     use tokio::net::UnixListener;
     use tokio::time::timeout;
     use tokio_stream::wrappers::UnixListenerStream;
@@ -332,6 +332,7 @@ mod tests {
         served: watch::Sender<Served>,
         draining: watch::Receiver<bool>,
         membership: watch::Receiver<Option<Membership>>,
+        _fleet: watch::Sender<FleetStatus>,
         client: tokio::task::JoinHandle<Result<(), Failure>>,
     }
 
@@ -352,7 +353,8 @@ mod tests {
                 replication: Some("192.0.2.2:9437".parse().unwrap()),
             };
             let (served, served_out) = watch::channel(Served::default());
-            let facts = Facts { served: served_out, reached: reached_out, workers: Vec::new() };
+            let fleet = watch::Sender::default();
+            let facts = Facts { served: served_out, reached: reached_out, fleet: fleet.subscribe(), workers: Vec::new() };
             let (draining, draining_out) = watch::channel(false);
             let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
@@ -363,7 +365,7 @@ mod tests {
             let channels = ClientChannels { known, connected, draining, membership, answering, facts };
             let client = tokio::spawn(run(settings, channels));
             let (known, connected, draining, membership) = (known_out, connected_out, draining_out, membership_out);
-            Self { dir, known, connected, reached, served, draining, membership, client }
+            Self { dir, known, connected, reached, served, draining, membership, _fleet: fleet, client }
         }
 
         /// A client with a controller whose messages the test determines.

@@ -1,6 +1,9 @@
-//! What gateways of a group agree on with each other: who owns which VIPs, and which flows last.
+//! What gateways of a group agree on with each other and with routers: who owns which VIPs, which flows last, and which
+//! sessions announce routes.
 //!
 //! Invariant: a gateway without partners forwards as well. Not here: the controller, which knows all gateways.
 
 pub mod election;
 pub mod replication;
+pub mod routing_sessions;
+pub mod status;

@@ -17,6 +17,11 @@ const UNFIT: MetricFamily = MetricFamily::gauge(
     "",
     "1 while this gateway leaves its VIPs to others; 0 without an election.",
 );
+const JOINING: MetricFamily = MetricFamily::gauge(
+    "sluice_vip_election_joining",
+    "",
+    "1 while this gateway waits for a state, for neighbours or for flows of its partners before it takes VIPs.",
+);
 const RESTARTS: MetricFamily = MetricFamily::counter(
     "sluice_vip_election",
     "restarts",
@@ -33,6 +38,7 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, status: &ElectionStatus) -> f
     writer.gauges(&OWNED, groups().map(|(number, group)| ([("group", number)], u64::from(group.is_owner))))?;
     writer.counters(&TAKEOVERS, groups().map(|(number, group)| ([("group", number)], group.takeovers)))?;
     writer.gauge(&UNFIT, u64::from(status.unfit.is_some()))?;
+    writer.gauge(&JOINING, u64::from(status.is_joining))?;
     writer.metric(&RESTARTS, &ConstCounter::new(status.restarts))?;
     writer.gauge(&DUPLICATES, status.duplicates.len() as u64)?;
     writer.metric(&CLAIMS, &ConstCounter::new(status.claims))

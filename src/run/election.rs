@@ -14,10 +14,6 @@ use crate::agent::fleet::election::{self, Candidacy};
 use crate::agent::supervisor::Supervisor;
 use crate::settings::{Elector, Settings};
 
-/// Intervals of advertisements that a gateway which ends waits for another one to take its VIPs: others need four.
-const HANDOVER_INTERVALS: u32 = 10;
-/// Longest wait for another gateway, whatever the interval: long before systemd ends the process.
-const HANDOVER_MAX: Duration = Duration::from_secs(5);
 /// Longest wait for keepalived to resign; it takes a second to end.
 const RESIGNED_MAX: Duration = Duration::from_secs(3);
 /// Packets that clients have sent before they heard of the new owner arrive within this time.
@@ -68,7 +64,7 @@ pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<
     if !owns_some(&answers.borrow_and_update()) {
         return;
     }
-    let wait = (settings.election.advertisement * HANDOVER_INTERVALS).min(HANDOVER_MAX);
+    let wait = election::handover_max(settings.election.advertisement);
     match timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await {
         Ok(_) => sleep(IN_FLIGHT).await,
         Err(_) => tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again"),

@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::agent::fleet::replication::{self, ReplicaExchange, ReplicationInputs};
+use tokio::sync::watch;
+
+use crate::agent::fleet::replication::{self, ReplicaExchange, ReplicationInputs, ReplicationStatus};
 use crate::agent::flow_records::FlowExport;
 use crate::agent::supervisor::Supervisor;
 use crate::settings::Settings;
@@ -23,6 +25,11 @@ impl FlowOutlets {
             exchange: Arc::new(ReplicaExchange::new(settings.replication.as_ref(), workers)),
         }
     }
+}
+
+/// The status at the start: flows of partners are awaited, if there are any.
+pub(super) fn first_status(settings: &Settings) -> watch::Sender<ReplicationStatus> {
+    watch::Sender::new(ReplicationStatus { awaits_copies: settings.replication.is_some(), ..ReplicationStatus::default() })
 }
 
 /// Supervises the replication of flows, if they are replicated.

@@ -1,5 +1,7 @@
 //! The settings as keys with values: what `sluiced check` prints and `reload` compares.
 
+use std::path::Path;
+
 use control::config::listen::{admin_key_values, files_key_values};
 use control::config::scalar::DurationText;
 use control::config::{KeyValues, controller};
@@ -59,6 +61,8 @@ impl Settings {
             .with("firstVrid", first_vrid)
             .with("advertisement", DurationText(*advertisement))
             .with("preempt", preempt)
+            .with("daemon", self.daemon_sockets.daemon)
+            .with("daemonSocket", self.daemon_sockets.socket.as_deref().unwrap_or(Path::new("")))
     }
 
     fn fleet_key_values(&self) -> KeyValues {

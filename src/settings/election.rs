@@ -1,7 +1,9 @@
-//! The keys of section `announce`: the Linux table of routes to VIPs, which VIPs have one, and the election of the owners of VIPs.
+//! The keys of section `announce`: the Linux table of routes to VIPs, which VIPs have one, the election of the owners of
+//! VIPs, and the routing daemon whose sessions are shown.
 //!
-//! Not here: what follows from them (`netlink::announce`, `agent::fleet::election`).
+//! Not here: what follows from them (`netlink::announce`, `agent::fleet`).
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use control::config::Section;
@@ -42,6 +44,30 @@ pub enum Elector {
     Keepalived,
 }
 
+/// Which routing daemon is asked for its sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RoutingDaemon {
+    /// Whichever is there, while a pool is `routed`.
+    #[default]
+    Auto,
+    /// None.
+    None,
+    /// BIRD.
+    Bird,
+    /// FRR.
+    Frr,
+}
+
+/// Where the routing daemon beside the gateway is asked for its sessions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DaemonSockets {
+    /// The daemon.
+    pub daemon: RoutingDaemon,
+    /// The control socket of BIRD, or the directory of FRR's sockets; `None`: where Debian has them.
+    pub socket: Option<PathBuf>,
+}
+
 /// How gateways elect the owners of VIPs of `l2` pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Election {
@@ -60,7 +86,7 @@ pub struct Election {
 }
 
 /// Reads key `announce`.
-pub(super) fn announce(top: &mut Section<'_>, ports: &[LocatedPort]) -> (RouteTable, WithoutBackends, Election) {
+pub(super) fn announce(top: &mut Section<'_>, ports: &[LocatedPort]) -> (RouteTable, WithoutBackends, Election, DaemonSockets) {
     let mut section = top.section("announce");
     let expected = "the number of a table of its own, not 253 or 255, or 254 for FRR";
     let legal = |table: &u32| *table > 0 && !LINUX_TABLES.contains(table);
@@ -69,8 +95,21 @@ pub(super) fn announce(top: &mut Section<'_>, ports: &[LocatedPort]) -> (RouteTa
     let values = [WithoutBackends::Withdraw, WithoutBackends::Keep];
     let without_backends = section.one_of("withoutBackends", &values, WithoutBackends::default());
     let election = election(&mut section, ports);
+    let sockets = daemon_sockets(&mut section);
     section.finish();
-    (RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }, without_backends, election)
+    (RouteTable { table: table.unwrap_or(ROUTE_NUMBER.into()), protocol }, without_backends, election, sockets)
+}
+
+fn daemon_sockets(section: &mut Section<'_>) -> DaemonSockets {
+    let daemons = [RoutingDaemon::Auto, RoutingDaemon::None, RoutingDaemon::Bird, RoutingDaemon::Frr];
+    let daemon = section.one_of("daemon", &daemons, RoutingDaemon::default());
+    let is_set = section.field("daemonSocket").is_some_and(|field| !field.is_empty());
+    let socket = if is_set { section.path_of("daemonSocket") } else { None };
+    if let Some(path) = socket.as_ref().filter(|_| matches!(daemon, RoutingDaemon::Auto | RoutingDaemon::None)) {
+        let message = format!("found {}; say whose it is by `daemon: bird` or `daemon: frr`", path.display());
+        section.problem_of("daemonSocket", message);
+    }
+    DaemonSockets { daemon, socket }
 }
 
 fn election(section: &mut Section<'_>, ports: &[LocatedPort]) -> Election {

@@ -263,6 +263,25 @@ fn paths_of_the_file_are_taken_from_its_directory() {
 }
 
 #[test]
+fn a_socket_of_a_routing_daemon_names_the_daemon() {
+    assert_eq!(read(BASE).unwrap().daemon_sockets, DaemonSockets::default());
+    let settings = read(&format!("{BASE}announce: {{daemon: frr, daemonSocket: run}}\n")).unwrap();
+    assert_eq!(settings.daemon_sockets, DaemonSockets { daemon: RoutingDaemon::Frr, socket: Some("/etc/run".into()) });
+    assert_eq!(read(&settings.effective()).unwrap(), settings);
+    let rows = [
+        ("daemon: gobgp", "/etc/f.yaml:11: key `announce.daemon`: found `gobgp`, expected auto or none or bird or frr"),
+        (
+            "daemonSocket: /run/bird.ctl",
+            "/etc/f.yaml:11: key `announce.daemonSocket`: found /run/bird.ctl; say whose it is by `daemon: bird` or `daemon: frr`",
+        ),
+    ];
+    for (line, expected) in rows {
+        let error = read(&format!("{BASE}announce: {{{line}}}\n")).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn exactly_one_source_is_named() {
     let none = BASE.replace("manifests: /m\n", "");
     assert!(read(&none).unwrap_err().contains("found no source of Services"));

@@ -3,6 +3,9 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate of its own")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "../edge/controller_program.rs"]
+#[allow(dead_code, reason = "each test file uses some of it")]
+mod controller_program;
 #[path = "../edge/skip.rs"]
 mod skip;
 
@@ -153,7 +156,8 @@ impl Pair {
         assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn command(&self, namespace: &str, command: &[&str]) -> Command {
+    /// A command in one of the namespaces `client`, `gw0`, `gw1` and `sw`.
+    pub fn command(&self, namespace: &str, command: &[&str]) -> Command {
         let mut ip = Command::new("ip");
         ip.args(["netns", "exec", &format!("{}-{namespace}", self.id)]).args(command).stdin(Stdio::null());
         ip
@@ -211,13 +215,13 @@ admin: {{listen: \"unix:{at}/admin.sock\"}}
 apiVersion: v1
 kind: Service
 metadata: {{namespace: demo, name: web-{vip}, annotations: {{sluice.dev/addresses: 192.0.2.{vip}}}}}
-spec: {{type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{{name: http, port: 80, targetPort: 8080}}]}}
+spec: {{type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{{name: http, port: 80, targetPort: 8080}}, {{name: dns, protocol: UDP, port: 53, targetPort: 5353}}]}}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {{namespace: demo, name: web-{vip}, labels: {{kubernetes.io/service-name: web-{vip}}}}}
 addressType: IPv4
-ports: [{{name: http, protocol: TCP, port: 8080}}]
+ports: [{{name: http, protocol: TCP, port: 8080}}, {{name: dns, protocol: UDP, port: 5353}}]
 endpoints: [{{addresses: [192.0.2.10]}}]
 "
             )
@@ -271,6 +275,26 @@ endpoints: [{{addresses: [192.0.2.10]}}]
         let log = self.log(n);
         let last = log.rfind("stands for election again").unwrap_or(0);
         (0..16).all(|group| log[last..].contains(&format!("\\\"sluice-{group}\\\" BACKUP")))
+    }
+
+    /// What `sluicectl LIST -o json` prints at a gateway, once it answers.
+    pub fn listed(&self, n: usize, list: &str) -> Vec<serde_json::Value> {
+        let program = controller_program::built_program("sluicectl", "sluicectl");
+        let server = format!("--server=unix:{}", self.path(n, "admin.sock").display());
+        until(&format!("gateway {n} lists {list}"), || {
+            let output = Command::new(&program).args([&server, list, "-o", "json"]).output().unwrap();
+            output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+        })
+    }
+
+    /// A field of the row of a gateway at its own controller.
+    pub fn field(&self, n: usize, field: &str) -> serde_json::Value {
+        self.listed(n, "gateways")[0][field].clone()
+    }
+
+    /// Whether a gateway has recorded an Event of this reason.
+    pub fn has_event(&self, n: usize, reason: &str) -> bool {
+        self.listed(n, "events").iter().any(|event| event["reason"] == reason)
     }
 
     /// Drains or undrains a gateway by its own controller.

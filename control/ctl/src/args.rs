@@ -59,8 +59,11 @@ pub enum Command {
     Drops(ListArguments),
     /// Convert the address pools of MetalLB or Cilium to AddressPools, and list what has no equivalent.
     Convert(ConvertArguments),
-    /// Gateways of the group: ready, generation, draining, last seen.
+    /// Gateways of the group: ready, generation, draining, last seen, groups of VIPs that they own, shadow flows, lag of their
+    /// partners, and routing sessions that are up.
     Gateways(ListArguments),
+    /// VIPs: pool, group, and the gateways that answer for them or announce them.
+    Vips(ListArguments),
     /// Address pools: addresses, used and available, and why a pool is not in use.
     Pools(ListArguments),
     /// Recent events: why a Service is not served, and other notes for owners of objects.

@@ -53,6 +53,7 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Ports(list) => follow::<v1::PortStatus>(server, list, out, notes, screen).await,
         Command::Drops(list) => follow::<v1::DropCount>(server, list, out, notes, screen).await,
         Command::Gateways(list) => follow::<v1::GatewayStatus>(server, list, out, notes, screen).await,
+        Command::Vips(list) => follow::<v1::VipStatus>(server, list, out, notes, screen).await,
         Command::Pools(list) => follow::<v1::PoolStatus>(server, list, out, notes, screen).await,
         Command::Events(list) => follow::<v1::EventStatus>(server, list, out, notes, screen).await,
         Command::Overrides(list) => follow::<v1::Override>(server, list, out, notes, screen).await,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Characters of a cell that lists frontends: two frontends with IPv6 addresses and ports.
+/// Characters of a cell that lists frontends or Services: two frontends with IPv6 addresses and ports.
 const CELL_CHARS_MAX: usize = 100;
 
 /// The rows that were reported, and the gateways that did not answer.
@@ -59,15 +59,15 @@ pub(super) fn field_of(title: &str) -> String {
     title.to_lowercase().replace('-', "_")
 }
 
-/// As many frontends as fit into a cell, at least one, and the number of the others. JSON shows all of them.
-fn some_of(frontends: &[String]) -> String {
+/// As many texts as fit into a cell, at least one, and the number of the others. JSON shows all of them.
+fn some_of(texts: &[String]) -> String {
     let mut cell = String::new();
-    for (shown, frontend) in frontends.iter().enumerate() {
-        if shown > 0 && cell.chars().count() + frontend.chars().count() >= CELL_CHARS_MAX {
-            return format!("{cell} +{}", frontends.len() - shown);
+    for (shown, text) in texts.iter().enumerate() {
+        if shown > 0 && cell.chars().count() + text.chars().count() >= CELL_CHARS_MAX {
+            return format!("{cell} +{}", texts.len() - shown);
         }
         cell.push_str(if shown > 0 { "," } else { "" });
-        cell.push_str(frontend);
+        cell.push_str(text);
     }
     cell
 }
@@ -126,7 +126,8 @@ impl Row for v1::DropCount {
 }
 
 impl Row for v1::GatewayStatus {
-    const TITLES: &'static [&'static str] = &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION", "FLOWS"];
+    const TITLES: &'static [&'static str] =
+        &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION", "FLOWS", "GROUPS", "SHADOWS", "LAG", "SESSIONS"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_gateways(v1::ListGatewaysRequest {}).await?.into_inner().gateways, Vec::new()))
@@ -134,6 +135,38 @@ impl Row for v1::GatewayStatus {
 
     fn key(&self) -> impl PartialEq {
         &self.name
+    }
+
+    /// Empty cells where there is no election, no partner and no routing session.
+    fn shown(&self) -> Value {
+        let mut fields = serde_json::to_value(self).unwrap_or_default();
+        let count = |status: &str| self.sessions.iter().filter(|session| session.status == status).count();
+        let (up, should) = (count("up"), count("up") + count("down"));
+        let unless = |is_missing: bool, text: String| if is_missing { String::new() } else { text };
+        fields["groups"] = unless(self.groups == 0, format!("{}/{}", self.groups_owned, self.groups)).into();
+        let has_partners = !self.partners.is_empty() || self.shadow_flows > 0;
+        fields["shadows"] = unless(!has_partners, self.shadow_flows.to_string()).into();
+        fields["lag"] = self.lag_ms.map_or_else(String::new, |lag_ms| format!("{lag_ms}ms")).into();
+        fields["sessions"] = unless(self.sessions.is_empty(), format!("{up}/{should}")).into();
+        fields
+    }
+}
+
+impl Row for v1::VipStatus {
+    const TITLES: &'static [&'static str] = &["VIP", "POOL", "ANNOUNCE", "GROUP", "GATEWAYS", "SERVICES", "STATIONS"];
+
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        Ok((client.list_vips(v1::ListVipsRequest {}).await?.into_inner().vips, Vec::new()))
+    }
+
+    fn key(&self) -> impl PartialEq {
+        &self.vip
+    }
+
+    fn shown(&self) -> Value {
+        let mut fields = serde_json::to_value(self).unwrap_or_default();
+        fields["services"] = some_of(&self.services).into();
+        fields
     }
 }
 
@@ -203,6 +236,7 @@ mod tests {
         check::<v1::PortStatus>();
         check::<v1::DropCount>();
         check::<v1::GatewayStatus>();
+        check::<v1::VipStatus>();
         check::<v1::Override>();
         check::<v1::EventStatus>();
         check::<v1::PoolStatus>();

@@ -210,6 +210,7 @@ impl Admin for Canned {
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
+        let session = |status: &str| v1::SessionStatus { status: status.into(), ..Default::default() };
         let gateway = v1::GatewayStatus {
             name: "edge-1".into(),
             ready: true,
@@ -218,9 +219,30 @@ impl Admin for Canned {
             last_seen: "2026-01-31T12:00:00Z".into(),
             version: "0.1.0".into(),
             flows: 12,
+            groups_owned: 5,
+            groups: 16,
+            partners_in_sync: 1,
+            lag_ms: Some(4),
+            shadow_flows: 9,
+            sessions: vec![session("up"), session("down"), session("disabled")],
+            ..Default::default()
         };
         let gone = v1::GatewayStatus { name: "edge-2".into(), draining: true, ..Default::default() };
         Ok(Response::new(v1::ListGatewaysResponse { gateways: vec![gateway, gone] }))
+    }
+
+    async fn list_vips(&self, _: Request<v1::ListVipsRequest>) -> Result<Response<v1::ListVipsResponse>, Status> {
+        let vip = |vip: &str, pool: &str, announce: &str, group| v1::VipStatus {
+            vip: vip.into(),
+            pool: pool.into(),
+            announce: announce.into(),
+            group,
+            gateways: vec!["edge-1".into()],
+            services: vec!["shop/a".into(), "shop/b".into()],
+            stations: Vec::new(),
+        };
+        let vips = vec![vip("192.0.2.100", "link", "l2", Some(11)), vip("203.0.113.7", "far", "routed", None)];
+        Ok(Response::new(v1::ListVipsResponse { vips }))
     }
 
     async fn list_pools(&self, _: Request<v1::ListPoolsRequest>) -> Result<Response<v1::ListPoolsResponse>, Status> {
@@ -553,13 +575,21 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "gateways").await;
     assert_eq!(
         out,
-        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS\n\
-         edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0    12\n\
+        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS  GROUPS  SHADOWS  LAG  SESSIONS\n\
+         edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0    12     5/16    9        4ms  1/2\n\
          edge-2  no                 yes                                      0\n"
     );
     let (out, _) = printed(Canned::default(), "gateways -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(parsed[0]["draining"], false);
+    assert_eq!((&parsed[0]["groups_owned"], &parsed[0]["lag_ms"], &parsed[1]["lag_ms"]), (&5.into(), &4.into(), &().into()));
+    let (out, _) = printed(Canned::default(), "vips").await;
+    assert_eq!(
+        out,
+        "VIP          POOL  ANNOUNCE  GROUP  GATEWAYS  SERVICES       STATIONS\n\
+         192.0.2.100  link  l2        11     edge-1    shop/a,shop/b\n\
+         203.0.113.7  far   routed           edge-1    shop/a,shop/b\n"
+    );
     let (out, _) = printed(Canned::default(), "pools -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     let pool = serde_json::json!({"name": "default", "addresses": ["192.0.2.0/24", "2001:db8::/64"],

@@ -75,6 +75,10 @@ pub struct AddressPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::class")]
     pub load_balancer_class: Option<String>,
+    /// The group of gateways that uses the pool; unset means the group that serves what names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::gateway_group")]
+    pub gateway_group: Option<String>,
     /// How routers learn the addresses.
     #[serde(default)]
     pub announce: AnnounceKind,
@@ -121,6 +125,8 @@ pub struct AddressPoolStatus {
     printcolumn = r#"{"name": "GROUP", "type": "string", "jsonPath": ".spec.group"}"#,
     printcolumn = r#"{"name": "READY", "type": "string", "jsonPath": ".status.ready"}"#,
     printcolumn = r#"{"name": "SERVICES", "type": "integer", "jsonPath": ".status.services"}"#,
+    printcolumn = r#"{"name": "VIP-GROUPS", "type": "string", "jsonPath": ".status.vipGroups"}"#,
+    printcolumn = r#"{"name": "SESSIONS", "type": "string", "jsonPath": ".status.sessionsUp"}"#,
     printcolumn = r#"{"name": "LAST-SEEN", "type": "date", "jsonPath": ".status.lastSeen"}"#,
     printcolumn = r#"{"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
@@ -152,6 +158,67 @@ pub struct EdgeGatewayStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096), inner(length(max = 39)))]
     pub addresses: Option<Vec<String>>,
+    /// Groups of VIPs that it owns, of how many: `5/16`. Unset without an election.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vip_groups: Option<String>,
+    /// The groups of VIPs that it owns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub owned_groups: Option<Vec<i32>>,
+    /// How often it has taken over a group of VIPs since its start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub takeovers: Option<u64>,
+    /// The gateways to which it replicates flows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub partners: Option<Vec<EdgeGatewayPartner>>,
+    /// Age of the oldest change of a flow that a partner has not acknowledged, milliseconds; at most a minute old.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub lag_ms: Option<u64>,
+    /// Flows of partners that it keeps; at most a minute old.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub shadow_flows: Option<u64>,
+    /// Routing sessions that are up, of how many: `2/2`. Unset without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions_up: Option<String>,
+    /// The sessions of the routing daemon beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub sessions: Option<Vec<EdgeGatewaySession>>,
+    /// `Ready`, `Draining`, `DuplicateVIP`; with an election `Eligible`, with partners `InSync`, with routing sessions
+    /// `SessionsUp`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub conditions: Vec<Condition>,
+}
+
+/// A gateway to which another one replicates flows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeGatewayPartner {
+    /// Its name, or its address while the name is unknown.
+    pub name: String,
+    /// Where it is reached.
+    pub address: String,
+    /// Whether it has all flows.
+    pub in_sync: bool,
+}
+
+/// A session of a routing daemon with a router.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EdgeGatewaySession {
+    /// `bgp` or `bfd`.
+    pub protocol: String,
+    /// The router.
+    pub peer: String,
+    /// `up`, `down`, or `disabled` by an operator of the daemon.
+    pub status: String,
+    /// Since when the gateway has seen it in this status, RFC 3339.
+    pub since: String,
 }
 
 /// The definitions of both kinds as YAML for `kubectl apply -f -`.

@@ -73,6 +73,22 @@ pub enum Cause {
     Programmed,
     /// Gateways no longer forward for it, and its object contains nothing of ours.
     Released,
+    /// A gateway owns more groups of VIPs.
+    TookOver,
+    /// A gateway owns fewer groups of VIPs.
+    OwnershipLost,
+    /// A gateway leaves its VIPs to others.
+    Unfit,
+    /// Another station announces a VIP.
+    DuplicateVip,
+    /// A partner has all flows of a gateway.
+    PartnerInSync,
+    /// A partner lacks flows of a gateway.
+    PartnerOutOfSync,
+    /// A routing session is established.
+    SessionUp,
+    /// A routing session is down.
+    SessionDown,
 }
 
 impl Cause {
@@ -99,11 +115,27 @@ impl Cause {
             Self::AddressAssigned => "AddressAssigned",
             Self::Programmed => "Programmed",
             Self::Released => "Released",
+            Self::TookOver => "TookOver",
+            Self::OwnershipLost => "OwnershipLost",
+            Self::Unfit => "Unfit",
+            Self::DuplicateVip => "DuplicateVIP",
+            Self::PartnerInSync => "PartnerInSync",
+            Self::PartnerOutOfSync => "PartnerOutOfSync",
+            Self::SessionUp => "SessionUp",
+            Self::SessionDown => "SessionDown",
         }
     }
 
     /// Causes of normal notes.
-    pub const ORDINARY: [Self; 3] = [Self::AddressAssigned, Self::Programmed, Self::Released];
+    pub const ORDINARY: [Self; 7] = [
+        Self::AddressAssigned,
+        Self::Programmed,
+        Self::Released,
+        Self::TookOver,
+        Self::OwnershipLost,
+        Self::PartnerInSync,
+        Self::SessionUp,
+    ];
 
     /// Whether the note is normal rather than a warning.
     #[must_use]
@@ -123,6 +155,9 @@ impl Cause {
             Self::NoHealthyBackend => "ProbeBackends",
             Self::Programmed => "Program",
             Self::Released => "Release",
+            Self::TookOver | Self::OwnershipLost | Self::Unfit => "Elect",
+            Self::DuplicateVip | Self::SessionUp | Self::SessionDown => "Announce",
+            Self::PartnerInSync | Self::PartnerOutOfSync => "Replicate",
             _ => "Read",
         }
     }
@@ -162,6 +197,8 @@ pub enum Subject {
     Namespace(String),
     /// An `AddressPool`: its name.
     Pool(String),
+    /// A gateway, as its `EdgeGateway`: its name.
+    Gateway(String),
 }
 
 impl std::fmt::Display for Subject {
@@ -172,6 +209,7 @@ impl std::fmt::Display for Subject {
             Self::Node(name) => write!(f, "Node {name}"),
             Self::Namespace(name) => write!(f, "Namespace {name}"),
             Self::Pool(name) => write!(f, "AddressPool {name}"),
+            Self::Gateway(name) => write!(f, "EdgeGateway {name}"),
         }
     }
 }

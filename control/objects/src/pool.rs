@@ -7,10 +7,11 @@
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_core::Selector;
+use proto::limits::GROUP_BYTES_MAX;
 use proto::{AddressRange, AddressRangeError, Announce, Pool};
 
 use crate::crd::{self, AddressPool, AnnounceKind};
-use crate::scalar::{CLASS_EXPECTED, is_class};
+use crate::scalar::{CLASS_EXPECTED, is_class, is_dns_label};
 
 /// Addresses that are unreachable from other machines: "this network", loopback, link-local, multicast, reserved,
 /// IPv4-mapped (RFC 6890).
@@ -48,6 +49,8 @@ pub struct PoolSpec {
     pub max_per_namespace: Option<u32>,
     /// Only the installation of this class uses it; unset means all installations.
     pub load_balancer_class: Option<String>,
+    /// The group of gateways that uses it; unset means the group that serves what names none.
+    pub gateway_group: Option<String>,
     /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
     pub allow_cross_namespace_sharing: bool,
     /// Whether it is for Services that ask for an internal load balancer, and for others only if they ask for it.
@@ -69,6 +72,7 @@ impl PoolSpec {
             services: Selector::default(),
             max_per_namespace: None,
             load_balancer_class: None,
+            gateway_group: None,
             allow_cross_namespace_sharing: false,
             internal: false,
         }
@@ -151,6 +155,9 @@ pub enum PoolError {
     /// An invalid class.
     #[error("spec.loadBalancerClass is {0:?}, expected {CLASS_EXPECTED}")]
     Class(String),
+    /// An invalid name of a group.
+    #[error("spec.gatewayGroup is {0:?}, expected a name of lower-case letters, digits and `-`, at most {GROUP_BYTES_MAX}")]
+    GatewayGroup(String),
 }
 
 /// The network of unreachable addresses that `range` overlaps, if any.
@@ -178,6 +185,10 @@ impl TryFrom<&AddressPool> for PoolSpec {
         if let Some(class) = class.as_ref().filter(|class| !is_class(class)) {
             return Err(PoolError::Class(class.chars().take(80).collect()));
         }
+        let gateway_group = spec.gateway_group.clone();
+        if let Some(group) = gateway_group.as_ref().filter(|group| !is_dns_label(group, GROUP_BYTES_MAX)) {
+            return Err(PoolError::GatewayGroup(group.chars().take(80).collect()));
+        }
         let limit = spec.max_per_namespace.map(|max| within("maxPerNamespace", max, 1, crd::PER_NAMESPACE_MAX));
         Ok(Self {
             announce: match spec.announce {
@@ -191,6 +202,7 @@ impl TryFrom<&AddressPool> for PoolSpec {
             services: selector("serviceSelector", spec.service_selector.as_ref())?,
             max_per_namespace: limit.transpose()?,
             load_balancer_class: class,
+            gateway_group,
             allow_cross_namespace_sharing: spec.allow_cross_namespace_sharing,
             internal: spec.internal,
             ..Self::new(name, ranges(&spec.addresses)?)
@@ -256,12 +268,13 @@ mod tests {
     fn every_field_is_read() {
         let all = json!({"addresses": ["192.0.2.1"], "autoAssign": false, "avoidBuggyIPs": true, "priority": 7,
             "namespaceSelector": {"matchLabels": {"team": "a"}}, "serviceSelector": {"matchExpressions": [{"key": "x", "operator": "Exists"}]},
-            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "announce": "routed", "allowCrossNamespaceSharing": true, "internal": true});
+            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "gatewayGroup": "east", "announce": "routed", "allowCrossNamespaceSharing": true, "internal": true});
         let read = PoolSpec::try_from(&pool(&all)).unwrap();
         assert_eq!((read.auto_assign, read.avoid_buggy_ips, read.priority), (false, true, 7));
         assert_eq!((read.namespaces.to_string(), read.services.to_string()), ("team=a".to_owned(), "x".to_owned()));
         assert_eq!((read.max_per_namespace, read.announce), (Some(3), Announce::Routed));
         assert_eq!(read.load_balancer_class.as_deref(), Some("sluice.dev/gateway"));
+        assert_eq!(read.gateway_group.as_deref(), Some("east"));
         assert!(read.allow_cross_namespace_sharing && read.internal);
     }
 
@@ -294,6 +307,8 @@ mod tests {
             (with("loadBalancerClass", json!("")), "expected a class such as"),
             (with("loadBalancerClass", json!("a/b/c")), "expected a class such as"),
             (with("loadBalancerClass", json!("a b")), "expected a class such as"),
+            (with("gatewayGroup", json!("East")), "spec.gatewayGroup is \"East\", expected a name of lower-case letters"),
+            (with("gatewayGroup", json!("a".repeat(46))), "at most 45"),
         ];
         for (spec, expected) in rows {
             let error = PoolSpec::try_from(&pool(&spec)).unwrap_err().to_string();

@@ -21,8 +21,8 @@ mod spec;
 use affinity::affinity;
 pub use error::{NotServable, SpecError, Unread};
 use error::{STAYS, word};
-use owned::writers;
 pub use owned::{Leftover, OwnedParts};
+use owned::{gateway_group, writers};
 use source_ranges::{clients, note_denied_families};
 pub use spec::{HealthSpec, Namespaces, PortSpec, ServiceSpec, Sharing};
 
@@ -57,6 +57,8 @@ pub struct Candidate {
     pub kind: Kind,
     /// `spec.loadBalancerClass`.
     pub class: Option<String>,
+    /// The group of gateways that it asks for.
+    pub gateway_group: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Whether it has the finalizer of a cloud controller, which manages it.
@@ -72,13 +74,14 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Whether both have the same specification, ignoring fields that the API server changes by itself.
+    /// Whether `other`, a newer version, has the same specification, ignoring fields that the API server changes by itself.
     #[must_use]
     pub fn asks_the_same(&self, other: &Self) -> bool {
         let asked = |c: &Self| (c.created_s, c.kind, c.is_held_by_cloud, c.class.is_none() && c.is_held());
-        let is_of = |c: &Self| c.held.group.clone().filter(|_| c.class.is_none());
-        let is_same = self.uid == other.uid && self.class == other.class && self.labels == other.labels;
-        let is_same = is_same && is_of(self) == is_of(other);
+        // The first mark of a Service with a class is our own, or that of an installation whose Service it is anyway.
+        let has_same_mark = self.held.group == other.held.group || (self.held.group.is_none() && self.class.is_some());
+        let is_same = self.uid == other.uid && self.class == other.class && self.gateway_group == other.gateway_group;
+        let is_same = is_same && self.labels == other.labels && has_same_mark;
         is_same && asked(self) == asked(other) && self.wanted == other.wanted
     }
 
@@ -103,6 +106,7 @@ impl From<&Candidate> for Leftover {
             uid: candidate.uid.clone(),
             resource_version: candidate.resource_version.clone(),
             class: candidate.class.clone(),
+            gateway_group: candidate.gateway_group.clone(),
             is_load_balancer: true,
             is_deleted: false,
             created_s: candidate.created_s,
@@ -149,6 +153,7 @@ impl TryFrom<&Service> for Candidate {
             created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             kind,
             class: fields.load_balancer_class.clone(),
+            gateway_group: gateway_group(service),
             labels: metadata.labels.clone().unwrap_or_default(),
             is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
             held: OwnedParts::of(service),

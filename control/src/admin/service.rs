@@ -216,6 +216,10 @@ impl Admin for ControllerAdmin {
         self.view.list_pools().map(Response::new)
     }
 
+    async fn list_vips(&self, _: Request<v1::ListVipsRequest>) -> Result<Response<v1::ListVipsResponse>, Status> {
+        self.view.list_vips().map(Response::new)
+    }
+
     async fn list_events(&self, _: Request<v1::ListEventsRequest>) -> Result<Response<v1::ListEventsResponse>, Status> {
         self.view.list_events().map(Response::new)
     }

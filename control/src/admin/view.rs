@@ -4,19 +4,20 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use proto::{Announce, Generation, ServiceName, State, v1};
+use proto::{Announce, ServiceName, State, v1};
 use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use super::caller::Caller;
+use super::gateway_rows::{self, seconds, written};
 use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
-use crate::gateways::registry::{Gateway, Gateways};
+use crate::gateways::registry::Gateways;
 use crate::kubernetes::StatusWriter;
 use crate::kubernetes::activity::ApiActivity;
 use crate::kubernetes::lease::{Leader, Leadership};
@@ -86,23 +87,16 @@ impl View {
         self.leads()?;
         let epoch = self.state().map(|state| state.generation.epoch.clone());
         let gateways = self.gateways.borrow();
-        let connected = gateways.iter().map(|gateway| connected(gateway, &gateways, epoch.as_deref()));
-        let disconnected = gateways.disconnected().iter().map(|(name, seen)| v1::GatewayStatus {
-            name: name.clone(),
-            draining: gateways.is_drained(name),
-            last_seen: written(*seen),
-            ..v1::GatewayStatus::default()
-        });
-        let mut all: Vec<_> = connected.chain(disconnected).collect();
-        // A gateway that reconnects appears twice; the last connection is in use.
-        all.sort_by(|a, b| a.name.cmp(&b.name));
-        all.dedup_by(|later, first| {
-            later.name == first.name && {
-                std::mem::swap(later, first);
-                true
-            }
-        });
-        Ok(v1::ListGatewaysResponse { gateways: all })
+        Ok(v1::ListGatewaysResponse { gateways: gateway_rows::gateways(&gateways, epoch.as_deref()) })
+    }
+
+    /// Every VIP, with the gateways that answer for it or announce it.
+    ///
+    /// # Errors
+    /// See [`View::leads`]; also before all objects are listed.
+    pub fn list_vips(&self) -> Result<v1::ListVipsResponse, Status> {
+        let state = self.complete()?;
+        Ok(v1::ListVipsResponse { vips: gateway_rows::vips(&state, &self.gateways.borrow()) })
     }
 
     /// The pools that VIPs are taken from.
@@ -243,33 +237,10 @@ impl View {
     }
 }
 
-fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::GatewayStatus {
-    let generation = gateway.acknowledged.zip(epoch).map(|(counter, epoch)| Generation { epoch: epoch.to_owned(), counter });
-    v1::GatewayStatus {
-        name: gateway.name.clone(),
-        ready: gateway.ready,
-        generation: generation.map_or_else(String::new, |generation| generation.to_string()),
-        draining: all.is_drained(&gateway.name),
-        last_seen: written(gateway.last_seen),
-        version: gateway.version.clone(),
-        flows: gateway.flows,
-    }
-}
-
 /// A time since 1970 in UTC, to the microsecond: "2026-01-31T12:00:00.123456Z".
 #[must_use]
 pub fn time_text(since_epoch_ns: u64) -> String {
     format!("{:.6}", Timestamp::from_nanosecond(since_epoch_ns.into()).unwrap_or(Timestamp::UNIX_EPOCH))
-}
-
-/// Formats a time with a precision of one second.
-fn written(time: SystemTime) -> String {
-    Timestamp::from_second(seconds(time)).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
-}
-
-fn seconds(time: SystemTime) -> i64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// The author as named by the request, and the current time.

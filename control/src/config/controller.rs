@@ -9,7 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::Selector;
-use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, LOAD_BALANCER_CLASS};
+use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, GROUP_BYTES_MAX, LOAD_BALANCER_CLASS};
 use proto::{AddressRange, HealthCheck, Mode, Probe, Scheduler};
 
 use super::key_values::KeyValues;
@@ -21,11 +21,12 @@ use crate::config::settings::{AdminListen, ClaimClassless, ControllerSettings, D
 use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to the controller and not to the gateway.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 16] = [
     "listen",
     "tls",
     "advertise",
     "group",
+    "serveUnassigned",
     "kubernetes",
     "defaults",
     "health",
@@ -41,8 +42,6 @@ pub const KEYS: [&str; 15] = [
 
 /// Default of key `statusDir`.
 pub const STATUS_DIR: &str = "/var/lib/sluice/status";
-/// Longest group name: the Lease `sluice-controller-<group>` is a DNS label, 63 - 18 bytes.
-const GROUP_BYTES_MAX: usize = 45;
 /// Longest name of a Namespace, a DNS label.
 const NAMESPACE_BYTES_MAX: usize = 63;
 
@@ -71,11 +70,12 @@ impl ControllerKeys {
         let (kubeconfig, namespace, load_balancer_class, classless) = take_kubernetes(top);
         let node_port_namespaces = top.selector("nodePortNamespaceSelector");
         let (external_ips_allowed, pools) = (take_external_ips(top), top.selector("poolSelector"));
-        let ownership = OwnershipRules { classless, node_port_namespaces, external_ips_allowed, pools };
+        let (group, serves_unassigned) = (take_group(top), top.flag("serveUnassigned", true));
+        let ownership = OwnershipRules { serves_unassigned, classless, node_port_namespaces, external_ips_allowed, pools };
         let location_of = top.field("manifests").map(|field| field.location);
         let manifests = location_of.zip(top.path_of("manifests")).map(|(location, value)| Located { location, value });
         let cluster_cidrs = take_nets(top, "clusterCIDRs");
-        let (pools, ranges) = super::pools::take(top, &load_balancer_class);
+        let (pools, ranges) = super::pools::take(top, &load_balancer_class, &group);
         for (located, net) in ranges.iter().flat_map(|located| cluster_cidrs.iter().map(move |net| (located, net))) {
             if AddressRange::new(net.network(), net.broadcast()).is_ok_and(|cidr| cidr.overlaps(&located.range)) {
                 let message =
@@ -95,7 +95,7 @@ impl ControllerKeys {
         };
         let settings = ControllerSettings {
             listen,
-            group: take_group(top),
+            group,
             source,
             load_balancer_class,
             ownership,
@@ -324,6 +324,7 @@ pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAdd
     };
     super::listen::key_values(&settings.listen)
         .with("group", &settings.group)
+        .with("serveUnassigned", ownership.serves_unassigned)
         .block("kubernetes", kubernetes)
         .section("defaults", defaults)
         .section("health", health)
@@ -368,11 +369,11 @@ mod tests {
                     check: https, path: /healthz, status: '200-299,404', tlsVerify: true}\n\
                     poolSelector: {sluice.dev/group: east}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
-                    backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\n\
+                    backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\nserveUnassigned: false\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
                     - {name: c, addresses: [192.0.2.140], announce: routed, autoAssign: false, avoidBuggyIPs: true, priority: 7,\n    \
                     namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: b, operator: Exists}]},\n    \
-                    maxPerNamespace: 3, loadBalancerClass: a.b/c, allowCrossNamespaceSharing: true, internal: true}\n\
+                    maxPerNamespace: 3, loadBalancerClass: a.b/c, gatewayGroup: east, allowCrossNamespaceSharing: true, internal: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
                     nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
                     metrics: {listen: 127.0.0.1:9436}\nlogs: {format: json, level: debug}\n\
@@ -449,6 +450,11 @@ mod tests {
             ),
             ("poolSelector: [a]", "key `poolSelector`"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
+            ("serveUnassigned: never", "key `serveUnassigned`: found `never`, expected true or false"),
+            (
+                "group: east\npools: [{name: a, addresses: [192.0.2.1], gatewayGroup: west}]",
+                "key `pools[0].gatewayGroup`: found `west`, expected `east`, the group of this controller, or no key",
+            ),
             ("pools: [{name: a}]", "key `pools[0].addresses`: missing, expected a list"),
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
             ("pools: [{name: a, addresses: [10.0.0.9-10.0.0.1]}]", "\"10.0.0.9-10.0.0.1\" is reversed"),

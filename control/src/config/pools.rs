@@ -26,8 +26,8 @@ pub struct LocatedRange {
     pub announce: Announce,
 }
 
-/// Reads key `pools` for a controller of this load balancer class.
-pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<LocatedRange>) {
+/// Reads key `pools` for a controller of this load balancer class and group of gateways.
+pub(super) fn take(top: &mut Section<'_>, class: &str, group: &str) -> (Vec<PoolSpec>, Vec<LocatedRange>) {
     let mut pools: Vec<PoolSpec> = Vec::new();
     let mut located: Vec<LocatedRange> = Vec::new();
     for field in top.items("pools", "pools") {
@@ -46,6 +46,7 @@ pub(super) fn take(top: &mut Section<'_>, class: &str) -> (Vec<PoolSpec>, Vec<Lo
             services: section.selector("serviceSelector"),
             max_per_namespace: section.parse("maxPerNamespace", expected, parse),
             load_balancer_class: take_class(&mut section, class),
+            gateway_group: take_gateway_group(&mut section, group),
             allow_cross_namespace_sharing: section.flag("allowCrossNamespaceSharing", false),
             internal: section.flag("internal", false),
             ..PoolSpec::new(name, ranges)
@@ -110,6 +111,13 @@ fn take_class(section: &mut Section<'_>, class: &str) -> Option<String> {
     Some(found)
 }
 
+/// Refuses another group: a pool of another group in this file would never be used.
+fn take_gateway_group(section: &mut Section<'_>, group: &str) -> Option<String> {
+    let field = section.field("gatewayGroup")?;
+    let expected = format!("`{group}`, the group of this controller, or no key");
+    field.parse(expected, |text| (text == group).then(|| text.to_owned()))
+}
+
 /// The keys of one pool.
 pub(super) fn key_values(pool: &PoolSpec) -> KeyValues {
     KeyValues::default()
@@ -123,6 +131,7 @@ pub(super) fn key_values(pool: &PoolSpec) -> KeyValues {
         .with("serviceSelector", LabelSelector::from(pool.services.clone()))
         .with("maxPerNamespace", pool.max_per_namespace)
         .with("loadBalancerClass", &pool.load_balancer_class)
+        .with("gatewayGroup", &pool.gateway_group)
         .with("allowCrossNamespaceSharing", pool.allow_cross_namespace_sharing)
         .with("internal", pool.internal)
 }

@@ -113,8 +113,10 @@ pub struct Defaults {
 }
 
 /// Which Services are ours besides those of our class (CONTROL section 4), and which pools.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnershipRules {
+    /// Key `serveUnassigned`: whether Services and pools that name no group of gateways are ours.
+    pub serves_unassigned: bool,
     /// Key `kubernetes.claimClassless`.
     pub classless: ClaimClassless,
     /// Key `nodePortNamespaceSelector`: namespaces whose node ports are served.
@@ -124,6 +126,19 @@ pub struct OwnershipRules {
     /// Key `poolSelector`: labels of the `AddressPool` objects that are used and written to. All others belong to
     /// other installations.
     pub pools: Selector,
+}
+
+impl Default for OwnershipRules {
+    /// Those of an empty configuration.
+    fn default() -> Self {
+        Self {
+            serves_unassigned: true,
+            classless: ClaimClassless::default(),
+            node_port_namespaces: Selector::default(),
+            external_ips_allowed: Vec::new(),
+            pools: Selector::default(),
+        }
+    }
 }
 
 /// Which `LoadBalancer` Services without class are ours: those that both selectors match.
@@ -167,4 +182,12 @@ pub struct ControllerSettings {
     /// knows that its predecessor has ended. It is the gateway's `stateDir`, or the directory of a controller's admin
     /// socket; `None`: no lock files.
     pub lock_dir: Option<PathBuf>,
+}
+
+impl ControllerSettings {
+    /// Whether a Service or pool that names this group of gateways, or none, is for our group.
+    #[must_use]
+    pub fn is_of_our_group(&self, named: Option<&str>) -> bool {
+        named.map_or(self.ownership.serves_unassigned, |group| group == self.group)
+    }
 }

@@ -175,6 +175,6 @@ fn uid(world: &World, note: &Note) -> Option<String> {
         Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
         // For nodes the kubelet uses the name as uid, and kubectl searches for it.
         Subject::Node(name) => Some(name.clone()),
-        Subject::Slice(_) | Subject::Namespace(_) => None,
+        Subject::Slice(_) | Subject::Namespace(_) | Subject::Gateway(_) => None,
     }
 }

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use imbl::OrdMap;
 use proto::limits::PARTNERS_MAX;
-use proto::{Member, Refusal, ServiceName};
+use proto::{FleetStatus, Member, Refusal, ServiceName};
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -32,6 +32,17 @@ pub struct Gateway {
     pub last_seen: SystemTime,
     /// Its number of flows in its last report.
     pub flows: u64,
+    /// Its part in the fleet, as of its last report; `None` before it, and of older versions.
+    pub fleet: Option<Arc<FleetStatus>>,
+}
+
+impl Gateway {
+    /// Takes over its part in the fleet; returns whether more than figures has changed.
+    fn reports(&mut self, fleet: FleetStatus) -> bool {
+        let is_news = self.fleet.as_ref().is_none_or(|before| before.without_figures() != fleet.without_figures());
+        self.fleet = Some(Arc::new(fleet));
+        is_news
+    }
 }
 
 /// Maximum number of disconnected gateways in the registry, the most recent ones; a group has about a dozen.
@@ -59,6 +70,8 @@ pub struct Report {
     pub removed: Vec<ServiceName>,
     /// Its number of flows.
     pub flows: u64,
+    /// Its part in the fleet, if it reports it.
+    pub fleet: Option<FleetStatus>,
 }
 
 /// Connected gateways by connection. A gateway that reconnects may appear twice for a moment.
@@ -199,6 +212,7 @@ impl Connection {
                 health: OrdMap::new(),
                 last_seen: SystemTime::now(),
                 flows: 0,
+                fleet: None,
             };
             all.connected.insert(number, gateway);
         });
@@ -227,19 +241,20 @@ impl Connection {
         });
     }
 
-    /// Records a report of the gateway.
+    /// Records a report of the gateway. Figures alone are no news.
     pub fn report(&self, report: Report) {
         self.gateways.send_if_modified(|all| {
             let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
             gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
+            let is_fleet_news = report.fleet.is_some_and(|fleet| gateway.reports(fleet));
             gateway.ready = report.ready;
             gateway.flows = report.flows;
             gateway.health.extend(report.health);
             for name in &report.removed {
                 gateway.health.remove(name);
             }
-            is_news
+            is_news || is_fleet_news
         });
     }
 }
@@ -252,6 +267,8 @@ impl Drop for Connection {
 
 #[cfg(test)]
 mod tests {
+    use proto::VipElection;
+
     use super::*;
 
     #[test]
@@ -263,15 +280,33 @@ mod tests {
         one.report(Report {
             ready: true,
             health: vec![(a.clone(), health(3)), (b.clone(), health(1))],
-            removed: Vec::new(),
             flows: 7,
+            ..Report::default()
         });
-        one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b], flows: 5 });
+        one.report(Report { ready: true, health: vec![(a.clone(), health(2))], removed: vec![b], flows: 5, ..Report::default() });
         let all = gateways.borrow();
         let gateway = all.iter().next().unwrap();
         assert!(gateway.ready);
         assert_eq!(gateway.flows, 5);
         assert_eq!(gateway.health, [(a, health(2))].into_iter().collect());
+    }
+
+    #[test]
+    fn a_takeover_wakes_readers_and_lag_does_not() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let mut seen = gateways.subscribe();
+        let one = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let mut wakes = |owned, shadow_flows| {
+            let election = Some(VipElection { groups: 16, owned, ..VipElection::default() });
+            seen.borrow_and_update();
+            let fleet = Some(FleetStatus { election, shadow_flows, ..FleetStatus::default() });
+            one.report(Report { fleet, ..Report::default() });
+            seen.has_changed().unwrap()
+        };
+        assert_eq!([wakes(1, 5), wakes(1, 6), wakes(3, 6), wakes(3, 7)], [true, false, true, false]);
+        one.report(Report::default());
+        let all = gateways.borrow();
+        assert_eq!(all.iter().next().unwrap().fleet.as_ref().unwrap().shadow_flows, 7);
     }
 
     #[test]

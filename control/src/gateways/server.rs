@@ -297,6 +297,7 @@ fn report(message: v1::Report) -> Report {
         health: message.services.iter().filter_map(health).collect(),
         removed: message.removed.iter().filter_map(|text| name(text)).collect(),
         flows: message.flows,
+        fleet: message.fleet.as_ref().map(proto::convert::fleet_status),
     }
 }
 

@@ -354,7 +354,7 @@ fn is_terminating(status: &kube::core::Status) -> bool {
 fn namespace(subject: &Subject) -> Option<&str> {
     match subject {
         Subject::Service(name) | Subject::Slice(name) => Some(&name.namespace),
-        Subject::Node(_) | Subject::Namespace(_) | Subject::Pool(_) => None,
+        Subject::Node(_) | Subject::Namespace(_) | Subject::Pool(_) | Subject::Gateway(_) => None,
     }
 }
 
@@ -411,6 +411,7 @@ fn regarding(subject: &Subject, uid: Option<&str>) -> ObjectReference {
         Subject::Node(name) => ("Node", "v1", None, name),
         Subject::Namespace(name) => ("Namespace", "v1", None, name),
         Subject::Pool(name) => ("AddressPool", "sluice.dev/v1beta1", None, name),
+        Subject::Gateway(name) => ("EdgeGateway", "sluice.dev/v1beta1", None, name),
     };
     ObjectReference {
         api_version: Some(api_version.to_owned()),

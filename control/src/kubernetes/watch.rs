@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use std::net::IpAddr;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -24,8 +23,8 @@ use tracing::info;
 use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
 use crate::kubernetes::api_error::{ApiError, Retry};
 use crate::kubernetes::client::Cluster;
-use crate::world::change::Change;
-use objects::crd::{AddressPool, EdgeGateway, EdgeGatewayStatus};
+use crate::world::change::{Change, KnownGateway};
+use objects::crd::{AddressPool, EdgeGateway};
 use objects::note::{Cause, Note, Remark, Subject};
 
 /// Signal of short watches that the server was unreachable. Long watches, which may hang on the same server, then
@@ -112,7 +111,7 @@ impl WatchedKind for AddressPool {
 pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
     let (all_listed, alarm) = (Barrier::new(5), Alarm::default());
     let gateways = async {
-        let known = addresses_of_gateways(cluster).await;
+        let known = known_gateways(cluster).await;
         // The planner may have ended.
         let _ = changes.send(Change::GatewaysReplaced(known)).await;
         std::future::pending::<()>().await
@@ -289,27 +288,19 @@ fn name_of(object: &impl Resource) -> ServiceName {
     ServiceName { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
 }
 
-/// The addresses that each gateway uses itself, from its object, including gateways of other groups. Waits until the
-/// API server has answered: an address of a gateway in the status of a Service must not count as an address of the
-/// Service.
-async fn addresses_of_gateways(cluster: &Cluster) -> BTreeMap<String, Vec<IpAddr>> {
+/// All gateways, of every group, from their objects. Waits until the API server has answered: an address of a gateway in
+/// the status of a Service must not count as an address of the Service.
+async fn known_gateways(cluster: &Cluster) -> BTreeMap<String, KnownGateway> {
     let api: Api<EdgeGateway> = Api::all(cluster.client.clone());
     let mut retry = Retry::new("list edgegateways.sluice.dev", &cluster.server);
     loop {
         match api.list(&ListParams::default()).await {
-            Ok(list) => {
-                return list.items.iter().map(|object| (object.name_any(), gateway_addresses(object.status.as_ref()))).collect();
-            }
+            Ok(list) => return list.items.iter().map(|object| (object.name_any(), KnownGateway::from(object))).collect(),
             // The kind is not installed: no gateway was ever shown.
             Err(kube::Error::Api(status)) if status.code == 404 => return BTreeMap::new(),
             Err(error) => tokio::time::sleep(retry.failed(ApiError::from(&error), Instant::now()).min(GATEWAYS_WAIT_MAX)).await,
         }
     }
-}
-
-fn gateway_addresses(status: Option<&EdgeGatewayStatus>) -> Vec<IpAddr> {
-    let addresses = status.and_then(|status| status.addresses.as_ref());
-    addresses.into_iter().flatten().filter_map(|text| text.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -381,12 +372,5 @@ mod tests {
         known.take(Event::Init);
         known.take(Event::InitApply(service("second", json!([]))));
         assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1"]);
-    }
-
-    #[test]
-    fn addresses_of_a_gateway_come_from_its_object() {
-        let addresses = Some(vec!["192.0.2.2".to_owned(), "no address".to_owned()]);
-        let status = EdgeGatewayStatus { addresses, ..EdgeGatewayStatus::default() };
-        assert_eq!(gateway_addresses(Some(&status)), ["192.0.2.2".parse::<IpAddr>().unwrap()]);
     }
 }

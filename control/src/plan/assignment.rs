@@ -15,7 +15,7 @@ use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
-use crate::plan::cleanup::holders;
+use crate::plan::cleanup::{held_by_others, holders};
 use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::ownership::Ownership;
@@ -113,7 +113,8 @@ impl Assignment {
             has_moved |= pools != *self.pools;
             self.pools = Arc::new(pools);
         }
-        if before.is_none_or(|(before, of_reports)| (before.nodes, of_reports) != (revisions.nodes, reports)) {
+        let of_forbidden = |of: Revisions| (of.nodes, of.gateways);
+        if before.is_none_or(|(before, of_reports)| (of_forbidden(before), of_reports) != (of_forbidden(revisions), reports)) {
             let (own, nodes) = (&settings.reserved, world.nodes().values());
             let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
             has_moved |= !forbidden.fences_as(&self.forbidden);
@@ -134,7 +135,7 @@ impl Assignment {
     /// Addresses of all gateways ever seen by this or a previous controller, each with the gateway's name.
     fn reserved(&self, world: &World) -> BTreeMap<IpAddr, String> {
         let is_newer = |name: &String| self.gateways.reserved.contains_key(name);
-        let before = world.gateways().iter().filter(|(name, _)| !is_newer(name));
+        let before = world.gateways().iter().filter(|(name, _)| !is_newer(name)).map(|(name, one)| (name, &one.addresses));
         let all = before.chain(&self.gateways.reserved);
         all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
     }
@@ -162,7 +163,7 @@ impl Assignment {
     }
 
     fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
-        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings, &self.pools));
         let entries = world.services().values().map(|entry| owned(&entry.candidate));
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
         ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
@@ -174,16 +175,18 @@ impl Assignment {
         for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
             claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
         }
-        let of_deleted: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
-        let unserved: Vec<ServiceName> = of_deleted.iter().map(|claim| claim.service.clone()).collect();
-        claims.extend(of_deleted);
+        let mut unserved: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
+        let claimed: BTreeSet<ServiceName> = claims.iter().chain(&unserved).map(|claim| claim.service.clone()).collect();
+        let of_others = held_by_others(world, settings).filter(|(name, ..)| !claimed.contains(*name));
+        unserved.extend(of_others.filter_map(|other| claim_of_other(other, &self.pools)));
+        claims.extend(unserved.iter().cloned());
         self.named =
             claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
-        // A Service that is being deleted keeps its addresses but is no longer served.
-        unserved.iter().for_each(|name| drop(outcomes.remove(name)));
+        // A Service that is being deleted keeps its addresses but is no longer served; one of another group never was.
+        unserved.iter().for_each(|claim| drop(outcomes.remove(&claim.service)));
         let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
@@ -267,6 +270,14 @@ fn claim_of_deleted(left: &Leftover, pools: &Pools) -> Claim {
         status_is_ours: true,
         ..Claim::new(left.name.clone())
     }
+}
+
+/// The claim of a Service that another group of gateways serves: no other Service gets its addresses, while they lie in
+/// pools of ours that were theirs. `None` if none does.
+fn claim_of_other((name, created_s, addresses): (&ServiceName, Option<i64>, Vec<IpAddr>), pools: &Pools) -> Option<Claim> {
+    let in_status: Vec<IpAddr> = addresses.into_iter().filter(|address| pools.holding(*address).is_some()).collect();
+    let claim = Claim { created_s, in_status, status_is_ours: true, ..Claim::new(name.clone()) };
+    (!claim.in_status.is_empty()).then_some(claim)
 }
 
 /// The API server gives each nodePort to one Service only; for manifests this function enforces the same.

@@ -3,14 +3,16 @@
 //! Deliberately not here: when these are removed (`status::finalizer`).
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use proto::ServiceName;
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::ownership::Ownership;
+use crate::plan::pools::Pools;
 use crate::world::World;
-use objects::{Kind, Leftover};
+use objects::{Candidate, Kind, Leftover};
 
 /// A Service that is not ours, or no longer ours, but still carries our finalizer, conditions or addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,15 +33,15 @@ pub enum LeftBy {
     UsBefore,
     /// This or another installation: the Service has no class any longer, and older versions wrote no group.
     UsOrAnother,
-    /// Another installation, by its class; or this one, if the Service had our class before.
+    /// Another installation, by its class or group; or this one, if the Service had our class before.
     Another,
 }
 
 /// Services of type `LoadBalancer` that are not ours.
-pub(super) fn foreign_services(world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
+pub(super) fn foreign_services(world: &World, settings: &ControllerSettings, pools: &Pools) -> Vec<ServiceName> {
     let candidates = world.services().values().map(|entry| &entry.candidate);
     candidates
-        .filter(|c| c.kind == Kind::LoadBalancer && !Ownership::of(c, world, settings).addresses)
+        .filter(|c| c.kind == Kind::LoadBalancer && !Ownership::of(c, world, settings, pools).addresses)
         .map(|c| c.name.clone())
         .collect()
 }
@@ -58,22 +60,50 @@ pub(super) fn cleanups(
     let marked = candidates.filter(|candidate| candidate.held.has_marks() && !candidate.held.is_of_another(group));
     cleanups.extend(marked.map(|candidate| {
         let left = Arc::new(Leftover::from(candidate));
-        let by = if candidate.held.group.is_some() { LeftBy::UsBefore } else { LeftBy::Another };
+        let by = match candidate.held.group {
+            Some(_) if has_moved(candidate, settings) => LeftBy::Us,
+            Some(_) => LeftBy::UsBefore,
+            None => LeftBy::Another,
+        };
         (candidate.name.clone(), Cleanup { left, by })
     }));
     cleanups
 }
 
+/// Whether a Service that was ours would be ours, if it did not ask for another group of gateways, which waits until we
+/// have taken our address off it.
+fn has_moved(candidate: &Candidate, settings: &ControllerSettings) -> bool {
+    let is_of_our_class = candidate.class.as_ref().is_none_or(|class| *class == settings.load_balancer_class);
+    is_of_our_class && !candidate.is_held_by_cloud && !settings.is_of_our_group(candidate.gateway_group.as_deref())
+}
+
 /// Which installation wrote it; `None` if another one did, which removes it itself.
 fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
+    let is_of_our_class = left.class.as_ref().is_some_and(|class| *class == settings.load_balancer_class);
+    let is_of_our_group = settings.is_of_our_group(left.gateway_group.as_deref());
     match (left.class.as_deref(), &left.held.group) {
-        (Some(class), _) if class == settings.load_balancer_class => Some(LeftBy::Us),
+        // Another group of our class releases it, or nobody does: that group has another name now, or is gone.
+        _ if is_of_our_class && left.held.is_of_another(&settings.group) => Some(LeftBy::Another),
+        (Some(_), None) if is_of_our_class && !is_of_our_group => Some(LeftBy::Another),
+        (Some(_), _) if is_of_our_class => Some(LeftBy::Us),
         _ if left.held.is_of_another(&settings.group) => None,
         (None, Some(_)) => Some(LeftBy::Us),
         (None, None) => Some(LeftBy::UsOrAnother),
         (Some(_), Some(_)) => Some(LeftBy::UsBefore),
         (Some(_), None) => Some(LeftBy::Another),
     }
+}
+
+/// Services that other installations have marked, each with the addresses of its status.
+pub(super) fn held_by_others<'a>(
+    world: &'a World,
+    settings: &'a ControllerSettings,
+) -> impl Iterator<Item = (&'a ServiceName, Option<i64>, Vec<IpAddr>)> {
+    let services = world.services().values().map(|entry| &entry.candidate).map(|one| (&one.name, one.created_s, &one.held));
+    let deleted = world.leftovers().values().filter(|left| left.holds_addresses());
+    let all = services.chain(deleted.map(|left| (&left.name, left.created_s, &left.held)));
+    let others = all.filter(|(_, _, held)| held.is_of_another(&settings.group));
+    others.map(|(name, created_s, held)| (name, created_s, held.ingress.iter().map(|ingress| ingress.ip).collect()))
 }
 
 /// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have

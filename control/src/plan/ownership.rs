@@ -1,12 +1,15 @@
 //! Ownership: which Services are ours, and which parts of them (CONTROL section 4).
 //!
-//! Invariant: a Service of another class is never ours. A Service without class is not ours if a cloud controller holds
-//! it by its finalizer, or another installation by its group annotation. A Service that was ours stays ours until it is
-//! released, even if the rules no longer claim it.
+//! Invariant: a Service of another class, or that asks for another group of gateways, is never ours. A Service that
+//! another installation has marked by its group annotation is not ours before that one has released it: its gateways may
+//! forward for it, also without their controller. A Service without class is not ours if a cloud controller holds it by
+//! its finalizer. A Service without class that was ours stays ours until it is released, even if the rules no longer
+//! claim it.
 
 use kube::core::SelectorExt;
 
 use crate::config::settings::ControllerSettings;
+use crate::plan::pools::Pools;
 use crate::world::World;
 use objects::{Candidate, Kind};
 
@@ -22,15 +25,18 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// The parts of `candidate` that are ours.
+    /// The parts of `candidate` that are ours, with these pools in use.
     #[must_use]
-    pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings) -> Self {
+    pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings, pools: &Pools) -> Self {
         let rules = &settings.ownership;
+        if !settings.is_of_our_group(candidate.gateway_group.as_deref()) {
+            return Self::default();
+        }
         let has_external_ips = candidate.wanted.as_ref().map_or(true, |spec| !spec.external_ips.is_empty());
         let external_ips = has_external_ips && !rules.external_ips_allowed.is_empty();
         match candidate.kind {
             Kind::LoadBalancer => {
-                let addresses = owns_load_balancer(candidate, world, settings);
+                let addresses = owns_load_balancer(candidate, world, settings, pools);
                 Self { addresses, node_ports: false, external_ips: external_ips && addresses }
             }
             Kind::NodePort => {
@@ -50,12 +56,13 @@ impl Ownership {
     }
 }
 
-fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &ControllerSettings) -> bool {
+fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &ControllerSettings, pools: &Pools) -> bool {
+    let is_of_another = candidate.held.is_of_another(&settings.group);
     if let Some(class) = &candidate.class {
-        return *class == settings.load_balancer_class;
+        return *class == settings.load_balancer_class && (!is_of_another || is_of_renamed_group(candidate, pools));
     }
     // Another installation that claims Services without class came first.
-    if candidate.is_held_by_cloud || candidate.held.is_of_another(&settings.group) {
+    if candidate.is_held_by_cloud || is_of_another {
         return false;
     }
     let claim = &settings.ownership.classless;
@@ -65,6 +72,14 @@ fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &Controlle
             && claim.namespaces.matches(&world.namespace_labels(&candidate.name.namespace))
     };
     candidate.is_held_by(&settings.group) || is_claimed()
+}
+
+/// Whether a Service of our class that is marked by another group was probably ours when our group had that name: it asks
+/// for no group, and all of its addresses lie in our pools. An address lies in the pools of one group only.
+fn is_of_renamed_group(candidate: &Candidate, pools: &Pools) -> bool {
+    let addresses = &candidate.held.ingress;
+    let has_our_addresses = !addresses.is_empty() && addresses.iter().all(|ingress| pools.holding(ingress.ip).is_some());
+    candidate.gateway_group.is_none() && has_our_addresses
 }
 
 #[cfg(test)]
@@ -97,7 +112,8 @@ mod tests {
         let service: Service = serde_json::from_value(object).unwrap();
         let mut settings = settings();
         rules(&mut settings);
-        Ownership::of(&Candidate::try_from(&service).unwrap(), &world(), &settings)
+        let pools = Pools::of(&settings, world().pools());
+        Ownership::of(&Candidate::try_from(&service).unwrap(), &world(), &settings, &pools)
     }
 
     fn selector(key: &'static str, value: &'static str) -> Selector {
@@ -152,13 +168,47 @@ mod tests {
             ("no longer claimed, with our group", marked("default"), json!(null), None, true),
             ("with the finalizer of another group", marked("other"), json!(null), None, false),
             ("of another group, all claimed", marked("other"), json!(null), all(), false),
-            ("of our class, whatever group was there", marked("other"), ours(), None, true),
+            ("of our class, marked by our group under a former name", marked("other"), ours(), None, true),
         ];
         for (sentence, metadata, class, classless, expected) in rows {
             let spec = json!({"type": "LoadBalancer", "loadBalancerClass": class});
             let set = |settings: &mut ControllerSettings| settings.ownership.classless = classless.unwrap_or_default();
             assert_eq!(of(metadata, spec, set).addresses, expected, "{sentence}");
         }
+    }
+
+    #[test]
+    fn a_service_belongs_to_the_group_that_it_asks_for_once_no_other_group_holds_it() {
+        let unassigned = |serves: bool| move |settings: &mut ControllerSettings| settings.ownership.serves_unassigned = serves;
+        let elsewhere = |settings: &mut ControllerSettings| settings.pools.clear();
+        let (serves, leaves) = (unassigned(true), unassigned(false));
+        let rows: [(&str, Option<&str>, Option<&str>, &dyn Fn(&mut ControllerSettings), bool); 12] = [
+            ("names none", None, None, &serves, true),
+            ("names none, and this group serves only what names it", None, None, &leaves, false),
+            ("names this group", Some("default"), None, &leaves, true),
+            ("names this group, with blanks", Some(" default "), None, &leaves, true),
+            ("names another group", Some("east"), None, &serves, false),
+            ("names no group that can exist", Some("East!"), None, &serves, false),
+            ("a blank name is none", Some(" "), None, &serves, true),
+            ("names this group and is marked by it", Some("default"), Some("default"), &leaves, true),
+            ("moves here, and the other group has not released it", Some("default"), Some("east"), &serves, false),
+            ("moved away, whoever marked it", Some("east"), Some("default"), &serves, false),
+            ("names none, marked by a former name of this group", None, Some("east"), &serves, true),
+            ("names none, marked by another group with pools of its own", None, Some("east"), &elsewhere, false),
+        ];
+        for (sentence, asked, marked, rules, expected) in rows {
+            let annotations = json!({"sluice.dev/gateway-group": asked, "sluice.dev/group": marked});
+            let annotations: serde_json::Map<_, _> =
+                annotations.as_object().unwrap().clone().into_iter().filter(|(_, value)| !value.is_null()).collect();
+            let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway"});
+            assert_eq!(of(json!({"annotations": annotations}), spec, rules).addresses, expected, "{sentence}");
+        }
+        let node_port = |asked: &str, serves: bool| {
+            let metadata = json!({"annotations": {"sluice.dev/gateway-group": asked}});
+            of(metadata, json!({"type": "NodePort"}), unassigned(serves)).node_ports
+        };
+        assert!(node_port("default", false) && node_port("", true));
+        assert!(!node_port("", false) && !node_port("east", true), "of every type");
     }
 
     #[test]

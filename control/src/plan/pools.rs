@@ -1,7 +1,8 @@
 //! The pools in use: those of the configuration, and the `AddressPool` objects that overlap no other pool.
 //!
-//! Invariant: no address lies in two pools. If two pools overlap, the younger one is not used at all; the configuration
-//! counts as older than any object. Deliberately not here: allocation.
+//! Invariant: no address lies in two pools, whichever group of gateways they are for. If two pools overlap, the younger
+//! one is not used at all; the configuration counts as older than any object. Only the pools that other groups have in
+//! their configurations are unknown here. Deliberately not here: allocation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -45,8 +46,8 @@ pub struct PoolState {
 }
 
 impl Pools {
-    /// The configured pools, which must not overlap, and those of `objects` that name our class or none and that the
-    /// configuration selects by label.
+    /// The configured pools, which must not overlap, and those of `objects` that name our class or none, are for our group
+    /// of gateways, and that the configuration selects by label.
     #[must_use]
     pub fn of(settings: &ControllerSettings, objects: &BTreeMap<String, AddressPool>) -> Self {
         let mut all = Self::default();
@@ -58,16 +59,21 @@ impl Pools {
             let addresses = spec.ranges.iter().map(ToString::to_string).collect();
             all.states.push(PoolState { name: spec.name.clone(), addresses, ..PoolState::default() });
         }
-        let ours = |pool: &&AddressPool| {
+        let of_our_class = |pool: &&AddressPool| {
             let labels = pool.metadata.labels.clone().unwrap_or_default();
             let class = pool.spec.load_balancer_class.as_deref();
             class.is_none_or(|class| class == settings.load_balancer_class) && settings.ownership.pools.matches(&labels)
         };
-        let mut objects: Vec<&AddressPool> = objects.values().filter(ours).collect();
+        let mut objects: Vec<&AddressPool> = objects.values().filter(of_our_class).collect();
         objects
             .sort_by_key(|pool| (pool.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()), &pool.metadata.name));
         let mut by_name = BTreeMap::new();
         for pool in objects {
+            if !settings.is_of_our_group(pool.spec.gateway_group.as_deref()) {
+                // Of two groups whose pools overlap the younger pool is not used by its own controller either.
+                taken.add_if_apart(pool);
+                continue;
+            }
             let is_full = settings.pools.len() + by_name.len() >= POOLS_MAX;
             let admitted = match PoolSpec::try_from(pool) {
                 Err(error) => Err(error.to_string()),
@@ -145,6 +151,15 @@ struct TakenRanges {
 impl TakenRanges {
     fn add(&mut self, spec: &PoolSpec) {
         self.pools.extend(spec.ranges.iter().map(|range| (range.first(), (*range, format!("pool {}", spec.name)))));
+    }
+
+    /// Adds the pool of another group of gateways, if that group can use it.
+    fn add_if_apart(&mut self, pool: &AddressPool) {
+        if let Ok(spec) = PoolSpec::try_from(pool)
+            && self.overlap(&spec).is_none()
+        {
+            self.add(&spec);
+        }
     }
 
     fn overlap(&self, spec: &PoolSpec) -> Option<String> {

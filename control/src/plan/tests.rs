@@ -12,11 +12,12 @@ use super::build::STATUS_WAITED_FOR;
 use super::*;
 use crate::config::settings::{Defaults, Listen, OwnershipRules, Source};
 use crate::gateways::registry::Connection;
-use crate::world::change::Change;
+use crate::world::change::{Change, KnownGateway};
 use objects::PoolSpec;
 use objects::status::{Ingress, IpMode, PortStatus};
 
 mod failover;
+mod groups;
 mod health_checks;
 
 /// Settings with one pool, 192.0.2.100-199.

@@ -179,7 +179,7 @@ mod tests {
         let other = Connection::open(&gateways, "edge-2", "", Vec::new());
         let named = |n: u32| ServiceName::new("shop", &format!("s{n}"));
         let health = |n: u32, healthy| (named(n), Health { backends: 1, healthy, refusal: None });
-        let all = || Report { ready: true, health: (0..1000).map(|n| health(n, 1)).collect(), removed: Vec::new(), flows: 0 };
+        let all = || Report { ready: true, health: (0..1000).map(|n| health(n, 1)).collect(), ..Report::default() };
         one.report(all());
         other.report(all());
         let mut queue = Queue::new(Instant::now());
@@ -189,9 +189,9 @@ mod tests {
             (names.len(), names.into_iter().next())
         };
         assert_eq!(looked_at().0, 1000);
-        one.report(Report { ready: true, health: vec![health(7, 0)], removed: Vec::new(), flows: 0 });
+        one.report(Report { ready: true, health: vec![health(7, 0)], ..Report::default() });
         assert_eq!(looked_at(), (1, Some(named(7))));
-        one.report(Report { ready: true, health: Vec::new(), removed: vec![named(8)], flows: 0 });
+        one.report(Report { ready: true, health: Vec::new(), removed: vec![named(8)], ..Report::default() });
         assert_eq!(looked_at(), (1, Some(named(8))));
         other.report(Report { ready: false, ..Report::default() });
         assert_eq!(looked_at(), (0, None), "readiness of a gateway concerns no Service");

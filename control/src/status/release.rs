@@ -18,6 +18,7 @@ use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LeaseCandidate, RENEW_DEADLINE, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
+use crate::plan::pools::Pools;
 use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
@@ -205,7 +206,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
     let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
     let was_written = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
     let is_extent = match (extent, class) {
-        (Extent::All, Some(class)) => class == settings.load_balancer_class,
+        (Extent::All, Some(class)) => class == settings.load_balancer_class && !held.is_of_another(&settings.group),
         (Extent::Class(left), Some(class)) => class == left,
         (Extent::Unclaimed, Some(_)) => false,
         (_, None) if held.is_of_another(&settings.group) => false,
@@ -213,7 +214,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
             let unheld = Candidate { held: OwnedParts::default(), status_is_ours: false, ..candidate };
-            is_load_balancer && Ownership::of(&unheld, world, settings).addresses
+            is_load_balancer && Ownership::of(&unheld, world, settings, &Pools::default()).addresses
         }),
     };
     let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && (class.is_some() || was_written);

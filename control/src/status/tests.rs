@@ -44,6 +44,7 @@ fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
         uid: "u".to_owned(),
         resource_version: "90".to_owned(),
         class: None,
+        gateway_group: None,
         is_load_balancer: is_deleted,
         is_deleted,
         created_s: None,
@@ -357,7 +358,7 @@ fn a_change_of_health_is_written_at_most_every_thirty_seconds() {
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has reported");
     let report = |healthy| {
         let health = vec![(web(), Health { backends: 3, healthy, refusal: None })];
-        gateway.report(Report { ready: true, health, removed: Vec::new(), flows: 0 });
+        gateway.report(Report { ready: true, health, ..Report::default() });
     };
     report(3);
     lab.settle(4);
@@ -405,7 +406,7 @@ fn served() -> (Lab, Connection, impl Fn(&Connection, u32, u32)) {
     lab.settle(4);
     let report = |gateway: &Connection, backends, healthy| {
         let health = vec![(web(), Health { backends, healthy, refusal: None })];
-        gateway.report(Report { ready: true, health, removed: Vec::new(), flows: 0 });
+        gateway.report(Report { ready: true, health, ..Report::default() });
     };
     (lab, gateway, report)
 }
@@ -514,7 +515,7 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_names_ga
     let report = |gateway: &Connection, refusal: Option<&str>| {
         let refusal = refusal.map(|why| Arc::new(Refusal { reason: Reason::Refused, message: why.to_owned() }));
         let health = vec![(web(), Health { backends: 3, healthy: 3, refusal })];
-        gateway.report(Report { ready: true, health, removed: Vec::new(), flows: 0 });
+        gateway.report(Report { ready: true, health, ..Report::default() });
     };
     report(&two, Some("no SNAT address"));
     lab.settle(4);

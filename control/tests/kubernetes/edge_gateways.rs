@@ -1,10 +1,11 @@
 //! The status of gateways, as EdgeGateway objects show it.
 
 use kube::Api;
-use objects::crd::EdgeGateway;
+use objects::crd::{EdgeGateway, EdgeGatewayStatus};
+use proto::v1::{DuplicateReport, ElectionReport, FleetReport, PartnerReport, SessionReport};
 use serde_json::json;
 
-use crate::api_server::{Fault, FaultRule};
+use crate::api_server::{Fault, FaultRule, Kind};
 use crate::installation::Installation;
 use crate::user::{User, wait_for};
 
@@ -34,4 +35,62 @@ async fn edge_gateways_follow_changes_of_services_and_failed_writes() {
         user.add(&format!("web-{count}"), &json!({})).await;
         wait_for("the number of Services", &services_shown, |services| *services == Some(count)).await;
     }
+}
+
+/// A gateway that owns these groups of 16, with a partner and a router.
+fn fleet(owned: u64, lag_ms: u64) -> FleetReport {
+    let election = ElectionReport { groups: 16, owned, takeovers: owned.count_ones().into(), ..Default::default() };
+    let partner = PartnerReport { name: "edge-2".into(), in_sync: true, lag_ms: Some(lag_ms), ..Default::default() };
+    let session = |status: &str| SessionReport {
+        protocol: "bgp".into(),
+        peer: "192.0.2.1".into(),
+        status: status.into(),
+        ..Default::default()
+    };
+    let sessions = vec![session(if owned == 0 { "up" } else { "down" })];
+    FleetReport { election: Some(election), partners: vec![partner], shadow_flows: lag_ms, sessions, ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_takeover_is_a_status_and_an_event_of_the_gateway() {
+    let (server, user) = User::with_test_server().await;
+    let installation = Installation::start(&user).await;
+    let gateways = Api::<EdgeGateway>::all(user.cluster.client.clone());
+    let status = async || gateways.get_opt("edge-1").await.unwrap().and_then(|object| object.status).unwrap_or_default();
+    let owns = async |text: &str| {
+        let is_shown = |status: &EdgeGatewayStatus| status.vip_groups.as_deref() == Some(text);
+        wait_for(&format!("groups {text}"), &status, is_shown).await
+    };
+    installation.report_fleet(fleet(0, 1));
+    let first = owns("0/16").await;
+    assert_eq!((first.sessions_up.as_deref(), first.shadow_flows), (Some("1/1"), Some(1)));
+    installation.report_fleet(fleet(0xff, 20));
+    let taken = owns("8/16").await;
+    assert_eq!((taken.takeovers, taken.lag_ms, taken.owned_groups), (Some(8), Some(20), Some((0..8).collect())));
+    let conditions: Vec<_> = taken.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
+    assert!(conditions.contains(&("SessionsUp", "False")) && conditions.contains(&("InSync", "True")), "{conditions:?}");
+    let of = |reason: &str| server.list(Kind::Event, "default").into_iter().find(|event| event["reason"] == reason);
+    let event = wait_for("an Event of the takeover", async || of("TookOver"), Option::is_some).await.unwrap();
+    let uid = gateways.get("edge-1").await.unwrap().metadata.uid.unwrap();
+    assert_eq!((&event["regarding"]["kind"], &event["regarding"]["uid"]), (&json!("EdgeGateway"), &json!(uid)));
+    assert!(event["note"].as_str().unwrap().contains("8 of 16 groups of VIPs (0-7)"), "{event}");
+    wait_for("an Event of the session", async || of("SessionDown"), Option::is_some).await;
+}
+
+#[tokio::test]
+async fn a_vip_that_another_station_announces_is_an_event_of_its_service() {
+    let (_server, user) = User::with_test_server().await;
+    let installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    let vip = proto::convert::address_bytes(user.wait_for_address("web").await.parse().unwrap());
+    let station = "02:00:00:00:00:09".to_owned();
+    installation.report_fleet(FleetReport { duplicates: vec![DuplicateReport { vip, station }], ..Default::default() });
+    let event = user.wait_for_event("web", "DuplicateVIP").await;
+    assert!(event.note.as_deref().unwrap().contains("02:00:00:00:00:09"), "{event:?}");
+    let gateways = Api::<EdgeGateway>::all(user.cluster.client.clone());
+    let is_duplicate = async || {
+        let status = gateways.get("edge-1").await.unwrap().status.unwrap_or_default();
+        status.conditions.iter().any(|one| one.type_ == "DuplicateVIP" && one.status == "True")
+    };
+    wait_for("the condition", is_duplicate, |is_duplicate| *is_duplicate).await;
 }

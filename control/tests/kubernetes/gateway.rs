@@ -8,9 +8,9 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::v1::{Hello, Report, Service, ServiceHealth, WatchRequest, WatchResponse};
+use proto::v1::{FleetReport, Hello, Report, Service, ServiceHealth, WatchRequest, WatchResponse};
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -33,6 +33,7 @@ impl ReceivedState {
 
 pub struct Gateway {
     received: Arc<Mutex<ReceivedState>>,
+    fleet: watch::Sender<Option<FleetReport>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -61,12 +62,18 @@ impl Gateway {
     fn start_with(name: &str, socket: &Path, reports: bool) -> Self {
         let received = Arc::new(Mutex::new(ReceivedState::default()));
         let (name, socket, state) = (name.to_owned(), socket.to_owned(), Arc::clone(&received));
+        let (fleet, mut reported) = watch::channel(None);
         let task = tokio::spawn(async move {
-            while watch(&name, &socket, &state, reports).await.is_err() {
+            while watch_controller(&name, &socket, &state, reports, &mut reported).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Self { received, task }
+        Self { received, fleet, task }
+    }
+
+    /// Reports this about the fleet.
+    pub fn report_fleet(&self, fleet: FleetReport) {
+        self.fleet.send_replace(Some(fleet));
     }
 
     pub fn received(&self) -> ReceivedState {
@@ -74,18 +81,28 @@ impl Gateway {
     }
 }
 
-async fn watch(
+async fn watch_controller(
     name: &str,
     socket: &Path,
     received: &Mutex<ReceivedState>,
     reports: bool,
+    fleet: &mut watch::Receiver<Option<FleetReport>>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
     let (requests, receiver) = mpsc::channel(16);
     let hello = Hello { gateway: name.to_owned(), version: "test".to_owned(), ..Hello::default() };
     requests.send(WatchRequest { message: Some(Message::Hello(hello)) }).await?;
     let mut responses = client.watch(ReceiverStream::new(receiver)).await?.into_inner();
-    while let Some(response) = responses.message().await? {
+    loop {
+        let response = tokio::select! {
+            response = responses.message() => response?,
+            Ok(()) = fleet.changed() => {
+                let report = Report { ready: true, fleet: fleet.borrow_and_update().clone(), ..Report::default() };
+                requests.send(WatchRequest { message: Some(Message::Report(report)) }).await?;
+                continue;
+            }
+        };
+        let Some(response) = response else { return Ok(()) };
         let acknowledgement = response.generation.clone().map(Message::Acknowledge);
         let report = Report { ready: true, services: response.services.iter().map(health).collect(), ..Report::default() };
         apply(&mut received.lock().unwrap(), response);
@@ -94,7 +111,6 @@ async fn watch(
             requests.send(WatchRequest { message: Some(Message::Report(report)) }).await?;
         }
     }
-    Ok(())
 }
 
 pub async fn dial(socket: PathBuf) -> Result<Channel, tonic::transport::Error> {

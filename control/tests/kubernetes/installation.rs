@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use control::config::settings::{ControllerSettings, Listen, OwnershipRules, Source};
 use control::controller::{self, Running};
+use objects::PoolSpec;
+use proto::v1::FleetReport;
 use tokio_util::sync::CancellationToken;
 
 use crate::gateway::{Gateway, ReceivedState};
@@ -41,6 +43,21 @@ impl Installation {
         Self { gateway: None, gateway_name: user.gateway.clone(), socket, shutdown, running }
     }
 
+    /// An additional group of gateways on the same cluster, with a gateway and a pool of its own.
+    pub async fn start_group(user: &User, group: &str, addresses: &str) -> Self {
+        let socket = user.directory().join(format!("{group}.sock"));
+        let mut installation = Self::without_gateway(user, |settings| {
+            settings.listen = Listen::unix(socket.clone());
+            settings.group = group.to_owned();
+            settings.ownership.serves_unassigned = false;
+            settings.pools = vec![PoolSpec::new(group, vec![addresses.parse().unwrap()])];
+        })
+        .await;
+        (installation.socket, installation.gateway_name) = (socket, format!("{}-{group}", user.gateway));
+        installation.connect_gateway();
+        installation
+    }
+
     pub fn connect_gateway(&mut self) {
         self.gateway = Some(Gateway::start_as(&self.gateway_name, &self.socket));
     }
@@ -55,6 +72,11 @@ impl Installation {
         let mut installation = Self::without_gateway(user, |_| {}).await;
         installation.gateway = Some(Gateway::start_reporting(&installation.gateway_name, &installation.socket));
         installation
+    }
+
+    /// Lets the gateway report this about the fleet.
+    pub fn report_fleet(&self, fleet: FleetReport) {
+        self.gateway.as_ref().expect("a gateway is connected").report_fleet(fleet);
     }
 
     /// The state that the gateway received.

@@ -12,6 +12,7 @@ mod edge_gateways;
 mod events;
 mod finalizers;
 mod gateway;
+mod groups;
 mod installation;
 mod leader_election;
 mod overrides;

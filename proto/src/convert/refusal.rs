@@ -32,7 +32,8 @@ pub fn read_reported_refusal(message: &v1::Refusal) -> Refusal {
     Refusal { reason, message: cut(&message.message).to_owned() }
 }
 
-fn cut(text: &str) -> &str {
+/// At most [`REFUSAL_BYTES_MAX`] bytes of a text.
+pub(super) fn cut(text: &str) -> &str {
     let end = (0..=REFUSAL_BYTES_MAX.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
     &text[..end.unwrap_or(0)]
 }

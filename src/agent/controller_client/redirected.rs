@@ -78,7 +78,12 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
         replication: None,
     };
     let (known, mut known_in) = watch::channel(None);
-    let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1, workers: Vec::new() };
+    let facts = Facts {
+        served: watch::channel(Served::default()).1,
+        reached: watch::channel(None).1,
+        fleet: watch::Sender::default().subscribe(),
+        workers: Vec::new(),
+    };
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
     let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
     let membership = watch::Sender::default();

@@ -1,5 +1,5 @@
 //! Reports to the controller: whether the gateway is ready, its number of flows, the number of healthy backends of each
-//! service, refused services, and the applied generation.
+//! service, refused services, its part in the fleet, and the applied generation.
 //!
 //! Invariant: the first report of a stream contains all services, later ones the differences. A report or an
 //! acknowledgement is composed when the stream can take it, so that a slow controller gets the newest one and nothing
@@ -14,7 +14,7 @@ use dataplane::snapshot::{ServiceView, Views};
 use imbl::ordmap::DiffItem;
 use proto::convert::reported_refusal;
 use proto::v1::watch_request::Message;
-use proto::{Generation, ServiceName, v1};
+use proto::{FleetStatus, Generation, ServiceName, v1};
 use tokio::sync::watch::error::RecvError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
@@ -33,20 +33,24 @@ pub struct Facts {
     pub served: watch::Receiver<Served>,
     /// The generation that every worker has applied; `None` before the first.
     pub reached: watch::Receiver<Option<Generation>>,
+    /// Its part in the fleet, which wakes only at news.
+    pub fleet: watch::Receiver<FleetStatus>,
     /// The counters of the workers.
     pub workers: Vec<Arc<WorkerCounters>>,
 }
 
 impl Facts {
-    /// Flows of all workers.
-    fn flows(&self) -> u64 {
-        self.workers.iter().map(|worker| worker.flows.get()).sum()
+    /// The report with the newest figures: flows of all workers, and the part in the fleet.
+    fn with_figures(&self, report: v1::Report) -> v1::Report {
+        let flows = self.workers.iter().map(|worker| worker.flows.get()).sum();
+        v1::Report { flows, fleet: Some((&*self.fleet.borrow()).into()), ..report }
     }
 
     async fn changed(&mut self) -> Result<(), RecvError> {
         tokio::select! {
             changed = self.served.changed() => changed,
             changed = self.reached.changed() => changed,
+            changed = self.fleet.changed() => changed,
         }
     }
 }
@@ -55,6 +59,7 @@ impl Facts {
 #[derive(Debug, Default)]
 struct Reported {
     ready: bool,
+    fleet: FleetStatus,
     services: Views,
     sent: BTreeMap<Arc<ServiceName>, v1::ServiceHealth>,
 }
@@ -100,7 +105,7 @@ pub(super) async fn run(
             None if is_due => v1::Report { ready: reported.ready, ..v1::Report::default() },
             None => continue,
         };
-        permit.send(Message::Report(v1::Report { flows: facts.flows(), ..report }));
+        permit.send(Message::Report(facts.with_figures(report)));
         silent_until = now + AT_LEAST_EVERY;
     }
 }
@@ -118,7 +123,7 @@ async fn acknowledge(
     if reported.refuses_otherwise(&facts.served.borrow().services)
         && let Some(report) = reported.news(&mut facts.clone())
     {
-        permit.send(Message::Report(v1::Report { flows: facts.flows(), ..report }));
+        permit.send(Message::Report(facts.with_figures(report)));
         permit = match messages.reserve().await {
             Ok(permit) => permit,
             Err(_) => return false,
@@ -167,9 +172,10 @@ impl Reported {
             }
         }
         self.services = served.services;
-        let is_news = ready != self.ready || !changed.is_empty() || !removed.is_empty();
-        self.ready = ready;
-        is_news.then_some(v1::Report { ready, services: changed, removed, flows: 0 })
+        let fleet = facts.fleet.borrow_and_update().without_figures();
+        let is_news = ready != self.ready || fleet != self.fleet || !changed.is_empty() || !removed.is_empty();
+        (self.ready, self.fleet) = (ready, fleet);
+        is_news.then_some(v1::Report { ready, services: changed, removed, ..v1::Report::default() })
     }
 }
 
@@ -177,7 +183,7 @@ impl Reported {
 mod tests {
     use std::time::Duration;
 
-    use proto::{Reason, Refusal};
+    use proto::{FleetPartner, Reason, Refusal, VipElection};
     use tokio::time::timeout;
 
     use super::*;
@@ -210,6 +216,7 @@ mod tests {
     struct Gateway {
         served: watch::Sender<Served>,
         reached: watch::Sender<Option<Generation>>,
+        fleet: watch::Sender<FleetStatus>,
         acknowledged: watch::Sender<Option<Generation>>,
     }
 
@@ -217,10 +224,11 @@ mod tests {
         fn new() -> (Self, Facts, watch::Receiver<Option<Generation>>) {
             let (served, served_in) = watch::channel(Served::default());
             let (reached, reached_in) = watch::channel(None);
+            let (fleet, fleet_in) = watch::channel(FleetStatus::default());
             let (acknowledged, acknowledged_in) = watch::channel(None);
             (
-                Self { served, reached, acknowledged },
-                Facts { served: served_in, reached: reached_in, workers: Vec::new() },
+                Self { served, reached, fleet, acknowledged },
+                Facts { served: served_in, reached: reached_in, fleet: fleet_in, workers: Vec::new() },
                 acknowledged_in,
             )
         }
@@ -248,6 +256,22 @@ mod tests {
         gateway.reached.send_replace(None);
         let third = reported.news(&mut facts).unwrap();
         assert_eq!((third.ready, third.services.len()), (false, 0));
+    }
+
+    #[test]
+    fn a_takeover_is_news_and_lag_comes_with_the_next_report() {
+        let (gateway, mut facts, _) = Gateway::new();
+        let mut reported = Reported::default();
+        let partner = |lag_ms| FleetPartner { name: "edge-2".into(), address: "a".into(), is_in_sync: true, lag_ms };
+        gateway.fleet.send_replace(FleetStatus { partners: vec![partner(Some(3))], ..FleetStatus::default() });
+        assert!(reported.news(&mut facts).is_some());
+        gateway.fleet.send_modify(|fleet| fleet.partners = vec![partner(Some(4))]);
+        assert_eq!(reported.news(&mut facts), None);
+        gateway.fleet.send_modify(|fleet| fleet.election = Some(VipElection { groups: 16, owned: 1, ..Default::default() }));
+        let news = reported.news(&mut facts).unwrap();
+        let report = facts.with_figures(news);
+        let fleet = proto::convert::fleet_status(&report.fleet.unwrap());
+        assert_eq!((fleet.lag_ms(), fleet.election.unwrap().owned), (Some(4), 1));
     }
 
     #[tokio::test(start_paused = true)]

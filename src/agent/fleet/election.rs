@@ -9,25 +9,31 @@
 //! task ends, the gateway owns nothing.
 //! Not here: VRRP itself, and the answers (`dataplane`).
 
+mod departure;
 mod duplicates;
+mod joining;
 mod keepalived;
 mod priority;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dataplane::{LEASE_INTERVALS, Mac, Network, OwnedGroups, VipAnswers, VipOwnership};
+use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, VipAnswers, VipOwnership};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
+use crate::agent::fleet::replication::ReplicationStatus;
 use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
 use crate::worker_threads::Load;
+use departure::Departure;
+pub use departure::handover_max;
 pub use duplicates::watch_claims;
+use joining::{Joining, Present};
 use keepalived::{Files, Keepalived, Notification};
 use priority::{Fitness, addition};
 
@@ -60,6 +66,8 @@ pub struct ElectionStatus {
     pub groups: Vec<GroupStatus>,
     /// Why the gateway leaves its groups to others, if it does.
     pub unfit: Option<&'static str>,
+    /// Whether it is still waiting for what it forwards by.
+    pub is_joining: bool,
     /// How often the election was given up and begun anew.
     pub restarts: u64,
     /// VIPs that another station announces too, with its Ethernet address.
@@ -79,8 +87,12 @@ pub struct Candidacy {
     pub loads: Vec<Arc<Load>>,
     /// The published state.
     pub served: watch::Receiver<Served>,
-    /// Ports without link.
+    /// Ports without link, and neighbours.
     pub network: watch::Receiver<Network>,
+    /// The next hops of backends and clients.
+    pub next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
+    /// Whether the flows of partners are here.
+    pub replication: watch::Receiver<ReplicationStatus>,
     /// Whether the gateway is drained.
     pub draining: watch::Receiver<bool>,
     /// Cancelled when the gateway is about to end.
@@ -258,6 +270,8 @@ struct Standing {
     polls: Vec<(u64, u64)>,
     loads: Vec<Arc<Load>>,
     has_backends: bool,
+    joining: Joining,
+    departure: Departure,
 }
 
 impl Standing {
@@ -266,7 +280,8 @@ impl Standing {
         let polls = election.loads.iter().map(|load| (load.read().polls, now_ns)).collect();
         let told = vec![None; election.settings.election.groups.into()];
         let has_backends = has_backends(&election.served.borrow());
-        Self { told, polls, loads: election.loads.clone(), has_backends }
+        let (loads, joining) = (election.loads.clone(), Joining::new(now_ns));
+        Self { told, polls, loads, has_backends, joining, departure: Departure::default() }
     }
 
     /// Whether every worker has polled within `limit_ns`.
@@ -285,23 +300,34 @@ impl Standing {
         if election.served.has_changed().unwrap_or(false) {
             self.has_backends = has_backends(&election.served.borrow_and_update());
         }
-        let fitness = self.fitness(election);
         let now_ns = (election.clock)();
+        let fitness = self.fitness(election, now_ns);
         if fitness == Fitness::Fit {
             election.first_fit_ns.get_or_insert(now_ns);
         }
         let settled_ns = election.first_fit_ns.map(|first_ns| now_ns.saturating_sub(first_ns));
         let is_settled = settled_ns.is_some_and(|settled_ns| Duration::from_nanos(settled_ns) >= SETTLED);
         let keeps = is_settled && !election.settings.election.preempt;
-        let owned = election.answers.borrow().groups;
+        let owned = election.answers.borrow().groups.map_or(0, |groups| groups.owned);
+        if fitness == Fitness::Drained {
+            self.departure.update(owned, now_ns, handover_max(election.settings.election.advertisement));
+        } else {
+            self.departure = Departure::default();
+        }
         for (group, told) in (0..).zip(&mut self.told) {
-            let addition = addition(fitness, keeps && owned.is_some_and(|owned| owned.has(group)));
+            let is_owned = owned & 1 << group != 0;
+            let holds_on = fitness == Fitness::Drained && is_owned && !self.departure.gives(group);
+            let addition = addition(if holds_on { Fitness::Fit } else { fitness }, keeps && is_owned);
             if told.replace(addition) != Some(addition) {
                 files.add_to_priority(group, addition)?;
             }
         }
-        let unfit = fitness.problem();
-        let is_new = election.status.send_if_modified(|status| std::mem::replace(&mut status.unfit, unfit) != unfit);
+        let (unfit, is_joining) = (fitness.problem(), !self.joining.is_over());
+        let is_new = election.status.send_if_modified(|status| {
+            let before = (status.unfit, status.is_joining);
+            (status.unfit, status.is_joining) = (unfit, is_joining);
+            before != (unfit, is_joining)
+        });
         if is_new {
             match unfit {
                 Some(why) => tracing::warn!(why, "the gateway leaves its VIPs to others"),
@@ -311,15 +337,34 @@ impl Standing {
         Ok(())
     }
 
-    fn fitness(&self, election: &Candidacy) -> Fitness {
-        let rows = [
-            (election.leaving.is_cancelled(), Fitness::Leaves("it ends")),
-            (*election.draining.borrow(), Fitness::Leaves("it is drained")),
-            (!election.served.borrow().ready, Fitness::Unfit("it has no complete state")),
-            (!election.network.borrow().down.is_empty(), Fitness::Unfit("a port has no link")),
-            (!self.has_backends, Fitness::Unfit("no backend of any Service is healthy")),
+    fn fitness(&mut self, election: &Candidacy, now_ns: u64) -> Fitness {
+        let joins = if self.joining.is_over() { None } else { self.joining.update(present(election), now_ns) };
+        let is_drained = *election.draining.borrow();
+        let problems = [
+            (!election.served.borrow().ready, "it has no complete state"),
+            (!election.network.borrow().down.is_empty(), "a port has no link"),
+            (!self.has_backends, "no backend of any Service is healthy"),
         ];
-        rows.into_iter().find_map(|(is_so, fitness)| is_so.then_some(fitness)).unwrap_or(Fitness::Fit)
+        let problem = problems.into_iter().find_map(|(is_so, why)| is_so.then_some(why));
+        match (joins, problem) {
+            _ if election.leaving.is_cancelled() => Fitness::Leaves("it ends"),
+            (Some(why), _) => Fitness::Joins(why),
+            (None, Some(_)) if is_drained => Fitness::Leaves("it is drained"),
+            (None, None) if is_drained => Fitness::Drained,
+            (None, Some(why)) => Fitness::Unfit(why),
+            (None, None) => Fitness::Fit,
+        }
+    }
+}
+
+/// What a gateway that joins has.
+fn present(election: &Candidacy) -> Present {
+    let network = election.network.borrow();
+    let resolved: BTreeSet<_> = network.neighbours.iter().map(|neighbour| (neighbour.link, neighbour.address)).collect();
+    Present {
+        state: election.served.borrow().ready,
+        neighbours: election.next_hops.borrow().is_subset(&resolved),
+        flows: !election.replication.borrow().awaits_copies,
     }
 }
 

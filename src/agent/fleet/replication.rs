@@ -78,6 +78,8 @@ pub struct ReplicationStatus {
     pub partners: Vec<PartnerStatus>,
     /// Shadow flows: flows of partners that this gateway keeps.
     pub shadow_flows: u64,
+    /// Whether a partner that is reached has not sent all of its flows yet. The gateway takes no VIPs meanwhile.
+    pub awaits_copies: bool,
 }
 
 /// The inputs and outputs of the task.
@@ -118,7 +120,7 @@ pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
     let identity = Identity { name: gateway, address: listen };
     let key = settings.key.as_ref().map(|file| file.key);
     let hub = Arc::new(Hub::new((identity, settings.after, key), (exchange, inquiries), (answers, tunables), socket));
-    let (named, partners) = watch::channel(Vec::new());
+    let (named, partners) = watch::channel(None);
     let mut tasks = JoinSet::new();
     tasks.spawn(take_news(Arc::clone(&hub)));
     tasks.spawn(receive(Arc::clone(&hub)));
@@ -217,7 +219,7 @@ async fn follow(
     hub: Arc<Hub>,
     settings: Replication,
     (mut membership, (known, mut reached)): (watch::Receiver<Option<Membership>>, StateReceivers),
-    named: watch::Sender<Vec<SocketAddr>>,
+    named: watch::Sender<Option<Vec<SocketAddr>>>,
 ) -> io::Result<()> {
     let (mut sessions, mut followed) = (JoinSet::new(), BTreeMap::<SocketAddr, (AbortHandle, Instant)>::new());
     let mut every = interval(STATUS_EVERY);
@@ -244,7 +246,7 @@ async fn follow(
             }
             stays
         });
-        send_if_changed(&named, followed.keys().copied().collect());
+        send_if_changed(&named, has_state_now.then(|| followed.keys().copied().collect()));
         tokio::select! {
             changed = membership.changed() => changed.map_err(io::Error::other)?,
             changed = reached.changed() => changed.map_err(io::Error::other)?,
@@ -255,17 +257,20 @@ async fn follow(
     }
 }
 
-/// Publishes the status.
+/// Publishes the status. Before partners are known, and before one was tried, its flows are awaited.
 async fn publish(
     hub: Arc<Hub>,
-    partners: watch::Receiver<Vec<SocketAddr>>,
+    partners: watch::Receiver<Option<Vec<SocketAddr>>>,
     status: watch::Sender<ReplicationStatus>,
 ) -> io::Result<()> {
     let mut every = interval(STATUS_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         every.tick().await;
-        let standings = hub.standings(&partners.borrow());
+        let named = partners.borrow().clone();
+        let standings = hub.standings(named.as_deref().unwrap_or_default());
+        let awaits = |partner: &SocketAddr| standings.get(partner).is_some_and(|one| !one.is_followed && !one.has_failed);
+        let awaits_copies = named.is_none_or(|named| named.iter().any(awaits));
         let followed = standings.values().filter(|standing| standing.is_followed).count();
         hub.exchange.followed.store(followed as u64, Ordering::Relaxed);
         let partner = |(address, standing): (SocketAddr, hub::Standing)| PartnerStatus {
@@ -275,7 +280,7 @@ async fn publish(
             lag: standing.follows.map(|(_, lag)| lag),
         };
         let partners = standings.into_iter().map(partner).collect();
-        send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows() });
+        send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows(), awaits_copies });
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::snapshot::{ServiceView, Views};
-use proto::v1;
+use proto::{FleetStatus, v1};
 use serde::Serialize;
 
 use super::query::{ServiceOrder, StatusQuery};
@@ -38,6 +38,7 @@ pub(super) struct StatusDocument {
     controller_connected: bool,
     /// Counter of the state by which every worker forwards; 0 before the first.
     generation: u64,
+    fleet: FleetRow,
     totals: Totals,
     workers: Vec<WorkerRow>,
     ports: Vec<PortRow>,
@@ -52,6 +53,20 @@ pub(super) struct StatusDocument {
     events: Vec<EventRow>,
     /// Why there are no events.
     events_missing: Option<String>,
+}
+
+/// The part of the gateway in the fleet.
+#[derive(Debug, Serialize)]
+struct FleetRow {
+    groups_owned: usize,
+    /// 0: without an election.
+    groups: u8,
+    partners: usize,
+    partners_in_sync: usize,
+    shadow_flows: u64,
+    /// Routing sessions without those that are switched off.
+    sessions: usize,
+    sessions_up: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -157,6 +172,7 @@ pub(super) fn make(
         draining: status.draining,
         controller_connected: status.controller_connected,
         generation: status.generation.map_or(0, |generation| generation.counter),
+        fleet: FleetRow::from(&*sources.fleet.borrow()),
         totals: reading.totals,
         workers: worker_rows(&status.accounts, workers),
         ports: (sources.ports)().into_iter().map(PortRow::from).collect(),
@@ -269,6 +285,21 @@ fn event_rows(events: Vec<v1::EventStatus>, search: &str) -> Vec<EventRow> {
         message: event.message,
     };
     events.into_iter().rev().filter(matches).take(EVENTS_MAX).map(row).collect()
+}
+
+impl From<&FleetStatus> for FleetRow {
+    fn from(fleet: &FleetStatus) -> Self {
+        let (sessions_up, sessions) = fleet.sessions_up();
+        Self {
+            groups_owned: fleet.election.as_ref().map_or(0, |election| election.owned_groups().count()),
+            groups: fleet.election.as_ref().map_or(0, |election| election.groups),
+            partners: fleet.partners.len(),
+            partners_in_sync: fleet.partners_in_sync(),
+            shadow_flows: fleet.shadow_flows,
+            sessions,
+            sessions_up,
+        }
+    }
 }
 
 impl From<v1::PortStatus> for PortRow {

@@ -107,13 +107,22 @@ function showState(document_) {
   const trouble = document_.totals.services_with_trouble;
   const alone = document_.controller_connected ? "" : " · no controller: the last state stays in use";
   const state = byId("state");
-  if (!state.firstChild) state.append(make("b"), make("span"), make("span", { class: "bad" }), make("span"));
+  if (!state.firstChild) state.append(make("b"), make("span"), make("span", { class: "bad" }), make("span"), make("span"));
   set(state.children[0], { text: word, class: document_.ready ? null : "bad" });
   set(state.children[1], { text: ` · ${count(document_.totals.services, "Service", "Services")}` });
   set(state.children[2], { text: trouble ? ` · ${whole(trouble)} with trouble` : "" });
-  set(state.children[3], { text: alone });
+  set(state.children[3], { text: fleetText(document_.fleet) });
+  set(state.children[4], { text: alone });
   set(byId("gateway"), { text: document_.gateway });
   document.title = `${document_.totals.services_with_trouble ? `(${document_.totals.services_with_trouble}) ` : ""}${document_.gateway} · sluice`;
+}
+
+function fleetText({ groups, groups_owned, partners, partners_in_sync, sessions, sessions_up }) {
+  const parts = [];
+  if (groups) parts.push(`owns ${groups_owned} of ${groups} groups of VIPs`);
+  if (partners) parts.push(`${partners_in_sync} of ${count(partners, "partner", "partners")} in sync`);
+  if (sessions) parts.push(`${sessions_up} of ${count(sessions, "routing session", "routing sessions")} up`);
+  return parts.map((part) => ` · ${part}`).join("");
 }
 
 function showList(document_) {

@@ -123,6 +123,7 @@ fn the_document_says_what_the_admin_api_says_and_its_fields_are_documented() {
     }
     assert_eq!((&totals["services_with_trouble"], &totals["backends_draining"]), (&1.into(), &1.into()));
     assert_eq!((&document["drops"]["no_flow"], &document["workers"][0]["received_packets"]), (&1.into(), &10.into()));
+    assert_eq!((&document["fleet"]["groups"], &document["fleet"]["sessions_up"]), (&0.into(), &0.into()));
     assert!(document["events_missing"].as_str().unwrap().contains("unix:/c.sock"), "{document}");
     let mut names = BTreeSet::new();
     fields(&document, &mut names);

@@ -4,6 +4,7 @@
 //! the 10,000,000 units that one rule may cost: an address of 79 characters counts as 316 bytes, a rule reads it about
 //! ten times at a tenth of a unit a byte, and 128 addresses make about 40,000 units.
 
+use proto::limits::GROUP_BYTES_MAX;
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// Maximum number of entries in `addresses`. Further ones belong into another pool.
@@ -86,6 +87,21 @@ pub(super) fn class(_: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-validations": [
             {"rule": "self.matches('^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?$')",
              "message": "expected a class such as sluice.dev/gateway"},
+        ],
+    })
+}
+
+/// The name of a group of gateways: a DNS label.
+pub(super) fn gateway_group(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "description": "The group of gateways that uses the pool; none: the group that serves what names none.",
+        "type": "string",
+        "nullable": true,
+        "minLength": 1,
+        "maxLength": GROUP_BYTES_MAX,
+        "x-kubernetes-validations": [
+            {"rule": "self.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
+             "message": "expected a name of lower-case letters, digits and -"},
         ],
     })
 }

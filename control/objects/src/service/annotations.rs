@@ -31,8 +31,8 @@ const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
 const CILIUM: [&str; 2] = ["lbipam.cilium.io/", "io.cilium/lb-ipam-"];
 const KUBE_VIP: &str = "kube-vip.io/";
 
-/// Our annotations that are read elsewhere: by `owned`, and by [`refuse_unbuilt`].
-const READ_ELSEWHERE: [&str; 2] = ["group", "proxy-protocol"];
+/// Our annotations that are read elsewhere: two by `owned`, and one by [`refuse_unbuilt`].
+const READ_ELSEWHERE: [&str; 3] = ["gateway-group", "group", "proxy-protocol"];
 /// Maximum length of a label key.
 const SHARING_KEY_CHARS_MAX: usize = 253;
 /// Maximum length of an object name.

@@ -11,9 +11,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use proto::ServiceName;
-use proto::limits::{FIELD_MANAGER, FINALIZER, GROUP_ANNOTATION};
+use proto::limits::{FIELD_MANAGER, FINALIZER, GATEWAY_GROUP_ANNOTATION, GROUP_ANNOTATION};
 
 use crate::status::{Condition, ConditionType, Ingress, IpMode, PortStatus};
+
+/// Characters that are read of the name of a group: more than a group may have.
+const GROUP_CHARS_READ: usize = 80;
 
 /// The parts of an object that are ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,6 +55,12 @@ impl OwnedParts {
     pub fn has_marks(&self) -> bool {
         self.finalizer || !self.conditions.is_empty() || self.group.is_some()
     }
+}
+
+/// The group of gateways that a Service asks for. A name that is too long for a group is cut off: it names none.
+pub(super) fn gateway_group(service: &Service) -> Option<String> {
+    let text = service.metadata.annotations.as_ref()?.get(GATEWAY_GROUP_ANNOTATION)?.trim();
+    Some(text.chars().take(GROUP_CHARS_READ).collect()).filter(|group: &String| !group.is_empty())
 }
 
 /// The addresses in the status; the API server's default for `ipMode` is VIP.
@@ -112,6 +121,8 @@ pub struct Leftover {
     pub resource_version: String,
     /// `spec.loadBalancerClass`; the server removes it together with the type.
     pub class: Option<String>,
+    /// The group of gateways that it asks for.
+    pub gateway_group: Option<String>,
     /// Whether its type is `LoadBalancer`; only then may a status contain addresses.
     pub is_load_balancer: bool,
     /// Whether it is being deleted.
@@ -143,6 +154,7 @@ impl Leftover {
             uid: metadata.uid.clone()?,
             resource_version: metadata.resource_version.clone()?,
             class: fields.and_then(|fields| fields.load_balancer_class.clone()),
+            gateway_group: gateway_group(service),
             is_load_balancer,
             is_deleted,
             created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),

@@ -12,7 +12,7 @@ use super::{addresses, apply, endpoints, named, service, settings, stored, texts
 use crate::gateways::registry::{Connection, Gateways};
 use crate::plan::{LeftBy, Memory, Plan, plan};
 use crate::world::World;
-use crate::world::change::Change;
+use crate::world::change::{Change, KnownGateway};
 use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
 use objects::note::{Cause, Note};
@@ -54,7 +54,9 @@ fn a_new_leader_keeps_the_address_of_a_service_that_is_being_deleted_until_it_is
 fn addresses_of_disconnected_gateways_and_nodes_are_never_vips_and_those_of_gateways_never_backends() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     let away = ["192.0.2.100", "10.0.0.9"].map(|text| text.parse().unwrap()).to_vec();
-    world.apply(Change::GatewaysReplaced([("edge-1".to_owned(), away)].into()));
+    world.apply(Change::GatewaysReplaced(
+        [("edge-1".to_owned(), KnownGateway { addresses: away, ..KnownGateway::default() })].into(),
+    ));
     let list = json!([{"type": "InternalIP", "address": "10.0.1.1"}, {"type": "InternalIP", "address": "192.0.2.101"},
         {"type": "ExternalIP", "address": "192.0.2.102"}]);
     let node = json!({"metadata": {"name": "n"}, "status": {"addresses": list}});

@@ -4,8 +4,11 @@
 //! |---|---|
 //! | owns the group and keeps it | 200 to 249 |
 //! | is fit | 150 to 199 |
-//! | is unfit: without complete state, link or healthy backends | 100 to 149 |
+//! | is unfit: without link or healthy backends | 100 to 149 |
 //! | leaves: drained, or about to end | 50 to 99 |
+//! | joins: waits for a state, for neighbours or for the flows of its partners | 1 to 50 |
+//!
+//! One that joins comes last: a drained gateway still forwards, and one that ends resigns in the end.
 //!
 //! Within a row a hash of the gateway's name and the group decides, so the groups spread over gateways that start
 //! together. An owner keeps its groups by its priority, not by keepalived's `nopreempt`, with which a fit gateway would
@@ -24,8 +27,10 @@ const STEPS: u64 = 50;
 const KEEPS: i16 = 50;
 /// Added for an unfit gateway.
 const UNFIT: i16 = -50;
-/// Added for a gateway that leaves: any other one is better.
+/// Added for a gateway that leaves: any other one that has joined is better.
 const LEAVES: i16 = -100;
+/// Added for a gateway that joins.
+const JOINS: i16 = -149;
 
 /// Whether a gateway should own VIPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +38,12 @@ pub(super) enum Fitness {
     Fit,
     /// It lacks something; the reason.
     Unfit(&'static str),
-    /// It is drained or about to end; the reason.
+    /// It is drained, and gives its groups away one after another.
+    Drained,
+    /// It gives all groups away at once; the reason.
     Leaves(&'static str),
+    /// It does not yet have what it forwards by; the reason.
+    Joins(&'static str),
 }
 
 impl Fitness {
@@ -42,7 +51,8 @@ impl Fitness {
     pub(super) const fn problem(self) -> Option<&'static str> {
         match self {
             Self::Fit => None,
-            Self::Unfit(why) | Self::Leaves(why) => Some(why),
+            Self::Drained => Some("it is drained"),
+            Self::Unfit(why) | Self::Leaves(why) | Self::Joins(why) => Some(why),
         }
     }
 }
@@ -58,7 +68,8 @@ pub(super) fn base(gateway: &str, group: u8) -> u8 {
 /// What is added to [`base`].
 pub(super) const fn addition(fitness: Fitness, keeps: bool) -> i16 {
     match (fitness, keeps) {
-        (Fitness::Leaves(_), _) => LEAVES,
+        (Fitness::Joins(_), _) => JOINS,
+        (Fitness::Leaves(_) | Fitness::Drained, _) => LEAVES,
         (Fitness::Unfit(_), _) => UNFIT,
         (Fitness::Fit, true) => KEEPS,
         (Fitness::Fit, false) => 0,
@@ -70,15 +81,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_keeps_its_groups_unless_it_is_unfit_and_one_that_leaves_gives_them_to_any_other() {
-        let (unfit, leaves) = (Fitness::Unfit("no link"), Fitness::Leaves("drained"));
+    fn an_owner_keeps_its_groups_unless_it_is_unfit_and_one_that_leaves_gives_them_to_any_that_has_joined() {
+        let (unfit, leaves, joins) = (Fitness::Unfit("no link"), Fitness::Leaves("it ends"), Fitness::Joins("no state"));
         for group in 0..64 {
             let of = |name, fitness, keeps| i16::from(base(name, group)) + addition(fitness, keeps);
             for (one, other) in [("a", "b"), ("b", "a"), ("edge-1", "edge-2")] {
                 assert!(of(one, Fitness::Fit, true) > of(other, Fitness::Fit, false));
                 assert!(of(one, Fitness::Fit, false) > of(other, unfit, true));
                 assert!(of(one, unfit, false) > of(other, leaves, true));
-                assert!((1..=254).contains(&of(one, leaves, false)) && (1..=254).contains(&of(one, Fitness::Fit, true)));
+                assert!(of(one, unfit, false) > of(other, Fitness::Drained, true));
+                assert!(of(one, leaves, false) >= of(other, joins, true) && of(one, unfit, true) > of(other, joins, false));
+                assert!((1..=254).contains(&of(one, joins, false)) && (1..=254).contains(&of(one, Fitness::Fit, true)));
             }
         }
     }

@@ -43,7 +43,7 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     loop {
         let mut has_followed = false;
         let Err(error) = follow(&hub, partner, &mut has_followed).await;
-        hub.stand(partner, |standing| standing.is_followed = false);
+        hub.stand(partner, |standing| (standing.is_followed, standing.has_failed) = (false, true));
         if has_followed {
             (waits, logged) = (BACKOFF.build(), String::new());
         }
@@ -85,7 +85,7 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
         counter: 0,
         asked: None,
     };
-    hub.stand(partner, |standing| standing.name = Some(name.clone()));
+    hub.stand(partner, |standing| (standing.name, standing.has_failed) = (Some(name.clone()), false));
     let mut heartbeat = interval(HEARTBEAT);
     heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -30,6 +30,8 @@ pub(super) struct Standing {
     pub(super) follows: Option<(bool, Duration)>,
     /// Whether this gateway has a complete copy of its flows, and follows them.
     pub(super) is_followed: bool,
+    /// Whether the last attempt to follow it has failed.
+    pub(super) has_failed: bool,
 }
 
 /// What the sessions share.

@@ -1,0 +1,28 @@
+//! The tasks that learn what operators want to know of other gateways and of routers.
+//!
+//! Not here: what they do (`agent::fleet`).
+
+use proto::{FleetStatus, GatewayState};
+use tokio::sync::watch;
+
+use crate::agent::fleet::election::ElectionStatus;
+use crate::agent::fleet::replication::ReplicationStatus;
+use crate::agent::fleet::routing_sessions;
+use crate::agent::fleet::status::{self, FleetSources};
+use crate::agent::supervisor::Supervisor;
+use crate::settings::Settings;
+
+/// Supervises the questions to the routing daemon, and what keeps `fleet` current.
+pub(super) fn supervise(
+    supervisor: &mut Supervisor,
+    settings: &Settings,
+    known: watch::Receiver<Option<GatewayState>>,
+    (election, replication): (watch::Receiver<ElectionStatus>, watch::Receiver<ReplicationStatus>),
+    fleet: watch::Sender<FleetStatus>,
+) {
+    let sessions = watch::Sender::default();
+    let sources = FleetSources { election, replication, sessions: sessions.subscribe() };
+    let inputs = (settings.daemon_sockets.clone(), known, sessions);
+    supervisor.run("routing-sessions", inputs, |(sockets, known, sessions)| routing_sessions::run(sockets, known, sessions));
+    supervisor.run("fleet", (sources, fleet), |(sources, fleet)| status::run(sources, fleet));
+}
