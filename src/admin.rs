@@ -19,7 +19,7 @@ use dataplane::WorkerCounters;
 use dataplane::snapshot::ServiceView;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
-use proto::{FleetStatus, Generation, v1};
+use proto::{FleetStatus, GatewayState, Generation, v1};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -71,6 +71,8 @@ pub struct Sources {
     pub gateway: String,
     /// This program's version.
     pub version: String,
+    /// The newest state.
+    pub known: watch::Receiver<Option<GatewayState>>,
     /// The newest published snapshot data.
     pub served: watch::Receiver<Served>,
     /// Why backends are unhealthy.
@@ -301,7 +303,8 @@ impl Admin for Sources {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
-        Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective() }))
+        let pools = self.known.borrow().as_ref().map(|known| known.state.pools.iter().map(v1::Pool::from).collect());
+        Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective(), pools: pools.unwrap_or_default() }))
     }
 }
 
@@ -341,6 +344,7 @@ pub(crate) mod tests {
         Sources {
             gateway: "edge-1".to_owned(),
             version: "0.1.0".to_owned(),
+            known: watch::channel(None).1,
             served: watch::channel(Served {
                 ready: true,
                 services: dataplane::snapshot::Views::unit(Arc::clone(&web().name), Arc::new(web())),

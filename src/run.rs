@@ -15,7 +15,7 @@ mod replication;
 mod stop;
 mod watchdog;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -33,6 +33,7 @@ use dataplane::{
     VipOwnership, Worker, WorkerCounters,
 };
 use dpdk_sys::Eal;
+use ipnet::IpNet;
 use proto::v1::question::Query;
 use proto::{FleetStatus, GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
@@ -188,7 +189,7 @@ struct Channels {
     probed: probe::Findings,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     answered: watch::Sender<AnsweredAddresses>,
-    routed: watch::Sender<BTreeSet<IpAddr>>,
+    routed: watch::Sender<BTreeMap<IpAddr, IpNet>>,
     announced: watch::Sender<Announcement>,
     draining: watch::Sender<bool>,
     /// Cancelled when the gateway is about to end, so that its routes are withdrawn.
@@ -621,7 +622,7 @@ fn supervise_announcement(
     supervisor.run("announce", inputs, move |(routes, mut announced)| async move {
         if is_restart {
             // Routers go on sending while the routes that the last process left stand; no VIP within the time is right, too.
-            let _ = timeout(ROUTES_KEPT, announced.wait_for(|announcement| !announcement.vips.is_empty())).await;
+            let _ = timeout(ROUTES_KEPT, announced.wait_for(|announcement| !announcement.prefixes.is_empty())).await;
         }
         routes.announce(announced).await
     });
@@ -667,6 +668,7 @@ fn sources(
     Sources {
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
+        known: channels.known.subscribe(),
         served: channels.served.subscribe(),
         causes: channels.probed.causes.subscribe(),
         reached: channels.reached.subscribe(),

@@ -146,3 +146,67 @@ fn a_vip_without_endpoints_has_no_route_unless_it_is_kept() {
         }
     }
 }
+
+#[test]
+fn vips_of_a_pool_with_an_aggregation_length_share_a_route() {
+    let Some(mut edge) = routed("aggregated routes", "aggregate", "drainOnStop: 20s") else { return };
+    let file = edge.path("sluice.yaml");
+    let set_bgp = |bgp: &str| {
+        let pool = |line: &str| match line.strip_prefix("pools: ") {
+            Some(_) => format!(
+                "pools: [{{name: default, announce: routed, addresses: [192.0.2.96/27, \"2001:db8::1:0/112\"], bgp: {bgp}}}]\n"
+            ),
+            None => format!("{line}\n"),
+        };
+        fs::write(&file, fs::read_to_string(&file).unwrap().lines().map(pool).collect::<String>()).unwrap();
+    };
+    let put = |edge: &Edge, name: &str, addresses: &str| {
+        let annotations = format!("name: {name}, annotations: {{sluice.dev/addresses: \"{addresses}\"}}}}\nspec:");
+        let text = include_str!("edge/web.yaml").replace("name: web}\nspec:", &annotations);
+        let text = text
+            .replace("service-name: web}", &format!("service-name: {name}}}"))
+            .replace("name: web-", &format!("name: {name}-"));
+        edge.write_manifest(&format!("{name}.yaml"), &text.replace("8080", "9000"));
+    };
+    set_bgp("{aggregationLength: 28, aggregationLengthV6: 112}");
+    put(&edge, "web", "192.0.2.100,2001:db8::1:7");
+    put(&edge, "second", "192.0.2.101,2001:db8::1:8");
+    edge.start();
+    let aggregates = ["192.0.2.96/28", "2001:db8::1:0/112"];
+    let expect = |edge: &Edge, what: &str, wanted: &[&str]| {
+        until(what, || (routes(edge, "150") == wanted).then_some(()));
+    };
+    expect(&edge, "exactly the aggregates are in the table", &aggregates);
+    until("an answer over the aggregate", || edge.connect("192.0.2.100:80"));
+
+    fs::remove_file(edge.path("manifests/second.yaml")).unwrap();
+    until("the other Service is gone", || edge.service("second").is_none().then_some(()));
+    assert_eq!(routes(&edge, "150"), aggregates, "they stand while one of their VIPs does");
+
+    set_bgp("{aggregationLength: 27}");
+    edge.reload().unwrap();
+    expect(&edge, "other lengths are in effect", &["192.0.2.96/27", "2001:db8::1:7"]);
+    set_bgp("{aggregationLength: 24}");
+    let refused = edge.reload().unwrap_err();
+    assert!(refused.contains("pools[0].bgp.aggregationLength") && refused.contains("outside of 192.0.2.96-"), "{refused}");
+    set_bgp("{aggregationLength: 28, aggregationLengthV6: 112}");
+    edge.reload().unwrap();
+    expect(&edge, "the aggregates are back", &aggregates);
+
+    edge.stop(true);
+    expect(&edge, "Linux removes them with the process", &[]);
+    edge.start();
+    expect(&edge, "the aggregates of the next process", &aggregates);
+    fs::remove_file(edge.path("manifests/web.yaml")).unwrap();
+    expect(&edge, "they go with their last VIP", &[]);
+    put(&edge, "web", "192.0.2.100,2001:db8::1:7");
+    expect(&edge, "they return with the first", &aggregates);
+    edge.signal(Signal::TERM);
+    until("a drain demotes them", || {
+        let shown = shown(&edge, "150");
+        (shown.len() == 2 && shown.iter().all(|route| route.contains("metric 65535"))).then_some(())
+    });
+    expect(&edge, "a drain withdraws them", &[]);
+    edge.signal(Signal::TERM);
+    edge.wait_for_exit();
+}

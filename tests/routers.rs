@@ -1,6 +1,6 @@
 //! Two gateways behind a router that spreads flows over both by ECMP, with the configurations that `sluicectl config`
 //! writes: the first announces its VIPs by BIRD, through its twin and with BFD, the second by FRR, through another
-//! interface.
+//! interface. The router runs BIRD or FRR.
 
 #![allow(clippy::panic, clippy::unwrap_used, clippy::expect_used)]
 
@@ -19,17 +19,24 @@ use rustix::process::Signal;
 const NAT: &str = "203.0.113.1";
 const DSR: &str = "203.0.113.2";
 const GUE: &str = "203.0.113.3";
+/// A VIP of mode `nat`, and the aggregate by which its pool is announced.
+const AGGREGATED: &str = "203.0.113.200";
+const AGGREGATE: &str = "203.0.113.192/26";
+/// Both pools: attributes of one, aggregation of the other.
+const POOLS: &str = "pools: \
+    [{name: default, addresses: [203.0.113.0/25], announce: routed, bgp: {communities: ['64512:100', '64512:1:2'], med: 50}}, \
+    {name: whole, addresses: [203.0.113.192/26], announce: routed, bgp: {communities: ['64512:200'], aggregationLength: 26}}]";
 
-/// The Services of the three modes.
+/// The Services of the three modes, and one with the VIP of the aggregate.
 fn services() -> String {
-    [("nat", NAT), ("dsr", DSR), ("gue", GUE)]
-        .map(|(mode, vip)| {
+    [("nat", "nat", NAT), ("dsr", "dsr", DSR), ("gue", "gue", GUE), ("nat", "aggregated", AGGREGATED)]
+        .map(|(mode, name, vip)| {
             format!(
                 "apiVersion: v1
 kind: Service
 metadata:
   namespace: demo
-  name: {mode}
+  name: {name}
   annotations: {{sluice.dev/mode: {mode}, sluice.dev/target: endpoint, sluice.dev/addresses: {vip}}}
 spec:
   type: LoadBalancer
@@ -38,7 +45,7 @@ spec:
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {{namespace: demo, name: {mode}-1, labels: {{kubernetes.io/service-name: {mode}}}}}
+metadata: {{namespace: demo, name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}
 addressType: IPv4
 ports: [{{name: http, protocol: TCP, port: 8080}}, {{name: echo, protocol: TCP, port: 9000}}]
 endpoints: [{{addresses: [10.0.0.11]}}, {{addresses: [10.0.0.12]}}, {{addresses: [10.0.0.13]}}]
@@ -48,17 +55,26 @@ endpoints: [{{addresses: [10.0.0.11]}}, {{addresses: [10.0.0.12]}}, {{addresses:
         .join("---\n")
 }
 
+/// The routing daemon of the router.
+#[derive(Clone, Copy, PartialEq)]
+enum RouterDaemon {
+    Bird,
+    Frr,
+}
+
 /// The gateways, their routing daemons and the router. The first gateway is that of the edge.
 struct Fleet {
+    router: RouterDaemon,
     edge: Edge,
     second: Option<Program>,
-    router: Option<Program>,
-    /// Tunnel ends and routing daemons.
+    /// The router's daemons.
+    of_router: Vec<Program>,
+    /// Tunnel ends and the gateways' daemons.
     others: Vec<Program>,
 }
 
 impl Fleet {
-    fn start(test: &str, name: &str) -> Option<Self> {
+    fn start(test: &str, name: &str, router: RouterDaemon) -> Option<Self> {
         let has = |program: &str| Path::new(program).exists();
         if !has("/usr/sbin/bird") || !has("/usr/lib/frr/bgpd") {
             skip(test, "no BIRD or no FRR here (Debian: apt-get install bird2 frr)");
@@ -67,9 +83,10 @@ impl Fleet {
         let edge = Edge::with_echo_servers(test, name, 9000)?;
         edge.script(&format!(
             "set -e; . tests/edge/router.sh; . tests/edge/two_gateways.sh; make_router 1500; make_second_gateway
-             make_direct_ways {DSR} {GUE}; write_router_configuration \"$work/router.conf\""
+             make_direct_ways {DSR} {GUE}; write_router_configuration \"$work/router.conf\"
+             mkdir $work/frr-router; write_frr_router_configuration \"$work/frr-router/frr.conf\""
         ));
-        let mut fleet = Self { edge, second: None, router: None, others: Vec::new() };
+        let mut fleet = Self { router, edge, second: None, of_router: Vec::new(), others: Vec::new() };
         fleet.configure();
         fleet.edge.write_manifest("services.yaml", &services());
         for node in ["b11", "b12", "b13"] {
@@ -93,11 +110,10 @@ impl Fleet {
     fn configure(&self) {
         let edge = &self.edge;
         edge.configure_af_packet("tunnel: {sources: [10.0.0.2]}\ndrainOnStop: 8s");
-        let pool = "pools: [{name: default, addresses: [203.0.113.0/24], announce: routed}]";
         let first = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
         let first: String = first
             .lines()
-            .map(|line| if line.starts_with("pools:") { pool } else { line })
+            .map(|line| if line.starts_with("pools:") { POOLS } else { line })
             .fold(String::new(), |all, line| all + line + "\n");
         let bird = format!("announce: {{daemon: bird, daemonSocket: {}}}\n", edge.path("bird.ctl").display());
         fs::write(edge.path("sluice.yaml"), first.clone() + &bird).unwrap();
@@ -159,31 +175,34 @@ impl Fleet {
         );
         fs::write(self.edge.path("bird.conf"), bird.unwrap()).unwrap();
         fs::write(self.edge.path("frr.conf"), frr.unwrap()).unwrap();
-        self.edge.script("set -e; chmod 711 $work; mkdir -p $work/frr; cp $work/frr.conf $work/frr/; chown -R frr:frr $work/frr");
+        self.edge.script("set -e; chmod 711 $work; mkdir -p $work/frr; cp $work/frr.conf $work/frr/; chown -R frr:frr $work/frr $work/frr-router");
         let bird = |file: &str| format!("exec bird -f -c {dir}/{file}.conf -s {dir}/{file}.ctl -P {dir}/{file}.pid");
-        let frr = |daemon: &str| {
+        let frr = |at: &str, daemon: &str| {
             format!(
-                "exec /usr/lib/frr/{daemon} -f {dir}/frr/frr.conf -i {dir}/frr/{daemon}.pid --vty_socket {dir}/frr \
-                 -z {dir}/frr/zserv.api -u frr -g frr --log file:{dir}/frr/{daemon}.log"
+                "exec /usr/lib/frr/{daemon} -f {dir}/{at}/frr.conf -i {dir}/{at}/{daemon}.pid --vty_socket {dir}/{at} \
+                 -z {dir}/{at}/zserv.api -u frr -g frr --log file:{dir}/{at}/{daemon}.log"
             )
         };
-        let daemons = [("router", bird("router")), ("gw", bird("bird")), ("gw2", frr("zebra")), ("gw2", frr("bgpd"))];
+        let of_router = |daemon: &str| ("router", frr("frr-router", daemon));
+        let mut daemons = match self.router {
+            RouterDaemon::Bird => vec![("router", bird("router"))],
+            RouterDaemon::Frr => ["zebra", "bfdd", "bgpd"].map(of_router).to_vec(),
+        };
+        daemons.extend([("gw", bird("bird")), ("gw2", frr("frr", "zebra")), ("gw2", frr("frr", "bgpd"))]);
         for (namespace, command) in daemons {
             let code = format!("echo starts; {command} >>{dir}/daemons.log 2>&1");
             let (program, _) = self.edge.start_program(namespace, &["bash", "-c", &code]);
-            if namespace == "router" {
-                self.router = Some(program);
-            } else {
-                self.others.push(program);
-            }
+            let is_router = namespace == "router";
+            if is_router { &mut self.of_router } else { &mut self.others }.push(program);
             if command.contains("zebra") {
-                until("zebra listens", || self.edge.path("frr/zserv.api").exists().then_some(()));
+                let at = if is_router { "frr-router" } else { "frr" };
+                until("zebra listens", || self.edge.path(at).join("zserv.api").exists().then_some(()));
             }
         }
     }
 
     /// The routing sessions that a gateway shows, as "PROTOCOL PEER STATUS".
-    fn sessions(&self, socket: &str) -> Vec<String> {
+    fn shown_sessions(&self, socket: &str) -> Vec<String> {
         let Ok(text) = self.sluicectl(socket, &["gateways", "-o", "json"]) else { return Vec::new() };
         let gateways: serde_json::Value = serde_json::from_str(&text).unwrap();
         let word = |session: &serde_json::Value, field: &str| session[field].as_str().unwrap().to_owned();
@@ -193,7 +212,7 @@ impl Fleet {
 
     /// Waits until a gateway shows these routing sessions.
     fn expect_sessions(&self, socket: &str, wanted: &[&str]) {
-        until(&format!("{socket} shows sessions {wanted:?}"), || (self.sessions(socket) == wanted).then_some(()));
+        until(&format!("{socket} shows sessions {wanted:?}"), || (self.shown_sessions(socket) == wanted).then_some(()));
     }
 
     /// What `sluicectl` prints on a gateway.
@@ -216,14 +235,54 @@ impl Fleet {
 
     /// Waits until the router sends to these gateways, for every VIP.
     fn expect_next_hops(&self, what: &str, wanted: &[&str]) {
-        until(what, || [NAT, DSR, GUE].iter().all(|vip| self.next_hops(vip) == wanted).then_some(()));
+        until(what, || [NAT, DSR, GUE, AGGREGATE].iter().all(|vip| self.next_hops(vip) == wanted).then_some(()));
     }
 
-    /// What the router's BIRD says.
-    fn router(&self, command: &[&str]) -> String {
-        let socket = self.edge.path("router.ctl");
-        let output = Command::new("birdc").arg("-s").arg(socket).args(command).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
+    /// What the router's daemon answers to a command: of BIRD, or of FRR.
+    fn router(&self, bird: &str, frr: &str) -> String {
+        let output = match self.router {
+            RouterDaemon::Bird => {
+                Command::new("birdc").arg("-s").arg(self.edge.path("router.ctl")).args(bird.split(' ')).output()
+            }
+            RouterDaemon::Frr => {
+                Command::new("vtysh").arg("--vty_socket").arg(self.edge.path("frr-router")).args(["-c", frr]).output()
+            }
+        };
+        String::from_utf8_lossy(&output.unwrap().stdout).into_owned()
+    }
+
+    /// What the router knows about the routes to a prefix.
+    fn routes(&self, prefix: &str) -> String {
+        self.router(&format!("show route all {prefix}"), &format!("show bgp ipv4 unicast {prefix}"))
+    }
+
+    /// Checks what the router learned about the pools.
+    fn assert_attributes(&self) {
+        let (first, whole) = (self.routes(&format!("{NAT}/32")), self.routes(AGGREGATE));
+        let [community, large, med, of_whole] = match self.router {
+            RouterDaemon::Bird => ["(64512,100)", "(64512, 1, 2)", "BGP.med: 50", "(64512,200)"],
+            RouterDaemon::Frr => ["Community: 64512:100", "Large Community: 64512:1:2", "metric 50", "Community: 64512:200"],
+        };
+        for part in [community, large, med] {
+            assert_eq!(first.matches(part).count(), 2, "{part}, of both gateways: {first}");
+        }
+        assert_eq!(whole.matches(of_whole).count(), 2, "{whole}");
+        assert!(!whole.contains(community) && !whole.contains(large) && !whole.contains(med), "{whole}");
+        assert_eq!(self.next_hops(AGGREGATED), [""; 0], "the VIP is announced by its aggregate alone");
+    }
+
+    /// Whether the router knows that the first gateway drains, by its routes to a prefix.
+    fn is_demoted(&self, prefix: &str) -> bool {
+        let routes = self.routes(prefix);
+        match self.router {
+            RouterDaemon::Bird => routes.contains("(65535,0)"),
+            RouterDaemon::Frr => routes.contains("graceful-shutdown") && routes.contains("localpref 0"),
+        }
+    }
+
+    /// Number of BGP sessions of the router.
+    fn sessions(&self) -> usize {
+        self.router("show protocols", "show bgp summary json").matches("Established").count()
     }
 
     /// A request in each one-way mode, and a connection in `nat`. None may fail.
@@ -234,6 +293,7 @@ impl Fleet {
         let address: SocketAddr = format!("{NAT}:9000").parse().unwrap();
         let connected = self.edge.in_namespace("client", || TcpStream::connect_timeout(&address, Duration::from_secs(60)));
         drop(connected.unwrap_or_else(|error| panic!("a new connection to {address} failed {when}: {error}")));
+        self.edge.curl(&format!("http://{AGGREGATED}:8080/")).unwrap_or_else(|| panic!("a request failed {when}"));
     }
 }
 
@@ -242,7 +302,8 @@ impl Drop for Fleet {
         if std::thread::panicking() {
             let file = |name: &str| fs::read_to_string(self.edge.path(name)).unwrap_or_default();
             eprintln!("--- the second gateway's log:\n{}--- daemons:\n{}", file("second.log"), file("daemons.log"));
-            eprintln!("--- the router:\n{}{}", self.router(&["show", "protocols"]), self.router(&["show", "route", "all"]));
+            let protocols = self.router("show protocols all", "show bgp summary");
+            eprintln!("--- the router:\n{protocols}{}", self.router("show route all", "show bgp ipv4 unicast"));
         }
     }
 }
@@ -258,9 +319,21 @@ fn worker_thread(edge: &Edge) -> String {
 
 #[test]
 fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
-    let Some(mut fleet) = Fleet::start("two gateways behind a router", "fleet") else { return };
+    let Some(fleet) = Fleet::start("two gateways behind a router", "fleet", RouterDaemon::Bird) else { return };
+    drain_and_kill(fleet);
+}
+
+#[test]
+fn a_router_of_frr_learns_the_same() {
+    let Some(fleet) = Fleet::start("two gateways behind a router of FRR", "fleet-frr", RouterDaemon::Frr) else { return };
+    drain_and_kill(fleet);
+}
+
+/// Drains and kills the gateways, one after the other, while connections are open.
+fn drain_and_kill(mut fleet: Fleet) {
     let both = ["192.0.2.2", "192.0.3.2"];
     fleet.expect_next_hops("the router spreads flows over both gateways", &both);
+    fleet.assert_attributes();
     until("requests pass", || {
         [NAT, DSR, GUE].iter().all(|vip| fleet.edge.curl(&format!("http://{vip}:8080/")).is_some()).then_some(())
     });
@@ -277,13 +350,14 @@ fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
 
     // SIGTERM of the first gateway.
     fleet.edge.signal(Signal::TERM);
-    let mut was_demoted = false;
+    let (mut was_demoted, mut was_aggregate_demoted) = (false, false);
     while fleet.edge.is_running() {
-        was_demoted |= fleet.router(&["show", "route", "all", "protocol", "gateway1"]).contains("(65535,0)");
+        was_demoted |= fleet.is_demoted(&format!("{NAT}/32"));
+        was_aggregate_demoted |= fleet.is_demoted(AGGREGATE);
         fleet.assert_no_request_fails("while a gateway drains");
         open.iter_mut().for_each(|connection| connection.assert_alive("while a gateway drains"));
     }
-    assert!(was_demoted, "the router learned GRACEFUL_SHUTDOWN: {}", fleet.edge.log());
+    assert!(was_demoted && was_aggregate_demoted, "the router learned GRACEFUL_SHUTDOWN: {}", fleet.edge.log());
     assert_eq!(fleet.edge.wait_for_exit(), Some(0), "{}", fleet.edge.log());
     fleet.expect_next_hops("the router sends to the second gateway only", &both[1..]);
     fleet.assert_no_request_fails("after a gateway has ended");
@@ -293,13 +367,15 @@ fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
     fleet.expect_next_hops("the first gateway is back", &both);
     fleet.second.take().unwrap().end();
     fleet.expect_next_hops("the routes of a killed gateway are withdrawn", &both[..1]);
-    let sessions = fleet.router(&["show", "protocols"]);
-    assert_eq!(sessions.matches("Established").count(), 2, "the sessions of its routing daemon stay: {sessions}");
+    assert_eq!(fleet.sessions(), 2, "the sessions of its routing daemon stay");
     fleet.assert_no_request_fails("after a gateway was killed");
     open.iter_mut().for_each(|connection| connection.assert_alive("after both gateways were gone once"));
 
     // A worker of the first one that hangs: the session over its twin passes the worker, and so does BFD.
-    until("the BFD session is up", || fleet.router(&["show", "bfd", "sessions"]).contains("Up").then_some(()));
+    until("the BFD session is up", || {
+        let sessions = fleet.router("show bfd sessions", "show bfd peers");
+        (sessions.contains("Up") || sessions.contains("Status: up")).then_some(())
+    });
     let stopped = fleet.edge.start_script("gw", "stop_thread.py", &[&worker_thread(&fleet.edge)]);
     fleet.expect_next_hops("a gateway whose worker hangs loses its BFD session", &[]);
     drop(stopped);
@@ -314,7 +390,7 @@ fn a_gateway_that_drains_or_dies_leaves_its_flows_to_the_other_one() {
     fleet.start_second();
     fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 up", "bfd 192.0.2.1 up"]);
     fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 up"]);
-    fleet.router.take().unwrap().end();
+    fleet.of_router.drain(..).for_each(|mut daemon| daemon.end());
     fleet.expect_sessions("admin.sock", &["bgp 192.0.2.1 down", "bfd 192.0.2.1 down"]);
     fleet.expect_sessions("admin2.sock", &["bgp 10.9.0.1 down"]);
     until("an Event says so", || {

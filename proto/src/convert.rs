@@ -30,8 +30,8 @@ pub use refusal::{read_reported_refusal, reported_refusal};
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};
 
 use crate::{
-    AddressRange, Announce, Backend, BackendState, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, Protocol, Refusal,
-    Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
+    AddressRange, Announce, Backend, BackendState, Generation, HealthCheck, MaglevSpec, Mode, NodeSets, Pool, PoolBgp, Protocol,
+    Refusal, Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
@@ -67,7 +67,8 @@ impl From<&Pool> for v1::Pool {
             Announce::Routed => v1::Announce::Routed,
         };
         let range = |r: &AddressRange| v1::AddressRange { first: address_bytes(r.first()), last: address_bytes(r.last()) };
-        Self { name: pool.name.clone(), ranges: pool.ranges.iter().map(range).collect(), announce: announce.into() }
+        let bgp = (pool.bgp != PoolBgp::default()).then(|| v1::Bgp::from(&pool.bgp));
+        Self { name: pool.name.clone(), ranges: pool.ranges.iter().map(range).collect(), announce: announce.into(), bgp }
     }
 }
 
@@ -86,9 +87,40 @@ impl TryFrom<v1::Pool> for Pool {
             AddressRange::new(address(&r.first)?, address(&r.last)?)
                 .map_err(|error| ConvertError::Range { pool: message.name.clone(), error })
         };
-        let ranges = message.ranges.iter().map(range).collect::<Result<_, _>>()?;
-        Ok(Self { name: message.name, ranges, announce })
+        let ranges: Vec<_> = message.ranges.iter().map(range).collect::<Result<_, _>>()?;
+        let bgp = pool_bgp(&message.name, message.bgp.unwrap_or_default(), &ranges)?;
+        Ok(Self { name: message.name, ranges, announce, bgp })
     }
+}
+
+impl From<&PoolBgp> for v1::Bgp {
+    fn from(bgp: &PoolBgp) -> Self {
+        Self {
+            communities: bgp.communities.iter().map(ToString::to_string).collect(),
+            med: bgp.med,
+            local_pref: bgp.local_pref,
+            aggregation_length: bgp.aggregation_length.into(),
+            aggregation_length_v6: bgp.aggregation_length_v6.into(),
+        }
+    }
+}
+
+/// Converts how the VIPs of `pool`, which has `ranges`, are announced by BGP.
+fn pool_bgp(pool: &str, message: v1::Bgp, ranges: &[AddressRange]) -> Result<PoolBgp, ConvertError> {
+    let community = |text: &String| {
+        text.parse().map_err(|error| ConvertError::Community { pool: pool.to_owned(), found: text.clone(), error })
+    };
+    let default = PoolBgp::default();
+    let length = |found: u32, default: u8| if found == 0 { default } else { u8::try_from(found).unwrap_or(u8::MAX) };
+    let bgp = PoolBgp {
+        communities: message.communities.iter().map(community).collect::<Result<_, _>>()?,
+        med: message.med,
+        local_pref: message.local_pref,
+        aggregation_length: length(message.aggregation_length, default.aggregation_length),
+        aggregation_length_v6: length(message.aggregation_length_v6, default.aggregation_length_v6),
+    };
+    bgp.check(ranges).map_err(|error| ConvertError::Aggregation { pool: pool.to_owned(), error })?;
+    Ok(bgp)
 }
 
 impl From<&Service> for v1::Service {
@@ -277,7 +309,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Family, Probe, Reason, Scheduler, ServiceName, Services, State, Target};
+    use crate::{Community, Family, Probe, Reason, Scheduler, ServiceName, Services, State, Target};
 
     fn any_address(family: Family) -> BoxedStrategy<IpAddr> {
         match family {
@@ -400,6 +432,12 @@ mod tests {
                 name: "default".to_owned(),
                 ranges: vec!["192.0.2.100-192.0.2.199".parse().unwrap(), "2001:db8::1:0/112".parse().unwrap()],
                 announce: Announce::Routed,
+                bgp: PoolBgp {
+                    communities: vec![Community::Standard(65000, 100), Community::Large(65000, 1, 2)],
+                    med: Some(0),
+                    aggregation_length_v6: 112,
+                    ..PoolBgp::default()
+                },
             }],
         })
     }
@@ -514,9 +552,18 @@ mod tests {
             name: "p".to_owned(),
             ranges: vec!["10.0.0.1-10.0.0.9".parse().unwrap()],
             announce: Announce::L2,
+            bgp: PoolBgp::default(),
         });
         let unknown = v1::Pool { announce: 9, ..good.clone() };
         assert_eq!(Pool::try_from(unknown), Err(ConvertError::Announce { pool: "p".to_owned(), found: 9 }));
+        let with = |bgp| Pool::try_from(v1::Pool { bgp: Some(bgp), ..good.clone() });
+        let community = v1::Bgp { communities: vec!["1".to_owned()], ..v1::Bgp::default() };
+        assert!(matches!(with(community), Err(ConvertError::Community { .. })));
+        for aggregation_length in [300, 24] {
+            let aggregation = v1::Bgp { aggregation_length, ..v1::Bgp::default() };
+            assert!(matches!(with(aggregation), Err(ConvertError::Aggregation { .. })), "{aggregation_length}");
+        }
+        assert_eq!(with(v1::Bgp { aggregation_length: 32, ..v1::Bgp::default() }).unwrap().bgp, PoolBgp::default());
         let mut reversed = good;
         reversed.ranges[0].last = vec![10, 0, 0, 0];
         assert!(matches!(Pool::try_from(reversed), Err(ConvertError::Range { .. })));

@@ -7,6 +7,7 @@
 
 mod address;
 mod fleet;
+mod bgp;
 mod generation;
 pub mod limits;
 mod membership;
@@ -22,6 +23,7 @@ pub mod message_parts;
 pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
+pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
 pub use fleet::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group};
 pub use generation::Generation;
 pub use membership::{GroupKey, KEY_BYTES, Member, Membership};

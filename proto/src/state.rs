@@ -7,7 +7,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
-use crate::{AddressRange, Generation, NodeSets, Service, ServiceName};
+use crate::{AddressRange, Generation, NodeSets, PoolBgp, Service, ServiceName};
 
 /// How the VIPs of a pool become reachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,6 +29,8 @@ pub struct Pool {
     pub ranges: Vec<AddressRange>,
     /// How its VIPs become reachable.
     pub announce: Announce,
+    /// How routers learn them, if it is `routed`.
+    pub bgp: PoolBgp,
 }
 
 /// Services by name. Successive states share unchanged parts: a copy costs nothing, and a comparison visits only the

@@ -6,13 +6,14 @@
 //! ready. Deliberately not here: how a snapshot is compiled ([`dataplane::Compiler`]) and freed
 //! ([`dataplane::Publisher`]).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot, Tunables, VipAnswers};
+use ipnet::IpNet;
 use proto::{GatewayState, Generation, ProbeTags};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -66,8 +67,8 @@ pub struct Outputs {
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     /// Addresses for which the gateway answers, by port.
     pub answered: watch::Sender<AnsweredAddresses>,
-    /// VIPs for the route table that routing daemons announce.
-    pub routed: watch::Sender<BTreeSet<IpAddr>>,
+    /// VIPs for the route table that routing daemons announce, each with the prefix by which it is announced.
+    pub routed: watch::Sender<BTreeMap<IpAddr, IpNet>>,
     /// Data for the admin API.
     pub served: watch::Sender<Served>,
     /// The generation that every worker has applied.

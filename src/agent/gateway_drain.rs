@@ -7,10 +7,11 @@
 //! Not here: the routes (`netlink`), and VIPs of `l2` pools, which other gateways take by election (`agent::fleet::election`);
 //! without one, ARP for them is still answered, because no other gateway would.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -45,8 +46,8 @@ impl AnnouncePolicy {
 /// What decides about the announcement.
 #[derive(Clone, Debug)]
 pub struct AnnounceInputs {
-    /// VIPs of `routed` pools.
-    pub routed: watch::Receiver<BTreeSet<IpAddr>>,
+    /// VIPs of `routed` pools, and the prefix by which each is announced.
+    pub routed: watch::Receiver<BTreeMap<IpAddr, IpNet>>,
     /// The services with their backends.
     pub served: watch::Receiver<Served>,
     /// Whether the gateway was drained by hand.
@@ -56,15 +57,16 @@ pub struct AnnounceInputs {
 }
 
 impl AnnounceInputs {
-    /// The VIPs to announce while the gateway does not drain.
-    fn vips(&mut self, without_backends: WithoutBackends) -> BTreeSet<IpAddr> {
-        let mut vips = self.routed.borrow_and_update().clone();
+    /// The prefixes to announce while the gateway does not drain. A prefix of several VIPs stands while one of them is to be
+    /// announced.
+    fn prefixes(&mut self, without_backends: WithoutBackends) -> BTreeSet<IpNet> {
+        let routed = self.routed.borrow_and_update();
         let served = self.served.borrow_and_update();
-        if without_backends == WithoutBackends::Withdraw && !vips.is_empty() {
-            let usable = served.usable_frontends();
-            vips.retain(|vip| usable.contains(vip));
+        if without_backends == WithoutBackends::Keep || routed.is_empty() {
+            return routed.values().copied().collect();
         }
-        vips
+        let usable = served.usable_frontends();
+        routed.iter().filter(|(vip, _)| usable.contains(vip)).map(|(_, prefix)| *prefix).collect()
     }
 }
 
@@ -88,11 +90,11 @@ pub async fn run(
         }
         withdrawn_at = (is_draining || is_leaving).then(|| withdrawn_at.unwrap_or_else(|| Instant::now() + policy.demoted_for()));
         let is_withdrawn = withdrawn_at.is_some_and(|at| at <= Instant::now());
-        let mut vips = inputs.vips(policy.without_backends);
+        let mut prefixes = inputs.prefixes(policy.without_backends);
         if is_withdrawn {
-            vips.clear();
+            prefixes.clear();
         }
-        send_if_changed(&announced, Announcement { vips, is_draining: withdrawn_at.is_some() });
+        send_if_changed(&announced, Announcement { prefixes, is_draining: withdrawn_at.is_some() });
         let at = withdrawn_at.filter(|_| !is_withdrawn);
         tokio::select! {
             changed = inputs.routed.changed() => changed?,
@@ -117,8 +119,9 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(120);
 
-    fn vips(list: &[&str]) -> BTreeSet<IpAddr> {
-        list.iter().map(|text| text.parse().unwrap()).collect()
+    /// VIPs that are announced each on its own.
+    fn vips(list: &[&str]) -> BTreeMap<IpAddr, IpNet> {
+        list.iter().map(|text| text.parse().unwrap()).map(|vip: IpAddr| (vip, vip.into())).collect()
     }
 
     /// A service per VIP, whose only backend accepts new flows or does not.
@@ -156,7 +159,7 @@ mod tests {
 
     /// The task with its channels.
     struct Rig {
-        routed: watch::Sender<BTreeSet<IpAddr>>,
+        routed: watch::Sender<BTreeMap<IpAddr, IpNet>>,
         served: watch::Sender<Served>,
         draining: watch::Sender<bool>,
         leaving: CancellationToken,
@@ -165,7 +168,7 @@ mod tests {
 
     impl Rig {
         fn start(without_backends: WithoutBackends) -> Self {
-            let (routed, routed_in) = watch::channel(BTreeSet::new());
+            let (routed, routed_in) = watch::channel(BTreeMap::new());
             let (served, served_in) = watch::channel(Served::default());
             let (draining, draining_in) = watch::channel(false);
             let (announced, seen) = watch::channel(Announcement::default());
@@ -177,7 +180,8 @@ mod tests {
         }
 
         async fn expect(&mut self, list: &[&str], is_draining: bool) -> Instant {
-            let wanted = Announcement { vips: vips(list), is_draining };
+            let prefixes = list.iter().map(|text| text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).unwrap());
+            let wanted = Announcement { prefixes: prefixes.collect(), is_draining };
             timeout(LONG, self.seen.wait_for(|announcement| *announcement == wanted)).await.unwrap().unwrap();
             Instant::now()
         }
@@ -203,7 +207,7 @@ mod tests {
         rig.draining.send_replace(false);
         rig.routed.send_replace(vips(&["192.0.2.102"]));
         tokio::time::sleep(LONG).await;
-        assert!(rig.seen.borrow().vips.is_empty(), "nothing returns at the end");
+        assert!(rig.seen.borrow().prefixes.is_empty(), "nothing returns at the end");
     }
 
     #[tokio::test]
@@ -221,6 +225,27 @@ mod tests {
         rig.served.send_replace(served(&[("192.0.2.100", false)]));
         rig.routed.send_replace(vips(&["192.0.2.100"]));
         rig.expect(&["192.0.2.100"], false).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_aggregate_is_announced_while_one_of_its_vips_is() {
+        let mut rig = Rig::start(WithoutBackends::Withdraw);
+        let aggregate: IpNet = "203.0.113.0/24".parse().unwrap();
+        let (first, second) = ("203.0.113.1", "203.0.113.2");
+        let mut routed = vips(&["192.0.2.100"]);
+        routed.extend([first, second].map(|vip| (vip.parse().unwrap(), aggregate)));
+        rig.routed.send_replace(routed);
+        rig.served.send_replace(served(&[("192.0.2.100", true), (first, true), (second, true)]));
+        rig.expect(&["192.0.2.100", "203.0.113.0/24"], false).await;
+        rig.served.send_replace(served(&[("192.0.2.100", false), (first, true), (second, false)]));
+        rig.expect(&["203.0.113.0/24"], false).await;
+        rig.served.send_replace(served(&[("192.0.2.100", true), (first, false), (second, false)]));
+        rig.expect(&["192.0.2.100"], false).await;
+        rig.served.send_replace(served(&[(second, true)]));
+        rig.expect(&["203.0.113.0/24"], false).await;
+        rig.draining.send_replace(true);
+        rig.expect(&["203.0.113.0/24"], true).await;
+        rig.expect(&[], true).await;
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Announces the VIPs of `routed` pools as routes in a Linux table, for a routing daemon to redistribute (FORWARDING
 //! section 8).
 //!
-//! Each VIP is a route to its /32 or /128 through an interface that the kernel removes when the process ends
-//! (`vip_device`), so that no route outlives the process that forwards for it. A planned restart is the exception: its
-//! routes become blackhole routes, which need no interface, until the next process has its own
-//! (docs/internals/decisions/0057). While the gateway drains, the routes have a higher metric, which tells routing
+//! Each prefix, the /32 or /128 of a VIP or the aggregate of several, is a route through an interface that the kernel
+//! removes when the process ends (`vip_device`), so that no route outlives the process that forwards for it. A planned
+//! restart is the exception: its routes become blackhole routes, which need no interface, until the next process has its
+//! own (docs/internals/decisions/0057). While the gateway drains, the routes have a higher metric, which tells routing
 //! daemons to send GRACEFUL_SHUTDOWN (RFC 8326).
 //!
-//! Invariant: the routes in our table with our protocol number are those of the VIPs announced now. Routes that a
+//! Invariant: the routes in our table with our protocol number are those of the prefixes announced now. Routes that a
 //! previous process left are replaced or removed at the start; routes of others are not touched. A route is added before
-//! the one that it replaces is removed. Not here: the choice of the VIPs (`agent::gateway_drain`), and the announcement to
+//! the one that it replaces is removed. Not here: the choice of the prefixes (`agent::gateway_drain`), and the announcement to
 //! routers (FRR or BIRD).
 
 use std::collections::BTreeSet;
@@ -18,6 +18,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
@@ -48,19 +49,19 @@ pub struct RouteTable {
 /// What routers are to learn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announcement {
-    /// VIPs with a route.
-    pub vips: BTreeSet<IpAddr>,
+    /// Prefixes with a route: VIPs, and aggregates of VIPs.
+    pub prefixes: BTreeSet<IpNet>,
     /// Routers shall send elsewhere if they can: the routes will be withdrawn soon.
     pub is_draining: bool,
 }
 
-/// A route of ours: its VIP and metric.
-type VipRoute = (IpAddr, u32);
+/// A route of ours: its prefix and metric.
+type VipRoute = (IpNet, u32);
 
 impl Announcement {
     fn routes(&self) -> BTreeSet<VipRoute> {
         let metric = if self.is_draining { VIP_ROUTE_DRAIN_METRIC } else { VIP_ROUTE_METRIC };
-        self.vips.iter().map(|vip| (*vip, metric)).collect()
+        self.prefixes.iter().map(|prefix| (*prefix, metric)).collect()
     }
 }
 
@@ -180,22 +181,22 @@ async fn installed(socket: &mut Socket, at: RouteTable) -> Result<BTreeSet<VipRo
     Ok(found)
 }
 
-/// Adds a route, or replaces the one to the same VIP with the same metric. Without `device` it is a blackhole.
-async fn add(socket: &mut Socket, at: RouteTable, (vip, metric): VipRoute, device: Option<u32>) -> Result<(), NetlinkError> {
-    let what = format!("put the route to {vip} into table {}", at.table);
-    let mut message = route(at, (vip, metric));
+/// Adds a route, or replaces the one to the same prefix with the same metric. Without `device` it is a blackhole.
+async fn add(socket: &mut Socket, at: RouteTable, (prefix, metric): VipRoute, device: Option<u32>) -> Result<(), NetlinkError> {
+    let what = format!("put the route to {prefix} into table {}", at.table);
+    let mut message = route(at, (prefix, metric));
     match device {
         Some(index) => {
             message.header.kind = RouteType::Unicast;
-            message.header.scope = if vip.is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
+            message.header.scope = if prefix.addr().is_ipv4() { RouteScope::Link } else { RouteScope::Universe };
             message.attributes.push(RouteAttribute::Oif(index));
         }
         None => message.header.kind = RouteType::BlackHole,
     }
     match socket.request(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_REPLACE, &what).await {
-        // A kernel without the address family refuses its VIPs; the other VIPs must not wait for them.
+        // A kernel without the address family refuses its routes; the others must not wait for them.
         Err(NetlinkError::Refused { what, source }) => {
-            tracing::warn!(%vip, %source, "the kernel refused to {what}; routers do not learn a route to it");
+            tracing::warn!(%prefix, %source, "the kernel refused to {what}; routers do not learn a route to it");
             Ok(())
         }
         outcome => outcome,
@@ -203,44 +204,44 @@ async fn add(socket: &mut Socket, at: RouteTable, (vip, metric): VipRoute, devic
 }
 
 /// Removes a route of either kind.
-async fn remove(socket: &mut Socket, at: RouteTable, (vip, metric): VipRoute) -> Result<(), NetlinkError> {
-    let what = format!("remove the route to {vip} from table {}", at.table);
-    match socket.request(RouteNetlinkMessage::DelRoute(route(at, (vip, metric))), 0, &what).await {
+async fn remove(socket: &mut Socket, at: RouteTable, (prefix, metric): VipRoute) -> Result<(), NetlinkError> {
+    let what = format!("remove the route to {prefix} from table {}", at.table);
+    match socket.request(RouteNetlinkMessage::DelRoute(route(at, (prefix, metric))), 0, &what).await {
         // Another program has removed it.
         Err(error) if error.is_refusal(Errno::SRCH) => Ok(()),
         outcome => outcome,
     }
 }
 
-/// The route to a VIP, of any kind.
-fn route(at: RouteTable, (vip, metric): VipRoute) -> RouteMessage {
+/// The route to a prefix, of any kind.
+fn route(at: RouteTable, (prefix, metric): VipRoute) -> RouteMessage {
     let mut message = RouteMessage::default();
-    message.header.address_family = vip.into();
-    message.header.destination_prefix_length = if vip.is_ipv4() { 32 } else { 128 };
+    message.header.address_family = prefix.network().into();
+    message.header.destination_prefix_length = prefix.prefix_len();
     // A table number above 255 is in the attribute only.
     message.header.table = u8::try_from(at.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
     message.header.protocol = RouteProtocol::from(at.protocol);
     message.header.scope = RouteScope::NoWhere;
     message.header.kind = RouteType::Unspec;
-    message.attributes.push(RouteAttribute::Destination(vip.into()));
+    message.attributes.push(RouteAttribute::Destination(prefix.network().into()));
     message.attributes.push(RouteAttribute::Table(at.table));
     message.attributes.push(RouteAttribute::Priority(metric));
     message
 }
 
-/// The VIP and metric, if it is a host route of ours in the table. Linux shows no metric 0.
+/// Prefix and metric, if it is a route of ours in the table. Linux shows no metric 0.
 fn our_route(route: &RouteMessage, at: RouteTable) -> Option<VipRoute> {
     let table = route.attributes.iter().find_map(|a| if let RouteAttribute::Table(table) = a { Some(*table) } else { None });
     let metric =
         route.attributes.iter().find_map(|a| if let RouteAttribute::Priority(metric) = a { Some(*metric) } else { None });
     let is_ours = table.unwrap_or(route.header.table.into()) == at.table && u8::from(route.header.protocol) == at.protocol;
-    let host = |length| route.header.destination_prefix_length == length;
-    let vip = route.attributes.iter().filter(|_| is_ours).find_map(|attribute| match attribute {
-        RouteAttribute::Destination(RouteAddress::Inet(ip)) if host(32) => Some(IpAddr::V4(*ip)),
-        RouteAttribute::Destination(RouteAddress::Inet6(ip)) if host(128) => Some(IpAddr::V6(*ip)),
+    let network = route.attributes.iter().filter(|_| is_ours).find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
+        RouteAttribute::Destination(RouteAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
         _ => None,
     });
-    Some((vip?, metric.unwrap_or_default()))
+    let prefix = IpNet::new(network?, route.header.destination_prefix_length).ok()?;
+    Some((prefix, metric.unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -251,17 +252,17 @@ mod tests {
 
     #[test]
     fn the_repetition_adds_all_wanted_routes_and_a_change_only_the_new_ones() {
-        let [gone, stays, new] =
-            ["203.0.113.7", "203.0.113.8", "2001:db8::7"].map(|text| (text.parse::<IpAddr>().unwrap(), VIP_ROUTE_METRIC));
+        let [gone, stays, new] = ["203.0.113.7/32", "203.0.113.8/32", "2001:db8::7/128"]
+            .map(|text| (text.parse::<IpNet>().unwrap(), VIP_ROUTE_METRIC));
         let (installed, wanted) = (BTreeSet::from([gone, stays]), BTreeSet::from([stays, new]));
         assert_eq!(to_add(&installed, &wanted, true), [stays, new]);
         assert_eq!(to_add(&installed, &wanted, false), [new]);
     }
 
     #[test]
-    fn a_drain_is_other_routes_to_the_same_vips() {
-        let vips = BTreeSet::from(["203.0.113.7".parse().unwrap()]);
-        let normal = Announcement { vips, is_draining: false };
+    fn a_drain_is_other_routes_to_the_same_prefixes() {
+        let prefixes = BTreeSet::from(["203.0.113.0/24".parse().unwrap()]);
+        let normal = Announcement { prefixes, is_draining: false };
         let draining = Announcement { is_draining: true, ..normal.clone() };
         assert_eq!(to_add(&normal.routes(), &draining.routes(), false).len(), 1);
         assert!(draining.routes().is_disjoint(&normal.routes()));
@@ -269,20 +270,22 @@ mod tests {
 
     #[test]
     fn our_routes_are_recognised_and_no_others() {
-        for vip in ["203.0.113.7", "2001:db8::7"].map(|text| text.parse::<IpAddr>().unwrap()) {
-            let ours = (vip, VIP_ROUTE_METRIC);
+        let prefixes = ["203.0.113.7/32", "203.0.113.0/24", "2001:db8::7/128", "2001:db8::/64"];
+        for prefix in prefixes.map(|text| text.parse::<IpNet>().unwrap()) {
+            let ours = (prefix, VIP_ROUTE_METRIC);
             let sent = route(AT, ours);
             assert_eq!(our_route(&sent, AT), Some(ours));
             assert_eq!(our_route(&sent, RouteTable { table: 151, ..AT }), None, "another table");
             assert_eq!(our_route(&sent, RouteTable { protocol: 151, ..AT }), None, "another's route");
-            let mut wider = sent.clone();
-            wider.header.destination_prefix_length -= 8;
-            assert_eq!(our_route(&wider, AT), None, "no host route");
+            let mut default = sent.clone();
+            default.header.destination_prefix_length = 0;
+            default.attributes.retain(|attribute| !matches!(attribute, RouteAttribute::Destination(_)));
+            assert_eq!(our_route(&default, AT), None, "a default route");
             let large = RouteTable { table: 70_000, ..AT };
             assert_eq!(our_route(&route(large, ours), large), Some(ours), "a table above 255");
             let mut of_an_older_version = sent.clone();
             of_an_older_version.attributes.retain(|attribute| !matches!(attribute, RouteAttribute::Priority(_)));
-            assert_eq!(our_route(&of_an_older_version, AT), Some((vip, 0)));
+            assert_eq!(our_route(&of_an_older_version, AT), Some((prefix, 0)));
         }
     }
 }

@@ -99,11 +99,12 @@ impl Stop {
         workers: &[Arc<WorkerCounters>],
     ) {
         let (start, mut announced) = (Instant::now(), announced.subscribe());
-        let is_announced = !announced.borrow_and_update().vips.is_empty();
+        let is_announced = !announced.borrow_and_update().prefixes.is_empty();
         leaving.cancel();
         let withdrawn = async {
             if is_announced {
-                let withdrawn = timeout(settings.drain_on_stop, announced.wait_for(|announcement| announcement.vips.is_empty()));
+                let withdrawn =
+                    timeout(settings.drain_on_stop, announced.wait_for(|announcement| announcement.prefixes.is_empty()));
                 let _ = self.drain_ends.run_until_cancelled(withdrawn).await;
             }
         };

@@ -78,7 +78,7 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             let answer = ask(server, async |mut admin| admin.get_config(v1::GetConfigRequest {}).await).await?;
             let text = match daemon {
                 None => answer.yaml,
-                Some(daemon) => routing::configuration(daemon, &answer.yaml)?,
+                Some(daemon) => routing::configuration(daemon, answer)?,
             };
             Ok(write!(out, "{text}")?)
         }

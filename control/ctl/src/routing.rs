@@ -1,17 +1,23 @@
 //! Writes the configuration of a routing daemon that announces the VIPs of `routed` pools by BGP, out of the settings
-//! of a live gateway.
+//! and the pools of a live gateway.
 //!
 //! Invariant: only routes of the gateway leave, and none comes in. The texts were tried with BIRD 2.0.12 and FRR 8.4
 //! (tests/routers.rs). Not here: how VIPs become routes of Linux (`netlink` of the gateway).
 
-use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr};
+mod bgp;
+mod bird;
+mod frr;
 
-use clap::{Args, Subcommand};
+use std::net::IpAddr;
+
+use clap::Subcommand;
 use ipnet::IpNet;
 use objects::documents::from_yaml;
-use proto::limits::{VIP_ROUTE_DRAIN_METRIC, VIP_ROUTE_METRIC};
+use proto::convert::ConvertError;
+use proto::{Announce, Pool, v1};
 use serde::Deserialize;
+
+use bgp::BgpArguments;
 
 /// Linux's table `main`.
 const MAIN_TABLE: u32 = 254;
@@ -25,46 +31,6 @@ pub enum RoutingDaemon {
     Frr(BgpArguments),
 }
 
-/// What the gateway does not know.
-#[derive(Clone, Debug, Args)]
-pub struct BgpArguments {
-    /// The number of the gateway's autonomous system.
-    #[arg(long, value_name = "AS", value_parser = as_number)]
-    pub local_as: u32,
-    /// A router and its autonomous system; once for each router and family.
-    #[arg(long = "peer", value_name = "ADDRESS=AS", required = true, value_parser = peer)]
-    pub peers: Vec<BgpNeighbour>,
-    /// The router ID. Default: the first IPv4 address of the gateway's ports.
-    #[arg(long, value_name = "IPV4")]
-    pub router_id: Option<Ipv4Addr>,
-    /// The gateway's address towards the routers, if sessions use an interface that is not the gateway's; once for each
-    /// family.
-    #[arg(long = "next-hop", value_name = "ADDRESS")]
-    pub next_hops: Vec<IpAddr>,
-    /// A BGP community of all VIPs, A:B; once for each.
-    #[arg(long = "community", value_name = "A:B", value_parser = community)]
-    pub communities: Vec<(u16, u16)>,
-    /// The multi-exit discriminator (MED) of all VIPs.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub med: u32,
-    /// Watch the routers by BFD; they must do the same.
-    #[arg(long)]
-    pub bfd: bool,
-    /// Interval of BFD, milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = 300, requires = "bfd", value_parser = clap::value_parser!(u32).range(10..=60_000))]
-    pub bfd_interval: u32,
-    /// Number of intervals without a packet after which BFD takes a router for dead.
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "bfd", value_parser = clap::value_parser!(u8).range(2..))]
-    pub bfd_multiplier: u8,
-}
-
-/// A BGP neighbour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BgpNeighbour {
-    address: IpAddr,
-    remote_as: u32,
-}
-
 /// The gateway's settings do not fit: exit code 2.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
@@ -74,6 +40,9 @@ pub enum RoutingError {
          --server unix:PATH ({0})"
     )]
     NotAGateway(String),
+    /// The gateway knows pools that this program does not.
+    #[error("{0}; this program is older than the gateway: update it")]
+    Pool(ConvertError),
     /// FRR needs another table.
     #[error(
         "the gateway puts its routes into table {0}, where FRR does not notice that they go: set \
@@ -86,13 +55,6 @@ pub enum RoutingError {
     /// There is no router ID.
     #[error("no port of the gateway has an IPv4 address that could be the router ID: add --router-id IPV4")]
     NoRouterId,
-}
-
-impl BgpArguments {
-    /// The next hop for VIPs of a family, other than the address of the session.
-    fn next_hop(&self, is_ipv4: bool) -> Option<IpAddr> {
-        self.next_hops.iter().copied().find(|hop| hop.is_ipv4() == is_ipv4)
-    }
 }
 
 /// The settings of a gateway that matter here.
@@ -116,9 +78,9 @@ struct AnnounceSettings {
     route_protocol: u8,
 }
 
-/// The configuration of a routing daemon beside the gateway with the settings `yaml`.
-pub(super) fn configuration(daemon: &RoutingDaemon, yaml: &str) -> Result<String, RoutingError> {
-    let gateway: GatewaySettings = from_yaml(yaml, 1).map_err(|(_, message)| RoutingError::NotAGateway(message))?;
+/// The configuration of a routing daemon beside a gateway that answers with `config`.
+pub(super) fn configuration(daemon: &RoutingDaemon, config: v1::GetConfigResponse) -> Result<String, RoutingError> {
+    let gateway: GatewaySettings = from_yaml(&config.yaml, 1).map_err(|(_, message)| RoutingError::NotAGateway(message))?;
     let (RoutingDaemon::Bird(bgp) | RoutingDaemon::Frr(bgp)) = daemon;
     let addresses = gateway.ports.iter().flat_map(|port| &port.addresses).filter_map(|text| text.parse::<IpNet>().ok());
     let first = addresses.map(|net| net.addr()).find_map(|ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None });
@@ -129,173 +91,55 @@ pub(super) fn configuration(daemon: &RoutingDaemon, yaml: &str) -> Result<String
         }
     }
     let AnnounceSettings { route_table, route_protocol } = gateway.announce;
+    let pools: Vec<Pool> = config.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>().map_err(RoutingError::Pool)?;
     let comment = |mark: char, daemon: &str| {
         format!(
             "{mark} {daemon} beside gateway {}: announces its VIPs of `routed` pools (Linux table {route_table}, protocol \
-             {route_protocol}) by BGP.\n{mark} Written by sluicectl {}.\n",
+             {route_protocol}) by BGP.\n{mark} {}\n{mark} Written by sluicectl {}.\n",
             gateway.name,
+            routed_pools(&pools),
             env!("CARGO_PKG_VERSION")
         )
     };
+    let special = bgp.special(&pools);
     match daemon {
-        RoutingDaemon::Bird(bgp) => Ok(comment('#', "BIRD 2") + &bird(bgp, router_id, route_table, route_protocol)),
+        RoutingDaemon::Bird(bgp) => {
+            Ok(comment('#', "BIRD 2") + &bird::configuration(bgp, &special, router_id, route_table, route_protocol))
+        }
         RoutingDaemon::Frr(_) if route_table != MAIN_TABLE => Err(RoutingError::NotMain(route_table)),
-        RoutingDaemon::Frr(bgp) => Ok(comment('!', "FRR") + &frr(bgp, router_id)),
+        RoutingDaemon::Frr(bgp) => Ok(comment('!', "FRR") + &frr::configuration(bgp, &special, router_id)),
     }
 }
 
-fn bird(bgp: &BgpArguments, router_id: Ipv4Addr, table: u32, protocol: u8) -> String {
-    let communities: String = bgp.communities.iter().map(|(a, b)| format!("  bgp_community.add(({a}, {b}));\n")).collect();
-    let mut text = format!(
-        "router id {router_id};
-ipv4 table vips4;
-ipv6 table vips6;
-protocol device {{ }}
-
-# Routes with metric {VIP_ROUTE_DRAIN_METRIC} are those of a gateway that drains: GRACEFUL_SHUTDOWN (RFC 8326).
-filter vips {{
-  if krt_source != {protocol} then reject;
-  if krt_metric = {VIP_ROUTE_DRAIN_METRIC} then bgp_community.add((65535, 0));
-{communities}  bgp_med = {};
-  accept;
-}}
-",
-        bgp.med
-    );
-    for family in [4, 6] {
-        let _ = write!(
-            text,
-            "protocol kernel vips{family}_kernel {{
-  kernel table {table};
-  learn;
-  ipv{family} {{ table vips{family}; import filter vips; export none; }};
-}}
-"
-        );
-    }
-    if bgp.bfd {
-        let (interval, multiplier) = (bgp.bfd_interval, bgp.bfd_multiplier);
-        let times = format!("min rx interval {interval} ms; min tx interval {interval} ms; multiplier {multiplier};");
-        let _ = writeln!(text, "\nprotocol bfd {{\n  interface \"*\" {{ {times} }};\n}}");
-    }
-    for (n, BgpNeighbour { address, remote_as }) in (1..).zip(&bgp.peers) {
-        let next_hop = bgp.next_hop(address.is_ipv4()).map_or_else(|| "self".to_owned(), |hop| format!("address {hop}"));
-        let (family, bfd) = (if address.is_ipv4() { 4 } else { 6 }, if bgp.bfd { "  bfd on;\n" } else { "" });
-        let _ = write!(
-            text,
-            "
-protocol bgp router{n} {{
-  local as {};
-  neighbor {address} as {remote_as};
-  connect delay time 2; error wait time 2, 30;
-{bfd}  ipv{family} {{ table vips{family}; import none; export all; next hop {next_hop}; }};
-}}
-",
-            bgp.local_as
-        );
-    }
-    text
-}
-
-fn frr(bgp: &BgpArguments, router_id: Ipv4Addr) -> String {
-    let mut text = "! In /etc/frr/daemons: bgpd=yes, and bfdd=yes for BFD.\n".to_owned();
-    if bgp.bfd {
-        let (interval, multiplier) = (bgp.bfd_interval, bgp.bfd_multiplier);
-        let _ = write!(
-            text,
-            "bfd
- profile sluice
-  receive-interval {interval}
-  transmit-interval {interval}
-  detect-multiplier {multiplier}
- exit
-exit
-"
-        );
-    }
-    let local_as = bgp.local_as;
-    let _ = write!(
-        text,
-        "router bgp {local_as}\n bgp router-id {router_id}\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n"
-    );
-    for BgpNeighbour { address, remote_as } in &bgp.peers {
-        let _ = writeln!(text, " neighbor {address} remote-as {remote_as}");
-        if bgp.bfd {
-            let _ = writeln!(text, " neighbor {address} bfd profile sluice");
-        }
-    }
-    for family in [4, 6] {
-        let _ = write!(text, " address-family ipv{family} unicast\n  redistribute kernel route-map SLUICE-VIPS\n");
-        for BgpNeighbour { address, .. } in bgp.peers.iter().filter(|peer| peer.address.is_ipv4() == (family == 4)) {
-            let _ = write!(text, "  neighbor {address} activate\n  neighbor {address} route-map SLUICE-NONE in\n");
-            if bgp.next_hop(address.is_ipv4()).is_some() {
-                let _ = writeln!(text, "  neighbor {address} route-map SLUICE-OUT out");
-            }
-        }
-        text.push_str(" exit-address-family\n");
-    }
-    let given: String = bgp.communities.iter().map(|(a, b)| format!(" {a}:{b}")).collect();
-    let med = bgp.med;
-    let _ = write!(
-        text,
-        "exit
-! Routes with metric {VIP_ROUTE_DRAIN_METRIC} are those of a gateway that drains: GRACEFUL_SHUTDOWN (RFC 8326).
-route-map SLUICE-VIPS permit 10
- match metric {VIP_ROUTE_DRAIN_METRIC}
- set community{given} graceful-shutdown
- set metric {med}
- set origin igp
-exit
-route-map SLUICE-VIPS permit 20
- match metric {VIP_ROUTE_METRIC}
-"
-    );
-    if !given.is_empty() {
-        let _ = writeln!(text, " set community{given}");
-    }
-    let _ = write!(text, " set metric {med}\n set origin igp\nexit\nroute-map SLUICE-NONE deny 10\nexit\n");
-    if !bgp.next_hops.is_empty() {
-        text.push_str("route-map SLUICE-OUT permit 10\n");
-        for hop in &bgp.next_hops {
-            let _ = writeln!(text, " set {} {hop}", if hop.is_ipv4() { "ip next-hop" } else { "ipv6 next-hop global" });
-        }
-        text.push_str("exit\n");
-    }
-    text
-}
-
-fn as_number(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected a number from 1 to 4294967295".to_owned())
-}
-
-fn peer(text: &str) -> Result<BgpNeighbour, String> {
-    let parsed = text.split_once('=').and_then(|(address, number)| {
-        let remote_as = as_number(number).ok()?;
-        Some(BgpNeighbour { address: address.parse().ok()?, remote_as })
-    });
-    parsed.ok_or_else(|| "expected ADDRESS=AS, such as 192.0.2.1=64513".to_owned())
-}
-
-fn community(text: &str) -> Result<(u16, u16), String> {
-    let parsed = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parsed.ok_or_else(|| "expected A:B, two numbers up to 65535, such as 64512:100".to_owned())
+/// A line about the pools that the configuration was written for.
+fn routed_pools(pools: &[Pool]) -> String {
+    let routed = pools.iter().filter(|pool| pool.announce == Announce::Routed);
+    let names: Vec<&str> = routed.map(|pool| pool.name.as_str()).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    format!("Pools now: {names}. Write this file again after a change of `bgp` or of addresses of a pool with `bgp`.")
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use proto::PoolBgp;
 
     use super::*;
     use crate::{Arguments, Command};
 
     const GATEWAY: &str = "name: edge-1\nports:\n  - {name: uplink, addresses: ['2001:db8::2/64', 192.0.2.2/24], mtu: 1500}\n";
 
-    /// What the command line prints for a gateway with these settings in `announce`.
+    /// What the command line prints for a gateway with these settings in `announce`, and without pools.
     fn printed(announce: &str, line: &str) -> Result<String, String> {
+        printed_with(announce, Vec::new(), line)
+    }
+
+    fn printed_with(announce: &str, pools: Vec<v1::Pool>, line: &str) -> Result<String, String> {
         let words = ["sluicectl", "config"].into_iter().chain(line.split_whitespace());
         let arguments = Arguments::try_parse_from(words).map_err(|error| error.to_string())?;
         let Command::Config { daemon: Some(daemon) } = arguments.command else { panic!("{line}") };
-        configuration(&daemon, &format!("{GATEWAY}{announce}")).map_err(|error| error.to_string())
+        let config = v1::GetConfigResponse { yaml: format!("{GATEWAY}{announce}"), pools };
+        configuration(&daemon, config).map_err(|error| error.to_string())
     }
 
     const OWN: &str = "announce: {routeTable: 151, routeProtocol: 99, withoutBackends: withdraw}\n";
@@ -309,7 +153,7 @@ mod tests {
             "router id 192.0.2.2;",
             "kernel table 151;",
             "if krt_source != 99 then reject;",
-            "if krt_metric = 65535 then bgp_community.add((65535, 0));",
+            "if krt_metric = 65535 then { bgp_community.add((65535, 0)); bgp_local_pref = 0; }",
             "bgp_community.add((64512, 7));",
             "neighbor 192.0.2.1 as 64513;\n",
             "  ipv4 { table vips4; import none; export all; next hop self; };",
@@ -345,6 +189,108 @@ mod tests {
         assert!(!text.contains("neighbor fd01::1 route-map SLUICE-OUT out"), "{text}");
     }
 
+    /// A pool with communities and a MED, one with local preference and aggregation, one without settings, and one that is
+    /// not announced by BGP.
+    fn pools() -> Vec<v1::Pool> {
+        let pool = |name: &str, ranges: &[&str], announce, bgp: PoolBgp| {
+            let ranges = ranges.iter().map(|text| text.parse().unwrap()).collect();
+            v1::Pool::from(&Pool { name: name.to_owned(), ranges, announce, bgp })
+        };
+        let communities = ["65000:100", "65000:1:2", "no-export"].map(|text| text.parse().unwrap()).to_vec();
+        let tenants = PoolBgp { communities, med: Some(50), ..PoolBgp::default() };
+        let dns = PoolBgp { local_pref: Some(200), aggregation_length: 24, ..PoolBgp::default() };
+        vec![
+            pool("tenants", &["203.0.113.0-203.0.113.191", "203.0.113.200", "2001:db8:1::/64"], Announce::Routed, tenants),
+            pool("dns", &["198.51.100.0/24"], Announce::Routed, dns),
+            pool("plain", &["192.0.2.128/25"], Announce::Routed, PoolBgp::default()),
+            pool("lan", &["192.0.2.100"], Announce::L2, PoolBgp::default()),
+        ]
+    }
+
+    const WITH_POOLS: &str = "--local-as 64512 --peer 192.0.2.1=64513 --community 64512:7 --med 5";
+
+    #[test]
+    fn settings_of_a_pool_replace_the_options_in_bird() {
+        let text = printed_with(OWN, pools(), &format!("bird {WITH_POOLS}")).unwrap();
+        assert!(text.contains("# Pools now: tenants, dns, plain. Write this file again after"), "{text}");
+        let filter = "filter vips {
+  if krt_source != 99 then reject;
+  bgp_community.add((64512, 7));
+  bgp_med = 5;
+  # Pool tenants.
+  if net.type = NET_IP4 then if net ~ [ 203.0.113.0/25+, 203.0.113.128/26+, 203.0.113.200/32+ ] then {
+    bgp_community.empty; bgp_large_community.empty;
+    bgp_community.add((65000, 100));
+    bgp_large_community.add((65000, 1, 2));
+    bgp_community.add((65535, 65281));
+    bgp_med = 50;
+  }
+  if net.type = NET_IP6 then if net ~ [ 2001:db8:1::/64+ ] then {
+    bgp_community.empty; bgp_large_community.empty;
+    bgp_community.add((65000, 100));
+    bgp_large_community.add((65000, 1, 2));
+    bgp_community.add((65535, 65281));
+    bgp_med = 50;
+  }
+  # Pool dns.
+  if net.type = NET_IP4 then if net ~ [ 198.51.100.0/24+ ] then {
+    bgp_community.empty; bgp_large_community.empty;
+    bgp_community.add((64512, 7));
+    bgp_med = 5;
+    bgp_local_pref = 200;
+  }
+  if krt_metric = 65535 then { bgp_community.add((65535, 0)); bgp_local_pref = 0; }
+  accept;
+}
+";
+        assert!(text.contains(filter), "{text}");
+    }
+
+    #[test]
+    fn settings_of_a_pool_replace_the_options_in_frr() {
+        let text = printed_with(MAIN, pools(), &format!("frr {WITH_POOLS}")).unwrap();
+        let lists = "! Pool tenants.
+ip prefix-list SLUICE-POOL-1 permit 203.0.113.0/25 le 32
+ip prefix-list SLUICE-POOL-1 permit 203.0.113.128/26 le 32
+ip prefix-list SLUICE-POOL-1 permit 203.0.113.200/32
+ipv6 prefix-list SLUICE-POOL-1 permit 2001:db8:1::/64 le 128
+! Pool dns.
+ip prefix-list SLUICE-POOL-2 permit 198.51.100.0/24 le 32
+";
+        assert!(text.contains(lists), "{text}");
+        let maps = text.split_once("(RFC 8326).\n").unwrap().1.split_once("route-map SLUICE-NONE").unwrap().0;
+        let entry = |number: u32, list: &str, metric: u32, set: &str| {
+            let list = if list.is_empty() { String::new() } else { format!(" match {list}\n") };
+            format!("route-map SLUICE-VIPS permit {number}\n{list} match metric {metric}\n{set} set origin igp\nexit\n")
+        };
+        let tenants = " set large-community 65000:1:2\n set metric 50\n";
+        let of_tenants = |draining: &str| format!(" set community 65000:100 65535:65281{draining}\n{tenants}");
+        let draining = format!("{} set local-preference 0\n", of_tenants(" graceful-shutdown"));
+        let others = " set community 64512:7\n set metric 5\n";
+        let leaving = " set community 64512:7 graceful-shutdown\n set metric 5\n set local-preference 0\n";
+        let wanted = [
+            entry(10, "ip address prefix-list SLUICE-POOL-1", 65535, &draining),
+            entry(20, "ip address prefix-list SLUICE-POOL-1", 15000, &of_tenants("")),
+            entry(30, "ipv6 address prefix-list SLUICE-POOL-1", 65535, &draining),
+            entry(40, "ipv6 address prefix-list SLUICE-POOL-1", 15000, &of_tenants("")),
+            entry(50, "ip address prefix-list SLUICE-POOL-2", 65535, leaving),
+            entry(60, "ip address prefix-list SLUICE-POOL-2", 15000, &format!("{others} set local-preference 200\n")),
+            entry(70, "", 65535, leaving),
+            entry(80, "", 15000, others),
+        ];
+        assert_eq!(maps, wanted.concat());
+    }
+
+    #[test]
+    fn a_gateway_without_pools_and_a_pool_of_a_newer_version_are_named() {
+        let text = printed(OWN, &format!("bird {WITH_POOLS}")).unwrap();
+        assert!(text.contains("# Pools now: none.") && !text.contains("# Pool "), "{text}");
+        let mut newer = pools();
+        newer[0].bgp.as_mut().unwrap().communities.push("65000:1:2:3".to_owned());
+        let error = printed_with(OWN, newer, &format!("bird {WITH_POOLS}")).unwrap_err();
+        assert!(error.contains("pool tenants: community \"65000:1:2:3\"") && error.contains("update it"), "{error}");
+    }
+
     #[test]
     fn what_is_missing_or_wrong_is_named() {
         let rows = [
@@ -353,6 +299,7 @@ mod tests {
             ("bird --local-as 0 --peer 192.0.2.1=64513", "expected a number from 1"),
             ("frr --local-as 64512 --peer 192.0.2.1", "expected ADDRESS=AS"),
             ("frr --local-as 64512 --peer 192.0.2.1=1 --community 70000:1", "expected A:B"),
+            ("bird --local-as 64512 --peer 192.0.2.1=1 --community graceful-shutdown", "only while it drains"),
             ("bird --local-as 1 --peer 192.0.2.1=1 --next-hop 10.0.0.1 --next-hop 10.0.0.2", "one for each family"),
             ("frr --local-as 64512 --peer 192.0.2.1=1 --bfd-interval 100", "--bfd"),
         ];

@@ -301,7 +301,7 @@ impl Admin for Canned {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
-        Ok(Response::new(v1::GetConfigResponse { yaml: "name: edge-1\n".into() }))
+        Ok(Response::new(v1::GetConfigResponse { yaml: "name: edge-1\n".into(), pools: Vec::new() }))
     }
 }
 

@@ -7,7 +7,9 @@
 
 mod schema;
 
-pub use schema::{ADDRESS_CHARS_MAX, ADDRESSES_MAX, CLASS_CHARS_MAX, GATEWAY_ADDRESSES_MAX, PER_NAMESPACE_MAX, PRIORITY_MAX};
+pub use schema::{
+    ADDRESS_CHARS_MAX, ADDRESSES_MAX, CLASS_CHARS_MAX, COMMUNITIES_MAX, GATEWAY_ADDRESSES_MAX, PER_NAMESPACE_MAX, PRIORITY_MAX,
+};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube_core::CustomResourceExt as _;
@@ -24,6 +26,27 @@ pub enum AnnounceKind {
     L2,
     /// By routes that a routing daemon on the gateway announces.
     Routed,
+}
+
+/// How routing daemons announce the addresses of a pool by BGP.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BgpSpec {
+    /// Communities of their routes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub communities: Vec<String>,
+    /// Multi-exit discriminator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub med: Option<u32>,
+    /// Local preference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_pref: Option<u32>,
+    /// Length of the prefixes by which IPv4 addresses are announced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aggregation_length: Option<u32>,
+    /// The same for IPv6.
+    #[serde(default, rename = "aggregationLengthV6", skip_serializing_if = "Option::is_none")]
+    pub aggregation_length_v6: Option<u32>,
 }
 
 /// A pool of load balancer addresses.
@@ -44,6 +67,7 @@ pub enum AnnounceKind {
     printcolumn = r#"{"name": "AGE", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = schema::pool_rules()))]
 pub struct AddressPoolSpec {
     /// CIDRs, ranges FIRST-LAST and single addresses of both families.
     #[schemars(schema_with = "schema::addresses")]
@@ -82,6 +106,10 @@ pub struct AddressPoolSpec {
     /// How routers learn the addresses.
     #[serde(default)]
     pub announce: AnnounceKind,
+    /// How routing daemons announce the addresses by BGP; with `announce: routed` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::bgp")]
+    pub bgp: Option<BgpSpec>,
     /// Whether Services of different namespaces may share an address under MetalLB's sharing key alone.
     #[serde(default)]
     pub allow_cross_namespace_sharing: bool,

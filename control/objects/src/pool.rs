@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_core::Selector;
 use proto::limits::GROUP_BYTES_MAX;
-use proto::{AddressRange, AddressRangeError, Announce, Pool};
+use proto::{AddressRange, AddressRangeError, AggregationError, Announce, Community, CommunityError, Pool, PoolBgp};
 
-use crate::crd::{self, AddressPool, AnnounceKind};
+use crate::crd::{self, AddressPool, AddressPoolSpec, AnnounceKind};
 use crate::scalar::{CLASS_EXPECTED, is_class, is_dns_label};
 
 /// Addresses that are unreachable from other machines: "this network", loopback, link-local, multicast, reserved,
@@ -35,6 +35,8 @@ pub struct PoolSpec {
     pub ranges: Vec<AddressRange>,
     /// How routers learn the addresses.
     pub announce: Announce,
+    /// How routing daemons announce them, if it is `routed`.
+    pub bgp: PoolBgp,
     /// Whether Services that request neither a pool nor an address may get one of these addresses.
     pub auto_assign: bool,
     /// Leave out IPv4 addresses that end in .0 or .255.
@@ -65,6 +67,7 @@ impl PoolSpec {
             name: name.into(),
             ranges,
             announce: Announce::L2,
+            bgp: PoolBgp::default(),
             auto_assign: true,
             avoid_buggy_ips: false,
             priority: 0,
@@ -88,7 +91,7 @@ impl PoolSpec {
 impl From<&PoolSpec> for Pool {
     /// The pool as sent to gateways.
     fn from(spec: &PoolSpec) -> Self {
-        Self { name: spec.name.clone(), ranges: spec.ranges.clone(), announce: spec.announce }
+        Self { name: spec.name.clone(), ranges: spec.ranges.clone(), announce: spec.announce, bgp: spec.bgp.clone() }
     }
 }
 
@@ -144,6 +147,33 @@ pub enum PoolError {
         /// Highest legal value.
         most: u32,
     },
+    /// Settings of BGP for a pool that is not announced by it.
+    #[error("spec.bgp is for pools with `announce: routed`, expected that or no spec.bgp")]
+    BgpWithoutRoutes,
+    /// Too many communities.
+    #[error("spec.bgp.communities has {0} entries, expected at most {max}", max = crd::COMMUNITIES_MAX)]
+    CommunityCount(usize),
+    /// An entry is not a community that a pool may have.
+    #[error("spec.bgp.communities[{index}]: found {found:?}, {error}")]
+    Community {
+        /// Which entry.
+        index: usize,
+        /// Its text.
+        found: String,
+        /// What is wrong.
+        error: CommunityError,
+    },
+    /// A community twice.
+    #[error("spec.bgp.communities[{index}]: found {community} a second time; leave it out")]
+    CommunityTwice {
+        /// Which entry.
+        index: usize,
+        /// The community.
+        community: Community,
+    },
+    /// Aggregates with addresses outside of the pool.
+    #[error("spec.bgp.{field}: {0}", field = .0.field())]
+    Aggregation(AggregationError),
     /// An invalid selector.
     #[error("spec.{field}: {error}; operators are In and NotIn with values, Exists and DoesNotExist without")]
     Selector {
@@ -178,9 +208,6 @@ impl TryFrom<&AddressPool> for PoolSpec {
     fn try_from(pool: &AddressPool) -> Result<Self, PoolError> {
         let name = pool.metadata.name.clone().ok_or(PoolError::Unnamed)?;
         let spec = &pool.spec;
-        let within = |field, found: u32, least, most| {
-            if (least..=most).contains(&found) { Ok(found) } else { Err(PoolError::Number { field, found, least, most }) }
-        };
         let class = spec.load_balancer_class.clone();
         if let Some(class) = class.as_ref().filter(|class| !is_class(class)) {
             return Err(PoolError::Class(class.chars().take(80).collect()));
@@ -189,12 +216,14 @@ impl TryFrom<&AddressPool> for PoolSpec {
         if let Some(group) = gateway_group.as_ref().filter(|group| !is_dns_label(group, GROUP_BYTES_MAX)) {
             return Err(PoolError::GatewayGroup(group.chars().take(80).collect()));
         }
+        let ranges = ranges(&spec.addresses)?;
         let limit = spec.max_per_namespace.map(|max| within("maxPerNamespace", max, 1, crd::PER_NAMESPACE_MAX));
         Ok(Self {
             announce: match spec.announce {
                 AnnounceKind::L2 => Announce::L2,
                 AnnounceKind::Routed => Announce::Routed,
             },
+            bgp: bgp(spec, &ranges)?,
             auto_assign: spec.auto_assign,
             avoid_buggy_ips: spec.avoid_buggy_ips,
             priority: within("priority", spec.priority, 0, crd::PRIORITY_MAX)?,
@@ -205,9 +234,13 @@ impl TryFrom<&AddressPool> for PoolSpec {
             gateway_group,
             allow_cross_namespace_sharing: spec.allow_cross_namespace_sharing,
             internal: spec.internal,
-            ..Self::new(name, ranges(&spec.addresses)?)
+            ..Self::new(name, ranges)
         })
     }
+}
+
+fn within(field: &'static str, found: u32, least: u32, most: u32) -> Result<u32, PoolError> {
+    if (least..=most).contains(&found) { Ok(found) } else { Err(PoolError::Number { field, found, least, most }) }
 }
 
 fn ranges(addresses: &[String]) -> Result<Vec<AddressRange>, PoolError> {
@@ -229,6 +262,39 @@ fn ranges(addresses: &[String]) -> Result<Vec<AddressRange>, PoolError> {
         ranges.push(range);
     }
     Ok(ranges)
+}
+
+fn bgp(spec: &AddressPoolSpec, ranges: &[AddressRange]) -> Result<PoolBgp, PoolError> {
+    let Some(written) = &spec.bgp else { return Ok(PoolBgp::default()) };
+    if spec.announce != AnnounceKind::Routed {
+        return Err(PoolError::BgpWithoutRoutes);
+    }
+    if written.communities.len() > crd::COMMUNITIES_MAX {
+        return Err(PoolError::CommunityCount(written.communities.len()));
+    }
+    let mut communities: Vec<Community> = Vec::new();
+    for (index, text) in written.communities.iter().enumerate() {
+        let found = || text.chars().take(crd::ADDRESS_CHARS_MAX).collect();
+        let community = text.parse().map_err(|error| PoolError::Community { index, found: found(), error })?;
+        if communities.contains(&community) {
+            return Err(PoolError::CommunityTwice { index, community });
+        }
+        communities.push(community);
+    }
+    let length = |field, written: Option<u32>, most: u8| match written {
+        Some(found) => within(field, found, 1, most.into()).map(|length| u8::try_from(length).unwrap_or(most)),
+        None => Ok(most),
+    };
+    let PoolBgp { aggregation_length, aggregation_length_v6, .. } = PoolBgp::default();
+    let bgp = PoolBgp {
+        communities,
+        med: written.med,
+        local_pref: written.local_pref,
+        aggregation_length: length("bgp.aggregationLength", written.aggregation_length, aggregation_length)?,
+        aggregation_length_v6: length("bgp.aggregationLengthV6", written.aggregation_length_v6, aggregation_length_v6)?,
+    };
+    bgp.check(ranges).map_err(PoolError::Aggregation)?;
+    Ok(bgp)
 }
 
 fn selector(field: &'static str, written: Option<&LabelSelector>) -> Result<Selector, PoolError> {
@@ -268,11 +334,16 @@ mod tests {
     fn every_field_is_read() {
         let all = json!({"addresses": ["192.0.2.1"], "autoAssign": false, "avoidBuggyIPs": true, "priority": 7,
             "namespaceSelector": {"matchLabels": {"team": "a"}}, "serviceSelector": {"matchExpressions": [{"key": "x", "operator": "Exists"}]},
-            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "gatewayGroup": "east", "announce": "routed", "allowCrossNamespaceSharing": true, "internal": true});
+            "maxPerNamespace": 3, "loadBalancerClass": "sluice.dev/gateway", "gatewayGroup": "east", "announce": "routed",
+            "bgp": {"communities": ["65000:100", "65000:1:2", "no-export"], "med": 50, "localPref": 200, "aggregationLengthV6": 64},
+            "allowCrossNamespaceSharing": true, "internal": true});
         let read = PoolSpec::try_from(&pool(&all)).unwrap();
         assert_eq!((read.auto_assign, read.avoid_buggy_ips, read.priority), (false, true, 7));
         assert_eq!((read.namespaces.to_string(), read.services.to_string()), ("team=a".to_owned(), "x".to_owned()));
         assert_eq!((read.max_per_namespace, read.announce), (Some(3), Announce::Routed));
+        let communities = ["65000:100", "65000:1:2", "65535:65281"].map(|text| text.parse().unwrap()).to_vec();
+        let bgp = PoolBgp { communities, med: Some(50), local_pref: Some(200), aggregation_length_v6: 64, ..PoolBgp::default() };
+        assert_eq!(read.bgp, bgp);
         assert_eq!(read.load_balancer_class.as_deref(), Some("sluice.dev/gateway"));
         assert_eq!(read.gateway_group.as_deref(), Some("east"));
         assert!(read.allow_cross_namespace_sharing && read.internal);
@@ -282,6 +353,7 @@ mod tests {
     fn the_controller_refuses_pools_that_the_api_server_refuses() {
         let expression = |operator: &str, values: Value| json!({"addresses": ["192.0.2.1"], "namespaceSelector": {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}});
         let with = |field: &str, value: Value| json!({"addresses": ["192.0.2.1"], field: value});
+        let routed = |bgp: Value| json!({"addresses": ["192.0.2.1"], "announce": "routed", "bgp": bgp});
         let rows = [
             (json!({"addresses": []}), "spec.addresses has 0 entries, expected 1 to 128"),
             (json!({"addresses": vec!["192.0.2.1"; 129]}), "has 129 entries"),
@@ -304,6 +376,24 @@ mod tests {
             (expression("Equals", Value::Null), "spec.namespaceSelector: "),
             (with("priority", json!(65_536)), "spec.priority is 65536, expected 0 to 65535"),
             (with("maxPerNamespace", json!(0)), "spec.maxPerNamespace is 0, expected 1 to 65536"),
+            (with("bgp", json!({"med": 1})), "spec.bgp is for pools with `announce: routed`"),
+            (routed(json!({"communities": vec!["1:1"; 33]})), "spec.bgp.communities has 33 entries, expected at most 32"),
+            (
+                routed(json!({"communities": ["1:1", "65000"]})),
+                "spec.bgp.communities[1]: found \"65000\", expected A:B with numbers up to 65535, A:B:C",
+            ),
+            (routed(json!({"communities": ["65000:70000"]})), "expected A:B with numbers up to 65535"),
+            (
+                routed(json!({"communities": ["graceful-shutdown"]})),
+                "this is GRACEFUL_SHUTDOWN, which a gateway sends only while",
+            ),
+            (routed(json!({"communities": ["no-export", "65535:65281"]})), "found 65535:65281 a second time"),
+            (routed(json!({"aggregationLength": 33})), "spec.bgp.aggregationLength is 33, expected 1 to 32"),
+            (routed(json!({"aggregationLength": 300})), "spec.bgp.aggregationLength is 300, expected 1 to 32"),
+            (
+                routed(json!({"aggregationLength": 24})),
+                "spec.bgp.aggregationLength: found 24, but 192.0.2.0/24 has addresses outside of 192.0.2.1",
+            ),
             (with("loadBalancerClass", json!("")), "expected a class such as"),
             (with("loadBalancerClass", json!("a/b/c")), "expected a class such as"),
             (with("loadBalancerClass", json!("a b")), "expected a class such as"),

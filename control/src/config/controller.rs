@@ -372,6 +372,7 @@ mod tests {
                     backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\nserveUnassigned: false\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
                     - {name: c, addresses: [192.0.2.140], announce: routed, autoAssign: false, avoidBuggyIPs: true, priority: 7,\n    \
+                    bgp: {communities: ['65000:100', '65000:1:2', no-export], med: 50, localPref: 200, aggregationLengthV6: 64},\n    \
                     namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: b, operator: Exists}]},\n    \
                     maxPerNamespace: 3, loadBalancerClass: a.b/c, gatewayGroup: east, allowCrossNamespaceSharing: true, internal: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
@@ -459,6 +460,35 @@ mod tests {
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
             ("pools: [{name: a, addresses: [10.0.0.9-10.0.0.1]}]", "\"10.0.0.9-10.0.0.1\" is reversed"),
             ("pools: [{name: a, addresses: [0.0.0.0/0]}]", "which reaches into 0.0.0.0/8"),
+            ("pools: [{name: a, addresses: [192.0.2.1], bgp: {}}]", "key `pools[0].bgp`: is for pools with `announce: routed`"),
+            (
+                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {communities: ['1:1', '65000']}}]",
+                "key `pools[0].bgp.communities[1]`: found `65000`, expected A:B with numbers up to 65535, A:B:C",
+            ),
+            (
+                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {communities: [no-export, '65535:65281']}}]",
+                "key `pools[0].bgp.communities[1]`: found 65535:65281 a second time",
+            ),
+            (
+                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {communities: [graceful-shutdown]}}]",
+                "found `graceful-shutdown`, expected another one: this is GRACEFUL_SHUTDOWN",
+            ),
+            (
+                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {med: -1}}]",
+                "key `pools[0].bgp.med`: found `-1`, expected a number from 0 to 4294967295",
+            ),
+            (
+                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {localpref: 1}}]",
+                "unknown key `localpref`, did you mean `localPref`?",
+            ),
+            (
+                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {aggregationLength: 33}}]",
+                "key `pools[0].bgp.aggregationLength`: found `33`, expected a number from 1 to 32",
+            ),
+            (
+                "pools: [{name: a, addresses: [192.0.2.0/25], announce: routed, bgp: {aggregationLength: 24}}]",
+                "key `pools[0].bgp.aggregationLength`: found 24, but 192.0.2.0/24 has addresses outside of 192.0.2.0-192.0.2.127",
+            ),
             ("clusterCIDRs: [10.0.0.0/8]\npools: [{name: a, addresses: [10.1.1.1]}]", "overlaps 10.0.0.0/8 of `clusterCIDRs`"),
             ("manifests: a\nkubernetes: {kubeconfig: b}", "key `manifests`: found a second source"),
         ];

@@ -4,7 +4,7 @@
 //! Invariant: [`key_values`] has every key, and reads back as the same pool.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use proto::{AddressRange, Announce};
+use proto::{AddressRange, AggregationError, Announce, Community, PoolBgp};
 
 use super::key_values::KeyValues;
 use super::problem::Location;
@@ -39,6 +39,7 @@ pub(super) fn take(top: &mut Section<'_>, class: &str, group: &str) -> (Vec<Pool
         let parse = |text: &str| text.parse().ok().filter(|n| (1..=crd::PER_NAMESPACE_MAX).contains(n));
         pools.push(PoolSpec {
             announce,
+            bgp: take_bgp(&mut section, announce, &ranges),
             auto_assign: section.flag("autoAssign", true),
             avoid_buggy_ips: section.flag("avoidBuggyIPs", false),
             priority: section.number("priority", 0..=crd::PRIORITY_MAX, 0),
@@ -78,6 +79,44 @@ fn take_ranges(section: &mut Section<'_>, pool: &str, announce: Announce, locate
         located.push(LocatedRange { pool: pool.to_owned(), location: item.location.clone(), range, announce });
     }
     ranges
+}
+
+/// Reads key `bgp` of a pool with `ranges`.
+fn take_bgp(section: &mut Section<'_>, announce: Announce, ranges: &[AddressRange]) -> PoolBgp {
+    let Some(field) = section.field("bgp") else { return PoolBgp::default() };
+    if announce == Announce::L2 {
+        field.problem("is for pools with `announce: routed`; set that, or leave `bgp` out");
+    }
+    let mut keys = field.section();
+    let mut communities: Vec<Community> = Vec::new();
+    let items = keys.items("communities", "communities");
+    if items.len() > crd::COMMUNITIES_MAX {
+        let message = format!("found {} communities, expected at most {}", items.len(), crd::COMMUNITIES_MAX);
+        keys.problem_of("communities", message);
+    }
+    for item in items {
+        let Some(community) = item.try_parse("a community such as 65000:100", str::parse) else { continue };
+        if communities.contains(&community) {
+            item.problem(format!("found {community} a second time; leave it out"));
+        }
+        communities.push(community);
+    }
+    let number = |keys: &mut Section<'_>, key| keys.parse(key, "a number from 0 to 4294967295", |text| text.parse().ok());
+    let default = PoolBgp::default();
+    let bgp = PoolBgp {
+        communities,
+        med: number(&mut keys, "med"),
+        local_pref: number(&mut keys, "localPref"),
+        aggregation_length: keys.number("aggregationLength", 1..=32, default.aggregation_length),
+        aggregation_length_v6: keys.number("aggregationLengthV6", 1..=128, default.aggregation_length_v6),
+    };
+    if let Err(error @ AggregationError::Outside { field, .. }) = bgp.check(ranges) {
+        if let Some(key) = keys.field(field) {
+            key.problem(error.to_string());
+        }
+    }
+    keys.finish();
+    bgp
 }
 
 fn take_name(section: &mut Section<'_>, pools: &[PoolSpec]) -> String {
@@ -124,6 +163,7 @@ pub(super) fn key_values(pool: &PoolSpec) -> KeyValues {
         .with("name", &pool.name)
         .with_texts("addresses", &pool.ranges)
         .with("announce", pool.announce)
+        .with("bgp", (pool.announce == Announce::Routed).then_some(&pool.bgp))
         .with("autoAssign", pool.auto_assign)
         .with("avoidBuggyIPs", pool.avoid_buggy_ips)
         .with("priority", pool.priority)

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use imbl::OrdMap;
 use proto::limits::SERVICES_MAX;
-use proto::{Announce, Pool, Protocol, Reason, Refusal, ServiceName};
+use proto::{Announce, Pool, PoolBgp, Protocol, Reason, Refusal, ServiceName};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
@@ -230,7 +230,7 @@ fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<P
         let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
         let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();
         if !ranges.is_empty() {
-            all.push(Pool { name: OUTSIDE.to_owned(), ranges, announce });
+            all.push(Pool { name: OUTSIDE.to_owned(), ranges, announce, bgp: PoolBgp::default() });
         }
     }
     all

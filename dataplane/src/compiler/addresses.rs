@@ -72,13 +72,14 @@ fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
     links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
 }
 
-/// The VIPs of `routed` pools.
-pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator<Item = IpAddr> + 'a {
-    let is_routed = |vip: &&IpAddr| {
+/// The VIPs of `routed` pools, each with the prefix by which its pool announces it.
+pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator<Item = (IpAddr, IpNet)> + 'a {
+    let announced = |vip: &IpAddr| {
         let mut routed = pools.iter().filter(|pool| pool.announce == Announce::Routed);
-        routed.any(|pool| pool.ranges.iter().any(|range| range.contains(**vip)))
+        let pool = routed.find(|pool| pool.ranges.iter().any(|range| range.contains(*vip)))?;
+        Some((*vip, pool.bgp.announced(*vip)))
     };
-    vips.iter().filter(is_routed).copied()
+    vips.iter().filter_map(announced)
 }
 
 /// The addresses for which the gateway answers ARP and NDP, and since which snapshot.

@@ -87,7 +87,12 @@ impl Rig {
     }
 
     fn with(config: Config) -> Self {
-        let pool = |name: &str, range: &str, announce| Pool { name: name.into(), ranges: vec![range.parse().unwrap()], announce };
+        let pool = |name: &str, range: &str, announce| Pool {
+            name: name.into(),
+            ranges: vec![range.parse().unwrap()],
+            announce,
+            bgp: proto::PoolBgp::default(),
+        };
         let pools = vec![
             pool("default", "192.0.2.100-192.0.2.199", Announce::L2),
             pool("far", "203.0.113.0/24", Announce::L2),

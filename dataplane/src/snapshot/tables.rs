@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use imbl::OrdMap;
+use ipnet::IpNet;
 use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName, vip_group};
 
 use super::backends::{Backend, BackendTable};
@@ -69,7 +70,7 @@ pub struct Snapshot {
     pub(crate) vlan_mtus: Arc<[u16]>,
     pub(crate) promiscuous: Arc<[PortIndex]>,
     pub(crate) announced: Announced,
-    pub(crate) routed: Arc<[IpAddr]>,
+    pub(crate) routed: Arc<[(IpAddr, IpNet)]>,
     pub(crate) managed: Arc<[(Link, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
     pub(crate) limits: Arc<FlowLimits>,
@@ -307,7 +308,7 @@ impl Snapshot {
     /// addresses do not belong to groups.
     fn group_of_vip<A: Address>(&self, address: A) -> Option<u8> {
         let groups = self.groups?.groups;
-        let is_elected = self.role(address) == AddressRole::Vip && self.routed.binary_search(&address.ip()).is_err();
+        let is_elected = self.role(address) == AddressRole::Vip && self.routed.binary_search_by_key(&address.ip(), |(vip, _)| *vip).is_err();
         is_elected.then(|| vip_group(address.ip(), groups))
     }
 
@@ -349,9 +350,10 @@ impl Snapshot {
         &self.announced
     }
 
-    /// VIPs of `routed` pools, which a routing daemon announces to routers. Sorted.
+    /// VIPs of `routed` pools, which a routing daemon announces to routers, each with the prefix by which it is announced.
+    /// Sorted.
     #[must_use]
-    pub fn routed(&self) -> &[IpAddr] {
+    pub fn routed(&self) -> &[(IpAddr, IpNet)] {
         &self.routed
     }
 

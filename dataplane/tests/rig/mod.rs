@@ -132,6 +132,7 @@ pub fn state() -> State {
             name: "default".into(),
             ranges: vec![pool("192.0.2.100-192.0.2.119"), pool("2001:db8::1:0/112")],
             announce: Announce::L2,
+            bgp: proto::PoolBgp::default(),
         }],
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::{AddressRangeError, Family, limits};
+use crate::{AddressRangeError, AggregationError, CommunityError, Family, limits};
 
 /// Errors of converting a message to a domain value.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -104,6 +104,24 @@ pub enum ConvertError {
         pool: String,
         /// The error in it.
         error: AddressRangeError,
+    },
+    /// A community that this version does not know.
+    #[error("pool {pool}: community {found:?}, {error}; if this gateway is older than its controller, update it")]
+    Community {
+        /// The pool.
+        pool: String,
+        /// The community.
+        found: String,
+        /// The error in it.
+        error: CommunityError,
+    },
+    /// An aggregation length that is illegal, or too short for the pool.
+    #[error("pool {pool}, {field}: {error}", field = error.field())]
+    Aggregation {
+        /// The pool.
+        pool: String,
+        /// The error in it.
+        error: AggregationError,
     },
     /// A kind of announcement that this version does not know.
     #[error("pool {pool}: announcement {found} is unknown; this gateway is older than its controller: update it")]

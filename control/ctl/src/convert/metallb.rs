@@ -1,6 +1,6 @@
 //! MetalLB's objects: IPAddressPool, its predecessor AddressPool, advertisements, peers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_core::{Selector, SelectorExt};
@@ -9,7 +9,8 @@ use serde::Deserialize;
 use super::input::{ConvertError, Found};
 use super::pool::{ConvertedPool, addresses};
 use super::selectors::{any_of, named};
-use objects::crd::{AddressPoolSpec, AnnounceKind, PRIORITY_MAX};
+use objects::crd::{AddressPoolSpec, AnnounceKind, BgpSpec, PRIORITY_MAX};
+use proto::Community;
 
 const GROUP: &str = "metallb.io";
 /// MetalLB tries pools with selectors before those without, regardless of priority. sluice uses the number alone, and 0
@@ -46,7 +47,7 @@ struct Allocation {
     service_selectors: Vec<LabelSelector>,
 }
 
-/// Pools in L2Advertisement and BGPAdvertisement, and their settings without equivalent.
+/// Pools in L2Advertisement and BGPAdvertisement, and how they are announced.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Advertisement {
@@ -61,9 +62,23 @@ struct Advertisement {
     peers: Vec<String>,
 }
 
+/// A Community: names for communities.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CommunityAliases {
+    communities: Vec<CommunityAlias>,
+}
+
+#[derive(Deserialize)]
+struct CommunityAlias {
+    name: String,
+    value: String,
+}
+
 struct Advertised<'a> {
     found: &'a Found,
     how: AnnounceKind,
+    bgp: BgpSpec,
     pools: BTreeSet<String>,
     selectors: Vec<Selector>,
 }
@@ -80,14 +95,15 @@ impl Advertised<'_> {
 
 /// Converts the pools; adds notes for settings without equivalent.
 pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<ConvertedPool>, ConvertError> {
+    let aliases = aliases(found)?;
     let mut advertised = Vec::new();
     for object in found.iter().filter(|object| object.group == GROUP) {
         match object.kind.as_str() {
-            "L2Advertisement" => advertised.push(advertisement(object, AnnounceKind::L2, notes)?),
-            "BGPAdvertisement" => advertised.push(advertisement(object, AnnounceKind::Routed, notes)?),
+            "L2Advertisement" => advertised.push(advertisement(object, AnnounceKind::L2, &aliases, notes)?),
+            "BGPAdvertisement" => advertised.push(advertisement(object, AnnounceKind::Routed, &aliases, notes)?),
             "BGPPeer" => notes.push(peer(object)?),
-            "BFDProfile" | "Community" => {
-                notes.push(object.note(" has no equivalent: it belongs into the configuration of FRR or BIRD on each gateway"))
+            "BFDProfile" => {
+                notes.push(object.note(" has no equivalent: it belongs into the configuration of FRR or BIRD on each gateway"));
             }
             _ => {}
         }
@@ -118,6 +134,7 @@ fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) 
         ));
         return Ok(None);
     };
+    let announce = announce(object, pool.protocol.as_deref(), advertised, notes);
     let selects = namespace_selector.is_some() || service_selector.is_some();
     let spec = AddressPoolSpec {
         addresses: addresses(object, pool.addresses.iter().map(String::as_str))?,
@@ -126,7 +143,8 @@ fn pool(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) 
         priority: if selects && priority == 0 { PRIORITY_WITH_SELECTOR } else { priority },
         namespace_selector,
         service_selector,
-        announce: announce(object, pool.protocol.as_deref(), advertised, notes),
+        announce,
+        bgp: if announce == AnnounceKind::Routed { bgp(object, advertised, notes) } else { None },
         ..AddressPoolSpec::default()
     };
     Ok(Some(ConvertedPool::new(object, spec)))
@@ -151,28 +169,83 @@ fn announce(object: &Found, protocol: Option<&str>, advertised: &[Advertised<'_>
     if routed { AnnounceKind::Routed } else { AnnounceKind::L2 }
 }
 
-fn advertisement<'a>(object: &'a Found, how: AnnounceKind, notes: &mut Vec<String>) -> Result<Advertised<'a>, ConvertError> {
+/// How the advertisements of a pool announce it by BGP. A pool of ours is announced once.
+fn bgp(object: &Found, advertised: &[Advertised<'_>], notes: &mut Vec<String>) -> Option<BgpSpec> {
+    let is_of_this = |one: &&Advertised<'_>| one.how == AnnounceKind::Routed && one.names(object);
+    let mut of_this = advertised.iter().filter(is_of_this);
+    let first = of_this.next()?;
+    let others: Vec<String> = of_this.filter(|other| other.bgp != first.bgp).map(|other| other.found.title()).collect();
+    if !others.is_empty() {
+        notes.push(object.note(format_args!(
+            " is announced in several ways; a pool of sluice has one: it becomes that of {}, not that of {}",
+            first.found.title(),
+            others.join(", ")
+        )));
+    }
+    Some(first.bgp.clone()).filter(|bgp| *bgp != BgpSpec::default())
+}
+
+/// The names that Community objects give to communities.
+fn aliases(found: &[Found]) -> Result<BTreeMap<String, String>, ConvertError> {
+    let mut aliases = BTreeMap::new();
+    for object in found.iter().filter(|object| object.is(GROUP, "Community")) {
+        let CommunityAliases { communities } = object.spec::<Option<CommunityAliases>>()?.unwrap_or_default();
+        aliases.extend(communities.into_iter().map(|alias| (alias.name, alias.value)));
+    }
+    Ok(aliases)
+}
+
+/// The communities in our format, without those that a pool may not have.
+fn communities(object: &Found, written: &[String], aliases: &BTreeMap<String, String>, notes: &mut Vec<String>) -> Vec<String> {
+    let mut communities: Vec<Community> = Vec::new();
+    for text in written {
+        let value = aliases.get(text).unwrap_or(text);
+        match value.strip_prefix("large:").unwrap_or(value).parse() {
+            Ok(community) if communities.contains(&community) => {}
+            Ok(community) => communities.push(community),
+            Err(error) => {
+                notes.push(object.note(format_args!(
+                    ": community {text:?} is left out, {error}; names are read from objects of kind Community"
+                )));
+            }
+        }
+    }
+    communities.iter().map(ToString::to_string).collect()
+}
+
+fn advertisement<'a>(
+    object: &'a Found,
+    how: AnnounceKind,
+    aliases: &BTreeMap<String, String>,
+    notes: &mut Vec<String>,
+) -> Result<Advertised<'a>, ConvertError> {
     let spec: Advertisement = object.spec::<Option<Advertisement>>()?.unwrap_or_default();
     let lost = [
         ("nodeSelectors", !spec.node_selectors.is_empty()),
         ("interfaces", !spec.interfaces.is_empty()),
-        ("aggregationLength", spec.aggregation_length.is_some() || spec.aggregation_length_v6.is_some()),
-        ("localPref", spec.local_pref.is_some()),
-        ("communities", !spec.communities.is_empty()),
         ("peers", !spec.peers.is_empty()),
     ];
     let lost: Vec<_> = lost.iter().filter(|(_, is_set)| *is_set).map(|(field, _)| *field).collect();
     if !lost.is_empty() {
         let instead = match how {
             AnnounceKind::L2 => "the gateways answer for the VIPs, on the port whose network they are of",
-            AnnounceKind::Routed => "FRR or BIRD on each gateway announces the VIPs: configure it there",
+            AnnounceKind::Routed => "every gateway announces the VIPs to all routers of its FRR or BIRD",
         };
         notes.push(object.note(format_args!(": no equivalent of {}: {instead}", lost.join(", "))));
     }
     let wrong = |error| object.place.error(format!("{}: ipAddressPoolSelectors: {error}", object.title()));
     let selectors = spec.ip_address_pool_selectors.into_iter().map(|selector| Selector::try_from(selector).map_err(wrong));
     let selectors = selectors.collect::<Result<_, _>>()?;
-    Ok(Advertised { found: object, how, pools: spec.ip_address_pools.into_iter().collect(), selectors })
+    // MetalLB's defaults are ours.
+    let shorter = |length: Option<u32>, whole: u32| length.filter(|length| *length != whole);
+    let bgp = BgpSpec {
+        communities: communities(object, &spec.communities, aliases, notes),
+        med: None,
+        local_pref: spec.local_pref,
+        aggregation_length: shorter(spec.aggregation_length, 32),
+        aggregation_length_v6: shorter(spec.aggregation_length_v6, 128),
+    };
+    Ok(Advertised { found: object, how, bgp, pools: spec.ip_address_pools.into_iter().collect(), selectors })
 }
 
 #[derive(Deserialize)]

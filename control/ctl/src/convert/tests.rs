@@ -57,7 +57,12 @@ spec:
 apiVersion: metallb.io/v1beta1
 kind: BGPAdvertisement
 metadata: {name: fabric, namespace: metallb-system}
-spec: {ipAddressPools: [tenants], aggregationLength: 32, communities: [65535:65282]}
+spec: {ipAddressPools: [tenants], aggregationLength: 32, localPref: 150, communities: [65535:65282, edge, \"large:65000:1:2\"], peers: [tor]}
+---
+apiVersion: metallb.io/v1beta1
+kind: Community
+metadata: {name: names, namespace: metallb-system}
+spec: {communities: [{name: edge, value: \"65000:100\"}]}
 ---
 apiVersion: metallb.io/v1beta2
 kind: BGPPeer
@@ -79,6 +84,8 @@ fn pools_of_metallb_keep_addresses_selectors_and_announcement() {
     let namespaces = json!([{"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["bank", "post", "shop"]}]);
     assert_eq!(tenants["namespaceSelector"]["matchExpressions"], namespaces);
     assert_eq!(tenants["serviceSelector"]["matchExpressions"][0]["values"], json!(["web"]));
+    let bgp = json!({"communities": ["65535:65282", "65000:100", "65000:1:2"], "localPref": 150});
+    assert_eq!((&tenants["bgp"], &first.bgp), (&bgp, &None));
     assert!(
         converted.yaml.contains("# From IPAddressPool metallb-system/tenants, in.yaml line 14 (document 2)."),
         "{}",
@@ -92,8 +99,8 @@ fn settings_without_equivalent_are_noted_with_advice() {
     let notes = run(Product::Metallb, METALLB).notes;
     let has = |words: &[&str]| notes.iter().any(|note| words.iter().all(|word| note.contains(word)));
     assert!(has(&["L2Advertisement metallb-system/lan", "interfaces", "port"]), "{notes:?}");
-    assert!(has(&["BGPAdvertisement metallb-system/fabric", "aggregationLength, communities", "FRR or BIRD"]), "{notes:?}");
-    assert!(has(&["BGPPeer metallb-system/tor", "10.0.0.1 (AS 64501, from AS 64500)", "line 40"]), "{notes:?}");
+    assert!(has(&["BGPAdvertisement metallb-system/fabric", "no equivalent of peers:", "FRR or BIRD"]), "{notes:?}");
+    assert!(has(&["BGPPeer metallb-system/tor", "10.0.0.1 (AS 64501, from AS 64500)", "line 45"]), "{notes:?}");
     assert_eq!(notes.len(), 3, "{notes:?}");
 }
 
@@ -148,6 +155,29 @@ fn a_pool_that_is_announced_in_both_ways_or_none_gets_a_note() {
     assert!(converted.notes[0].contains("L2Advertisement x, BGPAdvertisement x"), "{:?}", converted.notes);
     assert!(run(Product::Metallb, pool).notes[0].contains("no advertisement of it was read"));
     assert_eq!(run(Product::Metallb, &format!("{pool}{}", advertisement("L2Advertisement"))).notes, Vec::<String>::new());
+}
+
+#[test]
+fn a_pool_has_one_bgp_advertisement_and_says_what_it_loses() {
+    let advertisement = |name: &str, spec: &str| {
+        format!("apiVersion: metallb.io/v1beta1\nkind: BGPAdvertisement\nmetadata: {{name: {name}}}\nspec: {spec}\n---\n")
+    };
+    let pool =
+        "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata: {name: a}\nspec: {addresses: [203.0.113.0/24]}\n---\n";
+    let aggregate = advertisement("external", "{aggregationLength: 24, aggregationLengthV6: 128}");
+    let local = advertisement("local", "{aggregationLength: 32, communities: [65535:0, vpn, no-export]}");
+    let converted = run(Product::Metallb, &format!("{pool}{aggregate}{local}"));
+    let bgp = serde_json::to_value(&pools(&converted)[0].spec.bgp).unwrap();
+    assert_eq!(bgp, json!({"aggregationLength": 24}));
+    let has = |words: &[&str]| converted.notes.iter().any(|note| words.iter().all(|word| note.contains(word)));
+    assert!(has(&["IPAddressPool a", "becomes that of BGPAdvertisement external, not that of BGPAdvertisement local"]));
+    assert!(has(&["BGPAdvertisement local", "\"65535:0\" is left out", "GRACEFUL_SHUTDOWN"]));
+    assert!(has(&["BGPAdvertisement local", "\"vpn\" is left out", "objects of kind Community"]));
+    assert_eq!(converted.notes.len(), 3, "{:?}", converted.notes);
+    let converted = run(Product::Metallb, &format!("{pool}{local}"));
+    assert_eq!(pools(&converted)[0].spec.bgp.as_ref().unwrap().communities, ["65535:65281"]);
+    let small = format!("{}{aggregate}", pool.replace("/24", "/25"));
+    assert!(run(Product::Metallb, &small).notes[0].contains("IPAddressPool a is left out: spec.bgp.aggregationLength: found 24"));
 }
 
 /// From the guides of Cilium.

@@ -6,6 +6,7 @@
 
 use proto::limits::GROUP_BYTES_MAX;
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::json;
 
 /// Maximum number of entries in `addresses`. Further ones belong into another pool.
 pub const ADDRESSES_MAX: usize = 128;
@@ -19,6 +20,11 @@ pub const PRIORITY_MAX: u32 = 65_535;
 pub const PER_NAMESPACE_MAX: u32 = 65_536;
 /// Maximum length of a class, in characters: a DNS name of 253, a slash, a name of 63.
 pub const CLASS_CHARS_MAX: usize = 317;
+/// Maximum number of BGP communities of a pool: their attribute then has 128 bytes, or 384 of large ones, of the 4,096 of a
+/// message (RFC 4271).
+pub const COMMUNITIES_MAX: usize = 32;
+/// Maximum length of one, in characters: three numbers of 10 digits and two colons.
+const COMMUNITY_CHARS_MAX: usize = 32;
 /// Maximum number of expressions of a selector, and of values of one expression.
 const EXPRESSIONS_MAX: usize = 32;
 const VALUES_MAX: usize = 64;
@@ -72,6 +78,62 @@ pub(super) fn selector(_: &mut SchemaGenerator) -> Schema {
                      "message": "operators In and NotIn take values, the others none"},
                 ],
             }},
+        },
+    })
+}
+
+/// Rules over several fields of a pool. Ranges FIRST-LAST with an aggregation length are left to the controller, because
+/// CEL does not calculate with addresses.
+pub(super) fn pool_rules() -> serde_json::Value {
+    let aggregates = |field: &str, family: u8, bits: u8| {
+        let length = format!("self.bgp.{field}");
+        let fits = format!(
+            "(!isIP(one) || ip(one).family() != {family} || {length} == {bits}) && \
+             (!isCIDR(one) || cidr(one).ip().family() != {family} || cidr(one).prefixLength() <= {length})"
+        );
+        json!({"rule": format!("!has(self.bgp) || !has({length}) || self.addresses.all(one, {fits})"),
+            "message": format!("{field} is shorter than an entry of addresses, so that the aggregate would attract others")})
+    };
+    json!([
+        {"rule": "!has(self.bgp) || self.announce == 'routed'", "message": "bgp is for pools with announce: routed"},
+        aggregates("aggregationLength", 4, 32),
+        aggregates("aggregationLengthV6", 6, 128),
+    ])
+}
+
+/// How the addresses are announced by BGP.
+pub(super) fn bgp(_: &mut SchemaGenerator) -> Schema {
+    let number = |description: &str, least: u8, most: u32| json!({"description": description, "type": "integer", "format": "int64", "minimum": least, "maximum": most});
+    let of_16_bits = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[0-9]{1,4})";
+    let community = format!(
+        "^({of_16_bits}:{of_16_bits}|[0-9]{{1,10}}:[0-9]{{1,10}}:[0-9]{{1,10}}|no-export|no-advertise|no-export-subconfed|no-peer)$"
+    );
+    json_schema!({
+        "description": "How routing daemons announce the addresses by BGP, with announce routed.",
+        "type": "object",
+        "properties": {
+            "communities": {
+                "description": "Communities A:B (RFC 1997), large communities A:B:C (RFC 8092), no-export, no-advertise, \
+                                no-export-subconfed and no-peer. Unset: those of the routing daemon's configuration.",
+                "type": "array",
+                "maxItems": COMMUNITIES_MAX,
+                "x-kubernetes-list-type": "set",
+                "items": {
+                    "type": "string",
+                    "maxLength": COMMUNITY_CHARS_MAX,
+                    "x-kubernetes-validations": [
+                        {"rule": format!("self.matches('{community}')"),
+                         "message": "expected A:B, A:B:C, no-export, no-advertise, no-export-subconfed or no-peer"},
+                        {"rule": "self != '65535:0'", "message": "GRACEFUL_SHUTDOWN belongs to gateways that drain"},
+                    ],
+                },
+            },
+            "med": number("Multi-exit discriminator (MED). Unset: that of the routing daemon's configuration.", 0, u32::MAX),
+            "localPref": number("Local preference, for peers of the same autonomous system.", 0, u32::MAX),
+            "aggregationLength": number(
+                "Length of the prefixes by which IPv4 addresses are announced; every entry of addresses must consist of whole \
+                 prefixes. Unset: 32, each address on its own.", 1, 32),
+            "aggregationLengthV6": number("The same for IPv6. Unset: 128.", 1, 128),
         },
     })
 }
