@@ -16,6 +16,7 @@ mod changes;
 mod error;
 mod fields;
 mod fleet_status;
+mod membership;
 mod refusal;
 
 pub use backends::{node_set, node_sets};
@@ -23,6 +24,7 @@ pub use changes::{difference, difference_by_hashes, full};
 pub use error::ConvertError;
 pub use fields::{address, address_bytes, service_name};
 pub use fleet_status::fleet_status;
+pub use membership::membership;
 pub use refusal::{read_reported_refusal, reported_refusal};
 
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};

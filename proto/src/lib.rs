@@ -11,6 +11,7 @@ mod earlier_backends;
 mod fleet;
 mod generation;
 pub mod limits;
+mod membership;
 mod service;
 mod state;
 mod status_ranges;
@@ -26,6 +27,7 @@ pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, P
 pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
 pub use fleet::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group};
 pub use generation::Generation;
+pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
 pub use service::{
     Backend, BackendState, EarlierBackends, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe,
     Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,

@@ -1,9 +1,62 @@
-//! Replication of flows to partners: who they are and what they have, as operators see it.
+//! Replication of flows to partners: who they are and what they have, and the task that does it.
 //!
+//! Each gateway *follows* each partner by a session: a TCP connection, by which the partner first tells all its flows that
+//! last, and sealed datagrams with the news of them. So between two gateways there are two sessions, one in each
+//! direction (docs/internals/replication.md).
+//!
+//! Invariant: workers never wait for it; what does not fit into a queue is counted. Memory is bounded: 11 MB of batches
+//! that were sent, and 18 MB for each partner at most (`window`, `hub`).
 //! Not here: which flows a worker tells, and what it makes of those of partners (`dataplane`).
 
-use std::net::SocketAddr;
-use std::time::Duration;
+mod channel;
+mod copy;
+mod exchange;
+mod follower;
+mod hub;
+mod message;
+mod record;
+mod seal;
+mod sent;
+mod teller;
+mod window;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dataplane::{Tunables, VipAnswers};
+use proto::limits::PARTNERS_MAX;
+use proto::{GatewayState, Generation, Membership, Origin};
+use tokio::net::{TcpListener, UdpSocket};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::agent::inquiries::Inquiries;
+use crate::agent::supervisor::Failure;
+use crate::settings::Replication;
+use crate::watch::send_if_changed;
+pub use exchange::ReplicaExchange;
+use hub::Hub;
+use seal::Identity;
+
+/// Interval at which news of the workers is taken: less than a packet of TCP takes through a wide network.
+const TAKE_EVERY: Duration = Duration::from_millis(10);
+/// Interval at which the status is published.
+const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// A partner that the controller no longer names is dialled for this time more: a controller that has just started names
+/// gateways one by one as they connect.
+const UNNAMED_MAX: Duration = Duration::from_secs(600);
+/// Longest wait for the state of a controller. Without one the gateway forwards by its last state, and follows partners
+/// for the backends in it.
+const STATE_MAX: Duration = Duration::from_secs(30);
+/// Longest datagram that is read.
+const DATAGRAM_BYTES_MAX: usize = 2048;
+/// Bytes of the socket's receive buffer: 100 ms of 40 MB a second.
+const RECEIVE_BUFFER: usize = 4 << 20;
 
 /// A partner as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,4 +80,314 @@ pub struct ReplicationStatus {
     pub shadow_flows: u64,
     /// Whether a partner that is reached has not sent all of its flows yet. The gateway takes no VIPs meanwhile.
     pub awaits_copies: bool,
+}
+
+/// The inputs and outputs of the task.
+#[derive(Clone, Debug)]
+pub struct ReplicationInputs {
+    /// This gateway's name.
+    pub gateway: String,
+    /// Its settings.
+    pub settings: Replication,
+    /// The queues of the workers.
+    pub exchange: Arc<ReplicaExchange>,
+    /// Lists flows.
+    pub inquiries: Arc<Inquiries>,
+    /// The groups of VIPs that this gateway owns.
+    pub answers: watch::Receiver<VipAnswers>,
+    /// The SNAT addresses.
+    pub tunables: watch::Receiver<Tunables>,
+    /// What the controller says.
+    pub membership: watch::Receiver<Option<Membership>>,
+    /// The newest state, and the generation that every worker forwards by.
+    pub state: (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>),
+    /// Output.
+    pub status: watch::Sender<ReplicationStatus>,
+}
+
+/// Replicates flows.
+///
+/// # Errors
+/// If the address is in use, or is not of this machine.
+pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
+    let ReplicationInputs { gateway, settings, exchange, inquiries, answers, tunables, membership, state, status } = inputs;
+    let listen = settings.listen;
+    let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let socket = UdpSocket::bind(listen).await.map_err(failed)?;
+    // The kernel gives less if it allows less; what overflows is asked for again.
+    let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER);
+    let identity = Identity { name: gateway, address: listen };
+    let key = settings.key.as_ref().map(|file| file.key);
+    let hub = Arc::new(Hub::new((identity, settings.after, key), (exchange, inquiries), (answers, tunables), socket));
+    let (named, partners) = watch::channel(None);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(take_news(Arc::clone(&hub)));
+    tasks.spawn(receive(Arc::clone(&hub)));
+    tasks.spawn(serve(Arc::clone(&hub), listener));
+    tasks.spawn(follow(Arc::clone(&hub), settings, (membership, state), named));
+    tasks.spawn(publish(hub, partners, status));
+    match tasks.join_next().await {
+        Some(Err(error)) => Err(error.into()),
+        Some(Ok(Err(error))) => Err(failed(error).into()),
+        Some(Ok(Ok(()))) | None => Err("a task of the replication has ended".into()),
+    }
+}
+
+/// Makes batches of the news of the workers.
+async fn take_news(hub: Arc<Hub>) -> io::Result<()> {
+    let mut every = interval(TAKE_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let head = {
+            let mut sent = hub.sent();
+            sent.add(hub.exchange.told(), Instant::now());
+            sent.next()
+        };
+        send_if_changed(&hub.head, head);
+    }
+}
+
+/// Passes datagrams to their sessions.
+async fn receive(hub: Arc<Hub>) -> io::Result<()> {
+    let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+    loop {
+        // A partner without a socket makes an error of the last datagram to it.
+        if let Ok((length, _)) = hub.socket.recv_from(&mut buffer).await {
+            hub.pass(&buffer[..length]);
+        }
+    }
+}
+
+/// Tells partners that dial this gateway.
+async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
+    // Twice as many as there may be partners: an old session of a partner ends a second after its new one has begun.
+    let places = Arc::new(Semaphore::new(2 * PARTNERS_MAX));
+    let mut sessions = JoinSet::new();
+    let mut logged = BTreeMap::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, from) = match accepted {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection of a partner cannot be accepted");
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        continue;
+                    }
+                };
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                let hub = Arc::clone(&hub);
+                sessions.spawn(async move {
+                    let _place = place;
+                    let mut follower = None;
+                    let Err(error) = teller::serve(hub, stream, &mut follower).await;
+                    (from.ip(), follower, error.to_string())
+                });
+            }
+            Some(Ok((from, follower, error))) = sessions.join_next() => note_end(&mut logged, from, follower, error),
+        }
+    }
+}
+
+/// Logs the end of a session. What strangers do is logged once by address, of the last thousand.
+fn note_end(logged: &mut BTreeMap<IpAddr, String>, from: IpAddr, follower: Option<(String, SocketAddr)>, error: String) {
+    if let Some((gateway, address)) = follower {
+        logged.remove(&from);
+        tracing::warn!(gateway, %address, error, "a partner no longer follows the flows of this gateway");
+    } else if logged.insert(from, error.clone()).is_none_or(|before| before != error) {
+        tracing::warn!(%from, error, "a connection to `fleet.listen` was refused");
+        if logged.len() > 1000 {
+            logged.pop_first();
+        }
+    }
+}
+
+type StateReceivers = (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>);
+
+/// Whether every worker forwards by the state of a controller. In one from disk, backends of earlier still have to pass a
+/// probe.
+fn has_state(known: &Option<GatewayState>, reached: &Option<Generation>) -> bool {
+    let current = known.as_ref().filter(|known| known.origin != Origin::Disk);
+    current.is_some_and(|known| Some(&known.state.generation) == reached.as_ref())
+}
+
+/// Follows the partners, as they are configured or named by the controller. A gateway that starts first waits for its
+/// state: it would refuse flows to backends that it does not know yet.
+async fn follow(
+    hub: Arc<Hub>,
+    settings: Replication,
+    (mut membership, (known, mut reached)): (watch::Receiver<Option<Membership>>, StateReceivers),
+    named: watch::Sender<Option<Vec<SocketAddr>>>,
+) -> io::Result<()> {
+    let (mut sessions, mut followed) = (JoinSet::new(), BTreeMap::<SocketAddr, (AbortHandle, Instant)>::new());
+    let mut every = interval(STATUS_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (started, mut has_state_now) = (Instant::now(), false);
+    loop {
+        has_state_now |= has_state(&known.borrow(), &reached.borrow_and_update()) || started.elapsed() > STATE_MAX;
+        let known = membership.borrow_and_update().clone();
+        if let Some(known) = known.as_ref().filter(|_| settings.key.is_none()) {
+            hub.take_key(known);
+        }
+        let others = known.iter().flat_map(|known| &known.others).map(|other| other.replication);
+        let wanted: Vec<_> = if settings.partners.is_empty() { others.collect() } else { settings.partners.clone() };
+        let now = Instant::now();
+        let others = wanted.into_iter().filter(|partner| has_state_now && *partner != settings.listen);
+        for partner in others.take(PARTNERS_MAX) {
+            let start = || (sessions.spawn(follower::run(Arc::clone(&hub), partner)), now);
+            followed.entry(partner).or_insert_with(start).1 = now;
+        }
+        followed.retain(|_, (session, last_named)| {
+            let stays = now.saturating_duration_since(*last_named) < UNNAMED_MAX;
+            if !stays {
+                session.abort();
+            }
+            stays
+        });
+        send_if_changed(&named, has_state_now.then(|| followed.keys().copied().collect()));
+        tokio::select! {
+            changed = membership.changed() => changed.map_err(io::Error::other)?,
+            changed = reached.changed() => changed.map_err(io::Error::other)?,
+            _ = every.tick() => {}
+            // Only those that were aborted end, unless one panics.
+            Some(Err(error)) = sessions.join_next() => if error.is_panic() { return Err(io::Error::other(error)) },
+        }
+    }
+}
+
+/// Publishes the status. Before partners are known, and before one was tried, its flows are awaited.
+async fn publish(
+    hub: Arc<Hub>,
+    partners: watch::Receiver<Option<Vec<SocketAddr>>>,
+    status: watch::Sender<ReplicationStatus>,
+) -> io::Result<()> {
+    let mut every = interval(STATUS_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let named = partners.borrow().clone();
+        let standings = hub.standings(named.as_deref().unwrap_or_default());
+        let awaits = |partner: &SocketAddr| standings.get(partner).is_some_and(|one| !one.is_followed && !one.has_failed);
+        let awaits_copies = named.is_none_or(|named| named.iter().any(awaits));
+        let followed = standings.values().filter(|standing| standing.is_followed).count();
+        hub.exchange.followed.store(followed as u64, Ordering::Relaxed);
+        let partner = |(address, standing): (SocketAddr, hub::Standing)| PartnerStatus {
+            name: standing.name,
+            address,
+            is_in_sync: standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync),
+            lag: standing.follows.map(|(_, lag)| lag),
+        };
+        let partners = standings.into_iter().map(partner).collect();
+        send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows(), awaits_copies });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{GroupKey, Member, State};
+
+    use super::*;
+    use crate::agent::inquiries::tests::without_workers;
+
+    const LONG: Duration = Duration::from_secs(120);
+
+    /// A gateway whose worker does nothing.
+    struct Gateway {
+        name: &'static str,
+        listen: SocketAddr,
+        membership: watch::Sender<Option<Membership>>,
+        known: watch::Sender<Option<GatewayState>>,
+        _reached: watch::Sender<Option<Generation>>,
+        exchange: Arc<ReplicaExchange>,
+        status: watch::Receiver<ReplicationStatus>,
+        task: tokio::task::JoinHandle<Result<(), Failure>>,
+    }
+
+    impl Gateway {
+        fn start(name: &'static str) -> Self {
+            // A port that is free now, for UDP too.
+            let listen = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let settings = Replication { listen, ..Replication::default() };
+            let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
+            let (membership, known) = (watch::Sender::default(), watch::Sender::new(None));
+            let reached = watch::Sender::new(Some(Generation::default()));
+            let (status, published) = watch::channel(ReplicationStatus::default());
+            let limits = dataplane::FlowLimits::default();
+            let tunables = Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows: limits };
+            let inputs = ReplicationInputs {
+                gateway: name.to_owned(),
+                settings,
+                exchange: Arc::clone(&exchange),
+                inquiries: Arc::new(without_workers()),
+                answers: watch::Sender::default().subscribe(),
+                tunables: watch::Sender::new(tunables).subscribe(),
+                membership: membership.subscribe(),
+                state: (known.subscribe(), reached.subscribe()),
+                status,
+            };
+            let task = tokio::spawn(run(inputs));
+            Self { name, listen, membership, known, _reached: reached, exchange, status: published, task }
+        }
+
+        fn member(&self) -> Member {
+            Member { gateway: self.name.to_owned(), replication: self.listen }
+        }
+
+        fn names(&self, key: u8, other: &Self) {
+            let others = vec![other.member()];
+            self.membership.send_replace(Some(Membership { key: GroupKey::new([key; 32]), others }));
+        }
+
+        fn has_state(&self) {
+            self.known.send_replace(Some(GatewayState { state: Arc::new(State::default()), origin: Origin::Controller }));
+        }
+
+        async fn has(&mut self, what: impl FnMut(&ReplicationStatus) -> bool) {
+            tokio::time::timeout(LONG, self.status.wait_for(what)).await.unwrap().unwrap();
+        }
+    }
+
+    impl Drop for Gateway {
+        fn drop(&mut self) {
+            self.task.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
+        let (mut one, mut two) = (Gateway::start("edge-1"), Gateway::start("edge-2"));
+        one.names(1, &two);
+        two.names(1, &one);
+        one.has_state();
+        two.has_state();
+        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+        assert_eq!(two.status.borrow().partners[0].name.as_deref(), Some("edge-1"));
+        // A new leader has told only the first, and the second starts again and is told the old key at first.
+        one.names(2, &two);
+        let listen = two.listen;
+        drop(two);
+        one.has(|status| status.partners.iter().all(|partner| partner.lag.is_none())).await;
+        let mut again = Gateway::start("edge-2");
+        assert_ne!(again.listen, listen);
+        again.names(1, &one);
+        again.has_state();
+        one.names(2, &again);
+        again.has(in_sync).await;
+        one.has(in_sync).await;
+        assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    #[test]
+    fn only_the_state_of_a_controller_that_every_worker_has_counts() {
+        let known = |origin| Some(GatewayState { state: Arc::new(State::default()), origin });
+        let reached = Some(Generation::default());
+        assert!(has_state(&known(Origin::Controller), &reached));
+        assert!(!has_state(&known(Origin::Controller), &None));
+        assert!(!has_state(&known(Origin::Disk), &reached));
+        assert!(!has_state(&None, &reached));
+    }
 }

@@ -88,7 +88,7 @@ mod tests {
     fn partner(lag_ms: u64) -> ReplicationStatus {
         let address = "192.0.2.3:9436".parse().unwrap();
         let partner = PartnerStatus { name: None, address, is_in_sync: true, lag: Some(Duration::from_millis(lag_ms)) };
-        ReplicationStatus { partners: vec![partner], shadow_flows: lag_ms }
+        ReplicationStatus { partners: vec![partner], shadow_flows: lag_ms, ..ReplicationStatus::default() }
     }
 
     #[test]
