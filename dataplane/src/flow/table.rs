@@ -254,6 +254,13 @@ impl<A: Address> FlowTable<A> {
         self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
     }
 
+    /// Whether there is a flow with packets of these addresses and ports. Not inlined, so that gateways that do not ask do
+    /// not pay for it.
+    #[inline(never)]
+    pub(crate) fn has_key(&self, hash: u64, key: &A::Key, protocol: u8) -> bool {
+        self.search_key(hash, key, protocol).is_some()
+    }
+
     /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
     #[inline(always)]
     pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {

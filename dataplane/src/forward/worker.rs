@@ -284,8 +284,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         if let Some(replication) = &mut self.replication {
-            replication.is_idle = handled == 0;
-            replication.publish(&engine.tables);
+            replication.end_poll(handled, &engine.tables);
         }
         engine.publish_counters();
         if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {

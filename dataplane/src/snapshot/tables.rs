@@ -19,6 +19,7 @@ use super::frontend::{Frontend, ServiceView};
 use super::input::{OwnedGroups, PortConfig};
 use super::routes::{Exit, NextHop, RouteTo, Routes};
 use super::shared_chunks::Pieces;
+use super::snat_groups::SnatGroups;
 use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, FlowLimits, SnatAddress, Tick, Ticks};
 use crate::port::{Link, PortIndex};
@@ -300,8 +301,14 @@ impl Snapshot {
         let tables = A::of(self);
         match &tables.snat_groups {
             None => tables.snat.get(position).map_or(&[], AsRef::as_ref),
-            Some(groups) => groups.of(position, self.group_of_vip(vip)),
+            Some(groups) => self.snat_of_group(groups, position, vip),
         }
+    }
+
+    /// The same where SNAT addresses belong to groups. Not inlined, so that other gateways do not pay for it.
+    #[inline(never)]
+    fn snat_of_group<'a, A: Address>(&self, groups: &'a SnatGroups<A>, position: usize, vip: A) -> &'a [SnatAddress<A>] {
+        groups.of(position, self.group_of_vip(vip))
     }
 
     /// The VIP group of an address, if gateways elect its owner: a VIP that is not announced to routers. `None` where SNAT

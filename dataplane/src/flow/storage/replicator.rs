@@ -280,6 +280,7 @@ impl<A: Address> Replicator<A> {
     }
 
     /// Whether this gateway owns a flow.
+    #[inline(never)]
     pub(crate) fn own(&self, flow: &Flow<A>) -> bool {
         self.groups.own(flow)
     }
@@ -336,6 +337,7 @@ impl<A: Address> Replicator<A> {
 
     /// The sweep meets a flow that lasts. Own flows are told again after `refresh` if they carried packets; `None`: the
     /// flow is not to be told.
+    #[inline(never)]
     pub(in crate::flow) fn meet(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
         if !self.groups.own(flow) {
             self.met_shadows += 1;

@@ -71,7 +71,7 @@ pub(super) struct Replicating {
     /// How many events may be applied in this tick while there are packets.
     left: usize,
     /// Whether the last poll processed no packets.
-    pub(super) is_idle: bool,
+    is_idle: bool,
 }
 
 impl Replicating {
@@ -81,6 +81,7 @@ impl Replicating {
 
     /// Applies what partners tell, and tells them flows that have been confirmed for long enough. To be called at each
     /// poll; `changed`: with a new snapshot. Returns how many flows that concerned: more may wait.
+    #[inline(never)]
     pub(super) fn run<P: Port, O>(
         &mut self,
         engine: &mut Engine<P, O>,
@@ -117,8 +118,10 @@ impl Replicating {
         engine.set_groups(snapshot, groups);
     }
 
-    /// Publishes the number of shadow flows.
-    pub(super) fn publish(&self, tables: &FlowTables) {
+    /// Ends a poll that has processed this many packets, and publishes the number of shadow flows.
+    #[inline(never)]
+    pub(super) fn end_poll(&mut self, packets: usize, tables: &FlowTables) {
+        self.is_idle = packets == 0;
         self.queues.set_shadows(tables.shadows());
     }
 }
