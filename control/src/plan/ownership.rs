@@ -179,33 +179,36 @@ mod tests {
 
     #[test]
     fn a_service_belongs_to_the_group_that_it_asks_for_once_no_other_group_holds_it() {
-        let unassigned = |serves: bool| move |settings: &mut ControllerSettings| settings.ownership.serves_unassigned = serves;
-        let elsewhere = |settings: &mut ControllerSettings| settings.pools.clear();
-        let (serves, leaves) = (unassigned(true), unassigned(false));
-        let rows: [(&str, Option<&str>, Option<&str>, &dyn Fn(&mut ControllerSettings), bool); 12] = [
-            ("names none", None, None, &serves, true),
-            ("names none, and this group serves only what names it", None, None, &leaves, false),
-            ("names this group", Some("default"), None, &leaves, true),
-            ("names this group, with blanks", Some(" default "), None, &leaves, true),
-            ("names another group", Some("east"), None, &serves, false),
-            ("names no group that can exist", Some("East!"), None, &serves, false),
-            ("a blank name is none", Some(" "), None, &serves, true),
-            ("names this group and is marked by it", Some("default"), Some("default"), &leaves, true),
-            ("moves here, and the other group has not released it", Some("default"), Some("east"), &serves, false),
-            ("moved away, whoever marked it", Some("east"), Some("default"), &serves, false),
-            ("names none, marked by a former name of this group", None, Some("east"), &serves, true),
-            ("names none, marked by another group with pools of its own", None, Some("east"), &elsewhere, false),
+        // What it asks for, its mark, whether this group serves what names none, whether its address is in our pool.
+        let rows = [
+            ("names none", None, None, true, true, true),
+            ("names none, and this group serves only what names it", None, None, false, true, false),
+            ("names this group", Some("default"), None, false, true, true),
+            ("names this group, with blanks", Some(" default "), None, false, true, true),
+            ("names another group", Some("east"), None, true, true, false),
+            ("names no group that can exist", Some("East!"), None, true, true, false),
+            ("a blank name is none", Some(" "), None, true, true, true),
+            ("names this group and is marked by it", Some("default"), Some("default"), false, true, true),
+            ("moves here, and the other group has not released it", Some("default"), Some("east"), true, true, false),
+            ("moved away, whoever marked it", Some("east"), Some("default"), true, true, false),
+            ("names none, marked by a former name of this group", None, Some("east"), true, true, true),
+            ("names none, marked by another group with pools of its own", None, Some("east"), true, false, false),
         ];
-        for (sentence, asked, marked, rules, expected) in rows {
+        for (sentence, asked, marked, serves, has_pools, expected) in rows {
             let annotations = json!({"sluice.dev/gateway-group": asked, "sluice.dev/group": marked});
             let annotations: serde_json::Map<_, _> =
                 annotations.as_object().unwrap().clone().into_iter().filter(|(_, value)| !value.is_null()).collect();
             let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway"});
+            let rules = |settings: &mut ControllerSettings| {
+                settings.ownership.serves_unassigned = serves;
+                settings.pools.retain(|_| has_pools);
+            };
             assert_eq!(of(json!({"annotations": annotations}), spec, rules).addresses, expected, "{sentence}");
         }
         let node_port = |asked: &str, serves: bool| {
             let metadata = json!({"annotations": {"sluice.dev/gateway-group": asked}});
-            of(metadata, json!({"type": "NodePort"}), unassigned(serves)).node_ports
+            let rules = |settings: &mut ControllerSettings| settings.ownership.serves_unassigned = serves;
+            of(metadata, json!({"type": "NodePort"}), rules).node_ports
         };
         assert!(node_port("default", false) && node_port("", true));
         assert!(!node_port("", false) && !node_port("east", true), "of every type");
