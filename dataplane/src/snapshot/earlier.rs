@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use proto::limits::{EARLIER_TABLES_HORIZON as HORIZON, EARLIER_TABLES_MAX as TABLES_MAX, EARLIER_TABLES_YOUNGEST as YOUNGEST};
 
-use super::backends::BackendTable;
+use super::backends::{Backend, BackendTable};
 use crate::choose::MaglevTable;
 use crate::flow::{BackendId, Tick, Ticks};
 
@@ -120,7 +120,7 @@ impl EarlierTables {
         let oldest = self.tables.len().wrapping_sub(1);
         for (at, table) in self.tables.iter().enumerate() {
             let (Some(id), until) = (table.choose(hash), now.since(Tick::at(table.until_ns))) else { continue };
-            let is_alive = |backend: &super::Backend| backend.failing.is_none() && (!backend.removed || until < self.grace);
+            let is_alive = |backend: &Backend| backend.failing.is_none() && (!backend.removed || until < self.grace);
             if candidates.has(id) || backends.get(id).is_some_and(is_alive) {
                 // What was before the oldest table is not known. It probably was no different.
                 let since = if at == oldest { Ticks::from(HORIZON) } else { now.since(Tick::at(table.since_ns)) };
