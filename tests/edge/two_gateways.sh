@@ -61,22 +61,15 @@ protocol bgp gateway2 {
 CONF
 }
 
-# FRR as the same router. It honours GRACEFUL_SHUTDOWN by itself.
+# FRR as the same router. It honours GRACEFUL_SHUTDOWN by itself. Of the intervals of BFD, the gateway's are the longer.
 write_frr_router_configuration() { # file
   cat >"$1" <<'CONF'
-bfd
- profile gateways
-  receive-interval 1000
-  transmit-interval 1000
-  detect-multiplier 5
- exit
-exit
 router bgp 64513
  bgp router-id 192.0.2.1
  no bgp ebgp-requires-policy
  neighbor 192.0.2.2 remote-as 64512
  neighbor 192.0.2.2 timers connect 2
- neighbor 192.0.2.2 bfd profile gateways
+ neighbor 192.0.2.2 bfd
  neighbor 10.9.0.2 remote-as 64512
  neighbor 10.9.0.2 timers connect 2
  address-family ipv4 unicast
