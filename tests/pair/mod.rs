@@ -282,7 +282,7 @@ endpoints: [{{addresses: [192.0.2.10]}}]
         let program = controller_program::built_program("sluicectl", "sluicectl");
         let server = format!("--server=unix:{}", self.path(n, "admin.sock").display());
         until(&format!("gateway {n} lists {list}"), || {
-            let output = Command::new(&program).args([&server, list, "-o", "json"]).output().unwrap();
+            let output = Command::new(&program).arg(&server).args([list, "-o", "json"]).output().unwrap();
             output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
         })
     }
