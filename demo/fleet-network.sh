@@ -1,10 +1,10 @@
 # The network of a fleet: three gateways with the links of clients and of the cluster, a router that spreads flows over
 # them by BGP, and one client behind the router and on the link. Sourced after demo/network.sh.
 #
-#   client 198.51.100.10 -- 198.51.100.1 router 192.0.2.1 --\          /-- 192.0.2.2 uplink [ gw0 ] cluster 10.0.0.2 --\
-#          192.0.2.10 ----------------------------------- link ------- 192.0.2.3 uplink [ gw1 ] cluster 10.0.0.3 --- cluster
-#                                                             \-- 192.0.2.4 uplink [ gw2 ] cluster 10.0.0.4 --/        |
-#          d11, d12, d13 ---- answers of one-way modes ------------------------------------------- b11, b12, b13 -----/
+#   client 198.51.100.10 -- router 192.0.2.1 --\              /-- 192.0.2.2 [ gw0 ] 10.0.0.2 --\
+#          192.0.2.10 -------------------------- uplinks --+---- 192.0.2.3 [ gw1 ] 10.0.0.3 ---+-- cluster -- b11, b12, b13
+#                                                           \-- 192.0.2.4 [ gw2 ] 10.0.0.4 --/
+#          d11, d12, d13 ---- answers of one-way modes ---------------------------------------------------- b11, b12, b13
 
 gateways=(0 1 2)
 # A server closes no connection because it was used often.
@@ -13,7 +13,7 @@ keepalive_requests=1000000
 make_fleet() { # VIPs of one-way modes...
   local n bridge
   make_namespaces client router sw gw0 gw1 gw2 b11 b12 b13
-  for bridge in link cluster; do
+  for bridge in uplinks cluster; do
     in_ns sw ip link add "$bridge" type bridge mcast_snooping 0
     in_ns sw ip link set "$bridge" up
   done
@@ -23,12 +23,12 @@ make_fleet() { # VIPs of one-way modes...
   in_ns router ip addr add 198.51.100.1/24 dev inside
   # Flows, not clients, are spread.
   in_ns router sysctl -qw net.ipv4.ip_forward=1 net.ipv4.fib_multipath_hash_policy=1
-  join_bridge router outside router link
+  join_bridge router outside router uplinks
   in_ns router ip addr add 192.0.2.1/24 dev outside
-  join_bridge client link0 client link
+  join_bridge client link0 client uplinks
   in_ns client ip addr add 192.0.2.10/24 dev link0
   for n in "${gateways[@]}"; do
-    join_bridge "gw$n" uplink0 "uplink$n" link
+    join_bridge "gw$n" uplink0 "uplink$n" uplinks
     in_ns "gw$n" ip link set uplink0 address "02:00:00:00:aa:0$n"
     join_bridge "gw$n" cluster0 "cluster$n" cluster
   done
@@ -105,17 +105,24 @@ start_frr() { # interval-ms multiplier
   chown -R frr:frr "$dir"
   for daemon in zebra bfdd bgpd; do
     in_ns router "/usr/lib/frr/$daemon" -d -f "$dir/$daemon.conf" -i "$dir/$daemon.pid" --vty_socket "$dir" \
-      -z "$dir/zserv.api" -u frr -g frr --log "file:$dir/$daemon.log" || return 1
+      -z "$dir/zserv.api" -u frr -g frr --log "file:$dir/$daemon.log" 2>>"$dir/$daemon.log" || return 1
   done
 }
 
-# Ends the programs that wrote a file of their process IDs. FRR takes its routes out of Linux at its end.
-stop_programs() { # files of process IDs...
-  local file pid
-  for file in "$@"; do
-    pid=$(cat "$file" 2>/dev/null) || continue
-    kill "$pid" 2>/dev/null
+# Ends processes and waits until they are gone.
+stop_processes() { # process IDs...
+  local pid
+  for pid in "$@"; do kill "$pid" 2>/dev/null; done
+  for pid in "$@"; do
     while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done
+  done
+}
+
+# The same for programs that wrote a file of their process IDs. FRR takes its routes out of Linux at its end.
+stop_programs() { # files...
+  local file
+  for file in "$@"; do
+    [ ! -e "$file" ] || stop_processes "$(cat "$file")"
     rm -f "$file"
   done
 }

@@ -45,27 +45,39 @@ fn parse(at: Duration, frame: &[u8]) -> Option<Claim> {
     }
 }
 
-/// How long after the newest takeover of its VIP each request was answered twice. A takeover is an announcement by another
-/// gateway than the one before.
+/// When gateways took a VIP over: announced it, which another one had announced or answered for before.
+fn takeovers(claims: &[Claim]) -> BTreeMap<Ipv4Addr, Vec<Duration>> {
+    let mut owners: BTreeMap<Ipv4Addr, &str> = BTreeMap::new();
+    let mut found: BTreeMap<Ipv4Addr, Vec<Duration>> = BTreeMap::new();
+    for claim in claims {
+        let times = found.entry(claim.vip).or_insert_with(|| vec![claim.at]);
+        let owner = owners.entry(claim.vip).or_insert(&claim.mac);
+        if claim.asked_by.is_none() && *owner != claim.mac {
+            *owner = &claim.mac;
+            times.push(claim.at);
+        }
+    }
+    found
+}
+
+/// How long after the takeover of its VIP each request was answered twice; 0 before it, since a new owner may answer before
+/// it announces the VIP.
 pub(crate) fn double_answers(claims: &[Claim]) -> Vec<Duration> {
-    let mut owners: BTreeMap<Ipv4Addr, (&str, Duration)> = BTreeMap::new();
+    let takeovers = takeovers(claims);
     let mut rounds: BTreeMap<(Ipv4Addr, Ipv4Addr), (Duration, BTreeSet<&str>)> = BTreeMap::new();
     let mut found = Vec::new();
     for claim in claims {
-        let (owner, since) = owners.entry(claim.vip).or_insert((&claim.mac, claim.at));
-        let Some(asked_by) = claim.asked_by else {
-            if *owner != claim.mac {
-                (*owner, *since) = (&claim.mac, claim.at);
-            }
-            continue;
-        };
+        let Some(asked_by) = claim.asked_by else { continue };
         let (start, answered) = rounds.entry((claim.vip, asked_by)).or_insert((claim.at, BTreeSet::new()));
         if claim.at.saturating_sub(*start) > ROUND {
             (*start, *answered) = (claim.at, BTreeSet::new());
         }
         answered.insert(&claim.mac);
         if answered.len() > 1 {
-            found.push(claim.at.saturating_sub(*since));
+            let times = &takeovers[&claim.vip];
+            let is_soon = times.iter().any(|time| *time > claim.at && *time < claim.at + ROUND);
+            let last = times.iter().rfind(|time| **time <= claim.at).unwrap();
+            found.push(if is_soon { Duration::ZERO } else { claim.at - *last });
         }
     }
     found
@@ -89,20 +101,22 @@ mod tests {
     fn a_request_that_two_gateways_answer_counts_from_the_takeover_on() {
         let handover = [
             claim(0, 0, Some(1)),
-            claim(10, 0, Some(2)),
-            claim(12, 1, None),
-            claim(13, 1, Some(2)),
-            claim(40, 1, Some(3)),
-            claim(52, 0, Some(3)),
+            claim(5000, 0, Some(2)),
+            claim(5001, 1, Some(2)),
+            claim(5010, 0, Some(3)),
+            claim(5012, 1, None),
+            claim(5013, 1, Some(3)),
+            claim(5040, 1, Some(4)),
+            claim(5052, 0, Some(4)),
         ];
-        let found = double_answers(&handover);
-        assert_eq!(found, [Duration::from_millis(1), Duration::from_millis(40)]);
-        assert_eq!(answers_after(&handover, "0", Duration::from_millis(12)), 1);
+        assert_eq!(double_answers(&handover), [0, 1, 40].map(Duration::from_millis));
+        assert_eq!(answers_after(&handover, "0", Duration::from_millis(5012)), 1);
     }
 
     #[test]
     fn the_same_sender_asks_anew_later_and_repeated_announcements_are_one_takeover() {
-        let rounds = [claim(0, 0, Some(1)), claim(5, 1, None), claim(2000, 1, Some(1)), claim(3000, 1, None), claim(3001, 1, Some(2))];
+        let rounds =
+            [claim(0, 0, Some(1)), claim(5, 1, None), claim(2000, 1, Some(1)), claim(3000, 1, None), claim(3001, 1, Some(2))];
         assert_eq!(double_answers(&rounds), []);
     }
 

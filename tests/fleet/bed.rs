@@ -387,7 +387,7 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
     /// Starts a capture of ARP on the bridge of the link. Dropping the value ends it.
     pub(crate) fn capture(&self, file: &Path) -> Program {
         let file = file.display();
-        let command = format!("exec tcpdump -i link --immediate-mode -U -Z root -w {file} arp 2>&1");
+        let command = format!("exec tcpdump -i uplinks --immediate-mode -U -Z root -w {file} arp 2>&1");
         Program::start(&self.namespace("sw"), &["bash", "-c", &command]).0
     }
 }
@@ -401,9 +401,6 @@ impl Drop for Bed {
                 eprintln!("--- the log of gateway {n}:\n{}", lines[lines.len().saturating_sub(60)..].join("\n"));
             }
             eprintln!("--- {}", self.state());
-            if let Some(place) = std::env::var_os("SLUICE_FLEET_KEEP") {
-                let _ = Command::new("cp").arg("-r").arg(self.dir.path()).arg(place).status();
-            }
         }
         for mut child in self.gateways.iter_mut().chain([&mut self.controller]).filter_map(Option::take) {
             let _ = child.kill();
@@ -411,6 +408,7 @@ impl Drop for Bed {
         }
         self.servers.clear();
         self.downloads.clear();
+        self.watch = Watch::default();
         self.script("remove_fleet");
     }
 }

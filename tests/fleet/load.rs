@@ -21,12 +21,14 @@ use super::edge::peers::enter_namespace;
 use super::edge::until;
 use super::quic_like;
 
-/// Between two exchanges of a connection, and two new flows of a source of new flows.
-pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
+/// Between two exchanges of a connection.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(1000);
+/// Between two new flows of a kind to a VIP.
+pub(crate) const NEW_FLOW_EVERY: Duration = Duration::from_millis(40);
 /// A new flow that takes longer has failed: a SYN is repeated after a second.
 const PATIENCE: Duration = Duration::from_millis(950);
-/// A connection without an answer for this long is broken.
-const STALLED: Duration = Duration::from_secs(60);
+/// A connection without an answer for this long is broken: after an outage of 10 s TCP repeats a segment after 13 s.
+const STALLED: Duration = Duration::from_secs(25);
 /// Failures that are further apart belong to different outages.
 const APART: Duration = Duration::from_millis(1000);
 
@@ -138,7 +140,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Opens this many connections of each kind by each way, and begins to open as many new flows every [`INTERVAL`].
+    /// Opens this many connections of each kind by each way, and begins to open new flows.
     pub(crate) fn begin(bed: &mut Bed, each: usize) -> Self {
         // Those of the last load may wait for connections that broke without a word.
         bed.start_iperf3_servers();
@@ -179,12 +181,13 @@ impl Load {
             // Exchanges are spread over the interval.
             let delay = INTERVAL * u32::try_from(n).unwrap() / u32::try_from(each).unwrap();
             let http = Connection::new(&self.shared, Kind::Http, target);
-            self.runtime.spawn(hold(http, delay, move |connection| Box::pin(http_keep_alive(connection, (address, HTTP).into()))));
+            self.runtime
+                .spawn(hold(http, delay, move |connection| Box::pin(http_keep_alive(connection, (address, HTTP).into()))));
             let quic = Connection::new(&self.shared, Kind::Quic, target);
             self.runtime.spawn(hold(quic, delay, move |connection| Box::pin(datagrams(connection, (address, QUIC).into()))));
-            for kind in [Kind::Dns, Kind::Connect] {
-                self.runtime.spawn(new_flows(Arc::clone(&self.shared), kind, target.clone(), delay));
-            }
+        }
+        for kind in [Kind::Dns, Kind::Connect] {
+            self.runtime.spawn(new_flows(Arc::clone(&self.shared), kind, target.clone()));
         }
         let connections = (0..each).map(|_| Connection::new(&self.shared, Kind::Iperf3, target)).collect();
         self.runtime.spawn(iperf3::downloads(connections, (address, target.bulk_port).into()));
@@ -218,9 +221,7 @@ impl Load {
     /// Lets each connection exchange once more, and ends the load.
     pub(crate) fn end(self) -> Record {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        until("every connection is over", || {
-            (self.shared.ended.load(Ordering::Relaxed) == self.connections).then_some(())
-        });
+        until("every connection is over", || (self.shared.ended.load(Ordering::Relaxed) == self.connections).then_some(()));
         self.runtime.shutdown_timeout(Duration::from_secs(5));
         std::mem::take(&mut self.shared.record.lock().unwrap())
     }
@@ -309,8 +310,7 @@ async fn datagrams(connection: &mut Connection, address: SocketAddr) -> io::Resu
 }
 
 /// Opens flow after flow until the end.
-async fn new_flows(shared: Arc<Shared>, kind: Kind, target: Target, delay: Duration) {
-    sleep(delay).await;
+async fn new_flows(shared: Arc<Shared>, kind: Kind, target: Target) {
     let address: Ipv4Addr = target.vip.parse().unwrap();
     while !shared.is_over() {
         let start = Instant::now();
@@ -324,7 +324,7 @@ async fn new_flows(shared: Arc<Shared>, kind: Kind, target: Target, delay: Durat
             let attempt = Attempt { kind, target: name, at_ms, succeeded: matches!(result, Ok(Ok(()))) };
             shared_then.record.lock().unwrap().attempts.push(attempt);
         });
-        sleep_until((start + INTERVAL).into()).await;
+        sleep_until((start + NEW_FLOW_EVERY).into()).await;
     }
 }
 
@@ -348,14 +348,12 @@ impl Record {
     /// The longest outage of new flows at a VIP after a time: from the first failure to the last one, plus the interval
     /// between flows; 0 without a failure.
     pub(crate) fn outage_ms(&self, target: &str, after_ms: u64) -> u64 {
-        let mut attempts: Vec<_> = self.attempts.iter().filter(|a| a.target == target && a.at_ms + 100 >= after_ms).collect();
-        attempts.sort_by_key(|attempt| attempt.at_ms);
-        let span = attempts.last().map_or(0, |last| last.at_ms - attempts[0].at_ms);
-        let interval = span / u64::try_from(attempts.len().max(1)).unwrap();
-        let failures: Vec<u64> = attempts.iter().filter(|attempt| !attempt.succeeded).map(|attempt| attempt.at_ms).collect();
-        let apart = u64::try_from(APART.as_millis()).unwrap();
-        let outages = failures.chunk_by(|a, b| b - a <= apart);
-        outages.map(|failures| failures[failures.len() - 1] - failures[0] + interval).max().unwrap_or(0)
+        let failed = self.attempts.iter().filter(|a| a.target == target && a.at_ms + 100 >= after_ms && !a.succeeded);
+        let mut failures: Vec<u64> = failed.map(|attempt| attempt.at_ms).collect();
+        failures.sort_unstable();
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap();
+        let outages = failures.chunk_by(|a, b| b - a <= ms(APART));
+        outages.map(|failures| failures[failures.len() - 1] - failures[0] + ms(NEW_FLOW_EVERY)).max().unwrap_or(0)
     }
 
     /// Each connection and each new flow as a line of JSON.

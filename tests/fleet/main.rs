@@ -12,6 +12,7 @@ mod bed;
 mod edge;
 mod events;
 mod load;
+mod matrix;
 mod quic_like;
 #[path = "../edge/vip_owners.rs"]
 mod vip_owners;

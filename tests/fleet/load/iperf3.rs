@@ -21,10 +21,10 @@ const PARAM_EXCHANGE: u8 = 9;
 const CREATE_STREAMS: u8 = 10;
 const TEST_START: u8 = 1;
 const TEST_RUNNING: u8 = 2;
-/// Bytes that the server writes at a time, and bits a second for each stream: five writes a second.
+/// Bytes that the server writes at a time, and bits a second for each stream: two writes and a half a second.
 const BLOCK: usize = 1000;
-const BITS_PER_S: usize = 40_000;
-const BLOCK_EVERY: Duration = Duration::from_millis(200);
+const BITS_PER_S: usize = 20_000;
+const BLOCK_EVERY: Duration = Duration::from_millis(400);
 
 /// Holds one download for each of the connections.
 pub(super) async fn downloads(connections: Vec<Connection>, address: SocketAddr) {
