@@ -7,6 +7,7 @@
 
 mod backends;
 mod election;
+mod replication;
 mod status_page;
 mod workers;
 
@@ -28,6 +29,7 @@ use proto::v1;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{ControllerAccess, Sources};
+use crate::agent::fleet::replication::ReplicaExchange;
 use crate::agent::flow_records::FlowExport;
 use crate::agent::supervisor::Failure;
 pub use status_page::StatusPage;
@@ -71,6 +73,8 @@ pub struct GatewayPages {
     pub workers: Arc<WorkerLoads>,
     /// What became of flow records.
     pub export: Arc<FlowExport>,
+    /// What became of replicas of flows.
+    pub exchange: Arc<ReplicaExchange>,
     /// The status page.
     pub status_page: Arc<StatusPage>,
     /// Cancelled when the gateway is about to end.
@@ -129,6 +133,7 @@ impl Collector for GatewayPages {
         writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;
         writer.gauge(&GENERATION, sources.reached.borrow().as_ref().map_or(0, |generation| generation.counter))?;
         election::write(&mut writer, &sources.election.borrow())?;
+        replication::write(&mut writer, &sources.replication.borrow(), &self.exchange)?;
         let tasks = sources.tasks.status();
         writer.counters(&TASK_RESTARTS, tasks.iter().map(|task| ([("task", &task.name)], task.restarts)))?;
         let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();

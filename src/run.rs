@@ -10,6 +10,7 @@ mod embedded_controller;
 mod flow_file;
 mod passing;
 mod privileges;
+mod replication;
 mod stop;
 mod watchdog;
 
@@ -24,6 +25,7 @@ use control::gateways::socket::{ListenError, listen};
 use control::healthz::systemd;
 use core_affinity::CoreId;
 use crossbeam_queue::ArrayQueue;
+use dataplane::flow::FlowReplication;
 use dataplane::forward::{Explainer, Mailbox};
 use dataplane::{
     Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, Subscriber, VipAnswers,
@@ -31,7 +33,7 @@ use dataplane::{
 };
 use dpdk_sys::Eal;
 use proto::v1::question::Query;
-use proto::{GatewayState, Generation};
+use proto::{GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -41,8 +43,8 @@ use crate::admin::{self, Captures, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::fleet::election::{Candidacy, ElectionStatus};
-use crate::agent::fleet::replication::ReplicationStatus;
-use crate::agent::flow_records::{self, FlowExport};
+use crate::agent::fleet::replication::{ReplicationInputs, ReplicationStatus};
+use crate::agent::flow_records;
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
@@ -59,6 +61,7 @@ use crate::settings::{Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use flow_file::FlowFile;
 use passing::FlowPassing;
+use replication::FlowOutlets;
 use stop::Stop;
 use watchdog::Watchdog;
 
@@ -194,6 +197,8 @@ struct Channels {
     answers: watch::Sender<VipAnswers>,
     ownership: Arc<VipOwnership>,
     election: watch::Sender<ElectionStatus>,
+    /// With whom flows are replicated, as the controller says.
+    membership: watch::Sender<Option<Membership>>,
     replication: watch::Sender<ReplicationStatus>,
     neighbour_requests: Arc<ArrayQueue<(Link, IpAddr)>>,
 }
@@ -221,6 +226,7 @@ impl Channels {
             answers: watch::Sender::new(election::first_answers(settings)),
             ownership: election::ownership(settings),
             election: watch::Sender::default(),
+            membership: watch::Sender::default(),
             replication: watch::Sender::default(),
             neighbour_requests: Arc::new(ArrayQueue::new(REQUESTS_MAX)),
         }
@@ -260,8 +266,8 @@ async fn serve(
         StateSource::Remote(..) => None,
     };
     let worker_parts = worker_ports.into_iter().zip(subscribers).zip(counters.iter().zip(mailboxes));
-    let export = Arc::new(FlowExport::new(settings.flow_records.as_ref(), counters.len()));
-    let workers = match start_workers(settings, ports, worker_parts, &channels, (seed, &export), passing) {
+    let outlets = FlowOutlets::new(settings, counters.len());
+    let workers = match start_workers(settings, ports, worker_parts, &channels, (seed, &outlets), passing) {
         Ok(workers) => workers,
         Err(error) => {
             ended.cancel();
@@ -281,6 +287,7 @@ async fn serve(
     let of_workers = (counters.clone(), loads.clone(), inquiries);
     let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
     supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
+    replication::supervise(&mut supervisor, replication_inputs(settings, &channels, &sources, &outlets));
     let routes = VipRoutes::new(settings.announce);
     supervise_network(&mut supervisor, settings, &channels, ports);
     supervise_announcement(&mut supervisor, settings, &channels, &routes, is_restart);
@@ -289,7 +296,7 @@ async fn serve(
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     supervise_reports(&mut supervisor, &channels);
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
-    supervise_operators(&mut supervisor, settings, sources, (loads, export), &channels.leaving, &ended);
+    supervise_operators(&mut supervisor, settings, sources, (loads, outlets), &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.unix.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
@@ -313,7 +320,7 @@ fn start_workers<'a>(
     ports: &Ports,
     worker_ports: impl Iterator<Item = ((WorkerPorts, Subscriber), (&'a Arc<WorkerCounters>, Arc<Mailbox>))>,
     channels: &Channels,
-    (seed, export): (u64, &FlowExport),
+    (seed, outlets): (u64, &FlowOutlets),
     passing: &FlowPassing,
 ) -> Result<Vec<worker_threads::Worker>, RunError> {
     let eal = ports.eal();
@@ -330,8 +337,8 @@ fn start_workers<'a>(
         };
         let rest = bell.map(|bell| Rest { bell, max_flows: settings.flows.max_per_worker });
         let place = (number, CoreId { id: core });
-        let shared = (mailbox, Arc::clone(&channels.ownership));
-        match export.queue(number) {
+        let shared = (mailbox, Arc::clone(&channels.ownership), outlets.exchange.queue(number).cloned());
+        match outlets.export.queue(number) {
             None => start_worker(place, rest, eal, (Worker::new(parts)?, shared), passing),
             Some(records) => {
                 let mut worker = Worker::new(parts.observed_by(Metered))?;
@@ -349,11 +356,14 @@ fn seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
+/// What a worker shares with tasks: inquiries, leases of groups of VIPs, and queues of replicas.
+type SharedParts = (Arc<Mailbox>, Arc<VipOwnership>, Option<Arc<FlowReplication>>);
+
 fn start_worker<O>(
     (number, core): (usize, CoreId),
     rest: Option<Rest>,
     eal: Eal,
-    (worker, (mailbox, ownership)): (Worker<DpdkPort, O>, (Arc<Mailbox>, Arc<VipOwnership>)),
+    (worker, (mailbox, ownership, replicas)): (Worker<DpdkPort, O>, SharedParts),
     passing: &FlowPassing,
 ) -> Result<worker_threads::Worker, RunError>
 where
@@ -363,6 +373,9 @@ where
     let mut originated = 0;
     let mut worker = worker.answering(mailbox);
     worker.own_by(ownership);
+    if let Some(replicas) = replicas {
+        worker.replicate(replicas);
+    }
     if let Some(flows) = passing.waiting() {
         worker.restore(flows);
     }
@@ -426,12 +439,14 @@ fn supervise_state(
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
         reserved: sources.reload.reserved(),
+        replication: settings.replication.as_ref().map(|replication| replication.listen),
     };
     let answers = sources.clone();
     let to_client = ClientChannels {
         known: channels.known.clone(),
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
+        membership: channels.membership.clone(),
         answering: Arc::new(move |query: &Query| answers.answer(query)),
         facts: Facts {
             served: channels.served.subscribe(),
@@ -479,6 +494,25 @@ fn supervise_state(
     supervisor.run("compile", inputs, |(pipeline, inputs, outputs)| compile_loop::run(pipeline, inputs, outputs));
 }
 
+/// The inputs of the replication of flows; `None`: they are not replicated.
+fn replication_inputs(
+    settings: &Settings,
+    channels: &Channels,
+    sources: &Sources,
+    outlets: &FlowOutlets,
+) -> Option<ReplicationInputs> {
+    Some(ReplicationInputs {
+        gateway: settings.name.clone(),
+        settings: settings.replication.clone()?,
+        exchange: Arc::clone(&outlets.exchange),
+        inquiries: Arc::clone(&sources.inquiries),
+        answers: channels.answers.subscribe(),
+        tunables: sources.reload.tunables(),
+        membership: channels.membership.subscribe(),
+        status: channels.replication.clone(),
+    })
+}
+
 /// What systemd is told, if it listens.
 fn supervise_reports(supervisor: &mut Supervisor, channels: &Channels) {
     if systemd::listens() {
@@ -511,7 +545,7 @@ fn supervise_operators(
     supervisor: &mut Supervisor,
     settings: &Settings,
     sources: Sources,
-    (workers, export): (Arc<WorkerLoads>, Arc<FlowExport>),
+    (workers, FlowOutlets { export, exchange }): (Arc<WorkerLoads>, FlowOutlets),
     leaving: &CancellationToken,
     ended: &CancellationToken,
 ) {
@@ -524,7 +558,7 @@ fn supervise_operators(
     if let Some(address) = settings.metrics_listen {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let status_page = Arc::new(StatusPage::new(vec![settings.name.clone(), host]));
-        let pages = GatewayPages { sources: sources.clone(), workers, export, status_page, leaving: leaving.clone() };
+        let pages = GatewayPages { sources: sources.clone(), workers, export, exchange, status_page, leaving: leaving.clone() };
         let inputs = (address, pages, ended.clone());
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
     }

@@ -7,6 +7,7 @@ mod checks;
 mod effective;
 mod election;
 mod engine;
+mod fleet;
 mod keys;
 mod links;
 mod live;
@@ -27,6 +28,7 @@ use proto::limits::ADMIN_LISTEN;
 
 use crate::netlink::RouteTable;
 pub use election::{Election, Elector};
+pub use fleet::{KeyFile, Replication};
 pub use keys::{Hugepages, Poll, WithoutBackends};
 pub use port::{PortSettings, Twin};
 pub use record_target::RecordTarget;
@@ -79,6 +81,8 @@ pub struct Settings {
     pub without_backends: WithoutBackends,
     /// How the owners of VIPs of `l2` pools are elected.
     pub election: Election,
+    /// Key `fleet`: how flows are replicated to other gateways; none: they are not.
+    pub replication: Option<Replication>,
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
     /// process ends.
     pub drain_on_stop: Duration,
@@ -116,8 +120,10 @@ impl Settings {
         let (mut links, routes, neighbours) = keys::fixed_network(&mut top, &ports);
         let (announce, without_backends, election) = election::announce(&mut top, &ports);
         let drain_on_stop = keys::drain_on_stop(&mut top);
+        let replication = fleet::take(&mut top, &election, &snat);
         let flow_records = keys::flow_records(&mut top, &reader.base());
         let source = state_source::take(&mut top, choice, &admin_listen.unix);
+        fleet::check_source(&mut top, replication.as_ref(), &source);
         check_admin_port(&mut top, &admin_listen, &[("listen", source.listen()), ("metrics.listen", metrics_listen)]);
         top.finish();
 
@@ -157,6 +163,7 @@ impl Settings {
             announce,
             without_backends,
             election,
+            replication,
             drain_on_stop,
             reserved,
         })

@@ -67,6 +67,7 @@ fn config() -> Config {
         snat: vec![ip("10.1.0.3"), ip("10.2.0.3")],
         node_port_addresses: vec![],
         flows: FlowLimits::default(),
+        shared_snat: false,
         tunnel: Tunnel::default(),
     }
 }

@@ -16,7 +16,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ServiceStatus;
-use proto::ServiceName;
+use proto::{GroupKey, KEY_BYTES, ServiceName};
+use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -72,6 +73,9 @@ pub enum ControllerError {
     /// The configuration API ended.
     #[error(transparent)]
     Serve(#[from] server::ServeError),
+    /// The system has no random numbers.
+    #[error("the system gives no random numbers, which a key for the replication of flows needs")]
+    Random,
     /// A task panicked.
     #[error("a task of the controller failed: {0}; gateways keep their state, restart the controller")]
     Task(#[from] tokio::task::JoinError),
@@ -141,6 +145,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
         fleet,
         leadership: led.clone(),
         group: settings.group.clone(),
+        key: group_key()?,
         shutdown: shutdown.clone(),
     };
 
@@ -151,6 +156,14 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let work = Work { shared, editor, checkpoint_storage, status_writer };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, _socket: socket, tasks, shutdown })
+}
+
+/// A new key for the gateways. It is only in memory: each process has its own, and gateways keep the last one that they
+/// got until they get another.
+fn group_key() -> Result<GroupKey, ControllerError> {
+    let mut bytes = [0; KEY_BYTES];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| ControllerError::Random)?;
+    Ok(GroupKey::new(bytes))
 }
 
 /// Starts the tasks that watch the source and lead. Without a cluster this process always leads.

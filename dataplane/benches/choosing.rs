@@ -82,6 +82,7 @@ fn config() -> Config {
         snat: vec!["10.255.0.3".parse().unwrap()],
         node_port_addresses: vec![],
         flows: FlowLimits::default(),
+        shared_snat: false,
         tunnel: Tunnel::default(),
     }
 }

@@ -133,6 +133,7 @@ fn config() -> Config {
         snat: vec![ip("10.0.0.3"), ip("fd00::3")],
         node_port_addresses: Vec::new(),
         flows: FlowLimits { max_per_worker: 32_768, ..FlowLimits::default() },
+        shared_snat: false,
         tunnel: Tunnel::default(),
     }
 }

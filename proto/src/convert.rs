@@ -15,12 +15,14 @@ mod backends;
 mod changes;
 mod error;
 mod fields;
+mod membership;
 mod refusal;
 
 pub use backends::{node_set, node_sets};
 pub use changes::{difference, difference_by_hashes, full};
 pub use error::ConvertError;
 pub use fields::{address, address_bytes, service_name};
+pub use membership::membership;
 pub use refusal::{read_reported_refusal, reported_refusal};
 
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};

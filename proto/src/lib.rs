@@ -8,6 +8,7 @@
 mod address;
 mod generation;
 pub mod limits;
+mod membership;
 mod service;
 mod state;
 mod status_ranges;
@@ -22,6 +23,7 @@ pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use generation::Generation;
+pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
 pub use service::{
     Backend, BackendState, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe, Reason, Refusal,
     Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,

@@ -21,6 +21,11 @@ pub const CONTROLLER_ADMIN_LISTEN: &str = "unix:/run/sluice/controller.sock";
 /// Default address of the configuration API.
 pub const CONFIG_LISTEN: &str = "unix:/run/sluice/config.sock";
 
+/// Suggested port of the replication of flows between gateways, UDP and TCP.
+pub const REPLICATION_PORT: u16 = 9436;
+/// Maximum gateways that replicate flows with one gateway: a fleet has about a dozen (16 in docs/internals/replication.md).
+pub const PARTNERS_MAX: usize = 64;
+
 /// Metadata key of FAILED_PRECONDITION on the configuration API: the URL of the leading controller.
 pub const LEADER_METADATA: &str = "sluice-leader";
 

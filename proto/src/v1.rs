@@ -3,5 +3,11 @@
 
 tonic::include_proto!("sluice.v1");
 
+impl std::fmt::Debug for GroupKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GroupKey(..)")
+    }
+}
+
 /// The descriptors, for server reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/sluice.v1.bin"));

@@ -243,6 +243,7 @@ mod tests {
                 udp_unreplied: second,
                 ..FlowLimits::default()
             },
+            shared_snat: false,
             tunnel: Tunnel::default(),
         }
     }

@@ -12,7 +12,7 @@ pub(crate) mod received;
 mod report;
 
 use std::convert::Infallible;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -22,7 +22,7 @@ use control::gateways::listener::chain;
 use proto::message_parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::{GatewayState, limits, v1};
+use proto::{GatewayState, Membership, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -66,6 +66,8 @@ pub struct ClientSettings {
     /// Addresses of the gateway itself, which are never VIPs and never backends. When they change, a new stream tells
     /// them.
     pub reserved: watch::Receiver<Vec<IpAddr>>,
+    /// Where this gateway replicates flows; `None`: it does not.
+    pub replication: Option<SocketAddr>,
 }
 
 /// The channels of the client.
@@ -77,6 +79,8 @@ pub struct ClientChannels {
     pub connected: watch::Sender<bool>,
     /// Output: whether the gateway is drained.
     pub draining: watch::Sender<bool>,
+    /// Output: with whom it replicates flows, by the last controller that said so.
+    pub membership: watch::Sender<Option<Membership>>,
     /// Answers requests of the controller.
     pub answering: Responder,
     /// Input: acknowledgements and reports.
@@ -188,7 +192,8 @@ async fn follow(
     let (acknowledge, acknowledged) = watch::channel(None);
     let mut changes = settings.reserved.clone();
     let reserved = changes.borrow_and_update().iter().copied().map(proto::convert::address_bytes).collect();
-    let hello = v1::Hello { group, reserved, parts: true, ..received.hello(&settings.gateway, &settings.version) };
+    let replication = settings.replication.map_or_else(String::new, |address| address.to_string());
+    let hello = v1::Hello { group, reserved, parts: true, replication, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
     let (messages, outgoing) = mpsc::channel(1);
     // Ends with the stream that reads its messages.
@@ -207,7 +212,11 @@ async fn follow(
         tokio::select! {
             message = stream.message() => {
                 let message = message.map_err(refused)?.ok_or_else(|| StreamError::Closed(url.clone()))?;
-                let Some(whole) = reassembly.add(message)? else { continue };
+                let Some(mut whole) = reassembly.add(message)? else { continue };
+                // A controller of an earlier version says nothing about it.
+                if let Some(membership) = whole.membership.take().and_then(proto::convert::membership) {
+                    send_if_changed(&channels.membership, Some(membership));
+                }
                 // Applied before the state, so that a drained gateway announces nothing in between.
                 send_if_changed(&channels.draining, whole.draining);
                 let known = received.apply(whole)?;
@@ -322,6 +331,7 @@ mod tests {
         reached: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
         draining: watch::Receiver<bool>,
+        membership: watch::Receiver<Option<Membership>>,
         client: tokio::task::JoinHandle<Result<(), Failure>>,
     }
 
@@ -339,6 +349,7 @@ mod tests {
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
                 reserved: watch::Sender::new(vec!["192.0.2.2".parse().unwrap()]).subscribe(),
+                replication: Some("192.0.2.2:9436".parse().unwrap()),
             };
             let (served, served_out) = watch::channel(Served::default());
             let facts = Facts { served: served_out, reached: reached_out, workers: Vec::new() };
@@ -348,8 +359,11 @@ mod tests {
                 Query::Flows(_) => Reply::Flows(v1::ListFlowsResponse::default()),
                 _ => Reply::Refusal("not today".to_owned()),
             });
-            let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
-            Self { dir, known: known_out, connected: connected_out, reached, served, draining: draining_out, client }
+            let (membership, membership_out) = watch::channel(None);
+            let channels = ClientChannels { known, connected, draining, membership, answering, facts };
+            let client = tokio::spawn(run(settings, channels));
+            let (known, connected, draining, membership) = (known_out, connected_out, draining_out, membership_out);
+            Self { dir, known, connected, reached, served, draining, membership, client }
         }
 
         /// A client with a controller whose messages the test determines.
@@ -479,6 +493,7 @@ mod tests {
                 fleet: fleet.clone(),
                 leadership,
                 group: "east".to_owned(),
+                key: proto::GroupKey::new([7; 32]),
                 shutdown: shutdown.clone(),
             };
             let listener = control::gateways::socket::listen(path).await.unwrap();
@@ -559,6 +574,8 @@ mod tests {
         let path = gateway.dir.path().join("config.sock");
         let controller = Controller::start(&path, first("e", &[])).await;
         gateway.knows(&state("e", 1, &[])).await;
+        let alone = Membership { key: proto::GroupKey::new([7; 32]), others: Vec::new() };
+        assert_eq!(*gateway.membership.borrow(), Some(alone), "the key arrives with the first state");
         for is_drained in [true, false, true] {
             let names = if is_drained { ["edge-1".to_owned()].into() } else { ["edge-9".to_owned()].into() };
             Gateways::drain(&controller.drains, names);

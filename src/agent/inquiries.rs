@@ -243,7 +243,8 @@ pub(crate) mod tests {
 
     fn publisher() -> Publisher {
         let (ports, snat, node_port_addresses) = (vec![], vec![], vec![]);
-        let config = Config { ports, snat, node_port_addresses, flows: FlowLimits::default(), tunnel: Tunnel::default() };
+        let (shared_snat, flows, tunnel) = (false, FlowLimits::default(), Tunnel::default());
+        let config = Config { ports, snat, shared_snat, node_port_addresses, flows, tunnel };
         Publisher::new(Compiler::new(config).initial(), 0).0
     }
 

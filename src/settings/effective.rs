@@ -6,7 +6,7 @@ use control::config::{KeyValues, controller};
 use dataplane::{FlowLimits, Link};
 
 use super::links::tag_texts;
-use super::{Election, PortSettings, Settings, StateSource};
+use super::{Election, PortSettings, Replication, Settings, StateSource};
 use crate::netlink::RouteTable;
 
 impl Settings {
@@ -40,6 +40,7 @@ impl Settings {
             .section("admin", admin_key_values(&self.admin_listen))
             .section("metrics", KeyValues::default().with("listen", controller::address_text(self.metrics_listen)))
             .section("announce", self.announce_key_values())
+            .section("fleet", self.fleet_key_values())
             .with("drainOnStop", DurationText(self.drain_on_stop))
             .block("static", self.static_key_values())
             .then(self.source_key_values())
@@ -58,6 +59,16 @@ impl Settings {
             .with("firstVrid", first_vrid)
             .with("advertisement", DurationText(*advertisement))
             .with("preempt", preempt)
+    }
+
+    fn fleet_key_values(&self) -> KeyValues {
+        let built = Replication::default();
+        let Replication { listen, after, partners, key } = self.replication.as_ref().unwrap_or(&built);
+        KeyValues::default()
+            .with("listen", controller::address_text(self.replication.as_ref().map(|_| *listen)))
+            .with("replicate", DurationText(*after))
+            .with_texts("partners", partners)
+            .with("key", key.as_ref().map(|key| &key.path))
     }
 
     fn static_key_values(&self) -> KeyValues {

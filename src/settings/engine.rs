@@ -23,6 +23,7 @@ impl Settings {
             snat: self.snat.clone(),
             node_port_addresses: self.node_port_addresses.clone(),
             flows: self.flows.clone(),
+            shared_snat: false,
             tunnel: self.tunnel.clone(),
         }
     }

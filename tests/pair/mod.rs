@@ -47,6 +47,11 @@ pub struct Pair {
 impl Pair {
     /// The network, and configurations with `announce: {announce}`. `None` if this process cannot create namespaces.
     pub fn new(test: &str, name: &str, announce: &str) -> Option<Self> {
+        Self::with_lines(test, name, announce, |n| format!("snat: {{addresses: [192.0.2.{}]}}\nmetrics: {{listen: \"\"}}\n", n + 20))
+    }
+
+    /// The same, with lines of configuration of each gateway: at least SNAT addresses and metrics.
+    pub fn with_lines(test: &str, name: &str, announce: &str, lines: impl Fn(usize) -> String) -> Option<Self> {
         if !skip::can_create_namespaces(test) {
             return None;
         }
@@ -63,9 +68,9 @@ impl Pair {
         };
         pair.make_network();
         for n in 0..2 {
-            pair.configure(n, announce);
+            pair.configure(n, announce, &lines(n));
         }
-        let serve = ["python3", "-m", "http.server", "8080", "--bind", "192.0.2.10", "--directory", "/sys/class/net/lo"];
+        let serve = ["python3", "-m", "http.server", "8080", "--protocol", "HTTP/1.1", "--bind", "192.0.2.10", "--directory", "/sys/class/net/lo"];
         pair.backend = Some(pair.command("client", &serve).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let vips: Vec<_> = (100..100 + VIPS).map(|n| format!("192.0.2.{n}")).collect();
         pair.watch = Watch::start(&format!("{}-client", pair.id), "eth0", INTERVAL_MS, &vips);
@@ -118,7 +123,7 @@ impl Pair {
         Self::ip(&format!("-n {id}-client addr add 192.0.2.10/24 dev eth0"));
     }
 
-    fn configure(&self, n: usize, announce: &str) {
+    fn configure(&self, n: usize, announce: &str, lines: &str) {
         let dir = self.path(n, "");
         fs::create_dir_all(dir.join("manifests")).unwrap();
         let core = std::thread::available_parallelism().unwrap().get() - 1;
@@ -129,7 +134,6 @@ ports: [{{name: uplink, device: \"net_af_packet{n},iface=eth0\", addresses: [192
 workers: {{cores: [{core}], poll: adaptive}}
 memory: {{hugepages: off}}
 flows: {{maxPerWorker: 16384}}
-snat: {{addresses: [192.0.2.{}]}}
 announce: {{{announce}}}
 logs: {{level: debug}}
 pools: [{{name: default, addresses: [192.0.2.100-192.0.2.115]}}]
@@ -138,9 +142,7 @@ statusDir: {at}/status
 stateDir: {at}/state
 listen: unix:{at}/config.sock
 admin: {{listen: \"unix:{at}/admin.sock\"}}
-metrics: {{listen: \"\"}}
-",
-            n + 20
+{lines}"
         );
         fs::write(dir.join("sluice.yaml"), text).unwrap();
         let mut manifest = String::new();
@@ -217,6 +219,17 @@ endpoints: [{{addresses: [192.0.2.10]}}]
             }
         });
         done.unwrap();
+    }
+
+    /// Runs a command in the namespace of a gateway (`gw0`, `gw1`) or of the client, and returns its output.
+    pub fn run(&self, namespace: &str, command: &[&str]) -> String {
+        let output = self.command(namespace, command).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Starts a command in the namespace of the client, whose output is read.
+    pub fn start_client(&self, command: &[&str]) -> Child {
+        self.command("client", command).stdout(Stdio::piped()).spawn().unwrap()
     }
 
     /// Takes a gateway's cable out, or puts it back.

@@ -140,6 +140,7 @@ impl Published {
             node_sets: sets.map(|set| v1::NodeSet::from(&**set)).collect(),
             removed: removed.iter().map(ToString::to_string).collect(),
             pools: self.state.pools.iter().map(v1::Pool::from).collect(),
+            membership: None,
             draining: false,
             more: false,
         })

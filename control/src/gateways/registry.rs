@@ -2,12 +2,13 @@
 //! drained, and when disconnected ones were last seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use imbl::OrdMap;
-use proto::{Refusal, ServiceName};
+use proto::limits::PARTNERS_MAX;
+use proto::{Member, Refusal, ServiceName};
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -21,6 +22,8 @@ pub struct Gateway {
     pub acknowledged: Option<u64>,
     /// Addresses of the gateway itself, which must be neither VIPs nor backends.
     pub reserved: Vec<IpAddr>,
+    /// Where it replicates flows; `None`: it does not.
+    pub replication: Option<SocketAddr>,
     /// Whether every worker uses a complete state.
     pub ready: bool,
     /// The backends of each service as the gateway sees them. Copies share unchanged parts.
@@ -99,6 +102,16 @@ impl Gateways {
             }
             is_news
         });
+    }
+
+    /// The connected gateways that replicate flows, except the one of this name, by name. One that reconnects counts with
+    /// its newest connection.
+    #[must_use]
+    pub fn members_beside(&self, name: &str) -> Vec<Member> {
+        let others = self.iter().filter(|gateway| gateway.name != name);
+        let by_name: BTreeMap<_, _> = others.filter_map(|gateway| Some((&gateway.name, gateway.replication?))).collect();
+        let member = |(gateway, replication): (&String, SocketAddr)| Member { gateway: gateway.clone(), replication };
+        by_name.into_iter().map(member).take(PARTNERS_MAX).collect()
     }
 
     /// Whether any gateway has applied `counter` or a newer generation.
@@ -181,6 +194,7 @@ impl Connection {
                 version: version.to_owned(),
                 acknowledged: None,
                 reserved,
+                replication: None,
                 ready: false,
                 health: OrdMap::new(),
                 last_seen: SystemTime::now(),
@@ -189,6 +203,17 @@ impl Connection {
             all.connected.insert(number, gateway);
         });
         Self { gateways: gateways.clone(), number }
+    }
+
+    /// Records where the gateway replicates flows.
+    #[must_use]
+    pub fn replicating(self, replication: Option<SocketAddr>) -> Self {
+        self.gateways.send_if_modified(|all| {
+            let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
+            gateway.replication = replication;
+            replication.is_some()
+        });
+        self
     }
 
     /// Records the generation that the gateway has applied.
@@ -282,6 +307,25 @@ mod tests {
         assert_eq!(gateways.borrow().disconnected().keys().collect::<Vec<_>>(), ["edge-2"]);
         let _again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
         assert!(gateways.borrow().disconnected().is_empty());
+    }
+
+    #[test]
+    fn gateways_that_replicate_are_named_to_each_other_and_others_are_not() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let open = |name, at: Option<&str>| {
+            Connection::open(&gateways, name, "0.1.0", Vec::new()).replicating(at.map(|at| at.parse().unwrap()))
+        };
+        let before = open("edge-1", Some("192.0.2.9:9436"));
+        let _others = (open("edge-2", Some("192.0.2.3:9436")), open("edge-3", None));
+        let _again = open("edge-1", Some("192.0.2.2:9436"));
+        let beside = |name| {
+            let members = gateways.borrow().members_beside(name);
+            members.into_iter().map(|one| format!("{} {}", one.gateway, one.replication)).collect::<Vec<_>>()
+        };
+        assert_eq!(beside("edge-2"), ["edge-1 192.0.2.2:9436"]);
+        assert_eq!(beside("edge-3"), ["edge-1 192.0.2.2:9436", "edge-2 192.0.2.3:9436"]);
+        drop(before);
+        assert_eq!(beside("edge-1"), ["edge-2 192.0.2.3:9436"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! can report only for itself: over TCP its name must match its certificate, and its group must be ours.
 //! Deliberately not here: sockets and TLS (`listener`).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, RESERVED_MAX, SERVICES_M
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
-use proto::{Generation, message_parts, v1::FILE_DESCRIPTOR_SET};
+use proto::{Generation, GroupKey, Membership, message_parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -51,6 +51,8 @@ pub struct ConfigService {
     pub leadership: watch::Receiver<Leadership>,
     /// The group of gateways that it serves.
     pub group: String,
+    /// The key by which gateways of the group know each other when they replicate flows: a new one for each process.
+    pub key: GroupKey,
     /// Ends all streams.
     pub shutdown: CancellationToken,
 }
@@ -145,13 +147,15 @@ impl ConfigService {
     ) -> Result<(), Status> {
         let hello = hello(&mut inbound).await?;
         check_identity(&hello, peer, &self.group)?;
+        let replication = replication(&hello)?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
+        let connection = connection.replicating(replication);
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
-        let (mut gateways, mut sent_draining) = (self.gateways.subscribe(), false);
+        let (mut gateways, mut sent_of_fleet) = (self.gateways.subscribe(), (false, None));
         loop {
-            let draining = gateways.borrow_and_update().is_drained(&hello.gateway);
-            let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || sent_draining != draining;
+            let of_fleet = self.of_fleet(&gateways.borrow_and_update(), &hello.gateway, replication);
+            let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || sent_of_fleet != of_fleet;
             let has_news = self.states.borrow().as_ref().is_some_and(is_news);
             tokio::select! {
                 () = self.shutdown.cancelled() => return Err(Status::unavailable("the controller stops; dial again")),
@@ -166,7 +170,8 @@ impl ConfigService {
                     // The log reaches back to the last message unless the gateway missed thousands of changes.
                     let changes = sent.as_ref().and_then(|have| newest.since(have, hello.node_sets));
                     let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { newest.full(hello.node_sets) };
-                    let whole = WatchResponse { draining, ..changes.unwrap_or_else(first_or_full) };
+                    let (draining, membership) = (of_fleet.0, of_fleet.1.as_ref().map(v1::Membership::from));
+                    let whole = WatchResponse { draining, membership, ..changes.unwrap_or_else(first_or_full) };
                     let mut parts = if hello.parts { message_parts::split(whole, message_parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {
                         permit.send(Ok(first));
@@ -175,7 +180,7 @@ impl ConfigService {
                         now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
                         is_taken = send(messages, parts) => if !is_taken { return Ok(()) },
                     }
-                    sent_draining = draining;
+                    sent_of_fleet = of_fleet;
                     sent = Some(newest.state.generation.clone());
                 }
                 // The other tasks notice the closed channel, because this task owns the sender.
@@ -185,6 +190,14 @@ impl ConfigService {
                 }
             }
         }
+    }
+}
+
+impl ConfigService {
+    /// Whether a gateway is drained, and with whom it replicates flows, if it does.
+    fn of_fleet(&self, gateways: &Gateways, name: &str, replication: Option<SocketAddr>) -> (bool, Option<Membership>) {
+        let membership = replication.map(|_| Membership { key: self.key, others: gateways.members_beside(name) });
+        (gateways.is_drained(name), membership)
     }
 }
 
@@ -265,6 +278,13 @@ fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
     hello.reserved.iter().map(address).collect()
 }
 
+/// Where the gateway replicates flows; `None`: it does not.
+fn replication(hello: &Hello) -> Result<Option<SocketAddr>, Status> {
+    let found = hello.replication.as_str();
+    let refused = |_| Status::invalid_argument(format!("expected ADDRESS:PORT where flows are replicated, found `{found}`"));
+    Some(found).filter(|text| !text.is_empty()).map(|text| text.parse().map_err(refused)).transpose()
+}
+
 /// Parses a report. Invalid names, such as those of a newer version, are skipped.
 fn report(message: v1::Report) -> Report {
     let name = |text: &str| proto::convert::service_name(text).ok();
@@ -327,8 +347,8 @@ mod tests {
             let (gateways, gateways_seen) = watch::channel(Gateways::default());
             let shutdown = CancellationToken::new();
             let leadership = watch::channel(Leadership::Leading { epoch: "now".to_owned() }).1;
-            let (group, fleet) = ("east".to_owned(), Fleet::default());
-            let service = ConfigService { states: seen, gateways, fleet, leadership, group, shutdown: shutdown.clone() };
+            let (group, fleet, key) = ("east".to_owned(), Fleet::default(), GroupKey::new([7; 32]));
+            let service = ConfigService { states: seen, gateways, fleet, leadership, group, key, shutdown: shutdown.clone() };
             let listener = crate::gateways::socket::listen(&dir.path().join("config.sock")).await.unwrap();
             tokio::spawn(serve(listener, service));
             Self { dir, states, gateways: gateways_seen, shutdown }
@@ -399,6 +419,25 @@ mod tests {
         assert!(!second.full);
         assert_eq!(second.removed, ["shop/b"]);
         assert_eq!(gateway.have.keys().collect::<Vec<_>>(), ["shop/a", "shop/c"]);
+    }
+
+    #[tokio::test]
+    async fn gateways_that_replicate_flows_get_the_key_and_each_other() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let replicating = |name: &str, at: &str| Hello { gateway: name.to_owned(), replication: at.to_owned(), ..hello(None) };
+        let mut one = lab.dial(replicating("edge-1", "192.0.2.2:9436")).await;
+        let read = |message: WatchResponse| proto::convert::membership(message.membership.unwrap()).unwrap();
+        assert_eq!(read(one.next().await.unwrap()), Membership { key: GroupKey::new([7; 32]), others: Vec::new() });
+        let mut two = lab.dial(replicating("edge-2", "192.0.2.3:9436")).await;
+        assert_eq!(read(two.next().await.unwrap()).others[0].gateway, "edge-1");
+        let message = one.next().await.unwrap();
+        assert!(message.services.is_empty() && message.removed.is_empty(), "{message:?}");
+        assert_eq!(read(message).others[0].replication.to_string(), "192.0.2.3:9436");
+        let mut other = lab.dial(Hello { gateway: "edge-3".to_owned(), ..hello(None) }).await;
+        assert_eq!(other.next().await.unwrap().membership, None, "who does not replicate gets no key");
+        let mut wrong = lab.dial(replicating("edge-4", "somewhere")).await;
+        assert_eq!(wrong.next().await.unwrap_err().code(), tonic::Code::InvalidArgument);
     }
 
     #[tokio::test]

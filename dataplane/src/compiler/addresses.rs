@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use ipnet::IpNet;
 use proto::{Announce, Pool};
 
-use super::snat::is_on_link;
+use super::snat::{answered_snat, is_on_link};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig, VipAnswers};
 use crate::wire::{Address, TableHash};
@@ -97,7 +97,7 @@ impl AnnouncedAddresses {
     /// Updates the answered addresses: SNAT addresses, tunnel sources that are not an address of a port, VIPs of `l2`
     /// pools, and the addresses of ports without twin. A port without link answers for nothing, so that all of its
     /// addresses count as new when the link returns; on a port that has moved they count as new at once. VIPs that are
-    /// not among `answers` are left out.
+    /// not among `answers` are left out, and so are SNAT addresses that belong to VIP groups of other gateways.
     pub(super) fn update(
         &mut self,
         config: &Config,
@@ -116,7 +116,7 @@ impl AnnouncedAddresses {
         let is_of_link =
             |address: &IpAddr| prefixes(config, network).any(|(_, nets)| nets.iter().any(|net| net.addr() == *address));
         let tunnel_sources = config.tunnel.sources.iter().filter(|address| !is_of_link(address));
-        for &address in config.snat.iter().chain(tunnel_sources) {
+        for &address in answered_snat(config, answers).chain(tunnel_sources) {
             now.extend(holding(address));
         }
         for (index, port) in ports(config).filter(|(_, port)| !port.twin) {

@@ -33,7 +33,7 @@ use targets::TargetKey;
 
 use crate::flow::FlowLimits;
 use crate::snapshot::{
-    Config, FamilyTables, Health, Network, Pieces, RemovedBackends, Snapshot, Tunables, Tunnels, Views, VipAnswers,
+    Config, FamilyTables, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups, Tunables, Tunnels, Views, VipAnswers,
 };
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
@@ -101,6 +101,7 @@ impl Compiler {
             services: Views::new(),
             removed: RemovedBackends::new(),
             vlans: snat.vlans.clone(),
+            groups: None,
             promiscuous: Arc::default(),
             vlan_mtus: Arc::default(),
             announced: announced_addresses.update(&config, &[], &[], &network, &VipAnswers::default(), 1),
@@ -191,6 +192,9 @@ impl Compiler {
             self.index_frontends();
         }
         let answers_changed = std::mem::take(&mut self.answers_changed);
+        if answers_changed || links_changed || self.is_first {
+            self.update_snat_groups();
+        }
         if listens_changed || links_changed || ours_changed || self.pools != state.pools {
             self.pools.clone_from(&state.pools);
             self.update_roles(network);
@@ -449,6 +453,15 @@ impl Compiler {
         let ports = self.services.values().flat_map(|served| &served.ports);
         let vips: BTreeSet<IpAddr> = ports.flat_map(|port| port.listens[..port.vips].iter().map(|at| at.ip())).collect();
         vips.into_iter().collect()
+    }
+
+    /// Updates which SNAT addresses new flows use, where these belong to VIP groups.
+    fn update_snat_groups(&mut self) {
+        let groups = self.vip_answers.groups.filter(|_| self.config.shared_snat);
+        let (last, snat) = (&mut self.last, &self.snat);
+        last.groups = groups;
+        last.v4.snat_groups = groups.map(|owned| Arc::new(SnatGroups::new(&snat.v4, owned)));
+        last.v6.snat_groups = groups.map(|owned| Arc::new(SnatGroups::new(&snat.v6, owned)));
     }
 
     fn update_announced(&mut self, network: &Network, vips: &[IpAddr]) {

@@ -13,7 +13,7 @@ use proto::Family;
 
 use crate::flow::{SNAT_ADDRESSES_MAX, SnatAddress};
 use crate::port::Link;
-use crate::snapshot::{Config, Network};
+use crate::snapshot::{Config, Network, VipAnswers, snat_group};
 use crate::wire::Address;
 
 /// Indexed by port, then by VLAN link.
@@ -53,6 +53,18 @@ fn any<A>(by_link: &SnatByLink<A>, position: Option<usize>) -> bool {
         Some(position) => by_link.get(position).is_some_and(|addresses| !addresses.is_empty()),
         None => by_link.iter().any(|addresses| !addresses.is_empty()),
     }
+}
+
+/// The SNAT addresses for which this gateway answers: all, or where they belong to VIP groups those of the groups that it
+/// owns.
+pub(super) fn answered_snat<'a>(config: &'a Config, answers: &VipAnswers) -> impl Iterator<Item = &'a IpAddr> {
+    let owned = answers.groups.filter(|_| config.shared_snat);
+    let mut next = [0_u16; 2];
+    config.snat.iter().filter(move |address| {
+        let next = &mut next[usize::from(address.is_ipv6())];
+        let index = std::mem::replace(next, next.saturating_add(1));
+        owned.is_none_or(|owned| owned.has(snat_group(index, owned.groups)))
+    })
 }
 
 /// Whether the address lies in one of these prefixes.

@@ -48,6 +48,7 @@ fn config() -> Config {
         snat: vec![ip("10.0.0.3"), ip("fd00::3")],
         node_port_addresses: vec![ip("192.0.2.2")],
         flows: FlowLimits { max_per_worker: 1000, ..FlowLimits::default() },
+        shared_snat: false,
         tunnel: Tunnel::default(),
     }
 }

@@ -114,13 +114,17 @@ impl IdleLimits {
     /// shorten the limit.
     #[must_use]
     pub fn is_over(&self, state: FlowState, own: Option<Ticks>, last_seen: Tick, now: Tick) -> bool {
+        now.since(last_seen) >= self.of(state, own)
+    }
+
+    /// The limit of a flow in `state`, whose service has the idle timeout `own`.
+    pub(crate) fn of(&self, state: FlowState, own: Option<Ticks>) -> Ticks {
         let built_in = self.by_state[state as usize];
-        let limit = match own {
+        match own {
             Some(own) if state.is_half_closed() || state == FlowState::UdpExchange => own.min(built_in),
             Some(own) if state.is_confirmed() && !state.is_closing() => own,
             _ => built_in,
-        };
-        now.since(last_seen) >= limit
+        }
     }
 
     /// Whether a flow last seen then has been idle for as long as a closing flow may be.

@@ -258,6 +258,11 @@ impl SnatPorts {
         })
     }
 
+    /// Hands out ports from another one of the share on. To be called before the first one is handed out.
+    pub(crate) fn start_at(&mut self, random: u64) {
+        self.share = self.share.clone().starting_at(random);
+    }
+
     /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
     /// rested port, otherwise one that was never used. `None` if there is neither.
     #[inline]

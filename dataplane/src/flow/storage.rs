@@ -24,6 +24,7 @@ use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use recorder::Meters;
 use recorder::Recorder;
 pub use recorder::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
+pub(crate) use replicator::{FlowGroups, Replicator};
 pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent};
 
 /// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never
@@ -183,6 +184,8 @@ pub(super) struct Storage<A: Address> {
     cold: Box<[ColdFlow]>,
     /// Only where flow records are wanted.
     recorder: Option<Box<Recorder>>,
+    /// Only where flows are replicated.
+    pub(super) replicator: Option<Box<Replicator<A>>>,
 }
 
 impl<A: Address> Storage<A> {
@@ -193,7 +196,13 @@ impl<A: Address> Storage<A> {
             routes: <[u32]>::new_box_zeroed_with_elems(flows)?,
             cold: <[ColdFlow]>::new_box_zeroed_with_elems(flows)?,
             recorder: None,
+            replicator: None,
         })
+    }
+
+    /// Tells the agent about flows from now on.
+    pub(super) fn replicate(&mut self, replication: Arc<FlowReplication>) {
+        self.replicator = Some(Box::new(Replicator::new(self.hot.len(), replication)));
     }
 
     /// Records starts and ends of flows from now on; [`AllocError`] when there is no memory for it.

@@ -35,11 +35,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Whether ARP and neighbour discovery are answered for an address: for a VIP only while the gateway owns its group.
+    /// Whether ARP and neighbour discovery are answered for an address: for one of a VIP group only while the gateway owns
+    /// the group.
     fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> bool {
         snapshot.ready()
             && snapshot.answers_for(arrival.link, target)
-            && (snapshot.role(target) != AddressRole::Vip || self.ownership.owns(target.ip(), arrival.now_ns))
+            && self.ownership.speaks_for(snapshot, target, arrival.now_ns)
     }
 
     /// Notes that another station announces a VIP for which this gateway answers.

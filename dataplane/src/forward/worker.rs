@@ -16,6 +16,7 @@
 mod observed;
 mod restore;
 mod saved_flows;
+mod shadows;
 
 use std::sync::Arc;
 
@@ -34,10 +35,11 @@ use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{DropReason, Tally, WorkerCounters};
-use crate::wire::{Address, Tags, protocol};
+use crate::wire::{Address, Tags, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
+use shadows::{Owned, refresh_interval, tells};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -94,6 +96,10 @@ pub struct Worker<P: Port, O = ()> {
     mailbox: Option<Arc<Mailbox>>,
     /// Flows of partners, and news for them.
     replication: Option<Arc<FlowReplication>>,
+    /// When it last looked which groups the gateway owns.
+    groups_followed: Option<Tick>,
+    /// Seed of the hashes of its tables.
+    seed: u64,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
@@ -139,6 +145,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             saved: None,
             mailbox: None,
             replication: None,
+            groups_followed: None,
+            seed: parts.seed,
         })
     }
 
@@ -160,7 +168,14 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
 
     /// Tells the agent about its own flows, and keeps those of partners as shadow flows. To be called before the first
     /// poll.
+    ///
+    /// Its pools of SNAT ports begin at a place that the seed chooses: a gateway that takes over SNAT addresses would
+    /// otherwise begin with the ports that the one before used last, of flows too young to be told.
     pub fn replicate(&mut self, replication: Arc<FlowReplication>) {
+        let Engine { tables, ports, .. } = &mut self.engine;
+        tables.v4.replicate(Arc::clone(&replication));
+        tables.v6.replicate(Arc::clone(&replication));
+        ports.start_at(split_mix(self.seed));
         self.replication = Some(replication);
     }
 
@@ -239,6 +254,14 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
                 self.announcements.wake();
             }
         }
+        if let Some(replication) = self.replication.as_ref().filter(|_| snapshot.ready()) {
+            let now = Tick::at(now_ns);
+            if changed || self.groups_followed.replace(now) != Some(now) {
+                engine.follow_groups(snapshot, now_ns);
+            }
+            engine.hear_partners(replication, snapshot, now);
+            engine.tell_due(snapshot);
+        }
         let mut handled = 0;
         for index in 0..engine.egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
@@ -266,6 +289,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.announcements.send(egress, snapshot, ownership, now_ns, tally);
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
+        if let Some(replication) = &self.replication {
+            replication.set_shadows(engine.tables.shadows());
+        }
         engine.publish_counters();
         if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
             let Engine { tables, ports, max_flows, capture, .. } = engine;
@@ -375,8 +401,9 @@ impl Sweep {
         let entries = self.owed.min(SWEPT_PER_POLL);
         if entries > 0 {
             self.owed -= entries;
-            let Engine { tables, ports, limits, counters, neighbour_requests, .. } = engine;
-            let mut rules = Look { limits, snapshot, neighbour_requests, ports, counters, now };
+            let Engine { tables, ports, limits, counters, neighbour_requests, egress, .. } = engine;
+            let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
+            let mut rules = Look { limits, snapshot, neighbour_requests, ports, counters, owned, now };
             self.next_v4 = tables.v4.sweep_by(self.next_v4, entries, snapshot.route_epoch(), &mut rules);
             self.next_v6 = tables.v6.sweep_by(self.next_v6, entries, snapshot.route_epoch(), &mut rules);
         }
@@ -390,6 +417,7 @@ struct Look<'a> {
     neighbour_requests: &'a ArrayQueue<NeighbourRequest>,
     ports: &'a mut SnatPorts,
     counters: &'a WorkerCounters,
+    owned: Owned<'a>,
     now: Tick,
 }
 
@@ -403,12 +431,18 @@ impl<A: Address> SweepRules<A> for Look<'_> {
         }
     }
 
-    fn is_over(&mut self, flow: &Flow<A>) -> bool {
-        let ended = self.has_ended(flow);
+    fn is_over(&mut self, flow: &Flow<A>, is_shadow: bool) -> bool {
+        let ended = self.has_ended(flow, is_shadow);
         if !ended {
             self.keep_client(flow);
         }
         ended
+    }
+
+    fn refresh(&self, flow: &Flow<A>) -> Option<Ticks> {
+        let idle_timeout = self.snapshot.backend(flow.backend)?.idle_timeout;
+        let is_told = tells(self.owned, self.snapshot, flow);
+        is_told.then(|| refresh_interval(self.limits.of(flow.state, idle_timeout)))
     }
 
     fn why(&self, backend: BackendId) -> FlowEnd {
@@ -429,13 +463,16 @@ impl<A: Address> SweepRules<A> for Look<'_> {
 }
 
 impl Look<'_> {
-    /// Whether the flow exceeded its idle limit, or its backend's drain has ended.
-    fn has_ended<A: Address>(&self, flow: &Flow<A>) -> bool {
+    /// Whether the flow exceeded its idle limit, or its backend's drain has ended. What the owner of a shadow flow knows of
+    /// its last packet arrives up to one interval late.
+    fn has_ended<A: Address>(&self, flow: &Flow<A>, is_shadow: bool) -> bool {
         let Some(backend) = self.snapshot.backend(flow.backend) else {
             // The sides of a connection that is still in use get a RST in answer to the next packet.
             return flow.protocol != protocol::TCP || self.limits.is_silent(flow.last_seen, self.now);
         };
-        self.limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, self.now)
+        let limit = self.limits.of(flow.state, backend.idle_timeout);
+        let late = if is_shadow { refresh_interval(limit).0 } else { 0 };
+        self.now.since(flow.last_seen).0 >= limit.0.saturating_add(late)
     }
 
     /// Requests the resolution of an on-link client while its flow is in use; otherwise the kernel would forget the

@@ -116,7 +116,7 @@ impl Announcements {
                 break;
             };
             let (_, link, address) = position;
-            if !ownership.owns(address, now_ns) && snapshot.is_vip(address) {
+            if !ownership.speaks_for_ip(snapshot, address, now_ns) {
                 // The next snapshot does not answer for it, or the lease begins again and the address counts as new.
                 self.done[round] = Some(position);
                 continue;

@@ -18,6 +18,7 @@ use proto::limits::VIP_GROUPS_MAX;
 use proto::vip_group;
 
 use crate::port::Link;
+use crate::snapshot::{AddressRole, Snapshot};
 use crate::wire::{Address, Headers, Mac, protocol, transport_bytes};
 
 /// Length of a lease in intervals of advertisements. Others wait for at least as many (RFC 9568 section 6.1).
@@ -122,6 +123,38 @@ impl VipOwnership {
         let Some(election) = &self.election else { return true };
         let groups = u8::try_from(election.leases.len()).unwrap_or(VIP_GROUPS_MAX);
         election.leases.get(usize::from(vip_group(vip, groups))).is_some_and(|lease| is_valid(lease, now_ns))
+    }
+
+    /// Whether this gateway may answer for addresses of a VIP group at `now_ns`.
+    #[must_use]
+    pub fn owns_group(&self, group: u8, now_ns: u64) -> bool {
+        let Some(election) = &self.election else { return true };
+        election.leases.get(usize::from(group)).is_some_and(|lease| is_valid(lease, now_ns))
+    }
+
+    /// The groups whose lease is valid, as bits; all without an election.
+    pub(crate) fn valid_groups(&self, now_ns: u64) -> u64 {
+        let Some(election) = &self.election else { return u64::MAX };
+        let valid = (0_u32..).zip(&election.leases).filter(|(_, lease)| is_valid(lease, now_ns));
+        valid.fold(0, |groups, (group, _)| groups | 1_u64.checked_shl(group).unwrap_or(0))
+    }
+
+    /// Whether this gateway may answer for, and announce, an address that the snapshot answers for: a VIP, or a SNAT
+    /// address that belongs to a VIP group, only while it owns the group.
+    pub(crate) fn speaks_for<A: Address>(&self, snapshot: &Snapshot, address: A, now_ns: u64) -> bool {
+        match snapshot.role(address) {
+            AddressRole::Vip => self.owns(address.ip(), now_ns),
+            AddressRole::Snat => snapshot.group_of_snat(address).is_none_or(|group| self.owns_group(group, now_ns)),
+            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => true,
+        }
+    }
+
+    /// [`VipOwnership::speaks_for`], for an address of either family.
+    pub(crate) fn speaks_for_ip(&self, snapshot: &Snapshot, address: IpAddr, now_ns: u64) -> bool {
+        match address {
+            IpAddr::V4(address) => self.speaks_for(snapshot, u32::from(address), now_ns),
+            IpAddr::V6(address) => self.speaks_for(snapshot, u128::from(address), now_ns),
+        }
     }
 
     /// Whether a packet that Linux sends may leave. An advertisement of a valid lease renews it; the last one of an owner

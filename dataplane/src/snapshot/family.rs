@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::snat_groups::SnatGroups;
 use crate::flow::{BackendId, SnatAddress};
 use crate::port::PortIndex;
 use crate::wire::{Address, FrontendKey, TableHash};
@@ -22,6 +23,8 @@ pub struct FamilyTables<A> {
     pub(crate) fronts: Arc<HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>>,
     /// Indexed by port, then by VLAN link.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
+    /// The same by VIP group; `None` where this gateway has all of them for itself.
+    pub(crate) snat_groups: Option<Arc<SnatGroups<A>>>,
     /// The tables that determine the owners of packets.
     pub(crate) steering: Arc<SteeringTable<A>>,
 }
@@ -30,7 +33,7 @@ impl<A: Address> FamilyTables<A> {
     /// Tables without frontends.
     pub(crate) fn new(roles: AddressRoles<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
         let steering = Arc::new(SteeringTable::new(snat.iter().flatten().map(|snat| snat.address)));
-        Self { frontends: Arc::default(), fronts: Arc::default(), roles: Arc::new(roles), snat, steering }
+        Self { frontends: Arc::default(), fronts: Arc::default(), roles: Arc::new(roles), snat, snat_groups: None, steering }
     }
 }
 

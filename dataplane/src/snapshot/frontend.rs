@@ -186,6 +186,15 @@ impl Frontend {
         affinity.table.kept(self.hash_of(tuple), now, |id| affinity.keeps(id))
     }
 
+    /// Remembers the backend of a flow that the client of this tuple has begun through another gateway. Without affinity
+    /// it does nothing.
+    pub(crate) fn remember<A: Address>(&self, tuple: &Tuple<A>, backend: BackendId, now: Tick) {
+        if let Some(Affinity { table, timeout, .. }) = &self.affinity {
+            let is_same = |remembered| AffinityTable::is(remembered, backend).then_some(backend);
+            table.choose(self.hash_of(tuple), now, *timeout, is_same, || Some(backend));
+        }
+    }
+
     /// Whether `sessionAffinity: ClientIP` is on.
     #[must_use]
     pub const fn has_affinity(&self) -> bool {

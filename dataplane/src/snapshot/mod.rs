@@ -12,6 +12,7 @@ mod prefixes;
 mod publish;
 mod routes;
 mod shared_chunks;
+mod snat_groups;
 mod tables;
 mod tunnels;
 
@@ -29,6 +30,7 @@ pub use publish::{Publisher, SnapshotReader, Subscriber};
 pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
 pub(crate) use shared_chunks::Pieces;
+pub(crate) use snat_groups::{SnatGroups, snat_group};
 pub(crate) use tables::Announced;
 pub use tables::{RemovedBackend, RemovedBackends, Snapshot, Views};
 pub use tunnels::Ends;

@@ -241,6 +241,7 @@ mod tests {
                 snat: vec![],
                 node_port_addresses: vec![],
                 flows,
+                shared_snat: false,
                 tunnel: Tunnel::default(),
             });
             let (publisher, workers) = Publisher::new(compiler.initial(), workers);

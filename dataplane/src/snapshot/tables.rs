@@ -10,12 +10,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use imbl::OrdMap;
-use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName};
+use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName, vip_group};
 
 use super::backends::{Backend, BackendTable};
 use super::family::{AddressRole, FamilyTables, Front};
 use super::frontend::{Frontend, ServiceView};
-use super::input::PortConfig;
+use super::input::{OwnedGroups, PortConfig};
 use super::routes::{Exit, NextHop, RouteTo, Routes};
 use super::shared_chunks::Pieces;
 use super::tunnels::Tunnels;
@@ -63,6 +63,8 @@ pub struct Snapshot {
     pub(crate) services: Views,
     pub(crate) removed: RemovedBackends,
     pub(crate) vlans: Arc<[Link]>,
+    /// The VIP groups that this gateway owns, where SNAT addresses belong to groups.
+    pub(crate) groups: Option<OwnedGroups>,
     /// MTUs of `vlans`, in their order.
     pub(crate) vlan_mtus: Arc<[u16]>,
     pub(crate) promiscuous: Arc<[PortIndex]>,
@@ -196,16 +198,6 @@ impl Snapshot {
         A::of(self).roles.of(address)
     }
 
-    /// Whether an address is a VIP.
-    #[must_use]
-    pub(crate) fn is_vip(&self, address: IpAddr) -> bool {
-        let role = match address {
-            IpAddr::V4(address) => self.role(u32::from(address)),
-            IpAddr::V6(address) => self.role(u128::from(address)),
-        };
-        role == AddressRole::Vip
-    }
-
     /// The kind of destination of a packet with this tuple, on which its owner depends.
     #[must_use]
     #[inline]
@@ -289,17 +281,48 @@ impl Snapshot {
         self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
     }
 
-    /// The SNAT addresses for backends reached by this link.
+    /// The position of a link among the tables of SNAT addresses.
+    #[inline]
+    fn snat_position(&self, link: Link) -> Option<usize> {
+        if link.is_tagged() {
+            self.vlans.binary_search(&link).ok().map(|position| self.ports.len() + position)
+        } else {
+            Some(usize::from(link.port().0))
+        }
+    }
+
+    /// The SNAT addresses for new flows to this VIP, towards backends reached by this link.
     #[must_use]
     #[inline]
-    pub fn snat<A: Address>(&self, link: Link) -> &[SnatAddress<A>] {
-        let tables = &A::of(self).snat;
-        let of_link = if link.is_tagged() {
-            self.vlans.binary_search(&link).ok().and_then(|position| tables.get(self.ports.len() + position))
-        } else {
-            tables.get(usize::from(link.port().0))
-        };
-        of_link.map_or(&[], AsRef::as_ref)
+    pub fn snat<A: Address>(&self, link: Link, vip: A) -> &[SnatAddress<A>] {
+        let Some(position) = self.snat_position(link) else { return &[] };
+        let tables = A::of(self);
+        match &tables.snat_groups {
+            None => tables.snat.get(position).map_or(&[], AsRef::as_ref),
+            Some(groups) => groups.of(position, self.group_of_vip(vip)),
+        }
+    }
+
+    /// The VIP group of an address, if gateways elect its owner: a VIP that is not announced to routers. `None` where SNAT
+    /// addresses do not belong to groups.
+    fn group_of_vip<A: Address>(&self, address: A) -> Option<u8> {
+        let groups = self.groups?.groups;
+        let is_elected = self.role(address) == AddressRole::Vip && self.routed.binary_search(&address.ip()).is_err();
+        is_elected.then(|| vip_group(address.ip(), groups))
+    }
+
+    /// The VIP group of a SNAT address. `None` where SNAT addresses do not belong to groups.
+    #[must_use]
+    pub(crate) fn group_of_snat<A: Address>(&self, address: A) -> Option<u8> {
+        A::of(self).snat_groups.as_ref()?.group_of(address)
+    }
+
+    /// Whether another gateway owns a VIP or a SNAT address, where SNAT addresses belong to groups.
+    #[must_use]
+    pub(crate) fn is_owned_elsewhere<A: Address>(&self, address: A) -> bool {
+        self.groups.is_some_and(|owned| {
+            self.group_of_snat(address).or_else(|| self.group_of_vip(address)).is_some_and(|group| !owned.has(group))
+        })
     }
 
     /// Whether ARP or NDP for the address is answered on this link.

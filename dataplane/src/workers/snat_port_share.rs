@@ -16,6 +16,8 @@ use crate::wire::Address;
 #[derive(Clone, Debug)]
 pub struct PortShare {
     pub(crate) count: u16,
+    /// The position, in the order of ports, of the first one that a pool hands out.
+    start: u16,
     rule: ShareRule,
 }
 /// The rule that selects the ports of a share.
@@ -33,14 +35,14 @@ impl PortShare {
         let stride = workers.max(1);
         let worker = worker % stride;
         let first = SNAT_PORT_FIRST + (worker + stride - SNAT_PORT_FIRST % stride) % stride;
-        Self { count: (SNAT_PORT_LAST - first) / stride + 1, rule: ShareRule::Remainder { first, stride } }
+        Self { count: (SNAT_PORT_LAST - first) / stride + 1, start: 0, rule: ShareRule::Remainder { first, stride } }
     }
 
     /// The ports whose replies network cards spread to this worker. Port ranges are whole blocks of 128.
     pub(crate) fn spread(spread: Arc<PortSpread>, worker: WorkerId) -> Self {
         const BLOCKS: u16 = (SNAT_PORT_LAST - SNAT_PORT_FIRST) / 128 + 1;
         const { assert!(SNAT_PORT_FIRST.is_multiple_of(128) && SNAT_PORT_LAST % 128 == 127) };
-        Self { count: BLOCKS * spread.ports_per_block(worker), rule: ShareRule::Spread { spread, worker } }
+        Self { count: BLOCKS * spread.ports_per_block(worker), start: 0, rule: ShareRule::Spread { spread, worker } }
     }
 
     /// All ports, for a gateway with one worker.
@@ -51,7 +53,7 @@ impl PortShare {
 
     /// This port alone.
     pub(crate) const fn of_one(port: u16) -> Self {
-        Self { count: 1, rule: ShareRule::Remainder { first: port, stride: 1 } }
+        Self { count: 1, start: 0, rule: ShareRule::Remainder { first: port, stride: 1 } }
     }
 
     /// Number of ports in each pool.
@@ -60,9 +62,18 @@ impl PortShare {
         self.count
     }
 
+    /// The same share, whose ports are handed out from another one on: `random` modulo their number. After the last port
+    /// follows the first.
+    #[allow(clippy::cast_possible_truncation)] // a remainder
+    pub(crate) fn starting_at(self, random: u64) -> Self {
+        Self { start: (random % u64::from(self.count.max(1))) as u16, ..self }
+    }
+
     /// The n-th port of a pool that keeps `place` (see [`PortShare::place`]).
     #[allow(clippy::cast_possible_truncation)] // n < count
     pub(crate) fn port<A: Address>(&self, n: u32, place: u8) -> u16 {
+        let (n, count) = (n + u32::from(self.start), u32::from(self.count));
+        let n = if n >= count { n - count } else { n };
         match &self.rule {
             ShareRule::Remainder { first, stride } => first + stride * n as u16,
             ShareRule::Spread { spread, worker } => spread.port::<A>(*worker, SNAT_PORT_FIRST, n, place),

@@ -77,6 +77,7 @@ pub fn config(max_flows: u32) -> Config {
         snat: vec![ip("10.0.0.3"), ip("fd00::3")],
         node_port_addresses: vec![ip("192.0.2.2")],
         flows: FlowLimits { max_per_worker: max_flows, ..FlowLimits::default() },
+        shared_snat: false,
         tunnel: Tunnel::default(),
     }
 }

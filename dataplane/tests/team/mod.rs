@@ -11,8 +11,8 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Rss, arriving_at};
 use dataplane::workers::{RETA_ENTRIES, RssProof, Steering};
 use dataplane::{
-    Buffer, Compiler, DropReason, Health, MemoryBuffer, MemoryPort, Network, PacketOutcome, Parts, Peers, PortIndex, PortQueues,
-    Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,
+    Buffer, Compiler, Config, DropReason, Health, MemoryBuffer, MemoryPort, Network, PacketOutcome, Parts, Peers, PortIndex,
+    PortQueues, Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,
 };
 use proto::State;
 
@@ -65,7 +65,16 @@ impl Team {
     }
 
     pub fn serving(state: State, steering: Steering, delivery: Delivery, transmit_queues: u8) -> Self {
-        let config = config(4096);
+        Self::with_config(config(4096), SEED, state, (steering, delivery, transmit_queues))
+    }
+
+    /// A gateway whose workers have this seed, which must be that of the steering.
+    pub fn with_config(
+        config: Config,
+        seed: u64,
+        state: State,
+        (steering, delivery, transmit_queues): (Steering, Delivery, u8),
+    ) -> Self {
         let limits = config.flows.clone();
         let counters: Vec<_> = (0..steering.workers()).map(|_| Arc::new(WorkerCounters::default())).collect();
         let compiler = Compiler::new(config).counting(counters.clone());
@@ -84,7 +93,7 @@ impl Team {
                 counters: counters.clone(),
                 neighbour_requests: Arc::new(ArrayQueue::new(64)),
                 peers: Some(peers),
-                seed: SEED,
+                seed,
                 observer: Log::default(),
             };
             Worker::new(parts).unwrap()

@@ -50,6 +50,7 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
         gateways: watch::channel(Gateways::default()).0,
         leadership: watch::channel(leadership).1,
         group: "east".to_owned(),
+        key: proto::GroupKey::new([7; 32]),
         shutdown: stop.clone(),
     };
     let tls = ServerTls::new(CertificateSource::Files(files(dir, "controller")), "east");
@@ -74,12 +75,14 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
         gateway: "edge-1".to_owned(),
         version: "0.1.0".to_owned(),
         reserved: watch::Sender::default().subscribe(),
+        replication: None,
     };
     let (known, mut known_in) = watch::channel(None);
     let facts = Facts { served: watch::channel(Served::default()).1, reached: watch::channel(None).1, workers: Vec::new() };
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
     let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
-    let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, answering, facts }));
+    let membership = watch::Sender::default();
+    let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, membership, answering, facts }));
     let is_there = |known: &Option<GatewayState>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
     timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();
     client.abort();

@@ -22,7 +22,7 @@ pub(super) struct PortNeeds {
     pub(super) pinned_memory: bool,
     /// I/O ports and physical addresses: PCI without an IOMMU, and UIO drivers.
     pub(super) raw_io: bool,
-    /// TCP ports below 1024.
+    /// Ports below 1024.
     pub(super) low_ports: bool,
 }
 
@@ -34,8 +34,9 @@ impl PortNeeds {
         let raw_io = devices().any(|device| device.is_pci() && needs_raw_io(machine, &device.port_name()));
         let controller = embedded(settings).and_then(|controller| controller.listen.tcp.as_ref()).map(|tcp| tcp.address);
         let admin = settings.admin_listen.tcp.as_ref().map(|(address, _)| *address);
-        let low_ports =
-            settings.metrics_listen.iter().chain(&controller).chain(&admin).any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
+        let replication = settings.replication.as_ref().map(|replication| replication.listen);
+        let listening = [settings.metrics_listen, controller, admin, replication];
+        let low_ports = listening.iter().flatten().any(|at| at.port() < UNPRIVILEGED_PORT_MIN);
         Self { bpf, pinned_memory: has_pci || bpf, raw_io, low_ports }
     }
 

@@ -211,6 +211,7 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
         snat: snat_addresses(options, family),
         node_port_addresses: Vec::new(),
         flows,
+        shared_snat: false,
         tunnel: Tunnel { sources: tunnel_source(options.mode, family).into_iter().collect(), ..Tunnel::default() },
     }
 }

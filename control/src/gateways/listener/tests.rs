@@ -84,6 +84,7 @@ impl Lab {
             gateways: watch::channel(Gateways::default()).0,
             leadership: led,
             group: "east".to_owned(),
+            key: proto::GroupKey::new([7; 32]),
             shutdown: shutdown.clone(),
         };
         let tls = Arc::new(ServerTls::new(CertificateSource::Files(files), "east"));

@@ -5,17 +5,28 @@
 //! packet after a takeover. No flow is marked as shadow: who owns the group decides at any time which side tells and which
 //! side listens (docs/internals/decisions/0059-replicated-flows.md).
 //!
+//! A flow is told when it has been confirmed for long enough, when its state changes, and again while it carries packets
+//! (docs/internals/decisions/0060-shadow-flows.md). What was told stands in one word beside each flow, in tables that
+//! replicate; the others have none.
+//!
 //! **Invariant:** a full queue costs replicas, which are counted, never packets.
 //!
-//! Not here: which flows a worker tells (`forward::worker`), formats and partners (the agent).
+//! Not here: what becomes of the flows of partners (`forward::worker`), formats and partners (the agent).
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
+use proto::vip_group;
 
+use crate::flow::entry::{Flow, FlowView};
+use crate::flow::snat::SNAT_ADDRESSES_MAX;
 use crate::flow::state::{FlowMode, FlowState};
+use crate::flow::tick::{Tick, Ticks};
 use crate::stats::Counter;
+use crate::wire::Address;
 
 /// A flow as gateways tell each other about it. Which backend of which Service it has follows from `frontend`, `protocol`
 /// and `backend`.
@@ -39,6 +50,15 @@ pub struct FlowReplica {
     pub idle: Duration,
 }
 
+impl FlowReplica {
+    /// The flow as it is now.
+    #[must_use]
+    pub fn of(flow: &FlowView) -> Self {
+        let FlowView { protocol, mode, state, client, frontend, backend_address: backend, snat, idle, .. } = *flow;
+        Self { protocol, mode, state, client, frontend, backend, snat, idle: Duration::from_nanos(idle.nanoseconds()) }
+    }
+}
+
 /// News of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaEvent {
@@ -46,6 +66,16 @@ pub enum ReplicaEvent {
     Holds(FlowReplica),
     /// It has ended.
     Ended(FlowReplica),
+}
+
+impl ReplicaEvent {
+    /// The flow.
+    #[must_use]
+    pub const fn flow(&self) -> &FlowReplica {
+        match self {
+            Self::Holds(flow) | Self::Ended(flow) => flow,
+        }
+    }
 }
 
 /// The queues between one worker and the agent. A copy of all flows that last is a listing by inquiries
@@ -97,6 +127,28 @@ impl FlowReplication {
         self.incoming.push(event).is_ok()
     }
 
+    /// The oldest news of partners' flows.
+    pub(crate) fn next_given(&self) -> Option<ReplicaEvent> {
+        self.incoming.pop()
+    }
+
+    /// Tells the agent. Returns false when there is no room.
+    fn tell(&self, event: ReplicaEvent) -> bool {
+        let is_told = self.outgoing.push(event).is_ok();
+        (if is_told { &self.told } else { &self.dropped }).add(1);
+        is_told
+    }
+
+    /// Counts news of a partner's flow that this worker applied, or could not apply.
+    pub(crate) fn count_given(&self, is_applied: bool) {
+        (if is_applied { &self.applied } else { &self.refused }).add(1);
+    }
+
+    /// Sets the number of shadow flows.
+    pub(crate) fn set_shadows(&self, shadows: u32) {
+        self.shadows.set(shadows.into());
+    }
+
     /// Number of events that the worker told.
     #[must_use]
     pub const fn told(&self) -> &Counter {
@@ -126,5 +178,193 @@ impl FlowReplication {
     #[must_use]
     pub const fn shadows(&self) -> &Counter {
         &self.shadows
+    }
+}
+
+/// Newly confirmed flows that wait until they are told, per table: more than a worker opens in a second. Those that find
+/// no room are told by the sweep, within 8.6 s more.
+const YOUNG_MAX: usize = 1 << 16;
+
+/// The VIP groups of flows, and which of them this gateway owns at present.
+#[derive(Clone, Debug)]
+pub(crate) struct FlowGroups<A> {
+    /// Number of groups; 0: there are none, and every flow is this gateway's own.
+    groups: u8,
+    /// Bit n: it owns group n.
+    owned: u64,
+    /// The SNAT addresses, each with its group.
+    snat: arrayvec::ArrayVec<(A, u8), { SNAT_ADDRESSES_MAX as usize }>,
+}
+
+impl<A: Address> FlowGroups<A> {
+    /// No groups: every flow is this gateway's own.
+    pub(crate) const fn none() -> Self {
+        Self { groups: 0, owned: 0, snat: arrayvec::ArrayVec::new_const() }
+    }
+
+    /// These groups, with the SNAT addresses and the group of each.
+    pub(crate) fn new(groups: u8, owned: u64, snat: &[(A, u8)]) -> Self {
+        Self { groups, owned, snat: snat.iter().copied().take(SNAT_ADDRESSES_MAX.into()).collect() }
+    }
+
+    /// Whether this gateway owns a flow: in mode `nat` its SNAT address, otherwise its VIP.
+    fn own(&self, flow: &Flow<A>) -> bool {
+        if self.groups == 0 {
+            return true;
+        }
+        let of_snat = || self.snat.iter().find(|(address, _)| *address == flow.snat).map(|(_, group)| *group);
+        let group = if flow.mode == FlowMode::Nat { of_snat() } else { None };
+        let group = group.unwrap_or_else(|| vip_group(flow.vip.ip(), self.groups));
+        self.owned.checked_shr(group.into()).is_some_and(|owned| owned & 1 == 1)
+    }
+}
+
+/// The news of a flow that partners have: time (24 bits, in ticks), and state. Never 0.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct News(u32);
+
+impl News {
+    const TIME_SHIFT: u32 = 8;
+    const IS_SET: u32 = 1 << 7;
+
+    fn at(now: Tick, state: FlowState) -> Self {
+        Self(now.0 << Self::TIME_SHIFT | Self::IS_SET | state as u32)
+    }
+
+    fn has(self, state: FlowState) -> bool {
+        self.0 & (Self::IS_SET - 1) == state as u32
+    }
+
+    fn age(self, now: Tick) -> Ticks {
+        Ticks((now.0 << Self::TIME_SHIFT).wrapping_sub(self.0 & !0xff) >> Self::TIME_SHIFT)
+    }
+}
+
+/// Tells the agent about the flows of one table.
+#[derive(Debug)]
+pub(crate) struct Replicator<A> {
+    replication: Arc<FlowReplication>,
+    after: Ticks,
+    groups: FlowGroups<A>,
+    /// By position, [`News`]; 0: partners have none of the flow.
+    news: Box<[u32]>,
+    /// Flows that were confirmed then, in this order.
+    young: VecDeque<(u32, Tick)>,
+    /// Flows of other gateways that the present sweep has met, and that the last one has.
+    met_shadows: u32,
+    shadows: u32,
+}
+
+impl<A: Address> Replicator<A> {
+    /// For a table with room for this many flows.
+    pub(super) fn new(flows: usize, replication: Arc<FlowReplication>) -> Self {
+        Self {
+            after: replication.after().into(),
+            replication,
+            groups: FlowGroups::none(),
+            news: vec![0; flows].into(),
+            young: VecDeque::with_capacity(YOUNG_MAX.min(flows)),
+            met_shadows: 0,
+            shadows: 0,
+        }
+    }
+
+    /// Sets which groups this gateway owns.
+    pub(crate) fn set_groups(&mut self, groups: FlowGroups<A>) {
+        self.groups = groups;
+    }
+
+    /// Whether this gateway owns a flow.
+    pub(crate) fn own(&self, flow: &Flow<A>) -> bool {
+        self.groups.own(flow)
+    }
+
+    /// Number of flows that other gateways own, as the last sweep counted them.
+    pub(crate) const fn shadows(&self) -> u32 {
+        self.shadows
+    }
+
+    fn news(&self, index: u32) -> Option<News> {
+        Some(News(self.news[index as usize])).filter(|news| news.0 != 0)
+    }
+
+    /// A flow was confirmed.
+    #[cold]
+    pub(in crate::flow) fn confirmed(&mut self, index: u32, now: Tick) {
+        if self.young.len() < self.young.capacity() {
+            self.young.push_back((index, now));
+        }
+    }
+
+    /// The position of a flow that was confirmed long enough ago to be told.
+    pub(in crate::flow) fn take_due(&mut self, now: Tick) -> Option<u32> {
+        let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after;
+        let (index, _) = *self.young.front().filter(is_due)?;
+        self.young.pop_front();
+        Some(index)
+    }
+
+    /// Tells a flow that was never told, if it is old enough and this gateway's own.
+    pub(in crate::flow) fn tell_first(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        let is_old = flow.state.is_confirmed() && now.since(flow.since) >= self.after;
+        // A backend of the other family has no address here, by which partners could find it.
+        let is_known = flow.backend_address != A::default();
+        if self.news(index).is_none() && is_old && is_known && self.groups.own(flow) {
+            self.tell(index, flow, now);
+        }
+    }
+
+    fn tell(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        if self.replication.tell(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now)))) {
+            self.news[index as usize] = News::at(now, flow.state).0;
+        }
+    }
+
+    /// A packet has been applied to the state of a flow. A change is told once a tick; the sweep tells the last one.
+    #[cold]
+    pub(in crate::flow) fn changed(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        let is_news = |news: News| !news.has(flow.state) && news.age(now) > Ticks(0);
+        if self.news(index).is_some_and(is_news) && self.groups.own(flow) {
+            self.tell(index, flow, now);
+        }
+    }
+
+    /// The sweep meets a flow that lasts. Own flows are told again after `refresh` if they carried packets; `None`: the
+    /// flow is not to be told.
+    pub(in crate::flow) fn meet(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
+        if !self.groups.own(flow) {
+            self.met_shadows += 1;
+            return;
+        }
+        let Some(refresh) = refresh else { return };
+        match self.news(index) {
+            None => self.tell_first(index, flow, now),
+            Some(news) => {
+                let has_carried = now.since(flow.last_seen) < news.age(now);
+                if !news.has(flow.state) || has_carried && news.age(now) >= refresh {
+                    self.tell(index, flow, now);
+                }
+            }
+        }
+    }
+
+    /// The sweep has met all flows.
+    pub(in crate::flow) fn end_sweep(&mut self) {
+        self.shadows = std::mem::take(&mut self.met_shadows);
+    }
+
+    /// A flow ends.
+    #[cold]
+    pub(in crate::flow) fn ended(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        if std::mem::take(&mut self.news[index as usize]) != 0 && self.groups.own(flow) {
+            self.replication.tell(ReplicaEvent::Ended(FlowReplica::of(&FlowView::of(flow, now))));
+        }
+    }
+
+    /// A partner has told this flow, and so all partners.
+    pub(crate) fn hear(&mut self, index: usize, state: FlowState, now: Tick) {
+        if let Some(news) = self.news.get_mut(index) {
+            *news = News::at(now, state).0;
+        }
     }
 }

@@ -89,6 +89,13 @@ impl FlowTables {
         self.v6.set_time(now);
     }
 
+    /// Number of flows that other gateways own, as the last sweep counted them; 0 where flows are not replicated.
+    pub(in crate::forward) fn shadows(&mut self) -> u32 {
+        let Self { v4, v6 } = self;
+        let of_v4 = v4.replicator().map_or(0, |replicator| replicator.shadows());
+        v6.replicator().map_or(0, |replicator| replicator.shadows()) + of_v4
+    }
+
     /// Sets the time of records, monotonic ns.
     pub(in crate::forward) fn set_recorder_time(&mut self, now_ns: u64) {
         self.v4.set_recorder_time(now_ns);

@@ -37,6 +37,8 @@ pub enum About<A> {
         target: SnatTarget<A>,
         /// The link towards it.
         link: Link,
+        /// The VIP of the flow.
+        vip: A,
         /// See [`SnatPorts::allocate`].
         start: u64,
     },
@@ -126,8 +128,8 @@ impl<A: Address> FamilyInquiry<A> {
                 self.flows.extend(found);
             }
             About::Flows { from } => self.next = table.copy_from(from, &mut self.flows),
-            About::Lease { target, link, start } => {
-                let addresses = known.snapshot.snat::<A>(link);
+            About::Lease { target, link, vip, start } => {
+                let addresses = known.snapshot.snat(link, vip);
                 let yielding = || {
                     let pools = addresses.iter().map(|address| PoolId::new(target.slot, address.index));
                     let oldest = |pool| YieldClass::ALL.iter().find_map(|class| table.oldest_of(*class, pool));

@@ -59,6 +59,7 @@ pub(super) fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapsho
     }
     match destination {
         AddressRole::Vip => for_vip(packet),
+        AddressRole::Snat if snapshot.is_owned_elsewhere(tuple.destination) => Verdict::Drop(DropReason::NoFlow),
         AddressRole::Snat => for_snat(packet),
         AddressRole::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
         AddressRole::Twin(_) if to_engine => for_vip(packet),

@@ -33,6 +33,10 @@ pub(super) fn new_flow<'s, A: Address>(
     if !frontend.mode().is_two_way() {
         return one_way::new_flow(packet, context, frontend);
     }
+    // The owner of the VIP knows the connection, or opens it when the client repeats its SYN there.
+    if frontend.mode() == FlowMode::Nat && snapshot.is_owned_elsewhere(tuple.destination) {
+        return Verdict::Drop(DropReason::NoFlow);
+    }
     if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
         return mid_stream(packet.headers.transport);
     }
@@ -57,7 +61,7 @@ pub(super) fn new_flow<'s, A: Address>(
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
-            reclaim::lease(context, towards, snapshot.snat::<A>(exit.link), first_snat_address(packet.hash))
+            reclaim::lease(context, towards, snapshot.snat(exit.link, tuple.destination), first_snat_address(packet.hash))
         }
     };
     let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };

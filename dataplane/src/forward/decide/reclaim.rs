@@ -18,7 +18,7 @@ use crate::flow::{
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
-use crate::wire::{Address, protocol};
+use crate::wire::{Address, Tuple, protocol};
 
 /// What a flow that yielded leaves to clean up.
 struct Yielded {
@@ -71,6 +71,10 @@ fn oldest_of_both<A: Address>(context: &DecisionContext<'_, '_, A>, class: Yield
     }
 }
 
+/// Ports that are tried for one new flow where shadow flows may have them: 64 searches take about 5 us. The next SYN goes
+/// on with the port after these.
+const PORTS_TRIED: usize = 64;
+
 /// A SNAT port for a new flow: a free one, otherwise one that a yielding flow releases, otherwise one that has not
 /// rested.
 pub(super) fn lease<A: Address>(
@@ -79,10 +83,43 @@ pub(super) fn lease<A: Address>(
     addresses: &[SnatAddress<A>],
     start: u64,
 ) -> Option<SnatLease<A>> {
-    match context.ports.allocate_rested(target, addresses, start, context.now) {
-        Some(lease) => Some(lease),
-        None => scarce_lease(context, target, addresses, start),
+    let lease = match context.ports.allocate_rested(target, addresses, start, context.now) {
+        Some(lease) => lease,
+        None => scarce_lease(context, target, addresses, start)?,
+    };
+    if context.table.is_replicated() && is_taken(context.table, target, &lease) {
+        return untaken_lease(context, target, addresses, start, lease);
     }
+    Some(lease)
+}
+
+/// Whether a flow has this port although its pool does not know: a shadow flow, or one of the process before.
+fn is_taken<A: Address>(table: &FlowTable<A>, target: SnatTarget<A>, lease: &SnatLease<A>) -> bool {
+    let SnatTarget { address, port, protocol, .. } = target;
+    let reply = Tuple { source: address, destination: lease.address, source_port: port, destination_port: lease.port, protocol };
+    table.search(table.hash(&reply), &reply).is_some()
+}
+
+/// Lets a port that is taken rest, and tries others. No flow yields for them.
+#[cold]
+fn untaken_lease<A: Address>(
+    context: &mut DecisionContext<'_, '_, A>,
+    target: SnatTarget<A>,
+    addresses: &[SnatAddress<A>],
+    start: u64,
+    mut lease: SnatLease<A>,
+) -> Option<SnatLease<A>> {
+    for _ in 0..PORTS_TRIED {
+        context.ports.release(lease.pool, lease.port, context.now);
+        let reused_early = context.ports.reused_early();
+        lease = context.ports.allocate(target, addresses, start, context.now)?;
+        if !is_taken(context.table, target, &lease) {
+            context.changes.reused_early = context.ports.reused_early() > reused_early;
+            return Some(lease);
+        }
+    }
+    context.ports.release(lease.pool, lease.port, context.now);
+    None
 }
 
 #[cold]

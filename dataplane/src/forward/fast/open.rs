@@ -191,7 +191,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let port = backend.address.port();
         let towards = SnatTarget { slot: backend.target, address: target, port, protocol: protocol::TCP };
         let now = Tick::at(opening.arrival.now_ns);
-        let lease = self.ports.allocate_rested(towards, snapshot.snat::<A>(way.link), record.hash >> 40, now)?;
+        let lease = self.ports.allocate_rested(towards, snapshot.snat(way.link, tuple.destination), record.hash >> 40, now)?;
         if let Some(neighbour) = unresolved_client(snapshot, &tuple) {
             self.ask(neighbour);
         }
@@ -205,7 +205,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let keys = [key, A::Key::of(&reply)];
         let table = A::split(&mut self.tables).0;
         let hashes = [record.hash, table.hash_key(&keys[Direction::ToClient as usize], protocol::TCP)];
-        table.prefetch(hashes[Direction::ToClient as usize]);
+        let reply_hash = hashes[Direction::ToClient as usize];
+        if table.is_replicated() && table.search_key(reply_hash, &keys[Direction::ToClient as usize], protocol::TCP).is_some() {
+            // A shadow flow has the port: the slow way tries others.
+            self.ports.release(lease.pool, lease.port, now);
+            return None;
+        }
+        table.prefetch(reply_hash);
         let initial_sequence = A::sequence(head);
         let flow = BegunFlow { keys, hashes, backend: id, pool: lease.pool, initial_sequence };
         Some(Opens { at, exit, flow, port: lease.port })

@@ -262,7 +262,8 @@ impl<P: Port, O> Engine<P, O> {
             if is_shared && (flow.state.shakes_hands() || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
             }
-            if to_client {
+            // Ports of partners lie anywhere, which a pool in its order cannot hold. New flows leave out those in use.
+            if to_client && !A::table(&self.tables).is_replicated() {
                 pool = PoolId::new(*slot, index);
             }
             // The other half may outlive this one, so the flow does not give the port back at its end.

@@ -1,0 +1,277 @@
+//! Shadow flows: the flows of partners in this worker's tables, and what it tells of its own
+//! (docs/internals/decisions/0060-shadow-flows.md).
+//!
+//! A shadow is an ordinary flow whose VIP group another gateway owns. It holds no SNAT port: new flows that would get the
+//! port find it by its replies and take another one.
+//!
+//! **Invariants:** of its own flows nobody but this gateway decides. Per poll a worker applies and tells a bounded number
+//! of events. It has the half of a flow whose packets it owns, as after a restart (`restore`).
+//!
+//! Not here: what was told, and when it is told again (`flow::storage`).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
+
+use crate::flow::{
+    BackendId, Direction, Flow, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState, PoolId,
+    ReplicaEvent, SnatLease, Tick, Ticks,
+};
+use crate::forward::decide::{FlowFamily, FlowTables};
+use crate::forward::engine::Engine;
+use crate::forward::sort::owner_of_first;
+use crate::port::Port;
+use crate::snapshot::{RemovedBackend, Snapshot};
+use crate::wire::{Address, Tuple, protocol};
+use crate::workers::{Steering, WorkerId};
+
+/// Events of partners that a worker applies in a poll: 32 x 1 us.
+const APPLIED_PER_POLL: usize = 32;
+/// Newly confirmed flows of a family that it tells in a poll.
+const TOLD_PER_POLL: usize = 16;
+/// How often a flow that carries packets is told: a quarter of its idle limit, within these bounds.
+const REFRESH: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
+
+/// Which packets are a worker's; `None`: all.
+pub(super) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
+
+/// How often a flow with this idle limit is told while it carries packets.
+pub(super) fn refresh_interval(limit: Ticks) -> Ticks {
+    let [least, most] = REFRESH.map(Ticks::from);
+    Ticks(limit.0 / 4).clamp(least, most)
+}
+
+/// Whether this worker tells a flow. The owner of the replies tells one that two workers share. A flow of a one-way mode
+/// goes on through any gateway by the hash, unless affinity has chosen its backend.
+pub(super) fn tells<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
+    match flow.mode {
+        FlowMode::Nat => flow.snat_pool != PoolId::NONE || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
+        FlowMode::Dnat => true,
+        FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => {
+            snapshot.frontend(flow.vip, flow.protocol, flow.vip_port).is_some_and(|frontend| frontend.has_affinity())
+        }
+    }
+}
+
+/// Whether packets with this tuple are the worker's.
+fn is_owned<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, tuple: &Tuple<A>) -> bool {
+    owned.is_none_or(|(steering, me)| owner_of_first(steering, snapshot, tuple) == me)
+}
+
+/// What became of news of a flow.
+enum Heard {
+    Applied,
+    Refused,
+    /// The flow is another worker's.
+    OfOther,
+}
+
+impl<P: Port, O> Engine<P, O> {
+    /// Which packets are this worker's.
+    pub(super) fn owned(&self) -> Owned<'_> {
+        self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()))
+    }
+
+    /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
+    pub(super) fn follow_groups(&mut self, snapshot: &Snapshot, now_ns: u64) {
+        let valid = self.ownership.valid_groups(now_ns);
+        set_groups::<u32>(&mut self.tables, snapshot, valid);
+        set_groups::<u128>(&mut self.tables, snapshot, valid);
+    }
+
+    /// Tells flows that have been confirmed for long enough.
+    pub(super) fn tell_due(&mut self, snapshot: &Snapshot) {
+        let owned = self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
+        self.tables.v4.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
+        self.tables.v6.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
+    }
+
+    /// Applies news of partners' flows.
+    pub(super) fn hear_partners(&mut self, replication: &FlowReplication, snapshot: &Snapshot, now: Tick) {
+        for _ in 0..APPLIED_PER_POLL {
+            let Some(event) = replication.next_given() else { break };
+            let heard = match event.flow().client {
+                SocketAddr::V4(_) => self.hear::<u32>(event, snapshot, now),
+                SocketAddr::V6(_) => self.hear::<u128>(event, snapshot, now),
+            };
+            match heard {
+                Heard::Applied => replication.count_given(true),
+                Heard::Refused => replication.count_given(false),
+                Heard::OfOther => {}
+            }
+        }
+    }
+
+    fn hear<A: FlowFamily>(&mut self, event: ReplicaEvent, snapshot: &Snapshot, now: Tick) -> Heard {
+        let Some(flow) = flow_of::<A>(event.flow(), now) else { return Heard::Refused };
+        if self.is_own(&flow) {
+            return Heard::Refused;
+        }
+        let is_mine = |way| is_owned(self.owned(), snapshot, &flow.tuple(way));
+        let has_replies = flow.mode.is_two_way() && is_mine(Direction::ToClient);
+        if !has_replies && !is_mine(Direction::ToBackend) {
+            return Heard::OfOther;
+        }
+        match event {
+            ReplicaEvent::Holds(_) => match backend_of(snapshot, &flow) {
+                Some(backend) => self.keep_shadow(Flow { backend, ..flow }, snapshot, now),
+                None => Heard::Refused,
+            },
+            ReplicaEvent::Ended(_) => {
+                if let Some((index, _)) = self.same_flow(&flow) {
+                    self.end_shadow::<A>(index, now);
+                }
+                Heard::Applied
+            }
+        }
+    }
+
+    /// Whether this gateway owns a flow.
+    fn is_own<A: FlowFamily>(&mut self, flow: &Flow<A>) -> bool {
+        A::split(&mut self.tables).0.replicator().is_none_or(|replicator| replicator.own(flow))
+    }
+
+    /// The flow with the same addresses and ports in both directions.
+    fn same_flow<A: FlowFamily>(&self, flow: &Flow<A>) -> Option<(FlowIndex, Flow<A>)> {
+        let (table, tuple) = (A::table(&self.tables), flow.tuple(Direction::ToBackend));
+        let (index, direction) = table.search(table.hash(&tuple), &tuple)?;
+        let known = table.get(index);
+        let is_same = direction == Direction::ToBackend
+            && known.mode == flow.mode
+            && (!flow.mode.is_two_way() || known.tuple(Direction::ToClient) == flow.tuple(Direction::ToClient));
+        is_same.then_some((index, known))
+    }
+
+    /// Inserts or updates the flow of a partner.
+    fn keep_shadow<A: FlowFamily>(&mut self, flow: Flow<A>, snapshot: &Snapshot, now: Tick) -> Heard {
+        let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
+        if self.limits.is_over(flow.state, idle_timeout, flow.last_seen, now) {
+            return Heard::Refused;
+        }
+        let is_told_here = tells(self.owned(), snapshot, &flow);
+        let known = self.same_flow(&flow).filter(|(_, known)| known.backend == flow.backend && known.state.is_confirmed());
+        let index = match known {
+            Some((index, known)) => {
+                let last_seen =
+                    if now.since(known.last_seen) < now.since(flow.last_seen) { known.last_seen } else { flow.last_seen };
+                A::split(&mut self.tables).0.set(index, &Flow { state: flow.state, last_seen, ..known });
+                index
+            }
+            None => {
+                let Some(index) = self.insert_shadow(&flow, now) else { return Heard::Refused };
+                if let Some(frontend) = snapshot.frontend(flow.vip, flow.protocol, flow.vip_port) {
+                    frontend.remember(&flow.tuple(Direction::ToBackend), flow.backend, now);
+                }
+                index
+            }
+        };
+        if is_told_here {
+            A::split(&mut self.tables).0.hear(index, flow.state);
+        }
+        Heard::Applied
+    }
+
+    /// Inserts the flow of a partner in place of flows that it excludes. `None`: one of them is this gateway's own, or
+    /// there is no room.
+    fn insert_shadow<A: FlowFamily>(&mut self, flow: &Flow<A>, now: Tick) -> Option<FlowIndex> {
+        let tuples = [Direction::ToBackend, Direction::ToClient].map(|way| flow.tuple(way));
+        let tuples = if flow.mode.is_two_way() { &tuples[..] } else { &tuples[..1] };
+        for tuple in tuples {
+            let table = A::split(&mut self.tables).0;
+            if let Some((index, _)) = table.search(table.hash(tuple), tuple) {
+                let other = table.get(index);
+                if self.is_own(&other) {
+                    return None;
+                }
+                self.end_shadow::<A>(index, now);
+            }
+        }
+        // The last eighth of the table is for new flows of this gateway.
+        if self.tables.v4.len() + self.tables.v6.len() >= self.max_flows - self.max_flows.div_ceil(8) {
+            return None;
+        }
+        let index = A::split(&mut self.tables).0.insert(*flow).ok()?;
+        if let Some(counters) = self.counters.backend(flow.backend.slot) {
+            counters.flows.add(1);
+        }
+        Some(index)
+    }
+
+    /// Ends a flow because its owner has no such flow.
+    fn end_shadow<A: FlowFamily>(&mut self, index: FlowIndex, now: Tick) {
+        let flow = A::split(&mut self.tables).0.remove(index, FlowEnd::Replaced);
+        if let Some(lease) = flow.snat_lease() {
+            self.ports.release(lease.pool, lease.port, now);
+        }
+        self.counters.flow_ended(flow.backend.slot);
+    }
+}
+
+fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, valid: u64) {
+    let groups = match (snapshot.groups, &A::of(snapshot).snat_groups) {
+        (Some(owned), Some(snat)) => FlowGroups::new(owned.groups, owned.owned & valid, snat.addresses()),
+        _ => FlowGroups::none(),
+    };
+    if let Some(replicator) = A::split(tables).0.replicator() {
+        replicator.set_groups(groups);
+    }
+}
+
+/// A replica as a flow without backend; `None` if it makes no sense. A flow that could yield is never told.
+fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
+    let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle } = *replica;
+    let address = |of: SocketAddr| A::from_ip(of.ip());
+    let is_one_way_state = matches!(
+        state,
+        FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayClosing | FlowState::UdpOneWay
+    );
+    let is_possible = protocol == protocol::SCTP || is_one_way_state != mode.is_two_way();
+    if state.protocol() != protocol || !state.is_confirmed() || !is_possible {
+        return None;
+    }
+    let lease = match (mode, snat) {
+        (FlowMode::Nat, Some(snat)) if (SNAT_PORT_FIRST..=SNAT_PORT_LAST).contains(&snat.port()) => snat,
+        (FlowMode::Nat, _) => return None,
+        _ => client,
+    };
+    let backend_port = if mode.is_two_way() { backend.port() } else { 0 };
+    let lease = if mode.is_two_way() {
+        SnatLease { address: address(lease)?, port: lease.port(), pool: PoolId::NONE }
+    } else {
+        SnatLease { address: A::default(), port: 0, pool: PoolId::NONE }
+    };
+    let tuple = Tuple {
+        source: address(client)?,
+        destination: address(frontend)?,
+        source_port: client.port(),
+        destination_port: frontend.port(),
+        protocol,
+    };
+    let to_backend = (BackendId::default(), address(backend)?, backend_port);
+    let last_seen = Tick(now.0.wrapping_sub(Ticks::from(idle).0));
+    let flow = Flow::new(&tuple, (state, mode), to_backend, &lease, last_seen);
+    // One flow cannot have the same packets in both directions.
+    (flow.tuple(Direction::ToBackend) != flow.tuple(Direction::ToClient)).then_some(flow)
+}
+
+/// The backend of a flow among those of its Service, also one that drains.
+fn backend_of<A: Address>(snapshot: &Snapshot, flow: &Flow<A>) -> Option<BackendId> {
+    let service = &snapshot.frontend(flow.vip, flow.protocol, flow.vip_port)?.service;
+    let (at, wanted) =
+        (SocketAddr::new(flow.vip.ip(), flow.vip_port), SocketAddr::new(flow.backend_address.ip(), flow.backend_port));
+    let is_it = |address: SocketAddr| address.ip() == wanted.ip() && (!flow.mode.is_two_way() || address.port() == wanted.port());
+    let ports = &snapshot.services().get(service)?.ports;
+    let port = ports.iter().find(|port| port.protocol.number() == flow.protocol && port.frontends.contains(&at))?;
+    // Sorted by address; in one-way modes the port of the wanted one is 0.
+    let listed = port.backends.get(port.backends.partition_point(|backend| backend.address < wanted));
+    if let Some(backend) = listed.filter(|backend| is_it(backend.address)) {
+        return Some(backend.id);
+    }
+    let from = RemovedBackend { service: service.clone(), address: wanted, protocol: port.protocol };
+    let mut removed =
+        snapshot.removed().range(from..).take_while(|(removed, _)| removed.service == *service && is_it(removed.address));
+    let (_, slot) = removed.find(|(removed, _)| removed.protocol == port.protocol)?;
+    let generation = snapshot.backends.in_slot(*slot)?.generation;
+    Some(BackendId { slot: *slot, generation })
+}

@@ -1,0 +1,186 @@
+//! The copy of all flows of a gateway that last.
+//!
+//! **Invariant:** one copy is listed at a time, at the pace of inquiries and at most [`BYTES_PER_SECOND`]; pages wait in
+//! the connection, not in memory. Not here: what a follower makes of it (`window`).
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dataplane::OwnedGroups;
+use dataplane::flow::{FlowMode, FlowReplica, FlowState, FlowView, ReplicaEvent};
+use proto::vip_group;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::channel::SessionError;
+use super::hub::Hub;
+use super::message::Message;
+use super::record::{self, RECORD_V6};
+use crate::agent::inquiries::FlowPosition;
+
+/// Bytes of records in a page.
+const PAGE_BYTES: usize = 8 * 1024;
+/// Flows that are listed at once: 2,048 of 82 B are 21 pages.
+const FLOWS_AT_ONCE: usize = 2048;
+/// Most bytes of copies in a second, to whichever follower: 16 MB are 128 Mbit/s. A million flows of IPv4, 34 MB, take
+/// 2.1 s, four times what a worker's inquiries take of its time at their own limit.
+const BYTES_PER_SECOND: u32 = 16_000_000;
+/// Interval of looks for a cause of another copy.
+const LOOK: Duration = Duration::from_secs(1);
+/// Shortest time between two copies for one follower.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Which flows are a gateway's own.
+#[derive(Clone, Debug)]
+struct Ownership {
+    groups: OwnedGroups,
+    snat: Vec<IpAddr>,
+    after: Duration,
+}
+
+impl Ownership {
+    /// The group of a SNAT address: its position among those of its family, modulo the number of groups.
+    fn owns_snat(&self, address: IpAddr) -> bool {
+        let of_family = self.snat.iter().filter(|other| other.is_ipv4() == address.is_ipv4());
+        let position = of_family.zip(0_u64..).find(|(other, _)| **other == address).map(|(_, position)| position);
+        let group = position.and_then(|position| position.checked_rem(self.groups.groups.into()));
+        group.and_then(|group| u8::try_from(group).ok()).is_some_and(|group| self.groups.has(group))
+    }
+
+    /// The flow as partners are told, if it is this gateway's own, is confirmed and lasts.
+    fn replica(&self, view: &FlowView) -> Option<FlowReplica> {
+        let is_owned = match view.mode {
+            FlowMode::Nat => self.owns_snat(view.snat?.ip()),
+            FlowMode::Dnat => self.groups.has(vip_group(view.frontend.ip(), self.groups.groups)),
+            FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => false,
+        };
+        let is_confirmed = view.state.yield_class().is_none();
+        let ends = matches!(view.state, FlowState::TcpClosing | FlowState::SctpClosing);
+        let lasts = Duration::from_nanos(view.age.nanoseconds()) >= self.after;
+        (is_owned && is_confirmed && !ends && lasts).then(|| FlowReplica {
+            protocol: view.protocol,
+            mode: view.mode,
+            state: view.state,
+            client: view.client,
+            frontend: view.frontend,
+            backend: view.backend_address,
+            snat: view.snat,
+            idle: Duration::from_nanos(view.idle.nanoseconds()),
+        })
+    }
+}
+
+/// Sends a copy, and another one when this gateway has taken groups of VIPs over, or could not tell all news. `begun`
+/// is the number of the copy for which the follower is ready, `first` that of the session's first batch.
+pub(super) async fn run(
+    hub: Arc<Hub>,
+    messages: mpsc::Sender<Vec<u8>>,
+    mut begun: watch::Receiver<u32>,
+    first: u64,
+) -> Result<(), SessionError> {
+    for number in 1..=u32::MAX {
+        let send = async |message: Message<'_>| messages.send(message.encode()).await.map_err(|_| SessionError::Closed);
+        send(Message::CopyBegins(number, first)).await?;
+        begun.wait_for(|begun| *begun >= number).await.map_err(|_| SessionError::Closed)?;
+        let (groups, dropped) = (hub.owned(), hub.exchange.dropped());
+        {
+            let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
+            list(&hub, groups, &messages).await?;
+        }
+        send(Message::CopyEnds(number)).await?;
+        hub.exchange.copies_sent.fetch_add(1, Ordering::Relaxed);
+        sleep(PAUSE).await;
+        while hub.owned().owned & !groups.owned == 0 && hub.exchange.dropped() == dropped {
+            sleep(LOOK).await;
+        }
+    }
+    Ok(())
+}
+
+async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
+    let ownership = Ownership { groups, snat: hub.snat(), after: hub.after };
+    let (mut position, mut next) = (Some(FlowPosition::FIRST), Instant::now());
+    while let Some(from) = position {
+        // Before the listing, so that no news since then has a lower number.
+        let mark = hub.sent().next();
+        let (inquiries, ownership) = (Arc::clone(&hub.inquiries), ownership.clone());
+        let listed = tokio::task::spawn_blocking(move || {
+            let mut pages = vec![Vec::with_capacity(PAGE_BYTES)];
+            let next = inquiries.flows(from, FLOWS_AT_ONCE, |_, view| {
+                let Some(flow) = ownership.replica(view) else { return false };
+                if let Some(page) = pages.last_mut() {
+                    record::encode(&ReplicaEvent::Holds(flow), page);
+                    if page.len() + RECORD_V6 > PAGE_BYTES {
+                        pages.push(Vec::with_capacity(PAGE_BYTES));
+                    }
+                }
+                true
+            });
+            next.map(|next| (next, pages))
+        });
+        let (after, pages) = listed.await.map_err(std::io::Error::other)??;
+        position = after;
+        for page in pages.iter().filter(|page| !page.is_empty()) {
+            sleep_until(next).await;
+            let bytes = u32::try_from(page.len()).unwrap_or(u32::MAX);
+            next = next.max(Instant::now()) + Duration::from_secs(1) * bytes / BYTES_PER_SECOND;
+            messages.send(Message::Page(mark, page).encode()).await.map_err(|_| SessionError::Closed)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use dataplane::flow::{BackendId, Tick, Ticks};
+
+    use super::*;
+
+    fn second(n: u64) -> Ticks {
+        Tick::at(n * 1_000_000_000).since(Tick::at(0))
+    }
+
+    fn view() -> FlowView {
+        FlowView {
+            protocol: 6,
+            client: "198.51.100.7:5555".parse().unwrap(),
+            frontend: "192.0.2.100:80".parse().unwrap(),
+            backend: BackendId { slot: 0, generation: 1 },
+            backend_address: "10.0.0.11:8080".parse().unwrap(),
+            snat: Some("10.0.0.4:1024".parse().unwrap()),
+            mode: FlowMode::Nat,
+            state: FlowState::TcpEstablished,
+            age: second(5),
+            idle: second(2),
+        }
+    }
+
+    #[test]
+    fn own_flows_that_last_are_copied_and_others_are_not() {
+        let snat = ["10.0.0.3", "fd00::3", "10.0.0.4", "10.0.0.5"].map(|ip| ip.parse().unwrap()).to_vec();
+        let owned = |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
+        // The second address of its family is of group 1, the third of group 0 again.
+        let (all, first, second_only) = (owned(0b11), owned(0b01), owned(0b10));
+        let replica = all.replica(&view()).unwrap();
+        assert_eq!((replica.backend, replica.snat), (view().backend_address, view().snat));
+        assert!((1900..=2000).contains(&replica.idle.as_millis()), "{:?}", replica.idle);
+        let third = FlowView { snat: Some("10.0.0.5:1024".parse().unwrap()), ..view() };
+        assert!(first.replica(&view()).is_none() && second_only.replica(&view()).is_some());
+        assert!(first.replica(&third).is_some() && second_only.replica(&third).is_none());
+        let group = vip_group("192.0.2.100".parse().unwrap(), 2);
+        let dnat = FlowView { mode: FlowMode::Dnat, snat: None, ..view() };
+        assert!(owned(1 << group).replica(&dnat).is_some() && owned(2 >> group).replica(&dnat).is_none());
+        let others = [
+            FlowView { snat: Some("10.0.0.9:1024".parse().unwrap()), ..view() },
+            FlowView { state: FlowState::TcpAnswered, ..view() },
+            FlowView { state: FlowState::TcpClosing, ..view() },
+            FlowView { age: second(0), ..view() },
+            FlowView { mode: FlowMode::Dsr, snat: None, ..view() },
+        ];
+        for other in others {
+            assert_eq!(all.replica(&other), None, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What the sessions of a gateway share: keys, batches that were sent, sessions by their datagrams, and how each partner
+//! stands.
+//!
+//! **Invariant:** a lock is held for a few lines, never while something is awaited. Not here: the sessions themselves.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use dataplane::{OwnedGroups, Tunables, VipAnswers};
+use proto::{GroupKey, Membership};
+use tokio::net::UdpSocket;
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use super::exchange::ReplicaExchange;
+use super::seal::{Identity, KEYS_MAX, SessionId, session_of};
+use super::sent::SentBatches;
+use crate::agent::inquiries::Inquiries;
+
+/// Datagrams that wait for a session: 1,024 of 1.4 KB are 1.4 MB. What does not fit is asked for again.
+const DATAGRAMS_WAITING_MAX: usize = 1024;
+
+/// How a partner stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// Its name.
+    pub(super) name: Option<String>,
+    /// While it follows this gateway: whether it has a complete copy, and how old the oldest news is that it lacks.
+    pub(super) follows: Option<(bool, Duration)>,
+    /// Whether this gateway has a complete copy of its flows, and follows them.
+    pub(super) is_followed: bool,
+}
+
+/// What the sessions share.
+#[derive(Debug)]
+pub(super) struct Hub {
+    /// This gateway.
+    pub(super) identity: Identity,
+    /// The queues of the workers.
+    pub(super) exchange: Arc<ReplicaExchange>,
+    /// The age at which flows are told.
+    pub(super) after: Duration,
+    /// The socket of all sessions.
+    pub(super) socket: UdpSocket,
+    /// Lists flows.
+    pub(super) inquiries: Arc<Inquiries>,
+    /// One copy is listed at a time.
+    pub(super) copying: Semaphore,
+    /// The number of the next batch.
+    pub(super) head: watch::Sender<u64>,
+    answers: watch::Receiver<VipAnswers>,
+    tunables: watch::Receiver<Tunables>,
+    sent: Mutex<SentBatches>,
+    keys: Mutex<Vec<GroupKey>>,
+    sessions: Mutex<HashMap<SessionId, mpsc::Sender<Vec<u8>>>>,
+    standings: Mutex<BTreeMap<SocketAddr, Standing>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// Of a gateway that has no session yet. `key` is that of a file.
+    pub(super) fn new(
+        (identity, after, key): (Identity, Duration, Option<GroupKey>),
+        (exchange, inquiries): (Arc<ReplicaExchange>, Arc<Inquiries>),
+        (answers, tunables): (watch::Receiver<VipAnswers>, watch::Receiver<Tunables>),
+        socket: UdpSocket,
+    ) -> Self {
+        Self {
+            identity,
+            exchange,
+            after,
+            socket,
+            inquiries,
+            copying: Semaphore::new(1),
+            head: watch::Sender::new(0),
+            answers,
+            tunables,
+            sent: Mutex::default(),
+            keys: Mutex::new(key.into_iter().collect()),
+            sessions: Mutex::default(),
+            standings: Mutex::default(),
+        }
+    }
+
+    /// The keys of the group, the present one first.
+    pub(super) fn keys(&self) -> Vec<GroupKey> {
+        lock(&self.keys).clone()
+    }
+
+    /// Takes a new key over. The one before it is kept, because others get the new one a moment earlier or later.
+    pub(super) fn take_key(&self, membership: &Membership) {
+        let mut keys = lock(&self.keys);
+        if keys.first() != Some(&membership.key) {
+            keys.retain(|key| *key != membership.key);
+            keys.insert(0, membership.key);
+            keys.truncate(KEYS_MAX);
+        }
+    }
+
+    /// The batches that were sent.
+    pub(super) fn sent(&self) -> MutexGuard<'_, SentBatches> {
+        lock(&self.sent)
+    }
+
+    /// The groups of VIPs that this gateway owns.
+    pub(super) fn owned(&self) -> OwnedGroups {
+        self.answers.borrow().groups.unwrap_or(OwnedGroups { groups: 0, owned: 0 })
+    }
+
+    /// The SNAT addresses.
+    pub(super) fn snat(&self) -> Vec<IpAddr> {
+        self.tunables.borrow().snat.clone()
+    }
+
+    /// Registers a session for its datagrams, until the result is dropped.
+    pub(super) fn register(self: &Arc<Self>, id: SessionId) -> Registered {
+        let (sender, datagrams) = mpsc::channel(DATAGRAMS_WAITING_MAX);
+        lock(&self.sessions).insert(id, sender);
+        Registered { hub: Arc::clone(self), id, datagrams }
+    }
+
+    /// Passes a datagram to its session; one of no session is dropped.
+    pub(super) fn pass(&self, datagram: &[u8]) {
+        let session = session_of(datagram).and_then(|id| lock(&self.sessions).get(&id).cloned());
+        if let Some(session) = session {
+            // A session that cannot take it asks for it again.
+            let _ = session.try_send(datagram.to_vec());
+        }
+    }
+
+    /// Changes how a partner stands.
+    pub(super) fn stand(&self, partner: SocketAddr, change: impl FnOnce(&mut Standing)) {
+        change(lock(&self.standings).entry(partner).or_default());
+    }
+
+    /// How these partners stand, and those that follow this gateway. Others are forgotten.
+    pub(super) fn standings(&self, partners: &[SocketAddr]) -> BTreeMap<SocketAddr, Standing> {
+        let mut standings = lock(&self.standings);
+        for partner in partners {
+            standings.entry(*partner).or_default();
+        }
+        standings.retain(|address, standing| partners.contains(address) || standing.follows.is_some());
+        standings.clone()
+    }
+
+    /// How old the oldest news is that a follower lacks.
+    pub(super) fn lag(&self, acknowledged: u64) -> Duration {
+        self.sent().age(acknowledged, Instant::now())
+    }
+}
+
+/// A session's datagrams.
+#[derive(Debug)]
+pub(super) struct Registered {
+    hub: Arc<Hub>,
+    id: SessionId,
+    /// The datagrams that name it.
+    pub(super) datagrams: mpsc::Receiver<Vec<u8>>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        lock(&self.hub.sessions).remove(&self.id);
+    }
+}

@@ -1,0 +1,189 @@
+//! The teller's side of a session: sends a copy, then news, to one follower.
+//!
+//! **Invariant:** one batch is sealed once by UDP; what a follower misses is sent again by TCP, which loses nothing. Not
+//! here: which flows are copied (`copy`).
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
+use super::copy;
+use super::hub::Hub;
+use super::message::Message;
+use super::seal::{Opener, Sealer, SessionId, Side};
+
+/// Messages that wait for the connection: 64 pages of 8 KiB are half a megabyte.
+const MESSAGES_WAITING_MAX: usize = 64;
+/// A follower is in sync while the oldest news that it lacks is younger: two acknowledgements may be lost.
+const LAG_IN_SYNC: Duration = Duration::from_millis(500);
+/// Batches that are sent before the session looks at what arrives.
+const BATCHES_AT_ONCE: u64 = 256;
+
+/// Takes the follower out of the standings when the session ends.
+struct Told<'a>(&'a Hub, SocketAddr);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.stand(self.1, |standing| standing.follows = None);
+    }
+}
+
+/// Serves one follower until the session ends, which is always an error. The follower's name and address are set once it
+/// has proven that it has the key.
+pub(super) async fn serve(
+    hub: Arc<Hub>,
+    mut stream: TcpStream,
+    follower: &mut Option<(String, SocketAddr)>,
+) -> Result<Infallible, SessionError> {
+    stream.set_nodelay(true)?;
+    let (session, who) = channel::tell(&mut stream, &hub.identity, &hub.keys()).await?;
+    *follower = Some((who.name.clone(), who.address));
+    hub.stand(who.address, |standing| {
+        (standing.name, standing.follows) = (Some(who.name.clone()), Some((false, Duration::ZERO)));
+    });
+    let _told = Told(&hub, who.address);
+    tracing::info!(gateway = who.name, address = %who.address, "a partner follows the flows of this gateway");
+    let mut registered = hub.register(session.id());
+    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(Side::Teller), session.datagrams(Side::Teller));
+    let (read_half, write_half) = stream.into_split();
+    let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let begun = watch::Sender::new(0);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(channel::write(write_half, sealer, written));
+    tasks.spawn(channel::read(read_half, opener, reads));
+    let first = hub.sent().next();
+    tasks.spawn(copy::run(Arc::clone(&hub), messages.clone(), begun.subscribe(), first));
+    let mut teller = Teller {
+        hub: &hub,
+        id: session.id(),
+        to: who.address,
+        by_udp,
+        from_udp,
+        messages,
+        begun,
+        next: first,
+        acknowledged: first,
+        heard: Instant::now(),
+        counter: 0,
+    };
+    let mut head = hub.head.subscribe();
+    let mut heartbeat = interval(HEARTBEAT);
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            ended = tasks.join_next() => return Err(reason(ended)),
+            Some(datagram) = registered.datagrams.recv() => teller.take_datagram(datagram),
+            Some(message) = read.recv() => teller.repair(&message).await?,
+            _ = heartbeat.tick() => teller.heartbeat().await?,
+            Ok(()) = head.changed() => while teller.send_news().await? { tokio::task::yield_now().await },
+        }
+    }
+}
+
+/// Why one of the tasks of a session ended.
+pub(super) fn reason(ended: Option<Result<Result<(), SessionError>, tokio::task::JoinError>>) -> SessionError {
+    match ended {
+        Some(Ok(Err(error))) => error,
+        Some(Err(error)) => std::io::Error::other(error).into(),
+        Some(Ok(Ok(()))) | None => SessionError::Closed,
+    }
+}
+
+struct Teller<'a> {
+    hub: &'a Hub,
+    id: SessionId,
+    to: SocketAddr,
+    by_udp: Sealer,
+    from_udp: Opener,
+    messages: mpsc::Sender<Vec<u8>>,
+    /// Number of the copy that the follower is ready for.
+    begun: watch::Sender<u32>,
+    /// Number of the batch that is sent next.
+    next: u64,
+    /// The follower has every batch before this one.
+    acknowledged: u64,
+    heard: Instant,
+    /// Counter of the next acknowledgement.
+    counter: u64,
+}
+
+impl Teller<'_> {
+    async fn send(&mut self, message: Message<'_>) -> Result<(), SessionError> {
+        let datagram = self.by_udp.datagram(self.id, message.encode())?;
+        // What the kernel refuses is lost like any other datagram; a partner that is gone is noticed by its silence.
+        let _ = self.hub.socket.send_to(&datagram, self.to).await;
+        Ok(())
+    }
+
+    /// Sends batches that were not sent; true if there are more. Batches that are no longer kept are left out, as if they
+    /// were lost on their way.
+    async fn send_news(&mut self) -> Result<bool, SessionError> {
+        let head = self.hub.sent().next();
+        let end = head.min(self.next + BATCHES_AT_ONCE);
+        while self.next < end {
+            let records = self.hub.sent().get(self.next);
+            if let Some(records) = records {
+                self.send(Message::Batch(self.next, &records)).await?;
+                self.hub.exchange.batches_sent.fetch_add(1, Ordering::Relaxed);
+            }
+            self.next += 1;
+        }
+        Ok(self.next < head)
+    }
+
+    async fn heartbeat(&mut self) -> Result<(), SessionError> {
+        if self.heard.elapsed() > SILENCE_MAX {
+            return Err(SessionError::Silent);
+        }
+        let lag = self.hub.lag(self.acknowledged);
+        self.hub.stand(self.to, |standing| {
+            let has_copy = standing.follows.is_some_and(|(has_copy, _)| has_copy);
+            standing.follows = Some((has_copy, lag));
+        });
+        self.send(Message::Heartbeat(self.next, self.hub.owned().owned)).await
+    }
+
+    /// Takes an acknowledgement; an old one changes nothing.
+    fn take_datagram(&mut self, mut datagram: Vec<u8>) {
+        let Ok((counter, message)) = self.from_udp.datagram(&mut datagram) else { return };
+        // A repeated one would say that the follower lives.
+        if counter < self.counter {
+            return;
+        }
+        let Some(Message::Acknowledge(next, begun, complete)) = Message::decode(message) else { return };
+        (self.heard, self.counter) = (Instant::now(), counter + 1);
+        self.acknowledged = self.acknowledged.max(next.min(self.next));
+        self.begun.send_if_modified(|last| {
+            let is_later = begun > *last;
+            *last = begun.max(*last);
+            is_later
+        });
+        let has_copy = complete > 0;
+        let lag = self.hub.lag(self.acknowledged);
+        self.hub.stand(self.to, |standing| standing.follows = Some((has_copy && lag < LAG_IN_SYNC, lag)));
+    }
+
+    /// Sends again by TCP what the follower misses.
+    async fn repair(&mut self, message: &[u8]) -> Result<(), SessionError> {
+        let Some(Message::Missing(first, count)) = Message::decode(message) else { return Ok(()) };
+        for number in first..first.saturating_add(count.into()).min(self.next) {
+            let Some(records) = self.hub.sent().get(number) else {
+                self.hub.exchange.batches_lost.fetch_add(1, Ordering::Relaxed);
+                let _ = self.messages.send(Message::Gone.encode()).await;
+                return Err(SessionError::Gone);
+            };
+            self.messages.send(Message::Batch(number, &records).encode()).await.map_err(|_| SessionError::Closed)?;
+            self.hub.exchange.batches_repaired.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

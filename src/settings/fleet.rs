@@ -1,0 +1,259 @@
+//! The keys of section `fleet`: the replication of flows between gateways.
+//!
+//! Invariant: without `fleet.listen` nothing is replicated, and the other keys of the section are refused.
+//! Not here: the replication (`agent::fleet::replication`), and keys and partners that a controller names.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use control::config::{Field, Located, Section};
+use proto::limits::{PARTNERS_MAX, REPLICATION_PORT};
+use proto::{GroupKey, KEY_BYTES};
+
+use super::election::{Election, Elector};
+use super::state_source::SourceKeys;
+
+/// Default age at which a flow is replicated: most connections of a web service are over by then, and need no replica.
+const AFTER: Duration = Duration::from_secs(1);
+const AFTER_MIN: Duration = Duration::from_millis(100);
+/// A flow that is younger is lost with its gateway, so a longer time is hardly meant.
+const AFTER_MAX: Duration = Duration::from_secs(60);
+/// 32 bytes of base64 are 44; more is not read.
+const KEY_FILE_BYTES_MAX: u64 = 256;
+/// Permissions that others must not have.
+const OF_OTHERS: u32 = 0o007;
+
+/// How flows are replicated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replication {
+    /// Where partners reach this gateway, by TCP and UDP.
+    pub listen: SocketAddr,
+    /// The age at which a flow is replicated.
+    pub after: Duration,
+    /// The partners; none: those that the controller names.
+    pub partners: Vec<SocketAddr>,
+    /// The key; none: that of the controller.
+    pub key: Option<KeyFile>,
+}
+
+impl Default for Replication {
+    fn default() -> Self {
+        let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), REPLICATION_PORT);
+        Self { listen, after: AFTER, partners: Vec::new(), key: None }
+    }
+}
+
+/// A key, and the file that it was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Its content.
+    pub key: GroupKey,
+}
+
+/// Reads key `fleet`.
+pub(super) fn take(top: &mut Section<'_>, election: &Election, snat: &[Located<IpAddr>]) -> Option<Replication> {
+    let mut section = top.section("fleet");
+    let listen = section.listen_tcp("listen");
+    let after = section.duration("replicate", AFTER_MIN..=AFTER_MAX, AFTER);
+    let partners = partners(&mut section);
+    let key = section.field("key").filter(|field| !field.is_empty()).and_then(|field| key_file(&field, &section.reader.base()));
+    let Some(listen) = listen else {
+        if !partners.is_empty() || key.is_some() {
+            section.problem_of("listen", format!("missing, expected where partners reach this gateway, such as 10.0.0.2:{REPLICATION_PORT}"));
+        }
+        section.finish();
+        return None;
+    };
+    let address = listen.value.ip();
+    if address.is_unspecified() || address.is_multicast() {
+        let message = format!("found {address}, expected an address of this machine at which partners reach it");
+        section.problem_of("listen", message);
+    }
+    if election.elector != Elector::Keepalived {
+        let message = "needs `announce: {election: keepalived}`: the owner of a group of VIPs tells the others about its flows";
+        section.problem_of("listen", message);
+    }
+    snat_addresses_suffice(&section, election, snat);
+    section.finish();
+    Some(Replication { listen: listen.value, after, partners, key })
+}
+
+/// SNAT addresses belong to groups of VIPs: each group needs one of each family that is used.
+fn snat_addresses_suffice(section: &Section<'_>, election: &Election, snat: &[Located<IpAddr>]) {
+    for (family, is_v4) in [("IPv4", true), ("IPv6", false)] {
+        let count = snat.iter().filter(|located| located.value.is_ipv4() == is_v4).count();
+        if count > 0 && count < usize::from(election.groups) {
+            let message = format!(
+                "needs an address of `snat.addresses` for each group of VIPs: found {count} {family} addresses for {} groups; set \
+                 `announce: {{groups: {count}}}`, or give more, the same on all gateways",
+                election.groups
+            );
+            section.problem_of("listen", message);
+        }
+    }
+}
+
+fn partners(section: &mut Section<'_>) -> Vec<SocketAddr> {
+    let mut partners = Vec::new();
+    let items = section.items("partners", "addresses of partners");
+    if let Some(item) = items.get(PARTNERS_MAX) {
+        item.problem(format!("found {} partners, expected at most {PARTNERS_MAX}", items.len()));
+    }
+    for item in items {
+        let legal = |address: &SocketAddr| address.port() > 0 && !address.ip().is_unspecified() && !address.ip().is_multicast();
+        let expected = format!("ADDRESS:PORT, such as 10.0.0.3:{REPLICATION_PORT}");
+        let Some(partner) = item.parse(expected, |text| text.parse().ok().filter(legal)) else { continue };
+        if partners.contains(&partner) {
+            item.problem(format!("found {partner} a second time; name it once"));
+        }
+        partners.push(partner);
+    }
+    partners
+}
+
+fn key_file(field: &Field<'_>, base: &Path) -> Option<KeyFile> {
+    let read = |text: &str| {
+        let path = std::path::absolute(base.join(text)).map_err(|error| error.to_string())?;
+        let key = read_key(&path).map_err(|error| format!("{error}; `head -c 32 /dev/urandom | base64 >FILE` makes one"))?;
+        Ok::<_, String>(KeyFile { path, key })
+    };
+    field.try_parse("a file with 32 bytes in base64", read)
+}
+
+fn read_key(path: &Path) -> Result<GroupKey, String> {
+    let unreadable = |error| format!("which cannot be read: {error}");
+    let file = File::open(path).map_err(unreadable)?;
+    let mode = file.metadata().map_err(unreadable)?.mode();
+    if mode & OF_OTHERS != 0 {
+        return Err(format!("which everybody may read (mode {:04o}); `chmod 0600` it", mode & 0o7777));
+    }
+    let mut text = String::new();
+    file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    let bytes = STANDARD.decode(text.trim()).map_err(|_| "which is not base64".to_owned())?;
+    let found = bytes.len();
+    let bytes = bytes.try_into().map_err(|_| format!("which holds {found} bytes, expected {KEY_BYTES}"))?;
+    Ok(GroupKey::new(bytes))
+}
+
+/// Gateways with controllers of their own need a key of their own too: each controller makes another one.
+pub(super) fn check_source(top: &mut Section<'_>, replication: Option<&Replication>, source: &SourceKeys) {
+    let is_keyless = replication.is_some_and(|replication| !replication.partners.is_empty() && replication.key.is_none());
+    if is_keyless && matches!(source, SourceKeys::Embedded(..)) {
+        let message = "missing, expected a file with the key that the partners have too: they would not know the key of the \
+                       controller in this process";
+        top.problem_of("fleet.key", message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use crate::settings::{Settings, SourceChoice};
+
+    use super::*;
+
+    /// A gateway with two groups of VIPs and these lines.
+    struct Lab(tempfile::TempDir);
+
+    impl Lab {
+        fn new(key: &str, mode: u32) -> Self {
+            let lab = Self(tempfile::tempdir().unwrap());
+            let path = lab.0.path().join("fleet.key");
+            std::fs::write(&path, key).unwrap();
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            lab
+        }
+
+        fn read(&self, fleet: &str) -> Result<Settings, String> {
+            self.read_with(fleet, "announce: {election: keepalived, groups: 2}", "[10.0.0.3, 10.0.0.4]")
+        }
+
+        fn read_with(&self, fleet: &str, announce: &str, snat: &str) -> Result<Settings, String> {
+            let text = format!(
+                "name: edge-1\nports: [{{name: uplink, device: net_tap0, addresses: [192.0.2.2/24]}}]\nsnat: {{addresses: {snat}}}\n\
+                 {announce}\nfleet: {{{fleet}}}\nmanifests: m\n"
+            );
+            let file = self.0.path().join("sluice.yaml");
+            std::fs::write(&file, text).unwrap();
+            Settings::read(&file, &SourceChoice::File).map_err(|invalid| invalid.to_string())
+        }
+    }
+
+    fn key() -> String {
+        STANDARD.encode([7; KEY_BYTES])
+    }
+
+    #[test]
+    fn flows_are_replicated_where_a_gateway_listens_for_partners() {
+        let lab = Lab::new(&format!("{}\n", key()), 0o600);
+        assert_eq!(lab.read("").unwrap().replication, None);
+        let settings = lab.read("listen: 192.0.2.2:9436").unwrap();
+        let expected = Replication { listen: "192.0.2.2:9436".parse().unwrap(), ..Replication::default() };
+        assert_eq!(settings.replication, Some(expected));
+        let settings =
+            lab.read("listen: 192.0.2.2:9436, replicate: 300ms, partners: [\"192.0.2.3:9436\"], key: fleet.key").unwrap();
+        let replication = settings.replication.clone().unwrap();
+        assert_eq!((replication.after, replication.partners.len()), (Duration::from_millis(300), 1));
+        assert_eq!(replication.key.unwrap().key, GroupKey::new([7; KEY_BYTES]));
+        let effective = settings.effective();
+        assert!(!effective.contains(&key()) && effective.contains("fleet.key"), "{effective}");
+        std::fs::write(lab.0.path().join("effective.yaml"), &effective).unwrap();
+        assert_eq!(Settings::read(&lab.0.path().join("effective.yaml"), &SourceChoice::File).as_ref(), Ok(&settings));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_what_to_do() {
+        let lab = Lab::new(&key(), 0o600);
+        let partners = "listen: 192.0.2.2:9436, key: fleet.key, partners";
+        let rows = [
+            ("listen: 192.0.2.2", "`fleet.listen`: found `192.0.2.2`, expected IP:PORT"),
+            ("listen: 0.0.0.0:9436", "found 0.0.0.0, expected an address of this machine"),
+            ("partners: [\"192.0.2.3:9436\"]", "`fleet.listen`: missing, expected where partners reach this gateway"),
+            ("key: fleet.key", "`fleet.listen`: missing"),
+            ("listen: 192.0.2.2:9436, partners: [\"192.0.2.3:9436\"]", "`fleet.key`: missing, expected a file"),
+            (&format!("{partners}: [192.0.2.3]"), "expected ADDRESS:PORT, such as 10.0.0.3:9436"),
+            (&format!("{partners}: [\"192.0.2.3:1\", \"192.0.2.3:1\"]"), "found 192.0.2.3:1 a second time"),
+            ("listen: 192.0.2.2:9436, key: other", "which cannot be read: No such file"),
+            ("listen: 192.0.2.2:9436, replicate: 1ms", "expected a duration from 100ms to 1m"),
+            ("listne: 192.0.2.2:9436", "did you mean `listen`?"),
+        ];
+        for (fleet, expected) in rows {
+            let error = lab.read(fleet).unwrap_err();
+            assert!(error.contains(expected), "{fleet}: {error}");
+        }
+        let listen = "listen: 192.0.2.2:9436";
+        let error = lab.read_with(listen, "announce: {groups: 2}", "[10.0.0.3, 10.0.0.4]").unwrap_err();
+        assert!(error.contains("needs `announce: {election: keepalived}`"), "{error}");
+        let election = "announce: {election: keepalived}";
+        let error = lab.read_with(listen, election, "[10.0.0.3, 10.0.0.4]").unwrap_err();
+        assert!(error.contains("found 2 IPv4 addresses for 16 groups; set `announce: {groups: 2}`"), "{error}");
+        let error = lab.read_with(listen, "announce: {election: keepalived, groups: 2}", "[10.0.0.3, 10.0.0.4, 'fd00::3']");
+        assert!(error.unwrap_err().contains("found 1 IPv6 addresses for 2 groups"));
+    }
+
+    #[test]
+    fn a_key_is_32_bytes_that_not_everybody_may_read() {
+        let rows = [
+            (key(), 0o644, "everybody may read (mode 0644); `chmod 0600` it"),
+            ("AAAA".to_owned(), 0o600, "holds 3 bytes, expected 32"),
+            ("not base64!".to_owned(), 0o600, "which is not base64"),
+            (String::new(), 0o600, "holds 0 bytes"),
+        ];
+        for (text, mode, expected) in rows {
+            let error = Lab::new(&text, mode).read("listen: 192.0.2.2:9436, key: fleet.key").unwrap_err();
+            assert!(error.contains(expected) && error.contains("`fleet.key`: found"), "{error}");
+            assert!(!error.contains(&key()) && error.contains("head -c 32 /dev/urandom | base64"), "{error}");
+        }
+        Lab::new(&key(), 0o640).read("listen: 192.0.2.2:9436, key: fleet.key").unwrap();
+    }
+}

@@ -1,0 +1,177 @@
+//! Two gateways that replicate their flows, on one bridge with real keepalived: partners find each other, and connections
+//! survive the death of their gateway.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod pair;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+
+use pair::{Pair, VIPS, until};
+
+const ANNOUNCE: &str = "election: keepalived, groups: 2, advertisement: 200ms";
+const KEYS: [&str; 2] =
+    ["AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="];
+
+/// Two gateways with these keys, an index each.
+fn replicating(test: &str, name: &str, keys: [usize; 2]) -> Option<Pair> {
+    let lines = |n: usize| {
+        let (own, other) = (n + 2, 3 - n);
+        format!(
+            "snat: {{addresses: [192.0.2.20, 192.0.2.21]}}\nmetrics: {{listen: \"127.0.0.1:9435\"}}\n\
+             fleet: {{listen: \"192.0.2.{own}:9436\", replicate: 300ms, partners: [\"192.0.2.{other}:9436\"], key: fleet.key}}\n"
+        )
+    };
+    let pair = Pair::with_lines(test, name, ANNOUNCE, lines)?;
+    for (n, key) in keys.into_iter().enumerate() {
+        let path = pair.path(n, "fleet.key");
+        fs::write(&path, KEYS[key]).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    Some(pair)
+}
+
+/// The value of a metric of a gateway; `None` while it does not answer.
+fn metric(pair: &Pair, n: usize, series: &str) -> Option<f64> {
+    let text = pair.run(&format!("gw{n}"), &["curl", "-s", "http://127.0.0.1:9435/metrics"]);
+    let line = text.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+fn is(pair: &Pair, n: usize, series: &str, value: f64) -> bool {
+    metric(pair, n, series) == Some(value)
+}
+
+/// Whether each gateway has the flows of the other.
+fn in_sync(pair: &Pair) -> Option<()> {
+    let has_all = |n| {
+        is(pair, n, "sluice_fleet_partners{state=\"in_sync\"}", 1.0) && is(pair, n, "sluice_fleet_followed_partners", 1.0)
+    };
+    (has_all(0) && has_all(1)).then_some(())
+}
+
+#[test]
+fn partners_follow_each_other_again_after_a_crash_and_after_a_firewall_dropped_their_datagrams() {
+    let Some(mut pair) = replicating("partners that replicate flows", "repl", [0, 0]) else { return };
+    pair.spawn(0);
+    pair.spawn(1);
+    until("both gateways are in sync", || in_sync(&pair));
+    assert!(pair.log(0).contains("a partner follows the flows of this gateway"), "{}", pair.log(0));
+
+    pair.kill(1);
+    let unreached = "sluice_fleet_partners{state=\"unreached\"}";
+    until("the partner is away", || is(&pair, 0, unreached, 1.0).then_some(()));
+    until("it is not followed", || is(&pair, 0, "sluice_fleet_followed_partners", 0.0).then_some(()));
+    pair.spawn(1);
+    until("both gateways are in sync again", || in_sync(&pair));
+
+    let nft = |command: &str| pair.run("gw0", &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
+    nft("add table inet test");
+    nft("add chain inet test in { type filter hook input priority 0 ; }");
+    nft("add rule inet test in udp dport 9436 drop");
+    until("the log names the cause", || pair.log(0).contains("nothing arrived by UDP for 1000 ms").then_some(()));
+    until("the partner is not in sync", || is(&pair, 0, unreached, 1.0).then_some(()));
+    nft("delete table inet test");
+    until("both gateways are in sync once it is gone", || in_sync(&pair));
+    assert!(!pair.log(0).contains(KEYS[0]) && !pair.log(0).contains("[1, 1, 1"), "the key is in the log");
+}
+
+#[test]
+fn a_partner_with_another_key_is_refused_by_name() {
+    let Some(mut pair) = replicating("partners with different keys", "rkey", [0, 1]) else { return };
+    pair.spawn(0);
+    pair.spawn(1);
+    for n in 0..2 {
+        until("the dialling side names the cause", || pair.log(n).contains("it refused: it has another key").then_some(()));
+        until("so does the other side", || pair.log(n).contains("a connection to `fleet.listen` was refused").then_some(()));
+        assert!(pair.log(n).contains("give all gateways of the group the same `fleet.key`"), "{}", pair.log(n));
+        until("nobody is in sync", || is(&pair, n, "sluice_fleet_partners{state=\"unreached\"}", 1.0).then_some(()));
+    }
+}
+
+/// Clients that keep connections to all VIPs.
+struct Clients {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Clients {
+    fn start(pair: &Pair, connections: usize) -> Self {
+        let script = format!("{}/tests/edge/keep_alive.py", env!("CARGO_MANIFEST_DIR"));
+        let (count, vips) = (connections.to_string(), (100..100 + VIPS).map(|n| format!("192.0.2.{n}")).collect::<Vec<_>>());
+        let mut command = vec!["python3", &script, &count];
+        command.extend(vips.iter().map(String::as_str));
+        let mut child = pair.start_client(&command);
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let lines = Arc::<Mutex<Vec<String>>>::default();
+        let all = Arc::clone(&lines);
+        std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| all.lock().unwrap().push(line)));
+        let clients = Self { child, lines };
+        until("every connection has an answer", || clients.lines.lock().unwrap().iter().any(|line| line == "ready").then_some(()));
+        clients
+    }
+
+    /// Answers so far, and broken connections.
+    fn counts(&self) -> (u64, u64) {
+        let lines = self.lines.lock().unwrap();
+        let numbers = |line: &String| {
+            let (answers, broken) = line.split_once(' ')?;
+            Some((answers.parse().ok()?, broken.parse().ok()?))
+        };
+        lines.iter().rev().find_map(numbers).unwrap_or_default()
+    }
+
+    /// Waits until each connection has had several more answers on average.
+    fn go_on(&self, connections: u64, when: &str) {
+        let before = self.counts().0;
+        until(&format!("the connections go on {when}"), || (self.counts().0 > before + 20 * connections).then_some(()));
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn connections_survive_the_death_of_their_gateway() {
+    const CONNECTIONS: usize = 64;
+    let Some(mut pair) = replicating("connections that survive their gateway", "rlive", [0, 0]) else { return };
+    pair.spawn(0);
+    pair.spawn(1);
+    until("both gateways are in sync", || in_sync(&pair));
+    until("every VIP is answered", || {
+        let owners = pair.watch.owners();
+        (owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1)).then_some(())
+    });
+    let clients = Clients::start(&pair, CONNECTIONS);
+    let shadows = |n| metric(&pair, n, "sluice_shadow_flows").unwrap_or_default();
+    until("each connection has a shadow flow", || (shadows(0) + shadows(1) >= CONNECTIONS as f64).then_some(()));
+    assert_eq!(clients.counts().1, 0);
+
+    // A third of the datagrams is lost: the batches are repaired.
+    let nft = |command: &str| pair.run("gw1", &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
+    nft("add table inet test");
+    nft("add chain inet test in { type filter hook input priority 0 ; }");
+    nft("add rule inet test in udp dport 9436 numgen random mod 3 == 0 drop");
+    drop(Clients::start(&pair, CONNECTIONS));
+    let repaired = || (0..2).filter_map(|n| metric(&pair, n, "sluice_flow_replica_batches_total{outcome=\"repaired\"}")).sum::<f64>();
+    until("batches are repaired", || (repaired() > 0.0).then_some(()));
+    nft("delete table inet test");
+    until("both gateways are in sync", || in_sync(&pair));
+
+    pair.kill(0);
+    clients.go_on(CONNECTIONS as u64, "by the other gateway");
+    assert_eq!(clients.counts().1, 0, "broken connections");
+    pair.spawn(0);
+    until("both gateways are in sync again", || in_sync(&pair));
+    pair.kill(1);
+    clients.go_on(CONNECTIONS as u64, "by the gateway that has returned");
+    assert_eq!(clients.counts().1, 0, "broken connections");
+}
