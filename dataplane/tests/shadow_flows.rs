@@ -10,10 +10,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::flow::{FlowReplication, FlowState, ReplicaEvent};
+use dataplane::flow::{
+    FlowEnd, FlowEvent, FlowMode, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowState, ReplicaEvent,
+};
 use dataplane::testing::Packet;
 use dataplane::workers::Steering;
 use dataplane::{Config, DropReason, OwnedGroups, VipAnswers, VipOwnership, tcp_flags};
+use proptest::prelude::*;
 use proto::{Announce, Mode, Service, ServiceName, State, vip_group};
 use rig::{CLUSTER, SECOND, UPLINK, config, ends, ip, service, state};
 use team::{Delivery, Team, clients};
@@ -34,6 +37,7 @@ type Ends = HashMap<String, (SocketAddr, SocketAddr)>;
 struct Gateway {
     team: Team,
     replications: Vec<Arc<FlowReplication>>,
+    records: Arc<FlowRecords>,
     ownership: Arc<VipOwnership>,
 }
 
@@ -46,14 +50,16 @@ impl Gateway {
         let mut team = Team::with_config(config, seed, state, (steering, delivery, workers));
         let ownership = Arc::new(VipOwnership::elected(GROUPS, FIRST_VRID, ADVERTISEMENT_NS));
         ownership.open();
+        let records = Arc::new(FlowRecords::new(4096));
         let replicate = |worker: &mut dataplane::Worker<_, _>| {
             let replication = Arc::new(FlowReplication::new(4096, Duration::from_secs(1)));
             worker.replicate(Arc::clone(&replication));
             worker.own_by(Arc::clone(&ownership));
+            worker.record(&records).unwrap();
             replication
         };
         let replications = team.workers.iter_mut().map(replicate).collect();
-        let mut gateway = Self { team, replications, ownership };
+        let mut gateway = Self { team, replications, records, ownership };
         gateway.own(NONE);
         gateway
     }
@@ -98,6 +104,11 @@ impl Gateway {
 
     fn count(&self, counter: impl Fn(&FlowReplication) -> u64) -> u64 {
         self.replications.iter().map(|replication| counter(replication)).sum()
+    }
+
+    /// The flow records since the last call.
+    fn records(&self) -> Vec<FlowRecord> {
+        std::iter::from_fn(|| self.records.take()).collect()
     }
 
     fn flows(&self) -> u64 {
@@ -180,6 +191,64 @@ fn streams_of_udp_and_connections_of_mode_dnat_go_on() {
         assert_eq!(b.team.sent(UPLINK).len(), 20, "{mode:?}");
         assert_eq!(b.team.towards_backends(&clients, DATA), seen, "{mode:?}");
         b.team.answered(&seen, DATA);
+    }
+}
+
+#[test]
+fn what_waits_in_the_queue_when_a_group_moves_is_applied_before() {
+    let (mut a, mut b) = (Gateway::small(7), Gateway::small(8));
+    a.own(ALL);
+    let clients = clients(500);
+    let seen = a.team.establish(&clients);
+    a.pass(3);
+    b.team.now = a.team.now;
+    for event in a.told() {
+        assert!(b.replications[0].give(event));
+    }
+    assert_eq!(b.flows(), 0);
+    a.own(NONE);
+    b.own(ALL);
+    assert_eq!(b.team.towards_backends(&clients, DATA), seen);
+    // A gateway that was stopped finds what the next owner has told meanwhile.
+    let (mut a, mut b) = (Gateway::small(7), Gateway::small(8));
+    a.own(ALL);
+    b.own(ALL);
+    let seen = b.team.establish(&clients);
+    b.pass(3);
+    a.team.now = b.team.now;
+    for event in b.told() {
+        assert!(a.replications[0].give(event));
+    }
+    (0..GROUPS).for_each(|group| a.ownership.end(group));
+    a.own(NONE);
+    assert_eq!(a.count(|replication| replication.refused().get()), 0);
+    take_over(&mut b, &mut a);
+    assert_eq!(a.team.towards_backends(&clients, DATA), seen);
+}
+
+#[test]
+fn a_flow_has_records_where_it_carries_packets() {
+    let (mut a, mut b) = (Gateway::small(7), Gateway::small(8));
+    a.own(ALL);
+    let clients = clients(6);
+    let (silent, going_on) = clients.split_at(2);
+    let seen = a.team.establish(&clients);
+    a.pass(3);
+    b.hear(&a.told());
+    a.team.towards_backends(silent, tcp_flags::RST);
+    a.pass(22);
+    b.hear(&a.told());
+    assert_eq!((b.flows(), b.records()), (4, Vec::new()), "neither that they began nor that two have ended");
+    take_over(&mut a, &mut b);
+    b.team.towards_backends(going_on, DATA);
+    b.team.towards_backends(&going_on[1..], tcp_flags::RST);
+    b.pass(22);
+    let records = b.records();
+    assert_eq!(records.len(), 3);
+    for record in records {
+        let (snat, backend) = seen[&record.flow.client.to_string()];
+        assert_eq!((record.flow.snat, record.flow.backend_address), (Some(snat), backend));
+        assert_eq!((record.event, record.to_backend.packets), (FlowEvent::End(FlowEnd::Rst), 2));
     }
 }
 
@@ -501,4 +570,151 @@ fn flows_to_vips_of_routers_use_the_addresses_that_the_gateway_owns() {
     gateway.own(1 << other);
     let seen = gateway.team.establish(&new_clients(10));
     assert!(seen.values().all(|(snat, _)| snat.ip() == ip(SNAT[usize::from(other)])));
+}
+
+/// The states of a fleet of two gateways, one of which owns everything.
+struct Fleet {
+    gateways: [Gateway; 2],
+    owner: usize,
+}
+
+impl Fleet {
+    /// Lets time pass for both, and carries what either tells to the other.
+    fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            let [a, b] = &mut self.gateways;
+            a.pass(1);
+            b.hear(&a.told());
+            b.pass(1);
+            a.hear(&b.told());
+        }
+    }
+
+    fn owner(&mut self) -> &mut Gateway {
+        &mut self.gateways[self.owner]
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Open(u16),
+    Data(u16),
+    /// By the client.
+    Reset(u16),
+    Wait,
+    TakeOver,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (0u8..8, 0u16..12).prop_map(|(kind, n)| match kind {
+        0..=2 => Step::Open(n),
+        3 => Step::Data(n),
+        4 => Step::Reset(n),
+        5 => Step::Wait,
+        _ => Step::TakeOver,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whoever owns the groups, and however often that changes: open connections go on, and both gateways know the same.
+    #[test]
+    fn both_gateways_know_what_a_map_of_open_connections_knows(
+        workers in (1u8..4, 1u8..4),
+        steps in proptest::collection::vec(step(), 1..30),
+    ) {
+        // With one seed the gateways hand out the same ports.
+        let gateways = [workers.0, workers.1].map(|workers| Gateway::new(state(), workers, false, 7, 4096));
+        let mut fleet = Fleet { gateways, owner: 0 };
+        fleet.owner().own(ALL);
+        let mut open: HashMap<u16, (SocketAddr, SocketAddr)> = HashMap::new();
+        let client = |n: u16| vec![(format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")];
+        for step in steps {
+            match step {
+                Step::Open(n) if !open.contains_key(&n) => {
+                    let ends = fleet.owner().team.establish(&client(n)).into_values().next().unwrap();
+                    prop_assert!(open.values().all(|other| *other != ends), "{:?} is used twice", ends);
+                    open.insert(n, ends);
+                }
+                Step::Open(n) | Step::Data(n) => {
+                    if let Some(ends) = open.get(&n) {
+                        let seen = fleet.owner().team.towards_backends(&client(n), DATA);
+                        prop_assert_eq!(seen.values().next(), Some(ends));
+                    }
+                }
+                Step::Reset(n) => {
+                    if open.remove(&n).is_some() {
+                        fleet.owner().team.towards_backends(&client(n), tcp_flags::RST);
+                        fleet.pass(22);
+                    }
+                }
+                Step::Wait => {
+                    fleet.pass(12);
+                    // With different owners two workers have a half each, and one does not see how the other ends.
+                    for gateway in fleet.gateways.iter().filter(|_| workers.0 == workers.1) {
+                        prop_assert_eq!(gateway.flows(), open.len() as u64);
+                    }
+                }
+                Step::TakeOver => {
+                    fleet.pass(2);
+                    fleet.owner().own(NONE);
+                    fleet.owner = 1 - fleet.owner;
+                    fleet.owner().own(ALL);
+                }
+            }
+            for (n, ends) in &open {
+                let seen = fleet.owner().team.towards_backends(&client(*n), DATA);
+                prop_assert_eq!(seen.values().next(), Some(ends));
+                fleet.owner().team.answered(&seen, DATA);
+            }
+        }
+    }
+}
+
+fn address() -> impl Strategy<Value = SocketAddr> {
+    let known = ["192.0.2.100", "192.0.2.101", "198.51.100.7", "10.0.0.3", "10.0.0.4", "10.0.0.11", "10.0.0.2", "0.0.0.0"];
+    let known_v6 = ["2001:db8::1:0", "2001:db8:1::7", "fd00::3", "fd00::4", "fd00::11", "::"];
+    let ports = prop_oneof![Just(80_u16), Just(53), Just(8080), Just(5353), Just(0), 1000..1040_u16, any::<u16>()];
+    (proptest::sample::select([&known[..], &known_v6[..]].concat()), ports).prop_map(|(to, port)| SocketAddr::new(ip(to), port))
+}
+
+fn replica() -> impl Strategy<Value = FlowReplica> {
+    let modes = vec![FlowMode::Nat, FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue];
+    let kind = (proptest::sample::select(modes), proptest::sample::select(FlowState::ALL.to_vec()), any::<bool>());
+    let ends = (address(), address(), address(), proptest::option::weighted(0.8, address()));
+    (kind, ends, 0u64..10_000, any::<u8>()).prop_map(|((mode, state, is_of_state), ends, idle_s, protocol)| FlowReplica {
+        protocol: if is_of_state { state.protocol() } else { protocol },
+        mode,
+        state,
+        client: ends.0,
+        frontend: ends.1,
+        backend: ends.2,
+        snat: ends.3,
+        idle: Duration::from_secs(idle_s),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever a partner says, nothing panics, the account balances (which the gateway checks when it is dropped), and
+    /// all that is kept ends some day.
+    #[test]
+    fn nonsense_of_partners_does_no_harm(
+        events in proptest::collection::vec((replica(), 0u8..4), 1..200),
+        workers in 1u8..4,
+    ) {
+        let mut gateway = Gateway::new(state(), workers, false, 7, 4096);
+        let event = |(replica, kind): (FlowReplica, u8)| {
+            if kind == 0 { ReplicaEvent::Ended(replica) } else { ReplicaEvent::Holds(replica) }
+        };
+        gateway.hear(&events.into_iter().map(event).collect::<Vec<_>>());
+        gateway.own(ALL);
+        gateway.team.exchange(&new_clients(3), tcp_flags::SYN);
+        gateway.own(0b01);
+        gateway.team.now += 12_000 * SECOND;
+        gateway.pass(12);
+        prop_assert_eq!(gateway.flows(), 0);
+    }
 }

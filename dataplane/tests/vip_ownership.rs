@@ -8,9 +8,9 @@ mod rig;
 use std::sync::Arc;
 
 use dataplane::testing::{Packet, Segment, arp_request, neighbour_solicitation};
-use dataplane::{DropReason, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
+use dataplane::{Config, DropReason, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
 use proto::vip_group;
-use rig::{Rig, UPLINK, UPLINK_MAC, ip};
+use rig::{CLUSTER, Rig, UPLINK, UPLINK_MAC, config, ip};
 
 const MILLISECOND: u64 = 1_000_000;
 const ADVERTISEMENT_NS: u64 = 100 * MILLISECOND;
@@ -19,11 +19,24 @@ const GROUPS: u8 = 16;
 const FIRST_VRID: u8 = 101;
 const VIP: &str = "192.0.2.100";
 const VIP_V6: &str = "2001:db8::1:0";
+/// SNAT addresses of groups 0 and 1.
+const SNAT: [[&str; 2]; 2] = [["10.0.0.3", "fd00::3"], ["10.0.0.4", "fd00::4"]];
 
 /// A gateway that owns these groups in its snapshot.
 fn gateway(owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
+    elected(Rig::new(), owned)
+}
+
+/// The same with SNAT addresses of the first two groups.
+fn with_shared_snat(owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
+    let snat = SNAT.iter().flatten().map(|address| ip(address)).collect();
+    let mut rig = Rig::with_config(Config { snat, shared_snat: true, ..config(1024) });
+    (rig.state, rig.network) = (rig::state(), rig::network());
+    elected(rig, owned)
+}
+
+fn elected(mut rig: Rig, owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
     let ownership = Arc::new(VipOwnership::elected(GROUPS, FIRST_VRID, ADVERTISEMENT_NS));
-    let mut rig = Rig::new();
     rig.worker.own_by(Arc::clone(&ownership));
     answers(&mut rig, owned);
     rig.sent(UPLINK);
@@ -194,4 +207,73 @@ fn claims_of_other_stations_are_noted_without_an_election() {
     rig.compiler.answer_for(&answers);
     rig.publish();
     assert!(!is_answered(&mut rig, VIP) && is_answered(&mut rig, VIP_V6), "a VIP that is left to another station");
+}
+
+/// Whether an ARP request or a solicitation from a backend for a SNAT address is answered.
+fn snat_is_answered(rig: &mut Rig, snat: &str) -> bool {
+    let frame = match ip(snat) {
+        std::net::IpAddr::V4(snat) => arp_request([10, 0, 0, 11].into(), snat),
+        std::net::IpAddr::V6(snat) => neighbour_solicitation("fd00::11".parse().unwrap(), snat).build(),
+    };
+    rig.put(CLUSTER, &frame) == Some(PacketOutcome::Reply(CLUSTER))
+}
+
+#[test]
+fn a_snat_address_of_a_group_is_answered_by_the_owner_of_the_group_during_its_lease() {
+    let (mut rig, ownership) = with_shared_snat(&[0]);
+    ownership.open();
+    let answered = |rig: &mut Rig| SNAT.map(|group| group.map(|snat| snat_is_answered(rig, snat)));
+    assert_eq!(answered(&mut rig), [[false; 2]; 2], "the lease has not begun");
+    ownership.begin(0, rig.now);
+    assert_eq!(answered(&mut rig), [[true; 2], [false; 2]]);
+    let ping = |rig: &mut Rig, snat: &str| rig.put(CLUSTER, &Packet::echo_request("10.0.0.11", snat).build());
+    assert_eq!(ping(&mut rig, SNAT[0][0]), Some(PacketOutcome::Reply(CLUSTER)));
+    assert_eq!(ping(&mut rig, SNAT[1][0]), Some(PacketOutcome::Drop(DropReason::NoFlow)));
+    rig.now += LEASE_NS;
+    assert_eq!(answered(&mut rig), [[false; 2]; 2], "the gateway was stopped");
+    // The groups change hands.
+    ownership.begin(1, rig.now);
+    answers(&mut rig, &[1]);
+    assert_eq!(answered(&mut rig), [[false; 2], [true; 2]]);
+}
+
+#[test]
+fn without_shared_snat_addresses_or_an_election_a_gateway_has_all_of_them() {
+    let (mut rig, _ownership) = gateway(&[]);
+    assert!(snat_is_answered(&mut rig, "10.0.0.3"), "no lease is needed");
+    let mut rig = Rig::with_config(Config { shared_snat: true, ..config(1024) });
+    (rig.state, rig.network) = (rig::state(), rig::network());
+    rig.publish();
+    assert!(snat_is_answered(&mut rig, "10.0.0.3") && snat_is_answered(&mut rig, "fd00::3"));
+    let packet = Packet::tcp("198.51.100.7:5555", "192.0.2.100:80").flags(dataplane::tcp_flags::SYN).build();
+    assert_eq!(rig.put(UPLINK, &packet), Some(PacketOutcome::Forward(CLUSTER)));
+}
+
+#[test]
+fn a_new_owner_announces_the_snat_addresses_of_its_groups_and_an_expired_one_does_not() {
+    let (mut rig, ownership) = with_shared_snat(&[]);
+    ownership.open();
+    let announced = |rig: &mut Rig, begins: bool| {
+        let mut count = [0; 2];
+        for _ in 0..40 {
+            rig.now += 100 * MILLISECOND;
+            if begins {
+                (0..2).for_each(|group| ownership.begin(group, rig.now));
+            }
+            rig.worker.poll(rig.now);
+            for frame in rig.sent(CLUSTER).iter().filter(|frame| frame[12..14] == [8, 6]) {
+                count[usize::from(frame[31] - 3)] += 1;
+            }
+        }
+        count
+    };
+    assert_eq!(announced(&mut rig, true), [0, 0]);
+    answers(&mut rig, &[1]);
+    assert_eq!(announced(&mut rig, true), [0, 3]);
+    answers(&mut rig, &[0, 1]);
+    assert_eq!(announced(&mut rig, true), [3, 0], "only what is new");
+    answers(&mut rig, &[]);
+    rig.now += LEASE_NS;
+    answers(&mut rig, &[0, 1]);
+    assert_eq!(announced(&mut rig, false), [0, 0], "the snapshot says so, and the lease has expired");
 }

@@ -532,7 +532,7 @@ fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     config.snat = vec![ip("10.0.0.3"), ip("172.16.0.1")];
     let mut rig = Rig::with(config.clone());
     let snapshot = rig.compile();
-    let addresses = |port| snapshot.snat::<u32>(port).iter().map(|a| (a.address, a.index)).collect::<Vec<_>>();
+    let addresses = |port| snapshot.snat::<u32>(port, 0).iter().map(|a| (a.address, a.index)).collect::<Vec<_>>();
     assert_eq!(addresses(CLUSTER.into()), [(v4("10.0.0.3"), 0), (v4("172.16.0.1"), 1)]);
     assert_eq!(addresses(UPLINK.into()), [(v4("172.16.0.1"), 1)], "an address in no prefix serves all ports");
     rig.put(service("six", "2001:db8::1:5", &["[fd00::11]:8080"]));

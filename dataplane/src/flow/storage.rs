@@ -332,13 +332,15 @@ impl<A: Address> Storage<A> {
         }
     }
 
-    /// Stores a new flow at a position.
-    pub(super) fn put(&mut self, index: u32, flow: &Flow<A>) {
+    /// Stores a new flow at a position; `begins`: it begins now, rather than at another gateway.
+    pub(super) fn put(&mut self, index: u32, flow: &Flow<A>, begins: bool) {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
         self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed(), seen: 0 };
         self.set(index, flow);
-        if self.recorder.is_some() {
+        if begins && self.recorder.is_some() {
             self.record_start(index, flow.last_seen);
+        } else if let Some(recorder) = &mut self.recorder {
+            recorder.begin_elsewhere(index);
         }
     }
 

@@ -122,16 +122,22 @@ impl<A: Address> FlowTable<A> {
         self.storage.replicator.is_some()
     }
 
+    /// Number of flows that other gateways own, as the last sweep counted them; 0 where flows are not replicated.
+    pub(crate) fn shadows(&self) -> u32 {
+        self.storage.replicator.as_ref().map_or(0, |replicator| replicator.shadows())
+    }
+
     /// What tells the agent about flows.
     pub(crate) fn replicator(&mut self) -> Option<&mut Replicator<A>> {
         self.storage.replicator.as_deref_mut()
     }
 
-    /// Tells up to `flows` of the flows that are now old enough and for which `tells` returns true.
-    pub(crate) fn tell_due(&mut self, flows: usize, tells: impl Fn(&Flow<A>) -> bool) {
-        for _ in 0..flows {
+    /// Looks at up to `flows` of the flows that are old enough now, and tells those for which `tells` returns true. Returns
+    /// how many there were.
+    pub(crate) fn tell_due(&mut self, flows: usize, tells: impl Fn(&Flow<A>) -> bool) -> usize {
+        for looked in 0..flows {
             let now = self.now;
-            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return };
+            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return looked };
             let flow = self.get(FlowIndex(index));
             if self.storage.is_used(index)
                 && tells(&flow)
@@ -140,6 +146,7 @@ impl<A: Address> FlowTable<A> {
                 replicator.tell_first(index, &flow, self.now);
             }
         }
+        flows
     }
 
     /// Notes that a partner has told a flow, in its present state.
@@ -266,8 +273,17 @@ impl<A: Address> FlowTable<A> {
     ///
     /// [`Full`]; the table is unchanged.
     pub fn insert(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
+        self.insert_flow(flow, true)
+    }
+
+    /// The same for a flow that has begun at another gateway.
+    pub(crate) fn insert_shadow(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
+        self.insert_flow(flow, false)
+    }
+
+    fn insert_flow(&mut self, flow: Flow<A>, begins: bool) -> Result<FlowIndex, Full> {
         let index = self.claim(self.hashes(&flow), flow.mode.is_two_way())?;
-        self.storage.put(index, &flow);
+        self.storage.put(index, &flow, begins);
         match flow.state.yield_class() {
             Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
             None => self.order.set_since(index, flow.last_seen),

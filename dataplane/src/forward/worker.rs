@@ -39,7 +39,7 @@ use crate::wire::{Address, Tags, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
-use shadows::{Owned, refresh_interval, tells};
+use shadows::{Owned, Replicating, refresh_interval, tells};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -95,9 +95,7 @@ pub struct Worker<P: Port, O = ()> {
     /// Inquiries of the agent.
     mailbox: Option<Arc<Mailbox>>,
     /// Flows of partners, and news for them.
-    replication: Option<Arc<FlowReplication>>,
-    /// When it last looked which groups the gateway owns.
-    groups_followed: Option<Tick>,
+    replication: Option<Replicating>,
     /// Seed of the hashes of its tables.
     seed: u64,
 }
@@ -145,7 +143,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             saved: None,
             mailbox: None,
             replication: None,
-            groups_followed: None,
             seed: parts.seed,
         })
     }
@@ -176,7 +173,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         tables.v4.replicate(Arc::clone(&replication));
         tables.v6.replicate(Arc::clone(&replication));
         ports.start_at(split_mix(self.seed));
-        self.replication = Some(replication);
+        self.replication = Some(Replicating::new(replication));
     }
 
     /// Records the end of all flows at the end of the gateway, as far as there is room. To be called at `now_ns`
@@ -232,7 +229,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         &mut self.subscriber
     }
 
-    /// Processes the packets that have arrived, at `now_ns` (monotonic, ns). Returns their number.
+    /// Processes the packets that have arrived, at `now_ns` (monotonic, ns). Returns their number, and that of flows of
+    /// partners and for them: while there are any, the worker should not sleep.
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
         self.engine.tables.set_time(Tick::at(now_ns));
@@ -254,14 +252,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
                 self.announcements.wake();
             }
         }
-        if let Some(replication) = self.replication.as_ref().filter(|_| snapshot.ready()) {
-            let now = Tick::at(now_ns);
-            if changed || self.groups_followed.replace(now) != Some(now) {
-                engine.follow_groups(snapshot, now_ns);
-            }
-            engine.hear_partners(replication, snapshot, now);
-            engine.tell_due(snapshot);
-        }
+        let replicated = match self.replication.as_mut().filter(|_| snapshot.ready()) {
+            Some(replication) => replication.run(engine, snapshot, changed, now_ns),
+            None => 0,
+        };
         let mut handled = 0;
         for index in 0..engine.egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
@@ -289,8 +283,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.announcements.send(egress, snapshot, ownership, now_ns, tally);
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
-        if let Some(replication) = &self.replication {
-            replication.set_shadows(engine.tables.shadows());
+        if let Some(replication) = &mut self.replication {
+            replication.is_idle = handled == 0;
+            replication.publish(&engine.tables);
         }
         engine.publish_counters();
         if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
@@ -300,7 +295,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if let Some(capture) = &mut engine.capture {
             capture.end_poll(handled, now_ns);
         }
-        handled
+        handled + replicated
     }
 }
 

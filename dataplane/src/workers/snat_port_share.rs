@@ -88,3 +88,25 @@ impl PortShare {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn a_share_that_starts_anywhere_has_the_same_ports_in_the_same_order(
+            workers in 1u16..40, worker in 0u16..40, random: u64, n in 0u32..64_512,
+        ) {
+            let share = PortShare::of_worker(worker, workers);
+            let (moved, count) = (share.clone().starting_at(random), u32::from(share.count()));
+            let start = u32::try_from(random % u64::from(count)).unwrap();
+            let n = n % count;
+            prop_assert_eq!(moved.port::<u32>(n, 0), share.port::<u32>((n + start) % count, 0));
+            let of = |share: &PortShare| (0..count).map(|n| share.port::<u32>(n, 0)).collect::<BTreeSet<_>>();
+            prop_assert_eq!(of(&moved), of(&share));
+        }
+    }
+}

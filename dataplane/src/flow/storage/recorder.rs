@@ -225,6 +225,8 @@ pub(crate) struct Recorder {
 enum ClosedBy {
     /// It is open.
     Nothing,
+    /// It is open, and began at another gateway.
+    NothingHere,
     Fin,
     Rst,
 }
@@ -267,6 +269,13 @@ impl Recorder {
         self.put(index, FlowEvent::Start, flow);
     }
 
+    /// A flow of another gateway is known at a position. It gets records once it carries packets here.
+    #[cold]
+    pub(super) fn begin_elsewhere(&mut self, index: u32) {
+        self.meters[index as usize] = Meter::starting(self.now_ns);
+        self.closed_by[index as usize] = ClosedBy::NothingHere;
+    }
+
     /// A packet has changed the state of a flow to this one, or left it.
     #[cold]
     pub(super) fn advance(&mut self, index: u32, state: FlowState, transport: Transport) {
@@ -274,7 +283,7 @@ impl Recorder {
         match ClosedBy::of(transport) {
             _ if !state.is_closing() && !state.is_half_closed() => *closed_by = ClosedBy::Nothing,
             // A state that closes already stays as it was closed.
-            by @ (ClosedBy::Fin | ClosedBy::Rst) if *closed_by == ClosedBy::Nothing || by == ClosedBy::Rst => *closed_by = by,
+            by @ (ClosedBy::Fin | ClosedBy::Rst) if *closed_by != ClosedBy::Fin || by == ClosedBy::Rst => *closed_by = by,
             _ => {}
         }
     }
@@ -294,6 +303,9 @@ impl Recorder {
     /// A flow has ended, for this reason unless its sides closed it before.
     #[cold]
     pub(super) fn end(&mut self, index: u32, why: FlowEnd, flow: FlowView) {
+        if self.closed_by[index as usize] == ClosedBy::NothingHere && self.meters[index as usize].packets == [0; 2] {
+            return;
+        }
         let has_closed = flow.state.is_closing() || flow.state == FlowState::TcpOneWayHalfClosed;
         let why = match (why, self.closed_by[index as usize]) {
             (FlowEnd::Reclaimed, _) => why,

@@ -132,6 +132,11 @@ impl FlowReplication {
         self.incoming.pop()
     }
 
+    /// Number of news of partners' flows that wait.
+    pub(crate) fn given(&self) -> usize {
+        self.incoming.len()
+    }
+
     /// Tells the agent. Returns false when there is no room.
     fn tell(&self, event: ReplicaEvent) -> bool {
         let is_told = self.outgoing.push(event).is_ok();

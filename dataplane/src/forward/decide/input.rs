@@ -90,10 +90,8 @@ impl FlowTables {
     }
 
     /// Number of flows that other gateways own, as the last sweep counted them; 0 where flows are not replicated.
-    pub(in crate::forward) fn shadows(&mut self) -> u32 {
-        let Self { v4, v6 } = self;
-        let of_v4 = v4.replicator().map_or(0, |replicator| replicator.shadows());
-        v6.replicator().map_or(0, |replicator| replicator.shadows()) + of_v4
+    pub(in crate::forward) fn shadows(&self) -> u32 {
+        self.v4.shadows() + self.v6.shadows()
     }
 
     /// Sets the time of records, monotonic ns.

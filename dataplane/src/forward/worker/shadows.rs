@@ -10,6 +10,7 @@
 //! Not here: what was told, and when it is told again (`flow::storage`).
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
@@ -22,12 +23,14 @@ use crate::forward::decide::{FlowFamily, FlowTables};
 use crate::forward::engine::Engine;
 use crate::forward::sort::owner_of_first;
 use crate::port::Port;
-use crate::snapshot::{RemovedBackend, Snapshot};
+use crate::snapshot::{OwnedGroups, RemovedBackend, Snapshot};
 use crate::wire::{Address, Tuple, protocol};
 use crate::workers::{Steering, WorkerId};
 
-/// Events of partners that a worker applies in a poll: 32 x 1 us.
+/// Events of partners that a worker applies in a poll.
 const APPLIED_PER_POLL: usize = 32;
+/// Events that it applies in a tick while it has packets to process: 4,096 x 1 us are 3 % of it.
+const APPLIED_PER_TICK: usize = 4096;
 /// Newly confirmed flows of a family that it tells in a poll.
 const TOLD_PER_POLL: usize = 16;
 /// How often a flow that carries packets is told: a quarter of its idle limit, within these bounds.
@@ -59,6 +62,67 @@ fn is_owned<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, tuple: &Tuple<A>)
     owned.is_none_or(|(steering, me)| owner_of_first(steering, snapshot, tuple) == me)
 }
 
+/// The replication of one worker.
+pub(super) struct Replicating {
+    queues: Arc<FlowReplication>,
+    /// The groups that the gateway owned when they were looked at last.
+    groups: Option<OwnedGroups>,
+    looked: Option<Tick>,
+    /// How many events may be applied in this tick while there are packets.
+    left: usize,
+    /// Whether the last poll processed no packets.
+    pub(super) is_idle: bool,
+}
+
+impl Replicating {
+    pub(super) const fn new(queues: Arc<FlowReplication>) -> Self {
+        Self { queues, groups: None, looked: None, left: 0, is_idle: true }
+    }
+
+    /// Applies what partners tell, and tells them flows that have been confirmed for long enough. To be called at each
+    /// poll; `changed`: with a new snapshot. Returns how many flows that concerned: more may wait.
+    pub(super) fn run<P: Port, O>(
+        &mut self,
+        engine: &mut Engine<P, O>,
+        snapshot: &Snapshot,
+        changed: bool,
+        now_ns: u64,
+    ) -> usize {
+        let now = Tick::at(now_ns);
+        if self.looked.replace(now) != Some(now) {
+            self.left = APPLIED_PER_TICK;
+            self.follow_groups(engine, snapshot, now_ns);
+        } else if changed {
+            self.follow_groups(engine, snapshot, now_ns);
+        }
+        let events = if self.is_idle { APPLIED_PER_POLL } else { APPLIED_PER_POLL.min(self.left) };
+        let applied = engine.hear_partners(&self.queues, events, snapshot, now);
+        self.left = self.left.saturating_sub(applied);
+        applied + engine.tell_due(snapshot)
+    }
+
+    /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
+    ///
+    /// What waits is applied first, by the groups that it owned before and owns now: it may be from the owner of before,
+    /// or, if this gateway was stopped for a while, from the present one.
+    fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
+        let valid = engine.ownership.valid_groups(now_ns);
+        let groups = snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned });
+        if groups != self.groups {
+            let before = self.groups.map_or(0, |groups| groups.owned);
+            engine.set_groups(snapshot, groups.map(|now| OwnedGroups { owned: before & now.owned, ..now }));
+            engine.hear_partners(&self.queues, self.queues.given(), snapshot, Tick::at(now_ns));
+        }
+        self.groups = groups;
+        engine.set_groups(snapshot, groups);
+    }
+
+    /// Publishes the number of shadow flows.
+    pub(super) fn publish(&self, tables: &FlowTables) {
+        self.queues.set_shadows(tables.shadows());
+    }
+}
+
 /// What became of news of a flow.
 enum Heard {
     Applied,
@@ -69,28 +133,27 @@ enum Heard {
 
 impl<P: Port, O> Engine<P, O> {
     /// Which packets are this worker's.
-    pub(super) fn owned(&self) -> Owned<'_> {
+    fn owned(&self) -> Owned<'_> {
         self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()))
     }
 
-    /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
-    pub(super) fn follow_groups(&mut self, snapshot: &Snapshot, now_ns: u64) {
-        let valid = self.ownership.valid_groups(now_ns);
-        set_groups::<u32>(&mut self.tables, snapshot, valid);
-        set_groups::<u128>(&mut self.tables, snapshot, valid);
+    fn set_groups(&mut self, snapshot: &Snapshot, groups: Option<OwnedGroups>) {
+        set_groups::<u32>(&mut self.tables, snapshot, groups);
+        set_groups::<u128>(&mut self.tables, snapshot, groups);
     }
 
-    /// Tells flows that have been confirmed for long enough.
-    pub(super) fn tell_due(&mut self, snapshot: &Snapshot) {
-        let owned = self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
-        self.tables.v4.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
-        self.tables.v6.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
+    /// Tells flows that have been confirmed for long enough. Returns how many there were.
+    fn tell_due(&mut self, snapshot: &Snapshot) -> usize {
+        let Self { egress, tables: FlowTables { v4, v6 }, .. } = self;
+        let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
+        let of_v4 = v4.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
+        of_v4 + v6.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow))
     }
 
-    /// Applies news of partners' flows.
-    pub(super) fn hear_partners(&mut self, replication: &FlowReplication, snapshot: &Snapshot, now: Tick) {
-        for _ in 0..APPLIED_PER_POLL {
-            let Some(event) = replication.next_given() else { break };
+    /// Applies up to this many events. Returns how many there were.
+    fn hear_partners(&mut self, replication: &FlowReplication, events: usize, snapshot: &Snapshot, now: Tick) -> usize {
+        for applied in 0..events {
+            let Some(event) = replication.next_given() else { return applied };
             let heard = match event.flow().client {
                 SocketAddr::V4(_) => self.hear::<u32>(event, snapshot, now),
                 SocketAddr::V6(_) => self.hear::<u128>(event, snapshot, now),
@@ -101,17 +164,19 @@ impl<P: Port, O> Engine<P, O> {
                 Heard::OfOther => {}
             }
         }
+        events
     }
 
     fn hear<A: FlowFamily>(&mut self, event: ReplicaEvent, snapshot: &Snapshot, now: Tick) -> Heard {
         let Some(flow) = flow_of::<A>(event.flow(), now) else { return Heard::Refused };
-        if self.is_own(&flow) {
-            return Heard::Refused;
-        }
         let is_mine = |way| is_owned(self.owned(), snapshot, &flow.tuple(way));
         let has_replies = flow.mode.is_two_way() && is_mine(Direction::ToClient);
         if !has_replies && !is_mine(Direction::ToBackend) {
             return Heard::OfOther;
+        }
+        let has_snat = flow.mode != FlowMode::Nat || snapshot.group_of_snat(flow.snat).is_some();
+        if self.is_own(&flow) || !has_snat {
+            return Heard::Refused;
         }
         match event {
             ReplicaEvent::Holds(_) => match backend_of(snapshot, &flow) {
@@ -191,7 +256,7 @@ impl<P: Port, O> Engine<P, O> {
         if self.tables.v4.len() + self.tables.v6.len() >= self.max_flows - self.max_flows.div_ceil(8) {
             return None;
         }
-        let index = A::split(&mut self.tables).0.insert(*flow).ok()?;
+        let index = A::split(&mut self.tables).0.insert_shadow(*flow).ok()?;
         if let Some(counters) = self.counters.backend(flow.backend.slot) {
             counters.flows.add(1);
         }
@@ -208,9 +273,9 @@ impl<P: Port, O> Engine<P, O> {
     }
 }
 
-fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, valid: u64) {
-    let groups = match (snapshot.groups, &A::of(snapshot).snat_groups) {
-        (Some(owned), Some(snat)) => FlowGroups::new(owned.groups, owned.owned & valid, snat.addresses()),
+fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, groups: Option<OwnedGroups>) {
+    let groups = match (groups, &A::of(snapshot).snat_groups) {
+        (Some(owned), Some(snat)) => FlowGroups::new(owned.groups, owned.owned, snat.addresses()),
         _ => FlowGroups::none(),
     };
     if let Some(replicator) = A::split(tables).0.replicator() {
