@@ -59,7 +59,6 @@ tunnel: {sources: [10.0.0.$((n + 2))]}
 stateDir: $work/gw$n/state
 controller: {urls: ["unix:$work/config.sock"]}
 admin: {listen: "unix:$work/gw$n/admin.sock"}
-metrics: {listen: ""}
 YAML
     printf '%s\n' "$@"
   } >"$work/gw$n/sluice.yaml"

@@ -14,8 +14,7 @@ use std::sync::{Arc, Mutex};
 use pair::{Pair, VIPS, until};
 
 const ANNOUNCE: &str = "election: keepalived, groups: 2, advertisement: 200ms";
-const KEYS: [&str; 2] =
-    ["AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="];
+const KEYS: [&str; 2] = ["AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="];
 
 /// Two gateways with these keys, an index each.
 fn replicating(test: &str, name: &str, keys: [usize; 2]) -> Option<Pair> {
@@ -48,9 +47,8 @@ fn is(pair: &Pair, n: usize, series: &str, value: f64) -> bool {
 
 /// Whether each gateway has the flows of the other.
 fn in_sync(pair: &Pair) -> Option<()> {
-    let has_all = |n| {
-        is(pair, n, "sluice_fleet_partners{state=\"in_sync\"}", 1.0) && is(pair, n, "sluice_fleet_followed_partners", 1.0)
-    };
+    let has_all =
+        |n| is(pair, n, "sluice_fleet_partners{state=\"in_sync\"}", 1.0) && is(pair, n, "sluice_fleet_followed_partners", 1.0);
     (has_all(0) && has_all(1)).then_some(())
 }
 
@@ -111,7 +109,9 @@ impl Clients {
         let all = Arc::clone(&lines);
         std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| all.lock().unwrap().push(line)));
         let clients = Self { child, lines };
-        until("every connection has an answer", || clients.lines.lock().unwrap().iter().any(|line| line == "ready").then_some(()));
+        until("every connection has an answer", || {
+            clients.lines.lock().unwrap().iter().any(|line| line == "ready").then_some(())
+        });
         clients
     }
 
@@ -161,7 +161,8 @@ fn connections_survive_the_death_of_their_gateway() {
     nft("add chain inet test in { type filter hook input priority 0 ; }");
     nft("add rule inet test in udp dport 9436 numgen random mod 3 == 0 drop");
     drop(Clients::start(&pair, CONNECTIONS));
-    let repaired = || (0..2).filter_map(|n| metric(&pair, n, "sluice_flow_replica_batches_total{outcome=\"repaired\"}")).sum::<f64>();
+    let repaired =
+        || (0..2).filter_map(|n| metric(&pair, n, "sluice_flow_replica_batches_total{outcome=\"repaired\"}")).sum::<f64>();
     until("batches are repaired", || (repaired() > 0.0).then_some(()));
     nft("delete table inet test");
     until("both gateways are in sync", || in_sync(&pair));

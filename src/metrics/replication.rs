@@ -19,8 +19,7 @@ const FOLLOWED: MetricFamily =
     MetricFamily::gauge("sluice_fleet_followed_partners", "", "Partners whose flows this gateway has a copy of and follows.");
 const LAG: MetricFamily =
     MetricFamily::gauge("sluice_fleet_lag", "seconds", "Age of the oldest news of flows that a partner lacks, of the slowest.");
-const SHADOWS: MetricFamily =
-    MetricFamily::gauge("sluice_shadow_flows", "", "Flows of partners that this gateway keeps.");
+const SHADOWS: MetricFamily = MetricFamily::gauge("sluice_shadow_flows", "", "Flows of partners that this gateway keeps.");
 const REPLICAS: MetricFamily =
     MetricFamily::counter("sluice_flow", "replicas", "News of flows between workers and partners, by what became of it.");
 const BATCHES: MetricFamily =
@@ -45,7 +44,9 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, status: &ReplicationStatus, e
     let lag = status.partners.iter().filter_map(|partner| partner.lag).max().unwrap_or(Duration::ZERO);
     writer.metric(&LAG, &ConstGauge::new(lag.as_secs_f64()))?;
     writer.gauge(&SHADOWS, exchange.shadow_flows())?;
-    for (family, outcomes) in [(&REPLICAS, &exchange.outcomes()[..]), (&BATCHES, &exchange.batches()), (&COPIES, &exchange.copies())] {
+    for (family, outcomes) in
+        [(&REPLICAS, &exchange.outcomes()[..]), (&BATCHES, &exchange.batches()), (&COPIES, &exchange.copies())]
+    {
         writer.counters(family, outcomes.iter().map(|(outcome, count)| ([("outcome", *outcome)], *count)))?;
     }
     Ok(())

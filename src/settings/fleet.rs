@@ -67,7 +67,10 @@ pub(super) fn take(top: &mut Section<'_>, election: &Election, snat: &[Located<I
     let key = section.field("key").filter(|field| !field.is_empty()).and_then(|field| key_file(&field, &section.reader.base()));
     let Some(listen) = listen else {
         if !partners.is_empty() || key.is_some() {
-            section.problem_of("listen", format!("missing, expected where partners reach this gateway, such as 10.0.0.2:{REPLICATION_PORT}"));
+            section.problem_of(
+                "listen",
+                format!("missing, expected where partners reach this gateway, such as 10.0.0.2:{REPLICATION_PORT}"),
+            );
         }
         section.finish();
         return None;

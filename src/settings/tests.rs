@@ -234,8 +234,20 @@ fn check_prints_every_key_that_is_read() {
     let read_beside = |text: &str| read(text).unwrap_err().split_once("known here are ").unwrap().1.replace(", ", "\n");
     let known = read_beside(&format!("{effective}zzz: 1\n"));
     assert_eq!(known.lines().collect::<BTreeSet<_>>(), keys_of(&tree));
-    let sections =
-        ["workers", "memory", "snat", "tunnel", "flows", "flowRecords", "admin", "metrics", "announce", "fleet", "health", "defaults"];
+    let sections = [
+        "workers",
+        "memory",
+        "snat",
+        "tunnel",
+        "flows",
+        "flowRecords",
+        "admin",
+        "metrics",
+        "announce",
+        "fleet",
+        "health",
+        "defaults",
+    ];
     for section in sections {
         let printed = keys_of(&top.iter().find(|entry| entry.key == section).unwrap().node);
         let known = read_beside(&effective.replace(&format!("{section}: {{"), &format!("{section}: {{zzz: 1, ")));

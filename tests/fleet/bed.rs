@@ -120,6 +120,7 @@ pub(crate) struct Bed {
     pace: Pace,
     pub(crate) targets: Vec<Target>,
     sluicectl: PathBuf,
+    sluice_controller: PathBuf,
     gateways: [Option<Child>; GATEWAYS],
     controller: Option<Child>,
     servers: Vec<Program>,
@@ -146,6 +147,7 @@ impl Bed {
             pace,
             targets: targets(),
             sluicectl: built_program("sluicectl", "sluicectl"),
+            sluice_controller: controller_program(),
             gateways: [None, None, None],
             controller: None,
             servers: Vec::new(),
@@ -201,17 +203,23 @@ impl Bed {
     pub(crate) fn start_iperf3_servers(&mut self) {
         self.downloads.clear();
         let namespace = self.namespace("b11");
-        for port in self.targets.iter().map(|target| target.bulk_port.to_string()) {
-            let command = ["iperf3", "--server", "--forceflush", "--port", &port];
-            self.downloads.push(Program::start(&namespace, &command).0);
+        for port in self.targets.iter().map(|target| target.bulk_port) {
+            // It reports each download every second; nobody reads that.
+            let code = format!("echo starts; exec iperf3 --server --port {port} >/dev/null 2>&1");
+            self.downloads.push(Program::start(&namespace, &["bash", "-c", &code]).0);
         }
     }
 
     /// Lines of a gateway's configuration beside those that every gateway of the network has.
     fn gateway_lines(&self, n: usize) -> Vec<String> {
+        let partner = |n: usize| format!("10.0.0.{}:9436", n + 2);
+        let partners: Vec<_> = (0..GATEWAYS).filter(|other| *other != n).map(|other| format!("\"{}\"", partner(other))).collect();
+        let partners = partners.join(", ");
         vec![
             format!("announce: {{election: keepalived, groups: {GROUPS}, advertisement: {}ms}}", self.pace.advertisement_ms),
-            format!("snat: {{addresses: [10.0.0.{}]}}", 20 + n),
+            // One for each group of VIPs, with which it moves.
+            "snat: {addresses: [10.0.0.20, 10.0.0.21, 10.0.0.22, 10.0.0.23]}".to_owned(),
+            format!("fleet: {{listen: \"{}\", partners: [{partners}], key: {}}}", partner(n), self.path("fleet.key").display()),
             "drainOnStop: 4s".to_owned(),
             "logs: {level: debug}".to_owned(),
         ]
@@ -223,6 +231,7 @@ impl Bed {
     }
 
     fn configure(&self) {
+        self.script("(umask 077; head -c 32 /dev/urandom | base64 >$work/fleet.key)");
         for n in 0..GATEWAYS {
             let lines: String = self.gateway_lines(n).iter().fold(String::new(), |mut all, line| {
                 write!(all, " '{line}'").unwrap();
@@ -254,7 +263,7 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
     }
 
     pub(crate) fn start_controller(&mut self) {
-        let mut command = Command::new(controller_program());
+        let mut command = Command::new(&self.sluice_controller);
         command.args(["run", "--config"]).arg(self.path("controller.yaml")).stdin(Stdio::null());
         command.stdout(self.log_file("controller.log")).stderr(self.log_file("controller.log"));
         self.controller = Some(command.spawn().unwrap());
@@ -358,6 +367,13 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
             && (0..GATEWAYS).map(keeps).sum::<usize>() == GROUPS
             && self.targets.iter().all(has_ways)
             && self.ready() == GATEWAYS
+            && (!self.replicates() || (0..GATEWAYS).all(|n| self.follows_all(n)))
+    }
+
+    /// Whether a gateway has the flows of all others.
+    fn follows_all(&self, n: usize) -> bool {
+        let metrics = self.script(&format!("in_ns gw{n} curl -s http://127.0.0.1:9435/metrics || true"));
+        metrics.contains(&format!("\nsluice_fleet_followed_partners {}\n", GATEWAYS - 1))
     }
 
     /// Waits until all gateways take part again and nothing moves any more.
@@ -376,7 +392,8 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
             Way::Router => format!("{} at {:?}", target.vip, self.next_hops(&target.vip)),
         });
         let joined = (0..GATEWAYS).map(|n| has_joined(&self.log(n), GROUPS)).collect::<Vec<_>>();
-        format!("{:?}, joined {joined:?}, ready {}", ways.collect::<Vec<_>>(), self.ready())
+        let follow = (0..GATEWAYS).map(|n| self.follows_all(n)).collect::<Vec<_>>();
+        format!("{:?}, joined {joined:?}, ready {}, follow all {follow:?}", ways.collect::<Vec<_>>(), self.ready())
     }
 
     /// Starts the router's programs again.

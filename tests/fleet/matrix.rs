@@ -73,6 +73,7 @@ link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
 | new flows | a DNS query and a TCP connection every {} ms to each VIP |
 | network | three gateways, clients and servers in network namespaces, veth; `workers: {{poll: adaptive}}` |
 | election | keepalived, advertisements every {} ms |
+| replication of flows | {} |
 | router | FRR, with BIRD on the gateways; BFD every {} ms, times {} |
 | machine | {cores} cores for everything, shared with other work |
 | build | {profile} |
@@ -81,6 +82,7 @@ link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
 ",
         super::load::NEW_FLOW_EVERY.as_millis(),
         FAST.advertisement_ms,
+        if bed.replicates() { "on, `fleet.replicate: 1s`" } else { "off" },
         FAST.bfd.0,
         FAST.bfd.1,
         String::from_utf8_lossy(&output.stdout).trim(),

@@ -47,7 +47,9 @@ pub struct Pair {
 impl Pair {
     /// The network, and configurations with `announce: {announce}`. `None` if this process cannot create namespaces.
     pub fn new(test: &str, name: &str, announce: &str) -> Option<Self> {
-        Self::with_lines(test, name, announce, |n| format!("snat: {{addresses: [192.0.2.{}]}}\nmetrics: {{listen: \"\"}}\n", n + 20))
+        Self::with_lines(test, name, announce, |n| {
+            format!("snat: {{addresses: [192.0.2.{}]}}\nmetrics: {{listen: \"\"}}\n", n + 20)
+        })
     }
 
     /// The same, with lines of configuration of each gateway: at least SNAT addresses and metrics.
@@ -70,7 +72,18 @@ impl Pair {
         for n in 0..2 {
             pair.configure(n, announce, &lines(n));
         }
-        let serve = ["python3", "-m", "http.server", "8080", "--protocol", "HTTP/1.1", "--bind", "192.0.2.10", "--directory", "/sys/class/net/lo"];
+        let serve = [
+            "python3",
+            "-m",
+            "http.server",
+            "8080",
+            "--protocol",
+            "HTTP/1.1",
+            "--bind",
+            "192.0.2.10",
+            "--directory",
+            "/sys/class/net/lo",
+        ];
         pair.backend = Some(pair.command("client", &serve).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let vips: Vec<_> = (100..100 + VIPS).map(|n| format!("192.0.2.{n}")).collect();
         pair.watch = Watch::start(&format!("{}-client", pair.id), "eth0", INTERVAL_MS, &vips);

@@ -139,11 +139,7 @@ pub(super) async fn write(
 }
 
 /// Reads messages, and passes them on until the connection or the reader ends.
-pub(super) async fn read(
-    mut stream: OwnedReadHalf,
-    opener: Opener,
-    messages: mpsc::Sender<Vec<u8>>,
-) -> Result<(), SessionError> {
+pub(super) async fn read(mut stream: OwnedReadHalf, opener: Opener, messages: mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
     for counter in 0.. {
         let mut head = [0; 2];
         match stream.read_exact(&mut head).await {

@@ -160,7 +160,8 @@ mod tests {
     #[test]
     fn own_flows_that_last_are_copied_and_others_are_not() {
         let snat = ["10.0.0.3", "fd00::3", "10.0.0.4", "10.0.0.5"].map(|ip| ip.parse().unwrap()).to_vec();
-        let owned = |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
+        let owned =
+            |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
         // The second address of its family is of group 1, the third of group 0 again.
         let (all, first, second_only) = (owned(0b11), owned(0b01), owned(0b10));
         let replica = all.replica(&view()).unwrap();

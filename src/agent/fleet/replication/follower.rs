@@ -147,7 +147,8 @@ impl Follower<'_> {
             }
             Some(Message::Page(mark, records)) => {
                 self.touched.forget_before(mark);
-                let is_listed = |event: &ReplicaEvent| matches!(event, ReplicaEvent::Holds(flow) if !self.touched.is_touched(flow));
+                let is_listed =
+                    |event: &ReplicaEvent| matches!(event, ReplicaEvent::Holds(flow) if !self.touched.is_touched(flow));
                 let events: Vec<_> = record::decode(records).filter(is_listed).collect();
                 self.hub.exchange.give(&events).await;
                 Ok(())

@@ -167,7 +167,12 @@ pub(super) fn answer(offer: &[u8], identity: &Identity, keys: &[GroupKey]) -> Re
 }
 
 /// The session that an answer to our offer leads to, and the name of the teller.
-pub(super) fn accept(offer: &[u8], answer: &[u8], identity: &Identity, keys: &[GroupKey]) -> Result<(Session, String), SealError> {
+pub(super) fn accept(
+    offer: &[u8],
+    answer: &[u8],
+    identity: &Identity,
+    keys: &[GroupKey],
+) -> Result<(Session, String), SealError> {
     let mut parts = Parts::begin(answer)?;
     parts.take(NONCE)?;
     let name = parts.text()?.to_owned();
@@ -353,7 +358,9 @@ mod tests {
 
     #[test]
     fn gateways_with_a_common_key_have_a_session_whatever_else_they_have() {
-        for (of_follower, of_teller) in [(&[OLD][..], &[OLD][..]), (&[OLD], &[NEW, OLD]), (&[NEW, OLD], &[OLD]), (&[NEW, OLD], &[NEW])] {
+        for (of_follower, of_teller) in
+            [(&[OLD][..], &[OLD][..]), (&[OLD], &[NEW, OLD]), (&[NEW, OLD], &[OLD]), (&[NEW, OLD], &[NEW])]
+        {
             let (followed, told) = handshake(of_follower, of_teller).unwrap();
             assert_eq!(followed.id(), told.id());
             let (mut sealer, opener) = (told.datagrams(Side::Teller).0, followed.datagrams(Side::Follower).1);
@@ -398,11 +405,7 @@ mod tests {
         let (other, _) = handshake(&[OLD], &[OLD]).unwrap();
         let mut sealer = told.datagrams(Side::Teller).0;
         let datagram = sealer.datagram(told.id(), b"news".to_vec()).unwrap();
-        let openers = [
-            other.datagrams(Side::Follower).1,
-            told.datagrams(Side::Teller).1,
-            told.stream(Side::Follower).1,
-        ];
+        let openers = [other.datagrams(Side::Follower).1, told.datagrams(Side::Teller).1, told.stream(Side::Follower).1];
         for opener in openers {
             assert_eq!(opener.datagram(&mut datagram.clone()), Err(SealError::Changed));
         }
