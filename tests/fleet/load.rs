@@ -169,7 +169,7 @@ impl Load {
         }
         until("every connection is open", || {
             let broken: Vec<_> = load.shared.record.lock().unwrap().held.clone();
-            assert!(broken.is_empty(), "connections that break without an event: {broken:?}");
+            assert!(broken.is_empty(), "connections break without an event: {broken:?}");
             (load.shared.open.load(Ordering::Relaxed) == load.connections).then_some(())
         });
         load

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::bed::{Bed, Pace, Way};
+use super::bed::{Bed, Pace, REPLICATES, Way};
 use super::events::{self, Event, Outcome};
 use super::load::{Held, Kind};
 
@@ -82,7 +82,7 @@ link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
 ",
         super::load::NEW_FLOW_EVERY.as_millis(),
         FAST.advertisement_ms,
-        if bed.replicates() { "on, `fleet.replicate: 1s`" } else { "off" },
+        if REPLICATES { "on, `fleet.replicate: 1s`" } else { "off" },
         FAST.bfd.0,
         FAST.bfd.1,
         String::from_utf8_lossy(&output.stdout).trim(),
