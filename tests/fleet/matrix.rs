@@ -117,7 +117,7 @@ const HEAD: &str = "| event | new flows fail, ms: p50 | p99 | maximum | longest 
 const NOTES: &str = "
 Notes:
 
-- *New flows fail*: from the first one that failed to the last, at one VIP. Behind a router this is a third of the flows.
+- *New flows fail*: from the first one that failed to the last, at one VIP. Behind a router a third of the flows does.
 - *Gap*: how much longer than usual an answer took. TCP repeats a lost segment after 200 ms, 600 ms, 1.4 s and so on.
 - *Broken of other gateways* counts connections of VIPs whose gateway the event did not touch.
 - iperf3 ends all downloads of a VIP when one breaks.

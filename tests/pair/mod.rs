@@ -261,6 +261,7 @@ impl Drop for Pair {
             }
             eprintln!("--- who answered:\n{}", self.watch.since(0).join("\n"));
         }
+        self.watch = Watch::default();
         let programs = self.gateways.iter_mut().chain([&mut self.backend]);
         for mut child in programs.filter_map(Option::take) {
             let _ = child.kill();
