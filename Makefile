@@ -14,6 +14,16 @@ demo: ## a Service through a gateway in network namespaces (root); KEEP=1 leaves
 	@cargo build --quiet --release --bins --workspace
 	@KEEP=$(KEEP) demo/run
 
+demo-fleet: ## three gateways behind a router: a download survives the kill of its gateway (root); KEEP=1 as above
+	@.ci/install build run test
+	@cargo build --quiet --release --bins --workspace
+	@KEEP=$(KEEP) demo/fleet
+
+fleet-matrix: ## let each failure happen 20 times to a fleet under load; writes docs/reference/fleet-outages.md (root)
+	@.ci/install build run test
+	@cargo build --quiet --release --bins --workspace
+	cargo test --quiet --release --test fleet -- --ignored --exact matrix::outages_of_a_fleet --nocapture
+
 deb: ## build the Debian package, target/debian/sluice_*.deb
 	@.ci/install build run package
 	cargo build --release --bins --workspace
@@ -59,4 +69,4 @@ bench-control: ## measure changes of a cluster of 10,000 Services: time, and mem
 module-graph: ## write docs/internals/graph-after.md: the modules of each package by their imports
 	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
 
-.PHONY: help build demo deb lint test e2e-k8s bench bench-wire bench-guard bench-control module-graph
+.PHONY: help build demo demo-fleet fleet-matrix deb lint test e2e-k8s bench bench-wire bench-guard bench-control module-graph

@@ -16,13 +16,17 @@ cable() { # namespace interface namespace interface
   in_ns "$3" ip link set "$4" up
 }
 
-make_network() {
-  local ns n
-  for ns in client gw sw b11 b12 b13; do
+make_namespaces() { # names...
+  local ns
+  for ns in "$@"; do
     ip netns add "$id-$ns"
     in_ns "$ns" ip link set lo up
     in_ns "$ns" sysctl -qw net.ipv6.conf.default.accept_dad=0
   done
+}
+
+make_network() {
+  make_namespaces client gw sw b11 b12 b13
   cable client eth0 gw uplink0
   in_ns client ip addr add 192.0.2.10/24 dev eth0
   in_ns client ip -6 addr add 2001:db8::10/64 dev eth0 nodad
@@ -30,12 +34,39 @@ make_network() {
   in_ns sw ip link set bridge up
   cable gw cluster0 sw gw
   in_ns sw ip link set gw master bridge
+  connect_backends bridge
+}
+
+connect_backends() { # bridge
+  local n
   for n in "${backends[@]}"; do
     cable "b$n" eth0 sw "b$n"
-    in_ns sw ip link set "b$n" master bridge
+    in_ns sw ip link set "b$n" master "$1"
     in_ns "b$n" ip addr add "10.0.0.$n/24" dev eth0
     in_ns "b$n" ip -6 addr add "fd00::$n/64" dev eth0 nodad
   done
+}
+
+# For one-way modes with a client at 198.51.100.10: a direct way from each backend to the client, the routes to the
+# gateways that probe, the VIPs on the backends' loopback, and a device for the end of tunnels.
+make_direct_ways() { # routes (address of a gateway=via), --, VIPs...
+  local routes=() n mac
+  while [ "$1" != -- ]; do routes+=("$1"); shift; done
+  shift
+  for n in "${backends[@]}"; do
+    cable "b$n" direct0 client "d$n"
+    mac=$(in_ns client cat "/sys/class/net/d$n/address")
+    in_ns "b$n" ip route replace 198.51.100.10/32 dev direct0
+    in_ns "b$n" ip neigh replace 198.51.100.10 lladdr "$mac" nud permanent dev direct0
+    local route vip
+    for route in "${routes[@]}"; do in_ns "b$n" ip route replace "${route%=*}/32" via "${route#*=}"; done
+    for vip in "$@"; do in_ns "b$n" ip addr add "$vip/32" dev lo; done
+    in_ns "b$n" ip tuntap add dev tunnel0 mode tun
+    in_ns "b$n" ip link set tunnel0 up
+    in_ns "b$n" sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0 net.ipv4.conf.tunnel0.rp_filter=0
+    in_ns client sysctl -qw "net.ipv4.conf.d$n.rp_filter=0"
+  done
+  in_ns client sysctl -qw net.ipv4.conf.all.rp_filter=0
 }
 
 # Starts an HTTP server in the namespace of backend $1. It answers with its name, and is one process, so that
@@ -50,6 +81,7 @@ master_process off;
 events { worker_connections 512; }
 http {
   access_log off;
+  keepalive_requests ${keepalive_requests:-1000};
   server {
     listen 8080; listen [::]:8080; default_type text/plain;
     root $dir;

@@ -83,7 +83,7 @@ impl Fleet {
         let edge = Edge::with_echo_servers(test, name, 9000)?;
         edge.script(&format!(
             "set -e; . tests/edge/router.sh; . tests/edge/two_gateways.sh; make_router 1500; make_second_gateway
-             make_direct_ways {DSR} {GUE}; write_router_configuration \"$work/router.conf\"
+             make_direct_ways 192.0.2.2=10.0.0.2 192.0.3.2=10.0.0.4 -- {DSR} {GUE}; write_router_configuration \"$work/router.conf\"
              mkdir $work/frr-router; write_frr_router_configuration \"$work/frr-router/frr.conf\""
         ));
         let mut fleet = Self { router, edge, second: None, of_router: Vec::new(), others: Vec::new() };

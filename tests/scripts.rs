@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edge::{can_create_namespaces, missing_capabilities, skip};
+use edge::{built_program, can_create_namespaces, controller_program, missing_capabilities, skip};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -88,6 +88,28 @@ fn a_comparison_with_the_kernel_on_the_wire_has_every_figure() {
         let values: Vec<f64> = values.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{row:?}: {error}"));
         assert!(values.len() == 2 && values.iter().all(|value| *value > 0.0), "{row:?}");
     }
+}
+
+/// The script fails by itself if the download breaks or differs from what was sent.
+#[test]
+fn in_the_demo_of_a_fleet_a_download_survives_the_kill_of_its_gateway() {
+    let test = "the demo of a fleet";
+    if !can_create_namespaces(test) {
+        return;
+    }
+    if !Path::new("/usr/sbin/bird").exists() || !Path::new("/usr/lib/frr/bgpd").exists() {
+        return skip(test, "no BIRD or no FRR here (Debian: apt-get install bird2 frr)");
+    }
+    let programs = controller_program();
+    assert_eq!(built_program("sluicectl", "sluicectl").parent(), programs.parent());
+    let output = Command::new(root().join("demo/fleet")).env("SLUICE_BIN", programs.parent().unwrap()).output().unwrap();
+    let printed = text(&output);
+    assert!(output.status.success(), "{printed}");
+    for part in ["nexthop via 192.0.2.4 ", "3. kill -9 of edge-", " ms\n", "demo-fleet: the download survived"] {
+        assert!(printed.contains(part), "{part:?} is not in\n{printed}");
+    }
+    let sums = printed.lines().find_map(|line| line.trim().strip_prefix("sent ")?.split_once(", received "));
+    assert!(sums.is_some_and(|(sent, received)| sent == received), "{printed}");
 }
 
 /// Figures are not judged here, only that each row has one.

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """A DNS server (RFC 1035) over UDP and TCP. It answers every TXT question with its name, until it is killed.
 
-    dns_server.py PORT NAME
+    dns_server.py PORT NAME [ADDRESS...]
+
+It listens on these addresses, so that answers come from them; without any, on all.
 """
 import select
 import socket
@@ -29,16 +31,19 @@ def serve_one(listener, name):
             stream.write(struct.pack("!H", len(reply)) + reply)
 
 
-def main(port, name):
-    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    udp.bind(("0.0.0.0", port))
-    tcp = socket.create_server(("0.0.0.0", port), backlog=64)
+def main(port, name, addresses):
+    by_udp, by_tcp = [], []
+    for address in addresses:
+        udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        udp.bind((address, port))
+        by_udp.append(udp)
+        by_tcp.append(socket.create_server((address, port), backlog=64))
     print("ready", flush=True)
     while True:
-        for end in select.select([udp, tcp], [], [])[0]:
-            if end is udp:
-                question, client = udp.recvfrom(4096)
-                udp.sendto(answer(question, name), client)
+        for end in select.select(by_udp + by_tcp, [], [])[0]:
+            if end in by_udp:
+                question, client = end.recvfrom(4096)
+                end.sendto(answer(question, name), client)
             else:
                 try:
                     serve_one(end, name)
@@ -46,4 +51,4 @@ def main(port, name):
                     pass  # a probe connects and resets
 
 
-main(int(sys.argv[1]), sys.argv[2])
+main(int(sys.argv[1]), sys.argv[2], sys.argv[3:] or ["0.0.0.0"])

@@ -12,7 +12,7 @@ mod skip;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,15 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         assert!(start.elapsed() < DEADLINE, "{what}: timeout after {DEADLINE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Runs shell code with the functions of `demo/network.sh` for the namespaces of `id`, and returns its output.
+pub fn script(id: &str, work: &Path, code: &str) -> String {
+    let prelude = format!("id={id} work={}; . demo/network.sh; {code}", work.display());
+    let output = Command::new("bash").args(["-c", &prelude]).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{code}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text
 }
 
 /// The namespaces, and the gateway in one of them.
@@ -86,11 +95,7 @@ impl Edge {
 
     /// Runs shell code with the functions of `demo/network.sh`, and returns its output.
     pub fn script(&self, code: &str) -> String {
-        let prelude = format!("id={} work={}; . demo/network.sh; {code}", self.id, self.dir.path().display());
-        let output = Command::new("bash").args(["-c", &prelude]).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{code}: {text}{}", String::from_utf8_lossy(&output.stderr));
-        text
+        script(&self.id, self.dir.path(), code)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -241,25 +246,12 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
 
     /// Starts a script of `tests/edge` in a namespace, and waits until it prints `ready`. Dropping the value ends it.
     pub fn start_script(&self, namespace: &str, script: &str, arguments: &[&str]) -> Program {
-        let script = format!("{}/tests/edge/{script}", env!("CARGO_MANIFEST_DIR"));
-        let (program, line) = self.start_program(namespace, &[&["/usr/bin/python3", &script][..], arguments].concat());
-        assert_eq!(line.trim(), "ready", "{script}");
-        program
+        Program::start_script(&self.namespace(namespace), script, arguments)
     }
 
     /// Starts a program in a namespace, and returns the first line of its output. Dropping the value ends it.
     pub fn start_program(&self, namespace: &str, command: &[&str]) -> (Program, String) {
-        let mut child = Command::new("ip")
-            .args(["netns", "exec", &self.namespace(namespace)])
-            .args(command)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        (Program { child, output }, line)
+        Program::start(&self.namespace(namespace), command)
     }
 
     /// Calls the gateway's admin API.
@@ -335,6 +327,29 @@ pub struct Program {
 }
 
 impl Program {
+    /// Starts a program in a namespace, and returns the first line of its output.
+    pub fn start(namespace: &str, command: &[&str]) -> (Self, String) {
+        let mut child = Command::new("ip")
+            .args(["netns", "exec", namespace])
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        (Self { child, output }, line)
+    }
+
+    /// Starts a script of `tests/edge` in a namespace, and waits until it prints `ready`.
+    pub fn start_script(namespace: &str, script: &str, arguments: &[&str]) -> Self {
+        let script = format!("{}/tests/edge/{script}", env!("CARGO_MANIFEST_DIR"));
+        let (program, line) = Self::start(namespace, &[&["/usr/bin/python3", &script][..], arguments].concat());
+        assert_eq!(line.trim(), "ready", "{script}");
+        program
+    }
+
     /// The next line of its output.
     pub fn line(&mut self) -> String {
         let mut line = String::new();

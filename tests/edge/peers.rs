@@ -14,18 +14,27 @@ use super::{DEADLINE, Edge};
 /// Timeout of a client: four retransmissions of a SYN take 15 s.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Moves this thread into a namespace, by its full name.
+pub fn enter_namespace(namespace: &str) {
+    let file = File::open(format!("/run/netns/{namespace}")).unwrap();
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+}
+
+/// Calls `make` on a thread in a namespace, by its full name.
+pub fn in_namespace<T: Send>(namespace: &str, make: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            enter_namespace(namespace);
+            make()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 impl Edge {
     /// Calls `make` on a thread in the namespace. A socket that it opens stays in the namespace.
     pub fn in_namespace<T: Send>(&self, namespace: &str, make: impl FnOnce() -> T + Send) -> T {
-        let path = format!("/run/netns/{}", self.namespace(namespace));
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let file = File::open(path).unwrap();
-                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-                make()
-            });
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        in_namespace(&self.namespace(namespace), make)
     }
 
     /// Starts a server in the namespace of a backend. It sends its name, then returns every line, until the test's

@@ -22,25 +22,6 @@ make_second_gateway() {
   in_ns sw ip link set gw2 master bridge
 }
 
-# A direct way from each backend to the client, the gateways' addresses behind the gateways, and the VIPs.
-make_direct_ways() { # VIPs...
-  local n vip mac
-  for n in "${backends[@]}"; do
-    cable "b$n" direct0 client "d$n"
-    mac=$(in_ns client cat "/sys/class/net/d$n/address")
-    in_ns "b$n" ip route replace 198.51.100.10/32 dev direct0
-    in_ns "b$n" ip neigh replace 198.51.100.10 lladdr "$mac" nud permanent dev direct0
-    in_ns "b$n" ip route replace 192.0.2.2/32 via 10.0.0.2
-    in_ns "b$n" ip route replace 192.0.3.2/32 via 10.0.0.4
-    for vip in "$@"; do in_ns "b$n" ip addr add "$vip/32" dev lo; done
-    in_ns "b$n" ip tuntap add dev tunnel0 mode tun
-    in_ns "b$n" ip link set tunnel0 up
-    in_ns "b$n" sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0 net.ipv4.conf.tunnel0.rp_filter=0
-    in_ns client sysctl -qw "net.ipv4.conf.d$n.rp_filter=0"
-  done
-  in_ns client sysctl -qw net.ipv4.conf.all.rp_filter=0
-}
-
 # The router's BIRD: ECMP, and less preference for routes with GRACEFUL_SHUTDOWN (RFC 8326).
 write_router_configuration() { # file
   cat >"$1" <<'CONF'

@@ -8,17 +8,17 @@
 mod controller_program;
 #[path = "../edge/skip.rs"]
 mod skip;
+#[path = "../edge/vip_owners.rs"]
+mod vip_owners;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use vip_owners::{Watch, has_joined};
 
 /// Timeout of every wait. Tests assert nothing about how soon something happens, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -45,52 +45,6 @@ pub struct Pair {
     gateways: [Option<Child>; 2],
     backend: Option<Child>,
     pub watch: Watch,
-}
-
-/// The client's requests, and who answered.
-#[derive(Default)]
-pub struct Watch {
-    child: Option<Child>,
-    lines: Arc<Mutex<Vec<String>>>,
-}
-
-impl Watch {
-    /// Number of lines so far.
-    pub fn lines(&self) -> usize {
-        self.lines.lock().unwrap().len()
-    }
-
-    /// The lines after the first `before`: seconds, VIP, Ethernet addresses.
-    pub fn since(&self, before: usize) -> Vec<String> {
-        self.lines.lock().unwrap()[before..].to_vec()
-    }
-
-    /// The Ethernet addresses that answered the newest request, by VIP.
-    pub fn owners(&self) -> BTreeMap<String, BTreeSet<String>> {
-        let mut owners = BTreeMap::new();
-        for line in self.lines.lock().unwrap().iter() {
-            let mut words = line.split(' ').skip(1);
-            let (Some(vip), Some(macs)) = (words.next(), words.next()) else { continue };
-            owners.insert(vip.to_owned(), macs.split(',').filter(|mac| *mac != "-").map(str::to_owned).collect());
-        }
-        owners
-    }
-
-    /// Milliseconds without an answer after the line `before`, of each VIP that had any.
-    pub fn outages_ms(&self, before: usize) -> Vec<u64> {
-        let mut since = BTreeMap::new();
-        let mut outages = Vec::new();
-        for line in self.since(before) {
-            let words: Vec<_> = line.split(' ').collect();
-            let at: f64 = words[0].parse().unwrap();
-            if words[2] == "-" {
-                since.entry(words[1].to_owned()).or_insert(at);
-            } else if let Some(start) = since.remove(words[1]) {
-                outages.push(Duration::from_secs_f64(at - start).as_millis().try_into().unwrap());
-            }
-        }
-        outages
-    }
 }
 
 impl Pair {
@@ -134,7 +88,8 @@ impl Pair {
             "/sys/class/net/lo",
         ];
         pair.backend = Some(pair.command("client", &serve).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        pair.start_watch();
+        let vips: Vec<_> = (100..100 + VIPS).map(|n| format!("192.0.2.{n}")).collect();
+        pair.watch = Watch::start(&format!("{}-client", pair.id), "eth0", INTERVAL_MS, &vips);
         Some(pair)
     }
 
@@ -230,18 +185,6 @@ endpoints: [{{addresses: [192.0.2.10]}}]
         fs::write(dir.join("manifests/web.yaml"), manifest).unwrap();
     }
 
-    fn start_watch(&mut self) {
-        let script = format!("{}/tests/edge/arp_watch.py", env!("CARGO_MANIFEST_DIR"));
-        let vips: Vec<_> = (100..100 + VIPS).map(|n| format!("192.0.2.{n}")).collect();
-        let mut command = self.command("client", &["python3", &script, "eth0", INTERVAL_MS]);
-        let mut child = command.args(&vips).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert_eq!(output.next().unwrap().unwrap(), "ready");
-        let lines = Arc::clone(&self.watch.lines);
-        std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| lines.lock().unwrap().push(line)));
-        self.watch.child = Some(child);
-    }
-
     /// Starts a gateway.
     pub fn spawn(&mut self, n: usize) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path(n, "log")).unwrap();
@@ -272,9 +215,7 @@ endpoints: [{{addresses: [192.0.2.10]}}]
 
     /// Whether keepalived of this process of the gateway has heard the others in every group.
     pub fn has_joined(&self, n: usize) -> bool {
-        let log = self.log(n);
-        let last = log.rfind("stands for election again").unwrap_or(0);
-        (0..16).all(|group| log[last..].contains(&format!("\\\"sluice-{group}\\\" BACKUP")))
+        has_joined(&self.log(n), 16)
     }
 
     /// What `sluicectl LIST -o json` prints at a gateway, once it answers.
@@ -344,7 +285,8 @@ impl Drop for Pair {
             }
             eprintln!("--- who answered:\n{}", self.watch.since(0).join("\n"));
         }
-        let programs = self.gateways.iter_mut().chain([&mut self.backend, &mut self.watch.child]);
+        self.watch = Watch::default();
+        let programs = self.gateways.iter_mut().chain([&mut self.backend]);
         for mut child in programs.filter_map(Option::take) {
             let _ = child.kill();
             let _ = child.wait();
