@@ -61,7 +61,10 @@ async fn a_takeover_is_a_status_and_an_event_of_the_gateway() {
         let is_shown = |status: &EdgeGatewayStatus| status.vip_groups.as_deref() == Some(text);
         wait_for(&format!("groups {text}"), &status, is_shown).await
     };
-    installation.report_fleet(fleet(0, 1));
+    let of = |reason: &str| server.list(Kind::Event, "default").into_iter().find(|event| event["reason"] == reason);
+    let duplicate = DuplicateReport { vip: vec![192, 0, 2, 200], station: "02:00:00:00:00:09".into() };
+    installation.report_fleet(FleetReport { duplicates: vec![duplicate], ..fleet(0, 1) });
+    wait_for("the first look, which later ones are compared with", async || of("DuplicateVIP"), Option::is_some).await;
     let first = owns("0/16").await;
     assert_eq!((first.sessions_up.as_deref(), first.shadow_flows), (Some("1/1"), Some(1)));
     installation.report_fleet(fleet(0xff, 20));
@@ -69,7 +72,6 @@ async fn a_takeover_is_a_status_and_an_event_of_the_gateway() {
     assert_eq!((taken.takeovers, taken.lag_ms, taken.owned_groups), (Some(8), Some(20), Some((0..8).collect())));
     let conditions: Vec<_> = taken.conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
     assert!(conditions.contains(&("SessionsUp", "False")) && conditions.contains(&("InSync", "True")), "{conditions:?}");
-    let of = |reason: &str| server.list(Kind::Event, "default").into_iter().find(|event| event["reason"] == reason);
     let event = wait_for("an Event of the takeover", async || of("TookOver"), Option::is_some).await.unwrap();
     let uid = gateways.get("edge-1").await.unwrap().metadata.uid.unwrap();
     assert_eq!((&event["regarding"]["kind"], &event["regarding"]["uid"]), (&json!("EdgeGateway"), &json!(uid)));
