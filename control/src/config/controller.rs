@@ -452,6 +452,14 @@ mod tests {
             ("poolSelector: [a]", "key `poolSelector`"),
             ("group: A_b", "key `group`: found `A_b`, expected a name of lower-case letters"),
             ("serveUnassigned: never", "key `serveUnassigned`: found `never`, expected true or false"),
+            ("manifests: a\nkubernetes: {kubeconfig: b}", "key `manifests`: found a second source"),
+        ];
+        assert_errors(&rows);
+    }
+
+    #[test]
+    fn errors_for_invalid_pools_say_what_is_allowed() {
+        assert_errors(&[
             (
                 "group: east\npools: [{name: a, addresses: [192.0.2.1], gatewayGroup: west}]",
                 "key `pools[0].gatewayGroup`: found `west`, expected `east`, the group of this controller, or no key",
@@ -490,8 +498,10 @@ mod tests {
                 "key `pools[0].bgp.aggregationLength`: found 24, but 192.0.2.0/24 has addresses outside of 192.0.2.0-192.0.2.127",
             ),
             ("clusterCIDRs: [10.0.0.0/8]\npools: [{name: a, addresses: [10.1.1.1]}]", "overlaps 10.0.0.0/8 of `clusterCIDRs`"),
-            ("manifests: a\nkubernetes: {kubeconfig: b}", "key `manifests`: found a second source"),
-        ];
+        ]);
+    }
+
+    fn assert_errors(rows: &[(&str, &str)]) {
         for (text, message) in rows {
             let error = read(text).unwrap_err();
             assert!(error.contains(message) && error.lines().count() == 1, "{text}: {error}");
