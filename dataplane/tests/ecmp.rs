@@ -52,7 +52,7 @@ impl Ecmp {
             Self::Modulo => self.buckets(gateways + 1),
             // Every so many buckets of each gateway.
             Self::Resilient => {
-                let is_taken = |bucket: usize| bucket / gateways % (gateways + 1) == 0;
+                let is_taken = |bucket: usize| (bucket / gateways).is_multiple_of(gateways + 1);
                 buckets.iter().enumerate().map(|(bucket, one)| if is_taken(bucket) { gateways } else { *one }).collect()
             }
         }

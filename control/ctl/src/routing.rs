@@ -152,11 +152,11 @@ mod tests {
         for part in [
             "router id 192.0.2.2;",
             "kernel table 151;",
-            "if krt_source != 99 then reject;",
+            "ipv4 { table vips4; import where krt_source = 99; export none; };",
             "if krt_metric = 65535 then { bgp_community.add((65535, 0)); bgp_local_pref = 0; }",
             "bgp_community.add((64512, 7));",
             "neighbor 192.0.2.1 as 64513;\n",
-            "  ipv4 { table vips4; import none; export all; next hop self; };",
+            "  ipv4 { table vips4; import none; export filter vips; next hop self; };",
             "neighbor 2001:db8::1 as 64513;\n",
             "  ipv6 { table vips6;",
         ] {
@@ -214,7 +214,6 @@ mod tests {
         let text = printed_with(OWN, pools(), &format!("bird {WITH_POOLS}")).unwrap();
         assert!(text.contains("# Pools now: tenants, dns, plain. Write this file again after"), "{text}");
         let filter = "filter vips {
-  if krt_source != 99 then reject;
   bgp_community.add((64512, 7));
   bgp_med = 5;
   # Pool tenants.

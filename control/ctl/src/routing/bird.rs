@@ -1,7 +1,8 @@
 //! The configuration of BIRD 2.
 //!
-//! Invariant: one filter decides about every route of the gateway. Attributes of all VIPs come first, those of a pool
-//! replace them, and a drain comes last.
+//! Invariant: one filter sets the attributes of every route of the gateway. Those of all VIPs come first, those of a pool
+//! replace them, and a drain comes last. It is the filter of the export to the routers, because BIRD removes a MED that was
+//! set before from routes to other autonomous systems.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -21,7 +22,6 @@ protocol device {{ }}
 
 # Routes with metric {VIP_ROUTE_DRAIN_METRIC} are those of a gateway that drains: GRACEFUL_SHUTDOWN (RFC 8326).
 filter vips {{
-  if krt_source != {protocol} then reject;
 {}{}  if krt_metric = {VIP_ROUTE_DRAIN_METRIC} then {{ bgp_community.add((65535, 0)); bgp_local_pref = 0; }}
   accept;
 }}
@@ -35,7 +35,7 @@ filter vips {{
             "protocol kernel vips{family}_kernel {{
   kernel table {table};
   learn;
-  ipv{family} {{ table vips{family}; import filter vips; export none; }};
+  ipv{family} {{ table vips{family}; import where krt_source = {protocol}; export none; }};
 }}
 "
         );
@@ -55,7 +55,7 @@ protocol bgp router{n} {{
   local as {};
   neighbor {address} as {remote_as};
   connect delay time 2; error wait time 2, 30;
-{bfd}  ipv{family} {{ table vips{family}; import none; export all; next hop {next_hop}; }};
+{bfd}  ipv{family} {{ table vips{family}; import none; export filter vips; next hop {next_hop}; }};
 }}
 ",
             bgp.local_as

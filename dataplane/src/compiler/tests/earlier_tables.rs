@@ -310,7 +310,7 @@ impl Past {
         [
             current,
             one_earlier.map_or(current, |(id, ..)| *id),
-            earlier(15 * MINUTE_NS).last().map_or(current, |(id, ..)| *id),
+            earlier(15 * MINUTE_NS).next_back().map_or(current, |(id, ..)| *id),
             longest.map_or(current, |(slot, generation)| BackendId { slot, generation }),
             mid_stream(now, n, now_ns),
         ]
