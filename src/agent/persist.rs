@@ -52,7 +52,7 @@ pub enum LoadError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        what: StateFileDamage,
+        what: Box<StateFileDamage>,
         /// Its new path.
         moved: PathBuf,
     },
@@ -105,7 +105,7 @@ impl StateFile {
             Err(what) => {
                 let moved = self.path("state.broken");
                 fs::rename(&path, &moved).map_err(|error| LoadError::Unreadable { path: path.clone(), error })?;
-                return Err(LoadError::Broken { path, what, moved });
+                return Err(LoadError::Broken { path, what: Box::new(what), moved });
             }
         };
         let known = |origin| Ok(Some(GatewayState { state: Arc::new(state), origin }));
@@ -270,7 +270,7 @@ mod tests {
             assert!(decode(&changed).is_err(), "changed at {i}");
         }
         fs::write(file.path("state"), &good[..good.len() - 1]).unwrap();
-        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what: StateFileDamage::Checksum, .. })));
+        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what, .. }) if matches!(*what, StateFileDamage::Checksum)));
         assert!(file.path("state.broken").exists());
         assert_eq!(file.load(now, DAY).unwrap(), None);
     }
