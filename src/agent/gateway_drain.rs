@@ -25,6 +25,11 @@ use crate::watch::send_if_changed;
 /// Longest time for which routers are asked to prefer other gateways: BGP needs milliseconds to seconds.
 const DEMOTED_MAX: Duration = Duration::from_secs(5);
 
+/// Longest time for which a VIP whose backends recover waits for the rest of them: more than the default `rise` of probes
+/// takes, spread over their interval. Announced with the first backend, the VIP would draw connections whose backends are
+/// about to pass their probes, too, and send them to the first one.
+const RECOVERY_MAX: Duration = Duration::from_secs(5);
+
 /// How VIPs are announced.
 #[derive(Clone, Copy, Debug)]
 pub struct AnnouncePolicy {
@@ -59,14 +64,42 @@ pub struct AnnounceInputs {
 impl AnnounceInputs {
     /// The prefixes to announce while the gateway does not drain. A prefix of several VIPs stands while one of them is to be
     /// announced.
-    fn prefixes(&mut self, without_backends: WithoutBackends) -> BTreeSet<IpNet> {
+    fn prefixes(&mut self, without_backends: WithoutBackends, recovery: &mut Recovery) -> BTreeSet<IpNet> {
         let routed = self.routed.borrow_and_update();
         let served = self.served.borrow_and_update();
         if without_backends == WithoutBackends::Keep || routed.is_empty() {
             return routed.values().copied().collect();
         }
         let usable = served.usable_frontends();
-        routed.iter().filter(|(vip, _)| usable.contains(vip)).map(|(_, prefix)| *prefix).collect()
+        recovery.follow(usable.into_iter().filter(|vip| routed.contains_key(vip)), &served.impaired_frontends());
+        routed.iter().filter(|(vip, _)| recovery.has_returned(vip)).map(|(_, prefix)| *prefix).collect()
+    }
+}
+
+/// The VIPs with usable backends, and when each that did not have any before is announced at the latest.
+#[derive(Debug, Default)]
+struct Recovery(BTreeMap<IpAddr, Instant>);
+
+impl Recovery {
+    /// Notes which VIPs have usable backends now. Those that are impaired wait for their other backends.
+    fn follow(&mut self, usable: impl Iterator<Item = IpAddr>, impaired: &BTreeSet<IpAddr>) {
+        let now = Instant::now();
+        let at = |vip| match self.0.get(&vip) {
+            Some(at) if impaired.contains(&vip) => *at,
+            Some(at) => now.min(*at),
+            None if impaired.contains(&vip) => now + RECOVERY_MAX,
+            None => now,
+        };
+        self.0 = usable.map(|vip| (vip, at(vip))).collect();
+    }
+
+    fn has_returned(&self, vip: &IpAddr) -> bool {
+        self.0.get(vip).is_some_and(|at| *at <= Instant::now())
+    }
+
+    /// When the next VIP is announced.
+    fn next(&self) -> Option<Instant> {
+        self.0.values().filter(|at| **at > Instant::now()).min().copied()
     }
 }
 
@@ -82,6 +115,7 @@ pub async fn run(
     // When the routes are withdrawn, while the gateway drains.
     let mut withdrawn_at: Option<Instant> = None;
     let mut was_draining = false;
+    let mut recovery = Recovery::default();
     loop {
         let (is_draining, is_leaving) = (*inputs.draining.borrow_and_update(), inputs.leaving.is_cancelled());
         if std::mem::replace(&mut was_draining, is_draining) != is_draining {
@@ -90,12 +124,12 @@ pub async fn run(
         }
         withdrawn_at = (is_draining || is_leaving).then(|| withdrawn_at.unwrap_or_else(|| Instant::now() + policy.demoted_for()));
         let is_withdrawn = withdrawn_at.is_some_and(|at| at <= Instant::now());
-        let mut prefixes = inputs.prefixes(policy.without_backends);
+        let mut prefixes = inputs.prefixes(policy.without_backends, &mut recovery);
         if is_withdrawn {
             prefixes.clear();
         }
         send_if_changed(&announced, Announcement { prefixes, is_draining: withdrawn_at.is_some() });
-        let at = withdrawn_at.filter(|_| !is_withdrawn);
+        let at = withdrawn_at.filter(|_| !is_withdrawn).into_iter().chain(recovery.next()).min();
         tokio::select! {
             changed = inputs.routed.changed() => changed?,
             changed = inputs.served.changed() => changed?,
@@ -225,6 +259,38 @@ mod tests {
         rig.served.send_replace(served(&[("192.0.2.100", false)]));
         rig.routed.send_replace(vips(&["192.0.2.100"]));
         rig.expect(&["192.0.2.100"], false).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vip_whose_backends_recover_waits_for_the_rest_of_them_and_not_for_ever() {
+        let vip = "192.0.2.100";
+        let of = |healthy: [bool; 2]| {
+            let mut all = served(&[(vip, false)]);
+            let mut view = (**all.services.values().next().unwrap()).clone();
+            let one = view.ports[0].backends[0].clone();
+            view.ports[0].backends = healthy.map(|healthy| BackendView { healthy, accepts_new: healthy, ..one.clone() }).to_vec();
+            all.services = dataplane::snapshot::Views::unit(Arc::clone(&view.name), Arc::new(view));
+            all
+        };
+        let mut rig = Rig::start(WithoutBackends::Withdraw);
+        rig.routed.send_replace(vips(&[vip]));
+        rig.served.send_replace(of([true, true]));
+        rig.expect(&[vip], false).await;
+        rig.served.send_replace(of([true, false]));
+        tokio::time::sleep(LONG).await;
+        rig.expect(&[vip], false).await;
+        rig.served.send_replace(of([false, false]));
+        let withdrawn = rig.expect(&[], false).await;
+        rig.served.send_replace(of([true, false]));
+        let returned = rig.expect(&[vip], false).await;
+        assert_eq!((returned - withdrawn).as_millis(), RECOVERY_MAX.as_millis(), "one backend is still missing");
+        rig.served.send_replace(of([false, false]));
+        let withdrawn = rig.expect(&[], false).await;
+        rig.served.send_replace(of([true, false]));
+        tokio::time::sleep(RECOVERY_MAX / 2).await;
+        rig.served.send_replace(of([true, true]));
+        let returned = rig.expect(&[vip], false).await;
+        assert_eq!((returned - withdrawn).as_millis(), RECOVERY_MAX.as_millis() / 2, "all are back");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! A copy of the published snapshot's data for the admin API and reports, so that readers do not keep a snapshot alive.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use dataplane::Snapshot;
 use dataplane::snapshot::{RemovedBackends, ServiceView, Views};
@@ -29,7 +29,15 @@ impl Served {
     pub fn usable_frontends(&self) -> BTreeSet<IpAddr> {
         let ports = self.services.values().flat_map(|service| &service.ports);
         let usable = ports.filter(|port| port.backends.iter().any(|backend| backend.accepts_new));
-        usable.flat_map(|port| &port.frontends).map(std::net::SocketAddr::ip).collect()
+        usable.flat_map(|port| &port.frontends).map(SocketAddr::ip).collect()
+    }
+
+    /// The addresses of frontends with a backend that fails its probes, those that drain left out.
+    #[must_use]
+    pub fn impaired_frontends(&self) -> BTreeSet<IpAddr> {
+        let ports = self.services.values().flat_map(|service| &service.ports);
+        let impaired = ports.filter(|port| port.backends.iter().any(|backend| !backend.healthy && !backend.draining));
+        impaired.flat_map(|port| &port.frontends).map(SocketAddr::ip).collect()
     }
 }
 

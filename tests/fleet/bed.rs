@@ -19,9 +19,6 @@ use super::vip_owners::{Watch, has_joined};
 pub(crate) const GATEWAYS: usize = 3;
 /// Number of groups of VIPs, and of VIPs on the link: one in each group.
 pub(crate) const GROUPS: usize = 4;
-/// Whether the gateways replicate flows, so that none that is older than a second breaks. It needs SNAT addresses that
-/// move with their group of VIPs.
-pub(crate) const REPLICATES: bool = false;
 /// Ports of the servers, and of the VIPs.
 pub(crate) const HTTP: u16 = 8080;
 pub(crate) const DNS: u16 = 5300;
@@ -219,22 +216,17 @@ impl Bed {
 
     /// Lines of a gateway's configuration beside those that every gateway of the network has.
     fn gateway_lines(&self, n: usize) -> Vec<String> {
-        let mut lines = vec![
-            format!("announce: {{election: keepalived, groups: {GROUPS}, advertisement: {}ms}}", self.pace.advertisement_ms),
-            "drainOnStop: 4s".to_owned(),
-            "logs: {level: debug}".to_owned(),
-        ];
-        if !REPLICATES {
-            lines.push(format!("snat: {{addresses: [10.0.0.{}]}}", 20 + n));
-            return lines;
-        }
-        // One address for each group of VIPs, with which it moves.
-        lines.push("snat: {addresses: [10.0.0.20, 10.0.0.21, 10.0.0.22, 10.0.0.23]}".to_owned());
         let address = |n: usize| format!("\"10.0.0.{}:9437\"", n + 2);
         let partners: Vec<_> = (0..GATEWAYS).filter(|other| *other != n).map(address).collect();
         let (partners, key) = (partners.join(", "), self.path("fleet.key"));
-        lines.push(format!("fleet: {{listen: {}, partners: [{partners}], key: {}}}", address(n), key.display()));
-        lines
+        vec![
+            format!("announce: {{election: keepalived, groups: {GROUPS}, advertisement: {}ms}}", self.pace.advertisement_ms),
+            "drainOnStop: 4s".to_owned(),
+            "logs: {level: debug}".to_owned(),
+            // One address for each group of VIPs, with which it moves.
+            "snat: {addresses: [10.0.0.20, 10.0.0.21, 10.0.0.22, 10.0.0.23]}".to_owned(),
+            format!("fleet: {{listen: {}, partners: [{partners}], key: {}}}", address(n), key.display()),
+        ]
     }
 
     fn configure(&self) {
@@ -374,7 +366,7 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
             && (0..GATEWAYS).map(keeps).sum::<usize>() == GROUPS
             && self.targets.iter().all(has_ways)
             && self.ready() == GATEWAYS
-            && (!REPLICATES || (0..GATEWAYS).all(|n| self.follows_all(n)))
+            && (0..GATEWAYS).all(|n| self.follows_all(n))
     }
 
     /// Whether a gateway has the flows of all others.

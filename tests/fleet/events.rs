@@ -32,12 +32,11 @@ impl Event {
         Self::Kill,
         Self::StopAndResume,
         Self::NoCarrier,
+        Self::NoBackends,
         Self::Partition,
         Self::NoController,
         Self::RouterRestart,
         Self::Upgrade,
-        // The last one: for a minute after it gateways look up flows in tables from the time when backends were missing.
-        Self::NoBackends,
     ];
 
     /// Its name in the table.

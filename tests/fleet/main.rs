@@ -19,7 +19,7 @@ mod vip_owners;
 
 use std::time::Duration;
 
-use bed::{Bed, Pace, REPLICATES, Way};
+use bed::{Bed, Pace, Way};
 use events::{Event, Outcome};
 
 /// For a machine that is busy with other tests.
@@ -33,15 +33,15 @@ fn assert_holds(bed: &Bed, event: Event, outcome: &Outcome) {
     let title = event.title();
     let way = |name: &str| bed.targets.iter().find(|target| target.name == name).unwrap().way;
     for held in &outcome.record.held {
-        // A gateway that reaches some backends again before the others gives them the flows of the others.
-        let is_stateless = way(&held.target) == Way::Router && event != Event::NoBackends;
+        let is_stateless = way(&held.target) == Way::Router;
         let is_live = !outcome.touched.contains(&held.target);
-        if is_stateless || is_live || (REPLICATES && !event.splits()) {
+        // Flows older than a second are replicated, unless gateways cannot reach each other.
+        if is_stateless || is_live || !event.splits() {
             assert_eq!(held.broken, None, "{title}: a connection broke: {held:?}");
         }
     }
     let late: Vec<_> = outcome.double_answers.iter().filter(|late| **late > DOUBLE_ANSWERS_MAX).collect();
-    // When a link returns, an answer from before its loss may arrive; the table shows how often.
+    // A frame that waits in a ring of the device while the link is away leaves when it returns.
     assert!(
         late.is_empty() || event == Event::NoCarrier,
         "{title}: requests are answered twice this long after a takeover: {late:?}"

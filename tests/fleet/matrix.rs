@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::bed::{Bed, Pace, REPLICATES, Way};
+use super::bed::{Bed, Pace, Way};
 use super::events::{self, Event, Outcome};
 use super::load::{Held, Kind};
 
@@ -73,7 +73,7 @@ link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
 | new flows | a DNS query and a TCP connection every {} ms to each VIP |
 | network | three gateways, clients and servers in network namespaces, veth; `workers: {{poll: adaptive}}` |
 | election | keepalived, advertisements every {} ms |
-| replication of flows | {} |
+| replication of flows | flows older than 1 s, to both other gateways |
 | router | FRR, with BIRD on the gateways; BFD every {} ms, times {} |
 | machine | {cores} cores for everything, shared with other work |
 | build | {profile} |
@@ -82,7 +82,6 @@ link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
 ",
         super::load::NEW_FLOW_EVERY.as_millis(),
         FAST.advertisement_ms,
-        if REPLICATES { "on, `fleet.replicate: 1s`" } else { "off" },
         FAST.bfd.0,
         FAST.bfd.1,
         String::from_utf8_lossy(&output.stdout).trim(),
