@@ -263,7 +263,11 @@ impl Fleet {
 
     /// Number of BGP sessions of the router.
     fn sessions(&self) -> usize {
-        self.router("show protocols", "show bgp summary json").matches("Established").count()
+        let established = match self.router {
+            RouterDaemon::Bird => "Established",
+            RouterDaemon::Frr => "BGP state = Established",
+        };
+        self.router("show protocols", "show bgp neighbors").matches(established).count()
     }
 
     /// A request in each one-way mode, and a connection in `nat`. None may fail.
