@@ -109,10 +109,10 @@ fn take_bgp(section: &mut Section<'_>, announce: Announce, ranges: &[AddressRang
         aggregation_length: keys.number("aggregationLength", 1..=32, default.aggregation_length),
         aggregation_length_v6: keys.number("aggregationLengthV6", 1..=128, default.aggregation_length_v6),
     };
-    if let Err(error @ AggregationError::Outside { field, .. }) = bgp.check(ranges) {
-        if let Some(key) = keys.field(field) {
-            key.problem(error.to_string());
-        }
+    if let Err(error @ AggregationError::Outside { field, .. }) = bgp.check(ranges)
+        && let Some(key) = keys.field(field)
+    {
+        key.problem(error.to_string());
     }
     keys.finish();
     bgp
