@@ -119,7 +119,7 @@ fn pool_bgp(pool: &str, message: v1::Bgp, ranges: &[AddressRange]) -> Result<Poo
         aggregation_length: length(message.aggregation_length, default.aggregation_length),
         aggregation_length_v6: length(message.aggregation_length_v6, default.aggregation_length_v6),
     };
-    bgp.check(ranges).map_err(|error| ConvertError::Aggregation { pool: pool.to_owned(), error })?;
+    bgp.check(ranges).map_err(|error| ConvertError::Aggregation { pool: pool.to_owned(), error: Box::new(error) })?;
     Ok(bgp)
 }
 

@@ -468,35 +468,6 @@ mod tests {
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
             ("pools: [{name: a, addresses: [10.0.0.9-10.0.0.1]}]", "\"10.0.0.9-10.0.0.1\" is reversed"),
             ("pools: [{name: a, addresses: [0.0.0.0/0]}]", "which reaches into 0.0.0.0/8"),
-            ("pools: [{name: a, addresses: [192.0.2.1], bgp: {}}]", "key `pools[0].bgp`: is for pools with `announce: routed`"),
-            (
-                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {communities: ['1:1', '65000']}}]",
-                "key `pools[0].bgp.communities[1]`: found `65000`, expected A:B with numbers up to 65535, A:B:C",
-            ),
-            (
-                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {communities: [no-export, '65535:65281']}}]",
-                "key `pools[0].bgp.communities[1]`: found 65535:65281 a second time",
-            ),
-            (
-                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {communities: [graceful-shutdown]}}]",
-                "found `graceful-shutdown`, expected another one: this is GRACEFUL_SHUTDOWN",
-            ),
-            (
-                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {med: -1}}]",
-                "key `pools[0].bgp.med`: found `-1`, expected a number from 0 to 4294967295",
-            ),
-            (
-                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {localpref: 1}}]",
-                "unknown key `localpref`, did you mean `localPref`?",
-            ),
-            (
-                "pools: [{name: a, addresses: [192.0.2.1], announce: routed, bgp: {aggregationLength: 33}}]",
-                "key `pools[0].bgp.aggregationLength`: found `33`, expected a number from 1 to 32",
-            ),
-            (
-                "pools: [{name: a, addresses: [192.0.2.0/25], announce: routed, bgp: {aggregationLength: 24}}]",
-                "key `pools[0].bgp.aggregationLength`: found 24, but 192.0.2.0/24 has addresses outside of 192.0.2.0-192.0.2.127",
-            ),
             ("clusterCIDRs: [10.0.0.0/8]\npools: [{name: a, addresses: [10.1.1.1]}]", "overlaps 10.0.0.0/8 of `clusterCIDRs`"),
         ]);
     }
@@ -505,6 +476,39 @@ mod tests {
         for (text, message) in rows {
             let error = read(text).unwrap_err();
             assert!(error.contains(message) && error.lines().count() == 1, "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn settings_of_bgp_say_what_is_allowed() {
+        let rows = [
+            ("announce: l2, bgp: {}", "key `pools[0].bgp`: is for pools with `announce: routed`"),
+            (
+                "announce: routed, bgp: {communities: ['1:1', '65000']}",
+                "key `pools[0].bgp.communities[1]`: found `65000`, expected A:B with numbers up to 65535, A:B:C",
+            ),
+            (
+                "announce: routed, bgp: {communities: [no-export, '65535:65281']}",
+                "key `pools[0].bgp.communities[1]`: found 65535:65281 a second time",
+            ),
+            (
+                "announce: routed, bgp: {communities: [graceful-shutdown]}",
+                "found `graceful-shutdown`, expected another one: this is GRACEFUL_SHUTDOWN",
+            ),
+            ("announce: routed, bgp: {med: -1}", "key `pools[0].bgp.med`: found `-1`, expected a number from 0 to 4294967295"),
+            ("announce: routed, bgp: {localpref: 1}", "unknown key `localpref`, did you mean `localPref`?"),
+            (
+                "announce: routed, bgp: {aggregationLength: 33}",
+                "key `pools[0].bgp.aggregationLength`: found `33`, expected a number from 1 to 32",
+            ),
+            (
+                "announce: routed, bgp: {aggregationLength: 24}",
+                "key `pools[0].bgp.aggregationLength`: found 24, but 192.0.2.0/24 has addresses outside of 192.0.2.0-192.0.2.127",
+            ),
+        ];
+        for (keys, words) in rows {
+            let error = read(&format!("pools: [{{name: a, addresses: [192.0.2.0/25], {keys}}}]")).unwrap_err();
+            assert!(error.contains(words) && error.lines().count() == 1, "{keys}: {error}");
         }
     }
 

@@ -121,7 +121,7 @@ pub enum ConvertError {
         /// The pool.
         pool: String,
         /// The error in it.
-        error: AggregationError,
+        error: Box<AggregationError>,
     },
     /// A kind of announcement that this version does not know.
     #[error("pool {pool}: announcement {found} is unknown; this gateway is older than its controller: update it")]
