@@ -11,7 +11,6 @@ mod earlier_backends;
 mod fleet;
 mod generation;
 pub mod limits;
-mod membership;
 mod service;
 mod state;
 mod status_ranges;
@@ -25,9 +24,11 @@ pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
-pub use fleet::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group};
+pub use fleet::{
+    FleetPartner, FleetStatus, GroupKey, KEY_BYTES, Member, Membership, RoutingSession, SessionHealth, SessionProtocol,
+    VipElection, fnv1a, vip_group,
+};
 pub use generation::Generation;
-pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
 pub use service::{
     Backend, BackendState, EarlierBackends, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets, NodesAt, Probe,
     Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
