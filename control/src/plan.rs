@@ -108,7 +108,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     memory.assigned_until = memory.assignment.allocations.next_expiry(now);
     let mut notes = memory.assignment.new_notes_on_pools();
     if update.is_decided {
-        memory.foreign_services = foreign_services(world, settings, &memory.assignment.pools);
+        memory.foreign_services = foreign_services(world, settings);
         notes.extend(memory.update_unserved(world, settings));
     }
     let mut names: BTreeSet<ServiceName> = if update.is_decided {

@@ -163,7 +163,7 @@ impl Assignment {
     }
 
     fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
-        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings, &self.pools));
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
         let entries = world.services().values().map(|entry| owned(&entry.candidate));
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
         ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));

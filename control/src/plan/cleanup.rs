@@ -10,7 +10,6 @@ use proto::ServiceName;
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::ownership::Ownership;
-use crate::plan::pools::Pools;
 use crate::world::World;
 use objects::{Candidate, Kind, Leftover};
 
@@ -38,10 +37,10 @@ pub enum LeftBy {
 }
 
 /// Services of type `LoadBalancer` that are not ours.
-pub(super) fn foreign_services(world: &World, settings: &ControllerSettings, pools: &Pools) -> Vec<ServiceName> {
+pub(super) fn foreign_services(world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
     let candidates = world.services().values().map(|entry| &entry.candidate);
     candidates
-        .filter(|c| c.kind == Kind::LoadBalancer && !Ownership::of(c, world, settings, pools).addresses)
+        .filter(|c| c.kind == Kind::LoadBalancer && !Ownership::of(c, world, settings).addresses)
         .map(|c| c.name.clone())
         .collect()
 }

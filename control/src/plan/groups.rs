@@ -82,7 +82,7 @@ fn not_released(candidate: &Candidate, settings: &ControllerSettings) -> Option<
     } else {
         format!(
             "not served by group {group}: group {by} holds it (annotation {GROUP_ANNOTATION}); only one group of a class may \
-             have `serveUnassigned: true`, and a group without a controller releases nothing"
+             have `serveUnassigned: true`; if that group has no controller any more, stop its gateways and remove the annotation"
         )
     };
     Some(Remark::new(Cause::Reason(Reason::Conflict), text))

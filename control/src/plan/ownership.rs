@@ -9,7 +9,6 @@
 use kube::core::SelectorExt;
 
 use crate::config::settings::ControllerSettings;
-use crate::plan::pools::Pools;
 use crate::world::World;
 use objects::{Candidate, Kind};
 
@@ -25,9 +24,9 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// The parts of `candidate` that are ours, with these pools in use.
+    /// The parts of `candidate` that are ours.
     #[must_use]
-    pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings, pools: &Pools) -> Self {
+    pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings) -> Self {
         let rules = &settings.ownership;
         if !settings.is_of_our_group(candidate.gateway_group.as_deref()) {
             return Self::default();
@@ -36,7 +35,7 @@ impl Ownership {
         let external_ips = has_external_ips && !rules.external_ips_allowed.is_empty();
         match candidate.kind {
             Kind::LoadBalancer => {
-                let addresses = owns_load_balancer(candidate, world, settings, pools);
+                let addresses = owns_load_balancer(candidate, world, settings);
                 Self { addresses, node_ports: false, external_ips: external_ips && addresses }
             }
             Kind::NodePort => {
@@ -56,10 +55,10 @@ impl Ownership {
     }
 }
 
-fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &ControllerSettings, pools: &Pools) -> bool {
+fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &ControllerSettings) -> bool {
     let is_of_another = candidate.held.is_of_another(&settings.group);
     if let Some(class) = &candidate.class {
-        return *class == settings.load_balancer_class && (!is_of_another || is_of_renamed_group(candidate, pools));
+        return *class == settings.load_balancer_class && !is_of_another;
     }
     // Another installation that claims Services without class came first.
     if candidate.is_held_by_cloud || is_of_another {
@@ -72,14 +71,6 @@ fn owns_load_balancer(candidate: &Candidate, world: &World, settings: &Controlle
             && claim.namespaces.matches(&world.namespace_labels(&candidate.name.namespace))
     };
     candidate.is_held_by(&settings.group) || is_claimed()
-}
-
-/// Whether a Service of our class that is marked by another group was probably ours when our group had that name: it asks
-/// for no group, and all of its addresses lie in our pools. An address lies in the pools of one group only.
-fn is_of_renamed_group(candidate: &Candidate, pools: &Pools) -> bool {
-    let addresses = &candidate.held.ingress;
-    let has_our_addresses = !addresses.is_empty() && addresses.iter().all(|ingress| pools.holding(ingress.ip).is_some());
-    candidate.gateway_group.is_none() && has_our_addresses
 }
 
 #[cfg(test)]
@@ -112,8 +103,7 @@ mod tests {
         let service: Service = serde_json::from_value(object).unwrap();
         let mut settings = settings();
         rules(&mut settings);
-        let pools = Pools::of(&settings, world().pools());
-        Ownership::of(&Candidate::try_from(&service).unwrap(), &world(), &settings, &pools)
+        Ownership::of(&Candidate::try_from(&service).unwrap(), &world(), &settings)
     }
 
     fn selector(key: &'static str, value: &'static str) -> Selector {
@@ -168,7 +158,7 @@ mod tests {
             ("no longer claimed, with our group", marked("default"), json!(null), None, true),
             ("with the finalizer of another group", marked("other"), json!(null), None, false),
             ("of another group, all claimed", marked("other"), json!(null), all(), false),
-            ("of our class, marked by our group under a former name", marked("other"), ours(), None, true),
+            ("of our class, with the finalizer of another group", marked("other"), ours(), None, false),
         ];
         for (sentence, metadata, class, classless, expected) in rows {
             let spec = json!({"type": "LoadBalancer", "loadBalancerClass": class});
@@ -179,30 +169,26 @@ mod tests {
 
     #[test]
     fn a_service_belongs_to_the_group_that_it_asks_for_once_no_other_group_holds_it() {
-        // What it asks for, its mark, whether this group serves what names none, whether its address is in our pool.
+        // What it asks for, its mark, whether this group serves what names none.
         let rows = [
-            ("names none", None, None, true, true, true),
-            ("names none, and this group serves only what names it", None, None, false, true, false),
-            ("names this group", Some("default"), None, false, true, true),
-            ("names this group, with blanks", Some(" default "), None, false, true, true),
-            ("names another group", Some("east"), None, true, true, false),
-            ("names no group that can exist", Some("East!"), None, true, true, false),
-            ("a blank name is none", Some(" "), None, true, true, true),
-            ("names this group and is marked by it", Some("default"), Some("default"), false, true, true),
-            ("moves here, and the other group has not released it", Some("default"), Some("east"), true, true, false),
-            ("moved away, whoever marked it", Some("east"), Some("default"), true, true, false),
-            ("names none, marked by a former name of this group", None, Some("east"), true, true, true),
-            ("names none, marked by another group with pools of its own", None, Some("east"), true, false, false),
+            ("names none", None, None, true, true),
+            ("names none, and this group serves only what names it", None, None, false, false),
+            ("names this group", Some("default"), None, false, true),
+            ("names this group, with blanks", Some(" default "), None, false, true),
+            ("names another group", Some("east"), None, true, false),
+            ("names no group that can exist", Some("East!"), None, true, false),
+            ("a blank name is none", Some(" "), None, true, true),
+            ("names this group and is marked by it", Some("default"), Some("default"), false, true),
+            ("moves here, and the other group has not released it", Some("default"), Some("east"), true, false),
+            ("moved away, whoever marked it", Some("east"), Some("default"), true, false),
+            ("names none, marked by another group, with an address of our pool", None, Some("east"), true, false),
         ];
-        for (sentence, asked, marked, serves, has_pools, expected) in rows {
+        for (sentence, asked, marked, serves, expected) in rows {
             let annotations = json!({"sluice.dev/gateway-group": asked, "sluice.dev/group": marked});
             let annotations: serde_json::Map<_, _> =
                 annotations.as_object().unwrap().clone().into_iter().filter(|(_, value)| !value.is_null()).collect();
             let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway"});
-            let rules = |settings: &mut ControllerSettings| {
-                settings.ownership.serves_unassigned = serves;
-                settings.pools.retain(|_| has_pools);
-            };
+            let rules = |settings: &mut ControllerSettings| settings.ownership.serves_unassigned = serves;
             assert_eq!(of(json!({"annotations": annotations}), spec, rules).addresses, expected, "{sentence}");
         }
         let node_port = |asked: &str, serves: bool| {

@@ -18,7 +18,6 @@ use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LeaseCandidate, RENEW_DEADLINE, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
 use crate::plan::ownership::Ownership;
-use crate::plan::pools::Pools;
 use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
@@ -214,7 +213,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
             let unheld = Candidate { held: OwnedParts::default(), status_is_ours: false, ..candidate };
-            is_load_balancer && Ownership::of(&unheld, world, settings, &Pools::default()).addresses
+            is_load_balancer && Ownership::of(&unheld, world, settings).addresses
         }),
     };
     let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && (class.is_some() || was_written);

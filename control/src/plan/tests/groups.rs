@@ -111,6 +111,48 @@ fn a_service_keeps_its_address_when_its_pool_moves_with_it() {
     assert_eq!(away.address_of(&world, "web"), ip("203.0.113.1"));
 }
 
+#[test]
+fn a_service_that_moves_back_with_its_pool_waits_until_the_old_group_has_released_it() {
+    let (mut world, mut home, mut away) = (World::default(), Group::new(settings()), Group::new(east()));
+    let pool = |group: Option<&str>| pool("shared", &["203.0.113.0/28"], group, "2026-01-01T00:00:00Z");
+    world.apply(Change::PoolsReplaced(vec![pool(Some("east"))]));
+    apply(&mut world, marked("web", Some("east"), Some("east"), Some("203.0.113.1")));
+    assert_eq!((home.address_of(&world, "web"), away.address_of(&world, "web")), (None, ip("203.0.113.1")));
+    world.apply(Change::PoolsReplaced(vec![pool(None)]));
+    apply(&mut world, marked("web", None, Some("east"), Some("203.0.113.1")));
+    assert_eq!((home.address_of(&world, "web"), away.address_of(&world, "web")), (None, None), "two owners of one VIP");
+    assert_eq!(away.plan(&world).cleanups[&named("web")].by, LeftBy::Us);
+    let lasting = home.memory.current_notes();
+    assert!(lasting.iter().any(|note| note.remark.text.contains("group \"east\" holds it")), "{lasting:?}");
+    apply(&mut world, marked("web", None, None, None));
+    assert_eq!((home.address_of(&world, "web"), away.address_of(&world, "web")), (ip("203.0.113.1"), None));
+}
+
+#[test]
+fn of_two_groups_that_serve_what_names_none_the_first_keeps_the_service() {
+    let both = [settings(), ControllerSettings { group: "east".to_owned(), ..settings() }];
+    let mut groups = both.map(|settings| Group::new(ControllerSettings { pools: Vec::new(), ..settings }));
+    let mut world = World::default();
+    world.apply(Change::PoolsReplaced(vec![pool("shared", &["203.0.113.0/28"], None, "2026-01-01T00:00:00Z")]));
+    for (mark, owner) in [("default", 0), ("east", 1)] {
+        apply(&mut world, marked("web", None, Some(mark), Some("203.0.113.1")));
+        assert_eq!(groups[owner].address_of(&world, "web"), ip("203.0.113.1"), "{mark} has marked it");
+        let other = &mut groups[1 - owner];
+        assert_eq!(other.address_of(&world, "web"), None, "{mark} has marked it");
+        let told = other.memory.current_notes();
+        assert!(told.iter().any(|note| note.remark.text.contains("`serveUnassigned: true`")), "{told:?}");
+    }
+}
+
+#[test]
+fn a_renamed_group_serves_its_services_at_their_addresses_once_the_mark_of_the_former_name_is_gone() {
+    let (mut world, mut renamed) = (World::default(), Group::new(ControllerSettings { group: "west".to_owned(), ..settings() }));
+    apply(&mut world, marked("web", None, Some("default"), Some("192.0.2.107")));
+    assert_eq!(renamed.address_of(&world, "web"), None, "nothing tells a former name from another group");
+    apply(&mut world, marked("web", None, None, Some("192.0.2.107")));
+    assert_eq!(renamed.address_of(&world, "web"), ip("192.0.2.107"));
+}
+
 fn pool(name: &str, addresses: &[&str], group: Option<&str>, created: &str) -> objects::crd::AddressPool {
     let spec = json!({"addresses": addresses, "gatewayGroup": group});
     let metadata = json!({"name": name, "creationTimestamp": created});
