@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use ipnet::IpNet;
@@ -80,6 +81,16 @@ pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator
         Some((*vip, pool.bgp.announced(*vip)))
     };
     vips.iter().filter_map(announced)
+}
+
+/// The addresses of VIPs that no election moves, as sorted ranges: `routed` pools and addresses of node ports.
+pub(super) fn unelected<A: Address>(config: &Config, pools: &[Pool]) -> Arc<[(A, A)]> {
+    let routed = pools.iter().filter(|pool| pool.announce == Announce::Routed).flat_map(|pool| &pool.ranges);
+    let ranges = routed.map(|range| (range.first(), range.last()));
+    let all = ranges.chain(config.node_port_addresses.iter().map(|&address| (address, address)));
+    let mut all: Vec<(A, A)> = all.filter_map(|(first, last)| Some((A::from_ip(first)?, A::from_ip(last)?))).collect();
+    all.sort_unstable();
+    all.into()
 }
 
 /// The addresses for which the gateway answers ARP and NDP, and since which snapshot.

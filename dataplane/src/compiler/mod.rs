@@ -205,11 +205,14 @@ impl Compiler {
             self.index_frontends();
         }
         let answers_changed = std::mem::take(&mut self.answers_changed);
-        if answers_changed || links_changed || self.is_first {
+        let pools_changed = self.pools != state.pools;
+        if pools_changed {
+            self.pools.clone_from(&state.pools);
+        }
+        if answers_changed || links_changed || pools_changed || self.is_first {
             self.update_snat_groups();
         }
-        if listens_changed || links_changed || ours_changed || self.pools != state.pools {
-            self.pools.clone_from(&state.pools);
+        if listens_changed || links_changed || ours_changed || pools_changed {
             self.update_roles(network);
         } else if answers_changed {
             self.update_announced(network, &self.vips());
@@ -485,10 +488,10 @@ impl Compiler {
     /// Updates which SNAT addresses new flows use, where these belong to VIP groups.
     fn update_snat_groups(&mut self) {
         let groups = self.vip_answers.groups.filter(|_| self.config.shared_snat);
-        let (last, snat) = (&mut self.last, &self.snat);
+        let Self { last, snat, config, pools, .. } = self;
         last.groups = groups;
-        last.v4.snat_groups = groups.map(|owned| Arc::new(SnatGroups::new(&snat.v4, owned)));
-        last.v6.snat_groups = groups.map(|owned| Arc::new(SnatGroups::new(&snat.v6, owned)));
+        last.v4.snat_groups = groups.map(|owned| Arc::new(SnatGroups::new(&snat.v4, owned, addresses::unelected(config, pools))));
+        last.v6.snat_groups = groups.map(|owned| Arc::new(SnatGroups::new(&snat.v6, owned, addresses::unelected(config, pools))));
     }
 
     fn update_announced(&mut self, network: &Network, vips: &[IpAddr]) {

@@ -55,15 +55,14 @@ fn any<A>(by_link: &SnatByLink<A>, position: Option<usize>) -> bool {
     }
 }
 
-/// The SNAT addresses for which this gateway answers: all, or where they belong to VIP groups those of the groups that it
-/// owns.
+/// The SNAT addresses for which this gateway answers: all, except those that belong to VIP groups of other gateways.
 pub(super) fn answered_snat<'a>(config: &'a Config, answers: &VipAnswers) -> impl Iterator<Item = &'a IpAddr> {
     let owned = answers.groups.filter(|_| config.shared_snat);
     let mut next = [0_u16; 2];
     config.snat.iter().filter(move |address| {
         let next = &mut next[usize::from(address.is_ipv6())];
         let index = std::mem::replace(next, next.saturating_add(1));
-        owned.is_none_or(|owned| owned.has(snat_group(index, owned.groups)))
+        owned.is_none_or(|owned| snat_group(index, owned.groups).is_none_or(|group| owned.has(group)))
     })
 }
 

@@ -53,9 +53,9 @@ pub struct Config {
     pub ports: Vec<PortConfig>,
     /// SNAT addresses of both families.
     pub snat: Vec<IpAddr>,
-    /// Whether the SNAT addresses belong to VIP groups and move with them: the n-th of a family to group n, modulo the
-    /// number of groups. All gateways of the fleet have the same ones in the same order. Without an election it has no
-    /// effect.
+    /// Whether SNAT addresses belong to VIP groups and move with them: the n-th of a family to group n. All gateways of
+    /// the fleet have the same ones in the same order. Those beyond the number of groups are this gateway's own. Without
+    /// an election it has no effect.
     pub shared_snat: bool,
     /// Addresses on which node ports are served.
     pub node_port_addresses: Vec<IpAddr>,

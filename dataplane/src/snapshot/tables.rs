@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 use ipnet::IpNet;
-use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName, vip_group};
+use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName};
 
 use super::backends::{Backend, BackendTable};
 use super::family::{AddressRole, FamilyTables, Front};
@@ -314,16 +314,28 @@ impl Snapshot {
     /// The VIP group of an address, if gateways elect its owner: a VIP that is not announced to routers. `None` where SNAT
     /// addresses do not belong to groups.
     fn group_of_vip<A: Address>(&self, address: A) -> Option<u8> {
-        let groups = self.groups?.groups;
-        let is_elected =
-            self.role(address) == AddressRole::Vip && self.routed.binary_search_by_key(&address.ip(), |(vip, _)| *vip).is_err();
-        is_elected.then(|| vip_group(address.ip(), groups))
+        let groups = A::of(self).snat_groups.as_ref()?;
+        if self.role(address) == AddressRole::Vip { groups.flows().group_of_vip(address) } else { None }
     }
 
-    /// The VIP group of a SNAT address. `None` where SNAT addresses do not belong to groups.
+    /// Whether an election moves flows to this VIP: it is neither announced to routers nor an address of node ports.
+    /// False where SNAT addresses do not belong to groups.
+    #[must_use]
+    pub fn is_elected(&self, vip: IpAddr) -> bool {
+        fn is_elected<A: Address>(snapshot: &Snapshot, vip: A) -> bool {
+            A::of(snapshot).snat_groups.as_ref().is_some_and(|groups| groups.flows().group_of_vip(vip).is_some())
+        }
+        match vip {
+            IpAddr::V4(vip) => is_elected(self, u32::from(vip)),
+            IpAddr::V6(vip) => is_elected(self, u128::from(vip)),
+        }
+    }
+
+    /// The VIP group of a SNAT address. `None` where SNAT addresses do not belong to groups, and for one of this gateway's
+    /// own.
     #[must_use]
     pub(crate) fn group_of_snat<A: Address>(&self, address: A) -> Option<u8> {
-        A::of(self).snat_groups.as_ref()?.group_of(address)
+        A::of(self).snat_groups.as_ref()?.flows().group_of_snat(address)
     }
 
     /// Whether another gateway owns a VIP or a SNAT address, where SNAT addresses belong to groups.

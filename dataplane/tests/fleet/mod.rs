@@ -35,9 +35,18 @@ impl Gateway {
     pub fn new(state: State, workers: u8, over_cards: bool, seed: u64, max_flows: u32) -> Self {
         let steering = if over_cards { Steering::toeplitz(workers, seed) } else { Steering::own_hash(workers, seed) };
         let delivery = if over_cards { Delivery::Card(team::card(&steering)) } else { Delivery::InTurn };
-        let snat = SNAT.iter().map(|address| ip(address)).collect();
+        Self::with_snat(&SNAT, state, (steering, delivery, workers), seed, max_flows)
+    }
+
+    /// With one worker and these SNAT addresses, those beyond the groups being its own.
+    pub fn with_own_snat(own: &[&str], state: State, seed: u64) -> Self {
+        Self::with_snat(&[&SNAT, own].concat(), state, (Steering::own_hash(1, seed), Delivery::InTurn, 1), seed, 4096)
+    }
+
+    fn with_snat(snat: &[&str], state: State, workers: (Steering, Delivery, u8), seed: u64, max_flows: u32) -> Self {
+        let snat = snat.iter().map(|address| ip(address)).collect();
         let config = Config { snat, shared_snat: true, ..config(max_flows) };
-        let mut team = Team::with_config(config, seed, state, (steering, delivery, workers));
+        let mut team = Team::with_config(config, seed, state, workers);
         let ownership = Arc::new(VipOwnership::elected(GROUPS, FIRST_VRID, ADVERTISEMENT_NS));
         ownership.open();
         let records = Arc::new(FlowRecords::new(4096));

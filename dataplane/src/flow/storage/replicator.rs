@@ -140,7 +140,9 @@ impl FlowReplication {
     /// Tells the agent. Returns false when there is no room.
     fn tell(&self, event: ReplicaEvent) -> bool {
         let is_told = self.outgoing.push(event).is_ok();
-        (if is_told { &self.told } else { &self.dropped }).add(1);
+        if is_told {
+            self.told.add(1);
+        }
         is_told
     }
 
@@ -190,6 +192,12 @@ impl FlowReplication {
 /// no room are told by the sweep, within 8.6 s more.
 const YOUNG_MAX: usize = 1 << 16;
 
+/// Flows that have ended whose news wait for room in the queue, per table: a worker that was offered 16,384 resets while
+/// the agent took none. News of those beyond are lost, and partners keep the flows until their idle limits.
+const ENDED_MAX: usize = 1 << 14;
+/// Of these, how many are told at once.
+const ENDED_AT_ONCE: usize = 64;
+
 /// The VIP groups of flows, and which of them this gateway owns at present.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowGroups<A> {
@@ -197,30 +205,55 @@ pub(crate) struct FlowGroups<A> {
     groups: u8,
     /// Bit n: it owns group n.
     owned: u64,
-    /// The SNAT addresses, each with its group.
+    /// The SNAT addresses that belong to groups, each with its group.
     snat: arrayvec::ArrayVec<(A, u8), { SNAT_ADDRESSES_MAX as usize }>,
+    /// Ranges of the VIPs that no election moves, as first and last address, sorted, without overlaps.
+    unelected: Arc<[(A, A)]>,
 }
 
 impl<A: Address> FlowGroups<A> {
     /// No groups: every flow is this gateway's own.
-    pub(crate) const fn none() -> Self {
-        Self { groups: 0, owned: 0, snat: arrayvec::ArrayVec::new_const() }
+    pub(crate) fn none() -> Self {
+        Self { groups: 0, owned: 0, snat: arrayvec::ArrayVec::new_const(), unelected: Arc::default() }
     }
 
-    /// These groups, with the SNAT addresses and the group of each.
-    pub(crate) fn new(groups: u8, owned: u64, snat: &[(A, u8)]) -> Self {
-        Self { groups, owned, snat: snat.iter().copied().take(SNAT_ADDRESSES_MAX.into()).collect() }
+    /// These groups, with the SNAT addresses that belong to them, and the VIPs that no election moves. It owns none yet.
+    pub(crate) fn new(groups: u8, snat: &[(A, u8)], unelected: Arc<[(A, A)]>) -> Self {
+        Self { groups, owned: 0, snat: snat.iter().copied().take(SNAT_ADDRESSES_MAX.into()).collect(), unelected }
     }
 
-    /// Whether this gateway owns a flow: in mode `nat` its SNAT address, otherwise its VIP.
+    /// The same while this gateway owns these groups.
+    pub(crate) fn owning(&self, owned: u64) -> Self {
+        Self { owned, ..self.clone() }
+    }
+
+    /// The group of a SNAT address; `None`: it belongs to no group.
+    pub(crate) fn group_of_snat(&self, snat: A) -> Option<u8> {
+        self.snat.iter().find(|(address, _)| *address == snat).map(|(_, group)| *group)
+    }
+
+    /// The group of a VIP; `None`: no election moves it.
+    pub(crate) fn group_of_vip(&self, vip: A) -> Option<u8> {
+        let after = self.unelected.partition_point(|(first, _)| *first <= vip);
+        let is_unelected = after.checked_sub(1).is_some_and(|at| vip <= self.unelected[at].1);
+        (!is_unelected).then(|| vip_group(vip.ip(), self.groups))
+    }
+
+    /// Whether this gateway owns the group of a flow: in mode `nat` that of its SNAT address, otherwise that of its VIP.
+    /// `None`: no election moves the flow, so that each gateway has its own.
+    fn own_group(&self, flow: &Flow<A>) -> Option<bool> {
+        let group = if flow.mode == FlowMode::Nat { self.group_of_snat(flow.snat) } else { self.group_of_vip(flow.vip) };
+        group.map(|group| self.owned.checked_shr(group.into()).is_some_and(|owned| owned & 1 == 1))
+    }
+
+    /// Whether this gateway owns a flow.
     fn own(&self, flow: &Flow<A>) -> bool {
-        if self.groups == 0 {
-            return true;
-        }
-        let of_snat = || self.snat.iter().find(|(address, _)| *address == flow.snat).map(|(_, group)| *group);
-        let group = if flow.mode == FlowMode::Nat { of_snat() } else { None };
-        let group = group.unwrap_or_else(|| vip_group(flow.vip.ip(), self.groups));
-        self.owned.checked_shr(group.into()).is_some_and(|owned| owned & 1 == 1)
+        self.groups == 0 || self.own_group(flow).unwrap_or(true)
+    }
+
+    /// Whether partners are told a flow: this gateway owns it, and another one could take it over.
+    fn share(&self, flow: &Flow<A>) -> bool {
+        self.groups == 0 || self.own_group(flow).unwrap_or(false)
     }
 }
 
@@ -255,6 +288,9 @@ pub(crate) struct Replicator<A> {
     news: Box<[u32]>,
     /// Flows that were confirmed then, in this order.
     young: VecDeque<(u32, Tick)>,
+    /// Flows that have ended since the queue was full, in this order. Until they are told nothing else is: a new flow may
+    /// have the same addresses and ports.
+    ended: VecDeque<FlowReplica>,
     /// Flows of other gateways that the present sweep has met, and that the last one has.
     met_shadows: u32,
     shadows: u32,
@@ -269,6 +305,7 @@ impl<A: Address> Replicator<A> {
             groups: FlowGroups::none(),
             news: vec![0; flows].into(),
             young: VecDeque::with_capacity(YOUNG_MAX.min(flows)),
+            ended: VecDeque::with_capacity(ENDED_MAX.min(flows)),
             met_shadows: 0,
             shadows: 0,
         }
@@ -302,8 +339,9 @@ impl<A: Address> Replicator<A> {
         }
     }
 
-    /// The position of a flow that was confirmed long enough ago to be told.
+    /// The position of a flow that was confirmed long enough ago to be told. News that wait are told first.
     pub(in crate::flow) fn take_due(&mut self, now: Tick) -> Option<u32> {
+        self.tell_ended();
         let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after;
         let (index, _) = *self.young.front().filter(is_due)?;
         self.young.pop_front();
@@ -315,35 +353,52 @@ impl<A: Address> Replicator<A> {
         let is_old = flow.state.is_confirmed() && now.since(flow.since) >= self.after;
         // A backend of the other family has no address here, by which partners could find it.
         let is_known = flow.backend_address != A::default();
-        if self.news(index).is_none() && is_old && is_known && self.groups.own(flow) {
+        if self.news(index).is_none() && is_old && is_known && self.groups.share(flow) {
             self.tell(index, flow, now);
         }
     }
 
     fn tell(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        if self.replication.tell(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now)))) {
+        if self.tell_ended() && self.replication.tell(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now)))) {
             self.news[index as usize] = News::at(now, flow.state).0;
+        } else {
+            self.replication.dropped.add(1);
         }
+    }
+
+    /// Tells flows that have ended while the queue was full. Returns whether none is left.
+    fn tell_ended(&mut self) -> bool {
+        for _ in 0..ENDED_AT_ONCE {
+            let Some(flow) = self.ended.front() else { return true };
+            if !self.replication.tell(ReplicaEvent::Ended(*flow)) {
+                return false;
+            }
+            self.ended.pop_front();
+        }
+        self.ended.is_empty()
     }
 
     /// A packet has been applied to the state of a flow. A change is told once a tick; the sweep tells the last one.
     #[cold]
     pub(in crate::flow) fn changed(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
         let is_news = |news: News| !news.has(flow.state) && news.age(now) > Ticks(0);
-        if self.news(index).is_some_and(is_news) && self.groups.own(flow) {
+        if self.news(index).is_some_and(is_news) && self.groups.share(flow) {
             self.tell(index, flow, now);
         }
     }
 
     /// The sweep meets a flow that lasts. Own flows are told again after `refresh` if they carried packets; `None`: the
-    /// flow is not to be told.
+    /// flow is not for this worker to tell, nor to count.
     #[inline(never)]
     pub(in crate::flow) fn meet(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
+        let Some(refresh) = refresh else { return };
         if !self.groups.own(flow) {
             self.met_shadows += 1;
             return;
         }
-        let Some(refresh) = refresh else { return };
+        if !self.groups.share(flow) {
+            return;
+        }
         match self.news(index) {
             None => self.tell_first(index, flow, now),
             Some(news) => {
@@ -363,8 +418,16 @@ impl<A: Address> Replicator<A> {
     /// A flow ends.
     #[cold]
     pub(in crate::flow) fn ended(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        if std::mem::take(&mut self.news[index as usize]) != 0 && self.groups.own(flow) {
-            self.replication.tell(ReplicaEvent::Ended(FlowReplica::of(&FlowView::of(flow, now))));
+        if std::mem::take(&mut self.news[index as usize]) != 0 && self.groups.share(flow) {
+            let replica = FlowReplica::of(&FlowView::of(flow, now));
+            if self.tell_ended() && self.replication.tell(ReplicaEvent::Ended(replica)) {
+                return;
+            }
+            if self.ended.len() < self.ended.capacity() {
+                self.ended.push_back(replica);
+            } else {
+                self.replication.dropped.add(1);
+            }
         }
     }
 

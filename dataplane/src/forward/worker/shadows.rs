@@ -278,7 +278,7 @@ impl<P: Port, O> Engine<P, O> {
 
 fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, groups: Option<OwnedGroups>) {
     let groups = match (groups, &A::of(snapshot).snat_groups) {
-        (Some(owned), Some(snat)) => FlowGroups::new(owned.groups, owned.owned, snat.addresses()),
+        (Some(owned), Some(snat)) => snat.flows().owning(owned.owned),
         _ => FlowGroups::none(),
     };
     if let Some(replicator) = A::split(tables).0.replicator() {

@@ -11,7 +11,6 @@ use std::time::Duration;
 use dataplane::flow::{FlowMode, FlowReplica, FlowState, FlowView, ReplicaEvent};
 use dataplane::snapshot::Frontend;
 use dataplane::{OwnedGroups, Snapshot};
-use proto::vip_group;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -42,18 +41,24 @@ struct Ownership {
 }
 
 impl Ownership {
-    /// The group of a SNAT address: its position among those of its family, modulo the number of groups.
+    /// The group of a SNAT address is its position among those of its family. Those beyond the groups are never copied.
     fn owns_snat(&self, address: IpAddr) -> bool {
         let of_family = self.snat.iter().filter(|other| other.is_ipv4() == address.is_ipv4());
         let position = of_family.zip(0_u64..).find(|(other, _)| **other == address).map(|(_, position)| position);
-        let group = position.and_then(|position| position.checked_rem(self.groups.groups.into()));
-        group.and_then(|group| u8::try_from(group).ok()).is_some_and(|group| self.groups.has(group))
+        let group = position.and_then(|position| u8::try_from(position).ok());
+        group.is_some_and(|group| group < self.groups.groups && self.groups.has(group))
     }
 
     /// The flow as partners are told, if it is this gateway's own, is confirmed and lasts. Of one-way modes only those are
     /// told whose backend was chosen by affinity: others go on through any gateway by the hash.
-    fn replica(&self, view: &FlowView, has_affinity: impl FnOnce(&FlowView) -> bool) -> Option<FlowReplica> {
-        let owns_vip = || self.groups.has(vip_group(view.frontend.ip(), self.groups.groups));
+    fn replica(
+        &self,
+        view: &FlowView,
+        is_elected: impl FnOnce(IpAddr) -> bool,
+        has_affinity: impl FnOnce(&FlowView) -> bool,
+    ) -> Option<FlowReplica> {
+        let vip = view.frontend.ip();
+        let owns_vip = || is_elected(vip) && self.groups.own(vip);
         let is_owned = match view.mode {
             FlowMode::Nat => self.owns_snat(view.snat?.ip()),
             FlowMode::Dnat => owns_vip(),
@@ -124,7 +129,9 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
             let snapshot = inquiries.snapshot();
             let mut pages = vec![Vec::with_capacity(PAGE_BYTES)];
             let next = inquiries.flows(from, FLOWS_AT_ONCE, |_, view| {
-                let Some(flow) = ownership.replica(view, |view| has_affinity(&snapshot, view)) else { return false };
+                let is_elected = |vip| snapshot.is_elected(vip);
+                let flow = ownership.replica(view, is_elected, |view| has_affinity(&snapshot, view));
+                let Some(flow) = flow else { return false };
                 if let Some(page) = pages.last_mut() {
                     record::encode(&ReplicaEvent::Holds(flow), page);
                     if page.len() + RECORD_V6 > PAGE_BYTES {
@@ -150,6 +157,7 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
 #[cfg(test)]
 mod tests {
     use dataplane::flow::{BackendId, Tick, Ticks};
+    use proto::vip_group;
 
     use super::*;
 
@@ -177,19 +185,26 @@ mod tests {
         let snat = ["10.0.0.3", "fd00::3", "10.0.0.4", "10.0.0.5"].map(|ip| ip.parse().unwrap()).to_vec();
         let owned =
             |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
-        // The second address of its family is of group 1, the third of group 0 again.
+        // The second address of its family is of group 1, the third of no group.
         let (all, first, second_only) = (owned(0b11), owned(0b01), owned(0b10));
-        let replica = all.replica(&view(), |_| false).unwrap();
+        let replica = all.replica(&view(), |_| true, |_| false).unwrap();
         assert_eq!((replica.backend, replica.snat), (view().backend_address, view().snat));
-        assert!((1900..=2000).contains(&replica.idle.as_millis()), "{:?}", replica.idle);
+        // Ticks of 134 ms.
+        assert!((1865..=2000).contains(&replica.idle.as_millis()), "{:?}", replica.idle);
         let third = FlowView { snat: Some("10.0.0.5:1024".parse().unwrap()), ..view() };
-        assert!(first.replica(&view(), |_| false).is_none() && second_only.replica(&view(), |_| false).is_some());
-        assert!(first.replica(&third, |_| false).is_some() && second_only.replica(&third, |_| false).is_none());
+        assert!(
+            first.replica(&view(), |_| true, |_| false).is_none() && second_only.replica(&view(), |_| true, |_| false).is_some()
+        );
+        assert!(all.replica(&third, |_| true, |_| false).is_none(), "an address of the gateway's own");
         let group = vip_group("192.0.2.100".parse().unwrap(), 2);
         let dnat = FlowView { mode: FlowMode::Dnat, snat: None, ..view() };
-        assert!(owned(1 << group).replica(&dnat, |_| false).is_some() && owned(2 >> group).replica(&dnat, |_| false).is_none());
+        assert!(
+            owned(1 << group).replica(&dnat, |_| true, |_| false).is_some()
+                && owned(2 >> group).replica(&dnat, |_| true, |_| false).is_none()
+        );
+        assert!(all.replica(&dnat, |_| false, |_| false).is_none(), "no election moves it");
         let dsr = FlowView { mode: FlowMode::Dsr, state: FlowState::TcpOneWay, snat: None, ..view() };
-        assert!(all.replica(&dsr, |_| true).is_some() && all.replica(&dsr, |_| false).is_none());
+        assert!(all.replica(&dsr, |_| true, |_| true).is_some() && all.replica(&dsr, |_| true, |_| false).is_none());
         let others = [
             FlowView { snat: Some("10.0.0.9:1024".parse().unwrap()), ..view() },
             FlowView { state: FlowState::TcpAnswered, ..view() },
@@ -197,7 +212,7 @@ mod tests {
             FlowView { age: second(0), ..view() },
         ];
         for other in others {
-            assert_eq!(all.replica(&other, |_| false), None, "{other:?}");
+            assert_eq!(all.replica(&other, |_| true, |_| false), None, "{other:?}");
         }
     }
 }
