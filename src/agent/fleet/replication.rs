@@ -8,6 +8,7 @@
 //! that were sent, and 18 MB for each partner at most (`window`, `hub`).
 //! Not here: which flows a worker tells, and what it makes of those of partners (`dataplane`).
 
+mod agreement;
 mod channel;
 mod copy;
 mod exchange;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 use dataplane::{Tunables, VipAnswers};
 use proto::limits::PARTNERS_MAX;
 use proto::{GatewayState, Generation, Membership, Origin};
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -39,6 +41,7 @@ use crate::agent::inquiries::Inquiries;
 use crate::agent::supervisor::Failure;
 use crate::settings::Replication;
 use crate::watch::send_if_changed;
+use agreement::Agreement;
 pub use exchange::ReplicaExchange;
 use hub::Hub;
 use seal::Identity;
@@ -89,6 +92,8 @@ pub struct ReplicationInputs {
     pub gateway: String,
     /// Its settings.
     pub settings: Replication,
+    /// Number of groups of VIPs, and the VRID of the first.
+    pub election: (u8, u8),
     /// The queues of the workers.
     pub exchange: Arc<ReplicaExchange>,
     /// Lists flows.
@@ -110,16 +115,19 @@ pub struct ReplicationInputs {
 /// # Errors
 /// If the address is in use, or is not of this machine.
 pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
-    let ReplicationInputs { gateway, settings, exchange, inquiries, answers, tunables, membership, state, status } = inputs;
+    let ReplicationInputs { gateway, settings, election, exchange, inquiries, answers, tunables, membership, state, status } =
+        inputs;
     let listen = settings.listen;
     let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let socket = UdpSocket::bind(listen).await.map_err(failed)?;
-    // The kernel gives less if it allows less; what overflows is asked for again.
-    let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER);
-    let identity = Identity { name: gateway, address: listen };
+    enlarge_buffer(&socket);
+    let agreement = Agreement { groups: election.0, first_vrid: election.1 };
+    let digest = agreement.digest(&tunables.borrow().snat);
+    let identity = Identity { name: gateway, address: listen, process: seal::random()?, agreement: digest };
     let key = settings.key.as_ref().map(|file| file.key);
-    let hub = Arc::new(Hub::new((identity, settings.after, key), (exchange, inquiries), (answers, tunables), socket));
+    let hub =
+        Arc::new(Hub::new((identity, agreement), (settings.after, key), (exchange, inquiries), (answers, tunables), socket));
     let (named, partners) = watch::channel(None);
     let mut tasks = JoinSet::new();
     tasks.spawn(take_news(Arc::clone(&hub)));
@@ -131,6 +139,14 @@ pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
         Some(Err(error)) => Err(error.into()),
         Some(Ok(Err(error))) => Err(failed(error).into()),
         Some(Ok(Ok(()))) | None => Err("a task of the replication has ended".into()),
+    }
+}
+
+/// Gives the socket its receive buffer. Without the right to pass the kernel's limit, `net.core.rmem_max`, it is as long as
+/// that; what overflows is asked for again.
+fn enlarge_buffer(socket: &UdpSocket) {
+    if sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER).is_err() {
+        let _ = sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER);
     }
 }
 
@@ -319,6 +335,7 @@ mod tests {
             let inputs = ReplicationInputs {
                 gateway: name.to_owned(),
                 settings,
+                election: (2, 101),
                 exchange: Arc::clone(&exchange),
                 inquiries: Arc::new(without_workers()),
                 answers: watch::Sender::default().subscribe(),
@@ -379,6 +396,16 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    #[tokio::test]
+    async fn the_receive_buffer_has_its_length_where_the_kernel_allows_it() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let before = sockopt::socket_recv_buffer_size(&socket).unwrap();
+        let may_force = sockopt::set_socket_recv_buffer_size_force(&socket, before).is_ok();
+        enlarge_buffer(&socket);
+        let after = sockopt::socket_recv_buffer_size(&socket).unwrap();
+        assert!(if may_force { after >= RECEIVE_BUFFER } else { after >= before }, "{before} {after} {may_force}");
     }
 
     #[test]

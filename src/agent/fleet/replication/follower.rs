@@ -3,6 +3,7 @@
 //! **Invariant:** news is applied in its order, and a repeated, forged or late datagram changes nothing. Shadow flows stay
 //! when a session ends. Not here: order and gaps (`window`).
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::channel::{self, HANDSHAKE_MAX, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::hub::Hub;
 use super::message::Message;
 use super::record;
-use super::seal::{Opener, Sealer, SessionId, Side};
+use super::seal::{Identity, Opener, Sealer, SessionId, Side};
 use super::teller::reason;
 use super::window::{TouchedFlows, Window};
 
@@ -27,6 +28,12 @@ use super::window::{TouchedFlows, Window};
 const MESSAGES_WAITING_MAX: usize = 16;
 /// Batches and pages that wait for room in the queues of workers: 64 of at most 240 events of 152 B are 2.3 MB.
 const EVENTS_WAITING_MAX: usize = 64;
+/// Questions for missing batches that wait for the connection. What finds no room is asked for at the next heartbeat.
+const ASKED_WAITING_MAX: usize = 64;
+/// Most batches that are asked for at a heartbeat: 256 of 1.4 KB are 360 KB.
+const MISSING_MAX: usize = 256;
+/// Longest gap between two sessions that is asked for, batches: half of those that fit ahead of a gap.
+const RESUME_MAX: u64 = 2048;
 /// What is missing is asked for again after this time: a repair by TCP takes as long as a lost packet of TCP, 200 ms.
 const REPAIR: Duration = Duration::from_millis(300);
 /// Waits before a partner is dialled again: 0.2 to 0.4 s first, 2.5 to 5 s at most.
@@ -40,9 +47,13 @@ const LONGEST_DELAY: Duration = Duration::from_millis(2500);
 /// Follows a partner, and never ends.
 pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     let (mut waits, mut logged) = (BACKOFF.build(), String::new());
+    let mut last = None;
     loop {
         let mut has_followed = false;
-        let Err(error) = follow(&hub, partner, &mut has_followed).await;
+        let Err(error) = follow(&hub, partner, &mut has_followed, &mut last).await;
+        if matches!(error, SessionError::Gone | SessionError::Window(_)) {
+            last = None;
+        }
         hub.stand(partner, |standing| (standing.is_followed, standing.has_failed) = (false, true));
         if has_followed {
             (waits, logged) = (BACKOFF.build(), String::new());
@@ -56,19 +67,29 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     }
 }
 
-async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) -> Result<Infallible, SessionError> {
+/// A process of a teller, and the number of the first of its batches that the workers may not have.
+type Followed = ([u8; 8], u64);
+
+async fn follow(
+    hub: &Arc<Hub>,
+    partner: SocketAddr,
+    has_followed: &mut bool,
+    last: &mut Option<Followed>,
+) -> Result<Infallible, SessionError> {
     let mut stream = timeout(HANDSHAKE_MAX, TcpStream::connect(partner)).await.map_err(|_| SessionError::Slow)??;
     stream.set_nodelay(true)?;
-    let (session, name) = channel::follow(&mut stream, &hub.identity, &hub.keys()).await?;
+    let identity = hub.identity();
+    let (session, teller) = channel::follow(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
+    let Identity { name, process, .. } = teller;
     let mut registered = hub.register(session.id());
     let ((sealer, opener), (by_udp, from_udp)) = (session.stream(Side::Follower), session.datagrams(Side::Follower));
     let (read_half, write_half) = stream.into_split();
-    let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let (messages, written) = mpsc::channel(ASKED_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (events, given) = mpsc::channel(EVENTS_WAITING_MAX);
     let mut tasks = JoinSet::new();
     tasks.spawn(give(Arc::clone(hub), given));
-    tasks.spawn(channel::write(write_half, sealer, written));
+    tasks.spawn(channel::write(write_half, sealer, mpsc::channel(1).1, written));
     tasks.spawn(channel::read(read_half, opener, reads));
     let mut follower = Follower {
         hub,
@@ -83,7 +104,9 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
         copies: (0, 0),
         heard: Instant::now(),
         counter: 0,
-        asked: None,
+        asked: BTreeMap::new(),
+        head_before: 0,
+        resumes: last.filter(|(before, _)| *before == process).map(|(_, next)| next),
     };
     hub.stand(partner, |standing| (standing.name, standing.has_failed) = (Some(name.clone()), false));
     let mut heartbeat = interval(HEARTBEAT);
@@ -101,9 +124,15 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
                 }
             }
             _ = heartbeat.tick() => {
+                if hub.identity() != identity {
+                    return Err(SessionError::Changed);
+                }
                 follower.apply_news().await?;
                 follower.acknowledge().await?;
             }
+        }
+        if let Some(first) = follower.first_unsure() {
+            *last = Some((process, first));
         }
     }
 }
@@ -132,8 +161,12 @@ struct Follower<'a> {
     heard: Instant,
     /// Counter of the next heartbeat.
     counter: u64,
-    /// What was asked for last, and when.
-    asked: Option<(u64, Instant)>,
+    /// Missing batches that were asked for, and when.
+    asked: BTreeMap<u64, Instant>,
+    /// The number of the teller's next batch at the last heartbeat.
+    head_before: u64,
+    /// The first batch that the workers may not have since an earlier session with the same process.
+    resumes: Option<u64>,
 }
 
 impl Follower<'_> {
@@ -148,7 +181,8 @@ impl Follower<'_> {
             Some(Message::Heartbeat(next)) if counter >= self.counter => {
                 (self.heard, self.counter) = (Instant::now(), counter + 1);
                 self.window.heard(next);
-                self.ask().await
+                self.ask();
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -157,7 +191,9 @@ impl Follower<'_> {
     async fn take_message(&mut self, message: &[u8]) -> Result<(), SessionError> {
         match Message::decode(message) {
             Some(Message::CopyBegins(copy, first)) => {
-                self.window.begin(first);
+                let gap = self.resumes.take().filter(|next| *next <= first && first - next <= RESUME_MAX);
+                self.window.begin(gap.unwrap_or(first));
+                self.window.heard(first);
                 self.touched.begin();
                 self.copies.0 = copy;
                 // The teller waits for it.
@@ -204,22 +240,25 @@ impl Follower<'_> {
         self.events.capacity() > 0
     }
 
-    /// Asks for what is missing. Two heartbeats must agree on it, because datagrams may be reordered.
-    async fn ask(&mut self) -> Result<(), SessionError> {
-        let Some((first, count)) = self.window.missing() else {
-            self.asked = None;
-            return Ok(());
-        };
-        match self.asked {
-            Some((before, since)) if before == first && since > Instant::now() => return Ok(()),
-            Some((before, _)) if before == first => {
-                let message = Message::Missing(first, count).encode();
-                self.messages.send(message).await.map_err(|_| SessionError::Closed)?;
-                self.asked = Some((first, Instant::now() + REPAIR));
+    /// The first batch that the workers may not have: some that were taken in order wait for them.
+    fn first_unsure(&self) -> Option<u64> {
+        (self.copies.1 > 0).then(|| self.window.next().saturating_sub(EVENTS_WAITING_MAX as u64 + 1))
+    }
+
+    /// Asks for what is missing before the head of the last heartbeat: datagrams may be reordered.
+    fn ask(&mut self) {
+        let now = Instant::now();
+        let below = std::mem::replace(&mut self.head_before, self.window.head());
+        self.asked = self.asked.split_off(&self.window.next());
+        let is_due = |number: &u64| self.asked.get(number).is_none_or(|asked| now.saturating_duration_since(*asked) >= REPAIR);
+        let due: Vec<_> = self.window.missing(below).filter(is_due).take(MISSING_MAX).collect();
+        for range in due.chunk_by(|one, next| one + 1 == *next) {
+            let message = Message::Missing(range[0], u32::try_from(range.len()).unwrap_or(u32::MAX)).encode();
+            if self.messages.try_send(message).is_err() {
+                break;
             }
-            _ => self.asked = Some((first, Instant::now())),
+            self.asked.extend(range.iter().map(|number| (*number, now)));
         }
-        Ok(())
     }
 
     async fn acknowledge(&mut self) -> Result<(), SessionError> {
