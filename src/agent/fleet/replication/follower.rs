@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -104,9 +105,9 @@ async fn follow(
         copies: (0, 0),
         heard: Instant::now(),
         counter: 0,
-        asked: BTreeMap::new(),
-        head_before: 0,
-        resumes: last.filter(|(before, _)| *before == process).map(|(_, next)| next),
+        questions: Questions::default(),
+        process,
+        last: *last,
     };
     hub.stand(partner, |standing| (standing.name, standing.has_failed) = (Some(name.clone()), false));
     let mut heartbeat = interval(HEARTBEAT);
@@ -161,12 +162,10 @@ struct Follower<'a> {
     heard: Instant,
     /// Counter of the next heartbeat.
     counter: u64,
-    /// Missing batches that were asked for, and when.
-    asked: BTreeMap<u64, Instant>,
-    /// The number of the teller's next batch at the last heartbeat.
-    head_before: u64,
-    /// The first batch that the workers may not have since an earlier session with the same process.
-    resumes: Option<u64>,
+    questions: Questions,
+    /// The process of the teller, and what was followed before.
+    process: [u8; 8],
+    last: Option<Followed>,
 }
 
 impl Follower<'_> {
@@ -191,8 +190,7 @@ impl Follower<'_> {
     async fn take_message(&mut self, message: &[u8]) -> Result<(), SessionError> {
         match Message::decode(message) {
             Some(Message::CopyBegins(copy, first)) => {
-                let gap = self.resumes.take().filter(|next| *next <= first && first - next <= RESUME_MAX);
-                self.window.begin(gap.unwrap_or(first));
+                self.window.begin(first_batch(self.last, self.process, first));
                 self.window.heard(first);
                 self.touched.begin();
                 self.copies.0 = copy;
@@ -245,19 +243,15 @@ impl Follower<'_> {
         (self.copies.1 > 0).then(|| self.window.next().saturating_sub(EVENTS_WAITING_MAX as u64 + 1))
     }
 
-    /// Asks for what is missing before the head of the last heartbeat: datagrams may be reordered.
+    /// Asks for what is missing. What finds no room is asked for at the next heartbeat.
     fn ask(&mut self) {
         let now = Instant::now();
-        let below = std::mem::replace(&mut self.head_before, self.window.head());
-        self.asked = self.asked.split_off(&self.window.next());
-        let is_due = |number: &u64| self.asked.get(number).is_none_or(|asked| now.saturating_duration_since(*asked) >= REPAIR);
-        let due: Vec<_> = self.window.missing(below).filter(is_due).take(MISSING_MAX).collect();
-        for range in due.chunk_by(|one, next| one + 1 == *next) {
-            let message = Message::Missing(range[0], u32::try_from(range.len()).unwrap_or(u32::MAX)).encode();
-            if self.messages.try_send(message).is_err() {
+        for missing in self.questions.due(&self.window, now) {
+            let count = u32::try_from(missing.end - missing.start).unwrap_or(u32::MAX);
+            if self.messages.try_send(Message::Missing(missing.start, count).encode()).is_err() {
                 break;
             }
-            self.asked.extend(range.iter().map(|number| (*number, now)));
+            self.questions.note(missing, now);
         }
     }
 
@@ -271,5 +265,78 @@ impl Follower<'_> {
         // What the kernel refuses is lost like any other datagram.
         let _ = self.hub.socket.send_to(&datagram, self.partner).await;
         Ok(())
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, Default)]
+struct Questions {
+    /// Missing batches that were asked for, and when.
+    asked: BTreeMap<u64, Instant>,
+    /// The number of the teller's next batch at the last heartbeat.
+    head_before: u64,
+}
+
+impl Questions {
+    /// At a heartbeat: what is missing of the batches before the last heartbeat, because datagrams may be reordered. What
+    /// was asked for a moment ago is left out.
+    fn due(&mut self, window: &Window, now: Instant) -> Vec<Range<u64>> {
+        let below = std::mem::replace(&mut self.head_before, window.head());
+        self.asked = self.asked.split_off(&window.next());
+        let is_due = |number: &u64| self.asked.get(number).is_none_or(|asked| now.saturating_duration_since(*asked) >= REPAIR);
+        let due: Vec<_> = window.missing(below).filter(is_due).take(MISSING_MAX).collect();
+        due.chunk_by(|one, next| one + 1 == *next).map(|gap| gap[0]..gap[0] + gap.len() as u64).collect()
+    }
+
+    /// It was asked for.
+    fn note(&mut self, missing: Range<u64>, now: Instant) {
+        self.asked.extend(missing.map(|number| (number, now)));
+    }
+}
+
+/// The batch with which a session begins whose first one is `first`: after an earlier session with the same process, the
+/// first one that the workers may not have.
+fn first_batch(last: Option<Followed>, process: [u8; 8], first: u64) -> u64 {
+    let gap = last.filter(|(before, next)| *before == process && *next <= first && first - next <= RESUME_MAX);
+    gap.map_or(first, |(_, next)| next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gap_is_asked_for_at_once_and_again_only_after_a_while() {
+        let (mut window, mut questions, now) = (Window::default(), Questions::default(), Instant::now());
+        window.begin(0);
+        // A tenth of 330 batches a second is lost, and the last batch.
+        (0..330).filter(|number| number % 10 != 3).for_each(|number| window.add(number, b"").unwrap());
+        while window.take().is_some() {}
+        window.heard(331);
+        assert_eq!(questions.due(&window, now), Vec::<Range<u64>>::new(), "they may still arrive");
+        let due = questions.due(&window, now);
+        let gaps: Vec<_> = (3..330).step_by(10).map(|number| number..number + 1).chain([330..331]).collect();
+        assert_eq!(due, gaps);
+        due[1..].iter().for_each(|gap| questions.note(gap.clone(), now));
+        assert_eq!(questions.due(&window, now), [3..4], "for it there was no room");
+        questions.note(3..4, now);
+        assert_eq!(questions.due(&window, now + REPAIR / 2), Vec::<Range<u64>>::new());
+        window.add(3, b"").unwrap();
+        while window.take().is_some() {}
+        assert_eq!(questions.due(&window, now + REPAIR), gaps[1..]);
+        window.heard(2000);
+        questions.due(&window, now);
+        let asked: u64 = questions.due(&window, now + REPAIR).iter().map(|gap| gap.end - gap.start).sum();
+        assert_eq!(asked, MISSING_MAX as u64);
+    }
+
+    #[test]
+    fn a_session_begins_where_the_last_one_with_the_same_process_ended() {
+        let (same, other) = ([1; 8], [2; 8]);
+        assert_eq!(first_batch(None, same, 5000), 5000);
+        assert_eq!(first_batch(Some((same, 4000)), same, 5000), 4000);
+        assert_eq!(first_batch(Some((other, 4000)), same, 5000), 5000, "it counts its own batches");
+        assert_eq!(first_batch(Some((same, 5001)), same, 5000), 5000);
+        assert_eq!(first_batch(Some((same, 5000 - RESUME_MAX - 1)), same, 5000), 5000, "too many");
     }
 }

@@ -18,7 +18,7 @@ use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::copy;
 use super::hub::Hub;
 use super::message::Message;
-use super::seal::{Opener, Sealer, SessionId, Side};
+use super::seal::{Identity, Opener, Sealer, Session, SessionId, Side};
 
 /// Messages that wait for the connection: 64 pages of 8 KiB are half a megabyte.
 const MESSAGES_WAITING_MAX: usize = 64;
@@ -38,17 +38,33 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Serves one follower until the session ends, which is always an error. The follower's name and address are set once it
-/// has proven that it has the key.
-pub(super) async fn serve(
-    hub: Arc<Hub>,
-    mut stream: TcpStream,
-    follower: &mut Option<(String, SocketAddr)>,
-) -> Result<Infallible, SessionError> {
+/// A follower that has proven that it has the key.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    stream: TcpStream,
+    session: Session,
+    own: Identity,
+    follower: Identity,
+}
+
+impl Greeting {
+    /// Who it is.
+    pub(super) fn follower(&self) -> &Identity {
+        &self.follower
+    }
+}
+
+/// Shakes hands with whoever dials.
+pub(super) async fn greet(hub: &Hub, mut stream: TcpStream) -> Result<Greeting, SessionError> {
     stream.set_nodelay(true)?;
-    let identity = hub.identity();
-    let (session, who) = channel::tell(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
-    *follower = Some((who.name.clone(), who.address));
+    let own = hub.identity();
+    let (session, follower) = channel::tell(&mut stream, &own, &hub.keys(), hub.agreement.groups).await?;
+    Ok(Greeting { stream, session, own, follower })
+}
+
+/// Serves one follower until the session ends, which is always an error.
+pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallible, SessionError> {
+    let Greeting { stream, session, own: identity, follower: who } = greeting;
     hub.stand(who.address, |standing| {
         (standing.name, standing.follows) = (Some(who.name.clone()), Some((false, Duration::ZERO)));
     });

@@ -161,10 +161,10 @@ mod tests {
     fn batches_are_passed_on_in_order_and_gaps_are_named() {
         let mut window = Window::default();
         window.add(9000, b"early").unwrap();
-        assert_eq!((missing(&window), window.take()), (vec![], None));
+        assert_eq!((missing(&window), window.take()), (Vec::<u64>::new(), None));
         window.begin(10);
         window.begin(99);
-        assert_eq!(missing(&window), []);
+        assert_eq!(missing(&window), Vec::<u64>::new());
         window.heard(12);
         assert_eq!(missing(&window), [10, 11], "the last ones are known by the heartbeat");
         window.add(12, b"c").unwrap();
@@ -174,7 +174,7 @@ mod tests {
         window.add(11, b"b").unwrap();
         window.add(11, b"again").unwrap();
         assert_eq!(window.take(), Some((11, b"b"[..].into())));
-        assert_eq!((taken(&mut window), missing(&window), window.next()), (vec![12], vec![], 13));
+        assert_eq!((taken(&mut window), missing(&window), window.next()), (vec![12], Vec::<u64>::new(), 13));
         window.add(12, b"again").unwrap();
         assert_eq!(taken(&mut window), Vec::<u64>::new());
         for number in [14, 16, 17, 20] {
