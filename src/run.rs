@@ -509,6 +509,7 @@ fn replication_inputs(
     Some(ReplicationInputs {
         gateway: settings.name.clone(),
         settings: settings.replication.clone()?,
+        election: (settings.election.groups, settings.election.first_vrid),
         exchange: Arc::clone(&outlets.exchange),
         inquiries: Arc::clone(&sources.inquiries),
         answers: channels.answers.subscribe(),

@@ -8,6 +8,7 @@
 //! that were sent, and 18 MB for each partner at most (`window`, `hub`).
 //! Not here: which flows a worker tells, and what it makes of those of partners (`dataplane`).
 
+mod agreement;
 mod channel;
 mod copy;
 mod exchange;
@@ -20,7 +21,7 @@ mod sent;
 mod teller;
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -30,8 +31,9 @@ use std::time::{Duration, Instant};
 use dataplane::{Tunables, VipAnswers};
 use proto::limits::PARTNERS_MAX;
 use proto::{GatewayState, Generation, Membership, Origin};
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, UdpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -39,6 +41,7 @@ use crate::agent::inquiries::Inquiries;
 use crate::agent::supervisor::Failure;
 use crate::settings::Replication;
 use crate::watch::send_if_changed;
+use agreement::Agreement;
 pub use exchange::ReplicaExchange;
 use hub::Hub;
 use seal::Identity;
@@ -57,6 +60,15 @@ const STATE_MAX: Duration = Duration::from_secs(30);
 const DATAGRAM_BYTES_MAX: usize = 2048;
 /// Bytes of the socket's receive buffer: 100 ms of 40 MB a second.
 const RECEIVE_BUFFER: usize = 4 << 20;
+
+/// Most sessions: twice as many as there may be partners, as an old session of a partner ends a second after its new one
+/// has begun.
+const SESSIONS_MAX: usize = 2 * PARTNERS_MAX;
+/// Most handshakes at once, and of one address. A partner makes one, which takes milliseconds.
+const HANDSHAKES_MAX: usize = 256;
+const HANDSHAKES_OF_ADDRESS_MAX: usize = 4;
+/// Most causes that are logged of one address.
+const CAUSES_MAX: usize = 8;
 
 /// A partner as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +101,8 @@ pub struct ReplicationInputs {
     pub gateway: String,
     /// Its settings.
     pub settings: Replication,
+    /// Number of groups of VIPs, and the VRID of the first.
+    pub election: (u8, u8),
     /// The queues of the workers.
     pub exchange: Arc<ReplicaExchange>,
     /// Lists flows.
@@ -110,16 +124,19 @@ pub struct ReplicationInputs {
 /// # Errors
 /// If the address is in use, or is not of this machine.
 pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
-    let ReplicationInputs { gateway, settings, exchange, inquiries, answers, tunables, membership, state, status } = inputs;
+    let ReplicationInputs { gateway, settings, election, exchange, inquiries, answers, tunables, membership, state, status } =
+        inputs;
     let listen = settings.listen;
     let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let socket = UdpSocket::bind(listen).await.map_err(failed)?;
-    // The kernel gives less if it allows less; what overflows is asked for again.
-    let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER);
-    let identity = Identity { name: gateway, address: listen };
+    enlarge_buffer(&socket);
+    let agreement = Agreement { groups: election.0, first_vrid: election.1 };
+    let digest = agreement.digest(&tunables.borrow().snat);
+    let identity = Identity { name: gateway, address: listen, process: seal::random()?, agreement: digest };
     let key = settings.key.as_ref().map(|file| file.key);
-    let hub = Arc::new(Hub::new((identity, settings.after, key), (exchange, inquiries), (answers, tunables), socket));
+    let hub =
+        Arc::new(Hub::new((identity, agreement), (settings.after, key), (exchange, inquiries), (answers, tunables), socket));
     let (named, partners) = watch::channel(None);
     let mut tasks = JoinSet::new();
     tasks.spawn(take_news(Arc::clone(&hub)));
@@ -131,6 +148,14 @@ pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
         Some(Err(error)) => Err(error.into()),
         Some(Ok(Err(error))) => Err(failed(error).into()),
         Some(Ok(Ok(()))) | None => Err("a task of the replication has ended".into()),
+    }
+}
+
+/// Gives the socket its receive buffer. Without the right to pass the kernel's limit, `net.core.rmem_max`, it is as long as
+/// that; what overflows is asked for again.
+fn enlarge_buffer(socket: &UdpSocket) {
+    if sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER).is_err() {
+        let _ = sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER);
     }
 }
 
@@ -160,48 +185,69 @@ async fn receive(hub: Arc<Hub>) -> io::Result<()> {
     }
 }
 
-/// Tells partners that dial this gateway.
+/// Tells partners that dial this gateway. Who has not proven yet that it is one takes no place of a session.
 async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
-    // Twice as many as there may be partners: an old session of a partner ends a second after its new one has begun.
-    let places = Arc::new(Semaphore::new(2 * PARTNERS_MAX));
-    let mut sessions = JoinSet::new();
-    let mut logged = BTreeMap::new();
+    let (mut greetings, mut sessions) = (JoinSet::new(), JoinSet::new());
+    let (mut greeted, mut logged) = (BTreeMap::<IpAddr, usize>::new(), Logged::new());
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let (stream, from) = match accepted {
-                    Ok(accepted) => accepted,
+                    Ok((stream, from)) => (stream, from.ip()),
                     Err(error) => {
                         tracing::warn!(%error, "a connection of a partner cannot be accepted");
                         tokio::time::sleep(Duration::from_secs(1)).await;
                         continue;
                     }
                 };
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                if greetings.len() >= HANDSHAKES_MAX || greeted.get(&from).is_some_and(|count| *count >= HANDSHAKES_OF_ADDRESS_MAX) {
+                    note_refusal(&mut logged, from, "too many handshakes at once".to_owned());
+                    continue;
+                }
+                *greeted.entry(from).or_default() += 1;
                 let hub = Arc::clone(&hub);
-                sessions.spawn(async move {
-                    let _place = place;
-                    let mut follower = None;
-                    let Err(error) = teller::serve(hub, stream, &mut follower).await;
-                    (from.ip(), follower, error.to_string())
-                });
+                greetings.spawn(async move { (from, teller::greet(&hub, stream).await) });
             }
-            Some(Ok((from, follower, error))) = sessions.join_next() => note_end(&mut logged, from, follower, error),
+            Some(Ok((from, result))) = greetings.join_next() => {
+                greeted.entry(from).and_modify(|count| *count -= 1);
+                greeted.retain(|_, count| *count > 0);
+                match result {
+                    Ok(_) if sessions.len() >= SESSIONS_MAX => {
+                        note_refusal(&mut logged, from, "too many sessions".to_owned());
+                    }
+                    Ok(greeting) => {
+                        logged.remove(&from);
+                        let hub = Arc::clone(&hub);
+                        sessions.spawn(async move {
+                            let (gateway, address) = (greeting.follower().name.clone(), greeting.follower().address);
+                            let Err(error) = teller::serve(hub, greeting).await;
+                            tracing::warn!(gateway, %address, %error, "a partner no longer follows the flows of this gateway");
+                        });
+                    }
+                    Err(error) => {
+                        note_refusal(&mut logged, from, error.to_string());
+                    }
+                }
+            }
+            Some(_) = sessions.join_next() => {}
         }
     }
 }
 
-/// Logs the end of a session. What strangers do is logged once by address, of the last thousand.
-fn note_end(logged: &mut BTreeMap<IpAddr, String>, from: IpAddr, follower: Option<(String, SocketAddr)>, error: String) {
-    if let Some((gateway, address)) = follower {
-        logged.remove(&from);
-        tracing::warn!(gateway, %address, error, "a partner no longer follows the flows of this gateway");
-    } else if logged.insert(from, error.clone()).is_none_or(|before| before != error) {
+/// What was logged of strangers, by address.
+type Logged = BTreeMap<IpAddr, BTreeSet<String>>;
+
+/// Logs a refused connection: each cause once by address, of the last thousand addresses. True if it was logged.
+fn note_refusal(logged: &mut Logged, from: IpAddr, error: String) -> bool {
+    let causes = logged.entry(from).or_default();
+    let is_new = causes.len() < CAUSES_MAX && causes.insert(error.clone());
+    if is_new {
         tracing::warn!(%from, error, "a connection to `fleet.listen` was refused");
-        if logged.len() > 1000 {
-            logged.pop_first();
-        }
     }
+    if logged.len() > 1000 {
+        logged.pop_first();
+    }
+    is_new
 }
 
 type StateReceivers = (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>);
@@ -287,6 +333,8 @@ async fn publish(
 #[cfg(test)]
 mod tests {
     use proto::{GroupKey, Member, State};
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpStream;
 
     use super::*;
     use crate::agent::inquiries::tests::without_workers;
@@ -319,6 +367,7 @@ mod tests {
             let inputs = ReplicationInputs {
                 gateway: name.to_owned(),
                 settings,
+                election: (2, 101),
                 exchange: Arc::clone(&exchange),
                 inquiries: Arc::new(without_workers()),
                 answers: watch::Sender::default().subscribe(),
@@ -379,6 +428,54 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    #[tokio::test]
+    async fn the_receive_buffer_has_its_length_where_the_kernel_allows_it() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let before = sockopt::socket_recv_buffer_size(&socket).unwrap();
+        let may_force = sockopt::set_socket_recv_buffer_size_force(&socket, before).is_ok();
+        enlarge_buffer(&socket);
+        let after = sockopt::socket_recv_buffer_size(&socket).unwrap();
+        assert!(if may_force { after >= RECEIVE_BUFFER } else { after >= before }, "{before} {after} {may_force}");
+    }
+
+    #[tokio::test]
+    async fn strangers_who_say_nothing_keep_no_partner_of_another_address_away() {
+        let (mut one, mut two) = (Gateway::start("edge-1"), Gateway::start("edge-2"));
+        one.names(1, &two);
+        two.names(1, &one);
+        while TcpStream::connect(one.listen).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let mut strangers = Vec::new();
+        let mut closed = 0;
+        for _ in 0..4 * HANDSHAKES_OF_ADDRESS_MAX {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.9:0".parse().unwrap()).unwrap();
+            strangers.push(socket.connect(one.listen).await.unwrap());
+        }
+        // Those beyond the limit are closed at once, before a handshake takes too long.
+        for stranger in &mut strangers {
+            let read = tokio::time::timeout(Duration::from_millis(50), stranger.read_u8()).await;
+            closed += usize::from(read.is_ok());
+        }
+        assert!(closed >= HANDSHAKES_OF_ADDRESS_MAX, "{closed}");
+        one.has_state();
+        two.has_state();
+        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+    }
+
+    #[test]
+    fn a_cause_is_logged_once_by_address() {
+        let mut logged = Logged::new();
+        let mut note = |address: [u8; 4], cause: &str| note_refusal(&mut logged, address.into(), cause.to_owned());
+        assert!(note([192, 0, 2, 1], "a") && note([192, 0, 2, 1], "b") && note([192, 0, 2, 2], "a"));
+        assert!(!note([192, 0, 2, 1], "a") && !note([192, 0, 2, 1], "b"));
+        let noted = (0..100).filter(|n| note([192, 0, 2, 3], &n.to_string())).count();
+        assert_eq!(noted, CAUSES_MAX);
     }
 
     #[test]

@@ -49,6 +49,13 @@ pub(super) enum SessionError {
     Closed,
     #[error("it refused: {0}")]
     Refused(SealError),
+    #[error(
+        "partner {0} has other values of `announce.groups`, `announce.firstVrid` or the first {1} of `snat.addresses` of a \
+         family; stop all gateways and give them the same"
+    )]
+    Disagrees(String, u8),
+    #[error("`snat.addresses` of this gateway have changed; a new session follows")]
+    Changed,
 }
 
 /// Why the teller refuses, in place of an answer.
@@ -71,12 +78,19 @@ async fn read_handshake(stream: &mut TcpStream) -> Result<Vec<u8>, SessionError>
     Ok(bytes)
 }
 
-/// The follower's handshake. Returns the session, and the name of the teller.
+/// Partners have one owner for each SNAT address only if they have the same values.
+fn check_agreement(own: &Identity, partner: &Identity, groups: u8) -> Result<(), SessionError> {
+    if own.agreement == partner.agreement { Ok(()) } else { Err(SessionError::Disagrees(partner.name.clone(), groups)) }
+}
+
+/// The follower's handshake. Returns the session, and who the teller is. It proves itself before it judges what the teller
+/// has, so both sides name the same cause.
 pub(super) async fn follow(
     stream: &mut TcpStream,
     identity: &Identity,
     keys: &[GroupKey],
-) -> Result<(Session, String), SessionError> {
+    groups: u8,
+) -> Result<(Session, Identity), SessionError> {
     let handshake = async {
         let offer = seal::offer(identity, keys)?;
         write_handshake(stream, &offer).await?;
@@ -86,9 +100,10 @@ pub(super) async fn follow(
             [REFUSED_ITSELF] => return Err(SealError::Itself(identity.name.clone()).into()),
             _ => {}
         }
-        let (session, name) = seal::accept(&offer, &answer, identity, keys)?;
+        let (session, teller) = seal::accept(&offer, &answer, identity, keys)?;
         stream.write_all(&session.proof(Side::Follower)).await?;
-        Ok((session, name))
+        check_agreement(identity, &teller, groups)?;
+        Ok((session, teller))
     };
     timeout(HANDSHAKE_MAX, handshake).await.unwrap_or(Err(SessionError::Slow))
 }
@@ -98,6 +113,7 @@ pub(super) async fn tell(
     stream: &mut TcpStream,
     identity: &Identity,
     keys: &[GroupKey],
+    groups: u8,
 ) -> Result<(Session, Identity), SessionError> {
     let handshake = async {
         let offer = read_handshake(stream).await?;
@@ -119,23 +135,30 @@ pub(super) async fn tell(
         let mut proof = [0; PROOF];
         stream.read_exact(&mut proof).await?;
         session.check(Side::Follower, &proof)?;
+        check_agreement(identity, &follower, groups)?;
         Ok((session, follower))
     };
     timeout(HANDSHAKE_MAX, handshake).await.unwrap_or(Err(SessionError::Slow))
 }
 
-/// Writes messages until there are no more, or the connection fails.
+/// Writes messages, urgent ones first, until there are no more, or the connection fails.
 pub(super) async fn write(
     mut stream: OwnedWriteHalf,
     mut sealer: Sealer,
+    mut urgent: mpsc::Receiver<Vec<u8>>,
     mut messages: mpsc::Receiver<Vec<u8>>,
 ) -> Result<(), SessionError> {
-    while let Some(mut message) = messages.recv().await {
+    loop {
+        let mut message = tokio::select! {
+            biased;
+            Some(message) = urgent.recv() => message,
+            Some(message) = messages.recv() => message,
+            else => return Ok(()),
+        };
         let length = u16::try_from(message.len() + TAG).map_err(io::Error::other)?.to_be_bytes();
         sealer.seal(&length, &mut message)?;
         stream.write_all(&[&length[..], &message].concat()).await?;
     }
-    Ok(())
 }
 
 /// Reads messages, and passes them on until the connection or the reader ends.
@@ -169,32 +192,44 @@ mod tests {
     use super::*;
 
     fn identity(n: u8) -> Identity {
-        Identity { name: format!("edge-{n}"), address: SocketAddr::from(([192, 0, 2, n], 9437)) }
+        let address = SocketAddr::from(([192, 0, 2, n], 9437));
+        Identity { name: format!("edge-{n}"), address, process: [n; 8], agreement: [7; 32] }
     }
 
-    async fn both(of_follower: u8, of_teller: u8) -> (Result<String, SessionError>, Result<Identity, SessionError>) {
+    async fn both(of_follower: u8, of_teller: u8) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
+        both_of(identity(1), of_follower, of_teller).await
+    }
+
+    async fn both_of(
+        one: Identity,
+        of_follower: u8,
+        of_teller: u8,
+    ) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let follower = async {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            let (session, name) = follow(&mut stream, &identity(1), &[GroupKey::new([of_follower; 32])]).await?;
+            let (session, teller) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
             let (read_half, _write_half) = stream.into_split();
             let (messages, mut read_messages) = mpsc::channel(1);
             let reading = tokio::spawn(read(read_half, session.stream(Side::Follower).1, messages));
+            assert_eq!(read_messages.recv().await.unwrap(), b"urgent");
             assert_eq!(read_messages.recv().await.unwrap(), b"first");
             assert_eq!(read_messages.recv().await.unwrap(), b"second");
             assert!(matches!(reading.await.unwrap(), Err(SessionError::Closed)));
-            Ok(name)
+            Ok(teller)
         };
         let teller = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let (session, follower) = tell(&mut stream, &identity(2), &[GroupKey::new([of_teller; 32])]).await?;
+            let (session, follower) = tell(&mut stream, &identity(2), &[GroupKey::new([of_teller; 32])], 2).await?;
             let (_read_half, write_half) = stream.into_split();
             let (messages, written) = mpsc::channel(2);
             messages.send(b"first".to_vec()).await.unwrap();
             messages.send(b"second".to_vec()).await.unwrap();
-            drop(messages);
-            write(write_half, session.stream(Side::Teller).0, written).await?;
+            let (urgent, repaired) = mpsc::channel(1);
+            urgent.send(b"urgent".to_vec()).await.unwrap();
+            drop((messages, urgent));
+            write(write_half, session.stream(Side::Teller).0, repaired, written).await?;
             Ok(follower)
         };
         tokio::join!(follower, teller)
@@ -203,7 +238,18 @@ mod tests {
     #[tokio::test]
     async fn gateways_with_the_same_key_exchange_messages() {
         let (teller, follower) = both(7, 7).await;
-        assert_eq!((teller.unwrap(), follower.unwrap()), ("edge-2".to_owned(), identity(1)));
+        assert_eq!((teller.unwrap(), follower.unwrap()), (identity(2), identity(1)));
+    }
+
+    #[tokio::test]
+    async fn a_partner_with_other_groups_or_snat_addresses_is_named_on_both_sides() {
+        let (of_follower, of_teller) = both_of(Identity { agreement: [8; 32], ..identity(1) }, 7, 7).await;
+        for (error, partner) in [(of_follower.unwrap_err(), "edge-2"), (of_teller.unwrap_err(), "edge-1")] {
+            let expected = format!(
+                "partner {partner} has other values of `announce.groups`, `announce.firstVrid` or the first 2 of `snat.addresses`"
+            );
+            assert!(error.to_string().starts_with(&expected), "{error}");
+        }
     }
 
     #[tokio::test]
@@ -220,7 +266,7 @@ mod tests {
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let (mut accepted, _) = listener.accept().await.unwrap();
-        let error = tell(&mut accepted, &identity(2), &[GroupKey::new([7; 32])]).await.unwrap_err();
+        let error = tell(&mut accepted, &identity(2), &[GroupKey::new([7; 32])], 2).await.unwrap_err();
         assert!(matches!(error, SessionError::Seal(SealError::Magic)), "{error}");
     }
 }

@@ -3,8 +3,10 @@
 //! **Invariant:** news is applied in its order, and a repeated, forged or late datagram changes nothing. Shadow flows stay
 //! when a session ends. Not here: order and gaps (`window`).
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,7 +21,7 @@ use super::channel::{self, HANDSHAKE_MAX, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::hub::Hub;
 use super::message::Message;
 use super::record;
-use super::seal::{Opener, Sealer, SessionId, Side};
+use super::seal::{Identity, Opener, Sealer, SessionId, Side};
 use super::teller::reason;
 use super::window::{TouchedFlows, Window};
 
@@ -27,6 +29,12 @@ use super::window::{TouchedFlows, Window};
 const MESSAGES_WAITING_MAX: usize = 16;
 /// Batches and pages that wait for room in the queues of workers: 64 of at most 240 events of 152 B are 2.3 MB.
 const EVENTS_WAITING_MAX: usize = 64;
+/// Questions for missing batches that wait for the connection. What finds no room is asked for at the next heartbeat.
+const ASKED_WAITING_MAX: usize = 64;
+/// Most batches that are asked for at a heartbeat: 256 of 1.4 KB are 360 KB.
+const MISSING_MAX: usize = 256;
+/// Longest gap between two sessions that is asked for, batches: half of those that fit ahead of a gap.
+const RESUME_MAX: u64 = 2048;
 /// What is missing is asked for again after this time: a repair by TCP takes as long as a lost packet of TCP, 200 ms.
 const REPAIR: Duration = Duration::from_millis(300);
 /// Waits before a partner is dialled again: 0.2 to 0.4 s first, 2.5 to 5 s at most.
@@ -40,9 +48,13 @@ const LONGEST_DELAY: Duration = Duration::from_millis(2500);
 /// Follows a partner, and never ends.
 pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     let (mut waits, mut logged) = (BACKOFF.build(), String::new());
+    let mut last = None;
     loop {
         let mut has_followed = false;
-        let Err(error) = follow(&hub, partner, &mut has_followed).await;
+        let Err(error) = follow(&hub, partner, &mut has_followed, &mut last).await;
+        if matches!(error, SessionError::Gone | SessionError::Window(_)) {
+            last = None;
+        }
         hub.stand(partner, |standing| (standing.is_followed, standing.has_failed) = (false, true));
         if has_followed {
             (waits, logged) = (BACKOFF.build(), String::new());
@@ -56,19 +68,29 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     }
 }
 
-async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) -> Result<Infallible, SessionError> {
+/// A process of a teller, and the number of the first of its batches that the workers may not have.
+type Followed = ([u8; 8], u64);
+
+async fn follow(
+    hub: &Arc<Hub>,
+    partner: SocketAddr,
+    has_followed: &mut bool,
+    last: &mut Option<Followed>,
+) -> Result<Infallible, SessionError> {
     let mut stream = timeout(HANDSHAKE_MAX, TcpStream::connect(partner)).await.map_err(|_| SessionError::Slow)??;
     stream.set_nodelay(true)?;
-    let (session, name) = channel::follow(&mut stream, &hub.identity, &hub.keys()).await?;
+    let identity = hub.identity();
+    let (session, teller) = channel::follow(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
+    let Identity { name, process, .. } = teller;
     let mut registered = hub.register(session.id());
     let ((sealer, opener), (by_udp, from_udp)) = (session.stream(Side::Follower), session.datagrams(Side::Follower));
     let (read_half, write_half) = stream.into_split();
-    let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let (messages, written) = mpsc::channel(ASKED_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (events, given) = mpsc::channel(EVENTS_WAITING_MAX);
     let mut tasks = JoinSet::new();
     tasks.spawn(give(Arc::clone(hub), given));
-    tasks.spawn(channel::write(write_half, sealer, written));
+    tasks.spawn(channel::write(write_half, sealer, mpsc::channel(1).1, written));
     tasks.spawn(channel::read(read_half, opener, reads));
     let mut follower = Follower {
         hub,
@@ -83,7 +105,9 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
         copies: (0, 0),
         heard: Instant::now(),
         counter: 0,
-        asked: None,
+        questions: Questions::default(),
+        process,
+        last: *last,
     };
     hub.stand(partner, |standing| (standing.name, standing.has_failed) = (Some(name.clone()), false));
     let mut heartbeat = interval(HEARTBEAT);
@@ -101,9 +125,15 @@ async fn follow(hub: &Arc<Hub>, partner: SocketAddr, has_followed: &mut bool) ->
                 }
             }
             _ = heartbeat.tick() => {
+                if hub.identity() != identity {
+                    return Err(SessionError::Changed);
+                }
                 follower.apply_news().await?;
                 follower.acknowledge().await?;
             }
+        }
+        if let Some(first) = follower.first_unsure() {
+            *last = Some((process, first));
         }
     }
 }
@@ -132,8 +162,10 @@ struct Follower<'a> {
     heard: Instant,
     /// Counter of the next heartbeat.
     counter: u64,
-    /// What was asked for last, and when.
-    asked: Option<(u64, Instant)>,
+    questions: Questions,
+    /// The process of the teller, and what was followed before.
+    process: [u8; 8],
+    last: Option<Followed>,
 }
 
 impl Follower<'_> {
@@ -148,7 +180,8 @@ impl Follower<'_> {
             Some(Message::Heartbeat(next)) if counter >= self.counter => {
                 (self.heard, self.counter) = (Instant::now(), counter + 1);
                 self.window.heard(next);
-                self.ask().await
+                self.ask();
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -157,7 +190,8 @@ impl Follower<'_> {
     async fn take_message(&mut self, message: &[u8]) -> Result<(), SessionError> {
         match Message::decode(message) {
             Some(Message::CopyBegins(copy, first)) => {
-                self.window.begin(first);
+                self.window.begin(first_batch(self.last, self.process, first));
+                self.window.heard(first);
                 self.touched.begin();
                 self.copies.0 = copy;
                 // The teller waits for it.
@@ -204,22 +238,21 @@ impl Follower<'_> {
         self.events.capacity() > 0
     }
 
-    /// Asks for what is missing. Two heartbeats must agree on it, because datagrams may be reordered.
-    async fn ask(&mut self) -> Result<(), SessionError> {
-        let Some((first, count)) = self.window.missing() else {
-            self.asked = None;
-            return Ok(());
-        };
-        match self.asked {
-            Some((before, since)) if before == first && since > Instant::now() => return Ok(()),
-            Some((before, _)) if before == first => {
-                let message = Message::Missing(first, count).encode();
-                self.messages.send(message).await.map_err(|_| SessionError::Closed)?;
-                self.asked = Some((first, Instant::now() + REPAIR));
+    /// The first batch that the workers may not have: some that were taken in order wait for them.
+    fn first_unsure(&self) -> Option<u64> {
+        (self.copies.1 > 0).then(|| self.window.next().saturating_sub(EVENTS_WAITING_MAX as u64 + 1))
+    }
+
+    /// Asks for what is missing. What finds no room is asked for at the next heartbeat.
+    fn ask(&mut self) {
+        let now = Instant::now();
+        for missing in self.questions.due(&self.window, now) {
+            let count = u32::try_from(missing.end - missing.start).unwrap_or(u32::MAX);
+            if self.messages.try_send(Message::Missing(missing.start, count).encode()).is_err() {
+                break;
             }
-            _ => self.asked = Some((first, Instant::now())),
+            self.questions.note(missing, now);
         }
-        Ok(())
     }
 
     async fn acknowledge(&mut self) -> Result<(), SessionError> {
@@ -232,5 +265,78 @@ impl Follower<'_> {
         // What the kernel refuses is lost like any other datagram.
         let _ = self.hub.socket.send_to(&datagram, self.partner).await;
         Ok(())
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, Default)]
+struct Questions {
+    /// Missing batches that were asked for, and when.
+    asked: BTreeMap<u64, Instant>,
+    /// The number of the teller's next batch at the last heartbeat.
+    head_before: u64,
+}
+
+impl Questions {
+    /// At a heartbeat: what is missing of the batches before the last heartbeat, because datagrams may be reordered. What
+    /// was asked for a moment ago is left out.
+    fn due(&mut self, window: &Window, now: Instant) -> Vec<Range<u64>> {
+        let below = std::mem::replace(&mut self.head_before, window.head());
+        self.asked = self.asked.split_off(&window.next());
+        let is_due = |number: &u64| self.asked.get(number).is_none_or(|asked| now.saturating_duration_since(*asked) >= REPAIR);
+        let due: Vec<_> = window.missing(below).filter(is_due).take(MISSING_MAX).collect();
+        due.chunk_by(|one, next| one + 1 == *next).map(|gap| gap[0]..gap[0] + gap.len() as u64).collect()
+    }
+
+    /// It was asked for.
+    fn note(&mut self, missing: Range<u64>, now: Instant) {
+        self.asked.extend(missing.map(|number| (number, now)));
+    }
+}
+
+/// The batch with which a session begins whose first one is `first`: after an earlier session with the same process, the
+/// first one that the workers may not have.
+fn first_batch(last: Option<Followed>, process: [u8; 8], first: u64) -> u64 {
+    let gap = last.filter(|(before, next)| *before == process && *next <= first && first - next <= RESUME_MAX);
+    gap.map_or(first, |(_, next)| next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gap_is_asked_for_at_once_and_again_only_after_a_while() {
+        let (mut window, mut questions, now) = (Window::default(), Questions::default(), Instant::now());
+        window.begin(0);
+        // A tenth of 330 batches a second is lost, and the last batch.
+        (0..330).filter(|number| number % 10 != 3).for_each(|number| window.add(number, b"").unwrap());
+        while window.take().is_some() {}
+        window.heard(331);
+        assert_eq!(questions.due(&window, now), Vec::<Range<u64>>::new(), "they may still arrive");
+        let due = questions.due(&window, now);
+        let gaps: Vec<_> = (3..330).step_by(10).map(|number| number..number + 1).chain([330..331]).collect();
+        assert_eq!(due, gaps);
+        due[1..].iter().for_each(|gap| questions.note(gap.clone(), now));
+        assert_eq!(questions.due(&window, now), [3..4], "for it there was no room");
+        questions.note(3..4, now);
+        assert_eq!(questions.due(&window, now + REPAIR / 2), Vec::<Range<u64>>::new());
+        window.add(3, b"").unwrap();
+        while window.take().is_some() {}
+        assert_eq!(questions.due(&window, now + REPAIR), gaps[1..]);
+        window.heard(2000);
+        questions.due(&window, now);
+        let asked: u64 = questions.due(&window, now + REPAIR).iter().map(|gap| gap.end - gap.start).sum();
+        assert_eq!(asked, MISSING_MAX as u64);
+    }
+
+    #[test]
+    fn a_session_begins_where_the_last_one_with_the_same_process_ended() {
+        let (same, other) = ([1; 8], [2; 8]);
+        assert_eq!(first_batch(None, same, 5000), 5000);
+        assert_eq!(first_batch(Some((same, 4000)), same, 5000), 4000);
+        assert_eq!(first_batch(Some((other, 4000)), same, 5000), 5000, "it counts its own batches");
+        assert_eq!(first_batch(Some((same, 5001)), same, 5000), 5000);
+        assert_eq!(first_batch(Some((same, 5000 - RESUME_MAX - 1)), same, 5000), 5000, "too many");
     }
 }

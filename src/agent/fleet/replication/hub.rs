@@ -13,6 +13,7 @@ use proto::{GroupKey, Membership};
 use tokio::net::UdpSocket;
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use super::agreement::Agreement;
 use super::exchange::ReplicaExchange;
 use super::seal::{Identity, KEYS_MAX, SessionId, session_of};
 use super::sent::SentBatches;
@@ -37,8 +38,9 @@ pub(super) struct Standing {
 /// What the sessions share.
 #[derive(Debug)]
 pub(super) struct Hub {
-    /// This gateway.
-    pub(super) identity: Identity,
+    own: Identity,
+    /// The settings of the election.
+    pub(super) agreement: Agreement,
     /// The queues of the workers.
     pub(super) exchange: Arc<ReplicaExchange>,
     /// The age at which flows are told.
@@ -66,13 +68,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Hub {
     /// Of a gateway that has no session yet. `key` is that of a file.
     pub(super) fn new(
-        (identity, after, key): (Identity, Duration, Option<GroupKey>),
+        (own, agreement): (Identity, Agreement),
+        (after, key): (Duration, Option<GroupKey>),
         (exchange, inquiries): (Arc<ReplicaExchange>, Arc<Inquiries>),
         (answers, tunables): (watch::Receiver<VipAnswers>, watch::Receiver<Tunables>),
         socket: UdpSocket,
     ) -> Self {
         Self {
-            identity,
+            own,
+            agreement,
             exchange,
             after,
             socket,
@@ -86,6 +90,11 @@ impl Hub {
             sessions: Mutex::default(),
             standings: Mutex::default(),
         }
+    }
+
+    /// This gateway, with the digest of its present settings.
+    pub(super) fn identity(&self) -> Identity {
+        Identity { agreement: self.agreement.digest(&self.tunables.borrow().snat), ..self.own.clone() }
     }
 
     /// The keys of the group, the present one first.

@@ -3,13 +3,13 @@
 //! The follower offers, the teller answers, both prove that they have the key of the group:
 //!
 //! ```text
-//! follower -> teller   offer:  magic, version, nonce, name, address, identifiers of the keys that it has
-//! teller -> follower   answer: magic, version, nonce, name, identifier of the chosen key; proof
+//! follower -> teller   offer:  magic, version, nonce, identity, identifiers of the keys that it has
+//! teller -> follower   answer: magic, version, nonce, identity, identifier of the chosen key; proof
 //! follower -> teller   proof
 //! ```
 //!
 //! The keys of a session come from the group's key by HKDF-SHA256 (RFC 5869), with the hash of offer and answer as salt:
-//! both nonces, both names and the choice of the key are in it, so a replayed or changed message leads to other keys. A
+//! both nonces, both identities and the choice of the key are in it, so a replayed or changed message leads to other keys. A
 //! proof is an HMAC by a key of its own for each side. What follows is sealed by AES-256-GCM, with one key for each
 //! direction of TCP and of UDP, and a counter as nonce.
 //!
@@ -26,6 +26,8 @@ use ring::hkdf::{HKDF_SHA256, Prk, Salt};
 use ring::hmac;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
+use super::agreement::DIGEST;
+
 const MAGIC: [u8; 8] = *b"sluiceRP";
 /// Version of the whole protocol. A gateway refuses another one by name.
 pub(super) const VERSION: u8 = 1;
@@ -35,6 +37,8 @@ pub(super) const TAG: usize = 16;
 pub(super) const PROOF: usize = 32;
 const NONCE: usize = 32;
 const IDENTIFIER: usize = 8;
+/// Bytes of the number of a process.
+const PROCESS: usize = 8;
 /// Most keys that are offered: the present one, and one before it.
 pub(super) const KEYS_MAX: usize = 2;
 /// Most bytes of an offer or an answer: names have at most 63 bytes, addresses at most 47.
@@ -76,6 +80,10 @@ pub(super) struct Identity {
     pub(super) name: String,
     /// Where it listens.
     pub(super) address: SocketAddr,
+    /// A random number of its process, which counts its batches from 0.
+    pub(super) process: [u8; PROCESS],
+    /// The digest of what all gateways must have in common.
+    pub(super) agreement: [u8; DIGEST],
 }
 
 /// Names a key without showing it.
@@ -95,8 +103,9 @@ fn expand(prk: &Prk, label: &[u8]) -> [u8; KEY_BYTES] {
     output
 }
 
-fn random() -> Result<[u8; NONCE], SealError> {
-    let mut bytes = [0; NONCE];
+/// Random bytes: a nonce, or the number of a process.
+pub(super) fn random<const N: usize>() -> Result<[u8; N], SealError> {
+    let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| SealError::Random)?;
     Ok(bytes)
 }
@@ -105,6 +114,13 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     let length = text.len().min(255);
     bytes.push(u8::try_from(length).unwrap_or(255));
     bytes.extend(&text.as_bytes()[..length]);
+}
+
+fn put_identity(bytes: &mut Vec<u8>, identity: &Identity) {
+    put_text(bytes, &identity.name);
+    put_text(bytes, &identity.address.to_string());
+    bytes.extend(identity.process);
+    bytes.extend(identity.agreement);
 }
 
 /// Reads the parts of a handshake.
@@ -120,6 +136,16 @@ impl<'a> Parts<'a> {
     fn text(&mut self) -> Result<&'a str, SealError> {
         let length = self.take(1)?[0];
         std::str::from_utf8(self.take(length.into())?).map_err(|_| SealError::Form)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], SealError> {
+        self.take(N)?.try_into().map_err(|_| SealError::Form)
+    }
+
+    fn identity(&mut self) -> Result<Identity, SealError> {
+        let name = self.text()?.to_owned();
+        let address = self.text()?.parse().map_err(|_| SealError::Form)?;
+        Ok(Identity { name, address, process: self.array()?, agreement: self.array()? })
     }
 
     fn begin(bytes: &'a [u8]) -> Result<Self, SealError> {
@@ -141,8 +167,7 @@ fn begin(nonce: &[u8; NONCE]) -> Vec<u8> {
 /// The follower's offer.
 pub(super) fn offer(identity: &Identity, keys: &[GroupKey]) -> Result<Vec<u8>, SealError> {
     let mut bytes = begin(&random()?);
-    put_text(&mut bytes, &identity.name);
-    put_text(&mut bytes, &identity.address.to_string());
+    put_identity(&mut bytes, identity);
     keys.iter().take(KEYS_MAX).for_each(|key| bytes.extend(identifier(key)));
     Ok(bytes)
 }
@@ -151,40 +176,39 @@ pub(super) fn offer(identity: &Identity, keys: &[GroupKey]) -> Result<Vec<u8>, S
 pub(super) fn answer(offer: &[u8], identity: &Identity, keys: &[GroupKey]) -> Result<(Vec<u8>, Session, Identity), SealError> {
     let mut parts = Parts::begin(offer)?;
     parts.take(NONCE)?;
-    let name = parts.text()?.to_owned();
-    let address = parts.text()?.parse().map_err(|_| SealError::Form)?;
-    if name == identity.name {
-        return Err(SealError::Itself(name));
+    let follower = parts.identity()?;
+    if follower.name == identity.name {
+        return Err(SealError::Itself(follower.name));
     }
     let offered: Vec<&[u8]> = parts.0.chunks_exact(IDENTIFIER).take(KEYS_MAX).collect();
     let key = keys.iter().find(|key| offered.contains(&&identifier(key)[..])).ok_or(SealError::Key)?;
     let mut answer = begin(&random()?);
-    put_text(&mut answer, &identity.name);
+    put_identity(&mut answer, identity);
     answer.extend(identifier(key));
     let session = Session::new(key, offer, &answer);
     answer.extend(session.proof(Side::Teller));
-    Ok((answer, session, Identity { name, address }))
+    Ok((answer, session, follower))
 }
 
-/// The session that an answer to our offer leads to, and the name of the teller.
+/// The session that an answer to our offer leads to, and who the teller is.
 pub(super) fn accept(
     offer: &[u8],
     answer: &[u8],
     identity: &Identity,
     keys: &[GroupKey],
-) -> Result<(Session, String), SealError> {
+) -> Result<(Session, Identity), SealError> {
     let mut parts = Parts::begin(answer)?;
     parts.take(NONCE)?;
-    let name = parts.text()?.to_owned();
+    let teller = parts.identity()?;
     let chosen = parts.take(IDENTIFIER)?;
     let (signed, proof) = answer.split_at(answer.len() - parts.0.len());
-    if name == identity.name {
-        return Err(SealError::Itself(name));
+    if teller.name == identity.name {
+        return Err(SealError::Itself(teller.name));
     }
     let key = keys.iter().take(KEYS_MAX).find(|key| identifier(key) == chosen).ok_or(SealError::Key)?;
     let session = Session::new(key, offer, signed);
     session.check(Side::Teller, proof)?;
-    Ok((session, name))
+    Ok((session, teller))
 }
 
 /// A side of a session.
@@ -338,7 +362,8 @@ mod tests {
     use super::*;
 
     fn identity(n: u8) -> Identity {
-        Identity { name: format!("edge-{n}"), address: SocketAddr::from(([192, 0, 2, n], 9437)) }
+        let address = SocketAddr::from(([192, 0, 2, n], 9437));
+        Identity { name: format!("edge-{n}"), address, process: [n; PROCESS], agreement: [n; DIGEST] }
     }
 
     const OLD: GroupKey = GroupKey::new([1; KEY_BYTES]);
@@ -350,8 +375,8 @@ mod tests {
         let (bytes, told, who) = answer(&offer, &identity(2), of_teller)?;
         assert_eq!(who, identity(1));
         assert!(bytes.len().max(offer.len()) <= HANDSHAKE_BYTES_MAX);
-        let (followed, name) = accept(&offer, &bytes, &identity(1), of_follower)?;
-        assert_eq!(name, "edge-2");
+        let (followed, who) = accept(&offer, &bytes, &identity(1), of_follower)?;
+        assert_eq!(who, identity(2));
         told.check(Side::Follower, &followed.proof(Side::Follower))?;
         Ok((followed, told))
     }
@@ -383,6 +408,10 @@ mod tests {
         let last = forged.len() - 1;
         forged[last] ^= 1;
         assert_eq!(accept(&offer, &forged, &identity(1), &[OLD]).unwrap_err(), SealError::Proof);
+        let (mut forged, ..) = answer(&offer, &identity(2), &[OLD]).unwrap();
+        let at = forged.len() - PROOF - IDENTIFIER - 1;
+        forged[at] ^= 1;
+        assert_eq!(accept(&offer, &forged, &identity(1), &[OLD]).unwrap_err(), SealError::Proof, "another agreement");
         let (_, told, _) = answer(&offer, &identity(2), &[OLD]).unwrap();
         let other = handshake(&[OLD], &[OLD]).unwrap().0;
         assert_eq!(told.check(Side::Follower, &other.proof(Side::Follower)), Err(SealError::Proof), "of another session");

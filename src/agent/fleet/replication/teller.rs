@@ -11,17 +11,19 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::copy;
 use super::hub::Hub;
 use super::message::Message;
-use super::seal::{Opener, Sealer, SessionId, Side};
+use super::seal::{Identity, Opener, Sealer, Session, SessionId, Side};
 
 /// Messages that wait for the connection: 64 pages of 8 KiB are half a megabyte.
 const MESSAGES_WAITING_MAX: usize = 64;
+/// Batches that are sent again and wait for the connection: 360 KB. What finds no room is asked for again.
+const REPAIRS_WAITING_MAX: usize = 256;
 /// A follower is in sync while the oldest news that it lacks is younger: two acknowledgements may be lost.
 const LAG_IN_SYNC: Duration = Duration::from_millis(500);
 /// Batches that are sent before the session looks at what arrives.
@@ -36,16 +38,33 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Serves one follower until the session ends, which is always an error. The follower's name and address are set once it
-/// has proven that it has the key.
-pub(super) async fn serve(
-    hub: Arc<Hub>,
-    mut stream: TcpStream,
-    follower: &mut Option<(String, SocketAddr)>,
-) -> Result<Infallible, SessionError> {
+/// A follower that has proven that it has the key.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    stream: TcpStream,
+    session: Session,
+    own: Identity,
+    follower: Identity,
+}
+
+impl Greeting {
+    /// Who it is.
+    pub(super) fn follower(&self) -> &Identity {
+        &self.follower
+    }
+}
+
+/// Shakes hands with whoever dials.
+pub(super) async fn greet(hub: &Hub, mut stream: TcpStream) -> Result<Greeting, SessionError> {
     stream.set_nodelay(true)?;
-    let (session, who) = channel::tell(&mut stream, &hub.identity, &hub.keys()).await?;
-    *follower = Some((who.name.clone(), who.address));
+    let own = hub.identity();
+    let (session, follower) = channel::tell(&mut stream, &own, &hub.keys(), hub.agreement.groups).await?;
+    Ok(Greeting { stream, session, own, follower })
+}
+
+/// Serves one follower until the session ends, which is always an error.
+pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallible, SessionError> {
+    let Greeting { stream, session, own: identity, follower: who } = greeting;
     hub.stand(who.address, |standing| {
         (standing.name, standing.follows) = (Some(who.name.clone()), Some((false, Duration::ZERO)));
     });
@@ -55,20 +74,21 @@ pub(super) async fn serve(
     let ((sealer, opener), (by_udp, from_udp)) = (session.stream(Side::Teller), session.datagrams(Side::Teller));
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
+    let (repairs, repaired) = mpsc::channel(REPAIRS_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
     let begun = watch::Sender::new(0);
     let mut tasks = JoinSet::new();
-    tasks.spawn(channel::write(write_half, sealer, written));
+    tasks.spawn(channel::write(write_half, sealer, repaired, written));
     tasks.spawn(channel::read(read_half, opener, reads));
     let first = hub.sent().next();
-    tasks.spawn(copy::run(Arc::clone(&hub), messages.clone(), begun.subscribe(), first));
+    tasks.spawn(copy::run(Arc::clone(&hub), messages, begun.subscribe(), first));
     let mut teller = Teller {
         hub: &hub,
         id: session.id(),
         to: who.address,
         by_udp,
         from_udp,
-        messages,
+        repairs,
         begun,
         next: first,
         acknowledged: first,
@@ -78,13 +98,20 @@ pub(super) async fn serve(
     let mut head = hub.head.subscribe();
     let mut heartbeat = interval(HEARTBEAT);
     heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_behind = false;
     loop {
         tokio::select! {
             ended = tasks.join_next() => return Err(reason(ended)),
             Some(datagram) = registered.datagrams.recv() => teller.take_datagram(datagram),
-            Some(message) = read.recv() => teller.repair(&message).await?,
-            _ = heartbeat.tick() => teller.heartbeat().await?,
-            Ok(()) = head.changed() => while teller.send_news().await? { tokio::task::yield_now().await },
+            Some(message) = read.recv() => teller.repair(&message)?,
+            _ = heartbeat.tick() => {
+                if hub.identity() != identity {
+                    return Err(SessionError::Changed);
+                }
+                teller.heartbeat().await?;
+            }
+            Ok(()) = head.changed() => is_behind = teller.send_news().await?,
+            () = yield_now(), if is_behind => is_behind = teller.send_news().await?,
         }
     }
 }
@@ -104,7 +131,7 @@ struct Teller<'a> {
     to: SocketAddr,
     by_udp: Sealer,
     from_udp: Opener,
-    messages: mpsc::Sender<Vec<u8>>,
+    repairs: mpsc::Sender<Vec<u8>>,
     /// Number of the copy that the follower is ready for.
     begun: watch::Sender<u32>,
     /// Number of the batch that is sent next.
@@ -172,17 +199,19 @@ impl Teller<'_> {
         self.hub.stand(self.to, |standing| standing.follows = Some((has_copy && lag < LAG_IN_SYNC, lag)));
     }
 
-    /// Sends again by TCP what the follower misses.
-    async fn repair(&mut self, message: &[u8]) -> Result<(), SessionError> {
+    /// Sends again by TCP what the follower misses, as far as there is room. It never waits: heartbeats go on.
+    fn repair(&mut self, message: &[u8]) -> Result<(), SessionError> {
         let Some(Message::Missing(first, count)) = Message::decode(message) else { return Ok(()) };
         for number in first..first.saturating_add(count.into()).min(self.next) {
             let records = self.hub.sent().get(number);
             let Some(records) = records else {
                 self.hub.exchange.batches_lost.fetch_add(1, Ordering::Relaxed);
-                let _ = self.messages.send(Message::Gone.encode()).await;
+                let _ = self.repairs.try_send(Message::Gone.encode());
                 return Err(SessionError::Gone);
             };
-            self.messages.send(Message::Batch(number, &records).encode()).await.map_err(|_| SessionError::Closed)?;
+            if self.repairs.try_send(Message::Batch(number, &records).encode()).is_err() {
+                break;
+            }
             self.hub.exchange.batches_repaired.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())

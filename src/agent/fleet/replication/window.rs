@@ -11,8 +11,6 @@ use dataplane::flow::{FlowReplica, ReplicaEvent};
 
 /// Batches that may be ahead of a missing one: 4,096 of 1.4 KB are 5.7 MB, 1.6 s of 100,000 records a second.
 const AHEAD_MAX: u64 = 4096;
-/// Most batches that are asked for at once: 64 of 1.4 KB are 90 KB.
-const MISSING_MAX: u64 = 64;
 /// Flows with news that are remembered while a copy arrives: 2^18 of about 40 bytes are 10 MB. Only those since the
 /// listing of the last page count, which was less than a second ago: 2^18 changes in this time.
 const TOUCHED_MAX: usize = 1 << 18;
@@ -76,12 +74,16 @@ impl Window {
         Some((next, records))
     }
 
-    /// The first batches that are missing: the number of the first, and how many.
-    pub(super) fn missing(&self) -> Option<(u64, u32)> {
-        let first = self.next?;
-        let end = self.ahead.keys().next().copied().unwrap_or(self.head);
-        let count = end.saturating_sub(first).min(MISSING_MAX);
-        u32::try_from(count).ok().filter(|count| *count > 0).map(|count| (first, count))
+    /// The batches before this number that are missing, of all gaps.
+    pub(super) fn missing(&self, end: u64) -> impl Iterator<Item = u64> {
+        let first = self.next.unwrap_or(end);
+        let end = end.min(self.head).min(first.saturating_add(AHEAD_MAX));
+        (first..end).filter(|number| !self.ahead.contains_key(number))
+    }
+
+    /// Number of the teller's next batch, as far as known.
+    pub(super) fn head(&self) -> u64 {
+        self.head
     }
 }
 
@@ -147,6 +149,10 @@ mod tests {
     use super::super::record::tests::flow;
     use super::*;
 
+    fn missing(window: &Window) -> Vec<u64> {
+        window.missing(u64::MAX).collect()
+    }
+
     fn taken(window: &mut Window) -> Vec<u64> {
         std::iter::from_fn(|| window.take().map(|(number, _)| number)).collect()
     }
@@ -155,22 +161,27 @@ mod tests {
     fn batches_are_passed_on_in_order_and_gaps_are_named() {
         let mut window = Window::default();
         window.add(9000, b"early").unwrap();
-        assert_eq!((window.missing(), window.take()), (None, None));
+        assert_eq!((missing(&window), window.take()), (Vec::<u64>::new(), None));
         window.begin(10);
         window.begin(99);
-        assert_eq!(window.missing(), None);
+        assert_eq!(missing(&window), Vec::<u64>::new());
         window.heard(12);
-        assert_eq!(window.missing(), Some((10, 2)), "the last ones are known by the heartbeat");
+        assert_eq!(missing(&window), [10, 11], "the last ones are known by the heartbeat");
         window.add(12, b"c").unwrap();
         window.add(10, b"a").unwrap();
         window.add(9, b"old").unwrap();
-        assert_eq!((taken(&mut window), window.missing()), (vec![10], Some((11, 1))));
+        assert_eq!((taken(&mut window), missing(&window)), (vec![10], vec![11]));
         window.add(11, b"b").unwrap();
         window.add(11, b"again").unwrap();
         assert_eq!(window.take(), Some((11, b"b"[..].into())));
-        assert_eq!((taken(&mut window), window.missing(), window.next()), (vec![12], None, 13));
+        assert_eq!((taken(&mut window), missing(&window), window.next()), (vec![12], Vec::<u64>::new(), 13));
         window.add(12, b"again").unwrap();
         assert_eq!(taken(&mut window), Vec::<u64>::new());
+        for number in [14, 16, 17, 20] {
+            window.add(number, b"").unwrap();
+        }
+        assert_eq!(missing(&window), [13, 15, 18, 19], "of every gap");
+        assert_eq!(window.missing(18).collect::<Vec<_>>(), [13, 15]);
     }
 
     #[test]
@@ -179,7 +190,7 @@ mod tests {
         window.begin(5);
         assert_eq!(window.add(5 + AHEAD_MAX - 1, b""), Ok(()));
         assert_eq!(window.add(5 + AHEAD_MAX, b""), Err(WindowError::Ahead));
-        assert_eq!(window.missing(), Some((5, 64)));
+        assert_eq!(missing(&window).len() as u64, AHEAD_MAX - 1);
         let mut touched = TouchedFlows::default();
         let news = ReplicaEvent::Ended(flow(1));
         for number in 0..2 * TOUCHED_MAX as u64 {
@@ -232,15 +243,10 @@ mod tests {
                 window.add(number, b"").unwrap();
             }
             out.extend(taken(&mut window));
-            let mut rounds = 0;
-            while let Some((from, count)) = window.missing() {
-                for number in from..from + u64::from(count) {
-                    window.add(number, b"").unwrap();
-                }
-                out.extend(taken(&mut window));
-                rounds += 1;
-                prop_assert!(rounds <= fates.len());
+            for number in missing(&window) {
+                window.add(number, b"").unwrap();
             }
+            out.extend(taken(&mut window));
             prop_assert_eq!(out, (first..end).collect::<Vec<_>>());
         }
     }
