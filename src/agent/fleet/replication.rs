@@ -319,7 +319,7 @@ async fn publish(
         let awaits_copies = named.is_none_or(|named| named.iter().any(awaits));
         let followed = standings.values().filter(|standing| standing.is_followed).count();
         hub.exchange.followed.store(followed as u64, Ordering::Relaxed);
-        let partner = |(address, standing): (SocketAddr, hub::Standing)| PartnerStatus {
+        let partner = |(address, standing): (SocketAddr, hub::PartnerStanding)| PartnerStatus {
             name: standing.name,
             address,
             is_in_sync: standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync),

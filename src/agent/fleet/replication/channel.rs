@@ -13,7 +13,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::seal::{self, HANDSHAKE_BYTES_MAX, Identity, Opener, PROOF, SealError, Sealer, Session, Side, TAG};
+use super::seal::{self, HANDSHAKE_BYTES_MAX, Identity, Opener, PROOF, SealError, SealedSession, Sealer, SessionSide, TAG};
 use super::window::WindowError;
 use crate::agent::inquiries::NoAnswer;
 
@@ -36,7 +36,7 @@ pub(super) enum SessionError {
     #[error(transparent)]
     Seal(#[from] SealError),
     #[error(transparent)]
-    Window(#[from] WindowError),
+    BatchWindow(#[from] WindowError),
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
     #[error("expected messages of at most {FRAME_MAX} bytes, found one of {0}")]
@@ -90,7 +90,7 @@ pub(super) async fn follow(
     identity: &Identity,
     keys: &[GroupKey],
     groups: u8,
-) -> Result<(Session, Identity), SessionError> {
+) -> Result<(SealedSession, Identity), SessionError> {
     let handshake = async {
         let offer = seal::offer(identity, keys)?;
         write_handshake(stream, &offer).await?;
@@ -101,7 +101,7 @@ pub(super) async fn follow(
             _ => {}
         }
         let (session, teller) = seal::accept(&offer, &answer, identity, keys)?;
-        stream.write_all(&session.proof(Side::Follower)).await?;
+        stream.write_all(&session.proof(SessionSide::PartnerFollower)).await?;
         check_agreement(identity, &teller, groups)?;
         Ok((session, teller))
     };
@@ -114,7 +114,7 @@ pub(super) async fn tell(
     identity: &Identity,
     keys: &[GroupKey],
     groups: u8,
-) -> Result<(Session, Identity), SessionError> {
+) -> Result<(SealedSession, Identity), SessionError> {
     let handshake = async {
         let offer = read_handshake(stream).await?;
         let (answer, session, follower) = match seal::answer(&offer, identity, keys) {
@@ -134,7 +134,7 @@ pub(super) async fn tell(
         write_handshake(stream, &answer).await?;
         let mut proof = [0; PROOF];
         stream.read_exact(&mut proof).await?;
-        session.check(Side::Follower, &proof)?;
+        session.check(SessionSide::PartnerFollower, &proof)?;
         check_agreement(identity, &follower, groups)?;
         Ok((session, follower))
     };
@@ -212,7 +212,7 @@ mod tests {
             let (session, teller) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
             let (read_half, _write_half) = stream.into_split();
             let (messages, mut read_messages) = mpsc::channel(1);
-            let reading = tokio::spawn(read(read_half, session.stream(Side::Follower).1, messages));
+            let reading = tokio::spawn(read(read_half, session.stream(SessionSide::PartnerFollower).1, messages));
             assert_eq!(read_messages.recv().await.unwrap(), b"urgent");
             assert_eq!(read_messages.recv().await.unwrap(), b"first");
             assert_eq!(read_messages.recv().await.unwrap(), b"second");
@@ -229,7 +229,7 @@ mod tests {
             let (urgent, repaired) = mpsc::channel(1);
             urgent.send(b"urgent".to_vec()).await.unwrap();
             drop((messages, urgent));
-            write(write_half, session.stream(Side::Teller).0, repaired, written).await?;
+            write(write_half, session.stream(SessionSide::Teller).0, repaired, written).await?;
             Ok(follower)
         };
         tokio::join!(follower, teller)

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::channel::SessionError;
 use super::hub::Hub;
-use super::message::Message;
+use super::message::PartnerMessage;
 use super::record::{self, RECORD_V6};
 use crate::agent::inquiries::FlowPosition;
 
@@ -97,14 +97,14 @@ pub(super) async fn run(
     first: u64,
 ) -> Result<(), SessionError> {
     for number in 1..=u32::MAX {
-        send(&messages, Message::CopyBegins(number, first)).await?;
+        send(&messages, PartnerMessage::CopyBegins(number, first)).await?;
         begun.wait_for(|begun| *begun >= number).await.map_err(|_| SessionError::Closed)?;
         let (groups, dropped) = (hub.owned(), hub.exchange.dropped());
         {
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
             list(&hub, groups, &messages).await?;
         }
-        send(&messages, Message::CopyEnds(number)).await?;
+        send(&messages, PartnerMessage::CopyEnds(number)).await?;
         hub.exchange.copies_sent.fetch_add(1, Ordering::Relaxed);
         sleep(PAUSE).await;
         while hub.owned().owned & !groups.owned == 0 && hub.exchange.dropped() == dropped {
@@ -114,7 +114,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-async fn send(messages: &mpsc::Sender<Vec<u8>>, message: Message<'_>) -> Result<(), SessionError> {
+async fn send(messages: &mpsc::Sender<Vec<u8>>, message: PartnerMessage<'_>) -> Result<(), SessionError> {
     messages.send(message.encode()).await.map_err(|_| SessionError::Closed)
 }
 
@@ -148,7 +148,7 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
             sleep_until(next).await;
             let bytes = u32::try_from(page.len()).unwrap_or(u32::MAX);
             next = next.max(Instant::now()) + Duration::from_secs(1) * bytes / BYTES_PER_SECOND;
-            send(messages, Message::Page(mark, page)).await?;
+            send(messages, PartnerMessage::Page(mark, page)).await?;
         }
     }
     Ok(())

@@ -19,11 +19,11 @@ use tokio::time::{Duration, Instant, MissedTickBehavior, interval, sleep, timeou
 
 use super::channel::{self, HANDSHAKE_MAX, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::hub::Hub;
-use super::message::Message;
+use super::message::PartnerMessage;
 use super::record;
-use super::seal::{Identity, Opener, Sealer, SessionId, Side};
+use super::seal::{Identity, Opener, Sealer, SessionId, SessionSide};
 use super::teller::reason;
-use super::window::{TouchedFlows, Window};
+use super::window::{BatchWindow, TouchedFlows};
 
 /// Messages that wait to be applied: 16 pages of 8 KiB are 128 KiB. TCP slows the teller down beyond.
 const MESSAGES_WAITING_MAX: usize = 16;
@@ -52,7 +52,7 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     loop {
         let mut has_followed = false;
         let Err(error) = follow(&hub, partner, &mut has_followed, &mut last).await;
-        if matches!(error, SessionError::Gone | SessionError::Window(_)) {
+        if matches!(error, SessionError::Gone | SessionError::BatchWindow(_)) {
             last = None;
         }
         hub.stand(partner, |standing| (standing.is_followed, standing.has_failed) = (false, true));
@@ -83,7 +83,8 @@ async fn follow(
     let (session, teller) = channel::follow(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
     let Identity { name, process, .. } = teller;
     let mut registered = hub.register(session.id());
-    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(Side::Follower), session.datagrams(Side::Follower));
+    let ((sealer, opener), (by_udp, from_udp)) =
+        (session.stream(SessionSide::PartnerFollower), session.datagrams(SessionSide::PartnerFollower));
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(ASKED_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
@@ -92,7 +93,7 @@ async fn follow(
     tasks.spawn(give(Arc::clone(hub), given));
     tasks.spawn(channel::write(write_half, sealer, mpsc::channel(1).1, written));
     tasks.spawn(channel::read(read_half, opener, reads));
-    let mut follower = Follower {
+    let mut follower = PartnerFollower {
         hub,
         partner,
         id: session.id(),
@@ -100,7 +101,7 @@ async fn follow(
         from_udp,
         messages,
         events,
-        window: Window::default(),
+        window: BatchWindow::default(),
         touched: TouchedFlows::default(),
         copies: (0, 0),
         heard: Instant::now(),
@@ -146,7 +147,7 @@ async fn give(hub: Arc<Hub>, mut events: mpsc::Receiver<Vec<ReplicaEvent>>) -> R
     Ok(())
 }
 
-struct Follower<'a> {
+struct PartnerFollower<'a> {
     hub: &'a Hub,
     partner: SocketAddr,
     id: SessionId,
@@ -155,7 +156,7 @@ struct Follower<'a> {
     messages: mpsc::Sender<Vec<u8>>,
     /// Events for the workers, in order.
     events: mpsc::Sender<Vec<ReplicaEvent>>,
-    window: Window,
+    window: BatchWindow,
     touched: TouchedFlows,
     /// Numbers of the last copies that have begun and that are complete.
     copies: (u32, u32),
@@ -168,16 +169,16 @@ struct Follower<'a> {
     last: Option<Followed>,
 }
 
-impl Follower<'_> {
+impl PartnerFollower<'_> {
     async fn take_datagram(&mut self, mut datagram: Vec<u8>) -> Result<(), SessionError> {
         let Ok((counter, message)) = self.from_udp.datagram(&mut datagram) else { return Ok(()) };
-        match Message::decode(message) {
-            Some(Message::Batch(number, records)) => {
+        match PartnerMessage::decode(message) {
+            Some(PartnerMessage::Batch(number, records)) => {
                 self.window.add(number, records)?;
                 self.apply_news().await
             }
             // A repeated one would say that the teller lives.
-            Some(Message::Heartbeat(next)) if counter >= self.counter => {
+            Some(PartnerMessage::Heartbeat(next)) if counter >= self.counter => {
                 (self.heard, self.counter) = (Instant::now(), counter + 1);
                 self.window.heard(next);
                 self.ask();
@@ -188,8 +189,8 @@ impl Follower<'_> {
     }
 
     async fn take_message(&mut self, message: &[u8]) -> Result<(), SessionError> {
-        match Message::decode(message) {
-            Some(Message::CopyBegins(copy, first)) => {
+        match PartnerMessage::decode(message) {
+            Some(PartnerMessage::CopyBegins(copy, first)) => {
                 self.window.begin(first_batch(self.last, self.process, first));
                 self.window.heard(first);
                 self.touched.begin();
@@ -197,25 +198,25 @@ impl Follower<'_> {
                 // The teller waits for it.
                 self.acknowledge().await
             }
-            Some(Message::Page(mark, records)) => {
+            Some(PartnerMessage::Page(mark, records)) => {
                 self.touched.forget_before(mark);
                 let is_listed =
                     |event: &ReplicaEvent| matches!(event, ReplicaEvent::Holds(flow) if !self.touched.is_touched(flow));
                 let events: Vec<_> = record::decode(records).filter(is_listed).collect();
                 self.events.send(events).await.map_err(|_| SessionError::Closed)
             }
-            Some(Message::CopyEnds(copy)) => {
+            Some(PartnerMessage::CopyEnds(copy)) => {
                 self.touched.end();
                 self.copies.1 = copy;
                 self.hub.exchange.copies_received.fetch_add(1, Ordering::Relaxed);
                 self.hub.stand(self.partner, |standing| standing.is_followed = true);
                 self.acknowledge().await
             }
-            Some(Message::Batch(number, records)) => {
+            Some(PartnerMessage::Batch(number, records)) => {
                 self.window.add(number, records)?;
                 self.apply_news().await
             }
-            Some(Message::Gone) => Err(SessionError::Gone),
+            Some(PartnerMessage::Gone) => Err(SessionError::Gone),
             _ => Ok(()),
         }
     }
@@ -248,7 +249,7 @@ impl Follower<'_> {
         let now = Instant::now();
         for missing in self.questions.due(&self.window, now) {
             let count = u32::try_from(missing.end - missing.start).unwrap_or(u32::MAX);
-            if self.messages.try_send(Message::Missing(missing.start, count).encode()).is_err() {
+            if self.messages.try_send(PartnerMessage::Missing(missing.start, count).encode()).is_err() {
                 break;
             }
             self.questions.note(missing, now);
@@ -260,7 +261,7 @@ impl Follower<'_> {
             return Err(SessionError::Silent);
         }
         let (begun, complete) = self.copies;
-        let message = Message::Acknowledge(self.window.next(), begun, complete).encode();
+        let message = PartnerMessage::Acknowledge(self.window.next(), begun, complete).encode();
         let datagram = self.by_udp.datagram(self.id, message)?;
         // What the kernel refuses is lost like any other datagram.
         let _ = self.hub.socket.send_to(&datagram, self.partner).await;
@@ -280,7 +281,7 @@ struct Questions {
 impl Questions {
     /// At a heartbeat: what is missing of the batches before the last heartbeat, because datagrams may be reordered. What
     /// was asked for a moment ago is left out.
-    fn due(&mut self, window: &Window, now: Instant) -> Vec<Range<u64>> {
+    fn due(&mut self, window: &BatchWindow, now: Instant) -> Vec<Range<u64>> {
         let below = std::mem::replace(&mut self.head_before, window.head());
         self.asked = self.asked.split_off(&window.next());
         let is_due = |number: &u64| self.asked.get(number).is_none_or(|asked| now.saturating_duration_since(*asked) >= REPAIR);
@@ -307,7 +308,7 @@ mod tests {
 
     #[test]
     fn every_gap_is_asked_for_at_once_and_again_only_after_a_while() {
-        let (mut window, mut questions, now) = (Window::default(), Questions::default(), Instant::now());
+        let (mut window, mut questions, now) = (BatchWindow::default(), Questions::default(), Instant::now());
         window.begin(0);
         // A tenth of 330 batches a second is lost, and the last batch.
         (0..330).filter(|number| number % 10 != 3).for_each(|number| window.add(number, b"").unwrap());

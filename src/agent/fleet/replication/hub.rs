@@ -24,7 +24,7 @@ const DATAGRAMS_WAITING_MAX: usize = 1024;
 
 /// How a partner stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct PartnerStanding {
     /// Its name.
     pub(super) name: Option<String>,
     /// While it follows this gateway: whether it has a complete copy, and how old the oldest news is that it lacks.
@@ -58,7 +58,7 @@ pub(super) struct Hub {
     sent: Mutex<SentBatches>,
     keys: Mutex<Vec<GroupKey>>,
     sessions: Mutex<HashMap<SessionId, mpsc::Sender<Vec<u8>>>>,
-    standings: Mutex<BTreeMap<SocketAddr, Standing>>,
+    standings: Mutex<BTreeMap<SocketAddr, PartnerStanding>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -144,12 +144,12 @@ impl Hub {
     }
 
     /// Changes how a partner stands.
-    pub(super) fn stand(&self, partner: SocketAddr, change: impl FnOnce(&mut Standing)) {
+    pub(super) fn stand(&self, partner: SocketAddr, change: impl FnOnce(&mut PartnerStanding)) {
         change(lock(&self.standings).entry(partner).or_default());
     }
 
     /// How these partners stand, and those that follow this gateway. Others are forgotten.
-    pub(super) fn standings(&self, partners: &[SocketAddr]) -> BTreeMap<SocketAddr, Standing> {
+    pub(super) fn standings(&self, partners: &[SocketAddr]) -> BTreeMap<SocketAddr, PartnerStanding> {
         let mut standings = lock(&self.standings);
         for partner in partners {
             standings.entry(*partner).or_default();

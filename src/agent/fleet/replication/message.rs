@@ -7,7 +7,7 @@
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Message<'a> {
+pub(super) enum PartnerMessage<'a> {
     /// By UDP from the teller, or by TCP when the follower asked for it again: a batch and its number.
     Batch(u64, &'a [u8]),
     /// By UDP from the teller: the number of the next batch.
@@ -39,7 +39,7 @@ const GONE: u8 = 8;
 /// Bytes of a message beside its records, at most: kind and number.
 pub(super) const MESSAGE_HEAD: usize = 1 + 8;
 
-impl<'a> Message<'a> {
+impl<'a> PartnerMessage<'a> {
     /// Its bytes.
     pub(super) fn encode(&self) -> Vec<u8> {
         let parts = |kind: u8, parts: [&[u8]; 3]| [&[kind][..], parts[0], parts[1], parts[2]].concat();
@@ -101,28 +101,28 @@ mod tests {
     #[test]
     fn messages_read_back_and_unknown_or_short_ones_do_not() {
         let all = [
-            Message::Batch(7, b"records"),
-            Message::Heartbeat(8),
-            Message::Acknowledge(9, 2, 1),
-            Message::CopyBegins(3, 12),
-            Message::Page(10, b""),
-            Message::CopyEnds(3),
-            Message::Missing(11, 4),
-            Message::Gone,
+            PartnerMessage::Batch(7, b"records"),
+            PartnerMessage::Heartbeat(8),
+            PartnerMessage::Acknowledge(9, 2, 1),
+            PartnerMessage::CopyBegins(3, 12),
+            PartnerMessage::Page(10, b""),
+            PartnerMessage::CopyEnds(3),
+            PartnerMessage::Missing(11, 4),
+            PartnerMessage::Gone,
         ];
         for message in all {
             let bytes = message.encode();
-            assert_eq!(Message::decode(&bytes), Some(message));
-            let head = if matches!(message, Message::Batch(..)) { MESSAGE_HEAD } else { bytes.len() };
-            assert_eq!(Message::decode(&bytes[..head - 1]), None, "{message:?}");
+            assert_eq!(PartnerMessage::decode(&bytes), Some(message));
+            let head = if matches!(message, PartnerMessage::Batch(..)) { MESSAGE_HEAD } else { bytes.len() };
+            assert_eq!(PartnerMessage::decode(&bytes[..head - 1]), None, "{message:?}");
         }
-        assert_eq!(Message::decode(&[99, 1, 2, 3]), None);
+        assert_eq!(PartnerMessage::decode(&[99, 1, 2, 3]), None);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
-            if let Some(message) = Message::decode(&bytes) {
+            if let Some(message) = PartnerMessage::decode(&bytes) {
                 prop_assert!(message.encode().len() <= bytes.len());
             }
         }

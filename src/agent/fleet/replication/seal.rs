@@ -173,7 +173,11 @@ pub(super) fn offer(identity: &Identity, keys: &[GroupKey]) -> Result<Vec<u8>, S
 }
 
 /// The teller's answer to an offer, with its proof; the session, and who the follower is if it proves it.
-pub(super) fn answer(offer: &[u8], identity: &Identity, keys: &[GroupKey]) -> Result<(Vec<u8>, Session, Identity), SealError> {
+pub(super) fn answer(
+    offer: &[u8],
+    identity: &Identity,
+    keys: &[GroupKey],
+) -> Result<(Vec<u8>, SealedSession, Identity), SealError> {
     let mut parts = Parts::begin(offer)?;
     parts.take(NONCE)?;
     let follower = parts.identity()?;
@@ -185,8 +189,8 @@ pub(super) fn answer(offer: &[u8], identity: &Identity, keys: &[GroupKey]) -> Re
     let mut answer = begin(&random()?);
     put_identity(&mut answer, identity);
     answer.extend(identifier(key));
-    let session = Session::new(key, offer, &answer);
-    answer.extend(session.proof(Side::Teller));
+    let session = SealedSession::new(key, offer, &answer);
+    answer.extend(session.proof(SessionSide::Teller));
     Ok((answer, session, follower))
 }
 
@@ -196,7 +200,7 @@ pub(super) fn accept(
     answer: &[u8],
     identity: &Identity,
     keys: &[GroupKey],
-) -> Result<(Session, Identity), SealError> {
+) -> Result<(SealedSession, Identity), SealError> {
     let mut parts = Parts::begin(answer)?;
     parts.take(NONCE)?;
     let teller = parts.identity()?;
@@ -206,51 +210,51 @@ pub(super) fn accept(
         return Err(SealError::Itself(teller.name));
     }
     let key = keys.iter().take(KEYS_MAX).find(|key| identifier(key) == chosen).ok_or(SealError::Key)?;
-    let session = Session::new(key, offer, signed);
-    session.check(Side::Teller, proof)?;
+    let session = SealedSession::new(key, offer, signed);
+    session.check(SessionSide::Teller, proof)?;
     Ok((session, teller))
 }
 
 /// A side of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum SessionSide {
     /// Owns flows.
     Teller,
     /// Keeps them.
-    Follower,
+    PartnerFollower,
 }
 
 /// The secrets of a session.
-pub(super) struct Session {
+pub(super) struct SealedSession {
     prk: Prk,
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for SealedSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Session(..)")
+        f.write_str("SealedSession(..)")
     }
 }
 
-impl Session {
+impl SealedSession {
     fn new(key: &GroupKey, offer: &[u8], answer: &[u8]) -> Self {
         let transcript = [digest(&SHA256, offer).as_ref(), digest(&SHA256, answer).as_ref()].concat();
         Self { prk: Salt::new(HKDF_SHA256, digest(&SHA256, &transcript).as_ref()).extract(key.bytes()) }
     }
 
-    fn proof_key(&self, side: Side) -> hmac::Key {
-        let label: &[u8] = if side == Side::Teller { b"proof of the teller" } else { b"proof of the follower" };
+    fn proof_key(&self, side: SessionSide) -> hmac::Key {
+        let label: &[u8] = if side == SessionSide::Teller { b"proof of the teller" } else { b"proof of the follower" };
         hmac::Key::new(hmac::HMAC_SHA256, &expand(&self.prk, label))
     }
 
     /// What only a side with the key can say.
-    pub(super) fn proof(&self, side: Side) -> [u8; PROOF] {
+    pub(super) fn proof(&self, side: SessionSide) -> [u8; PROOF] {
         let mut proof = [0; PROOF];
         proof.copy_from_slice(hmac::sign(&self.proof_key(side), &MAGIC).as_ref());
         proof
     }
 
     /// Checks the proof of the other side, in constant time.
-    pub(super) fn check(&self, side: Side, proof: &[u8]) -> Result<(), SealError> {
+    pub(super) fn check(&self, side: SessionSide, proof: &[u8]) -> Result<(), SealError> {
         hmac::verify(&self.proof_key(side), &MAGIC, proof).map_err(|_| SealError::Proof)
     }
 
@@ -262,17 +266,17 @@ impl Session {
     }
 
     /// Seals and opens messages by TCP, for this side.
-    pub(super) fn stream(&self, side: Side) -> (Sealer, Opener) {
+    pub(super) fn stream(&self, side: SessionSide) -> (Sealer, Opener) {
         self.both(side, b"tcp of the teller", b"tcp of the follower")
     }
 
     /// The same by UDP.
-    pub(super) fn datagrams(&self, side: Side) -> (Sealer, Opener) {
+    pub(super) fn datagrams(&self, side: SessionSide) -> (Sealer, Opener) {
         self.both(side, b"udp of the teller", b"udp of the follower")
     }
 
-    fn both(&self, side: Side, teller: &[u8], follower: &[u8]) -> (Sealer, Opener) {
-        let (own, other) = if side == Side::Teller { (teller, follower) } else { (follower, teller) };
+    fn both(&self, side: SessionSide, teller: &[u8], follower: &[u8]) -> (Sealer, Opener) {
+        let (own, other) = if side == SessionSide::Teller { (teller, follower) } else { (follower, teller) };
         (Sealer { key: self.aead(own), counter: 0 }, Opener { key: self.aead(other) })
     }
 
@@ -370,14 +374,14 @@ mod tests {
     const NEW: GroupKey = GroupKey::new([2; KEY_BYTES]);
 
     /// The follower's and the teller's session, if all goes well.
-    fn handshake(of_follower: &[GroupKey], of_teller: &[GroupKey]) -> Result<(Session, Session), SealError> {
+    fn handshake(of_follower: &[GroupKey], of_teller: &[GroupKey]) -> Result<(SealedSession, SealedSession), SealError> {
         let offer = offer(&identity(1), of_follower)?;
         let (bytes, told, who) = answer(&offer, &identity(2), of_teller)?;
         assert_eq!(who, identity(1));
         assert!(bytes.len().max(offer.len()) <= HANDSHAKE_BYTES_MAX);
         let (followed, who) = accept(&offer, &bytes, &identity(1), of_follower)?;
         assert_eq!(who, identity(2));
-        told.check(Side::Follower, &followed.proof(Side::Follower))?;
+        told.check(SessionSide::PartnerFollower, &followed.proof(SessionSide::PartnerFollower))?;
         Ok((followed, told))
     }
 
@@ -388,7 +392,8 @@ mod tests {
         for (of_follower, of_teller) in rows {
             let (followed, told) = handshake(&of_follower, &of_teller).unwrap();
             assert_eq!(followed.id(), told.id());
-            let (mut sealer, opener) = (told.datagrams(Side::Teller).0, followed.datagrams(Side::Follower).1);
+            let (mut sealer, opener) =
+                (told.datagrams(SessionSide::Teller).0, followed.datagrams(SessionSide::PartnerFollower).1);
             for counter in 0..3 {
                 let mut datagram = sealer.datagram(told.id(), b"news".to_vec()).unwrap();
                 assert_eq!(session_of(&datagram), Some(followed.id()));
@@ -414,8 +419,16 @@ mod tests {
         assert_eq!(accept(&offer, &forged, &identity(1), &[OLD]).unwrap_err(), SealError::Proof, "another agreement");
         let (_, told, _) = answer(&offer, &identity(2), &[OLD]).unwrap();
         let other = handshake(&[OLD], &[OLD]).unwrap().0;
-        assert_eq!(told.check(Side::Follower, &other.proof(Side::Follower)), Err(SealError::Proof), "of another session");
-        assert_eq!(told.check(Side::Follower, &told.proof(Side::Teller)), Err(SealError::Proof), "reflected");
+        assert_eq!(
+            told.check(SessionSide::PartnerFollower, &other.proof(SessionSide::PartnerFollower)),
+            Err(SealError::Proof),
+            "of another session"
+        );
+        assert_eq!(
+            told.check(SessionSide::PartnerFollower, &told.proof(SessionSide::Teller)),
+            Err(SealError::Proof),
+            "reflected"
+        );
     }
 
     #[test]
@@ -432,9 +445,13 @@ mod tests {
     fn messages_of_another_session_direction_or_way_do_not_open() {
         let (_, told) = handshake(&[OLD], &[OLD]).unwrap();
         let (other, _) = handshake(&[OLD], &[OLD]).unwrap();
-        let mut sealer = told.datagrams(Side::Teller).0;
+        let mut sealer = told.datagrams(SessionSide::Teller).0;
         let datagram = sealer.datagram(told.id(), b"news".to_vec()).unwrap();
-        let openers = [other.datagrams(Side::Follower).1, told.datagrams(Side::Teller).1, told.stream(Side::Follower).1];
+        let openers = [
+            other.datagrams(SessionSide::PartnerFollower).1,
+            told.datagrams(SessionSide::Teller).1,
+            told.stream(SessionSide::PartnerFollower).1,
+        ];
         for opener in openers {
             assert_eq!(opener.datagram(&mut datagram.clone()), Err(SealError::Changed));
         }
@@ -443,7 +460,7 @@ mod tests {
     #[test]
     fn keys_wear_out() {
         let (_, told) = handshake(&[OLD], &[OLD]).unwrap();
-        let mut sealer = told.datagrams(Side::Teller).0;
+        let mut sealer = told.datagrams(SessionSide::Teller).0;
         sealer.counter = MESSAGES_MAX;
         assert_eq!(sealer.datagram(told.id(), Vec::new()), Err(SealError::WornOut));
     }
@@ -451,16 +468,16 @@ mod tests {
     #[test]
     fn nothing_prints_a_key() {
         let (followed, _) = handshake(&[OLD], &[OLD]).unwrap();
-        let (sealer, opener) = followed.stream(Side::Follower);
-        assert_eq!(format!("{followed:?} {sealer:?} {opener:?}"), "Session(..) Sealer(0) Opener(..)");
+        let (sealer, opener) = followed.stream(SessionSide::PartnerFollower);
+        assert_eq!(format!("{followed:?} {sealer:?} {opener:?}"), "SealedSession(..) Sealer(0) Opener(..)");
     }
 
     proptest! {
         #[test]
         fn changed_or_truncated_datagrams_do_not_open(at in 0..200_usize, bit in 0..8_u32, cut in 0..120_usize) {
             let (followed, told) = handshake(&[OLD], &[OLD]).unwrap();
-            let datagram = told.datagrams(Side::Teller).0.datagram(told.id(), vec![7; 64]).unwrap();
-            let opener = followed.datagrams(Side::Follower).1;
+            let datagram = told.datagrams(SessionSide::Teller).0.datagram(told.id(), vec![7; 64]).unwrap();
+            let opener = followed.datagrams(SessionSide::PartnerFollower).1;
             let mut changed = datagram.clone();
             let at = at % changed.len();
             changed[at] ^= 1 << bit;

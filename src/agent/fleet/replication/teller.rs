@@ -17,8 +17,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::copy;
 use super::hub::Hub;
-use super::message::Message;
-use super::seal::{Identity, Opener, Sealer, Session, SessionId, Side};
+use super::message::PartnerMessage;
+use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSide};
 
 /// Messages that wait for the connection: 64 pages of 8 KiB are half a megabyte.
 const MESSAGES_WAITING_MAX: usize = 64;
@@ -42,7 +42,7 @@ impl Drop for Told<'_> {
 #[derive(Debug)]
 pub(super) struct Greeting {
     stream: TcpStream,
-    session: Session,
+    session: SealedSession,
     own: Identity,
     follower: Identity,
 }
@@ -71,7 +71,7 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     let _told = Told(&hub, who.address);
     tracing::info!(gateway = who.name, address = %who.address, "a partner follows the flows of this gateway");
     let mut registered = hub.register(session.id());
-    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(Side::Teller), session.datagrams(Side::Teller));
+    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(SessionSide::Teller), session.datagrams(SessionSide::Teller));
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (repairs, repaired) = mpsc::channel(REPAIRS_WAITING_MAX);
@@ -144,7 +144,7 @@ struct Teller<'a> {
 }
 
 impl Teller<'_> {
-    async fn send(&mut self, message: Message<'_>) -> Result<(), SessionError> {
+    async fn send(&mut self, message: PartnerMessage<'_>) -> Result<(), SessionError> {
         let datagram = self.by_udp.datagram(self.id, message.encode())?;
         // What the kernel refuses is lost like any other datagram; a partner that is gone is noticed by its silence.
         let _ = self.hub.socket.send_to(&datagram, self.to).await;
@@ -159,7 +159,7 @@ impl Teller<'_> {
         while self.next < end {
             let records = self.hub.sent().get(self.next);
             if let Some(records) = records {
-                self.send(Message::Batch(self.next, &records)).await?;
+                self.send(PartnerMessage::Batch(self.next, &records)).await?;
                 self.hub.exchange.batches_sent.fetch_add(1, Ordering::Relaxed);
             }
             self.next += 1;
@@ -176,7 +176,7 @@ impl Teller<'_> {
             let was_in_sync = standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync);
             standing.follows = Some((was_in_sync && lag < LAG_IN_SYNC, lag));
         });
-        self.send(Message::Heartbeat(self.next)).await
+        self.send(PartnerMessage::Heartbeat(self.next)).await
     }
 
     /// Takes an acknowledgement; an old one changes nothing.
@@ -186,7 +186,7 @@ impl Teller<'_> {
         if counter < self.counter {
             return;
         }
-        let Some(Message::Acknowledge(next, begun, complete)) = Message::decode(message) else { return };
+        let Some(PartnerMessage::Acknowledge(next, begun, complete)) = PartnerMessage::decode(message) else { return };
         (self.heard, self.counter) = (Instant::now(), counter + 1);
         self.acknowledged = self.acknowledged.max(next.min(self.next));
         self.begun.send_if_modified(|last| {
@@ -201,15 +201,15 @@ impl Teller<'_> {
 
     /// Sends again by TCP what the follower misses, as far as there is room. It never waits: heartbeats go on.
     fn repair(&mut self, message: &[u8]) -> Result<(), SessionError> {
-        let Some(Message::Missing(first, count)) = Message::decode(message) else { return Ok(()) };
+        let Some(PartnerMessage::Missing(first, count)) = PartnerMessage::decode(message) else { return Ok(()) };
         for number in first..first.saturating_add(count.into()).min(self.next) {
             let records = self.hub.sent().get(number);
             let Some(records) = records else {
                 self.hub.exchange.batches_lost.fetch_add(1, Ordering::Relaxed);
-                let _ = self.repairs.try_send(Message::Gone.encode());
+                let _ = self.repairs.try_send(PartnerMessage::Gone.encode());
                 return Err(SessionError::Gone);
             };
-            if self.repairs.try_send(Message::Batch(number, &records).encode()).is_err() {
+            if self.repairs.try_send(PartnerMessage::Batch(number, &records).encode()).is_err() {
                 break;
             }
             self.hub.exchange.batches_repaired.fetch_add(1, Ordering::Relaxed);

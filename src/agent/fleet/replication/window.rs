@@ -26,7 +26,7 @@ pub(super) enum WindowError {
 
 /// Puts batches in order.
 #[derive(Debug, Default)]
-pub(super) struct Window {
+pub(super) struct BatchWindow {
     /// Number of the first batch that has not arrived; `None` before the session's first number is known.
     next: Option<u64>,
     ahead: BTreeMap<u64, Box<[u8]>>,
@@ -34,7 +34,7 @@ pub(super) struct Window {
     head: u64,
 }
 
-impl Window {
+impl BatchWindow {
     /// A session whose first batch has this number.
     pub(super) fn begin(&mut self, first: u64) {
         self.next.get_or_insert(first);
@@ -149,17 +149,17 @@ mod tests {
     use super::super::record::tests::flow;
     use super::*;
 
-    fn missing(window: &Window) -> Vec<u64> {
+    fn missing(window: &BatchWindow) -> Vec<u64> {
         window.missing(u64::MAX).collect()
     }
 
-    fn taken(window: &mut Window) -> Vec<u64> {
+    fn taken(window: &mut BatchWindow) -> Vec<u64> {
         std::iter::from_fn(|| window.take().map(|(number, _)| number)).collect()
     }
 
     #[test]
     fn batches_are_passed_on_in_order_and_gaps_are_named() {
-        let mut window = Window::default();
+        let mut window = BatchWindow::default();
         window.add(9000, b"early").unwrap();
         assert_eq!((missing(&window), window.take()), (Vec::<u64>::new(), None));
         window.begin(10);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_fits() {
-        let mut window = Window::default();
+        let mut window = BatchWindow::default();
         window.begin(5);
         assert_eq!(window.add(5 + AHEAD_MAX - 1, b""), Ok(()));
         assert_eq!(window.add(5 + AHEAD_MAX, b""), Err(WindowError::Ahead));
@@ -223,7 +223,7 @@ mod tests {
         /// A network that loses, repeats and reorders, and repairs by what the window says is missing.
         #[test]
         fn all_batches_arrive_once_and_in_order(first in 0..1000_u64, fates in proptest::collection::vec((0..4_u8, 0..8_usize), 1..300)) {
-            let (mut window, mut under_way, mut out) = (Window::default(), Vec::new(), Vec::new());
+            let (mut window, mut under_way, mut out) = (BatchWindow::default(), Vec::new(), Vec::new());
             window.begin(first);
             let end = first + fates.len() as u64;
             for (number, (fate, position)) in (first..end).zip(&fates) {
