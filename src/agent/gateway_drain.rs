@@ -267,8 +267,8 @@ mod tests {
         let of = |healthy: [bool; 2]| {
             let mut all = served(&[(vip, false)]);
             let mut view = (**all.services.values().next().unwrap()).clone();
-            let one = view.ports[0].backends[0].clone();
-            view.ports[0].backends = healthy.map(|healthy| BackendView { healthy, accepts_new: healthy, ..one.clone() }).to_vec();
+            let one = view.ports[0].backends[0];
+            view.ports[0].backends = healthy.map(|healthy| BackendView { healthy, accepts_new: healthy, ..one }).to_vec();
             all.services = dataplane::snapshot::Views::unit(Arc::clone(&view.name), Arc::new(view));
             all
         };
