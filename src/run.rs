@@ -35,7 +35,7 @@ use dataplane::{
 use dpdk_sys::Eal;
 use ipnet::IpNet;
 use proto::v1::question::Query;
-use proto::{FleetStatus, GatewayState, Generation, Membership};
+use proto::{Arbitration, FleetStatus, GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -199,6 +199,8 @@ struct Channels {
     answers: watch::Sender<VipAnswers>,
     ownership: Arc<VipOwnership>,
     election: watch::Sender<ElectionStatus>,
+    claimed: watch::Sender<u64>,
+    arbitration: watch::Sender<Arbitration>,
     /// With whom flows are replicated, as the controller says.
     membership: watch::Sender<Option<Membership>>,
     replication: watch::Sender<ReplicationStatus>,
@@ -229,6 +231,8 @@ impl Channels {
             answers: watch::Sender::new(election::first_answers(settings)),
             ownership: election::ownership(settings),
             election: watch::Sender::default(),
+            claimed: watch::Sender::default(),
+            arbitration: watch::Sender::default(),
             membership: watch::Sender::default(),
             replication: replication::first_status(settings),
             fleet: watch::Sender::default(),
@@ -451,6 +455,7 @@ fn supervise_state(
         connected: channels.connected.clone(),
         draining: channels.draining.clone(),
         membership: channels.membership.clone(),
+        contender: election::contender(settings, &channels.claimed, &channels.arbitration, Arc::clone(&sources.ports)),
         answering: Arc::new(move |query: &Query| answers.answer(query)),
         facts: Facts {
             served: channels.served.subscribe(),
@@ -541,6 +546,8 @@ fn candidacy(settings: &Settings, channels: &Channels, loads: Vec<Arc<Load>>, en
         next_hops: channels.next_hops.subscribe(),
         replication: channels.replication.subscribe(),
         draining: channels.draining.subscribe(),
+        arbitration: channels.arbitration.subscribe(),
+        claimed: channels.claimed.clone(),
         leaving: channels.leaving.clone(),
         ended: ended.clone(),
         answers: channels.answers.clone(),

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::View;
 use crate::config::settings::{Certificates, ControllerSettings, Source};
+use crate::gateways::arbiter::Arbiter;
 use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::listener::{CertificateSource, Listeners, ServerTls};
 use crate::gateways::programming::Programming;
@@ -143,6 +144,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
         states: view.states.clone(),
         gateways: gateways.clone(),
         fleet,
+        arbiter: Arbiter::default(),
         leadership: led.clone(),
         group: settings.group.clone(),
         key: group_key()?,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: this module publishes and sends states and records acknowledgements; `plan` decides their content.
 
+pub mod arbiter;
 pub mod fleet_queries;
 pub mod listener;
 pub mod programming;

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use prost::Message;
 use sha2::{Digest, Sha256};
 
+mod arbitration;
 mod backends;
 mod changes;
 mod error;

@@ -6,6 +6,7 @@
 //! after that the configured ones in turn. Deliberately not here: the meaning of messages (`received`), sockets and TLS
 //! (`dial`).
 
+mod claims;
 mod dial;
 mod fleet_queries;
 pub(crate) mod received;
@@ -22,7 +23,7 @@ use control::gateways::listener::chain;
 use proto::message_parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::{GatewayState, Membership, limits, v1};
+use proto::{Arbitration, GatewayState, Membership, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -34,6 +35,7 @@ use crate::watch::send_if_changed;
 use dial::{DialError, dial};
 use received::{Received, ReceivedError};
 
+pub use claims::Contender;
 pub use fleet_queries::Responder;
 pub use report::Facts;
 
@@ -81,10 +83,21 @@ pub struct ClientChannels {
     pub draining: watch::Sender<bool>,
     /// Output: with whom it replicates flows, by the last controller that said so.
     pub membership: watch::Sender<Option<Membership>>,
+    /// What the controller decides about VIP groups that several gateways claim; `None`: there is no election.
+    pub contender: Option<Contender>,
     /// Answers requests of the controller.
     pub answering: Responder,
     /// Input: acknowledgements and reports.
     pub facts: Facts,
+}
+
+impl ClientChannels {
+    /// Passes on what the controller decides. A gateway without a controller yields to nobody.
+    fn arbitrate(&self, arbitration: Option<v1::Arbitration>) {
+        if let Some(contender) = &self.contender {
+            send_if_changed(&contender.arbitration, arbitration.map(Arbitration::from).unwrap_or_default());
+        }
+    }
 }
 
 /// Why a stream ended.
@@ -166,6 +179,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         if channels.connected.send_replace(false) {
             logged.clear();
         }
+        channels.arbitrate(None);
         let text = error.to_string();
         if text != logged {
             tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
@@ -196,7 +210,10 @@ async fn follow(
     let hello = v1::Hello { group, reserved, parts: true, replication, ..received.hello(&settings.gateway, &settings.version) };
     let hello = Message::Hello(hello);
     let (messages, outgoing) = mpsc::channel(1);
-    // Ends with the stream that reads its messages.
+    // Both end with the stream that reads their messages.
+    if let Some(contender) = channels.contender.clone() {
+        tokio::spawn(claims::run(contender, messages.clone()));
+    }
     tokio::spawn(report::run(channels.facts.clone(), acknowledged, messages));
     let requests =
         tokio_stream::once(hello).chain(ReceiverStream::new(outgoing)).map(|message| v1::WatchRequest { message: Some(message) });
@@ -217,6 +234,7 @@ async fn follow(
                 if let Some(membership) = whole.membership.take().and_then(proto::convert::membership) {
                     send_if_changed(&channels.membership, Some(membership));
                 }
+                channels.arbitrate(whole.arbitration.take());
                 // Applied before the state, so that a drained gateway announces nothing in between.
                 send_if_changed(&channels.draining, whole.draining);
                 let known = received.apply(whole)?;
@@ -254,6 +272,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use control::gateways::arbiter::Arbiter;
     use control::gateways::fleet_queries::{Fleet, SilentError};
     use control::gateways::publish::Published;
     use control::gateways::registry::Gateways;
@@ -362,7 +381,7 @@ mod tests {
                 _ => Reply::Refusal("not today".to_owned()),
             });
             let (membership, membership_out) = watch::channel(None);
-            let channels = ClientChannels { known, connected, draining, membership, answering, facts };
+            let channels = ClientChannels { known, connected, draining, membership, contender: None, answering, facts };
             let client = tokio::spawn(run(settings, channels));
             let (known, connected, draining, membership) = (known_out, connected_out, draining_out, membership_out);
             Self { dir, known, connected, reached, served, draining, membership, _fleet: fleet, client }
@@ -493,6 +512,7 @@ mod tests {
                 states: states_in,
                 gateways: gateways_out,
                 fleet: fleet.clone(),
+                arbiter: Arbiter::default(),
                 leadership,
                 group: "east".to_owned(),
                 key: proto::GroupKey::new([7; 32]),

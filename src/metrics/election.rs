@@ -32,6 +32,12 @@ const DUPLICATES: MetricFamily =
 const CLAIMS: MetricFamily =
     MetricFamily::counter("sluice_vip", "claims", "Announcements of VIPs of this gateway by another station.");
 
+const CONTESTED: MetricFamily = MetricFamily::gauge(
+    "sluice_vip_groups_contested",
+    "",
+    "Groups of VIPs that this gateway and another one claim, because they do not hear each other's VRRP.",
+);
+
 /// Writes them.
 pub(super) fn write(writer: &mut MetricWriter<'_>, status: &ElectionStatus) -> fmt::Result {
     let groups = || (0_u32..).zip(&status.groups);
@@ -41,5 +47,6 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, status: &ElectionStatus) -> f
     writer.gauge(&JOINING, u64::from(status.is_joining))?;
     writer.metric(&RESTARTS, &ConstCounter::new(status.restarts))?;
     writer.gauge(&DUPLICATES, status.duplicates.len() as u64)?;
-    writer.metric(&CLAIMS, &ConstCounter::new(status.claims))
+    writer.metric(&CLAIMS, &ConstCounter::new(status.claims))?;
+    writer.gauge(&CONTESTED, status.contested.count_ones().into())
 }

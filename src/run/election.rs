@@ -6,12 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::{OwnedGroups, VipAnswers, VipOwnership};
+use ipnet::IpNet;
+use proto::Arbitration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::agent::controller_client::Contender;
 use crate::agent::fleet::election::{self, Candidacy};
 use crate::agent::supervisor::Supervisor;
+use crate::ports::ReadPorts;
 use crate::settings::{Elector, Settings};
 
 /// Longest wait for keepalived to resign; it takes a second to end.
@@ -33,6 +37,24 @@ pub(super) fn ownership(settings: &Settings) -> Arc<VipOwnership> {
 pub(super) fn first_answers(settings: &Settings) -> VipAnswers {
     let groups = OwnedGroups { groups: settings.election.groups, owned: 0 };
     VipAnswers { groups: (settings.election.elector == Elector::Keepalived).then_some(groups), ..VipAnswers::default() }
+}
+
+/// What the controller is told of the election; `None`: there is none.
+pub(super) fn contender(
+    settings: &Settings,
+    claimed: &watch::Sender<u64>,
+    arbitration: &watch::Sender<Arbitration>,
+    ports: ReadPorts,
+) -> Option<Contender> {
+    let election = &settings.election;
+    let port = settings.ports.get(election.port).filter(|_| election.elector == Elector::Keepalived)?;
+    let mut prefixes: Vec<_> = port.addresses.iter().map(IpNet::trunc).collect();
+    prefixes.sort_unstable();
+    let prefixes: Vec<_> = prefixes.iter().map(ToString::to_string).collect();
+    let link = format!("{} groups {} vrid {}", prefixes.join(" "), election.groups, election.first_vrid);
+    let name = port.name.clone();
+    let frames = move || ports().iter().find(|port| port.name == name).map_or(0, |port| port.rx_packets);
+    Some(Contender { claimed: claimed.subscribe(), link, frames: Arc::new(frames), arbitration: arbitration.clone() })
 }
 
 /// Supervises the election, or the watch for other gateways where there is none.

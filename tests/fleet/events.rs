@@ -53,18 +53,13 @@ impl Event {
         }
     }
 
-    /// Whether gateways cannot hear each other, so that each owns every VIP.
-    pub(crate) const fn splits(self) -> bool {
-        matches!(self, Self::Partition)
-    }
-
     fn happen(self, bed: &mut Bed, victim: usize, load: &Load) -> Hit {
         match self {
             Self::Kill => kill(bed, victim, load),
             Self::StopAndResume => stop_and_resume(bed, victim, load),
             Self::NoCarrier => no_carrier(bed, victim, load),
             Self::NoBackends => no_backends(bed, victim, load),
-            Self::Partition => partition(bed),
+            Self::Partition => partition(bed, load),
             Self::NoController => no_controller(bed, load),
             Self::RouterRestart => router_restart(bed, load),
             Self::Upgrade => upgrade(bed),
@@ -191,14 +186,17 @@ fn no_backends(bed: &mut Bed, victim: usize, load: &Load) -> Hit {
 }
 
 /// Ports of a bridge that are isolated reach all others, but not each other.
-fn partition(bed: &mut Bed) -> Hit {
+fn partition(bed: &mut Bed, load: &Load) -> Hit {
     let isolate = |how: &str| {
         bed.script(&format!("for n in 0 1 2; do in_ns sw bridge link set dev uplink$n isolated {how}; in_ns sw bridge link set dev cluster$n isolated {how}; done"));
     };
+    let contests = |n: usize| bed.log(n).matches("other gateways claim the same groups").count();
+    let before: Vec<usize> = (0..GATEWAYS).map(contests).collect();
     isolate("on");
-    let is_split = || bed.watch.owners().values().all(|macs| macs.len() == GATEWAYS);
-    // Each gateway answers for every SNAT address too, so most new connections of mode `nat` fail until it is over.
-    until("every gateway answers for every VIP", || is_split().then_some(()));
+    until("every gateway hears of the contest", || (0..GATEWAYS).all(|n| contests(n) > before[n]).then_some(()));
+    let is_decided = || bed.watch.owners().values().all(|macs| macs.len() == 1);
+    until("one gateway answers for each VIP", || is_decided().then_some(()));
+    load.until_traffic_returns("a partition of the gateways");
     isolate("off");
     Hit { all_vips: true, healed: Some(now()), ..Hit::default() }
 }

@@ -120,7 +120,7 @@ Notes:
 - *Gap*: how much longer than usual an answer took. TCP repeats a lost segment after 200 ms, 600 ms, 1.4 s and so on.
 - *Broken of other gateways* counts connections of VIPs whose gateway the event did not touch.
 - iperf3 ends all downloads of a VIP when one breaks.
-- In a partition each gateway owns every VIP, until they hear each other again.
+- In a partition each gateway takes every VIP, until the controller lets one keep each.
 - The API server is not among the events: gateways ask the controller only.
 ";
 

@@ -141,6 +141,7 @@ impl Published {
             removed: removed.iter().map(ToString::to_string).collect(),
             pools: self.state.pools.iter().map(v1::Pool::from).collect(),
             membership: None,
+            arbitration: None,
             draining: false,
             more: false,
         })

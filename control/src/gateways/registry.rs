@@ -219,6 +219,12 @@ impl Connection {
         Self { gateways: gateways.clone(), number }
     }
 
+    /// The number of the connection.
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Records where the gateway replicates flows.
     #[must_use]
     pub fn replicating(self, replication: Option<SocketAddr>) -> Self {

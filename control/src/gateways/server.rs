@@ -14,7 +14,7 @@ use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, RESERVED_MAX, SERVICES_M
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
-use proto::{Generation, GroupKey, Membership, message_parts, v1::FILE_DESCRIPTOR_SET};
+use proto::{Arbitration, Generation, GroupKey, Membership, message_parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,7 @@ use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::gateways::arbiter::{Arbiter, Party};
 use crate::gateways::fleet_queries::{Fleet, FleetService};
 use crate::gateways::listener::{Listeners, Peer};
 use crate::gateways::publish::Published;
@@ -47,6 +48,8 @@ pub struct ConfigService {
     pub gateways: watch::Sender<Gateways>,
     /// Gateways that are registered to answer requests.
     pub fleet: Fleet,
+    /// Decides about VIP groups that several gateways claim.
+    pub arbiter: Arbiter,
     /// Whether this controller leads; it serves only then.
     pub leadership: watch::Receiver<Leadership>,
     /// The group of gateways that it serves.
@@ -150,11 +153,14 @@ impl ConfigService {
         let replication = replication(&hello)?;
         let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
         let connection = connection.replicating(replication);
+        let party = self.arbiter.admit(&hello.gateway, connection.number());
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
         let mut sent: Option<Generation> = None;
-        let (mut gateways, mut sent_of_fleet) = (self.gateways.subscribe(), (false, None));
+        let (mut gateways, mut rulings) = (self.gateways.subscribe(), self.arbiter.rulings());
+        let mut sent_of_fleet = OfFleet::default();
         loop {
-            let of_fleet = self.of_fleet(&gateways.borrow_and_update(), &hello.gateway, replication);
+            let arbitration = rulings.borrow_and_update().get(&hello.gateway).copied();
+            let of_fleet = OfFleet { arbitration, ..self.of_fleet(&gateways.borrow_and_update(), &hello.gateway, replication) };
             let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || sent_of_fleet != of_fleet;
             let has_news = self.states.borrow().as_ref().is_some_and(is_news);
             tokio::select! {
@@ -162,7 +168,7 @@ impl ConfigService {
                 now = left(&mut self.leadership, &leads_since) => return Err(not_leading(&now)),
                 message = inbound.message() => match message? {
                     None => return Ok(()),
-                    Some(message) => take(&connection, message, sent.as_ref())?,
+                    Some(message) => take((&connection, &party), message, sent.as_ref())?,
                 },
                 permit = messages.reserve(), if has_news => {
                     let Ok(permit) = permit else { return Ok(()) };
@@ -170,8 +176,7 @@ impl ConfigService {
                     // The log reaches back to the last message unless the gateway missed thousands of changes.
                     let changes = sent.as_ref().and_then(|have| newest.since(have, hello.node_sets));
                     let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { newest.full(hello.node_sets) };
-                    let (draining, membership) = (of_fleet.0, of_fleet.1.as_ref().map(v1::Membership::from));
-                    let whole = WatchResponse { draining, membership, ..changes.unwrap_or_else(first_or_full) };
+                    let whole = of_fleet.with(changes.unwrap_or_else(first_or_full));
                     let mut parts = if hello.parts { message_parts::split(whole, message_parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {
                         permit.send(Ok(first));
@@ -185,6 +190,7 @@ impl ConfigService {
                 }
                 // The other tasks notice the closed channel, because this task owns the sender.
                 _ = gateways.changed(), if !has_news => {}
+                _ = rulings.changed(), if !has_news => {}
                 changed = self.states.changed(), if !has_news => {
                     changed.map_err(|_| Status::unavailable("the controller stops; dial again"))?;
                 }
@@ -193,11 +199,29 @@ impl ConfigService {
     }
 }
 
+/// What a gateway is told about itself in the fleet.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct OfFleet {
+    /// Whether it is drained.
+    draining: bool,
+    /// With whom it replicates flows, if it does.
+    membership: Option<Membership>,
+    /// What is decided about VIP groups that it claims and another one too.
+    arbitration: Option<Arbitration>,
+}
+
+impl OfFleet {
+    fn with(&self, change: WatchResponse) -> WatchResponse {
+        let membership = self.membership.as_ref().map(v1::Membership::from);
+        WatchResponse { draining: self.draining, membership, arbitration: self.arbitration.map(v1::Arbitration::from), ..change }
+    }
+}
+
 impl ConfigService {
-    /// Whether a gateway is drained, and with whom it replicates flows, if it does.
-    fn of_fleet(&self, gateways: &Gateways, name: &str, replication: Option<SocketAddr>) -> (bool, Option<Membership>) {
+    /// What a gateway is told, without an arbitration.
+    fn of_fleet(&self, gateways: &Gateways, name: &str, replication: Option<SocketAddr>) -> OfFleet {
         let membership = replication.map(|_| Membership { key: self.key, others: gateways.members_beside(name) });
-        (gateways.is_drained(name), membership)
+        OfFleet { draining: gateways.is_drained(name), membership, arbitration: None }
     }
 }
 
@@ -301,7 +325,7 @@ fn report(message: v1::Report) -> Report {
     }
 }
 
-fn take(connection: &Connection, message: WatchRequest, sent: Option<&Generation>) -> Result<(), Status> {
+fn take((connection, party): (&Connection, &Party), message: WatchRequest, sent: Option<&Generation>) -> Result<(), Status> {
     match message.message {
         // An acknowledgement counts only for a generation of this epoch that was sent to this gateway.
         Some(watch_request::Message::Acknowledge(v1::Generation { epoch, counter })) => {
@@ -312,6 +336,10 @@ fn take(connection: &Connection, message: WatchRequest, sent: Option<&Generation
         }
         Some(watch_request::Message::Report(message)) => {
             connection.report(report(message));
+            Ok(())
+        }
+        Some(watch_request::Message::Claims(claims)) => {
+            party.claims(claims.into());
             Ok(())
         }
         Some(watch_request::Message::Hello(_)) => Err(Status::invalid_argument("hello is sent once, at the start")),
@@ -349,7 +377,9 @@ mod tests {
             let shutdown = CancellationToken::new();
             let leadership = watch::channel(Leadership::Leading { epoch: "now".to_owned() }).1;
             let (group, fleet, key) = ("east".to_owned(), Fleet::default(), GroupKey::new([7; 32]));
-            let service = ConfigService { states: seen, gateways, fleet, leadership, group, key, shutdown: shutdown.clone() };
+            let arbiter = Arbiter::default();
+            let service =
+                ConfigService { states: seen, gateways, fleet, arbiter, leadership, group, key, shutdown: shutdown.clone() };
             let listener = crate::gateways::socket::listen(&dir.path().join("config.sock")).await.unwrap();
             tokio::spawn(serve(listener, service));
             Self { dir, states, gateways: gateways_seen, shutdown }

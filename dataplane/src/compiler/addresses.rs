@@ -101,6 +101,8 @@ pub(super) struct AnnouncedAddresses {
     moves: Vec<u64>,
     /// The previous [`VipAnswers::defended`].
     defended: BTreeMap<IpAddr, u64>,
+    /// The previous [`VipAnswers::confirmed`].
+    confirmed: u64,
     /// Messages about VIPs that no port can answer for.
     pub(super) problems: Vec<String>,
 }
@@ -154,15 +156,18 @@ impl AnnouncedAddresses {
         now.retain(|(link, _)| !network.down.contains(&link.port()));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
         let moves_of = |moves: &[u64], port: PortIndex| moves.get(usize::from(port.0)).copied().unwrap_or(0);
+        let is_confirmed = self.confirmed != answers.confirmed;
         for (key, since) in &mut since {
             let is_claimed = self.defended.get(&key.1) != answers.defended.get(&key.1);
-            let has_moved = is_claimed || moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
+            let has_moved =
+                is_confirmed || is_claimed || moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
             if let Some(&before) = self.since.get(key).filter(|_| !has_moved) {
                 *since = before;
             }
         }
         self.moves.clone_from(&network.moves);
         self.defended.clone_from(&answers.defended);
+        self.confirmed = answers.confirmed;
         self.since = since;
         Announced::new(self.since.iter().map(|(&(link, address), &since)| (link, address, since)))
     }

@@ -180,6 +180,9 @@ pub struct VipAnswers {
     /// VIPs that another station announced although this gateway keeps them, and how often it has defended each. They
     /// are announced again when the number changes.
     pub defended: BTreeMap<IpAddr, u64>,
+    /// How often its ownership was confirmed after others had announced the same addresses. All are announced again when
+    /// the number changes.
+    pub confirmed: u64,
 }
 
 impl VipAnswers {

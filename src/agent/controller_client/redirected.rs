@@ -46,6 +46,7 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
     let (states, states_in) = watch::channel(Some(std::sync::Arc::new(Published::first("e".to_owned(), services, Vec::new()))));
     let service = ConfigService {
         fleet: control::gateways::fleet_queries::Fleet::default(),
+        arbiter: control::gateways::arbiter::Arbiter::default(),
         states: states_in,
         gateways: watch::channel(Gateways::default()).0,
         leadership: watch::channel(leadership).1,
@@ -87,7 +88,8 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
     let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
     let membership = watch::Sender::default();
-    let client = tokio::spawn(run(settings, ClientChannels { known, connected, draining, membership, answering, facts }));
+    let channels = ClientChannels { known, connected, draining, membership, contender: None, answering, facts };
+    let client = tokio::spawn(run(settings, channels));
     let is_there = |known: &Option<GatewayState>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
     timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();
     client.abort();

@@ -298,7 +298,7 @@ mod tests {
                         assert_eq!((found.counter, is_refused), (counter, counter % 3 != 0));
                         break;
                     }
-                    Message::Hello(_) => panic!("hello is not ours to say"),
+                    Message::Hello(_) | Message::Claims(_) => panic!("that is not ours to say"),
                 }
             }
         }

@@ -9,6 +9,7 @@
 //! task ends, the gateway owns nothing.
 //! Not here: VRRP itself, and the answers (`dataplane`).
 
+mod arbitration;
 mod departure;
 mod duplicates;
 mod joining;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, VipAnswers, VipOwnership};
+use proto::Arbitration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -30,11 +32,12 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
 use crate::worker_threads::Load;
+use arbitration::Confirmation;
 use departure::Departure;
 pub use departure::handover_max;
 pub use duplicates::watch_claims;
 use joining::{Joining, Present};
-use keepalived::{Files, Keepalived, Notification};
+use keepalived::{Files, Keepalived, News, Notification};
 use priority::{Fitness, addition};
 
 /// How often leases and the fitness of the gateway are checked.
@@ -74,6 +77,8 @@ pub struct ElectionStatus {
     pub duplicates: BTreeMap<IpAddr, Mac>,
     /// Announcements of others for VIPs of this gateway since its start.
     pub claims: u64,
+    /// Groups that other gateways claim, too, and are not heard: bit N is group N.
+    pub contested: u64,
 }
 
 /// Inputs and outputs of the task.
@@ -95,6 +100,10 @@ pub struct Candidacy {
     pub replication: watch::Receiver<ReplicationStatus>,
     /// Whether the gateway is drained.
     pub draining: watch::Receiver<bool>,
+    /// What the controller decides about groups that other gateways claim, too.
+    pub arbitration: watch::Receiver<Arbitration>,
+    /// The groups that VRRP gives this gateway: bit N is group N.
+    pub claimed: watch::Sender<u64>,
     /// Cancelled when the gateway is about to end.
     pub leaving: CancellationToken,
     /// Cancelled at the end.
@@ -167,6 +176,7 @@ impl Candidacy {
 
     fn lose_all(&self) {
         self.ownership.close();
+        self.claimed.send_replace(0);
         for group in 0..self.settings.election.groups {
             self.publish(group, false);
         }
@@ -212,7 +222,7 @@ impl Candidacy {
         let (lease_ns, ended) = (self.lease_ns(), self.ended.clone());
         let mut last_ns = (self.clock)();
         let silent_until_ns = last_ns.saturating_add(u64::try_from(SILENT.as_nanos())?);
-        let mut has_told = false;
+        let (mut has_told, mut confirmation) = (false, Confirmation::default());
         loop {
             let notification = tokio::select! {
                 () = ended.cancelled() => return Ok(Round::Over),
@@ -235,30 +245,48 @@ impl Candidacy {
             if !has_told && now_ns > silent_until_ns {
                 return Ok(Round::Lost("keepalived tells nothing; at level debug its messages say why"));
             }
-            if let Some(Notification { group, is_master }) = notification {
-                self.follow(group, is_master, now_ns);
+            if let Some(notification) = notification {
+                self.follow(notification, &mut confirmation, now_ns);
+            }
+            self.obey(&mut confirmation, now_ns);
+            if confirmation.is_due(now_ns) {
+                self.answers.send_modify(|answers| answers.confirmed += 1);
             }
             standing.update(self, files)?;
         }
     }
 
-    /// Begins or ends the lease of a group.
-    fn follow(&self, group: u8, is_master: bool, now_ns: u64) {
+    /// Follows keepalived. A group that is left to another gateway is not owned, whatever VRRP says.
+    fn follow(&self, notification: Notification, confirmation: &mut Confirmation, now_ns: u64) {
+        let Notification { group, news } = notification;
         if group >= self.settings.election.groups {
             return;
         }
-        if is_master {
+        let is_master = match news {
+            News::Master => true,
+            News::Backup => false,
+            News::Challenged => return confirmation.begin(now_ns),
+        };
+        self.claimed.send_if_modified(|claimed| {
+            let before = std::mem::replace(claimed, if is_master { *claimed | 1 << group } else { *claimed & !(1 << group) });
+            before != *claimed
+        });
+        self.own(group, is_master && self.arbitration.borrow().yields & 1 << group == 0, now_ns);
+    }
+
+    /// Begins or ends the lease of a group.
+    fn own(&self, group: u8, is_owner: bool, now_ns: u64) {
+        if is_owner {
             self.ownership.begin(group, now_ns);
         } else {
             self.ownership.end(group);
         }
         let was_owner = self.answers.borrow().groups.is_some_and(|groups| groups.has(group));
-        if was_owner != is_master {
-            let what =
-                if is_master { "the gateway takes over a group of VIPs" } else { "another gateway owns the group of VIPs" };
+        if was_owner != is_owner {
+            let what = if is_owner { "the gateway takes over a group of VIPs" } else { "another gateway owns the group of VIPs" };
             tracing::info!(group, "{what}");
         }
-        self.publish(group, is_master);
+        self.publish(group, is_owner);
     }
 }
 

@@ -80,6 +80,7 @@ impl Lab {
         let shutdown = CancellationToken::new();
         let service = ConfigService {
             fleet: crate::gateways::fleet_queries::Fleet::default(),
+            arbiter: crate::gateways::arbiter::Arbiter::default(),
             states,
             gateways: watch::channel(Gateways::default()).0,
             leadership: led,

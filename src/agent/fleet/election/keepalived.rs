@@ -47,11 +47,20 @@ pub(super) enum KeepalivedError {
     Ended(String, String),
 }
 
-/// The state of a group as keepalived sees it.
+/// What keepalived says about a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Notification {
     pub(super) group: u8,
-    pub(super) is_master: bool,
+    pub(super) news: News,
+}
+
+/// News of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    Master,
+    Backup,
+    /// It is master, and has heard the advertisement of a lower one that is master, too.
+    Challenged,
 }
 
 /// Files of keepalived.
@@ -223,18 +232,18 @@ async fn log(output: impl AsyncRead + Unpin) {
     }
 }
 
-/// A line such as `INSTANCE "sluice-3" MASTER 150`. `None` for lines that tell of no state of a group, such as changes
-/// of priority.
+/// A line such as `INSTANCE "sluice-3" MASTER 150`. `None` for lines that are no news, such as changes of priority.
 fn parse(line: &str) -> Option<Notification> {
     let mut words = line.split_whitespace();
     let ("INSTANCE", Some(name), Some(state)) = (words.next()?, words.next(), words.next()) else { return None };
     let group = name.trim_matches('"').strip_prefix("sluice-")?.parse().ok()?;
-    let is_master = match state {
-        "MASTER" => true,
-        "BACKUP" | "FAULT" | "STOP" => false,
+    let news = match state {
+        "MASTER" => News::Master,
+        "BACKUP" | "FAULT" | "STOP" => News::Backup,
+        "MASTER_RX_LOWER_PRI" => News::Challenged,
         _ => return None,
     };
-    Some(Notification { group, is_master })
+    Some(Notification { group, news })
 }
 
 #[cfg(test)]
@@ -244,13 +253,14 @@ mod tests {
 
     #[test]
     fn notifications_are_parsed() {
-        let of = |group, is_master| Some(Notification { group, is_master });
+        let of = |group, news| Some(Notification { group, news });
         let rows = [
-            ("INSTANCE \"sluice-3\" MASTER 150\n", of(3, true)),
-            ("INSTANCE \"sluice-0\" BACKUP 100\n", of(0, false)),
-            ("INSTANCE \"sluice-15\" FAULT 100\n", of(15, false)),
-            ("INSTANCE \"sluice-15\" STOP 100\n", of(15, false)),
-            ("INSTANCE \"sluice-1\" MASTER_RX_LOWER_PRI 100\n", None),
+            ("INSTANCE \"sluice-3\" MASTER 150\n", of(3, News::Master)),
+            ("INSTANCE \"sluice-0\" BACKUP 100\n", of(0, News::Backup)),
+            ("INSTANCE \"sluice-15\" FAULT 100\n", of(15, News::Backup)),
+            ("INSTANCE \"sluice-15\" STOP 100\n", of(15, News::Backup)),
+            ("INSTANCE \"sluice-1\" MASTER_RX_LOWER_PRI 100\n", of(1, News::Challenged)),
+            ("INSTANCE \"sluice-1\" MASTER_PRIORITY 100\n", None),
             ("INSTANCE \"other\" MASTER 100\n", None),
             ("GROUP \"all\" MASTER 100\n", None),
             ("INSTANCE \"sluice-999\" MASTER 100\n", None),
