@@ -9,6 +9,7 @@
 //! task ends, the gateway owns nothing.
 //! Not here: VRRP itself, and the answers (`dataplane`).
 
+mod defence;
 mod departure;
 mod duplicates;
 mod joining;
@@ -20,7 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, VipAnswers, VipOwnership};
+use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -30,11 +31,12 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
 use crate::worker_threads::Load;
+use defence::{Claimed, Defence};
 use departure::Departure;
 pub use departure::handover_max;
 pub use duplicates::watch_claims;
 use joining::{Joining, Present};
-use keepalived::{Files, Keepalived, Notification};
+use keepalived::{Files, GroupState, Keepalived, Notification};
 use priority::{Fitness, addition};
 
 /// How often leases and the fitness of the gateway are checked.
@@ -212,7 +214,7 @@ impl Candidacy {
         let (lease_ns, ended) = (self.lease_ns(), self.ended.clone());
         let mut last_ns = (self.clock)();
         let silent_until_ns = last_ns.saturating_add(u64::try_from(SILENT.as_nanos())?);
-        let mut has_told = false;
+        let (mut has_told, mut defence) = (false, Defence::default());
         loop {
             let notification = tokio::select! {
                 () = ended.cancelled() => return Ok(Round::Over),
@@ -235,11 +237,32 @@ impl Candidacy {
             if !has_told && now_ns > silent_until_ns {
                 return Ok(Round::Lost("keepalived tells nothing; at level debug its messages say why"));
             }
-            if let Some(Notification { group, is_master }) = notification {
-                self.follow(group, is_master, now_ns);
+            if let Some(Notification { group, state }) = notification {
+                if state == GroupState::MasterHearsOther {
+                    defence.note(Claimed::Group(group), now_ns, lease_ns);
+                } else {
+                    self.follow(group, state == GroupState::Master, now_ns);
+                }
             }
+            if self.owns_some() && !self.is_heard() {
+                return Ok(Round::Lost("others cannot hear it: its port has no link"));
+            }
+            while let Some(claim) = self.ownership.take_claim() {
+                defence.note(Claimed::Address(claim.vip), now_ns, lease_ns);
+            }
+            self.answers.send_if_modified(|answers| defence.apply(answers, now_ns));
             standing.update(self, files)?;
         }
+    }
+
+    fn owns_some(&self) -> bool {
+        self.answers.borrow().groups.is_some_and(|groups| groups.owned != 0)
+    }
+
+    /// Whether the port of the election has a link. Without one keepalived hears nobody, and takes every group.
+    fn is_heard(&self) -> bool {
+        let port = u8::try_from(self.settings.election.port).map(PortIndex);
+        port.is_ok_and(|port| !self.network.borrow().down.contains(&port))
     }
 
     /// Begins or ends the lease of a group.
