@@ -44,9 +44,15 @@ fn elected(mut rig: Rig, owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
 }
 
 fn answers(rig: &mut Rig, owned: &[u8]) {
+    defends(rig, owned, &[]);
+}
+
+/// The same, and the gateway has defended these groups once.
+fn defends(rig: &mut Rig, owned: &[u8], defended: &[u8]) {
     let owned = owned.iter().fold(0, |all, group| all | 1 << group);
     let groups = Some(OwnedGroups { groups: GROUPS, owned });
-    rig.compiler.answer_for(&VipAnswers { groups, ..VipAnswers::default() });
+    let defended_groups = defended.iter().map(|group| (*group, 1)).collect();
+    rig.compiler.answer_for(&VipAnswers { groups, defended_groups, ..VipAnswers::default() });
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);
     rig.worker.poll(rig.now);
@@ -279,12 +285,9 @@ fn a_new_owner_announces_the_snat_addresses_of_its_groups_and_an_expired_one_doe
     assert_eq!(announced(&mut rig, false), [0, 0], "the snapshot says so, and the lease has expired");
     answers(&mut rig, &[0, 1]);
     announced(&mut rig, true);
-    let groups = Some(OwnedGroups { groups: GROUPS, owned: 0b11 });
-    let defended_groups = [(1, 1), (2, 1)].into();
-    rig.compiler.answer_for(&VipAnswers { groups, defended_groups, ..VipAnswers::default() });
-    rig.publish();
+    defends(&mut rig, &[0, 1], &[1, 2]);
     assert_eq!(announced(&mut rig, true), [0, 3], "of the groups that another gateway advertised, the one it owns");
-    rig.publish();
+    defends(&mut rig, &[0, 1], &[1, 2]);
     assert_eq!(announced(&mut rig, true), [0, 0], "only once");
 }
 
