@@ -14,7 +14,7 @@ demo: ## a Service through a gateway in network namespaces (root); KEEP=1 leaves
 	@cargo build --quiet --release --bins --workspace
 	@KEEP=$(KEEP) demo/run
 
-demo-fleet: ## three gateways behind a router: a download survives the kill of its gateway (root); KEEP=1 as above
+demo-fleet: ## three gateways and a router: a `nat` download survives the kill of its gateway (root); KEEP=1 as above
 	@.ci/install build run test
 	@cargo build --quiet --release --bins --workspace
 	@KEEP=$(KEEP) demo/fleet

@@ -108,12 +108,15 @@ start_frr() { # interval-ms multiplier
   done
 }
 
-# Ends processes and waits until they are gone.
+# Whether a process has not ended. One that has may wait for seconds until init takes note of it.
+is_running() { [ -e "/proc/$1/status" ] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null; }
+
+# Ends processes and waits until they have ended.
 stop_processes() { # process IDs...
   local pid
   for pid in "$@"; do kill "$pid" 2>/dev/null; done
   for pid in "$@"; do
-    while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done
+    while is_running "$pid"; do sleep 0.02; done
   done
 }
 

@@ -44,9 +44,15 @@ fn elected(mut rig: Rig, owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
 }
 
 fn answers(rig: &mut Rig, owned: &[u8]) {
+    defends(rig, owned, &[]);
+}
+
+/// The same, and the gateway has defended these groups once.
+fn defends(rig: &mut Rig, owned: &[u8], defended: &[u8]) {
     let owned = owned.iter().fold(0, |all, group| all | 1 << group);
     let groups = Some(OwnedGroups { groups: GROUPS, owned });
-    rig.compiler.answer_for(&VipAnswers { groups, ..VipAnswers::default() });
+    let defended_groups = defended.iter().map(|group| (*group, 1)).collect();
+    rig.compiler.answer_for(&VipAnswers { groups, defended_groups, ..VipAnswers::default() });
     let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
     rig.publisher.publish(snapshot);
     rig.worker.poll(rig.now);
@@ -196,6 +202,7 @@ fn claims_of_other_stations_are_noted_without_an_election() {
         ("the same over IPv6", advertisement.build(), Some(VIP_V6)),
         ("our own announcement", claim(VIP, UPLINK_MAC), None),
         ("an address that is not ours", claim("192.0.2.77", other), None),
+        ("a SNAT address, which belongs to no group", claim("10.0.0.3", other), None),
         ("a request for the VIP", arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into()), None),
     ];
     for (sentence, frame, vip) in rows {
@@ -261,7 +268,7 @@ fn a_new_owner_announces_the_snat_addresses_of_its_groups_and_an_expired_one_doe
                 (0..2).for_each(|group| ownership.begin(group, rig.now));
             }
             rig.worker.poll(rig.now);
-            for frame in rig.sent(CLUSTER).iter().filter(|frame| frame[12..14] == [8, 6]) {
+            for frame in rig.sent(CLUSTER).iter().filter(|frame| frame[12..14] == [8, 6] && frame[28..32] != [0; 4]) {
                 count[usize::from(frame[31] - 3)] += 1;
             }
         }
@@ -276,4 +283,61 @@ fn a_new_owner_announces_the_snat_addresses_of_its_groups_and_an_expired_one_doe
     rig.now += LEASE_NS;
     answers(&mut rig, &[0, 1]);
     assert_eq!(announced(&mut rig, false), [0, 0], "the snapshot says so, and the lease has expired");
+    answers(&mut rig, &[0, 1]);
+    announced(&mut rig, true);
+    defends(&mut rig, &[0, 1], &[1, 2]);
+    assert_eq!(announced(&mut rig, true), [0, 3], "of the groups that another gateway advertised, the one it owns");
+    defends(&mut rig, &[0, 1], &[1, 2]);
+    assert_eq!(announced(&mut rig, true), [0, 0], "only once");
+}
+
+#[test]
+fn with_an_election_claims_of_others_are_noted_while_the_lease_lasts() {
+    let (mut rig, ownership) = with_shared_snat(&[0]);
+    ownership.open();
+    let other = Mac([2, 0, 0, 0, 0xbb, 1]);
+    let claimed = |rig: &mut Rig, snat: &str, sender: Option<&str>| {
+        let std::net::IpAddr::V4(address) = ip(snat) else { unreachable!() };
+        let sender = sender.map_or(address, |sender| sender.parse().unwrap());
+        let mut frame = arp_request(sender, address);
+        frame[6..12].copy_from_slice(&other.0);
+        frame[22..28].copy_from_slice(&other.0);
+        rig.put(CLUSTER, &frame);
+        ownership.take_claim().map(|claim| claim.vip)
+    };
+    assert_eq!(claimed(&mut rig, SNAT[0][0], None), None, "the lease has not begun");
+    ownership.begin(0, rig.now);
+    assert_eq!(claimed(&mut rig, SNAT[0][0], None), Some(ip(SNAT[0][0])));
+    assert_eq!(claimed(&mut rig, SNAT[1][0], None), None, "of a group of the other gateway");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], Some("0.0.0.0")), Some(ip(SNAT[0][0])), "a probe of one that has lost it");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], Some("10.0.0.11")), None, "a request");
+    rig.now += LEASE_NS;
+    assert_eq!(claimed(&mut rig, SNAT[0][0], None), None, "the lease has ended");
+}
+
+#[test]
+fn a_gateway_that_loses_a_group_asks_once_for_each_of_its_addresses() {
+    let (mut rig, ownership) = with_shared_snat(&[0, 1]);
+    ownership.open();
+    let asked = |rig: &mut Rig| {
+        let frames: Vec<_> = (0..20)
+            .flat_map(|_| {
+                rig.now += 100 * MILLISECOND;
+                rig.worker.poll(rig.now);
+                rig.sent(CLUSTER)
+            })
+            .collect();
+        // Probes by ARP, and solicitations from no address.
+        let probes = frames.iter().filter(|frame| frame[12..14] == [8, 6] && frame[28..32] == [0; 4]).map(|frame| frame[41]);
+        let solicitations = frames.iter().filter(|frame| frame[12..14] == [0x86, 0xdd] && frame[22..38] == [0; 16]);
+        (probes.collect::<Vec<_>>(), solicitations.count())
+    };
+    assert_eq!(asked(&mut rig), (vec![], 0));
+    answers(&mut rig, &[0]);
+    assert_eq!(asked(&mut rig), (vec![4], 1));
+    answers(&mut rig, &[0]);
+    assert_eq!(asked(&mut rig), (vec![], 0), "only once");
+    answers(&mut rig, &[0, 1]);
+    answers(&mut rig, &[]);
+    assert_eq!(asked(&mut rig), (vec![3, 4], 2));
 }

@@ -25,7 +25,7 @@ const JOINING: MetricFamily = MetricFamily::gauge(
 const RESTARTS: MetricFamily = MetricFamily::counter(
     "sluice_vip_election",
     "restarts",
-    "How often this gateway has given up its VIPs because it was stopped or overloaded.",
+    "How often this gateway has given up its VIPs because it was stopped, overloaded, or without a link.",
 );
 const DUPLICATES: MetricFamily =
     MetricFamily::gauge("sluice_vip_duplicates", "", "VIPs that another station announces, without an election.");

@@ -11,9 +11,6 @@ use super::edge::until;
 use super::load::{Load, Record};
 use super::vip_owners::has_joined;
 
-/// Flows are older than this when something happens; younger ones are not replicated.
-const AGE: Duration = Duration::from_millis(2500);
-
 /// The events, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -51,6 +48,29 @@ impl Event {
             Self::RouterRestart => "restart of the router",
             Self::Upgrade => "upgrade of all gateways, one after another",
         }
+    }
+
+    /// Its name in `SLUICE_FLEET_EVENTS`.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill",
+            Self::StopAndResume => "stop",
+            Self::NoCarrier => "no-carrier",
+            Self::NoBackends => "no-backends",
+            Self::Partition => "partition",
+            Self::NoController => "no-controller",
+            Self::RouterRestart => "router-restart",
+            Self::Upgrade => "upgrade",
+        }
+    }
+
+    /// The events that `SLUICE_FLEET_EVENTS` names, separated by commas; all without it.
+    pub(crate) fn selected() -> Vec<Self> {
+        let Ok(names) = std::env::var("SLUICE_FLEET_EVENTS") else { return Self::ALL.into() };
+        let known = || Self::ALL.map(Self::name).join(", ");
+        let find = |name: &str| Self::ALL.into_iter().find(|event| event.name() == name);
+        let expect = |name: &str| find(name).unwrap_or_else(|| panic!("found event {name:?}, expected {}", known()));
+        names.split(',').map(expect).collect()
     }
 
     fn happen(self, bed: &mut Bed, victim: usize, load: &Load) -> Hit {
@@ -107,7 +127,7 @@ pub(crate) fn run(bed: &mut Bed, event: Event, each: usize) -> Outcome {
     let file = bed.path("arp.pcap");
     let capture = bed.capture(&file);
     let load = Load::begin(bed, each);
-    std::thread::sleep(AGE);
+    // For more than two seconds: then all flows are replicated.
     load.until_traffic_returns("before the event");
     let owners: Vec<Option<usize>> = bed.targets.iter().map(|target| bed.owner(&target.vip)).collect();
     let most = (0..GATEWAYS).max_by_key(|n| owners.iter().filter(|owner| **owner == Some(*n)).count());

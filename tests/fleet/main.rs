@@ -36,18 +36,14 @@ fn assert_holds(event: Event, outcome: &Outcome) {
         assert_eq!(held.broken, None, "{title}: a connection broke: {held:?}");
     }
     let late: Vec<_> = outcome.double_answers.iter().filter(|late| **late > DOUBLE_ANSWERS_MAX).collect();
-    // A frame that waits in a ring of the device while the link is away leaves when it returns.
-    assert!(
-        late.is_empty() || event == Event::NoCarrier,
-        "{title}: requests are answered twice this long after a takeover: {late:?}"
-    );
+    assert!(late.is_empty(), "{title}: requests are answered twice this long after a takeover: {late:?}");
     assert_eq!(outcome.answers_of_the_resumed, 0, "{title}: a gateway that was stopped answers for VIPs that it lost");
 }
 
 #[test]
 fn a_fleet_serves_while_its_parts_fail() {
     let Some(mut bed) = Bed::start("a fleet while its parts fail", "fleet", PATIENT) else { return };
-    for event in Event::ALL {
+    for event in Event::selected() {
         let start = std::time::Instant::now();
         let outcome = events::run(&mut bed, event, 24);
         let most = outcome.touched.iter().map(|target| outcome.record.outage_ms(target, outcome.at_ms)).max();

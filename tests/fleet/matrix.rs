@@ -1,22 +1,25 @@
 //! The distribution of outages, as a page of the documents: each event again and again under many connections.
 //!
-//! `SLUICE_FLEET_REPETITIONS` (20) and `SLUICE_FLEET_CONNECTIONS` (300, of each kind and way) make it shorter. Each
-//! connection and each new flow is a line of JSON in `target/fleet-records.jsonl`.
+//! `SLUICE_FLEET_REPETITIONS` (20) and `SLUICE_FLEET_CONNECTIONS` (300, of each kind and way) make it shorter. With
+//! `SLUICE_FLEET_EVENTS=kill,stop` only these events happen, and the page is `target/fleet-outages.md`. Each connection
+//! and each new flow is a line of JSON in `target/fleet-records.jsonl`.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::bed::{Bed, Pace, Way};
 use super::events::{self, Event, Outcome};
 use super::load::{Held, Kind};
 
-/// The defaults of an election, and BFD that notices a failure within 300 ms.
-const FAST: Pace = Pace { advertisement_ms: 100, bfd: (100, 3), probe_ms: 500 };
+/// The defaults of an election, and BFD that notices a failure within 150 ms.
+const FAST: Pace = Pace { advertisement_ms: 100, bfd: (50, 3), probe_ms: 500 };
 const PAGE: &str = "docs/reference/fleet-outages.md";
+/// The page of a run of selected events.
+const PART: &str = "target/fleet-outages.md";
 const RECORDS: &str = "target/fleet-records.jsonl";
 /// Double answers later than this after a takeover break the promise.
 const DOUBLE_ANSWERS_MAX: Duration = Duration::from_millis(100);
@@ -31,19 +34,31 @@ fn outages_of_a_fleet() {
     let Some(mut bed) = Bed::start("outages of a fleet", "matrix", FAST) else { return };
     let (repetitions, each) = (number("SLUICE_FLEET_REPETITIONS", 20), number("SLUICE_FLEET_CONNECTIONS", 300));
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let selected = Event::selected();
+    let file = if selected == Event::ALL { PAGE } else { PART };
     let mut outcomes: Vec<(Event, Outcome)> = Vec::new();
     let mut records = fs::File::create(root.join(RECORDS)).unwrap();
     for repetition in 1..=repetitions {
-        for event in Event::ALL {
+        for event in selected.iter().copied() {
+            let start = Instant::now();
             let outcome = events::run(&mut bed, event, each);
-            println!("{repetition}: {}", event.title());
+            println!("{repetition}: {}: {}, in {} s", event.title(), summary(&outcome), start.elapsed().as_secs());
             let line = serde_json::json!({ "event": event.title(), "repetition": repetition, "touched": outcome.touched });
             writeln!(records, "{line}\n{}", outcome.record.json_lines().trim_end()).unwrap();
             outcomes.push((event, outcome));
         }
         // After each round, so that a run that is ended early has a page.
-        fs::write(root.join(PAGE), page(&bed, &outcomes, repetition, each)).unwrap();
+        fs::write(root.join(file), page(&bed, &outcomes, repetition, each)).unwrap();
     }
+}
+
+/// The worst of an event, for those who wait for the page.
+fn summary(outcome: &Outcome) -> String {
+    let outage = outcome.touched.iter().map(|name| outcome.record.outage_ms(name, outcome.at_ms)).max().unwrap_or(0);
+    let held = &outcome.record.held;
+    let gap = held.iter().filter(|held| held.broken.is_none()).map(|held| held.longest_gap_ms).max().unwrap_or(0);
+    let broken = held.iter().filter(|held| held.broken.is_some()).count();
+    format!("new flows fail for {outage} ms at most, longest gap {gap} ms, {broken} broken")
 }
 
 /// p50, p99 and maximum.
@@ -100,7 +115,7 @@ link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
     ];
     for (way, heading, what) in ways {
         write!(text, "## {heading}\n\n{what}\n\n{HEAD}").unwrap();
-        for event in Event::ALL {
+        for event in Event::selected() {
             let of_event = outcomes.iter().filter(|(found, _)| *found == event).map(|(_, outcome)| outcome);
             text += &row(bed, way, event, &of_event.collect::<Vec<_>>());
         }
@@ -117,8 +132,10 @@ const NOTES: &str = "
 Notes:
 
 - *New flows fail*: from the first one that failed to the last, at one VIP. Behind a router a third of the flows does.
-- *Gap*: how much longer than usual an answer took. TCP repeats a lost segment after 200 ms, 600 ms, 1.4 s and so on.
+- *Gap*: how much longer than usual an answer took. TCP repeats a lost segment after 200 ms, 600 ms, 1.4 s and so on;
+  lost datagrams are not repeated, the next one follows after a second.
 - *Broken of other gateways* counts connections of VIPs whose gateway the event did not touch.
+- *Restart of the router*: its daemons end and start, and withdraw the routes meanwhile.
 - iperf3 ends all downloads of a VIP when one breaks.
 - In a partition each gateway takes every VIP, until the controller lets one keep each.
 - The API server is not among the events: gateways ask the controller only.
@@ -159,7 +176,7 @@ fn answers(outcomes: &[(Event, Outcome)]) -> String {
         | event | requests that two gateways answered | later than 100 ms after the takeover | the latest, ms | \
         requests that a resumed gateway answered |\n|---|---|---|---|---|\n"
         .to_owned();
-    for event in Event::ALL {
+    for event in Event::selected() {
         let of_event: Vec<_> = outcomes.iter().filter(|(found, _)| *found == event).map(|(_, outcome)| outcome).collect();
         let doubles: Vec<Duration> = of_event.iter().flat_map(|outcome| outcome.double_answers.iter().copied()).collect();
         let late = doubles.iter().filter(|late| **late > DOUBLE_ANSWERS_MAX).count();

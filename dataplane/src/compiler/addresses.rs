@@ -5,7 +5,7 @@
 //!
 //! Not here: the announcements themselves (`icmp`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use proto::{Announce, Pool};
 
 use super::snat::{answered_snat, is_on_link};
 use crate::port::{Link, PortIndex};
-use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, PortConfig, VipAnswers};
+use crate::snapshot::{AddressRole, AddressRoles, Announced, Config, Network, OwnedGroups, PortConfig, VipAnswers};
 use crate::wire::{Address, TableHash};
 
 /// The roles of the addresses of one family.
@@ -97,12 +97,14 @@ pub(super) fn unelected<A: Address>(config: &Config, pools: &[Pool]) -> Arc<[(A,
 #[derive(Debug, Default)]
 pub(super) struct AnnouncedAddresses {
     since: BTreeMap<(Link, IpAddr), u64>,
+    /// Addresses of groups that another gateway has taken.
+    lost: BTreeMap<(Link, IpAddr), u64>,
     /// The previous [`Network::moves`].
     moves: Vec<u64>,
     /// The previous [`VipAnswers::defended`].
     defended: BTreeMap<IpAddr, u64>,
-    /// The previous [`VipAnswers::confirmed`].
-    confirmed: u64,
+    /// The previous [`VipAnswers::defended_groups`].
+    defended_groups: BTreeMap<u8, u64>,
     /// Messages about VIPs that no port can answer for.
     pub(super) problems: Vec<String>,
 }
@@ -155,20 +157,42 @@ impl AnnouncedAddresses {
         }
         now.retain(|(link, _)| !network.down.contains(&link.port()));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();
+        let of_claimed_groups = self.of_claimed_groups(config, vips, answers);
         let moves_of = |moves: &[u64], port: PortIndex| moves.get(usize::from(port.0)).copied().unwrap_or(0);
-        let is_confirmed = self.confirmed != answers.confirmed;
         for (key, since) in &mut since {
             let is_claimed = self.defended.get(&key.1) != answers.defended.get(&key.1);
-            let has_moved =
-                is_confirmed || is_claimed || moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
+            let has_moved = is_claimed
+                || of_claimed_groups.contains(&key.1)
+                || moves_of(&self.moves, key.0.port()) != moves_of(&network.moves, key.0.port());
             if let Some(&before) = self.since.get(key).filter(|_| !has_moved) {
                 *since = before;
             }
         }
+        let is_elected = |address: &IpAddr| vips.binary_search(address).is_ok() || config.snat.contains(address);
+        let is_lost = |(link, address): &(Link, IpAddr)| {
+            answers.groups.is_some() && !network.down.contains(&link.port()) && is_elected(address)
+        };
+        let newly = self.since.keys().filter(|key| !since.contains_key(key)).map(|key| (*key, sequence));
+        self.lost.extend(newly);
+        self.lost.retain(|key, _| !since.contains_key(key) && is_lost(key));
         self.moves.clone_from(&network.moves);
         self.defended.clone_from(&answers.defended);
-        self.confirmed = answers.confirmed;
+        self.defended_groups.clone_from(&answers.defended_groups);
         self.since = since;
         Announced::new(self.since.iter().map(|(&(link, address), &since)| (link, address, since)))
+    }
+
+    /// The addresses of groups that another gateway has taken.
+    pub(super) fn lost(&self) -> Announced {
+        Announced::new(self.lost.iter().map(|(&(link, address), &since)| (link, address, since)))
+    }
+
+    /// The addresses of groups that were defended since the last update.
+    fn of_claimed_groups(&self, config: &Config, vips: &[IpAddr], answers: &VipAnswers) -> BTreeSet<IpAddr> {
+        let is_claimed = |group: &u8| self.defended_groups.get(group) != answers.defended_groups.get(group);
+        let claimed = answers.defended_groups.keys().filter(|group| is_claimed(group)).fold(0, |bits, group| bits | 1 << group);
+        let Some(groups) = answers.groups.filter(|_| claimed != 0) else { return BTreeSet::new() };
+        let of_groups = VipAnswers { groups: Some(OwnedGroups { owned: claimed, ..groups }), ..VipAnswers::default() };
+        of_groups.among(vips).into_iter().chain(answered_snat(config, &of_groups).copied()).collect()
     }
 }

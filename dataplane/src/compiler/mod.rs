@@ -110,6 +110,7 @@ impl Compiler {
             promiscuous: Arc::default(),
             vlan_mtus: Arc::default(),
             announced: announced_addresses.update(&config, &[], &[], &network, &VipAnswers::default(), 1),
+            lost: announced_addresses.lost(),
             routed: Arc::default(),
             managed: Arc::default(),
             shortest_idle_timeout: None,
@@ -497,6 +498,7 @@ impl Compiler {
     fn update_announced(&mut self, network: &Network, vips: &[IpAddr]) {
         let Self { config, pools, vip_answers, last, announced_addresses, .. } = self;
         last.announced = announced_addresses.update(config, pools, vips, network, vip_answers, last.sequence);
+        last.lost = announced_addresses.lost();
     }
 
     fn update_roles(&mut self, network: &Network) {

@@ -24,6 +24,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let asked = icmp::arp_question(buffer.bytes());
         if let Some((vip, mac)) = icmp::arp_claim(buffer.bytes()) {
             self.note_claim(snapshot, arrival, vip, mac);
+        } else if let Some((vip, mac)) = icmp::arp_probe(buffer.bytes()).filter(|_| self.ownership.is_elected()) {
+            // Of the gateway that has given the address up, which it may have announced.
+            self.note_claim(snapshot, arrival, vip, mac);
         }
         if !asked.is_some_and(|target| self.may_answer_for(snapshot, arrival, target)) {
             return self.give_to_linux(snapshot, arrival, buffer);
@@ -43,10 +46,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             && self.ownership.speaks_for(snapshot, target, arrival.now_ns)
     }
 
-    /// Notes that another station announces a VIP for which this gateway answers.
+    /// Notes that another station announces a VIP for which this gateway answers, or a SNAT address of a VIP group.
     fn note_claim<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, vip: A, other: Mac) {
         let is_ours = snapshot.ports().iter().any(|port| port.mac == other);
-        if !is_ours && snapshot.role(vip) == AddressRole::Vip && snapshot.answers_for(arrival.link, vip) {
+        let is_movable = match snapshot.role(vip) {
+            AddressRole::Vip => true,
+            AddressRole::Snat => snapshot.group_of_snat(vip).is_some(),
+            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => false,
+        };
+        if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip) {
             let own = snapshot.port(arrival.link.port()).mac;
             self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own });
         }

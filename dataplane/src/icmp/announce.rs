@@ -1,6 +1,9 @@
 //! Announcements of the addresses that this gateway answers for: three of each, so that switches and neighbours learn
 //! where they are (FORWARDING 8). Announcements are originated packets.
 //!
+//! Of addresses that this gateway has lost to another one, each is asked for once by a probe: the owner, which may not
+//! know that this gateway has announced them meanwhile, then announces them again.
+//!
 //! **Invariant:** every address of the snapshot is announced, however many there are, and all of them once before any
 //! of them again. The outstanding work is not a queue but three positions in the order in which addresses were added,
 //! one per round, so one address takes as much memory as a hundred thousand.
@@ -9,7 +12,7 @@
 
 use std::net::IpAddr;
 
-use super::arp_ndp::announcement;
+use super::arp_ndp::{announcement, probe};
 use super::vip_ownership::VipOwnership;
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
@@ -34,6 +37,8 @@ type Position = (u64, Link, IpAddr);
 pub(crate) struct Announcements {
     /// The last address that each round has announced; `None` before its first.
     done: [Option<Position>; ROUNDS],
+    /// The last lost address that was asked for.
+    asked: Option<Position>,
     /// How far each round except the first may follow the round before it.
     follows: [RoundLimit; ROUNDS - 1],
     /// When pacing permits the next announcement.
@@ -73,7 +78,8 @@ impl RoundLimit {
 
 impl Announcements {
     pub(crate) fn new() -> Self {
-        Self { done: [None; ROUNDS], follows: [RoundLimit::default(); ROUNDS - 1], next_ns: 0, rests_until_ns: 0, is_idle: true }
+        let follows = [RoundLimit::default(); ROUNDS - 1];
+        Self { done: [None; ROUNDS], asked: None, follows, next_ns: 0, rests_until_ns: 0, is_idle: true }
     }
 
     /// A new snapshot may contain new addresses.
@@ -111,6 +117,18 @@ impl Announcements {
                 break;
             }
             self.update(now_ns);
+            if let Some(position) = snapshot.lost().after(self.asked) {
+                self.asked = Some(position);
+                let (_, link, address) = position;
+                if let Some(mut buffer) = egress.allocate(link.port())
+                    && probe(&mut buffer, address, snapshot.port(link.port()).mac)
+                {
+                    tally.originated += 1;
+                    egress.send_tagged(link.port(), link.tags(), buffer, tally);
+                }
+                self.pace(now_ns);
+                continue;
+            }
             let Some((round, position)) = self.next(announced) else {
                 self.rests_until_ns = self.follows.iter().filter_map(RoundLimit::allows_more_at).min().unwrap_or(0);
                 break;
@@ -127,10 +145,14 @@ impl Announcements {
                 egress.send_tagged(link.port(), link.tags(), buffer, tally);
             }
             self.done[round] = Some(position);
-            self.next_ns = self.next_ns.max(now_ns.saturating_sub((BURST - 1) * PACE_NS)) + PACE_NS;
+            self.pace(now_ns);
         }
         self.update(now_ns);
-        self.is_idle = announced.newest() <= self.done[ROUNDS - 1];
+        self.is_idle = announced.newest() <= self.done[ROUNDS - 1] && snapshot.lost().newest() <= self.asked;
+    }
+
+    fn pace(&mut self, now_ns: u64) {
+        self.next_ns = self.next_ns.max(now_ns.saturating_sub((BURST - 1) * PACE_NS)) + PACE_NS;
     }
 
     fn update(&mut self, now_ns: u64) {

@@ -16,6 +16,8 @@ use crate::wire::{
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 /// Bytes of an advertisement with its one option.
 const ADVERTISEMENT_BYTES: u16 = 32;
+/// Bytes of a solicitation without options.
+const SOLICITATION_BYTES: u16 = 24;
 /// Bytes of an ARP frame, padded to Ethernet's minimum.
 const ARP_FRAME_BYTES: usize = 60;
 /// All nodes on the link (RFC 4291 section 2.7.1).
@@ -47,6 +49,15 @@ pub fn arp_claim(frame: &[u8]) -> Option<(u32, Mac)> {
     let (arp, _) = take::<Arp>(packet)?;
     let address = arp.sender_address.get();
     (address != 0).then_some((address, Mac(arp.sender_mac)))
+}
+
+/// The address that an ARP probe asks for without saying who asks (RFC 5227 section 2.1.1), and the Ethernet address of
+/// its sender; `None` for any other frame.
+#[must_use]
+pub fn arp_probe(frame: &[u8]) -> Option<(u32, Mac)> {
+    let target = arp_question(frame)?;
+    let (arp, _) = take::<Arp>(take::<Ethernet>(frame)?.1)?;
+    (arp.sender_address.get() == 0).then_some((target, Mac(arp.sender_mac)))
 }
 
 /// The address that a neighbour advertisement is about, and the Ethernet address of its sender; `None` for any other
@@ -135,27 +146,47 @@ fn turn(frame: &mut [u8], mac: Mac, to_all: bool) -> bool {
 /// an unsolicited neighbour advertisement (RFC 4861 section 7.2.6). Returns false when the buffer has no room.
 #[must_use]
 pub fn announcement(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
-    let (len, destination, ether_type) = match address {
-        IpAddr::V4(_) => (ARP_FRAME_BYTES, [0xff; 6], ether_type::ARP),
-        IpAddr::V6(_) => {
+    match address {
+        IpAddr::V4(address) => write_arp_request(buffer, address.into(), address.into(), mac),
+        IpAddr::V6(address) => {
             let len = written_transport_offset::<u128>() + usize::from(ADVERTISEMENT_BYTES);
-            (len, ALL_NODES_MAC.0, ether_type::IPV6)
+            buffer.resize(len)
+                && write_advertisement(buffer.bytes_mut(), ALL_NODES, 0, address.into(), mac).is_some()
+                && write_ethernet(buffer, ALL_NODES_MAC, mac, ether_type::IPV6).is_some()
         }
-    };
-    if !buffer.resize(len) {
-        return false;
     }
-    let frame = buffer.bytes_mut();
-    let written = match address {
-        IpAddr::V4(address) => write_arp_announcement(frame, address.into(), mac),
-        IpAddr::V6(address) => write_advertisement(frame, ALL_NODES, 0, address.into(), mac),
-    };
-    let Some((ethernet, _)) = take_mut::<Ethernet>(frame) else { return false };
-    *ethernet = Ethernet { destination, source: mac.0, ether_type: U16::new(ether_type) };
-    written.is_some()
 }
 
-fn write_arp_announcement(frame: &mut [u8], address: u32, mac: Mac) -> Option<()> {
+/// Writes into an empty buffer the question who has `address`, from a station without an address: an ARP probe (RFC 5227
+/// section 2.1.1) or a solicitation as for duplicate address detection (RFC 4862 section 5.4.2). No neighbour entry
+/// follows from it. Returns false when the buffer has no room.
+#[must_use]
+pub fn probe(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
+    match address {
+        IpAddr::V4(address) => write_arp_request(buffer, 0, address.into(), mac),
+        IpAddr::V6(address) => {
+            let target = u128::from(address);
+            let [.., a, b, c] = address.octets();
+            buffer.resize(written_transport_offset::<u128>() + usize::from(SOLICITATION_BYTES))
+                && write_solicitation(buffer.bytes_mut(), target).is_some()
+                && write_ethernet(buffer, Mac([0x33, 0x33, 0xff, a, b, c]), mac, ether_type::IPV6).is_some()
+        }
+    }
+}
+
+fn write_ethernet(buffer: &mut impl Buffer, destination: Mac, source: Mac, ether_type: u16) -> Option<()> {
+    let (ethernet, _) = take_mut::<Ethernet>(buffer.bytes_mut())?;
+    *ethernet = Ethernet { destination: destination.0, source: source.0, ether_type: U16::new(ether_type) };
+    Some(())
+}
+
+fn write_arp_request(buffer: &mut impl Buffer, sender: u32, target: u32, mac: Mac) -> bool {
+    buffer.resize(ARP_FRAME_BYTES)
+        && write_arp(buffer.bytes_mut(), sender, target, mac).is_some()
+        && write_ethernet(buffer, Mac([0xff; 6]), mac, ether_type::ARP).is_some()
+}
+
+fn write_arp(frame: &mut [u8], sender: u32, target: u32, mac: Mac) -> Option<()> {
     frame.fill(0);
     *take_mut::<Arp>(frame.get_mut(usize::from(Ethernet::BYTES)..)?)?.0 = Arp {
         hardware_type: U16::new(1),
@@ -164,10 +195,29 @@ fn write_arp_announcement(frame: &mut [u8], address: u32, mac: Mac) -> Option<()
         protocol_len: 4,
         operation: U16::new(Arp::REQUEST),
         sender_mac: mac.0,
-        sender_address: U32::new(address),
+        sender_address: U32::new(sender),
         target_mac: [0; 6],
-        target_address: U32::new(address),
+        target_address: U32::new(target),
     };
+    Some(())
+}
+
+fn write_solicitation(frame: &mut [u8], target: u128) -> Option<()> {
+    let destination = SOLICITED_NODES | target & 0xff_ffff;
+    let message = frame.get_mut(written_transport_offset::<u128>()..)?;
+    *take_mut::<NeighbourMessage>(message)?.0 = NeighbourMessage {
+        kind: icmpv6::NEIGHBOUR_SOLICITATION,
+        code: 0,
+        checksum: U16::ZERO,
+        flags: U32::ZERO,
+        target: U128::new(target),
+    };
+    let pseudo = checksum::pseudo_sum(0_u128, destination, protocol::ICMPV6, message.len());
+    let checksum = checksum::finish(pseudo + checksum::sum(message));
+    take_mut::<NeighbourMessage>(message)?.0.checksum.set(checksum);
+    let (_, packet) = take_mut::<Ethernet>(frame)?;
+    let ip = NetworkHeader::new(0_u128, destination, protocol::ICMPV6, SOLICITATION_BYTES);
+    NetworkHeader { hop_limit: NEIGHBOUR_HOP_LIMIT, ..ip }.write(packet)?;
     Some(())
 }
 
@@ -233,6 +283,21 @@ mod tests {
             assert_eq!(buffer.frame, frame);
         }
         assert_eq!(arp_question(&arp_request(Ipv4Addr::UNSPECIFIED, OURS)), Some(OURS.into()), "a probe is a request");
+    }
+
+    #[test]
+    fn a_probe_asks_for_an_address_and_makes_nobody_its_owner() {
+        let mut buffer = Bytes::new(Vec::new());
+        assert!(probe(&mut buffer, OURS.into(), OUR_MAC));
+        assert_eq!((buffer.frame.len(), &buffer.frame[..6]), (60, &[0xff; 6][..]));
+        assert_eq!((arp_probe(&buffer.frame), arp_claim(&buffer.frame)), (Some((OURS.into(), OUR_MAC)), None));
+        for frame in [arp_request(ASKER, OURS), arp_request(OURS, OURS)] {
+            assert_eq!(arp_probe(&frame), None);
+        }
+        assert!(probe(&mut buffer, OURS6.into(), OUR_MAC));
+        let headers = v6(&buffer.frame);
+        assert_eq!((headers.tuple.source, neighbour_question(&buffer.frame, &headers)), (0, Some(OURS6.into())));
+        assert_eq!(buffer.frame[..6], [0x33, 0x33, 0xff, 0, 1, 0]);
     }
 
     #[test]

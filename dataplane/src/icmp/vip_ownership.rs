@@ -51,7 +51,7 @@ struct VipElection {
 pub struct VipClaim {
     /// Where it was heard.
     pub link: Link,
-    /// The VIP.
+    /// The VIP, or the SNAT address of a VIP group.
     pub vip: IpAddr,
     /// The Ethernet address of the other station.
     pub other: Mac,
@@ -75,6 +75,11 @@ impl VipOwnership {
         let lease_ns = advertisement_ns.saturating_mul(LEASE_INTERVALS.into());
         let election = VipElection { first_vrid, lease_ns, is_open: AtomicBool::new(false), leases };
         Self { election: Some(election), ..Self::default() }
+    }
+
+    /// Whether gateways elect the owner of each VIP.
+    pub(crate) const fn is_elected(&self) -> bool {
+        self.election.is_some()
     }
 
     /// Lets advertisements of Linux pass from now on.
@@ -178,10 +183,8 @@ impl VipOwnership {
 
     /// Remembers a claim for the agent. With an election the other station may be the next owner.
     pub(crate) fn note(&self, claim: VipClaim) {
-        if self.election.is_none() {
-            // If the queue is full, others are reported already.
-            let _ = self.claims.push(claim);
-        }
+        // If the queue is full, others are reported already.
+        let _ = self.claims.push(claim);
     }
 
     /// The oldest claim that was not taken yet.

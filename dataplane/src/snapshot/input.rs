@@ -177,12 +177,12 @@ pub struct VipAnswers {
     pub groups: Option<OwnedGroups>,
     /// VIPs that it leaves to another station that announces them.
     pub yielded: BTreeSet<IpAddr>,
-    /// VIPs that another station announced although this gateway keeps them, and how often it has defended each. They
-    /// are announced again when the number changes.
+    /// VIPs and SNAT addresses that another station announced although this gateway keeps them, and how often it has
+    /// defended each. They are announced again when the number changes.
     pub defended: BTreeMap<IpAddr, u64>,
-    /// How often its ownership was confirmed after others had announced the same addresses. All are announced again when
-    /// the number changes.
-    pub confirmed: u64,
+    /// VIP groups that another gateway advertised although this one keeps them, and how often it has defended each: the
+    /// same for all addresses of a group.
+    pub defended_groups: BTreeMap<u8, u64>,
 }
 
 impl VipAnswers {

@@ -71,6 +71,8 @@ pub struct Snapshot {
     pub(crate) vlan_mtus: Arc<[u16]>,
     pub(crate) promiscuous: Arc<[PortIndex]>,
     pub(crate) announced: Announced,
+    /// The addresses of VIP groups that this gateway has lost, since which snapshot.
+    pub(crate) lost: Announced,
     pub(crate) routed: Arc<[(IpAddr, IpNet)]>,
     pub(crate) managed: Arc<[(Link, IpAddr)]>,
     pub(crate) shortest_idle_timeout: Option<Ticks>,
@@ -368,6 +370,11 @@ impl Snapshot {
     /// The same list with the order by age.
     pub(crate) const fn all_announced(&self) -> &Announced {
         &self.announced
+    }
+
+    /// Addresses of VIP groups that this gateway has lost, by age.
+    pub(crate) const fn lost(&self) -> &Announced {
+        &self.lost
     }
 
     /// VIPs of `routed` pools, which a routing daemon announces to routers, each with the prefix by which it is announced.

@@ -10,6 +10,7 @@
 //! Not here: VRRP itself, and the answers (`dataplane`).
 
 mod arbitration;
+mod defence;
 mod departure;
 mod duplicates;
 mod joining;
@@ -21,7 +22,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, VipAnswers, VipOwnership};
+use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
 use proto::Arbitration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -32,12 +33,12 @@ use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
 use crate::worker_threads::Load;
-use arbitration::Confirmation;
+use defence::{Claimed, Defence};
 use departure::Departure;
 pub use departure::handover_max;
 pub use duplicates::watch_claims;
 use joining::{Joining, Present};
-use keepalived::{Files, Keepalived, News, Notification};
+use keepalived::{Files, GroupState, Keepalived, Notification};
 use priority::{Fitness, addition};
 
 /// How often leases and the fitness of the gateway are checked.
@@ -222,7 +223,7 @@ impl Candidacy {
         let (lease_ns, ended) = (self.lease_ns(), self.ended.clone());
         let mut last_ns = (self.clock)();
         let silent_until_ns = last_ns.saturating_add(u64::try_from(SILENT.as_nanos())?);
-        let (mut has_told, mut confirmation) = (false, Confirmation::default());
+        let (mut has_told, mut defence) = (false, Defence::default());
         loop {
             let notification = tokio::select! {
                 () = ended.cancelled() => return Ok(Round::Over),
@@ -246,26 +247,39 @@ impl Candidacy {
                 return Ok(Round::Lost("keepalived tells nothing; at level debug its messages say why"));
             }
             if let Some(notification) = notification {
-                self.follow(notification, &mut confirmation, now_ns);
+                self.follow(notification, &mut defence, now_ns);
             }
-            self.obey(&mut confirmation, now_ns);
-            if confirmation.is_due(now_ns) {
-                self.answers.send_modify(|answers| answers.confirmed += 1);
+            self.obey(&mut defence, now_ns);
+            if self.owns_some() && !self.is_heard() {
+                return Ok(Round::Lost("others cannot hear it: its port has no link"));
             }
+            while let Some(claim) = self.ownership.take_claim() {
+                defence.note(Claimed::Address(claim.vip), now_ns, lease_ns);
+            }
+            self.answers.send_if_modified(|answers| defence.apply(answers, now_ns));
             standing.update(self, files)?;
         }
     }
 
+    fn owns_some(&self) -> bool {
+        self.answers.borrow().groups.is_some_and(|groups| groups.owned != 0)
+    }
+
+    /// Whether the port of the election has a link. Without one keepalived hears nobody, and takes every group.
+    fn is_heard(&self) -> bool {
+        let port = u8::try_from(self.settings.election.port).map(PortIndex);
+        port.is_ok_and(|port| !self.network.borrow().down.contains(&port))
+    }
+
     /// Follows keepalived. A group that is left to another gateway is not owned, whatever VRRP says.
-    fn follow(&self, notification: Notification, confirmation: &mut Confirmation, now_ns: u64) {
-        let Notification { group, news } = notification;
+    fn follow(&self, Notification { group, state }: Notification, defence: &mut Defence, now_ns: u64) {
         if group >= self.settings.election.groups {
             return;
         }
-        let is_master = match news {
-            News::Master => true,
-            News::Backup => false,
-            News::Challenged => return confirmation.begin(now_ns),
+        let is_master = match state {
+            GroupState::Master => true,
+            GroupState::Other => false,
+            GroupState::MasterHearsOther => return defence.note(Claimed::Group(group), now_ns, self.lease_ns()),
         };
         self.claimed.send_if_modified(|claimed| {
             let before = std::mem::replace(claimed, if is_master { *claimed | 1 << group } else { *claimed & !(1 << group) });

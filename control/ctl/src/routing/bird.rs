@@ -54,7 +54,7 @@ filter vips {{
 protocol bgp router{n} {{
   local as {};
   neighbor {address} as {remote_as};
-  connect delay time 2; error wait time 2, 30;
+  connect delay time 1; error wait time 1, 8; error forget time 60;
 {bfd}  ipv{family} {{ table vips{family}; import none; export filter vips; next hop {next_hop}; }};
 }}
 ",

@@ -47,20 +47,22 @@ pub(super) enum KeepalivedError {
     Ended(String, String),
 }
 
+/// The state of a group as keepalived sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupState {
+    /// This gateway owns it.
+    Master,
+    /// This gateway owns it, and has heard another one that advertises it with a lower priority.
+    MasterHearsOther,
+    /// This gateway does not own it.
+    Other,
+}
+
 /// What keepalived says about a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Notification {
     pub(super) group: u8,
-    pub(super) news: News,
-}
-
-/// News of one group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    Master,
-    Backup,
-    /// It is master, and has heard the advertisement of a lower one that is master, too.
-    Challenged,
+    pub(super) state: GroupState,
 }
 
 /// Files of keepalived.
@@ -232,18 +234,18 @@ async fn log(output: impl AsyncRead + Unpin) {
     }
 }
 
-/// A line such as `INSTANCE "sluice-3" MASTER 150`. `None` for lines that are no news, such as changes of priority.
+/// A line such as `INSTANCE "sluice-3" MASTER 150`. `None` for lines that tell of no state of a group.
 fn parse(line: &str) -> Option<Notification> {
     let mut words = line.split_whitespace();
     let ("INSTANCE", Some(name), Some(state)) = (words.next()?, words.next(), words.next()) else { return None };
     let group = name.trim_matches('"').strip_prefix("sluice-")?.parse().ok()?;
-    let news = match state {
-        "MASTER" => News::Master,
-        "BACKUP" | "FAULT" | "STOP" => News::Backup,
-        "MASTER_RX_LOWER_PRI" => News::Challenged,
+    let state = match state {
+        "MASTER" => GroupState::Master,
+        "MASTER_RX_LOWER_PRI" => GroupState::MasterHearsOther,
+        "BACKUP" | "FAULT" | "STOP" => GroupState::Other,
         _ => return None,
     };
-    Some(Notification { group, news })
+    Some(Notification { group, state })
 }
 
 #[cfg(test)]
@@ -253,14 +255,14 @@ mod tests {
 
     #[test]
     fn notifications_are_parsed() {
-        let of = |group, news| Some(Notification { group, news });
+        let of = |group, state| Some(Notification { group, state });
         let rows = [
-            ("INSTANCE \"sluice-3\" MASTER 150\n", of(3, News::Master)),
-            ("INSTANCE \"sluice-0\" BACKUP 100\n", of(0, News::Backup)),
-            ("INSTANCE \"sluice-15\" FAULT 100\n", of(15, News::Backup)),
-            ("INSTANCE \"sluice-15\" STOP 100\n", of(15, News::Backup)),
-            ("INSTANCE \"sluice-1\" MASTER_RX_LOWER_PRI 100\n", of(1, News::Challenged)),
-            ("INSTANCE \"sluice-1\" MASTER_PRIORITY 100\n", None),
+            ("INSTANCE \"sluice-3\" MASTER 150\n", of(3, GroupState::Master)),
+            ("INSTANCE \"sluice-0\" BACKUP 100\n", of(0, GroupState::Other)),
+            ("INSTANCE \"sluice-15\" FAULT 100\n", of(15, GroupState::Other)),
+            ("INSTANCE \"sluice-15\" STOP 100\n", of(15, GroupState::Other)),
+            ("INSTANCE \"sluice-1\" MASTER_RX_LOWER_PRI 100\n", of(1, GroupState::MasterHearsOther)),
+            ("INSTANCE \"sluice-1\" DELETED 100\n", None),
             ("INSTANCE \"other\" MASTER 100\n", None),
             ("GROUP \"all\" MASTER 100\n", None),
             ("INSTANCE \"sluice-999\" MASTER 100\n", None),
