@@ -134,14 +134,15 @@ impl Sources {
         v1::ListServicesResponse { services: services.values().map(row).collect(), silent: Vec::new() }
     }
 
-    fn backends(&self, request: v1::ListBackendsRequest) -> v1::ListBackendsResponse {
+    fn backends(&self, request: &v1::ListBackendsRequest) -> Result<v1::ListBackendsResponse, Status> {
+        let query = tables::BackendQuery::try_from(request).map_err(Status::invalid_argument)?;
         let Served { services, removed, .. } = self.served.borrow().clone();
         let causes = self.causes.borrow().clone();
-        let rows = |service| tables::backends(&self.gateway, service, &self.workers, &causes, request.counters);
+        let rows = |service| tables::backends(&self.gateway, service, &self.workers, &causes, &query);
         let mut backends: Vec<_> = services.values().flat_map(|service| rows(service)).collect();
-        let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers, request.counters);
+        let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers, &query);
         backends.extend(removed);
-        v1::ListBackendsResponse { backends, silent: Vec::new() }
+        Ok(v1::ListBackendsResponse { backends, silent: Vec::new() })
     }
 
     fn ports(&self) -> v1::ListPortsResponse {
@@ -170,7 +171,7 @@ impl Sources {
     pub fn answer(&self, query: &Query) -> Reply {
         match query {
             Query::Services(request) => Reply::Services(self.services(*request)),
-            Query::Backends(request) => Reply::Backends(self.backends(*request)),
+            Query::Backends(request) => self.backends(request).map_or_else(failure, Reply::Backends),
             Query::Ports(_) => Reply::Ports(self.ports()),
             Query::Drops(_) => Reply::Drops(self.drops()),
             Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
@@ -213,7 +214,7 @@ impl Admin for Sources {
         &self,
         request: Request<v1::ListBackendsRequest>,
     ) -> Result<Response<v1::ListBackendsResponse>, Status> {
-        Ok(Response::new(self.backends(request.into_inner())))
+        self.backends(request.get_ref()).map(Response::new)
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Result<Response<v1::ListPortsResponse>, Status> {
@@ -271,7 +272,7 @@ impl Admin for Sources {
     }
 
     async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {
-        self.controller.view()?.list_overrides().map(Response::new)
+        self.controller.view()?.list_overrides().await.map(Response::new)
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
@@ -401,6 +402,11 @@ pub(crate) mod tests {
         assert_eq!((services[0].name.as_str(), services[0].healthy), ("web", 1));
         let backends = admin.list_backends(v1::ListBackendsRequest::default()).await.unwrap().into_inner().backends;
         assert_eq!((backends[0].address.as_str(), backends[0].gateway.as_str()), ("10.0.0.1:80", "edge-1"));
+        let at = |address: &str| v1::ListBackendsRequest { addresses: vec![address.to_owned()], ..Default::default() };
+        let some = admin.list_backends(at("10.0.0.2")).await.unwrap().into_inner().backends;
+        assert_eq!(some.into_iter().map(|backend| backend.address).collect::<Vec<_>>(), ["10.0.0.2:80"]);
+        let none = admin.list_backends(at("10.0.0.2:80")).await.unwrap_err();
+        assert!(none.message().contains("found \"10.0.0.2:80\", expected IP addresses"), "{none}");
         let elsewhere = admin.drain(v1::DrainRequest::default()).await.unwrap_err();
         assert_eq!(elsewhere.code(), tonic::Code::FailedPrecondition);
         assert!(elsewhere.message().contains("unix:/c.sock"), "{elsewhere}");

@@ -30,7 +30,7 @@ use handle::{PortHandles, lock};
 use hotplug::HotplugPort;
 pub use hotplug::{Hotplug, PortStates};
 pub use open::{WorkerPort, WorkerPorts};
-pub use setting::SettingError;
+pub use setting::{SETTING_ROOTS, SettingError};
 use twin::TwinThread;
 
 use crate::settings::Settings;

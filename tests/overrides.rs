@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 
 use edge::{Edge, until};
 use proto::v1::{
-    DrainRequest, ExplainRequest, Explanation, ListBackendsRequest, ListFlowsRequest, SetWeightRequest, UndrainRequest,
+    DrainRequest, ExplainRequest, Explanation, ListBackendsRequest, ListFlowsRequest, ListOverridesRequest, SetWeightRequest,
+    UndrainRequest,
 };
 
 const ADDRESS: &str = "192.0.2.100:80";
@@ -96,6 +97,40 @@ fn a_drained_backend_keeps_its_connections_and_a_backend_of_weight_0_gets_no_new
     wait_for_backend(&edge, "10.0.0.12:9000", "active", 1);
     assert_eq!(servers_of_new_connections(&edge), ["b12", "b13"].map(str::to_owned).into());
     connections.iter_mut().for_each(|connection| connection.assert_alive("after all of it"));
+    edge.assert_account();
+}
+
+/// The number of flows that are left at what is drained.
+fn left_at(edge: &Edge, name: &str) -> Option<u64> {
+    let answer = edge.admin(async |mut client| client.list_overrides(ListOverridesRequest {}).await.ok())?.into_inner();
+    answer.overrides.into_iter().find(|row| row.name == name)?.flows
+}
+
+#[test]
+fn a_drained_node_shows_the_flows_that_are_left_until_they_have_ended_although_its_pods_are_gone() {
+    let Some(mut edge) = Edge::with_echo_servers("drain of a node", "ovrnode", 9000) else { return };
+    let on_node = "  - {addresses: [10.0.0.12], nodeName: worker-1}\n";
+    let web = include_str!("edge/web.yaml").replace("8080", "9000").replace("  - addresses: [10.0.0.12]\n", on_node);
+    edge.write_manifest("web.yaml", &web);
+    let node =
+        "apiVersion: v1\nkind: Node\nmetadata: {name: worker-1}\nstatus: {addresses: [{type: InternalIP, address: 10.0.9.1}]}\n";
+    edge.write_manifest("node.yaml", node);
+    edge.start();
+    until("the first connection", || edge.connect(ADDRESS));
+    let mut there: Vec<_> = (0..40).filter_map(|_| edge.connect(ADDRESS)).filter(|one| one.server == "b12").collect();
+    let connections = u64::try_from(there.len()).unwrap();
+    assert!(connections > 0);
+
+    let drain = DrainRequest { target: "worker-1".to_owned(), by: BY.to_owned() };
+    edge.admin(async |mut client| client.drain(drain).await.ok()).expect("a drain");
+    wait_for_backend(&edge, "10.0.0.12:9000", "draining", 1);
+    until("the flows at the node are shown", || left_at(&edge, "worker-1").filter(|left| *left >= connections));
+    edge.write_manifest("web.yaml", &web.replace(on_node, ""));
+    wait_for_backend(&edge, "10.0.0.12:9000", "removed", 0);
+    until("they are still shown", || left_at(&edge, "worker-1").filter(|left| *left >= connections));
+    there.iter_mut().for_each(|connection| connection.assert_alive("while its node drains"));
+    drop(there);
+    until("none is left", || left_at(&edge, "worker-1").filter(|left| *left == 0));
     edge.assert_account();
 }
 

@@ -7,6 +7,7 @@
 mod edge;
 
 use std::fs;
+use std::io::Write as _;
 use std::net::TcpListener;
 
 use edge::{Edge, until};
@@ -212,5 +213,50 @@ fn backends_go_out_and_in_by_probes_of_every_protocol_and_say_why() {
     for service in ["ping", "http"] {
         wait_for(&edge, service, None);
     }
+    edge.assert_account();
+}
+
+#[test]
+fn flows_of_a_backend_that_fails_its_probes_go_on_until_its_drain_is_over() {
+    const BACKEND: &str = "10.0.0.12:9000";
+    let Some(mut edge) = Edge::with_echo_servers("drain of an unhealthy backend", "prbdrain", 9000) else { return };
+    let answers = |n: u8| edge.in_namespace(&format!("b{n}"), || TcpListener::bind(("0.0.0.0", 9001)).unwrap());
+    let (_others, answering) = ([answers(11), answers(13)], answers(12));
+    let echo = |drain_timeout: &str| {
+        let annotations = format!("sluice.dev/health-check-port: '9001', sluice.dev/drain-timeout: {drain_timeout}");
+        service("echo", "192.0.2.118", "TCP", 9000, &annotations)
+    };
+    edge.write_manifest("all.yaml", &echo("1h"));
+    edge.start();
+    until("the first connection", || edge.connect("192.0.2.118:9000"));
+    let all: Vec<_> = (0..40).filter_map(|_| edge.connect("192.0.2.118:9000")).collect();
+    let (mut there, mut elsewhere): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.server == "b12");
+    assert!(!there.is_empty() && !elsewhere.is_empty());
+
+    drop(answering);
+    wait_for(&edge, "echo", Some((BACKEND, "9001")));
+    there.iter_mut().for_each(|connection| connection.assert_alive("while its backend fails"));
+    let answering = edge.in_namespace("b12", || TcpListener::bind(("0.0.0.0", 9001)).unwrap());
+    wait_for(&edge, "echo", None);
+    there.iter_mut().for_each(|connection| connection.assert_alive("after its return"));
+    drop(answering);
+    wait_for(&edge, "echo", Some((BACKEND, "9001")));
+
+    edge.write_manifest("all.yaml", &echo("0s"));
+    let flows = || {
+        let rows = edge.admin(async |mut client| client.list_backends(ListBackendsRequest::default()).await.ok())?;
+        rows.into_inner().backends.into_iter().find(|row| row.address == BACKEND).map(|row| (row.state, row.flows))
+    };
+    // A RST to both sides answers the next packet.
+    let mut sockets: Vec<_> = there.into_iter().map(edge::peers::Connection::into_socket).collect();
+    until("its connections are reset", || {
+        sockets.retain_mut(|socket| writeln!(socket, "still there?").is_ok());
+        sockets.is_empty().then_some(())
+    });
+    until("it is still listed, without flows", || flows().filter(|now| *now == ("active".to_owned(), 0)));
+    elsewhere.iter_mut().for_each(|connection| connection.assert_alive("all the time"));
+    let _answering = edge.in_namespace("b12", || TcpListener::bind(("0.0.0.0", 9001)).unwrap());
+    wait_for(&edge, "echo", None);
+    until("it takes flows again", || edge.connect("192.0.2.118:9000").filter(|one| one.server == "b12"));
     edge.assert_account();
 }

@@ -6,6 +6,7 @@
 
 mod caller;
 mod fleet;
+mod flows_left;
 mod gateway_rows;
 mod names;
 mod service;

@@ -108,6 +108,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let (gateways, gateways_seen) = watch::channel(Gateways::default());
     let (leadership, led) = watch::channel(Leadership::Following(None));
     let (nodes, nodes_seen) = watch::channel(Arc::default());
+    let (drained_nodes, drained_nodes_seen) = watch::channel(Arc::default());
     let (pools, pools_seen) = watch::channel(PoolsReport::default());
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
@@ -123,6 +124,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
         states: states_seen,
         gateways: gateways_seen,
         nodes: nodes_seen,
+        drained_nodes: drained_nodes_seen,
         pools: pools_seen,
         editor: editor.clone(),
         fleet: fleet.clone(),
@@ -154,7 +156,8 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let mut tasks = Tasks::new();
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
-    let shared = Shared { settings, states, gateways, nodes, recorder, pools, checkpoints, heartbeat, programming };
+    let shared =
+        Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming };
     let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids: watch::Sender::default() };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, _socket: socket, tasks, shutdown })

@@ -14,6 +14,7 @@ use proto::ServiceName;
 
 use crate::world::change::{Change, KnownGateway};
 use crate::world::checkpoint::Checkpoint;
+use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::Overrides;
 use objects::crd::{AddressPool, AddressPoolSpec};
 use objects::note::{Cause, Note, Remark, Subject};
@@ -21,6 +22,7 @@ use objects::{Candidate, Leftover, NodeSpec, NotServable, SliceError, SliceSpec}
 
 pub mod change;
 pub mod checkpoint;
+pub mod drained_nodes;
 pub mod overrides;
 
 /// A Service that may be ours, and when it last changed.
@@ -75,6 +77,7 @@ pub struct World {
     checkpoint: Checkpoint,
     overrides: Overrides,
     overrides_revision: u64,
+    drained_nodes: Arc<DrainedNodes>,
     notes: Vec<Note>,
     /// Services that are deleted, or being deleted, and were not fetched yet.
     deleted_services: BTreeSet<Subject>,
@@ -250,6 +253,12 @@ impl World {
         self.overrides_revision
     }
 
+    /// The addresses of drained nodes.
+    #[must_use]
+    pub const fn drained_nodes(&self) -> &Arc<DrainedNodes> {
+        &self.drained_nodes
+    }
+
     /// Notes on objects since the last call.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
@@ -260,10 +269,25 @@ impl World {
         self.overrides_known = true;
         if overrides != self.overrides {
             self.overrides = overrides;
+            self.collect_drained_nodes();
             self.revision += 1;
             self.overrides_revision = self.revision;
             let all: Vec<ServiceName> = self.services.keys().cloned().collect();
             all.iter().for_each(|name| self.touch(name));
+        }
+    }
+
+    fn collect_drained_nodes(&mut self) {
+        let all = self.drained_nodes.of(&self.overrides.drained_node_names(), &self.nodes, self.slices.values());
+        self.drained_nodes = Arc::new(all);
+    }
+
+    /// Takes over addresses of drained nodes, if there is any news of them.
+    fn follow_drained_nodes(&mut self, news: Option<DrainedNodes>) {
+        let Some(news) = news else { return };
+        self.drained_nodes = Arc::new(news);
+        if self.drained_nodes.are_too_many() {
+            self.collect_drained_nodes();
         }
     }
 
@@ -319,11 +343,15 @@ impl World {
         let has_changed = std::mem::replace(&mut self.nodes, specs.collect()) != self.nodes;
         self.advance_if(has_changed, |of| &mut of.nodes);
         self.nodes_known = true;
+        if has_changed {
+            self.collect_drained_nodes();
+        }
     }
 
     /// Nodes update their status every few minutes; that rarely changes a relevant field.
     fn put_node(&mut self, node: NodeSpec) {
         let has_changed = self.nodes.get(&node.name) != Some(&node);
+        self.follow_drained_nodes(self.drained_nodes.seeing_node(&node));
         self.nodes.insert(node.name.clone(), node);
         self.advance_if(has_changed, |of| &mut of.nodes);
     }
@@ -480,6 +508,7 @@ impl World {
         // A slice may move to another Service, because its label is mutable.
         self.remove_slice(&slice.name);
         self.touch_by_slice(&slice.service);
+        self.follow_drained_nodes(self.drained_nodes.seeing_slice(&slice));
         self.slices_of.entry(slice.service.clone()).or_default().insert(slice.name.clone());
         self.slices.insert(slice.name.clone(), slice);
     }

@@ -250,6 +250,58 @@ async fn unknown_names_are_answered_with_the_known_ones_and_change_nothing() {
     controller.stop().await;
 }
 
+/// A gateway with flows at backends of both nodes, at a node port, and at a backend that has left its Service.
+fn flows_at_backends(query: Query) -> Option<Reply> {
+    let Query::Backends(request) = query else { return drops(query) };
+    let row = |(service, address, flows): (&str, &str, u64)| {
+        let (service, address) = (service.to_owned(), address.to_owned());
+        v1::BackendStatus { service, address, flows, ..v1::BackendStatus::default() }
+    };
+    let all = [("a", "10.0.0.1:8080", 1), ("b", "10.0.0.1:8080", 2), ("a", "10.0.0.1:53", 4), ("a", "10.0.0.2:8080", 8)];
+    let all = all.into_iter().chain([("a", "10.0.1.1:30080", 16)]).map(row);
+    let is_asked_for = |row: &v1::BackendStatus| request.addresses.iter().any(|ip| row.address.starts_with(&format!("{ip}:")));
+    Some(Reply::Backends(v1::ListBackendsResponse { backends: all.filter(is_asked_for).collect(), silent: Vec::new() }))
+}
+
+#[tokio::test]
+async fn what_is_drained_shows_the_flows_that_are_left_and_none_where_a_gateway_does_not_tell() {
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    for target in ["worker-1", "10.0.0.1:8080", "10.0.0.2"] {
+        controller.drain(target).await.unwrap();
+    }
+    let flows = async |controller: &mut Controller| {
+        let answer = controller.admin.list_overrides(v1::ListOverridesRequest {}).await.unwrap().into_inner();
+        let rows: Vec<_> = answer.overrides.into_iter().map(|row| (row.name, row.flows)).collect();
+        (rows, answer.silent.into_iter().map(|one| one.gateway).collect::<Vec<_>>())
+    };
+    let rows = |[backend, address, node]: [Option<u64>; 3]| {
+        [("10.0.0.1:8080", backend), ("10.0.0.2", address), ("worker-1", node)].map(|(name, left)| (name.to_owned(), left)).into()
+    };
+    assert_eq!(flows(&mut controller).await, (rows([None; 3]), vec![]), "no gateway is connected");
+    let [_one, two] = [dir.gateway("edge-1").await, dir.gateway("edge-2").await];
+    let wait = async |controller: &mut Controller, expected: (Vec<(String, Option<u64>)>, Vec<String>)| {
+        let same = async { while flows(controller).await != expected {} };
+        tokio::time::timeout(DEADLINE, same).await.unwrap_or_else(|_| panic!("never {expected:?}"));
+    };
+    offer(&dir, "edge-1", flows_at_backends).await;
+    wait(&mut controller, (rows([None; 3]), vec!["edge-2".to_owned()])).await;
+    offer(&dir, "edge-2", flows_at_backends).await;
+    wait(&mut controller, (rows([Some(6), Some(16), Some(46)]), vec![])).await;
+    // Its endpoint leaves; flows to it go on.
+    fs::write(dir.path("manifests/web.yaml"), MANIFESTS.replace("- {addresses: [10.0.0.1], nodeName: worker-1}\n", "")).unwrap();
+    let one_backend = |state: &Option<std::sync::Arc<_>>| {
+        let published: &std::sync::Arc<control::gateways::publish::Published> = state.as_ref().unwrap();
+        published.state.services.values().flat_map(|service| &service.ports).all(|port| port.all_backends().count() == 1)
+    };
+    let mut states = controller.running.view.states.clone();
+    tokio::time::timeout(DEADLINE, states.wait_for(one_backend)).await.unwrap().unwrap();
+    wait(&mut controller, (rows([Some(6), Some(16), Some(46)]), vec![])).await;
+    drop(two);
+    wait(&mut controller, (rows([None; 3]), vec!["edge-2".to_owned()])).await;
+    controller.stop().await;
+}
+
 #[tokio::test]
 async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() {
     let dir = ControllerDir::new();

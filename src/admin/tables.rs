@@ -4,8 +4,8 @@
 //! Invariant: the names are those of DESIGN section 8, and a backend has one
 //! row per service, however many of its ports it serves.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use dataplane::snapshot::{PortView, RemovedBackends, ServiceView, Views};
@@ -115,13 +115,37 @@ pub(super) fn drops_of(service: &ServiceView) -> BTreeMap<String, u64> {
     counts.filter(|(_, packets)| *packets > 0).collect()
 }
 
-/// The rows of a service's backends, with what was counted if `with_traffic`.
+/// Which backends are listed, and what of them.
+#[derive(Debug, Default)]
+pub(super) struct BackendQuery {
+    with_traffic: bool,
+    /// Only these addresses; without any, all.
+    addresses: HashSet<IpAddr>,
+}
+
+impl TryFrom<&v1::ListBackendsRequest> for BackendQuery {
+    type Error = String;
+
+    fn try_from(request: &v1::ListBackendsRequest) -> Result<Self, String> {
+        let address = |text: &String| text.parse().map_err(|_| format!("addresses: found {text:?}, expected IP addresses"));
+        let addresses = request.addresses.iter().map(address).collect::<Result<_, _>>()?;
+        Ok(Self { with_traffic: request.counters, addresses })
+    }
+}
+
+impl BackendQuery {
+    fn includes(&self, address: SocketAddr) -> bool {
+        self.addresses.is_empty() || self.addresses.contains(&address.ip())
+    }
+}
+
+/// The rows of a service's backends.
 pub(super) fn backends(
     gateway: &str,
     service: &ServiceView,
     workers: &Workers,
     causes: &Causes,
-    with_traffic: bool,
+    query: &BackendQuery,
 ) -> Vec<v1::BackendStatus> {
     let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
@@ -132,9 +156,9 @@ pub(super) fn backends(
         flows: row.sum(workers, WorkerCounters::flows_of),
         gateway: gateway.to_owned(),
         reason: row.reason(service, address, causes),
-        traffic: with_traffic.then(|| row.traffic(workers)),
+        traffic: query.with_traffic.then(|| row.traffic(workers)),
     };
-    rows(service).into_iter().map(status).collect()
+    rows(service).into_iter().filter(|(address, _)| query.includes(*address)).map(status).collect()
 }
 
 /// The rows of backends that their service no longer lists, while they have flows. One that is still listed for another
@@ -144,10 +168,10 @@ pub(super) fn removed_backends(
     removed: &RemovedBackends,
     services: &Views,
     workers: &Workers,
-    with_traffic: bool,
+    query: &BackendQuery,
 ) -> Vec<v1::BackendStatus> {
     let mut slots: BTreeMap<(&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>> = BTreeMap::new();
-    for (backend, slot) in removed {
+    for (backend, slot) in removed.iter().filter(|(backend, _)| query.includes(backend.address)) {
         slots.entry((&backend.service, backend.address)).or_default().push(*slot);
     }
     let is_listed = |service: &Arc<ServiceName>, address| {
@@ -164,7 +188,7 @@ pub(super) fn removed_backends(
             flows,
             gateway: gateway.to_owned(),
             reason: "its Service no longer lists it; its flows may end by themselves until drain-timeout is over".to_owned(),
-            traffic: with_traffic.then(|| row.traffic(workers)),
+            traffic: query.with_traffic.then(|| row.traffic(workers)),
             ..v1::BackendStatus::default()
         })
     };
@@ -268,7 +292,7 @@ pub(crate) mod tests {
         for (slot, flows) in [(0, 3), (1, 1), (2, 5), (3, 2)] {
             workers.iter().for_each(|w| w.backend(slot).unwrap().flows.set(flows));
         }
-        let rows = backends("edge-1", &web(), &workers, &Causes::new(), false);
+        let rows = backends("edge-1", &web(), &workers, &Causes::new(), &BackendQuery::default());
         let rows: Vec<_> = rows.into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
         let expected =
             [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
@@ -286,7 +310,7 @@ pub(crate) mod tests {
                 (subject(service, "10.0.0.2:80"), "GET http://10.0.0.2:80/ answered 500, expected 200-399".into()),
                 (subject(Some("web"), "10.0.0.1:80"), "of a port on which it is not used".into()),
             ];
-            let rows = backends("edge-1", &web(), &workers(), &causes.into_iter().collect(), false);
+            let rows = backends("edge-1", &web(), &workers(), &causes.into_iter().collect(), &BackendQuery::default());
             rows.into_iter().map(|row| row.reason).collect::<Vec<_>>()
         };
         let why = "GET http://10.0.0.2:80/ answered 500, expected 200-399";
@@ -302,8 +326,8 @@ pub(crate) mod tests {
             ServiceView { ports: vec![port(&["192.0.2.100:80"], shared()), port(&["192.0.2.101:80"], shared())], ..web() };
         let workers = workers();
         workers.iter().for_each(|worker| worker.backend(4).unwrap().flows.set(3));
-        let flows: Vec<_> =
-            backends("edge-1", &service, &workers, &Causes::default(), false).into_iter().map(|backend| backend.flows).collect();
+        let rows = backends("edge-1", &service, &workers, &Causes::default(), &BackendQuery::default());
+        let flows: Vec<_> = rows.into_iter().map(|backend| backend.flows).collect();
         assert_eq!(flows, [6], "of two workers");
     }
 
@@ -317,7 +341,10 @@ pub(crate) mod tests {
                 worker.backend(slot).unwrap().new_flows.add(3);
             }
         }
-        let rows = |with_traffic| backends("edge-1", &web(), &workers, &Causes::new(), with_traffic);
+        let rows = |with_traffic| {
+            let query = BackendQuery { with_traffic, ..BackendQuery::default() };
+            backends("edge-1", &web(), &workers, &Causes::new(), &query)
+        };
         assert!(rows(false).iter().all(|row| row.traffic.is_none()));
         let traffic = rows(true)[1].traffic.unwrap();
         let expected = v1::BackendTraffic {
@@ -345,8 +372,14 @@ pub(crate) mod tests {
         for slot in 7..10 {
             workers.iter().for_each(|worker| worker.backend(slot).unwrap().flows.set(2));
         }
-        let rows = removed_backends("edge-1", &all, &services, &workers, false);
-        let rows: Vec<_> = rows.into_iter().map(|row| (row.service, row.address, row.state, row.healthy, row.flows)).collect();
+        let rows = |address: Option<&str>| {
+            let query =
+                BackendQuery { addresses: address.map(|text| text.parse().unwrap()).into_iter().collect(), ..Default::default() };
+            removed_backends("edge-1", &all, &services, &workers, &query)
+        };
+        assert_eq!((rows(Some("10.0.0.7")).len(), rows(Some("10.0.0.8")).len()), (2, 0));
+        let rows = rows(None).into_iter().map(|row| (row.service, row.address, row.state, row.healthy, row.flows));
+        let rows: Vec<_> = rows.collect();
         let row = |service: &str| (service.to_owned(), "10.0.0.7:80".to_owned(), "removed".to_owned(), false, 4);
         assert_eq!(rows, [row("default/gone"), row("default/web")]);
     }

@@ -1,7 +1,11 @@
 //! Settings of Linux interfaces below `/proc/sys/net`.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Where the settings are, by preference. A container may only read its own `/proc/sys`. There the node's directory is
+/// mounted beside it, through which a process sees the settings of its own network namespace.
+pub const SETTING_ROOTS: [&str; 2] = ["/host/proc/sys/net", "/proc/sys/net"];
 
 /// A setting of an interface could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +18,8 @@ pub struct SettingError {
 
 /// The file of a setting, such as `disable_ipv6` of family `ipv6`.
 pub(super) fn path(family: &str, interface: &str, setting: &str) -> PathBuf {
-    PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{setting}"))
+    let root = SETTING_ROOTS.into_iter().find(|root| Path::new(root).is_dir()).unwrap_or(SETTING_ROOTS[1]);
+    PathBuf::from(format!("{root}/{family}/conf/{interface}/{setting}"))
 }
 
 /// Writes a setting, unless the kernel lacks it, as one without IPv6 does.

@@ -171,10 +171,11 @@ impl Row for v1::VipStatus {
 }
 
 impl Row for v1::Override {
-    const TITLES: &'static [&'static str] = &["KIND", "NAME", "SERVICE", "WEIGHT", "BY", "AT"];
+    const TITLES: &'static [&'static str] = &["KIND", "NAME", "SERVICE", "WEIGHT", "FLOWS", "BY", "AT"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
-        Ok((client.list_overrides(v1::ListOverridesRequest {}).await?.into_inner().overrides, Vec::new()))
+        let answer = client.list_overrides(v1::ListOverridesRequest {}).await?.into_inner();
+        Ok((answer.overrides, answer.silent))
     }
 
     fn key(&self) -> impl PartialEq {

@@ -275,11 +275,14 @@ impl Admin for Canned {
 
     async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {
         let (by, at) = ("alice@edge".to_owned(), "2026-01-31T12:00:00Z".to_owned());
-        let drain =
-            v1::Override { kind: "node".into(), name: "worker-1".into(), by: by.clone(), at: at.clone(), ..Default::default() };
-        let name = "10.0.0.11:8080".into();
-        let weight = v1::Override { kind: "weight".into(), name, service: "default/web".into(), weight: Some(0), by, at };
-        Ok(Response::new(v1::ListOverridesResponse { overrides: vec![drain, weight] }))
+        let drain = |name: &str, flows| {
+            let (kind, by, at) = ("node".into(), by.clone(), at.clone());
+            v1::Override { kind, name: name.into(), by, at, flows, ..Default::default() }
+        };
+        let drain_of = drain("10.0.0.11:8080", None);
+        let of_weight = v1::Override { kind: "weight".into(), service: "default/web".into(), weight: Some(0), ..drain_of };
+        let overrides = vec![drain("worker-1", Some(12)), drain("worker-2", None), of_weight];
+        Ok(Response::new(v1::ListOverridesResponse { overrides, silent: Vec::new() }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
@@ -598,8 +601,11 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "overrides -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     let first = serde_json::json!({"kind": "node", "name": "worker-1", "service": "", "weight": null, "by": "alice@edge",
-        "at": "2026-01-31T12:00:00Z"});
-    assert_eq!((&parsed[0], &parsed[1]["weight"]), (&first, &0.into()));
+        "at": "2026-01-31T12:00:00Z", "flows": 12});
+    assert_eq!((&parsed[0], &parsed[2]["weight"]), (&first, &0.into()));
+    let (out, _) = printed(Canned::default(), "overrides").await;
+    let flows: Vec<_> = out.lines().map(|line| line.split_whitespace().nth(2)).collect();
+    assert_eq!(flows[1..3], [Some("12"), Some("alice@edge")], "of the second they are not known: {out}");
 }
 
 #[test]

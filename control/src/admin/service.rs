@@ -225,7 +225,7 @@ impl Admin for ControllerAdmin {
     }
 
     async fn list_overrides(&self, _: Request<v1::ListOverridesRequest>) -> Result<Response<v1::ListOverridesResponse>, Status> {
-        self.view.list_overrides().map(Response::new)
+        self.view.list_overrides().await.map(Response::new)
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use super::caller::Caller;
+use super::flows_left::FlowsLeft;
 use super::gateway_rows::{self, seconds, written};
 use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
@@ -26,6 +27,7 @@ use crate::plan::addresses::PoolUse;
 use crate::status::pools::PoolsReport;
 use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState};
 use crate::store::overrides::OverrideStoreError;
+use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::{Author, DrainTarget, Overrides, TooManyOverrides, Weight};
 use objects::note::Note;
 
@@ -44,6 +46,8 @@ pub struct View {
     pub gateways: watch::Receiver<Gateways>,
     /// The names of all nodes.
     pub nodes: watch::Receiver<Arc<BTreeSet<String>>>,
+    /// The addresses of drained nodes.
+    pub drained_nodes: watch::Receiver<Arc<DrainedNodes>>,
     /// Usage figures of the pools.
     pub pools: watch::Receiver<PoolsReport>,
     /// Manual overrides.
@@ -132,12 +136,15 @@ impl View {
         Ok(v1::ListEventsResponse { events: self.recorder.newest().into_iter().map(event).collect() })
     }
 
-    /// Manual overrides.
+    /// Manual overrides, with the flows that are left at what is drained.
     ///
     /// # Errors
     /// If they are not known.
-    pub fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
-        Ok(v1::ListOverridesResponse { overrides: rows(&*self.overrides()?) })
+    pub async fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
+        let (overrides, gateways, nodes) =
+            (self.overrides()?, self.gateways.borrow().clone(), Arc::clone(&self.drained_nodes.borrow()));
+        let left = FlowsLeft::ask(&self.fleet, &gateways, &overrides, nodes).await;
+        Ok(v1::ListOverridesResponse { overrides: rows(&overrides, &left), silent: left.silent })
     }
 
     /// Drains a backend, a node or a gateway.
@@ -249,12 +256,13 @@ fn author(by: &str) -> Author {
     Author { by, at_s: seconds(SystemTime::now()) }
 }
 
-fn rows(overrides: &Overrides) -> Vec<v1::Override> {
+fn rows(overrides: &Overrides, left: &FlowsLeft) -> Vec<v1::Override> {
     let drain = |(what, set_by): (&DrainTarget, &Author)| {
         let text = what.to_string();
         let (kind, name) = text.split_once('/').unwrap_or_default();
         let (by, at) = (set_by.by.clone(), set_by.at());
-        v1::Override { kind: kind.to_owned(), name: name.to_owned(), by, at, ..v1::Override::default() }
+        let (kind, name, flows) = (kind.to_owned(), name.to_owned(), left.at(what));
+        v1::Override { kind, name, by, at, flows, ..v1::Override::default() }
     };
     let weights = overrides.weights().iter().flat_map(|(service, of)| of.iter().map(move |one| (service, one)));
     let weight = |(service, (backend, set)): (&ServiceName, (&std::net::SocketAddr, &Weight))| v1::Override {
@@ -264,6 +272,7 @@ fn rows(overrides: &Overrides) -> Vec<v1::Override> {
         weight: Some(set.weight.into()),
         by: set.author.by.clone(),
         at: set.author.at(),
+        flows: None,
     };
     overrides.drains().iter().map(drain).chain(weights.map(weight)).collect()
 }

@@ -26,6 +26,7 @@ use crate::status::pools::PoolsReport;
 use crate::world::World;
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
+use crate::world::drained_nodes::DrainedNodes;
 
 /// Interval at which current notes are checked; a note is repeated when it is due.
 const NOTE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     pub(super) gateways: watch::Sender<Gateways>,
     /// The names of all nodes.
     pub(super) nodes: watch::Sender<Arc<BTreeSet<String>>>,
+    pub(super) drained_nodes: watch::Sender<Arc<DrainedNodes>>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) pools: watch::Sender<PoolsReport>,
     pub(super) checkpoints: watch::Sender<Checkpoint>,
@@ -156,6 +158,8 @@ impl Planner {
         Gateways::drain(&self.shared.gateways, world.overrides().drained_gateways());
         let nodes = || world.nodes().keys();
         replace_if(&self.shared.nodes, |old| !old.iter().eq(nodes()), || Arc::new(nodes().cloned().collect()));
+        let drained = world.drained_nodes();
+        replace_if(&self.shared.drained_nodes, |old| !Arc::ptr_eq(old, drained), || Arc::clone(drained));
     }
 }
 

@@ -116,6 +116,15 @@ impl Overrides {
         self.drains.keys().filter_map(gateway).collect()
     }
 
+    /// The names of the drained nodes.
+    #[must_use]
+    pub fn drained_node_names(&self) -> BTreeSet<&str> {
+        self.drains
+            .keys()
+            .filter_map(|what| if let DrainTarget::Node(name) = what { Some(name.as_str()) } else { None })
+            .collect()
+    }
+
     /// Their number.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -215,11 +224,7 @@ impl Overrides {
 
     /// Addresses of drained nodes and of the endpoints on them.
     fn on_drained_nodes(&self, slices: &[&SliceSpec], nodes: &BTreeMap<String, NodeSpec>) -> BTreeSet<IpAddr> {
-        let names: BTreeSet<&str> = self
-            .drains
-            .keys()
-            .filter_map(|what| if let DrainTarget::Node(name) = what { Some(name.as_str()) } else { None })
-            .collect();
+        let names = self.drained_node_names();
         if names.is_empty() {
             return BTreeSet::new();
         }

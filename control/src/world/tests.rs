@@ -175,3 +175,49 @@ fn a_value_that_cannot_be_parsed_leaves_the_previous_value_in_force() {
     annotate(&mut world, "u", &good);
     assert!(annotate(&mut world, "u", &[]).addresses.is_empty(), "removed annotations have no effect");
 }
+
+fn drained_addresses(world: &World, node: &str) -> Vec<String> {
+    world.drained_nodes().addresses_of(node).map(|address| address.to_string()).collect()
+}
+
+fn slice_on(name: &str, endpoints: &[(&str, &str)]) -> EndpointSlice {
+    let endpoints: Vec<_> = endpoints.iter().map(|(at, node)| json!({"addresses": [at], "nodeName": node})).collect();
+    let labels = json!({"kubernetes.io/service-name": "a"});
+    let object = json!({"metadata": {"name": name, "namespace": "shop", "labels": labels}, "addressType": "IPv4",
+        "ports": [{"port": 8080}], "endpoints": endpoints});
+    serde_json::from_value(object).unwrap()
+}
+
+#[test]
+fn addresses_of_a_drained_node_stay_when_its_pods_have_gone_and_move_with_the_next_pod() {
+    let node = |name: &str, address: &str| {
+        let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
+        serde_json::from_value::<Node>(json!({"metadata": {"name": name}, "status": status})).unwrap()
+    };
+    let put = |world: &mut World, endpoints: &[(&str, &str)]| {
+        world.apply(Change::SliceApplied(Box::new(slice_on("a-1", endpoints))));
+    };
+    let drain = |world: &mut World, targets: &[&str]| {
+        world.apply(Change::OverridesReplaced(Box::new(overrides::tests::drained(targets))));
+    };
+    let mut world = World::default();
+    world.apply(Change::NodesReplaced(vec![node("n1", "10.0.1.1"), node("n2", "10.0.1.2")]));
+    put(&mut world, &[("10.0.0.1", "n1"), ("10.0.0.2", "n2"), ("10.0.0.3", "n1")]);
+    assert!(drained_addresses(&world, "n1").is_empty());
+    drain(&mut world, &["node/n1", "backend/10.0.0.2"]);
+    assert_eq!(drained_addresses(&world, "n1"), ["10.0.0.1", "10.0.0.3", "10.0.1.1"]);
+    assert!(drained_addresses(&world, "n2").is_empty());
+
+    let before = Arc::clone(world.drained_nodes());
+    put(&mut world, &[("10.0.0.2", "n2")]);
+    world.apply(Change::NodeDeleted("n1".to_owned()));
+    assert!(Arc::ptr_eq(&before, world.drained_nodes()), "flows to its pods may go on");
+    put(&mut world, &[("10.0.0.2", "n2"), ("10.0.0.3", "n2"), ("10.0.0.4", "n1")]);
+    assert_eq!(drained_addresses(&world, "n1"), ["10.0.0.1", "10.0.0.4", "10.0.1.1"], "10.0.0.3 is of n2 now");
+    world.apply(Change::NodeApplied(Box::new(node("n1", "10.0.1.9"))));
+    drain(&mut world, &["node/n1", "node/n2"]);
+    assert_eq!(drained_addresses(&world, "n1"), ["10.0.0.1", "10.0.0.4", "10.0.1.1", "10.0.1.9"]);
+    assert_eq!(drained_addresses(&world, "n2"), ["10.0.0.2", "10.0.0.3", "10.0.1.2"]);
+    drain(&mut world, &["node/n2"]);
+    assert!(drained_addresses(&world, "n1").is_empty(), "it is no longer drained");
+}

@@ -350,6 +350,8 @@ fn gateways_are_a_daemon_set_with_the_documented_capabilities_and_no_others() {
     for mount in container["volumeMounts"].as_array().unwrap() {
         assert!(pod["volumes"].as_array().unwrap().iter().any(|volume| volume["name"] == mount["name"]), "{mount}");
     }
+    let settings = json!({"name": "settings", "mountPath": "/host/proc/sys/net"});
+    assert!(container["volumeMounts"].as_array().unwrap().contains(&settings), "its own /proc/sys is read-only");
 
     let changed = rendered(&all_values_changed());
     let pod = &find(&changed, "DaemonSet")[0]["spec"]["template"]["spec"];

@@ -1,7 +1,8 @@
 //! The slots of backends, and their drain: a removed backend keeps its slot until the drain has ended, so that flows
 //! that hold the slot find it.
 //!
-//! **Invariant:** a slot is reassigned only after its backend has drained, and then with another generation.
+//! **Invariant:** a slot is reassigned only after its backend has drained, and then with another generation. A flow
+//! whose slot has another generation has no backend: it is over.
 //!
 //! Not here: the targets that SNAT ports are used towards (`targets`).
 
@@ -127,6 +128,14 @@ impl Backends {
         let differs = |backend: &Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) != policy(backend);
         let change = |backend: &mut Backend| (backend.accepts_new, backend.failing, backend.idle_timeout) = policy(backend);
         self.table.update(id.slot, differs, change);
+    }
+
+    /// Ends the flows of a backend that stays: it gets another generation, as if it had been removed, drained and added.
+    pub(super) fn end_flows(&mut self, id: BackendId) -> BackendId {
+        let next = BackendId { generation: BackendId::next_generation(id.generation), ..id };
+        let is_it = |backend: &Backend| backend.generation == id.generation;
+        self.table.update(id.slot, is_it, |backend| backend.generation = next.generation);
+        next
     }
 
     /// Removes a backend that its service no longer lists: it drains.

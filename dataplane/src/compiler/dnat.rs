@@ -98,11 +98,14 @@ fn keys<A: Address>(entries: &Entries) -> HashSet<FrontendKey<A>, TableHash> {
 
 type Fronts<A> = HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>;
 
-/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`.
+/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`, and so does
+/// one whose flows were ended: its replies must not begin them again.
 pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a CompiledService>) -> (Arc<Fronts<u32>>, Arc<Fronts<u128>>) {
     let (mut v4, mut v6) = (Fronts::default(), Fronts::default());
-    for port in services.filter(|served| served.is_dnat()).flat_map(|served| &served.ports) {
+    let services = services.filter(|served| served.is_dnat());
+    for (served, port) in services.flat_map(|served| served.ports.iter().map(move |port| (served, port))) {
         for (backend, id) in port.backends() {
+            let id = Some(id).filter(|_| !served.has_ended_flows(&(port.protocol, backend)));
             match backend.ip() {
                 IpAddr::V4(_) => put(&mut v4, port, backend, id),
                 IpAddr::V6(_) => put(&mut v6, port, backend, id),
@@ -112,12 +115,12 @@ pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a CompiledService>) ->
     (Arc::new(v4), Arc::new(v6))
 }
 
-fn put<A: Address>(fronts: &mut Fronts<A>, port: &CompiledPort, backend: SocketAddr, id: BackendId) {
+fn put<A: Address>(fronts: &mut Fronts<A>, port: &CompiledPort, backend: SocketAddr, id: Option<BackendId>) {
     let Some(address) = A::from_ip(backend.ip()) else { return };
     for at in &port.listens {
         let Some(vip) = A::from_ip(at.ip()) else { continue };
         let key = FrontendKey { address, port: backend.port(), protocol: port.protocol.number() };
-        let front = Some(Front { vip, port: at.port(), backend: id });
+        let front = id.map(|backend| Front { vip, port: at.port(), backend });
         fronts.entry(key).and_modify(|known| *known = None).or_insert(front);
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct CompiledService {
     pub(super) due_ns: Option<u64>,
     /// Since when listed backends take no new flows because they drain.
     draining_since_ns: HashMap<TargetKey, u64, TableHash>,
+    /// Since when listed backends take no new flows because their probes fail; `None` once their flows were ended.
+    failing_since_ns: HashMap<TargetKey, Option<u64>, TableHash>,
     /// Position of the frontend of its first port.
     pub(super) first_frontend: usize,
 }
@@ -141,6 +143,7 @@ impl CompiledService {
             idle_timeout: source.idle_timeout,
             due_ns: None,
             draining_since_ns: HashMap::default(),
+            failing_since_ns: HashMap::default(),
             first_frontend: 0,
         }
     }
@@ -165,13 +168,14 @@ impl CompiledService {
         let mut listens_before = Vec::new();
         let mut views = Vec::new();
         let (mut accepting, mut failing) = (HashSet::new(), HashSet::new());
-        for port in ports {
+        let mut listed: Vec<_> = ports.iter().map(|port| self.listed(port, backends, context)).collect();
+        self.follow_failing(ports, &mut listed, backends, context.now_ns);
+        for (port, listed) in ports.iter().zip(&listed) {
             let before = old.next();
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
-            let listed = self.listed(port, backends, context);
-            self.failing_open.extend(failing_open(&self.name, port, &listed, source.health.fail_open));
+            self.failing_open.extend(failing_open(&self.name, port, listed, source.health.fail_open));
             let unreachable = !listed.is_empty() && listed.iter().all(|b| !b.is_reachable);
-            let (served, view) = self.serve_port(port, &listed, before, unreachable, context);
+            let (served, view) = self.serve_port(port, listed, before, unreachable, context);
             accepting.extend(view.backends.iter().filter(|b| b.accepts_new).map(|b| b.id));
             failing.extend(view.backends.iter().filter(|b| !b.healthy).map(|b| b.id));
             if unreachable {
@@ -253,9 +257,43 @@ impl CompiledService {
         self.draining_since_ns.get(key).is_some_and(|since_ns| self.drain_ends_ns(*since_ns) <= now_ns)
     }
 
+    /// Ends the flows of backends whose probes have failed as long as a drain lasts, while others were used. A backend
+    /// that is used because all fail keeps its flows: a wrong probe is then more likely than the loss of them all.
+    fn follow_failing(&mut self, ports: &[ServicePort], listed: &mut [Vec<Listed>], backends: &mut Backends, now_ns: u64) {
+        let before = std::mem::take(&mut self.failing_since_ns);
+        let (fail_open, mut used) = (self.source.health.fail_open, Vec::new());
+        for (port, listed) in ports.iter().zip(&*listed) {
+            let use_all = fail_open && all_fail(listed);
+            for key in listed.iter().filter(|b| !b.healthy).map(|b| (port.protocol, b.address)) {
+                if use_all {
+                    used.push(key);
+                } else {
+                    self.failing_since_ns.insert(key, before.get(&key).copied().unwrap_or(Some(now_ns)));
+                }
+            }
+        }
+        for key in &used {
+            self.failing_since_ns.remove(key);
+        }
+        let over = self.failing_since_ns.iter().filter(|(_, since)| since.is_some_and(|ns| self.drain_ends_ns(ns) <= now_ns));
+        for key in over.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.failing_since_ns.insert(key, None);
+            let Some(id) = self.backends.get_mut(&key) else { continue };
+            *id = backends.end_flows(*id);
+            let of_protocol = ports.iter().zip(&mut *listed).filter(|(port, _)| port.protocol == key.0);
+            of_protocol.flat_map(|(_, listed)| listed).filter(|b| b.address == key.1).for_each(|b| b.id = *id);
+        }
+    }
+
+    /// Whether the flows of a listed backend were ended because its probes fail.
+    pub(super) fn has_ended_flows(&self, key: &TargetKey) -> bool {
+        self.failing_since_ns.get(key).is_some_and(Option::is_none)
+    }
+
     /// When the next drain of a listed backend ends.
     fn drain_due_ns(&self, now_ns: u64) -> Option<u64> {
-        self.draining_since_ns.values().map(|since_ns| self.drain_ends_ns(*since_ns)).filter(|due_ns| *due_ns > now_ns).min()
+        let since_ns = self.draining_since_ns.values().chain(self.failing_since_ns.values().flatten());
+        since_ns.map(|since_ns| self.drain_ends_ns(*since_ns)).filter(|due_ns| *due_ns > now_ns).min()
     }
 
     /// When a drain that begins then ends.

@@ -223,51 +223,6 @@ fn a_node_port_service_without_addresses_is_refused_with_the_reason() {
     assert_eq!(view(&snapshot, 1).refusal.as_ref(), Some(refusal));
 }
 
-#[test]
-fn failing_backends_get_no_new_flows_until_all_fail() {
-    let mut rig = Rig::new();
-    rig.put(service("web", "192.0.2.100", &TWO));
-    let before = chosen(&rig.compile(), "192.0.2.100", 80);
-    rig.health.failing.insert((Protocol::Tcp, TWO[0].parse().unwrap()));
-    let snapshot = rig.compile();
-    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
-    let failing = snapshot.backend(before[&TWO[0].parse().unwrap()]).unwrap();
-    assert!(!failing.accepts_new && !failing.removed, "its flows go on");
-    rig.health.failing.insert((Protocol::Tcp, TWO[1].parse().unwrap()));
-    let snapshot = rig.compile();
-    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO, "fail open");
-    let problems = ["default/web tcp 80: every IPv4 backend (2) fails its probes; all are used (fail open)"];
-    assert_eq!(snapshot.problems(), problems);
-    assert_eq!(rig.compile().problems(), problems, "also while nothing changes");
-    rig.change("web", |service| service.health.fail_open = false);
-    let snapshot = rig.compile();
-    assert!(chosen(&snapshot, "192.0.2.100", 80).is_empty() && snapshot.problems().is_empty());
-    rig.change("web", |service| service.health.probe = proto::Probe::None);
-    assert_eq!(
-        addresses(&chosen(&rig.compile(), "192.0.2.100", 80)),
-        TWO,
-        "a service without a probe ignores the probes of others"
-    );
-    rig.health.failing.clear();
-    assert_eq!(chosen(&rig.compile(), "192.0.2.100", 80), before);
-}
-
-#[test]
-fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
-    let mut rig = Rig::new();
-    rig.put(service("web", "192.0.2.100", &TWO));
-    rig.put(service("also", "192.0.2.101", &TWO));
-    rig.change("web", |service| service.health.probe = proto::Probe::None);
-    rig.compile();
-    let failing = [(Protocol::Tcp, TWO[0].parse().unwrap())];
-    rig.health.failing_for.insert(ServiceName::new("default", "web"), failing.into());
-    let snapshot = rig.compile();
-    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
-    assert_eq!(addresses(&chosen(&snapshot, "192.0.2.101", 80)), TWO);
-    rig.health.failing_for.clear();
-    assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO);
-}
-
 /// Addresses and slots of the removed backends.
 fn removed(snapshot: &Snapshot) -> Vec<(String, u32)> {
     snapshot.removed().iter().map(|(backend, slot)| (backend.address.to_string(), *slot)).collect()
@@ -650,3 +605,4 @@ proptest! {
 
 mod after_a_panic;
 mod earlier_tables;
+mod failing_backends;

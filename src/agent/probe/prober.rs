@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use proto::StatusRanges;
 use rustix::io::Errno;
+use rustix::net::sockopt::set_tcp_quickack;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 
@@ -51,7 +52,8 @@ impl Prober {
                 Err(error) => Outcome::NotAsked(error.to_string()),
             };
         }
-        let stream = match timeout_at(deadline, connect(target.address, source_port)).await {
+        let speaks_first = target.question != Question::Tcp;
+        let stream = match timeout_at(deadline, connect(target.address, source_port, speaks_first)).await {
             Ok(stream) => stream.and_then(|stream| stream.set_zero_linger().map(|()| stream)),
             Err(_) => return late("accepted no connection"),
         };
@@ -99,12 +101,17 @@ fn echoed(answer: io::Result<()>) -> Outcome {
 }
 
 /// Concurrent probes of one backend through several VIPs use the same source port. Linux distinguishes them by the VIP,
-/// and permits this for sockets with SO_REUSEADDR.
-async fn connect(address: SocketAddr, source_port: Option<u16>) -> io::Result<TcpStream> {
-    let Some(port) = source_port else { return TcpStream::connect(address).await };
+/// and permits this for sockets with SO_REUSEADDR. A probe that `speaks_first` acknowledges the connection by its request,
+/// which saves a packet, and wakes the server once; a kernel that refuses this sends both.
+async fn connect(address: SocketAddr, source_port: Option<u16>, speaks_first: bool) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(SocketAddr::new(any_address(address), port))?;
+    if speaks_first {
+        let _ = set_tcp_quickack(&socket, false);
+    }
+    if let Some(port) = source_port {
+        socket.set_reuseaddr(true)?;
+        socket.bind(SocketAddr::new(any_address(address), port))?;
+    }
     socket.connect(address).await
 }
 
@@ -231,6 +238,22 @@ pub(super) mod tests {
                 "{request}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn a_request_ends_by_a_reset_alone() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = node_health(&listener.local_addr().unwrap().to_string());
+        let answering = async {
+            let mut stream = listener.accept().await.unwrap().0;
+            let mut bytes = [0; 512];
+            assert!(stream.read(&mut bytes).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            stream.read(&mut bytes).await
+        };
+        let (outcome, end) = tokio::join!(probe(target, None, LONG), answering);
+        assert_eq!(outcome, Outcome::Passed);
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::ConnectionReset, "no FIN before");
     }
 
     #[tokio::test]

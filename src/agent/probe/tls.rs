@@ -1,7 +1,8 @@
 //! TLS of probes: any certificate, or valid ones of authorities that this machine trusts.
 //!
 //! The machine's certificates are those of its certificate store, or of SSL_CERT_FILE and SSL_CERT_DIR. Sessions are not
-//! resumed, because a resumed one shows no certificate, and an expired one would pass.
+//! resumed, because a resumed one shows no certificate, and an expired one would pass. Nor would it save much: three
+//! fifths of the instructions of a probe are the key exchange, which TLS 1.3 repeats when it resumes.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -15,6 +15,7 @@ use landlock::{ABI, AccessFs, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr
 use rustix::fs::{Mode, OFlags, open};
 
 use super::needs::{PortNeeds, embedded};
+use crate::ports::SETTING_ROOTS;
 use crate::settings::{RecordTarget, Settings};
 
 /// The newest rights that are used: truncation. Debian 12 has those of version 2.
@@ -23,7 +24,7 @@ const RIGHTS: ABI = ABI::V3;
 const DPDK: &str = "/run/dpdk";
 /// Files of `/proc` that are written. They are kept open, because a rule is for an inode, and that of a file of `/proc`
 /// changes when nobody uses it.
-const PROC: [&str; 2] = ["/proc/sys/net", "/proc/self"];
+const PROC: [&str; 3] = [SETTING_ROOTS[0], SETTING_ROOTS[1], "/proc/self"];
 /// Devices that are written: taps, VFIO, RDMA, hugepages.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/net", "/dev/vfio", "/dev/infiniband", "/dev/hugepages"];
 /// The settings of devices in `/sys`, for PCI and af_xdp.

@@ -77,7 +77,7 @@ async fn ask(admin: AdminClient<Channel>, query: Option<FlowQuery>) -> Result<Sa
     let (status, services, backends, drops, ports, gateways, flows) = tokio::join!(
         a.get_status(v1::GetStatusRequest {}),
         b.list_services(v1::ListServicesRequest { counters: true }),
-        c.list_backends(v1::ListBackendsRequest { counters: true }),
+        c.list_backends(v1::ListBackendsRequest { counters: true, ..Default::default() }),
         d.list_drops(v1::ListDropsRequest {}),
         e.list_ports(v1::ListPortsRequest {}),
         f.list_gateways(v1::ListGatewaysRequest {}),

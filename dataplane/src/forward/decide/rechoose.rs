@@ -1,7 +1,7 @@
 //! When a packet of the client leaves its flow and a new backend is chosen (FORWARDING 2).
 //!
-//! An existing TCP connection continues to a draining backend, and to one whose probes fail: only a SYN can choose
-//! another. UDP can do so at any packet, but a stream must not leave a backend that answers, whatever its probes
+//! An existing TCP connection continues to a draining backend, and to one whose probes fail, until the drain is over:
+//! only a SYN can choose another. UDP can do so at any packet, but a stream must not leave a backend that answers, whatever its probes
 //! report.
 //!
 //! **Invariant:** of two-way flows that were answered, only those move whose client has sent for [`IN_VAIN`] without an

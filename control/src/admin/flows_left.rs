@@ -1,0 +1,90 @@
+//! Flows that are left at drained backends, nodes and gateways, as gateways count them.
+//!
+//! Invariant: a number is given only if every gateway that may have such flows has told its part; otherwise an operator
+//! would switch a machine off too early. Deliberately not here: the flows themselves (`fleet`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use proto::v1;
+use proto::v1::{answer::Reply, question::Query};
+
+use super::gateway_rows::written;
+use crate::gateways::fleet_queries::Fleet;
+use crate::gateways::registry::Gateways;
+use crate::world::drained_nodes::DrainedNodes;
+use crate::world::overrides::{DrainTarget, Overrides};
+
+/// How long a disconnected gateway may have flows of a drain: as long as the longest drain. It forwards by its last
+/// state, and does not know what was drained since.
+const GONE_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// The flows of backends at the addresses of all drains, and of gateways.
+pub(super) struct FlowsLeft {
+    nodes: Arc<DrainedNodes>,
+    at_backends: BTreeMap<SocketAddr, u64>,
+    at_gateways: BTreeMap<String, u64>,
+    /// Gateways whose flows at backends are not known.
+    pub(super) silent: Vec<v1::Silent>,
+}
+
+impl FlowsLeft {
+    /// Asks all gateways, if any backend or node is drained.
+    pub(super) async fn ask(fleet: &Fleet, gateways: &Gateways, overrides: &Overrides, nodes: Arc<DrainedNodes>) -> Self {
+        let at_gateways: BTreeMap<_, _> = gateways.iter().map(|gateway| (gateway.name.clone(), gateway.flows)).collect();
+        let addresses: BTreeSet<IpAddr> = overrides.drains().keys().flat_map(|what| addresses(what, &nodes)).collect();
+        let mut left = Self { nodes, at_backends: BTreeMap::new(), at_gateways, silent: Vec::new() };
+        if addresses.is_empty() {
+            return left;
+        }
+        left.silent.extend(gateways.disconnected().iter().filter_map(|(name, seen)| disconnected(name, *seen)));
+        let addresses = addresses.iter().map(ToString::to_string).collect();
+        let query = Query::Backends(v1::ListBackendsRequest { counters: false, addresses });
+        for (gateway, answer) in fleet.ask(left.at_gateways.keys().cloned().collect(), &query).await {
+            match answer {
+                Ok(Reply::Backends(answer)) => answer.backends.iter().for_each(|backend| left.add(backend)),
+                Ok(_) => left.silent.push(v1::Silent { gateway, reason: "its answer belongs to another request".to_owned() }),
+                Err(error) => left.silent.push(v1::Silent { gateway, reason: error.to_string() }),
+            }
+        }
+        left
+    }
+
+    fn add(&mut self, backend: &v1::BackendStatus) {
+        if let Ok(address) = backend.address.parse() {
+            *self.at_backends.entry(address).or_default() += backend.flows;
+        }
+    }
+
+    /// The flows that are left there; `None` if that is not known.
+    pub(super) fn at(&self, what: &DrainTarget) -> Option<u64> {
+        if let DrainTarget::Gateway(name) = what {
+            return self.at_gateways.get(name).copied();
+        }
+        let addresses: BTreeSet<IpAddr> = addresses(what, &self.nodes).into_iter().collect();
+        let is_there = |at: &SocketAddr| match what {
+            DrainTarget::Backend(backend) => at == backend,
+            _ => addresses.contains(&at.ip()),
+        };
+        let flows = self.at_backends.iter().filter(|(at, _)| is_there(at)).map(|(_, flows)| flows).sum();
+        (self.silent.is_empty() && !self.at_gateways.is_empty()).then_some(flows)
+    }
+}
+
+/// The addresses of the backends that a drain concerns.
+fn addresses(what: &DrainTarget, nodes: &DrainedNodes) -> Vec<IpAddr> {
+    match what {
+        DrainTarget::Backend(backend) => vec![backend.ip()],
+        DrainTarget::Address(address) => vec![*address],
+        DrainTarget::Node(name) => nodes.addresses_of(name).collect(),
+        DrainTarget::Gateway(_) => Vec::new(),
+    }
+}
+
+fn disconnected(name: &str, seen: SystemTime) -> Option<v1::Silent> {
+    let is_gone = seen.elapsed().is_ok_and(|away| away >= GONE_AFTER);
+    let reason = || format!("it has been disconnected since {}; it may still have flows", written(seen));
+    (!is_gone).then(|| v1::Silent { gateway: name.to_owned(), reason: reason() })
+}
