@@ -124,9 +124,10 @@ impl BackendTable {
         self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
     }
 
-    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed`]; `None` also for a backend that is not steady.
+    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed_with`]; `None` also for a backend that is not steady.
     #[inline(always)]
-    pub(crate) fn spot(&self, id: u32) -> Option<Spot> {
+    pub(crate) fn spot(&self, word: u32) -> Option<Spot> {
+        let id = BackendId::without_frontend(word);
         let slot = BackendId::unpacked(id).slot as usize;
         let spot = self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
         (spot.id == id).then_some(spot)
