@@ -52,13 +52,13 @@ impl CounterSlot {
     #[must_use]
     #[inline(always)]
     pub const fn new(backend_slot: u32, frontend: FrontendNumber) -> Self {
-        Self::of_index((frontend.0 as u32) << BACKEND_SLOT_BITS | backend_slot & (BACKEND_SLOTS as u32 - 1))
+        Self::of_index((frontend.0 as u32) << BACKEND_SLOT_BITS | backend_slot & ((1 << BACKEND_SLOT_BITS) - 1))
     }
 
     /// The number of the frontend above the slot of the backend.
     #[inline(always)]
     pub(crate) const fn of_index(index: u32) -> Self {
-        Self(index & (COUNTER_SLOTS as u32 - 1))
+        Self(index & ((1 << (BACKEND_SLOT_BITS + FrontendNumber::BITS)) - 1))
     }
 
     /// Below [`COUNTER_SLOTS`].
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn no_two_backends_and_frontends_share_a_counter_slot() {
         let numbers = || (0..=u32::from(FrontendNumber::MAX)).map(FrontendNumber::new);
-        let backends = [0, 1, 255, BACKEND_SLOTS as u32 - 1];
+        let backends = [0, 1, 255, (1 << BACKEND_SLOT_BITS) - 1];
         let mut indexes: Vec<_> =
             numbers().flat_map(|number| backends.map(|slot| CounterSlot::new(slot, number).index())).collect();
         assert!(indexes.iter().all(|index| *index < COUNTER_SLOTS));
