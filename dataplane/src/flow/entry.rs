@@ -52,7 +52,7 @@ impl BackendId {
     #[must_use]
     #[inline(always)]
     pub(crate) const fn unpacked(word: u32) -> Self {
-        Self { slot: Self::without_frontend(word) >> Self::GENERATION_BITS, generation: word & Self::GENERATIONS }
+        Self { slot: Self::slot_of(Self::without_frontend(word)), generation: word & Self::GENERATIONS }
     }
 
     /// [`BackendId::packed`], and the number of a frontend in the bits above.
@@ -67,10 +67,17 @@ impl BackendId {
         FrontendNumber::new(word >> Self::PACKED_BITS)
     }
 
-    /// A word from [`BackendId::packed_with`] as [`BackendId::packed`].
+    /// Slot and generation of a word from [`BackendId::packed_with`], in the upper bits, where one shift brings them. Never
+    /// 0.
     #[inline(always)]
     pub(crate) const fn without_frontend(word: u32) -> u32 {
-        word & ((1 << Self::PACKED_BITS) - 1)
+        word << FrontendNumber::BITS
+    }
+
+    /// The slot in the result of [`BackendId::without_frontend`].
+    #[inline(always)]
+    pub(crate) const fn slot_of(without_frontend: u32) -> u32 {
+        without_frontend >> (FrontendNumber::BITS + Self::GENERATION_BITS)
     }
 
     /// Where flows with a word from [`BackendId::packed_with`] are counted.
