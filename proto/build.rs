@@ -3,8 +3,9 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 19] = [
+const ROWS: [&str; 20] = [
     "ServiceStatus",
+    "FrontendStatus",
     "BackendStatus",
     "PortStatus",
     "DropCount",
@@ -38,6 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .field_attribute("sluice.v1.ServiceStatus.message", "#[serde(skip)]")
             // Counters that clients compute rates from; the lists do not ask for them.
             .field_attribute("sluice.v1.ServiceStatus.drops", "#[serde(skip)]")
+            .field_attribute("sluice.v1.ServiceStatus.traffic", "#[serde(skip)]")
             .field_attribute("sluice.v1.BackendStatus.traffic", "#[serde(skip)]");
         for row in ROWS {
             builder = builder.message_attribute(format!("sluice.v1.{row}"), "#[derive(serde::Serialize)]");

@@ -127,9 +127,11 @@ pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output =
 impl Sources {
     fn services(&self, request: v1::ListServicesRequest) -> v1::ListServicesResponse {
         let services = self.served.borrow().services.clone();
+        let rows = |service: &ServiceView| tables::frontend_rows(&self.gateway, service, &self.workers);
         let row = |service: &Arc<ServiceView>| {
             let drops = if request.counters { tables::drops_of(service) } else { BTreeMap::new() };
-            v1::ServiceStatus { drops, ..tables::service(&self.gateway, service) }
+            let traffic = if request.counters { rows(service) } else { Vec::new() };
+            v1::ServiceStatus { drops, traffic, ..tables::service(&self.gateway, service) }
         };
         v1::ListServicesResponse { services: services.values().map(row).collect(), silent: Vec::new() }
     }

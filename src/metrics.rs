@@ -8,6 +8,7 @@
 mod backends;
 mod election;
 mod fleet;
+mod frontends;
 mod replication;
 mod status_page;
 mod workers;
@@ -148,7 +149,9 @@ impl Collector for GatewayPages {
         for (family, value) in &OF_PORTS {
             writer.counters(family, ports.iter().map(|port| ([("port", &port.name)], value(port))))?;
         }
-        backends::write(&mut writer, &sources.served.borrow().services.clone(), &sources.workers)?;
+        let services = sources.served.borrow().services.clone();
+        backends::write(&mut writer, &services, &sources.workers)?;
+        frontends::write(&mut writer, &services, &sources.workers)?;
         match &sources.controller {
             ControllerAccess::Embedded(view) => {
                 let view = view.borrow().clone();

@@ -50,6 +50,9 @@ pub use snapshot::{
     BackendView, Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, PortView, Publisher, Route, ServiceView,
     Snapshot, Subscriber, Tunables, Tunnel, VipAnswers, VlanLink,
 };
-pub use stats::{Account, BackendCounters, Counter, DropReason, ServiceDrops, WorkerCounters};
+pub use stats::{
+    Account, BackendCounters, Counter, CounterSlot, DropReason, FrontendCounters, FrontendNumber, FrontendTotals, ServiceDrops,
+    WorkerCounters,
+};
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};
 pub use workers::{HandedOver, Inboxes, Peers, PortQueues};

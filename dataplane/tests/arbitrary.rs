@@ -372,7 +372,7 @@ impl World {
         self.check()?;
         let counters = &self.rig.counters;
         prop_assert_eq!((counters.held.get(), counters.flows.get()), (0, 0));
-        let of_backends: u64 = (0..64).filter_map(|slot| counters.backend(slot)).map(|b| b.flows.get()).sum();
+        let of_backends: u64 = (0..64).map(|slot| counters.flows_of(slot)).sum();
         prop_assert_eq!(of_backends, 0, "backends are left by their flows");
         Ok(())
     }

@@ -389,9 +389,8 @@ fn with_its_index_at_the_highest_load_the_engine_finds_every_flow_in_both_direct
 #[test]
 fn backends_count_packets_by_direction_and_connections_that_fail_or_are_reset() {
     let mut rig = Rig::new();
-    let counted = |rig: &Rig, of: fn(&BackendCounters) -> u64| -> u64 {
-        (0..100).filter_map(|slot| rig.counters.backend(slot)).map(of).sum()
-    };
+    let counted =
+        |rig: &Rig, of: fn(&BackendCounters) -> u64| -> u64 { (0..100).map(|slot| rig.counters.sum_of(slot, of)).sum() };
     let (snat, backend) = establish(&mut rig, "198.51.100.7:1");
     let reply = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(ACK);
     for _ in 0..3 {

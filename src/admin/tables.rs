@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use dataplane::snapshot::{PortView, RemovedBackends, ServiceView, Views};
+use dataplane::snapshot::{FrontendView, PortView, RemovedBackends, ServiceView, Views};
 use dataplane::{DropReason, WorkerCounters};
 use proto::{ServiceName, v1};
 use smallvec::SmallVec;
@@ -61,14 +61,14 @@ impl BackendRow {
     /// What was counted, over protocols and workers.
     fn traffic(&self, workers: &Workers) -> v1::BackendTraffic {
         let mut traffic = v1::BackendTraffic::default();
-        for counters in self.slots.iter().flat_map(|slot| workers.iter().filter_map(|worker| worker.backend(*slot))) {
-            traffic.packets_to_backend += counters.packets(false);
-            traffic.packets_to_clients += counters.packets(true);
-            traffic.bytes_to_backend += counters.bytes(false);
-            traffic.bytes_to_clients += counters.bytes(true);
-            traffic.new_flows += counters.new_flows.get();
-            traffic.failed_connections += counters.failed.get();
-            traffic.reset_connections += counters.reset.get();
+        for (worker, &slot) in workers.iter().flat_map(|worker| self.slots.iter().map(move |slot| (worker, slot))) {
+            traffic.packets_to_backend += worker.sum_of(slot, |counters| counters.packets(false));
+            traffic.packets_to_clients += worker.sum_of(slot, |counters| counters.packets(true));
+            traffic.bytes_to_backend += worker.sum_of(slot, |counters| counters.bytes(false));
+            traffic.bytes_to_clients += worker.sum_of(slot, |counters| counters.bytes(true));
+            traffic.new_flows += worker.sum_of(slot, |counters| counters.new_flows.get());
+            traffic.failed_connections += worker.sum_of(slot, |counters| counters.failed.get());
+            traffic.reset_connections += worker.sum_of(slot, |counters| counters.reset.get());
         }
         traffic
     }
@@ -106,7 +106,30 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         app_protocols: service.ports.iter().flat_map(app_protocols).collect(),
         gateway: gateway.to_owned(),
         drops: BTreeMap::new(),
+        traffic: Vec::new(),
     }
+}
+
+/// The rows of the frontends of a service, with what they counted.
+pub(super) fn frontend_rows(gateway: &str, service: &ServiceView, workers: &Workers) -> Vec<v1::FrontendStatus> {
+    let status = |frontend: &FrontendView| {
+        let totals = frontend.counters.totals(workers);
+        v1::FrontendStatus {
+            service: service.name.to_string(),
+            frontend: format!("{} {}", frontend.protocol, frontend.place),
+            port: frontend.port.into(),
+            flows: totals.flows,
+            new_flows: totals.new_flows,
+            packets_to_backends: totals.packets_to_backends,
+            packets_to_clients: totals.packets_to_clients,
+            bytes_to_backends: totals.bytes_to_backends,
+            bytes_to_clients: totals.bytes_to_clients,
+            failed_connections: totals.failed,
+            reset_connections: totals.reset,
+            gateway: gateway.to_owned(),
+        }
+    };
+    service.frontends.iter().map(status).collect()
 }
 
 /// Drops of packets to the frontends of a service, by reason; those that occurred.
@@ -234,10 +257,15 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
 #[cfg(test)]
 pub(crate) mod tests {
     use dataplane::flow::BackendId;
-    use dataplane::snapshot::{BackendView, RemovedBackend};
+    use dataplane::snapshot::{BackendView, FrontendPlace, RemovedBackend};
+    use dataplane::{CounterSlot, FrontendCounters, FrontendNumber};
     use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, Target};
 
     use super::*;
+
+    pub(crate) fn counted(slot: u32) -> CounterSlot {
+        CounterSlot::new(slot, FrontendNumber::NONE)
+    }
 
     fn backend(slot: u32, address: &str, healthy: bool, draining: bool) -> BackendView {
         let id = BackendId { slot, generation: 0 };
@@ -263,8 +291,15 @@ pub(crate) mod tests {
                 port(&["192.0.2.100:80", "192.0.2.2:30080"], vec![one, two]),
                 port(&["192.0.2.100:443"], vec![failing, gone]),
             ],
+            frontends: [("192.0.2.100:80", 1), ("192.0.2.100:443", 2)].map(frontend).into(),
             drops: Arc::default(),
         }
+    }
+
+    fn frontend((at, number): (&str, u32)) -> FrontendView {
+        let at: SocketAddr = at.parse().unwrap();
+        let counters = Arc::new(FrontendCounters::new(FrontendNumber::new(number)));
+        FrontendView { protocol: Protocol::Tcp, place: FrontendPlace::Vip(at), port: at.port(), counters }
     }
 
     fn workers() -> [Arc<WorkerCounters>; 2] {
@@ -290,7 +325,7 @@ pub(crate) mod tests {
     fn a_backend_stands_once_with_its_flows_on_all_ports_and_workers() {
         let workers = workers();
         for (slot, flows) in [(0, 3), (1, 1), (2, 5), (3, 2)] {
-            workers.iter().for_each(|w| w.backend(slot).unwrap().flows.set(flows));
+            workers.iter().for_each(|w| w.at(counted(slot)).flows.set(flows));
         }
         let rows = backends("edge-1", &web(), &workers, &Causes::new(), &BackendQuery::default());
         let rows: Vec<_> = rows.into_iter().map(|b| (b.address, b.state, b.healthy, b.flows)).collect();
@@ -325,7 +360,7 @@ pub(crate) mod tests {
         let service =
             ServiceView { ports: vec![port(&["192.0.2.100:80"], shared()), port(&["192.0.2.101:80"], shared())], ..web() };
         let workers = workers();
-        workers.iter().for_each(|worker| worker.backend(4).unwrap().flows.set(3));
+        workers.iter().for_each(|worker| worker.at(counted(4)).flows.set(3));
         let rows = backends("edge-1", &service, &workers, &Causes::default(), &BackendQuery::default());
         let flows: Vec<_> = rows.into_iter().map(|backend| backend.flows).collect();
         assert_eq!(flows, [6], "of two workers");
@@ -336,9 +371,9 @@ pub(crate) mod tests {
         let workers = workers();
         for (slot, packet_len) in [(1, 100), (2, 1_000)] {
             for worker in &workers {
-                worker.forwarded(slot, false, packet_len);
-                worker.forwarded(slot, true, 40);
-                worker.backend(slot).unwrap().new_flows.add(3);
+                worker.forwarded(counted(slot), false, packet_len);
+                worker.forwarded(counted(slot), true, 40);
+                worker.at(counted(slot)).new_flows.add(3);
             }
         }
         let rows = |with_traffic| {
@@ -360,6 +395,23 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_frontend_shows_its_own_traffic_over_backends_and_workers() {
+        let (workers, service) = (workers(), web());
+        let [http, https] = [1, 2].map(FrontendNumber::new);
+        service.frontends.iter().for_each(|frontend| frontend.counters.join([0, 1], &workers));
+        for worker in &workers {
+            worker.forwarded(CounterSlot::new(0, http), false, 100);
+            worker.forwarded(CounterSlot::new(1, http), true, 40);
+            worker.forwarded(CounterSlot::new(1, https), false, 1_000);
+            worker.at(CounterSlot::new(1, https)).flows.add(2);
+        }
+        let rows = frontend_rows("edge-1", &service, &workers);
+        let shown: Vec<_> = rows.iter().map(|row| (&*row.frontend, row.port, row.bytes_to_backends, row.flows)).collect();
+        assert_eq!(shown, [("tcp 192.0.2.100:80", 80, 200, 0), ("tcp 192.0.2.100:443", 443, 2_000, 4)]);
+        assert_eq!((rows[0].packets_to_clients, rows[0].bytes_to_clients, &*rows[0].service), (2, 80, "default/web"));
+    }
+
+    #[test]
     fn a_removed_backend_is_shown_while_it_has_flows_and_is_not_listed() {
         let removed = |service: &str, address: &str, slot: u32| {
             let service = Arc::new(ServiceName::new("default", service));
@@ -370,7 +422,7 @@ pub(crate) mod tests {
         let services = Views::unit(Arc::clone(&web().name), Arc::new(web()));
         let workers = workers();
         for slot in 7..10 {
-            workers.iter().for_each(|worker| worker.backend(slot).unwrap().flows.set(2));
+            workers.iter().for_each(|worker| worker.at(counted(slot)).flows.set(2));
         }
         let rows = |address: Option<&str>| {
             let query =

@@ -184,6 +184,7 @@ mod tests {
                 scheduler: Scheduler::Maglev,
                 refusal: None,
                 ports: vec![port],
+                frontends: Vec::new(),
                 drops: Arc::default(),
             };
             (name, Arc::new(view))

@@ -111,7 +111,7 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, services: &Views, workers: &[
     let directed = |of: fn(&BackendCounters, bool) -> u64| {
         backends.iter().flat_map(move |one| {
             [("to_backend", false), ("to_client", true)].map(|(name, is_to_client)| {
-                let count = |worker: &Arc<WorkerCounters>| worker.backend(one.slot).map_or(0, |all| of(all, is_to_client));
+                let count = |worker: &Arc<WorkerCounters>| worker.sum_of(one.slot, |all| of(all, is_to_client));
                 let [service, backend, protocol] = one.labels();
                 ([service, backend, protocol, ("direction", name.into())], workers.iter().map(count).sum())
             })
@@ -120,9 +120,9 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, services: &Views, workers: &[
     writer.counters(&PACKETS, directed(BackendCounters::packets))?;
     writer.counters(&BYTES, directed(BackendCounters::bytes))?;
     writer.gauges(&FLOWS, counted(WorkerCounters::flows_of))?;
-    writer.counters(&NEW_FLOWS, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.new_flows.get())))?;
-    writer.counters(&FAILED, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.failed.get())))?;
-    writer.counters(&RESET, counted(|worker, slot| worker.backend(slot).map_or(0, |of| of.reset.get())))?;
+    writer.counters(&NEW_FLOWS, counted(|worker, slot| worker.sum_of(slot, |of| of.new_flows.get())))?;
+    writer.counters(&FAILED, counted(|worker, slot| worker.sum_of(slot, |of| of.failed.get())))?;
+    writer.counters(&RESET, counted(|worker, slot| worker.sum_of(slot, |of| of.reset.get())))?;
     writer.gauges(&HEALTHY, backends.iter().map(|one| (one.labels(), u64::from(one.healthy))))?;
     writer.gauges(&DRAINING, backends.iter().map(|one| (one.labels(), u64::from(one.draining))))?;
     writer.gauges(&WEIGHT, backends.iter().map(|one| (one.labels(), u64::from(one.weight))))?;

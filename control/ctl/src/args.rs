@@ -40,6 +40,8 @@ pub struct Arguments {
 pub enum Command {
     /// Services: frontends, backends, and why one is not served.
     Services(ListArguments),
+    /// Frontends: flows, packets, bytes and connections of each VIP and port, and of each node port.
+    Frontends(ListArguments),
     /// Backends: state, health, weight, flows.
     Backends(ListArguments),
     /// Flows of a gateway, or of all gateways of a controller: client, frontend, backend, state, age.

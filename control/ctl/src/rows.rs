@@ -54,6 +54,36 @@ impl Row for v1::ServiceStatus {
     }
 }
 
+impl Row for v1::FrontendStatus {
+    const TITLES: &'static [&'static str] = &[
+        "SERVICE",
+        "FRONTEND",
+        "FLOWS",
+        "NEW-FLOWS",
+        "PACKETS-TO-BACKENDS",
+        "PACKETS-TO-CLIENTS",
+        "BYTES-TO-BACKENDS",
+        "BYTES-TO-CLIENTS",
+    ];
+
+    async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
+        let answer = client.list_services(v1::ListServicesRequest { counters: true }).await?.into_inner();
+        Ok((frontends_of(answer.services), answer.silent))
+    }
+
+    fn key(&self) -> impl PartialEq {
+        (&self.service, &self.frontend, &self.gateway)
+    }
+}
+
+/// The frontends of Services, of the gateways of the Services: a controller names there who has answered.
+fn frontends_of(services: Vec<v1::ServiceStatus>) -> Vec<v1::FrontendStatus> {
+    let of = |v1::ServiceStatus { gateway, traffic, .. }| {
+        traffic.into_iter().map(move |row| v1::FrontendStatus { gateway: String::clone(&gateway), ..row })
+    };
+    services.into_iter().flat_map(of).collect()
+}
+
 /// The JSON field that a column shows.
 pub(super) fn field_of(title: &str) -> String {
     title.to_lowercase().replace('-', "_")
@@ -211,6 +241,18 @@ impl Row for v1::PoolStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frontends_are_listed_with_the_gateway_of_their_service() {
+        let traffic = v1::FrontendStatus { frontend: "tcp node port 30080".into(), port: 80, ..Default::default() };
+        let service = v1::ServiceStatus { gateway: "edge-2".into(), traffic: vec![traffic], ..Default::default() };
+        let rows = frontends_of(vec![v1::ServiceStatus::default(), service]);
+        let json = serde_json::to_value(&rows).unwrap();
+        assert_eq!((rows.len(), &json[0]["gateway"], &json[0]["port"]), (1, &"edge-2".into(), &80.into()));
+        for title in v1::FrontendStatus::TITLES {
+            assert!(!json[0][field_of(title)].is_null(), "{title}");
+        }
+    }
 
     #[test]
     fn of_three_hundred_frontends_a_table_shows_some_and_the_number_of_the_others() {

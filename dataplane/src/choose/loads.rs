@@ -232,7 +232,12 @@ impl Loads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stats::{CounterSlot, FrontendNumber};
     use proptest::prelude::*;
+
+    fn counted(slot: u32) -> CounterSlot {
+        CounterSlot::new(slot, FrontendNumber::NONE)
+    }
 
     /// Backends in slots 0.., and workers that count.
     struct Rig {
@@ -252,12 +257,12 @@ mod tests {
         }
 
         fn begin(&self, worker: usize, backend: u16) {
-            self.counters[worker].backend(backend.into()).unwrap().flows.add(1);
+            self.counters[worker].at(counted(backend.into())).flows.add(1);
         }
 
         fn end(&self, worker: usize, backend: usize) {
             if self.counters[worker].flows_of(u32::try_from(backend).unwrap()) > 0 {
-                self.counters[worker].flow_ended(u32::try_from(backend).unwrap());
+                self.counters[worker].flow_ended(counted(u32::try_from(backend).unwrap()));
             }
         }
 

@@ -148,8 +148,10 @@ impl Backends {
         }
     }
 
-    /// Frees the slots of backends whose drain has ended. The next backends in them get other generations.
-    pub(super) fn expire(&mut self, now_ns: u64) {
+    /// Frees the slots of backends whose drain has ended, and returns them with their services. The next backends in
+    /// them get other generations.
+    pub(super) fn expire(&mut self, now_ns: u64) -> Vec<(Arc<ServiceName>, u32)> {
+        let mut freed = Vec::new();
         for ((service, key), over) in self.draining.extract_if(|_, draining| draining.until_ns <= now_ns) {
             self.removed.remove(&removed(&service, key));
             if let Some(backend) = self.table.in_slot(over.slot) {
@@ -158,7 +160,9 @@ impl Backends {
             }
             self.table.set(over.slot, None);
             self.free.push(over.slot);
+            freed.push((service, over.slot));
         }
+        freed
     }
 
     /// When the next drain ends.

@@ -12,6 +12,7 @@ mod addresses;
 mod backend_drain;
 mod dnat;
 mod earlier_tables;
+mod frontend_numbers;
 mod network;
 mod services;
 mod snat;
@@ -35,7 +36,8 @@ use targets::TargetKey;
 
 use crate::flow::FlowLimits;
 use crate::snapshot::{
-    Config, FamilyTables, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups, Tunables, Tunnels, Views, VipAnswers,
+    Config, FamilyTables, FrontendAt, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups, Tunables, Tunnels, Views,
+    VipAnswers,
 };
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
@@ -191,7 +193,11 @@ impl Compiler {
             self.restart(now_ns);
         }
         self.last.sequence += 1;
-        self.backends.expire(now_ns);
+        for (service, slot) in self.backends.expire(now_ns) {
+            if let Some(served) = self.services.get(&*service) {
+                served.frontends.leave(slot, &self.counters);
+            }
+        }
         let before = self.routes.network();
         let ours_changed = before.addresses != network.addresses || before.down != network.down || before.moves != network.moves;
         let is_tuned = std::mem::take(&mut self.is_tuned);
@@ -441,7 +447,7 @@ impl Compiler {
         self.last.shortest_idle_timeout = shortest.map(Into::into);
     }
 
-    /// Builds the map from address, protocol and port to positions in `frontends`. If two services claim the same
+    /// Builds the map from address, protocol and port to `frontends`. If two services claim the same
     /// place, the first by name gets it.
     fn index_frontends(&mut self) {
         self.conflicts.clear();
@@ -449,11 +455,11 @@ impl Compiler {
         let mut position = 0;
         for served in self.services.values() {
             for port in &served.ports {
-                for at in &port.listens {
-                    let protocol = port.protocol.number();
+                for (at, &number) in port.listens.iter().zip(&port.numbers) {
+                    let (protocol, frontend) = (port.protocol.number(), FrontendAt { position, number });
                     let free = match at.ip() {
-                        IpAddr::V4(address) => claim(&mut v4, u32::from(address), at.port(), protocol, position),
-                        IpAddr::V6(address) => claim(&mut v6, u128::from(address), at.port(), protocol, position),
+                        IpAddr::V4(address) => claim(&mut v4, u32::from(address), at.port(), protocol, frontend),
+                        IpAddr::V6(address) => claim(&mut v6, u128::from(address), at.port(), protocol, frontend),
                     };
                     if !free {
                         let (name, protocol) = (&served.name, port.protocol);
@@ -523,13 +529,13 @@ struct ServiceChanges {
 }
 
 fn claim<A: Address>(
-    frontends: &mut HashMap<FrontendKey<A>, u32, TableHash>,
+    frontends: &mut HashMap<FrontendKey<A>, FrontendAt, TableHash>,
     address: A,
     port: u16,
     protocol: u8,
-    position: u32,
+    at: FrontendAt,
 ) -> bool {
-    frontends.try_insert(FrontendKey { address, port, protocol }, position).is_ok()
+    frontends.try_insert(FrontendKey { address, port, protocol }, at).is_ok()
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Ref
 
 use super::backend_drain::Backends;
 use super::earlier_tables::{EarlierSize, received};
+use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
 use super::network::RouteBook;
 use super::snat::SnatTables;
 use super::targets::{Reach, TargetKey, nanoseconds};
@@ -24,9 +25,9 @@ use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
 use crate::port::Link;
 use crate::snapshot::{
-    Affinity, BackendView, EarlierTable, EarlierTables, Frontend, Health, Policy, PortView, ServiceView, Tunnels,
+    Affinity, BackendView, EarlierTable, EarlierTables, Frontend, FrontendView, Health, Policy, PortView, ServiceView, Tunnels,
 };
-use crate::stats::{ServiceDrops, WorkerCounters};
+use crate::stats::{FrontendNumber, ServiceDrops, WorkerCounters};
 use crate::wire::{TableHash, TupleHash};
 
 /// The inputs that services are compiled against.
@@ -69,6 +70,7 @@ pub(super) struct CompiledService {
     drops: Arc<ServiceDrops>,
     pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
     pub(super) ports: Vec<CompiledPort>,
+    pub(super) frontends: FrontendNumbers,
     pub(super) view: Arc<ServiceView>,
     /// The refusal by this gateway, not by the controller.
     pub(super) refusal: Option<Refusal>,
@@ -100,6 +102,8 @@ pub(super) struct CompiledPort {
     pub(super) listens: Vec<SocketAddr>,
     /// Number of `listens` that are at VIPs.
     pub(super) vips: usize,
+    /// The numbers of the frontends at `listens`, for the counters.
+    pub(super) numbers: Vec<FrontendNumber>,
     pub(super) frontend: Arc<Frontend>,
     spec: MaglevSpec,
     weights: Vec<(SocketAddr, u16)>,
@@ -127,7 +131,7 @@ impl CompiledService {
     pub(super) fn new(source: &Arc<Service>, workers: usize) -> Self {
         let name = Arc::new(source.name.clone());
         let drops = Arc::new(ServiceDrops::new(workers));
-        let view = view_of(source, &name, &drops, None, Vec::new());
+        let view = view_of(source, &name, &drops, None, (Vec::new(), Vec::new()));
         let (backends, ports) = (HashMap::default(), Vec::new());
         Self {
             source: source.clone(),
@@ -135,6 +139,7 @@ impl CompiledService {
             drops,
             backends,
             ports,
+            frontends: FrontendNumbers::default(),
             view: Arc::new(view),
             refusal: None,
             failing_open: Vec::new(),
@@ -161,6 +166,7 @@ impl CompiledService {
         let ports: &[ServicePort] = if serves { &source.ports } else { &[] };
         self.follow_draining(ports, context.now_ns);
         let no_room = self.take_backends(ports, backends, context);
+        self.follow_frontends(ports, context);
         if source.affinity.is_some() && context.affinity.is_none() {
             context.affinity = AffinityTable::new().map(Arc::new);
         }
@@ -199,7 +205,7 @@ impl CompiledService {
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         let tables_over_ns = self.earlier_tables().map(EarlierTable::over_ns).min();
         self.due_ns = tables_over_ns.into_iter().chain(self.drain_due_ns(context.now_ns)).min();
-        self.view = Arc::new(view_of(source, &self.name, &self.drops, self.refusal.clone(), views));
+        self.view = Arc::new(view_of(source, &self.name, &self.drops, self.refusal.clone(), (views, self.frontends.views())));
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
     }
 
@@ -211,6 +217,20 @@ impl CompiledService {
     /// Whether backends see the clients' addresses and reply through the gateway.
     pub(super) fn is_dnat(&self) -> bool {
         self.mode == Mode::Dnat
+    }
+
+    /// Gives each frontend of these ports its number, and the backends that they have now.
+    fn follow_frontends(&mut self, ports: &[ServicePort], context: &CompileContext<'_>) {
+        let port = |port: &ServicePort| {
+            let (listens, vips) = listens_of(port, context.node_port_addresses);
+            let mut places: Vec<_> = places_of(&listens, vips).collect();
+            places.dedup();
+            let slot = |backend: proto::Backend| self.backends.get(&(port.protocol, backend.address)).map(|id| id.slot);
+            let backends = port.all_backends().filter_map(slot).collect();
+            PortFrontends { protocol: port.protocol, number: port.port, places, backends }
+        };
+        let ports: Vec<_> = ports.iter().map(port).collect();
+        self.frontends.follow(&ports, context.counters);
     }
 
     /// Assigns a slot to each listed backend and lets the others drain. Returns true when there was no room for some.
@@ -335,17 +355,7 @@ impl CompiledService {
         context: &CompileContext<'_>,
     ) -> (CompiledPort, PortView) {
         let weights = weights(listed, self.source.health.fail_open);
-        let at = |addresses: &[IpAddr], port_number: u16| -> Vec<SocketAddr> {
-            let of_family = addresses.iter().filter(|a| Family::of(**a) == port.family);
-            of_family.map(|&address| SocketAddr::new(address, port_number)).collect()
-        };
-        let mut listens = at(&port.vips, port.port);
-        listens.extend(port.node_port.map(|number| at(context.node_port_addresses, number)).unwrap_or_default());
-        let mut vips = port.vips.len();
-        if unreachable {
-            listens.clear();
-            vips = 0;
-        }
+        let (listens, vips) = if unreachable { (Vec::new(), 0) } else { listens_of(port, context.node_port_addresses) };
         let backends = listed.iter().zip(&weights).map(|(b, &(_, weight))| BackendView {
             address: b.address,
             id: b.id,
@@ -367,6 +377,7 @@ impl CompiledService {
             protocol: port.protocol,
             family: port.family,
             number: port.port,
+            numbers: self.frontends.of(port.protocol, &listens, vips),
             listens,
             vips,
             frontend,
@@ -518,6 +529,18 @@ fn failing_open(name: &ServiceName, port: &ServicePort, listed: &[Listed], fail_
     })
 }
 
+/// The addresses and ports at which a port is served, and how many of them are at VIPs, which come first.
+fn listens_of(port: &ServicePort, node_port_addresses: &[IpAddr]) -> (Vec<SocketAddr>, usize) {
+    let at = |addresses: &[IpAddr], number: u16| -> Vec<SocketAddr> {
+        let of_family = addresses.iter().filter(|address| Family::of(**address) == port.family);
+        of_family.map(|&address| SocketAddr::new(address, number)).collect()
+    };
+    let mut listens = at(&port.vips, port.port);
+    let vips = listens.len();
+    listens.extend(port.node_port.map(|number| at(node_port_addresses, number)).unwrap_or_default());
+    (listens, vips)
+}
+
 /// Whether the port is served on `nodePortAddresses` only.
 fn is_node_port(port: &ServicePort) -> bool {
     port.vips.is_empty() && port.node_port.is_some()
@@ -560,7 +583,7 @@ fn view_of(
     name: &Arc<ServiceName>,
     drops: &Arc<ServiceDrops>,
     refusal: Option<Refusal>,
-    ports: Vec<PortView>,
+    (ports, frontends): (Vec<PortView>, Vec<FrontendView>),
 ) -> ServiceView {
     ServiceView {
         name: name.clone(),
@@ -569,6 +592,7 @@ fn view_of(
         scheduler: service.scheduler,
         refusal: service.refusal.clone().or(refusal),
         ports,
+        frontends,
         drops: drops.clone(),
     }
 }

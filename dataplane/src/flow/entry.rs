@@ -14,6 +14,7 @@ use zerocopy::FromZeros;
 use super::snat::{PoolId, SnatLease};
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
+use crate::stats::{CounterSlot, FrontendNumber};
 use crate::wire::{Address, Transport, Tuple};
 
 /// A backend in the snapshots: its slot, and which of the slot's successive backends it is.
@@ -27,7 +28,9 @@ pub struct BackendId {
 }
 
 impl BackendId {
-    const GENERATION_BITS: u32 = 15;
+    const GENERATION_BITS: u32 = 11;
+    /// Bits of a packed backend; above them a flow has the number of its frontend.
+    const PACKED_BITS: u32 = u32::BITS - FrontendNumber::BITS;
     /// Number of distinct generations of a slot. A flow of a removed backend ends at the latest when it is swept, seconds
     /// after its last packet, long before the slot has had so many others.
     pub const GENERATIONS: u32 = (1 << Self::GENERATION_BITS) - 1;
@@ -45,15 +48,46 @@ impl BackendId {
         self.slot << Self::GENERATION_BITS | self.generation & Self::GENERATIONS
     }
 
-    /// The backend of a word from [`BackendId::packed`].
+    /// The backend of a word from [`BackendId::packed`] or [`BackendId::packed_with`].
     #[must_use]
     #[inline(always)]
     pub(crate) const fn unpacked(word: u32) -> Self {
-        Self { slot: word >> Self::GENERATION_BITS, generation: word & Self::GENERATIONS }
+        Self { slot: Self::slot_of(Self::without_frontend(word)), generation: word & Self::GENERATIONS }
+    }
+
+    /// [`BackendId::packed`], and the number of a frontend in the bits above.
+    #[inline(always)]
+    pub(crate) const fn packed_with(self, frontend: FrontendNumber) -> u32 {
+        (frontend.get() as u32) << Self::PACKED_BITS | self.packed()
+    }
+
+    /// The frontend of a word from [`BackendId::packed_with`].
+    #[inline(always)]
+    pub(crate) const fn frontend_of(word: u32) -> FrontendNumber {
+        FrontendNumber::new(word >> Self::PACKED_BITS)
+    }
+
+    /// Slot and generation of a word from [`BackendId::packed_with`], in the upper bits, where one shift brings them. Never
+    /// 0.
+    #[inline(always)]
+    pub(crate) const fn without_frontend(word: u32) -> u32 {
+        word << FrontendNumber::BITS
+    }
+
+    /// The slot in the result of [`BackendId::without_frontend`].
+    #[inline(always)]
+    pub(crate) const fn slot_of(without_frontend: u32) -> u32 {
+        without_frontend >> (FrontendNumber::BITS + Self::GENERATION_BITS)
+    }
+
+    /// Where flows with a word from [`BackendId::packed_with`] are counted.
+    #[inline(always)]
+    pub(crate) const fn counter_slot(word: u32) -> CounterSlot {
+        CounterSlot::of_index(word >> Self::GENERATION_BITS)
     }
 }
 
-const _: () = assert!(crate::stats::BACKEND_SLOTS << BackendId::GENERATION_BITS <= 1 << 32);
+const _: () = assert!(crate::stats::BACKEND_SLOTS << BackendId::GENERATION_BITS == 1 << BackendId::PACKED_BITS);
 
 /// Slot number of an unknown next hop.
 pub const UNRESOLVED: u32 = u32::MAX;
@@ -83,6 +117,8 @@ pub struct Flow<A> {
     pub snat_port: u16,
     /// The backend.
     pub backend: BackendId,
+    /// The frontend, for the counters.
+    pub frontend: FrontendNumber,
     /// Tick of the last packet.
     pub last_seen: Tick,
     /// When the flow was created, or entered its present yield class, or was confirmed.
@@ -131,6 +167,7 @@ impl<A: Address> Flow<A> {
             backend_port,
             snat_port: lease.port,
             backend,
+            frontend: FrontendNumber::NONE,
             last_seen: now,
             since: now,
             snat_pool: lease.pool,
@@ -167,6 +204,13 @@ impl<A: Address> Flow<A> {
                 protocol,
             },
         }
+    }
+
+    /// Where the flow and its packets are counted.
+    #[must_use]
+    #[inline]
+    pub const fn counter_slot(&self) -> CounterSlot {
+        CounterSlot::new(self.backend.slot, self.frontend)
     }
 
     /// The SNAT port that the flow holds, if its mode needs one.

@@ -20,6 +20,7 @@ use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
+use crate::stats::FrontendNumber;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use recorder::Meters;
 use recorder::Recorder;
@@ -34,7 +35,7 @@ pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent};
 pub(crate) struct HotFlow<K> {
     /// Packets as they arrive, by [`Direction`]. In one-way modes the second holds only the backend's address.
     keys: [K; 2],
-    /// See [`BackendId::packed`].
+    /// See [`BackendId::packed_with`].
     backend: u32,
     /// Last packet (upper 24 bits, in ticks), mode (3 bits), state (5 bits).
     seen: u32,
@@ -59,6 +60,8 @@ pub(crate) struct BegunFlow<K> {
     pub(crate) hashes: [u64; 2],
     /// The backend.
     pub(crate) backend: BackendId,
+    /// The frontend, for the counters.
+    pub(crate) frontend: FrontendNumber,
     /// The pool of its SNAT port.
     pub(crate) pool: PoolId,
     /// The sequence number of the SYN.
@@ -72,7 +75,7 @@ impl<K: TupleKey> HotFlow<K> {
         &self.keys[direction as usize]
     }
 
-    /// See [`BackendId::packed`].
+    /// See [`BackendId::packed_with`].
     #[inline(always)]
     pub(crate) fn backend(&self) -> u32 {
         self.backend
@@ -317,6 +320,7 @@ impl<A: Address> Storage<A> {
             backend_port: back.source_port,
             snat_port: back.destination_port,
             backend: BackendId::unpacked(hot.backend),
+            frontend: BackendId::frontend_of(hot.backend),
             last_seen: Tick(now.0.wrapping_sub(hot.idle(now).0)),
             since,
             snat_pool: cold.pool,
@@ -335,7 +339,7 @@ impl<A: Address> Storage<A> {
     /// Stores a new flow at a position; `begins`: it begins now, rather than at another gateway.
     pub(super) fn put(&mut self, index: u32, flow: &Flow<A>, begins: bool) {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
-        self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed(), seen: 0 };
+        self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed_with(flow.frontend), seen: 0 };
         self.set(index, flow);
         if begins && self.recorder.is_some() {
             self.record_start(index, flow.last_seen);
@@ -348,7 +352,8 @@ impl<A: Address> Storage<A> {
     pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<A::Key>, now: Tick) {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
         let (index, keys) = (number as usize, begun.keys);
-        self.hot[index] = HotFlow { keys, backend: begun.backend.packed(), seen: now.0 << SEEN_SHIFT | STATE };
+        let backend = begun.backend.packed_with(begun.frontend);
+        self.hot[index] = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE };
         self.routes[index] = begun.initial_sequence;
         self.cold[index] = ColdFlow { pool: begun.pool, number: 0 };
         if self.recorder.is_some() {

@@ -18,6 +18,7 @@ use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
 use crate::flow::advance;
+use crate::stats::CounterSlot;
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 
 /// Position of a flow in its table, valid from its insertion to its removal.
@@ -500,7 +501,8 @@ impl<A: Address> FlowTable<A> {
                         replicator.ended(index, &flow, self.now);
                     }
                     self.take_out(index, (flow.mode, flow.state, flow.snat_pool), hashes);
-                    by.ended((flow.mode, flow.state), flow.backend, flow.snat_lease().map(|lease| (lease.pool, lease.port)));
+                    let port = flow.snat_lease().map(|lease| (lease.pool, lease.port));
+                    by.ended((flow.mode, flow.state), flow.counter_slot(), port);
                 } else {
                     self.storage.record_part(index, &flow, self.now);
                     if let Some(replicator) = &mut self.storage.replicator {
@@ -543,11 +545,11 @@ impl<A: Address> FlowTable<A> {
     fn end_handshake(&mut self, index: u32, hashes: [u64; 2], by: &mut impl SweepRules<A>) {
         let pool = self.storage.pool(index);
         let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return };
-        let (mode, backend) = (flow.mode(), BackendId::unpacked(flow.backend()));
+        let (mode, counted) = (flow.mode(), BackendId::counter_slot(flow.backend()));
         let port = flow.key(Direction::ToClient).tuple(state.protocol()).destination_port;
         self.storage.record_end(index, FlowEnd::Idle, self.now);
         self.take_out(index, (mode, state, pool), hashes);
-        by.ended((mode, state), backend, (mode == FlowMode::Nat).then_some((pool, port)));
+        by.ended((mode, state), counted, (mode == FlowMode::Nat).then_some((pool, port)));
     }
 }
 
@@ -580,8 +582,8 @@ pub(crate) trait SweepRules<A: Address> {
     fn refresh(&self, flow: &Flow<A>) -> Option<Ticks>;
     /// Why a flow of this backend ends.
     fn why(&self, backend: BackendId) -> FlowEnd;
-    /// A flow of this mode, state and backend, which held this SNAT port, has ended.
-    fn ended(&mut self, kind: (FlowMode, FlowState), backend: BackendId, port: Option<(PoolId, u16)>);
+    /// A flow of this mode and state, which was counted there and held this SNAT port, has ended.
+    fn ended(&mut self, kind: (FlowMode, FlowState), counted: CounterSlot, port: Option<(PoolId, u16)>);
 }
 
 /// A callback as rules.
@@ -604,7 +606,7 @@ impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Each<F> {
         FlowEnd::Idle
     }
 
-    fn ended(&mut self, _: (FlowMode, FlowState), _: BackendId, _: Option<(PoolId, u16)>) {}
+    fn ended(&mut self, _: (FlowMode, FlowState), _: CounterSlot, _: Option<(PoolId, u16)>) {}
 }
 
 #[cfg(test)]

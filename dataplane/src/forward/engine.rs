@@ -23,7 +23,7 @@ use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::Snapshot;
-use crate::stats::{DropReason, Tally, WorkerCounters};
+use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
 
@@ -132,26 +132,25 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn count_changes(&mut self, changes: &Changes) {
         if changes.hit {
             self.tally.hits += 1;
-            if let Some(counters) = changes.reset.and_then(|backend| self.counters.backend(backend.slot)) {
-                counters.reset.add(1);
+            if let Some(slot) = changes.reset {
+                self.counters.at(slot).reset.add(1);
             }
             return;
         }
         self.tally.misses += 1;
         self.tally.reused_early += u64::from(changes.reused_early);
-        for backend in changes.ended.into_iter().chain(changes.displaced) {
-            self.counters.flow_ended(backend.slot);
+        for slot in changes.ended.into_iter().chain(changes.displaced) {
+            self.counters.flow_ended(slot);
         }
-        for backend in &changes.reclaimed {
+        for slot in &changes.reclaimed {
             self.tally.reclaimed += 1;
-            self.counters.flow_ended(backend.slot);
+            self.counters.flow_ended(*slot);
         }
-        if let Some(backend) = changes.made {
+        if let Some(slot) = changes.made {
             self.tally.new_flows += 1;
-            if let Some(counters) = self.counters.backend(backend.slot) {
-                counters.flows.add(1);
-                counters.new_flows.add(1);
-            }
+            let counters = self.counters.at(slot);
+            counters.flows.add(1);
+            counters.new_flows.add(1);
         }
         if let Some(neighbour) = changes.ask {
             self.ask(neighbour);
@@ -222,7 +221,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
-        self.counters.forwarded(flow.backend.slot, direction == Direction::ToClient, headers.packet_len);
+        self.counters.forwarded(flow.counter_slot(), direction == Direction::ToClient, headers.packet_len);
         // An ICMP error concerns a flow and is not a packet of it.
         if O::METERS && !matches!(headers.transport, Transport::Icmp { .. }) {
             self.flows::<A>().0.meter(index, direction, headers.packet_len);
@@ -243,7 +242,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         headers: &Headers<A>,
         direct: &DirectForward<'_>,
     ) {
-        let &DirectForward { backend, port, protocol, exit, outer, flow } = direct;
+        let &DirectForward { backend, frontend, port, protocol, exit, outer, flow } = direct;
         let mtu = outer.map_or(exit.mtu, |outer| outer.mtu);
         let mut rest = Burst::new();
         if headers.packet_len > mtu {
@@ -256,7 +255,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             rest.into_iter().for_each(|piece| self.egress.discard(piece));
             return self.drop(buffer, DropReason::TooBig);
         }
-        self.counters.forwarded(backend.slot, false, headers.packet_len);
+        self.counters.forwarded(CounterSlot::new(backend.slot, frontend), false, headers.packet_len);
         if O::METERS
             && let Some(index) = flow
         {

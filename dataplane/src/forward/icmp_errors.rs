@@ -238,13 +238,14 @@ fn follow_one_way_error<'s, A: Address>(
         return None;
     }
     let known = table.search(table.hash(asked), asked).map(|(index, _)| table.get(index));
-    let (mode, id) = match known {
-        Some(flow) => (flow.mode, flow.backend),
+    let (mode, to) = match known {
+        Some(flow) => (flow.mode, (flow.backend, flow.frontend)),
         None => {
-            let frontend = snapshot.frontend(asked.destination, asked.protocol, asked.destination_port)?;
-            (frontend.mode(), frontend.choose_by_hash(asked)?)
+            let (destination, port) = (asked.destination, asked.destination_port);
+            let (frontend, number) = snapshot.numbered_frontend(destination, asked.protocol, port)?;
+            (frontend.mode(), (frontend.choose_by_hash(asked)?, number))
         }
     };
     let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
-    (!mode.is_two_way() && may_pass).then(|| deliver(packet, asked, mode, id, snapshot))
+    (!mode.is_two_way() && may_pass).then(|| deliver(packet, asked, mode, to, snapshot))
 }

@@ -34,7 +34,7 @@ use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
-use crate::stats::{DropReason, Tally, WorkerCounters};
+use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Tags, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
@@ -443,15 +443,15 @@ impl<A: Address> SweepRules<A> for Look<'_> {
         self.snapshot.backend(backend).map_or(FlowEnd::Drained, |_| FlowEnd::Idle)
     }
 
-    fn ended(&mut self, (mode, state): (FlowMode, FlowState), backend: BackendId, port: Option<(PoolId, u16)>) {
+    fn ended(&mut self, (mode, state): (FlowMode, FlowState), counted: CounterSlot, port: Option<(PoolId, u16)>) {
         if let Some((pool, port)) = port {
             self.ports.release(pool, port, self.now);
         }
-        self.counters.flow_ended(backend.slot);
+        self.counters.flow_ended(counted);
         // A connection that never came about.
         let has_failed = mode.is_two_way() && (state.shakes_hands() || state == FlowState::SctpOpening);
-        if let Some(counters) = self.counters.backend(backend.slot).filter(|_| has_failed) {
-            counters.failed.add(1);
+        if has_failed {
+            self.counters.at(counted).failed.add(1);
         }
     }
 }

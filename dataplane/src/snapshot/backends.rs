@@ -60,8 +60,8 @@ impl Backend {
 /// The fields of a backend that a hit needs, as compact as possible, so that a thousand backends stay in the L1 cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spot {
-    /// [`BackendId::packed`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0: packets of its flows leave
-    /// the fast way.
+    /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0: packets of its
+    /// flows leave the fast way.
     id: u32,
     /// Slot of its next hop, with [`Spot::ON_LINK`]; [`crate::flow::UNRESOLVED`] has all bits.
     reach: u32,
@@ -73,7 +73,7 @@ impl Spot {
     const ON_LINK: u32 = 1 << 30;
 
     fn of(slot: u32, backend: &Backend) -> Self {
-        let id = BackendId { slot, generation: backend.generation }.packed();
+        let id = BackendId::without_frontend(BackendId { slot, generation: backend.generation }.packed());
         let reach = backend.next_hop & !Self::ON_LINK | if backend.on_link { Self::ON_LINK } else { 0 };
         Self { id: if backend.is_steady() { id } else { 0 }, reach }
     }
@@ -124,10 +124,11 @@ impl BackendTable {
         self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
     }
 
-    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed`]; `None` also for a backend that is not steady.
+    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed_with`]; `None` also for a backend that is not steady.
     #[inline(always)]
-    pub(crate) fn spot(&self, id: u32) -> Option<Spot> {
-        let slot = BackendId::unpacked(id).slot as usize;
+    pub(crate) fn spot(&self, word: u32) -> Option<Spot> {
+        let id = BackendId::without_frontend(word);
+        let slot = BackendId::slot_of(id) as usize;
         let spot = self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
         (spot.id == id).then_some(spot)
     }

@@ -9,14 +9,15 @@ use hashbrown::HashMap;
 use super::snat_groups::SnatGroups;
 use crate::flow::{BackendId, SnatAddress};
 use crate::port::PortIndex;
+use crate::stats::FrontendNumber;
 use crate::wire::{Address, FrontendKey, TableHash};
 use crate::workers::SteeringTable;
 
 /// The tables of one family.
 #[derive(Clone, Debug)]
 pub struct FamilyTables<A> {
-    /// Positions in the snapshot's frontends.
-    pub(crate) frontends: Arc<HashMap<FrontendKey<A>, u32, TableHash>>,
+    /// The frontends by address, port and protocol.
+    pub(crate) frontends: Arc<HashMap<FrontendKey<A>, FrontendAt, TableHash>>,
     pub(crate) roles: Arc<AddressRoles<A>>,
     /// The frontend that a backend of mode `dnat` answers for, by the backend's address, port and protocol; `None` for
     /// a backend behind more than one.
@@ -35,6 +36,15 @@ impl<A: Address> FamilyTables<A> {
         let steering = Arc::new(SteeringTable::new(snat.iter().flatten().map(|snat| snat.address)));
         Self { frontends: Arc::default(), fronts: Arc::default(), roles: Arc::new(roles), snat, snat_groups: None, steering }
     }
+}
+
+/// A frontend at one of its addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrontendAt {
+    /// Position in the snapshot's frontends.
+    pub(crate) position: u32,
+    /// The number by which flows are counted that begin at this address.
+    pub(crate) number: FrontendNumber,
 }
 
 /// The frontend that a backend of mode `dnat` answers for.

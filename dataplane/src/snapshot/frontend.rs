@@ -2,6 +2,7 @@
 //!
 //! Not here: which addresses a frontend has; the tables of the family map them to frontends.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::backends::BackendTable;
 use super::earlier::EarlierTables;
 use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, FlowMode, Tick, Ticks};
-use crate::stats::ServiceDrops;
+use crate::stats::{FrontendCounters, ServiceDrops};
 use crate::wire::{Address, Tuple, TupleHash};
 
 /// One port of a service in one family, with all its addresses.
@@ -243,8 +244,41 @@ pub struct ServiceView {
     pub refusal: Option<Refusal>,
     /// Its ports, including those that are not served.
     pub ports: Vec<PortView>,
+    /// Its frontends, with their traffic.
+    pub frontends: Vec<FrontendView>,
     /// Dropped packets to its frontends.
     pub drops: Arc<ServiceDrops>,
+}
+
+/// A frontend whose traffic is counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrontendView {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Where clients reach it.
+    pub place: FrontendPlace,
+    /// The port of the Service.
+    pub port: u16,
+    /// Its traffic.
+    pub counters: Arc<FrontendCounters>,
+}
+
+/// Where clients reach a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FrontendPlace {
+    /// At a VIP and a port.
+    Vip(SocketAddr),
+    /// At this port of every address for node ports, of both families.
+    NodePort(u16),
+}
+
+impl fmt::Display for FrontendPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vip(at) => write!(f, "{at}"),
+            Self::NodePort(port) => write!(f, "node port {port}"),
+        }
+    }
 }
 
 /// One port of a service in one family.

@@ -20,10 +20,10 @@ mod tunnels;
 pub use backends::Backend;
 pub(crate) use backends::BackendTable;
 pub(crate) use earlier::{EarlierTable, EarlierTables};
-pub(crate) use family::AddressRoles;
 pub use family::{AddressRole, FamilyTables, Front};
+pub(crate) use family::{AddressRoles, FrontendAt};
 pub(crate) use frontend::{Affinity, Policy};
-pub use frontend::{BackendView, Frontend, PortView, ServiceView};
+pub use frontend::{BackendView, Frontend, FrontendPlace, FrontendView, PortView, ServiceView};
 pub use input::{
     Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, Route, Tunables, Tunnel, VipAnswers, VlanLink,
 };

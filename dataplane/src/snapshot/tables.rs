@@ -23,6 +23,7 @@ use super::snat_groups::SnatGroups;
 use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, FlowLimits, SnatAddress, Tick, Ticks};
 use crate::port::{Link, PortIndex};
+use crate::stats::FrontendNumber;
 use crate::wire::FrontendKey;
 use crate::wire::{Address, ByFamily, Tuple};
 use crate::workers::PacketTarget;
@@ -168,8 +169,21 @@ impl Snapshot {
     #[must_use]
     #[inline]
     pub fn frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<&Frontend> {
-        let position = *A::of(self).frontends.get(&FrontendKey { address, port, protocol })?;
-        self.frontends.get(position as usize).map(AsRef::as_ref)
+        self.numbered_frontend(address, protocol, port).map(|(frontend, _)| frontend)
+    }
+
+    /// As [`Snapshot::frontend`], with the number by which its flows are counted.
+    #[must_use]
+    #[inline]
+    pub fn numbered_frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<(&Frontend, FrontendNumber)> {
+        let at = *A::of(self).frontends.get(&FrontendKey { address, port, protocol })?;
+        Some((self.frontends.get(at.position as usize)?, at.number))
+    }
+
+    /// The number of the frontend at this address, transport protocol number and port.
+    #[must_use]
+    pub fn number_of<A: Address>(&self, address: A, protocol: u8, port: u16) -> FrontendNumber {
+        self.numbered_frontend(address, protocol, port).map_or(FrontendNumber::NONE, |(_, number)| number)
     }
 
     /// The frontend that a backend of mode `dnat` answers for. Outer `None`: the address is no such backend. Inner

@@ -6,16 +6,17 @@
 //!
 //! Not here: rates, and names of metrics.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::alloc::{Layout, handle_alloc_error};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use zerocopy::FromZeros;
+
+use super::counter_slot::{COUNTER_SLOTS, CounterSlot, FrontendNumber};
 use super::drop_reason::DropReason;
 
-/// Number of backends whose traffic is counted separately: the slots of a snapshot, as many as there may be targets.
-/// 131,072 * 64 bytes = 8 MiB per worker.
-pub(crate) const BACKEND_SLOTS: usize = 131_072;
-
 /// A counter that one worker writes and any thread reads.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromZeros)]
+#[repr(transparent)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
@@ -38,10 +39,14 @@ impl Counter {
     }
 }
 
-/// Traffic of one backend slot on one worker: one cache line. A slot may be reassigned later: readers pair the counts
-/// with the backend that the snapshot names.
-#[derive(Debug, Default)]
-#[repr(align(64))]
+/// Traffic of one counter slot on one worker: 64 bytes. The slot of a backend may be reassigned later: readers pair the
+/// counts with the backend that the snapshot names.
+///
+/// Not aligned to a cache line: memory that is never written is free only if it comes from `calloc`, which aligns to 16
+/// bytes. What packets and new flows write comes first; in a mapping of glibc, which starts with 16 bytes of its own,
+/// these 48 bytes lie in one line.
+#[derive(Debug, Default, FromZeros)]
+#[repr(C)]
 pub struct BackendCounters {
     /// Packets towards the backend, and towards clients: side by side, so that the direction scales an address.
     packets: [Counter; 2],
@@ -118,17 +123,20 @@ pub struct WorkerCounters {
     /// Unconfirmed flows and single exchanges that yielded to new ones.
     pub reclaimed: Counter,
     drops: [Counter; DropReason::ALL.len()],
-    backends: BackendSlots,
+    /// The highest number of a frontend so far. The compiler writes it.
+    highest_number: AtomicU8,
+    slots: CounterSlots,
 }
 
-/// The counters of all backends, by slot. Of a constant length, so that no slot needs to be checked.
+/// All counter slots. Of a constant length, so that no index needs to be checked.
 #[derive(Debug)]
-struct BackendSlots(Box<[BackendCounters; BACKEND_SLOTS]>);
+struct CounterSlots(Box<[BackendCounters; COUNTER_SLOTS]>);
 
-impl Default for BackendSlots {
+impl Default for CounterSlots {
     fn default() -> Self {
-        let counters: Box<[_]> = (0..BACKEND_SLOTS).map(|_| BackendCounters::default()).collect();
-        // There are as many as counted.
+        let counters = <[BackendCounters]>::new_box_zeroed_with_elems(COUNTER_SLOTS);
+        let counters = counters.unwrap_or_else(|_| handle_alloc_error(Layout::new::<[BackendCounters; COUNTER_SLOTS]>()));
+        // There are as many as asked for.
         Self(counters.try_into().unwrap_or_else(|_| unreachable!()))
     }
 }
@@ -167,39 +175,56 @@ impl WorkerCounters {
         &self.drops[reason as usize]
     }
 
-    /// Traffic of a backend slot; none past the last slot.
+    /// The counters of a backend and a frontend.
     #[must_use]
-    pub fn backend(&self, slot: u32) -> Option<&BackendCounters> {
-        self.backends.0.get(slot as usize)
-    }
-
-    /// Number of flows of a backend slot on this worker; 0 past the last slot.
-    #[must_use]
-    pub fn flows_of(&self, slot: u32) -> u64 {
-        let flows = self.backend(slot).map_or(0, |counters| counters.flows.get());
-        // A negative count is no count: a scheduler must not take it for 2^64 flows.
-        if flows > u64::MAX / 2 { 0 } else { flows }
-    }
-
-    /// Counts a packet of this many bytes, from its network header on, that was sent for a backend slot, towards
-    /// the client or the backend.
-    pub fn forwarded(&self, slot: u32, is_to_client: bool, packet_len: u16) {
-        if let Some(counters) = self.backend(slot) {
-            counters.forwarded(is_to_client, packet_len);
-        }
-    }
-
-    /// Traffic of all backend slots.
     #[inline]
-    pub(crate) fn by_backend(&self) -> &[BackendCounters; BACKEND_SLOTS] {
-        &self.backends.0
+    pub fn at(&self, slot: CounterSlot) -> &BackendCounters {
+        &self.slots.0[slot.index()]
     }
 
-    /// Decrements the number of flows of a backend slot.
-    pub fn flow_ended(&self, slot: u32) {
-        if let Some(counters) = self.backend(slot) {
-            counters.flows.set(counters.flows.get().wrapping_sub(1));
-        }
+    /// One count of the backend in a slot, over all frontends.
+    #[must_use]
+    pub fn sum_of(&self, backend_slot: u32, of: impl Fn(&BackendCounters) -> u64) -> u64 {
+        let numbers = 0..=u32::from(self.highest_number.load(Ordering::Relaxed));
+        let counts = numbers.map(|number| of(self.at(CounterSlot::new(backend_slot, FrontendNumber::new(number)))));
+        counts.fold(0, u64::wrapping_add)
+    }
+
+    /// Number of flows of the backend in a slot on this worker.
+    #[must_use]
+    pub fn flows_of(&self, backend_slot: u32) -> u64 {
+        not_negative(self.sum_of(backend_slot, |counters| counters.flows.get()))
+    }
+
+    /// Counts a packet of this many bytes, from its network header on, that was sent for a backend and a frontend,
+    /// towards the client or the backend.
+    pub fn forwarded(&self, slot: CounterSlot, is_to_client: bool, packet_len: u16) {
+        self.at(slot).forwarded(is_to_client, packet_len);
+    }
+
+    /// All counter slots, by [`CounterSlot::index`].
+    #[inline]
+    pub(crate) fn all_slots(&self) -> &[BackendCounters; COUNTER_SLOTS] {
+        &self.slots.0
+    }
+
+    /// Decrements the number of flows of a backend and a frontend.
+    pub fn flow_ended(&self, slot: CounterSlot) {
+        let flows = &self.at(slot).flows;
+        flows.set(flows.get().wrapping_sub(1));
+    }
+
+    /// Prepares for flows of a backend and a frontend, before any worker knows of them: the memory is there when the
+    /// first packet is counted, and [`WorkerCounters::sum_of`] counts the number. Called by the compiler, whose exchange
+    /// of 0 for 0 changes nothing.
+    pub(crate) fn prepare(&self, backend_slot: u32, frontend: FrontendNumber) {
+        self.highest_number.fetch_max(frontend.get(), Ordering::Relaxed);
+        let _ = self.at(CounterSlot::new(backend_slot, frontend)).flows.0.compare_exchange(
+            0,
+            0,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
     }
 
     /// Sets the current numbers of flows, of SNAT ports that they hold, and of held packets, with their peaks.
@@ -232,9 +257,32 @@ impl WorkerCounters {
     }
 }
 
+/// A negative count is no count: a scheduler must not take it for 2^64 flows.
+pub(super) const fn not_negative(count: u64) -> u64 {
+    if count > u64::MAX / 2 { 0 } else { count }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backend_counts_the_traffic_of_all_frontends_and_each_frontend_its_own() {
+        let counters = WorkerCounters::default();
+        let [one, two] = [1, 2].map(|number| CounterSlot::new(7, FrontendNumber::new(number)));
+        for number in [1, 2] {
+            counters.prepare(7, FrontendNumber::new(number));
+        }
+        counters.forwarded(one, false, 100);
+        counters.forwarded(two, false, 60);
+        counters.at(two).flows.add(3);
+        counters.flow_ended(one);
+        assert_eq!((counters.at(one).bytes(false), counters.at(two).bytes(false)), (100, 60));
+        assert_eq!(counters.sum_of(7, |of| of.packets(false)), 2);
+        assert_eq!((counters.flows_of(7), counters.flows_of(8)), (2, 0));
+        counters.at(two).flows.set(0);
+        assert_eq!(counters.flows_of(7), 0, "not 2^64 - 1");
+    }
 
     #[test]
     fn the_account_closes_when_each_packet_is_counted_once() {

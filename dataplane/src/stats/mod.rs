@@ -2,13 +2,17 @@
 //!
 //! Not here: metrics and commands, which read the counters.
 
+mod counter_slot;
 mod counters;
 mod drop_reason;
+mod frontend_counters;
 mod service_drops;
 mod tally;
 
-pub(crate) use counters::BACKEND_SLOTS;
+pub(crate) use counter_slot::{BACKEND_SLOTS, COUNTER_SLOTS};
+pub use counter_slot::{CounterSlot, FrontendNumber};
 pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
 pub use drop_reason::DropReason;
+pub use frontend_counters::{FrontendCounters, FrontendTotals};
 pub use service_drops::ServiceDrops;
 pub(crate) use tally::Tally;

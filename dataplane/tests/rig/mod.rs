@@ -255,6 +255,12 @@ impl Rig {
         self.publish();
     }
 
+    /// Changes a service and publishes.
+    pub fn change_service(&mut self, name: &ServiceName, change: impl FnOnce(&mut Service)) {
+        change(Arc::make_mut(self.state.services.get_mut(name).unwrap()));
+        self.publish();
+    }
+
     /// A gateway whose services `web` and `dns` have this mode.
     pub fn with_mode(mode: Mode) -> Self {
         let mut rig = Self::new();

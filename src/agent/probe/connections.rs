@@ -61,9 +61,9 @@ impl ConnectionWatch {
 
     fn is_suspect(&mut self, slot: u32, generation: u32) -> bool {
         let mut now = Seen { generation, ..Seen::default() };
-        for counters in self.workers.iter().filter_map(|worker| worker.backend(slot)) {
-            now.failed += counters.failed.get() + counters.reset.get();
-            now.new += counters.new_flows.get();
+        for worker in &self.workers {
+            now.failed += worker.sum_of(slot, |counters| counters.failed.get() + counters.reset.get());
+            now.new += worker.sum_of(slot, |counters| counters.new_flows.get());
         }
         let Ok(index) = usize::try_from(slot) else { return false };
         if self.seen.len() <= index {
@@ -83,6 +83,7 @@ impl ConnectionWatch {
 mod tests {
     use dataplane::flow::BackendId;
     use dataplane::snapshot::{BackendView, PortView, ServiceView, Views};
+    use dataplane::{CounterSlot, FrontendNumber};
     use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
 
     use super::super::target::tests::subject;
@@ -109,6 +110,7 @@ mod tests {
             scheduler: Scheduler::Maglev,
             refusal: None,
             ports: vec![port],
+            frontends: Vec::new(),
             drops: Arc::default(),
         };
         Served { ready: true, services: Views::unit(name, Arc::new(web)), ..Served::default() }
@@ -118,7 +120,7 @@ mod tests {
     fn a_run_of_failed_connections_makes_a_backend_suspect_once() {
         let workers = [(); 2].map(|()| Arc::new(WorkerCounters::default()));
         let mut watch = ConnectionWatch::new(watch::channel(served()).1, workers.to_vec());
-        let [first, second] = workers.each_ref().map(|worker| worker.backend(0).unwrap());
+        let [first, second] = workers.each_ref().map(|worker| worker.at(CounterSlot::new(0, FrontendNumber::NONE)));
         first.reset.add(100);
         watch.suspects();
         let found = |watch: &mut ConnectionWatch| watch.suspects().len();
@@ -132,7 +134,7 @@ mod tests {
         first.reset.add(5);
         second.new_flows.add(11);
         assert_eq!(found(&mut watch), 0, "most connections work");
-        workers[0].backend(2).unwrap().failed.add(9);
+        workers[0].at(CounterSlot::new(2, FrontendNumber::NONE)).failed.add(9);
         assert_eq!(found(&mut watch), 0, "the backend fails already");
     }
 }

@@ -38,14 +38,14 @@ impl TrafficCounts {
     pub(super) fn of(row: &BackendRow, workers: &Workers) -> Self {
         let sum = |of: fn(&WorkerCounters, u32) -> u64| row.sum(workers, of);
         Self {
-            packets_to_backends: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.packets(false))),
-            packets_to_clients: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.packets(true))),
-            bytes_to_backends: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.bytes(false))),
-            bytes_to_clients: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.bytes(true))),
+            packets_to_backends: sum(|worker, slot| worker.sum_of(slot, |of| of.packets(false))),
+            packets_to_clients: sum(|worker, slot| worker.sum_of(slot, |of| of.packets(true))),
+            bytes_to_backends: sum(|worker, slot| worker.sum_of(slot, |of| of.bytes(false))),
+            bytes_to_clients: sum(|worker, slot| worker.sum_of(slot, |of| of.bytes(true))),
             flows: sum(WorkerCounters::flows_of),
-            new_flows: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.new_flows.get())),
-            failed_connections: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.failed.get())),
-            reset_connections: sum(|worker, slot| worker.backend(slot).map_or(0, |of| of.reset.get())),
+            new_flows: sum(|worker, slot| worker.sum_of(slot, |of| of.new_flows.get())),
+            failed_connections: sum(|worker, slot| worker.sum_of(slot, |of| of.failed.get())),
+            reset_connections: sum(|worker, slot| worker.sum_of(slot, |of| of.reset.get())),
         }
     }
 

@@ -102,9 +102,9 @@ fn fields(value: &Value, names: &mut BTreeSet<String>) {
 #[test]
 fn the_document_says_what_the_admin_api_says_and_its_fields_are_documented() {
     let sources = sources();
-    sources.workers[0].backend(0).unwrap().flows.set(3);
+    sources.workers[0].at(counted(0)).flows.set(3);
     for bytes in [100, 60] {
-        sources.workers[0].forwarded(0, bytes == 60, bytes);
+        sources.workers[0].forwarded(counted(0), bytes == 60, bytes);
     }
     let (document, _) = document(&StatusPage::new(Vec::new()), &sources, "service=default/web");
     let service = &document["service"];
@@ -157,7 +157,7 @@ fn with_100_000_backends_the_document_stays_small_and_finds_each() {
     let services: Views = (0..SERVICES).map(one_of_many).map(|view| (Arc::clone(&view.name), Arc::new(view))).collect();
     let served = watch::channel(Served { ready: true, services: services.clone(), ..Served::default() }).1;
     let sources = Sources { served, workers: vec![Arc::new(WorkerCounters::default())], ..sources() };
-    let send = |n: u32, packets| (0..packets).for_each(|_| sources.workers[0].forwarded(n * BACKENDS, false, 100));
+    let send = |n: u32, packets| (0..packets).for_each(|_| sources.workers[0].forwarded(counted(n * BACKENDS), false, 100));
     let page = StatusPage::new(Vec::new());
     send(4_711, 2);
     let (all, bytes) = document(&page, &sources, "");

@@ -10,7 +10,7 @@ use super::input::{DecisionContext, Packet, end};
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{NatForward, Verdict};
 use crate::flow::{Direction, FlowEnd, FlowMode, PoolId, SnatLease, begins, flow_of, next_state};
-use crate::snapshot::{AddressRole, Front, Frontend};
+use crate::snapshot::{AddressRole, Front};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, tcp_flags};
 
@@ -73,10 +73,10 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
         destination_port: front.port,
         protocol,
     };
-    let allowed = |frontend: &Frontend| frontend.allows(asked.source);
-    if !snapshot.frontend(asked.destination, protocol, front.port).is_some_and(allowed) {
+    let frontend = snapshot.numbered_frontend(asked.destination, protocol, front.port);
+    let Some((_, number)) = frontend.filter(|(frontend, _)| frontend.allows(asked.source)) else {
         return Verdict::Drop(DropReason::SourceRange);
-    }
+    };
     // The client's flow may have moved to another backend meanwhile.
     if context.table.search(context.table.hash(&asked), &asked).is_some() {
         return Verdict::Drop(DropReason::NoFlow);
@@ -86,12 +86,13 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
     }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
     let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, (source, source_port), front.backend, &lease, now);
+    flow.frontend = number;
     flow.state = next_state(flow.state, packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
     let Ok(index) = context.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
-    context.changes.made = Some(front.backend);
+    context.changes.made = Some(flow.counter_slot());
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToClient, exit })
 }

@@ -4,9 +4,10 @@
 
 use super::verdict::Changes;
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Candidate, FlowEnd, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
+use crate::flow::{Candidate, FlowEnd, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
 use crate::port::Link;
 use crate::snapshot::Snapshot;
+use crate::stats::CounterSlot;
 use crate::wire::{Address, Headers, Parsed};
 
 /// The flow table of the other family: both families share `maxPerWorker`.
@@ -65,14 +66,14 @@ impl<A: Address> DecisionContext<'_, '_, A> {
     }
 }
 
-/// Ends a flow and lets its SNAT port rest. Returns its backend.
-pub(super) fn end<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex, why: FlowEnd) -> BackendId {
+/// Ends a flow and lets its SNAT port rest. Returns where it was counted.
+pub(super) fn end<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex, why: FlowEnd) -> CounterSlot {
     let flow = context.table.remove(index, why);
     if let Some(lease) = flow.snat_lease() {
         context.ports.release(lease.pool, lease.port, context.now);
     }
     context.room += 1;
-    flow.backend
+    flow.counter_slot()
 }
 
 /// The flow tables of both families.

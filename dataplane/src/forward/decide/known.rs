@@ -138,7 +138,7 @@ fn advance_flow<'s, A: Address>(
     let (shook_hands, was_open) = (flow.state.shakes_hands(), flow.state.is_confirmed() && !flow.state.is_closing());
     let mut flow = context.table.advance(index, transport, direction, segment, now);
     if was_open && flow.state.is_closing() && is_reset(transport) {
-        context.changes.reset = Some(flow.backend);
+        context.changes.reset = Some(flow.counter_slot());
     }
     if shook_hands && !flow.state.shakes_hands() && direction == Direction::ToBackend {
         // The route is kept from now on; the next reply finds it.
@@ -147,7 +147,8 @@ fn advance_flow<'s, A: Address>(
     if !flow.mode.is_two_way() {
         flow.last_seen = now;
         context.table.set(index, &flow);
-        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, flow.backend, snapshot).of_flow(index));
+        let to = (flow.backend, flow.frontend);
+        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, to, snapshot).of_flow(index));
     }
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     context.table.set(index, &flow);

@@ -7,7 +7,7 @@ use super::input::Packet;
 use super::verdict::{Answer, Verdict};
 use crate::flow::FlowTable;
 use crate::snapshot::{AddressRole, Frontend, RouteTo, Snapshot};
-use crate::stats::DropReason;
+use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::{Address, Transport, is_group_address, is_link_local, sctp_chunk, tcp_flags};
 
 /// The verdict on a packet in a frame to a group. A packet for a frontend, or of a flow, has a unicast address and is
@@ -31,10 +31,13 @@ pub(crate) fn refused_source<A: Address>(source: A, snapshot: &Snapshot) -> Opti
     }
 }
 
-/// The frontend that a packet is addressed to. Frontends exist once there is a complete state.
-pub(super) fn frontend_of<'s, A: Address>(packet: &Packet<'_, A>, snapshot: &'s Snapshot) -> Option<&'s Frontend> {
+/// The frontend that a packet is addressed to, with its number. Frontends exist once there is a complete state.
+pub(super) fn frontend_of<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    snapshot: &'s Snapshot,
+) -> Option<(&'s Frontend, FrontendNumber)> {
     let tuple = &packet.headers.tuple;
-    snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
+    snapshot.numbered_frontend(tuple.destination, tuple.protocol, tuple.destination_port)
 }
 
 /// A packet without frontend: for the engine, for the kernel, or to be dropped.

@@ -12,7 +12,7 @@ use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
 use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, flow_of, is_mid_stream};
 use crate::snapshot::{AddressRole, Frontend};
-use crate::stats::DropReason;
+use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::Address;
 
 /// Decides on a packet without flow for a frontend, and creates its flow.
@@ -20,7 +20,7 @@ pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     context: &mut DecisionContext<'_, 's, A>,
-    frontend: &Frontend,
+    (frontend, number): (&Frontend, FrontendNumber),
 ) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
@@ -31,7 +31,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     }
     if !frontend.mode().is_two_way() {
-        return one_way::new_flow(packet, context, frontend);
+        return one_way::new_flow(packet, context, (frontend, number));
     }
     // The owner of the VIP knows the connection, or opens it when the client repeats its SYN there.
     if frontend.mode() == FlowMode::Nat && snapshot.is_owned_elsewhere(tuple.destination) {
@@ -70,7 +70,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::FlowTableFull);
     }
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
-    flow.initial_sequence = segment.sequence;
+    (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
     if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
         context.changes.ask = Some(neighbour);
     }
@@ -78,7 +78,7 @@ pub(super) fn new_flow<'s, A: Address>(
         context.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
     };
-    context.changes.made = Some(id);
+    context.changes.made = Some(flow.counter_slot());
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
 }
 

@@ -12,7 +12,7 @@ use super::verdict::{DirectForward, Verdict};
 use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, SnatLease, Tick, is_mid_stream};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
-use crate::stats::DropReason;
+use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
 /// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the
@@ -25,7 +25,7 @@ pub(super) fn follow<'s, A: Address>(
 ) -> Option<Verdict<'s>> {
     let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady())?;
     flow.last_seen = now;
-    let direct = direct(packet, &packet.headers.tuple, flow.mode, (flow.backend, backend), snapshot);
+    let direct = direct(packet, &packet.headers.tuple, (flow.mode, flow.frontend), (flow.backend, backend), snapshot);
     Some(direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect))
 }
 
@@ -34,18 +34,18 @@ pub(in crate::forward) fn deliver<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
     mode: FlowMode,
-    id: BackendId,
+    (id, frontend): (BackendId, FrontendNumber),
     snapshot: &'s Snapshot,
 ) -> Verdict<'s> {
     let Some(backend) = snapshot.backend(id) else { return Verdict::Drop(DropReason::NoFlow) };
-    direct(packet, asked, mode, (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::ForwardDirect)
+    direct(packet, asked, (mode, frontend), (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet without flow for a frontend in such a mode.
 pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     context: &mut DecisionContext<'_, 's, A>,
-    frontend: &Frontend,
+    (frontend, number): (&Frontend, FrontendNumber),
 ) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
@@ -61,7 +61,7 @@ pub(super) fn new_flow<'s, A: Address>(
     if frontend.mode() != FlowMode::Dsr && is_ours(backend, snapshot) {
         return Verdict::Drop(DropReason::VipLoop);
     }
-    let direct = match direct(packet, tuple, frontend.mode(), (id, backend), snapshot) {
+    let direct = match direct(packet, tuple, (frontend.mode(), number), (id, backend), snapshot) {
         Ok(direct) => direct,
         Err(verdict) => return verdict,
     };
@@ -69,8 +69,9 @@ pub(super) fn new_flow<'s, A: Address>(
     if context.room > 0 && !is_reset(packet.headers.transport) {
         let address = A::from_ip(backend.address.ip()).unwrap_or_default();
         let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), (id, address), now);
+        let flow = Flow { frontend: number, ..flow };
         if let Ok(index) = context.table.insert(flow) {
-            context.changes.made = Some(id);
+            context.changes.made = Some(flow.counter_slot());
             return Verdict::ForwardDirect(direct).of_flow(index);
         }
     }
@@ -98,7 +99,7 @@ fn is_ours(backend: &Backend, snapshot: &Snapshot) -> bool {
 pub(super) fn direct<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
-    mode: FlowMode,
+    (mode, frontend): (FlowMode, FrontendNumber),
     (id, backend): (BackendId, &Backend),
     snapshot: &'s Snapshot,
 ) -> Result<DirectForward<'s>, Verdict<'static>> {
@@ -116,7 +117,8 @@ pub(super) fn direct<'s, A: Address>(
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
-    Ok(DirectForward { backend: id, port: asked.destination_port, protocol: asked.protocol, exit, outer, flow: None })
+    let (port, protocol) = (asked.destination_port, asked.protocol);
+    Ok(DirectForward { backend: id, frontend, port, protocol, exit, outer, flow: None })
 }
 
 /// A new flow, indexed by its client's packets only.
@@ -138,9 +140,9 @@ pub(crate) fn follow_probe<'s, A: Address>(
 ) -> Option<Result<DirectForward<'s>, Verdict<'static>>> {
     let tuple = &packet.headers.tuple;
     let under_test = *snapshot.probe_tags.get(&tuple.source_port)?;
-    let frontend = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)?;
+    let (frontend, number) = snapshot.numbered_frontend(tuple.destination, tuple.protocol, tuple.destination_port)?;
     let is_under_test =
         |id| snapshot.backend(id).filter(|backend| backend.address.ip() == under_test).map(|backend| (id, backend));
     let backend = frontend.backends.iter().copied().find_map(is_under_test)?;
-    (!frontend.mode().is_two_way()).then(|| direct(packet, tuple, frontend.mode(), backend, snapshot))
+    (!frontend.mode().is_two_way()).then(|| direct(packet, tuple, (frontend.mode(), number), backend, snapshot))
 }

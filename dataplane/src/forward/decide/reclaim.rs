@@ -13,16 +13,17 @@ use std::time::Duration;
 use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget,
-    Ticks, YieldClass,
+    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget, Ticks,
+    YieldClass,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
+use crate::stats::CounterSlot;
 use crate::wire::{Address, Tuple, protocol};
 
 /// What a flow that yielded leaves to clean up.
 struct Yielded {
-    backend: BackendId,
+    counted: CounterSlot,
     port: Option<(PoolId, u16)>,
     reset: Option<Reset>,
 }
@@ -160,7 +161,7 @@ fn settle<A: Address>(context: &mut DecisionContext<'_, '_, A>, yielded: &Yielde
         (None, _) => {}
     }
     context.room += 1;
-    context.changes.reclaimed.push(yielded.backend);
+    context.changes.reclaimed.push(yielded.counted);
     context.changes.resets.extend(yielded.reset);
 }
 
@@ -175,7 +176,7 @@ fn yield_flow<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, snapshot: 
     let flow = table.remove(index, FlowEnd::Reclaimed);
     let hash = table.hash(&flow.tuple(Direction::ToBackend));
     Yielded {
-        backend: flow.backend,
+        counted: flow.counter_slot(),
         port: flow.snat_lease().map(|lease| (lease.pool, lease.port)),
         reset: reset_to_backend(&flow, hash, snapshot),
     }

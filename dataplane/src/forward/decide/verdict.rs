@@ -7,23 +7,23 @@ use crate::forward::rewrite::{Outer, Reset};
 use crate::icmp::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::Exit;
-use crate::stats::DropReason;
+use crate::stats::{CounterSlot, DropReason, FrontendNumber};
 
 /// Changes that a decision made besides its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
     /// Whether the packet's flow was known.
     pub hit: bool,
-    /// Backend of a confirmed flow that the packet, a RST, began to close.
-    pub reset: Option<BackendId>,
-    /// Backend of the flow that was created.
-    pub made: Option<BackendId>,
-    /// Backend of the flow that was ended.
-    pub ended: Option<BackendId>,
-    /// Backend of another flow that was ended to make room for this one.
-    pub displaced: Option<BackendId>,
-    /// Backends of flows that yielded: for want of a port, and for want of memory.
-    pub reclaimed: ArrayVec<BackendId, 2>,
+    /// Where a confirmed flow is counted that the packet, a RST, began to close.
+    pub reset: Option<CounterSlot>,
+    /// Where the flow is counted that was created.
+    pub made: Option<CounterSlot>,
+    /// Where the flow is counted that was ended.
+    pub ended: Option<CounterSlot>,
+    /// The same of another flow that was ended to make room for this one.
+    pub displaced: Option<CounterSlot>,
+    /// The same of flows that yielded: for want of a port, and for want of memory.
+    pub reclaimed: ArrayVec<CounterSlot, 2>,
     /// RSTs to send before the packet: for an abandoned handshake, a displaced one, two flows that yielded, and the
     /// other side of a connection that had ended.
     pub resets: ArrayVec<Reset, 5>,
@@ -99,6 +99,8 @@ impl Verdict<'_> {
 pub(crate) struct DirectForward<'s> {
     /// The backend.
     pub backend: BackendId,
+    /// The frontend, for the counters.
+    pub frontend: FrontendNumber,
     /// The frontend's port.
     pub port: u16,
     /// The frontend's protocol number.

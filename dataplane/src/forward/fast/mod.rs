@@ -105,9 +105,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 _ => v6.flows.get(index).map(HotFlow::backend),
             };
             if let Some(backend) = backend {
-                let slot = BackendId::unpacked(backend).slot as usize;
-                prefetch_at(self.counters.by_backend(), slot);
-                snapshot.backends.prefetch(slot);
+                prefetch_at(self.counters.all_slots(), BackendId::counter_slot(backend).index());
+                snapshot.backends.prefetch(BackendId::unpacked(backend).slot as usize);
             }
         }
     }

@@ -22,6 +22,7 @@ use crate::forward::observer::Observe;
 use crate::forward::sort::owns;
 use crate::port::{Arrival, Origin, Port, PortIndex};
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
+use crate::stats::{CounterSlot, FrontendNumber};
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey, is_martian, protocol};
 
 /// Positions, as bits, of the packets of a part that open connections and have no flow.
@@ -38,11 +39,13 @@ pub(super) struct Opening<'s> {
     /// Packets that were taken, as a bit by their hash. Their flows are not in the index when later packets are looked up.
     taken: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
-    last: Option<(FrontendOf, &'s Frontend)>,
+    last: Option<(FrontendOf, NumberedFrontend<'s>)>,
 }
 
 /// Address, as [`Address::wide`], and port of a frontend.
 type FrontendOf = (u128, u16);
+/// A frontend, and its number for the counters.
+type NumberedFrontend<'s> = (&'s Frontend, FrontendNumber);
 
 /// A packet that will open a connection.
 struct Opens<K> {
@@ -59,12 +62,12 @@ impl<'s> Opening<'s> {
     }
 
     #[inline(always)]
-    fn frontend<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<&'s Frontend> {
+    fn frontend<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<NumberedFrontend<'s>> {
         let of = (tuple.destination.wide(), tuple.destination_port);
         match self.last {
             Some((last, frontend)) if last == of => Some(frontend),
             _ => {
-                let frontend = self.snapshot.frontend(tuple.destination, protocol::TCP, tuple.destination_port)?;
+                let frontend = self.snapshot.numbered_frontend(tuple.destination, protocol::TCP, tuple.destination_port)?;
                 self.last = Some((of, frontend));
                 Some(frontend)
             }
@@ -148,10 +151,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         record.candidate = candidate;
         self.tally.new_flows += 1;
-        if let Some(counters) = self.counters.backend(open.flow.backend.slot) {
-            counters.flows.add(1);
-            counters.new_flows.add(1);
-        }
+        let counters = self.counters.at(CounterSlot::new(open.flow.backend.slot, open.flow.frontend));
+        counters.flows.add(1);
+        counters.new_flows.add(1);
         self.forward_opened::<A>(opening.snapshot, buffer, record, open.exit)
     }
 
@@ -170,7 +172,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if tuple.source == tuple.destination || is_martian(tuple.source) {
             return None;
         }
-        let frontend = opening.frontend(&tuple)?;
+        let (frontend, number) = opening.frontend(&tuple)?;
         if frontend.mode() != FlowMode::Nat || !frontend.is_hashed() || !frontend.allows(tuple.source) {
             return None;
         }
@@ -213,7 +215,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         table.prefetch(reply_hash);
         let initial_sequence = A::sequence(head);
-        let flow = BegunFlow { keys, hashes, backend: id, pool: lease.pool, initial_sequence };
+        let flow = BegunFlow { keys, hashes, backend: id, frontend: number, pool: lease.pool, initial_sequence };
         Some(Opens { at, exit, flow, port: lease.port })
     }
 

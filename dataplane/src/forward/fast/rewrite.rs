@@ -14,7 +14,7 @@ use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::{Port, PortIndex};
 use crate::snapshot::{Exit, Snapshot};
-use crate::stats::{BACKEND_SLOTS, BackendCounters};
+use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::{Buffer, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
@@ -170,7 +170,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut writer = Writer {
             snapshot: follow.snapshot,
             identifications: &mut self.identifications,
-            counters: self.counters.by_backend(),
+            counters: self.counters.all_slots(),
             observer: &mut self.observer,
         };
         let direction = passage.direction;
@@ -195,7 +195,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut writer = Writer {
             snapshot,
             identifications: &mut self.identifications,
-            counters: self.counters.by_backend(),
+            counters: self.counters.all_slots(),
             observer: &mut self.observer,
         };
         let port = writer.packet::<A, _>(buffer, record, &passage);
@@ -206,7 +206,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
-        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.by_backend());
+        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.all_slots());
         let (identifications, observer) = (&mut self.identifications, &mut self.observer);
         Forwarding { follow, flows, counters, identifications, observer }
     }
@@ -216,7 +216,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 struct Writer<'e, O> {
     snapshot: &'e Snapshot,
     identifications: &'e mut Identifications,
-    counters: &'e [BackendCounters; BACKEND_SLOTS],
+    counters: &'e [BackendCounters; COUNTER_SLOTS],
     observer: &'e mut O,
 }
 
@@ -254,7 +254,7 @@ impl<O> Writer<'_, O> {
 struct Forwarding<'e, A: FastFamily, O> {
     follow: &'e Follow<'e>,
     flows: HotFlows<'e, A::Key>,
-    counters: &'e [BackendCounters; BACKEND_SLOTS],
+    counters: &'e [BackendCounters; COUNTER_SLOTS],
     identifications: &'e mut Identifications,
     observer: &'e mut O,
 }
@@ -295,12 +295,12 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
 /// Counts a packet that is forwarded.
 #[inline(always)]
 fn count<A: FastFamily>(
-    counters: &[BackendCounters; BACKEND_SLOTS],
+    counters: &[BackendCounters; COUNTER_SLOTS],
     flow: &HotFlow<A::Key>,
     direction: Direction,
     record: &Record,
 ) {
-    if let Some(counters) = counters.get(BackendId::unpacked(flow.backend()).slot as usize) {
+    if let Some(counters) = counters.get(BackendId::counter_slot(flow.backend()).index()) {
         counters.forwarded(direction == Direction::ToClient, record.packet_len);
     }
 }

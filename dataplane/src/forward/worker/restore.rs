@@ -253,6 +253,7 @@ impl<P: Port, O> Engine<P, O> {
             return Err(Some(FlowFate::Idle));
         }
         flow.backend = *id;
+        flow.frontend = snapshot.number_of(flow.vip, flow.protocol, flow.vip_port);
         let mut pool = PoolId::NONE;
         if flow.mode == FlowMode::Nat {
             let index = snat_index(snapshot, flow.snat).filter(|_| (SNAT_PORT_FIRST..=SNAT_PORT_LAST).contains(&flow.snat_port));
@@ -298,9 +299,7 @@ impl<P: Port, O> Engine<P, O> {
             self.release_restored(flow);
             return FlowFate::NoRoom;
         }
-        if let Some(counters) = self.counters.backend(flow.backend.slot) {
-            counters.flows.add(1);
-        }
+        self.counters.at(flow.counter_slot()).flows.add(1);
         FlowFate::Restored
     }
 

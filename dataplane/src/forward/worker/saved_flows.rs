@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use proto::{Protocol, ServiceName};
 
 use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Tick};
+use crate::stats::FrontendNumber;
 use crate::wire::{Address, split_mix};
 
 const MAGIC: [u8; 8] = *b"sluiceFL";
@@ -437,7 +438,7 @@ impl<'a> SavedPart<'a> {
     }
 }
 
-/// A flow without backend and pool, and the number of its backend.
+/// A flow without backend, frontend and pool, and the number of its backend.
 fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick) -> Option<(Flow<A>, u32)> {
     let [client, vip, backend_address, snat] = [fields.address()?, fields.address()?, fields.address()?, fields.address()?];
     let [client_port, vip_port, backend_port, snat_port] = [fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?];
@@ -456,6 +457,7 @@ fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick) -> Option<(Flow<A>, u3
         backend_port,
         snat_port,
         backend: BackendId::default(),
+        frontend: FrontendNumber::NONE,
         last_seen: ago(idle),
         since: ago(idle),
         snat_pool: PoolId::NONE,

@@ -183,7 +183,10 @@ impl<P: Port, O> Engine<P, O> {
         }
         match event {
             ReplicaEvent::Holds(_) => match backend_of(snapshot, &flow) {
-                Some(backend) => self.keep_shadow(Flow { backend, ..flow }, snapshot, now),
+                Some(backend) => {
+                    let frontend = snapshot.number_of(flow.vip, flow.protocol, flow.vip_port);
+                    self.keep_shadow(Flow { backend, frontend, ..flow }, snapshot, now)
+                }
                 None => Heard::Refused,
             },
             ReplicaEvent::Ended(_) => {
@@ -260,9 +263,7 @@ impl<P: Port, O> Engine<P, O> {
             return None;
         }
         let index = A::split(&mut self.tables).0.insert_shadow(*flow).ok()?;
-        if let Some(counters) = self.counters.backend(flow.backend.slot) {
-            counters.flows.add(1);
-        }
+        self.counters.at(flow.counter_slot()).flows.add(1);
         Some(index)
     }
 
@@ -272,7 +273,7 @@ impl<P: Port, O> Engine<P, O> {
         if let Some(lease) = flow.snat_lease() {
             self.ports.release(lease.pool, lease.port, now);
         }
-        self.counters.flow_ended(flow.backend.slot);
+        self.counters.flow_ended(flow.counter_slot());
     }
 }
 

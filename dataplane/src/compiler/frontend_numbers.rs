@@ -1,0 +1,194 @@
+//! The numbers of frontends, by which their flows are counted, and which backends each frontend has.
+//!
+//! **Invariants:** a frontend keeps its number for as long as it exists. Up to [`FrontendNumber::MAX`] frontends of a
+//! Service and protocol have different numbers. Of more than that, those without a common backend share numbers; where
+//! there are not enough numbers even so, a backend is counted with the first frontend that has it.
+//!
+//! A number is given again as late as possible, because flows may outlive their frontend.
+//!
+//! Not here: the counters (`stats`).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use proto::Protocol;
+
+use crate::snapshot::{FrontendPlace, FrontendView};
+use crate::stats::{FrontendCounters, FrontendNumber, WorkerCounters};
+
+/// The frontends and backends of one port of a service.
+pub(super) struct PortFrontends {
+    pub(super) protocol: Protocol,
+    /// The port of the service.
+    pub(super) number: u16,
+    pub(super) places: Vec<FrontendPlace>,
+    /// Slots of its backends.
+    pub(super) backends: Vec<u32>,
+}
+
+/// Where clients reach these addresses and ports, of which the first `vips` are at VIPs.
+pub(super) fn places_of(listens: &[SocketAddr], vips: usize) -> impl Iterator<Item = FrontendPlace> {
+    let place = move |(n, at): (usize, &SocketAddr)| match n < vips {
+        true => FrontendPlace::Vip(*at),
+        false => FrontendPlace::NodePort(at.port()),
+    };
+    listens.iter().enumerate().map(place)
+}
+
+/// The frontends of a service.
+#[derive(Debug, Default)]
+pub(super) struct FrontendNumbers {
+    /// In the order of the ports and their addresses.
+    frontends: Vec<FrontendView>,
+    /// The number that was given last.
+    last: u8,
+}
+
+impl FrontendNumbers {
+    /// Takes over the present ports.
+    pub(super) fn follow(&mut self, ports: &[PortFrontends], workers: &[Arc<WorkerCounters>]) {
+        let mut before = std::mem::take(&mut self.frontends);
+        let is_present =
+            |known: &FrontendView| ports.iter().any(|port| port.protocol == known.protocol && port.places.contains(&known.place));
+        before.retain(is_present);
+        for port in ports {
+            for &place in &port.places {
+                let is_it = |known: &FrontendView| known.protocol == port.protocol && known.place == place;
+                let known = self.frontends.iter().position(is_it).or_else(|| {
+                    let known = before.iter().position(is_it).map(|at| before.remove(at));
+                    let known = known.unwrap_or_else(|| self.new_frontend(port, place, &before));
+                    self.frontends.push(FrontendView { port: port.number, ..known });
+                    self.frontends.len().checked_sub(1)
+                });
+                if let Some(known) = known.map(|at| &self.frontends[at]) {
+                    self.join(known, &before, &port.backends, workers);
+                }
+            }
+        }
+    }
+
+    /// A frontend with a number that no other has if possible, otherwise one whose frontends have other backends.
+    fn new_frontend(&mut self, port: &PortFrontends, place: FrontendPlace, before: &[FrontendView]) -> FrontendView {
+        let others = self.frontends.iter().chain(before).filter(|other| other.protocol == port.protocol);
+        let used = others.map(|other| (other.counters.number(), other.counters.shared(&port.backends)));
+        let number = free_number(used, self.last);
+        self.last = number.get();
+        FrontendView { protocol: port.protocol, place, port: port.number, counters: Arc::new(FrontendCounters::new(number)) }
+    }
+
+    /// Adds backends to a frontend, except those that another frontend with its number has.
+    fn join(&self, to: &FrontendView, before: &[FrontendView], backends: &[u32], workers: &[Arc<WorkerCounters>]) {
+        let rivals: Vec<_> = self.frontends.iter().chain(before).filter(|other| is_rival(other, to)).collect();
+        let is_free = |slot: &u32| !rivals.iter().any(|rival| rival.counters.has(*slot));
+        to.counters.join(backends.iter().copied().filter(is_free), workers);
+    }
+
+    /// Removes a backend whose slot is free.
+    pub(super) fn leave(&self, slot: u32, workers: &[Arc<WorkerCounters>]) {
+        self.frontends.iter().for_each(|frontend| frontend.counters.leave(slot, workers));
+    }
+
+    /// The numbers of the frontends at these addresses and ports, of which the first `vips` are at VIPs.
+    pub(super) fn of(&self, protocol: Protocol, listens: &[SocketAddr], vips: usize) -> Vec<FrontendNumber> {
+        let number = |place| {
+            let found = self.frontends.iter().find(|known| known.protocol == protocol && known.place == place);
+            found.map_or(FrontendNumber::NONE, |known| known.counters.number())
+        };
+        places_of(listens, vips).map(number).collect()
+    }
+
+    /// All of them.
+    pub(super) fn views(&self) -> Vec<FrontendView> {
+        self.frontends.clone()
+    }
+}
+
+/// Whether two frontends could count one backend at the same place.
+fn is_rival(other: &FrontendView, to: &FrontendView) -> bool {
+    other.counters != to.counters && other.protocol == to.protocol && other.counters.number() == to.counters.number()
+}
+
+/// The next number after `last` whose frontends share the fewest backends with the new one, and of these the fewest
+/// frontends have. `used`: the numbers of frontends, and how many backends each shares.
+fn free_number(used: impl Iterator<Item = (FrontendNumber, usize)>, last: u8) -> FrontendNumber {
+    let mut costs = [(0, 0); FrontendNumber::MAX as usize + 1];
+    for (number, shared) in used {
+        let (backends, frontends) = &mut costs[usize::from(number.get())];
+        (*backends, *frontends) = (*backends + shared, *frontends + 1);
+    }
+    let max = u32::from(FrontendNumber::MAX);
+    let numbers = (0..max).map(|step| FrontendNumber::new((u32::from(last) + step) % max + 1));
+    numbers.min_by_key(|number| costs[usize::from(number.get())]).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vip(port: u16) -> FrontendPlace {
+        FrontendPlace::Vip(SocketAddr::new([192, 0, 2, 100].into(), port))
+    }
+
+    fn port(number: u16, places: &[FrontendPlace], backends: &[u32]) -> PortFrontends {
+        PortFrontends { protocol: Protocol::Tcp, number, places: places.to_vec(), backends: backends.to_vec() }
+    }
+
+    fn numbers(of: &FrontendNumbers) -> Vec<u8> {
+        of.frontends.iter().map(|frontend| frontend.counters.number().get()).collect()
+    }
+
+    #[test]
+    fn ports_vips_and_the_node_port_of_a_service_have_different_numbers() {
+        let mut of = FrontendNumbers::default();
+        let node_port = FrontendPlace::NodePort(30080);
+        let other_vip = FrontendPlace::Vip("192.0.2.101:80".parse().unwrap());
+        of.follow(&[port(80, &[vip(80), other_vip, node_port], &[0, 1]), port(81, &[vip(81)], &[0, 1])], &[]);
+        assert_eq!(numbers(&of), [1, 2, 3, 4]);
+        let listens = ["192.0.2.100:80", "192.0.2.101:80", "192.0.2.2:30080", "192.0.2.3:30080"].map(|at| at.parse().unwrap());
+        let of_listens = of.of(Protocol::Tcp, &listens, 2);
+        assert_eq!(of_listens.iter().map(|number| number.get()).collect::<Vec<_>>(), [1, 2, 3, 3], "one node port");
+        assert_eq!(of.of(Protocol::Udp, &listens[..1], 1), [FrontendNumber::NONE], "a Service has no such frontend");
+    }
+
+    #[test]
+    fn a_frontend_keeps_its_number_and_another_gets_a_used_one_as_late_as_possible() {
+        let mut of = FrontendNumbers::default();
+        of.follow(&[port(80, &[vip(80)], &[0]), port(81, &[vip(81)], &[0])], &[]);
+        let first = of.views().remove(0);
+        for n in 0..13 {
+            of.follow(&[port(80, &[vip(80)], &[0]), port(82 + n, &[vip(82 + n)], &[0])], &[]);
+        }
+        assert_eq!((numbers(&of), &of.frontends[0]), (vec![1, 15], &first));
+        of.follow(&[port(95, &[vip(95)], &[0]), port(80, &[vip(80)], &[0])], &[]);
+        assert_eq!(numbers(&of), [2, 1], "in the order of the ports; 1 is in use");
+    }
+
+    #[test]
+    fn a_node_port_of_both_families_is_one_frontend() {
+        let mut of = FrontendNumbers::default();
+        let node_port = [FrontendPlace::NodePort(30080)];
+        of.follow(&[port(80, &node_port, &[0]), port(80, &node_port, &[7])], &[]);
+        let counters = &of.views()[0].counters;
+        assert_eq!((of.frontends.len(), counters.has(0), counters.has(7)), (1, true, true));
+    }
+
+    #[test]
+    fn more_frontends_than_numbers_share_those_of_frontends_with_other_backends() {
+        let mut of = FrontendNumbers::default();
+        let ports: Vec<_> = (0..40).map(|n| port(n, &[vip(n)], &[u32::from(n)])).collect();
+        of.follow(&ports, &[]);
+        let each = of.frontends.iter().zip(0..).all(|(frontend, slot)| frontend.counters.has(slot));
+        assert!(each && numbers(&of).iter().all(|number| (1..=15).contains(number)));
+        let users = |number| numbers(&of).iter().filter(|other| **other == number).count();
+        assert!((1..=15).all(|number| (2..=3).contains(&users(number))));
+    }
+
+    #[test]
+    fn of_more_frontends_to_one_backend_than_numbers_the_first_count_it() {
+        let mut of = FrontendNumbers::default();
+        let ports: Vec<_> = (0..16).map(|n| port(n, &[vip(n)], &[3])).collect();
+        of.follow(&ports, &[]);
+        let having = of.frontends.iter().filter(|frontend| frontend.counters.has(3)).count();
+        assert_eq!((numbers(&of)[15], having, of.frontends[15].counters.has(3)), (1, 15, false));
+    }
+}
