@@ -48,7 +48,7 @@ fn frontends(edge: &Edge) -> Option<BTreeMap<String, FrontendStatus>> {
 /// The backends of the Service.
 fn backends(edge: &Edge) -> Option<Vec<BackendStatus>> {
     let list = async |mut client: proto::v1::admin_client::AdminClient<_>| {
-        client.list_backends(ListBackendsRequest { counters: true }).await.ok()
+        client.list_backends(ListBackendsRequest { counters: true, ..ListBackendsRequest::default() }).await.ok()
     };
     let backends = edge.admin(list)?.into_inner().backends;
     Some(backends.into_iter().filter(|backend| backend.service == "demo/own").collect())
