@@ -59,7 +59,7 @@ use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX
 use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
-use crate::settings::{Settings, StateSource, Twin};
+use crate::settings::{Replication, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use flow_file::FlowFile;
 use passing::FlowPassing;
@@ -448,6 +448,7 @@ fn supervise_state(
         version: VERSION.to_owned(),
         reserved: sources.reload.reserved(),
         replication: settings.replication.as_ref().map(|replication| replication.listen),
+        needs_membership: settings.replication.as_ref().is_some_and(Replication::needs_membership),
     };
     let answers = sources.clone();
     let to_client = ClientChannels {

@@ -137,6 +137,7 @@ impl Settings {
             tunnel: &tunnel_sources,
             node_ports: &node_ports,
             routes: &routes,
+            snat_groups: replication.as_ref().map(|_| election.groups),
         };
         checks::run(&reader, &used, hugepages, source.ranges());
         let reserved = used.reserved();

@@ -16,13 +16,17 @@ use pair::{Pair, VIPS, until};
 const ANNOUNCE: &str = "election: keepalived, groups: 2, advertisement: 200ms";
 const KEYS: [&str; 2] = ["AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="];
 
-/// Two gateways with these keys, an index each.
+/// Two gateways with these keys, an index each, that tell flows older than 300 ms.
 fn replicating(test: &str, name: &str, keys: [usize; 2]) -> Option<Pair> {
+    replicating_after("300ms", test, name, keys)
+}
+
+fn replicating_after(age: &str, test: &str, name: &str, keys: [usize; 2]) -> Option<Pair> {
     let lines = |n: usize| {
         let (own, other) = (n + 2, 3 - n);
         format!(
             "snat: {{addresses: [192.0.2.20, 192.0.2.21]}}\nmetrics: {{listen: \"127.0.0.1:9435\"}}\n\
-             fleet: {{listen: \"192.0.2.{own}:9437\", replicate: 300ms, partners: [\"192.0.2.{other}:9437\"], key: fleet.key}}\n"
+             fleet: {{listen: \"192.0.2.{own}:9437\", replicate: {age}, partners: [\"192.0.2.{other}:9437\"], key: fleet.key}}\n"
         )
     };
     let pair = Pair::with_lines(test, name, ANNOUNCE, lines)?;
@@ -178,4 +182,27 @@ fn connections_survive_the_death_of_their_gateway() {
     pair.kill(1);
     clients.go_on(CONNECTIONS as u64, "by the gateway that has returned");
     assert_eq!(clients.counts().1, 0, "broken connections");
+}
+
+#[test]
+fn connections_that_partners_were_not_told_survive_a_gateway_that_ends() {
+    const CONNECTIONS: usize = 64;
+    let Some(mut pair) = replicating_after("60s", "young connections that survive", "ryoung", [0, 0]) else { return };
+    pair.spawn(0);
+    pair.spawn(1);
+    until("both gateways are in sync", || in_sync(&pair));
+    until("every VIP is answered", || {
+        let owners = pair.watch.owners();
+        (owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1)).then_some(())
+    });
+    let clients = Clients::start(&pair, CONNECTIONS);
+    let applied = |pair: &Pair, n| metric(pair, n, "sluice_flow_replicas_total{outcome=\"applied\"}");
+    assert_eq!([0, 1].map(|n| applied(&pair, n)), [Some(0.0); 2], "none is old enough");
+    let owners = pair.watch.owners();
+    let owned_by = |n: &usize| owners.values().filter(|macs| macs.contains(&Pair::mac(*n))).count();
+    let ends = (0..2).max_by_key(owned_by).unwrap();
+    assert_eq!(pair.stop(ends), Some(0), "{}", pair.log(ends));
+    clients.go_on(CONNECTIONS as u64, "by the other gateway");
+    assert_eq!(clients.counts().1, 0, "broken connections");
+    assert!(applied(&pair, 1 - ends).unwrap() > 0.0);
 }

@@ -70,6 +70,8 @@ pub struct ClientSettings {
     pub reserved: watch::Receiver<Vec<IpAddr>>,
     /// Where this gateway replicates flows; `None`: it does not.
     pub replication: Option<SocketAddr>,
+    /// Whether the controller has to name partners, or the key: they are not configured.
+    pub needs_membership: bool,
 }
 
 /// The channels of the client.
@@ -170,11 +172,12 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     let mut logged = String::new();
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
+    let mut lacks_membership = false;
     loop {
         // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let Err(error) = follow(&url, &settings, &channels, &mut received, &mut backoffs).await;
+        let Err(error) = follow(&url, &settings, &channels, &mut received, (&mut backoffs, &mut lacks_membership)).await;
         leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
         if channels.connected.send_replace(false) {
             logged.clear();
@@ -197,7 +200,7 @@ async fn follow(
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
-    backoffs: &mut Backoffs,
+    (backoffs, lacks_membership): (&mut Backoffs, &mut bool),
 ) -> Result<Infallible, StreamError> {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
     let dialled = dial(url, &settings.gateway, settings.certificates.as_ref()).await;
@@ -231,7 +234,9 @@ async fn follow(
                 let message = message.map_err(refused)?.ok_or_else(|| StreamError::Closed(url.clone()))?;
                 let Some(mut whole) = reassembly.add(message)? else { continue };
                 // A controller of an earlier version says nothing about it.
-                if let Some(membership) = whole.membership.take().and_then(proto::convert::membership) {
+                let membership = whole.membership.take().and_then(proto::convert::membership);
+                note_lack(lacks_membership, settings.needs_membership && membership.is_none(), url);
+                if let Some(membership) = membership {
                     send_if_changed(&channels.membership, Some(membership));
                 }
                 channels.arbitrate(whole.arbitration.take());
@@ -256,6 +261,20 @@ async fn follow(
             }
         }
     }
+}
+
+/// Logs once that a controller names no partners, and again after one has named some. Returns whether it was logged.
+fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ControllerUrl) -> bool {
+    let is_new = lacks_it_now && !*lacks_membership;
+    if is_new {
+        tracing::warn!(
+            %url,
+            "the controller names no partners and no key, because its version is older: this gateway shares no flows. Upgrade \
+             the controller, or set `fleet.partners` and `fleet.key`"
+        );
+    }
+    *lacks_membership = lacks_it_now;
+    is_new
 }
 
 /// Formats a status with the cause from the transport, which alone shows a handshake that the controller refused.
@@ -370,6 +389,7 @@ mod tests {
                 version: "0.1.0".to_owned(),
                 reserved: watch::Sender::new(vec!["192.0.2.2".parse().unwrap()]).subscribe(),
                 replication: Some("192.0.2.2:9437".parse().unwrap()),
+                needs_membership: true,
             };
             let (served, served_out) = watch::channel(Served::default());
             let fleet = watch::Sender::default();
@@ -426,6 +446,13 @@ mod tests {
         gateway.reached.send_replace(Some(Generation { epoch: "older".to_owned(), counter: 9 }));
         gateway.reached.send_replace(Some(two.generation.clone()));
         assert_eq!(stream.next().await, Message::Acknowledge((&two.generation).into()));
+    }
+
+    #[test]
+    fn a_controller_that_names_no_partners_is_logged_once() {
+        let (mut lacks, url) = (false, ControllerUrl::Unix("/run/config.sock".into()));
+        let logged = [true, true, false, true].map(|lacks_it_now| note_lack(&mut lacks, lacks_it_now, &url));
+        assert_eq!(logged, [true, false, false, true], "again after one that named some");
     }
 
     #[test]

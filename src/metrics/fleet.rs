@@ -17,8 +17,11 @@ const BGP_UP: MetricFamily = MetricFamily::gauge(
 );
 const BFD_UP: MetricFamily =
     MetricFamily::gauge("sluice_bfd_session_up", "", "1 while the BFD session of the routing daemon with the peer is up.");
-const IN_SYNC: MetricFamily =
-    MetricFamily::gauge("sluice_partner_in_sync", "", "1 while the partner has all flows of this gateway.");
+const IN_SYNC: MetricFamily = MetricFamily::gauge(
+    "sluice_partner_in_sync",
+    "",
+    "1 while the partner has all flows of this gateway, or has lacked some for less than 2 s.",
+);
 const LAG: MetricFamily = MetricFamily::gauge(
     "sluice_partner_lag",
     "seconds",

@@ -22,6 +22,8 @@ use crate::settings::{Elector, Settings};
 const RESIGNED_MAX: Duration = Duration::from_secs(3);
 /// Packets that clients have sent before they heard of the new owner arrive within this time.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
+/// Partners are told flows that were too young before within this time, with a repetition of what is lost.
+const FLOWS_TOLD: Duration = Duration::from_millis(600);
 
 /// The leases at the start.
 pub(super) fn ownership(settings: &Settings) -> Arc<VipOwnership> {
@@ -88,7 +90,7 @@ pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<
     }
     let wait = election::handover_max(settings.election.advertisement);
     match timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await {
-        Ok(_) => sleep(IN_FLIGHT).await,
+        Ok(_) => sleep(if settings.replication.is_some() { FLOWS_TOLD } else { IN_FLIGHT }).await,
         Err(_) => tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again"),
     }
 }

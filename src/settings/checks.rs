@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use control::config::{Located, LocatedRange, Location, Reader};
-use dataplane::Route;
+use dataplane::{Route, VlanLink};
 use ipnet::IpNet;
 use proto::Announce;
 use proto::limits::RESERVED_MAX;
 
 use super::keys::Hugepages;
-use super::links::LocatedLink;
+use super::links::{LocatedLink, tag_texts};
 use super::port::{LocatedPort, Twin};
 
 /// The addresses that the gateway itself uses, by use.
@@ -20,6 +20,8 @@ pub(super) struct UsedAddresses<'a> {
     pub(super) tunnel: &'a [Located<IpAddr>],
     pub(super) node_ports: &'a [Located<IpAddr>],
     pub(super) routes: &'a [Located<Route>],
+    /// Number of VIP groups, to each of which the first SNAT addresses of a family belong; `None`: they belong to none.
+    pub(super) snat_groups: Option<u8>,
 }
 
 impl UsedAddresses<'_> {
@@ -38,6 +40,18 @@ impl UsedAddresses<'_> {
         ports.chain(links).chain(snat).chain(next_hops)
     }
 
+    /// The ports and links with a prefix that holds an address, by name.
+    fn links_of(&self, address: IpAddr) -> Vec<String> {
+        let holds = |nets: &[IpNet]| nets.iter().any(|net| net.contains(&address));
+        let ports = self.ports.iter().map(|port| &port.settings).filter(|port| holds(&port.addresses));
+        let links = self.links.iter().map(|link| &link.settings).filter(|link| holds(&link.addresses));
+        let name_of = |link: &VlanLink| {
+            let port = self.ports.get(usize::from(link.link.port().0)).map_or("", |port| &port.settings.name);
+            format!("VLAN {} of port `{port}`", tag_texts(link.link).join("."))
+        };
+        ports.map(|port| format!("port `{}`", port.name)).chain(links.map(name_of)).collect()
+    }
+
     /// The addresses that are never VIPs or backends, in order.
     pub(super) fn reserved(&self) -> Vec<IpAddr> {
         let mut reserved: Vec<_> = self.named().map(|(address, _)| address).collect();
@@ -52,6 +66,9 @@ impl UsedAddresses<'_> {
 pub(super) fn run(reader: &Reader, used: &UsedAddresses<'_>, hugepages: Hugepages, pools: &[LocatedRange]) {
     check_address_count(reader, used);
     snat_addresses_are_exclusive(reader, used);
+    for is_v4 in [true, false] {
+        groups_have_addresses_on_the_same_links(reader, used, is_v4);
+    }
     pools_contain_no_used_address(reader, used, pools);
     pools_are_on_link(reader, used, pools);
     devices_have_memory(reader, used.ports, hugepages);
@@ -81,6 +98,25 @@ fn snat_addresses_are_exclusive(reader: &Reader, used: &UsedAddresses<'_>) {
             let message = format!("found {}, which is {owner}; give the engine an address of its own", snat.value);
             reader.problem(&snat.location, message);
         }
+    }
+}
+
+/// A group of VIPs has one SNAT address of a family. Inside the prefix of a port or link it serves that one only, so the
+/// addresses of all groups lie in the same prefixes, or in none: backends behind a link are backends of every group.
+fn groups_have_addresses_on_the_same_links(reader: &Reader, used: &UsedAddresses<'_>, is_v4: bool) {
+    let Some(groups) = used.snat_groups else { return };
+    let of_family = used.snat.iter().filter(|snat| snat.value.is_ipv4() == is_v4);
+    let mut of_groups = of_family.take(groups.into()).enumerate().map(|(group, snat)| (group, snat, used.links_of(snat.value)));
+    let Some((first, first_snat, expected)) = of_groups.next() else { return };
+    let names = |links: &[String]| if links.is_empty() { "every link".to_owned() } else { links.join(", ") };
+    for (group, snat, links) in of_groups.filter(|(.., links)| *links != expected) {
+        let (found, address, wanted, other) = (names(&links), snat.value, names(&expected), first_snat.value);
+        let message = format!(
+            "found {address}, which belongs to VIP group {group} and serves {found}, while {other} of group {first} serves {wanted}: \
+             towards backends behind one link only some groups would have an address (`snat_exhausted`); take addresses for all \
+             groups from the prefix of one port or link, or from none"
+        );
+        reader.problem(&snat.location, message);
     }
 }
 

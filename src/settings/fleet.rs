@@ -49,6 +49,14 @@ impl Default for Replication {
     }
 }
 
+impl Replication {
+    /// Whether a controller has to name the partners, or the key.
+    #[must_use]
+    pub fn needs_membership(&self) -> bool {
+        self.partners.is_empty() || self.key.is_none()
+    }
+}
+
 /// A key, and the file that it was read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
@@ -76,8 +84,9 @@ pub(super) fn take(top: &mut Section<'_>, election: &Election, snat: &[Located<I
         return None;
     };
     let address = listen.value.ip();
-    if address.is_unspecified() || address.is_multicast() {
-        let message = format!("found {address}, expected an address of this machine at which partners reach it");
+    if !is_reachable(address, &partners) {
+        let message =
+            format!("found {address}, expected an address of this machine at which partners on other machines reach it");
         section.problem_of("listen", message);
     }
     if election.elector != Elector::Keepalived {
@@ -87,6 +96,16 @@ pub(super) fn take(top: &mut Section<'_>, election: &Election, snat: &[Located<I
     snat_addresses_suffice(&section, election, snat);
     section.finish();
     Some(Replication { listen: listen.value, after, partners, key })
+}
+
+/// Whether partners could reach this gateway at an address. On one machine, loopback serves all.
+fn is_reachable(address: IpAddr, partners: &[SocketAddr]) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let are_all_here = !partners.is_empty() && partners.iter().all(|partner| partner.ip().is_loopback());
+    !(address.is_unspecified() || address.is_multicast() || is_link_local || address.is_loopback() && !are_all_here)
 }
 
 /// SNAT addresses belong to groups of VIPs: each group needs one of each family that is used.
@@ -221,6 +240,9 @@ mod tests {
         let rows = [
             ("listen: 192.0.2.2", "`fleet.listen`: found `192.0.2.2`, expected IP:PORT"),
             ("listen: 0.0.0.0:9437", "found 0.0.0.0, expected an address of this machine"),
+            ("listen: 127.0.0.1:9437", "found 127.0.0.1, expected an address of this machine at which partners on other"),
+            ("listen: \"[::1]:9437\", key: fleet.key, partners: [\"192.0.2.3:1\"]", "found ::1, expected an address"),
+            ("listen: \"[fe80::1]:9437\"", "found fe80::1, expected an address"),
             ("partners: [\"192.0.2.3:9437\"]", "`fleet.listen`: missing, expected where partners reach this gateway"),
             ("key: fleet.key", "`fleet.listen`: missing"),
             ("listen: 192.0.2.2:9437, partners: [\"192.0.2.3:9437\"]", "`fleet.key`: missing, expected a file"),
@@ -242,6 +264,32 @@ mod tests {
         assert!(error.contains("found 2 IPv4 addresses for 16 groups; set `announce: {groups: 2}`"), "{error}");
         let error = lab.read_with(listen, "announce: {election: keepalived, groups: 2}", "[10.0.0.3, 10.0.0.4, 'fd00::3']");
         assert!(error.unwrap_err().contains("found 1 IPv6 addresses for 2 groups"));
+    }
+
+    #[test]
+    fn snat_addresses_of_all_groups_serve_the_same_links() {
+        let lab = Lab::new(&key(), 0o600);
+        let (listen, election) = ("listen: 192.0.2.2:9437", "announce: {election: keepalived, groups: 2}");
+        let link = "static: {links: [{port: uplink, tags: [7], addresses: [10.7.0.2/24]}]}";
+        let read = |snat: &str| lab.read_with(listen, &format!("{election}\n{link}"), snat);
+        // In no prefix, in one prefix, and one beyond the groups.
+        for snat in ["[10.0.0.3, 10.0.0.4]", "[10.7.0.3, 10.7.0.4]", "[10.7.0.3, 10.7.0.4, 192.0.2.9]"] {
+            read(snat).unwrap();
+        }
+        let error = read("[192.0.2.8, 10.7.0.4]").unwrap_err();
+        let expected = "`snat.addresses[1]`: found 10.7.0.4, which belongs to VIP group 1 and serves VLAN 7 of port `uplink`, while \
+                        192.0.2.8 of group 0 serves port `uplink`";
+        assert!(error.contains(expected) && error.contains("from the prefix of one port or link, or from none"), "{error}");
+        let error = read("[10.7.0.3, 10.0.0.4]").unwrap_err();
+        assert!(error.contains("VIP group 1 and serves every link, while 10.7.0.3"), "{error}");
+        // Without replication they belong to no group.
+        lab.read_with("", &format!("{election}\n{link}"), "[192.0.2.8, 10.7.0.4]").unwrap();
+    }
+
+    #[test]
+    fn gateways_of_one_machine_may_listen_on_loopback() {
+        let lab = Lab::new(&key(), 0o600);
+        lab.read("listen: 127.0.0.1:9437, key: fleet.key, partners: [\"127.0.0.2:9437\"]").unwrap();
     }
 
     #[test]

@@ -38,6 +38,12 @@ impl Recorder {
 
     /// Records a note. `uid` is that of its object, if known; `kubectl describe` shows only Events that have it.
     pub fn record(&self, note: &Note, uid: Option<&str>) {
+        self.list(note);
+        self.repeat(note, uid);
+    }
+
+    /// Records a note without an Event, which [`Recorder::repeat`] writes later.
+    pub fn list(&self, note: &Note) {
         let Note { subject, remark } = note;
         let (reason, text) = (remark.cause.as_str(), &remark.text);
         if remark.cause.is_ordinary() {
@@ -50,8 +56,6 @@ impl Recorder {
             newest.pop_front();
         }
         newest.push_back(RecordedNote { time: SystemTime::now(), note: note.clone() });
-        drop(newest);
-        self.repeat(note, uid);
     }
 
     /// Records that a note still holds, so that its Event is repeated when due.

@@ -202,7 +202,12 @@ impl EdgeGateways<'_> {
     /// Returns false if the server rejects the object name.
     async fn create(&self, name: &str) -> Result<bool, ApiError> {
         let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
-        match self.api.create(&post_params(), &object).await {
+        let answer = self.api.create(&post_params(), &object).await;
+        // Events about the gateway need it at once: those of its first takeover.
+        if let Some(uid) = answer.as_ref().ok().and_then(ResourceExt::uid) {
+            self.uids.send_modify(|uids| _ = Arc::make_mut(uids).insert(name.to_owned(), uid));
+        }
+        match answer {
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
                 let message = crate::kubernetes::api_error::truncated(&status.message);
                 warn!(gateway = name, "the API server rejects an EdgeGateway of this name: {message}; this gateway is not shown");

@@ -1,7 +1,7 @@
 //! Notes about gateways: takeovers, stations that announce the same VIPs, partners and routing sessions that come and go.
 //!
 //! Invariant: a burst of takeovers is one note for each gateway that takes part. What a gateway reports first is no
-//! change, so that a new leader repeats no takeover.
+//! change, so that a new leader repeats no takeover; what it reports next is one, however soon.
 //! Not here: how gateways report, and how notes are written.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use objects::note::{Cause, Note, Remark, Subject};
 use proto::{FleetStatus, RoutingSession, ServiceName, SessionHealth, SessionProtocol};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 use super::gateway_conditions::named;
 use super::queue::Statuses;
@@ -21,6 +21,8 @@ use crate::kubernetes::recorder::Recorder;
 
 /// A burst is over after this time: gateways report at most once a second.
 const SETTLE: Duration = Duration::from_secs(2);
+/// Longest wait for the uid of an `EdgeGateway` object that is being created. `kubectl describe` shows no Event without it.
+const UID_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of VIPs with a note of their own in one burst.
 const DUPLICATES_MAX: usize = 16;
 
@@ -36,28 +38,93 @@ type OwnedService = (ServiceName, Option<String>);
 pub async fn record(
     mut gateways: watch::Receiver<Gateways>,
     statuses: watch::Receiver<Option<Arc<Statuses>>>,
-    uids: watch::Receiver<GatewayUids>,
+    mut uids: watch::Receiver<GatewayUids>,
     recorder: Arc<Recorder>,
 ) {
-    let mut seen = LastReports::default();
+    let (mut seen, mut waiting) = (LastReports::default(), WaitingEvents::default());
+    let mut settles = Some(Instant::now());
     loop {
-        let changes = seen.take(&gateways.borrow_and_update());
-        let (planned, known) = (statuses.borrow().clone(), uids.borrow().clone());
-        for change in &changes {
-            for (note, uid) in change.notes(&|vip| services_with(vip, planned.as_deref()), &known) {
-                recorder.record(&note, uid.as_deref());
+        if settles.take_if(|at| *at <= Instant::now()).is_some() {
+            let changes = seen.take(&gateways.borrow());
+            let (planned, known) = (statuses.borrow().clone(), uids.borrow().clone());
+            for change in &changes {
+                for (note, uid) in change.notes(&|vip| services_with(vip, planned.as_deref()), &known) {
+                    // Without Events nobody needs a uid.
+                    if uid.is_some() || recorder.events().is_none() {
+                        recorder.record(&note, uid.as_deref());
+                    } else {
+                        recorder.list(&note);
+                        waiting.add(note);
+                    }
+                }
             }
         }
-        if gateways.changed().await.is_err() {
-            return;
+        for (note, uid) in waiting.take(&uids.borrow_and_update(), Instant::now()) {
+            recorder.repeat(&note, uid.as_deref());
         }
-        sleep(SETTLE).await;
+        let (settled, due) = (settles, waiting.due());
+        tokio::select! {
+            changed = gateways.changed() => match changed {
+                Ok(()) => {
+                    seen.note_first(&gateways.borrow_and_update());
+                    settles = settles.or(Some(Instant::now() + SETTLE));
+                }
+                Err(_) => return,
+            },
+            Ok(()) = uids.changed() => {}
+            () = until(settled) => {}
+            () = until(due) => {}
+        }
     }
 }
 
-/// What each gateway reported when it was looked at last.
+/// Waits until then, or without end.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Events about gateways whose objects have no uid yet.
 #[derive(Default)]
-struct LastReports(BTreeMap<String, Arc<FleetStatus>>);
+struct WaitingEvents(Vec<(Note, Instant)>);
+
+impl WaitingEvents {
+    fn add(&mut self, note: Note) {
+        self.0.push((note, Instant::now() + UID_MAX));
+    }
+
+    /// When the first one has waited for too long.
+    fn due(&self) -> Option<Instant> {
+        self.0.iter().map(|(_, due)| *due).min()
+    }
+
+    /// Takes those whose uid is known, or that have waited for too long.
+    fn take(&mut self, uids: &BTreeMap<String, String>, now: Instant) -> Vec<Addressed> {
+        let uid_of = |note: &Note| match &note.subject {
+            Subject::Gateway(name) => uids.get(name).cloned(),
+            _ => None,
+        };
+        let ready = self.0.extract_if(.., |(note, due)| uid_of(note).is_some() || *due <= now);
+        let addressed = |(note, _): (Note, Instant)| {
+            let uid = uid_of(&note);
+            (note, uid)
+        };
+        ready.map(addressed).collect()
+    }
+}
+
+/// What a gateway reported when it was looked at last.
+struct LastReport {
+    fleet: Arc<FleetStatus>,
+    /// Whether this was its first report, which is still to be looked at.
+    is_first: bool,
+}
+
+/// What each gateway reported when it was looked at last, or first since then.
+#[derive(Default)]
+struct LastReports(BTreeMap<String, LastReport>);
 
 /// What a gateway reported before, and now.
 struct ReportChange {
@@ -77,13 +144,33 @@ impl LastReports {
         self.0.retain(|name, _| is_connected(name) || gateways.disconnected().contains_key(name));
         let mut changes = Vec::new();
         for (gateway, now) in reported {
-            let before = self.0.insert(gateway.clone(), Arc::clone(&now));
-            if before.as_ref().is_none_or(|before| !Arc::ptr_eq(before, &now)) {
-                let is_drained = gateways.is_drained(&gateway);
-                changes.push(ReportChange { gateway, before, now, is_drained });
+            let is_drained = gateways.is_drained(&gateway);
+            let mut change = |before: Option<Arc<FleetStatus>>, now: &Arc<FleetStatus>| {
+                changes.push(ReportChange { gateway: gateway.clone(), before, now: Arc::clone(now), is_drained });
+            };
+            match self.0.insert(gateway.clone(), LastReport { fleet: Arc::clone(&now), is_first: false }) {
+                None => change(None, &now),
+                Some(LastReport { fleet: before, is_first }) => {
+                    if is_first {
+                        change(None, &before);
+                    }
+                    if !Arc::ptr_eq(&before, &now) {
+                        change(Some(before), &now);
+                    }
+                }
             }
         }
         changes
+    }
+
+    /// Keeps what gateways report that have not reported before: the next look compares with it.
+    fn note_first(&mut self, gateways: &Gateways) {
+        for gateway in gateways.iter() {
+            if let Some(fleet) = &gateway.fleet {
+                let first = || LastReport { fleet: Arc::clone(fleet), is_first: true };
+                self.0.entry(gateway.name.clone()).or_insert_with(first);
+            }
+        }
     }
 }
 
@@ -229,6 +316,7 @@ fn sessions(before: &FleetStatus, now: &FleetStatus) -> Vec<Remark> {
 #[cfg(test)]
 mod tests {
     use proto::{FleetPartner, VipElection};
+    use tokio::time::sleep;
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
@@ -333,6 +421,61 @@ mod tests {
         assert_eq!(subjects, [(Subject::Service(name), Some("s")), (Subject::Gateway("edge-1".to_owned()), Some("u"))]);
         assert!(notes.iter().all(|(note, _)| note.remark.text.contains("02:00:00:00:00:09")));
         assert!(notes[1].0.remark.text.contains("shop/a"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_takeover_right_after_the_first_report_is_an_event() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let recorder = Arc::new(Recorder::default());
+        let task = tokio::spawn(record(
+            gateways.subscribe(),
+            watch::channel(None).1,
+            watch::channel(GatewayUids::default()).1,
+            Arc::clone(&recorder),
+        ));
+        let connections = ["edge-1", "edge-2"].map(|name| Connection::open(&gateways, name, "0.1.0", Vec::new()));
+        let report = |n: usize, fleet| connections[n].report(Report { ready: true, fleet: Some(fleet), ..Report::default() });
+        sleep(SETTLE / 2).await;
+        report(0, owning(0, 0));
+        report(1, unfit("a port has no link"));
+        sleep(SETTLE / 4).await;
+        report(0, owning(0b11, 2));
+        sleep(2 * SETTLE).await;
+        let noted = || {
+            let one = |one: crate::kubernetes::recorder::RecordedNote| (one.note.subject, one.note.remark.cause);
+            recorder.newest().into_iter().map(one).collect::<Vec<_>>()
+        };
+        let gateway = |name: &str| Subject::Gateway(name.to_owned());
+        let expected = [(gateway("edge-1"), Cause::TookOver), (gateway("edge-2"), Cause::Unfit)];
+        assert_eq!(noted(), expected, "and the problem of the first report is one");
+        // A new leader hears of the same gateways, and repeats nothing.
+        task.abort();
+        let (again, uids) = (Arc::new(Recorder::default()), watch::channel(GatewayUids::default()).1);
+        let task = tokio::spawn(record(gateways.subscribe(), watch::channel(None).1, uids, Arc::clone(&again)));
+        sleep(2 * SETTLE).await;
+        report(0, owning(0b11, 2));
+        sleep(2 * SETTLE).await;
+        assert!(again.newest().iter().all(|one| one.note.remark.cause != Cause::TookOver));
+        task.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_waits_for_the_uid_of_its_gateway() {
+        let note = |name: &str| Note {
+            subject: Subject::Gateway(name.to_owned()),
+            remark: Remark::new(Cause::TookOver, "the gateway has taken over".to_owned()),
+        };
+        let mut waiting = WaitingEvents::default();
+        assert_eq!(waiting.due(), None);
+        waiting.add(note("edge-1"));
+        waiting.add(note("edge-2"));
+        let due = waiting.due().unwrap();
+        assert_eq!(due, Instant::now() + UID_MAX);
+        let uids = [("edge-1".to_owned(), "u".to_owned())].into();
+        assert_eq!(waiting.take(&BTreeMap::new(), Instant::now()), []);
+        assert_eq!(waiting.take(&uids, Instant::now()), [(note("edge-1"), Some("u".to_owned()))]);
+        assert_eq!(waiting.take(&uids, due), [(note("edge-2"), None)], "its object cannot be created");
+        assert_eq!(waiting.due(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -239,7 +239,8 @@ impl Compiler {
         last.routes = self.routes.share();
         last.managed = self.routes.managed(self.backends.targets.next_hops());
         let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
-        last.problems = problems.chain(self.routes.problem()).collect();
+        let of_snat = last.groups.map_or_else(Vec::new, |groups| self.snat.problems(groups.groups, &self.config));
+        last.problems = problems.chain(self.routes.problem()).chain(of_snat).collect();
         self.finished = last.clone();
         (self.is_whole, self.is_first) = (true, false);
         self.finished.clone()

@@ -48,6 +48,40 @@ impl SnatTables {
     }
 }
 
+impl SnatTables {
+    /// Links on which only some VIP groups have a SNAT address, where these belong to this number of groups.
+    pub(super) fn problems(&self, groups: u8, config: &Config) -> Vec<String> {
+        let v4 = self.v4.iter().map(|addresses| (Family::V4, lacking(addresses, groups)));
+        let v6 = self.v6.iter().map(|addresses| (Family::V6, lacking(addresses, groups)));
+        let name_of = |position: usize| match position.checked_sub(self.ports).and_then(|vlan| self.vlans.get(vlan)) {
+            Some(link) => {
+                format!("a VLAN of port {}", config.ports.get(usize::from(link.port().0)).map_or("", |port| &port.name))
+            }
+            None => format!("port {}", config.ports.get(position).map_or("", |port| &port.name)),
+        };
+        let of_family = |all: &mut dyn Iterator<Item = (Family, Vec<u8>)>| {
+            let lacking = all.enumerate().filter(|(_, (_, groups))| !groups.is_empty());
+            let text = |(position, (family, groups)): (usize, (Family, Vec<u8>))| {
+                format!(
+                    "VIP groups {groups:?} have no {family} address of `snat.addresses` that serves {}, others have: connections of \
+                     mode nat to their VIPs and backends there fail (snat_exhausted); take addresses for all groups from one \
+                     prefix, or from none",
+                    name_of(position)
+                )
+            };
+            lacking.map(text).collect::<Vec<_>>()
+        };
+        [of_family(&mut { v4 }), of_family(&mut { v6 })].concat()
+    }
+}
+
+/// The groups without one of these addresses; none if all have one, or none.
+fn lacking<A>(addresses: &[SnatAddress<A>], groups: u8) -> Vec<u8> {
+    let has = |group: &u8| addresses.iter().any(|snat| snat_group(snat.index, groups) == Some(*group));
+    let lacking: Vec<u8> = (0..groups).filter(|group| !has(group)).collect();
+    if lacking.len() < usize::from(groups) { lacking } else { Vec::new() }
+}
+
 fn any<A>(by_link: &SnatByLink<A>, position: Option<usize>) -> bool {
     match position {
         Some(position) => by_link.get(position).is_some_and(|addresses| !addresses.is_empty()),

@@ -29,7 +29,7 @@ pub(crate) use state::{UDP_SIGNAL, is_plain_number};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };
-pub(crate) use storage::{BegunFlow, FlowGroups, HotFlow, HotFlows};
+pub(crate) use storage::{BegunFlow, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
-pub(crate) use table::{Fate, SweepRules};
+pub(crate) use table::{Fate, PortUse, SweepRules};
 pub use tick::{Tick, Ticks};

@@ -8,8 +8,10 @@
 //!
 //! Not here: which position a flow has (`table`), and the order in which flows yield (`yield_order`).
 
+mod flow_groups;
 mod recorder;
 mod replicator;
+mod resting_replies;
 
 use std::sync::Arc;
 
@@ -22,10 +24,11 @@ use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
 use crate::stats::FrontendNumber;
 use crate::wire::{Address, Transport, TupleKey};
+pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;
 use recorder::Recorder;
 pub use recorder::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
-pub(crate) use replicator::{FlowGroups, Replicator};
+pub(crate) use replicator::Replicator;
 pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent};
 
 /// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never

@@ -13,7 +13,7 @@ use super::entry::{BackendId, Flow};
 use super::index::{Guess, Index};
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, YieldClass};
-use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, HotFlow, HotFlows, Replicator, Storage};
+use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlow, HotFlows, Replicator, Storage};
 use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
@@ -41,6 +41,15 @@ impl Candidate {
         let (index, direction) = entry_of(self.0);
         (index as usize, direction)
     }
+}
+
+/// Why a SNAT port that its pool takes for free is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PortUse {
+    /// A flow has it.
+    Held,
+    /// A flow had it, and it has rested for this long only.
+    Resting(Ticks),
 }
 
 /// Flows that a sweep looks at together.
@@ -255,11 +264,29 @@ impl<A: Address> FlowTable<A> {
         self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
     }
 
-    /// Whether there is a flow with packets of these addresses and ports. Not inlined, so that gateways that do not ask do
-    /// not pay for it.
+    /// What keeps a new flow with these replies from its SNAT port, although the pool of the port does not know: another
+    /// flow has it, of a partner or of the process before, or such a flow had it until a moment ago. Not inlined, so that
+    /// gateways that do not replicate do not pay for it.
     #[inline(never)]
-    pub(crate) fn has_key(&self, hash: u64, key: &A::Key, protocol: u8) -> bool {
-        self.search_key(hash, key, protocol).is_some()
+    pub(crate) fn port_use(&self, reply_hash: u64, reply: &A::Key, protocol: u8) -> Option<PortUse> {
+        let replicator = self.storage.replicator.as_ref()?;
+        if self.search_key(reply_hash, reply, protocol).is_some() {
+            return Some(PortUse::Held);
+        }
+        replicator.rest_of(reply_hash, self.now).map(PortUse::Resting)
+    }
+
+    /// Lets the SNAT port of these replies rest, which was freed then and is in no pool.
+    pub(crate) fn rest_port(&mut self, reply: &Tuple<A>, freed: Tick) {
+        let hash = self.hash(reply);
+        if let Some(replicator) = &mut self.storage.replicator {
+            replicator.rest(hash, freed, self.now);
+        }
+    }
+
+    /// Who owns a VIP group. Where flows are not replicated, this gateway.
+    pub(crate) fn holder(&self, group: u8) -> GroupHolder {
+        self.storage.replicator.as_ref().map_or(GroupHolder::Settled, |replicator| replicator.groups().holder(group))
     }
 
     /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
@@ -343,7 +370,7 @@ impl<A: Address> FlowTable<A> {
         self.index.prefetch(hashes[Direction::ToClient as usize]);
         self.storage.record_end(index.0, why, self.now);
         if let Some(replicator) = &mut self.storage.replicator {
-            replicator.ended(index.0, &flow, self.now);
+            replicator.ended(index.0, &flow, hashes[Direction::ToClient as usize], self.now);
         }
         self.take_out(index.0, (flow.mode, flow.state, flow.snat_pool), hashes);
         flow
@@ -498,7 +525,7 @@ impl<A: Address> FlowTable<A> {
                 if by.is_over(&flow, is_shadow) {
                     self.storage.record_end(index, by.why(flow.backend), self.now);
                     if let Some(replicator) = &mut self.storage.replicator {
-                        replicator.ended(index, &flow, self.now);
+                        replicator.ended(index, &flow, hashes[Direction::ToClient as usize], self.now);
                     }
                     self.take_out(index, (flow.mode, flow.state, flow.snat_pool), hashes);
                     let port = flow.snat_lease().map(|lease| (lease.pool, lease.port));

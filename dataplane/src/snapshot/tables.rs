@@ -357,9 +357,13 @@ impl Snapshot {
     /// Whether another gateway owns a VIP or a SNAT address, where SNAT addresses belong to groups.
     #[must_use]
     pub(crate) fn is_owned_elsewhere<A: Address>(&self, address: A) -> bool {
-        self.groups.is_some_and(|owned| {
-            self.group_of_snat(address).or_else(|| self.group_of_vip(address)).is_some_and(|group| !owned.has(group))
-        })
+        self.groups.is_some_and(|owned| self.group_of(address).is_some_and(|group| !owned.has(group)))
+    }
+
+    /// The VIP group of a VIP or a SNAT address. `None` where SNAT addresses do not belong to groups, and where no election
+    /// moves the address.
+    pub(crate) fn group_of<A: Address>(&self, address: A) -> Option<u8> {
+        self.group_of_snat(address).or_else(|| self.group_of_vip(address))
     }
 
     /// Whether ARP or NDP for the address is answered on this link.

@@ -48,6 +48,8 @@ drop_reasons! {
     NoLocalBackend = "no_local_backend",
     /// Mid-stream without a flow.
     NoFlow = "no_flow",
+    /// Mid-stream without a flow, which a partner may still tell.
+    FlowAwaited = "flow_awaited",
     /// No room for a new flow.
     FlowTableFull = "flow_table_full",
     /// No SNAT port left for the backend.

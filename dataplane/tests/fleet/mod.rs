@@ -67,14 +67,28 @@ impl Gateway {
         Self::new(state(), 1, false, seed, 4096)
     }
 
-    /// Owns these groups from now on.
+    /// Owns these groups from now on, and lets time pass until all is announced.
     pub fn own(&mut self, owned: u64) {
+        self.own_now(owned);
+        self.team.settle();
+    }
+
+    /// Owns these groups from now on.
+    pub fn own_now(&mut self, owned: u64) {
         for group in 0..GROUPS {
             if owned >> group & 1 == 1 { self.ownership.begin(group, self.team.now) } else { self.ownership.end(group) }
         }
         let groups = Some(OwnedGroups { groups: GROUPS, owned });
         self.team.compiler.answer_for(&VipAnswers { groups, ..VipAnswers::default() });
-        self.team.publish();
+        let sequence = self.team.offer();
+        while !self.team.publisher.reached(sequence) {
+            self.team.poll();
+            self.team.publisher.advance();
+        }
+        // The first announcements; the next ones follow with time.
+        (0..8).for_each(|_| self.team.poll());
+        self.team.sent(UPLINK);
+        self.team.sent(CLUSTER);
     }
 
     pub fn pass(&mut self, seconds: u64) {
@@ -113,6 +127,13 @@ impl Gateway {
     pub fn flows(&self) -> u64 {
         self.team.sum(|counters| counters.flows.get())
     }
+}
+
+/// The same at the same moment.
+pub fn take_over_now(from: &mut Gateway, to: &mut Gateway) {
+    to.team.now = to.team.now.max(from.team.now);
+    from.own_now(NONE);
+    to.own_now(ALL);
 }
 
 /// One gateway dies, or gives everything away, and another takes over.

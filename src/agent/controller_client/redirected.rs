@@ -77,6 +77,7 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
         version: "0.1.0".to_owned(),
         reserved: watch::Sender::default().subscribe(),
         replication: None,
+        needs_membership: false,
     };
     let (known, mut known_in) = watch::channel(None);
     let facts = Facts {

@@ -56,6 +56,9 @@ const UNNAMED_MAX: Duration = Duration::from_secs(600);
 /// Longest wait for the state of a controller. Without one the gateway forwards by its last state, and follows partners
 /// for the backends in it.
 const STATE_MAX: Duration = Duration::from_secs(30);
+/// A partner whose session has ended may know flows that this gateway lacks for this time more: it may own a group of VIPs
+/// until its lease ends and another election is over.
+const PARTNER_LEFT: Duration = Duration::from_secs(5);
 /// Longest datagram that is read.
 const DATAGRAM_BYTES_MAX: usize = 2048;
 /// Bytes of the socket's receive buffer: 100 ms of 40 MB a second.
@@ -311,10 +314,15 @@ async fn publish(
 ) -> io::Result<()> {
     let mut every = interval(STATUS_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_session: Option<Instant> = None;
     loop {
         every.tick().await;
         let named = partners.borrow().clone();
         let standings = hub.standings(named.as_deref().unwrap_or_default());
+        if standings.values().any(|standing| standing.is_followed || standing.follows.is_some()) {
+            last_session = Some(Instant::now());
+        }
+        hub.exchange.set_partners(last_session.is_some_and(|last| last.elapsed() < PARTNER_LEFT));
         let awaits = |partner: &SocketAddr| standings.get(partner).is_some_and(|one| !one.is_followed && !one.has_failed);
         let awaits_copies = named.is_none_or(|named| named.iter().any(awaits));
         let followed = standings.values().filter(|standing| standing.is_followed).count();

@@ -10,6 +10,10 @@ use super::{PAGE_PORTS, Pool, PoolId, SMALL_POOL_PORTS, SnatPorts, SnatTarget, a
 use crate::flow::tick::{Tick, Ticks};
 use crate::wire::Address;
 
+/// Free ports in a row behind which a pool is taken to have handed out none: those of 256 connections that all ended more
+/// than a minute ago.
+const GAP_MAX: u32 = 256;
+
 /// A port that is not free: held by a flow, or resting for this long.
 pub(crate) type UsedPort = (u16, Option<Ticks>);
 
@@ -31,6 +35,31 @@ impl SnatPorts {
                 }
             }
         }
+    }
+
+    /// Splits used ports, sorted, into those that this pool has handed out itself, as far as their order shows it, and the
+    /// rest: partners and the process before may have had others. Its own lie one after another from its first port on.
+    pub(crate) fn split_by_order<A: Address>(
+        &self,
+        target: &SnatTarget<A>,
+        snat: A,
+        used: Vec<UsedPort>,
+    ) -> (Vec<UsedPort>, Vec<UsedPort>) {
+        let place = self.share.place(target.address, target.port, snat);
+        let (mut is_own, mut found, mut since_last) = (vec![false; used.len()], 0, 0);
+        for n in 0..u32::from(self.share.count) {
+            if found == used.len() || since_last == GAP_MAX {
+                break;
+            }
+            since_last += 1;
+            let port = self.share.port::<A>(n, place);
+            if let Ok(at) = used.binary_search_by_key(&port, |(port, _)| *port) {
+                (is_own[at], found, since_last) = (true, found + 1, 0);
+            }
+        }
+        let (own, others): (Vec<_>, Vec<_>) = used.into_iter().zip(is_own).partition(|(_, is_own)| *is_own);
+        let ports = |split: Vec<(UsedPort, bool)>| split.into_iter().map(|(port, _)| port).collect();
+        (ports(own), ports(others))
     }
 
     /// Takes over the ports of a pool, which must be unused so far. `used` has each port once, sorted. Returns false, and

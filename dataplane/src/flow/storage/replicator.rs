@@ -11,18 +11,21 @@
 //!
 //! **Invariant:** a full queue costs replicas, which are counted, never packets.
 //!
-//! Not here: what becomes of the flows of partners (`forward::worker`), formats and partners (the agent).
+//! Not here: who owns a flow (`flow_groups`), what becomes of the flows of partners (`forward::worker`), formats and partners
+//! (the agent).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use proto::vip_group;
 
+use super::flow_groups::FlowGroups;
+use super::resting_replies::RestingReplies;
 use crate::flow::entry::{Flow, FlowView};
-use crate::flow::snat::SNAT_ADDRESSES_MAX;
+use crate::flow::snat::PoolId;
 use crate::flow::state::{FlowMode, FlowState};
 use crate::flow::tick::{Tick, Ticks};
 use crate::stats::Counter;
@@ -90,6 +93,7 @@ pub struct FlowReplication {
     applied: Counter,
     refused: Counter,
     shadows: Counter,
+    has_partners: AtomicBool,
 }
 
 impl FlowReplication {
@@ -106,7 +110,19 @@ impl FlowReplication {
             applied: Counter::default(),
             refused: Counter::default(),
             shadows: Counter::default(),
+            has_partners: AtomicBool::new(false),
         }
+    }
+
+    /// Sets whether there is a partner, or was until a moment ago: it may know flows of a group that this gateway takes
+    /// over.
+    pub fn set_partners(&self, has_partners: bool) {
+        self.has_partners.store(has_partners, Ordering::Relaxed);
+    }
+
+    /// Whether there is a partner.
+    pub(crate) fn has_partners(&self) -> bool {
+        self.has_partners.load(Ordering::Relaxed)
     }
 
     /// How old a flow must be before it is told.
@@ -175,7 +191,7 @@ impl FlowReplication {
     }
 
     /// Number of events of partners that it could not apply: the backend is unknown, the table is full, or the flow is
-    /// this gateway's own.
+    /// this gateway's own and known, or its group was not taken over just now.
     #[must_use]
     pub const fn refused(&self) -> &Counter {
         &self.refused
@@ -197,65 +213,6 @@ const YOUNG_MAX: usize = 1 << 16;
 const ENDED_MAX: usize = 1 << 14;
 /// Of these, how many are told at once.
 const ENDED_AT_ONCE: usize = 64;
-
-/// The VIP groups of flows, and which of them this gateway owns at present.
-#[derive(Clone, Debug)]
-pub(crate) struct FlowGroups<A> {
-    /// Number of groups; 0: there are none, and every flow is this gateway's own.
-    groups: u8,
-    /// Bit n: it owns group n.
-    owned: u64,
-    /// The SNAT addresses that belong to groups, each with its group.
-    snat: arrayvec::ArrayVec<(A, u8), { SNAT_ADDRESSES_MAX as usize }>,
-    /// Ranges of the VIPs that no election moves, as first and last address, sorted, without overlaps.
-    unelected: Arc<[(A, A)]>,
-}
-
-impl<A: Address> FlowGroups<A> {
-    /// No groups: every flow is this gateway's own.
-    pub(crate) fn none() -> Self {
-        Self { groups: 0, owned: 0, snat: arrayvec::ArrayVec::new_const(), unelected: Arc::default() }
-    }
-
-    /// These groups, with the SNAT addresses that belong to them, and the VIPs that no election moves. It owns none yet.
-    pub(crate) fn new(groups: u8, snat: &[(A, u8)], unelected: Arc<[(A, A)]>) -> Self {
-        Self { groups, owned: 0, snat: snat.iter().copied().take(SNAT_ADDRESSES_MAX.into()).collect(), unelected }
-    }
-
-    /// The same while this gateway owns these groups.
-    pub(crate) fn owning(&self, owned: u64) -> Self {
-        Self { owned, ..self.clone() }
-    }
-
-    /// The group of a SNAT address; `None`: it belongs to no group.
-    pub(crate) fn group_of_snat(&self, snat: A) -> Option<u8> {
-        self.snat.iter().find(|(address, _)| *address == snat).map(|(_, group)| *group)
-    }
-
-    /// The group of a VIP; `None`: no election moves it.
-    pub(crate) fn group_of_vip(&self, vip: A) -> Option<u8> {
-        let after = self.unelected.partition_point(|(first, _)| *first <= vip);
-        let is_unelected = after.checked_sub(1).is_some_and(|at| vip <= self.unelected[at].1);
-        (!is_unelected).then(|| vip_group(vip.ip(), self.groups))
-    }
-
-    /// Whether this gateway owns the group of a flow: in mode `nat` that of its SNAT address, otherwise that of its VIP.
-    /// `None`: no election moves the flow, so that each gateway has its own.
-    fn own_group(&self, flow: &Flow<A>) -> Option<bool> {
-        let group = if flow.mode == FlowMode::Nat { self.group_of_snat(flow.snat) } else { self.group_of_vip(flow.vip) };
-        group.map(|group| self.owned.checked_shr(group.into()).is_some_and(|owned| owned & 1 == 1))
-    }
-
-    /// Whether this gateway owns a flow.
-    fn own(&self, flow: &Flow<A>) -> bool {
-        self.groups == 0 || self.own_group(flow).unwrap_or(true)
-    }
-
-    /// Whether partners are told a flow: this gateway owns it, and another one could take it over.
-    fn share(&self, flow: &Flow<A>) -> bool {
-        self.groups == 0 || self.own_group(flow).unwrap_or(false)
-    }
-}
 
 /// The news of a flow that partners have: time (24 bits, in ticks), and state. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -294,6 +251,8 @@ pub(crate) struct Replicator<A> {
     /// Flows of other gateways that the present sweep has met, and that the last one has.
     met_shadows: u32,
     shadows: u32,
+    /// Replies of flows that have ended whose ports no pool lets rest.
+    resting: RestingReplies,
 }
 
 impl<A: Address> Replicator<A> {
@@ -308,12 +267,33 @@ impl<A: Address> Replicator<A> {
             ended: VecDeque::with_capacity(ENDED_MAX.min(flows)),
             met_shadows: 0,
             shadows: 0,
+            resting: RestingReplies::new(flows),
         }
+    }
+
+    /// The groups of flows.
+    pub(crate) const fn groups(&self) -> &FlowGroups<A> {
+        &self.groups
+    }
+
+    /// For how long the SNAT port of replies with this hash has rested; `None`: it need not rest.
+    pub(in crate::flow) fn rest_of(&self, reply_hash: u64, now: Tick) -> Option<Ticks> {
+        self.resting.age(reply_hash, now)
+    }
+
+    /// Lets the SNAT port of replies with this hash rest from `freed` on.
+    pub(in crate::flow) fn rest(&mut self, reply_hash: u64, freed: Tick, now: Tick) {
+        self.resting.add(reply_hash, freed, now);
     }
 
     /// Sets which groups this gateway owns.
     pub(crate) fn set_groups(&mut self, groups: FlowGroups<A>) {
         self.groups = groups;
+    }
+
+    /// Whether this gateway took over the group of a flow so recently that partners may still tell it.
+    pub(crate) fn awaits_news_of(&self, flow: &Flow<A>) -> bool {
+        self.groups.await_news_of(flow)
     }
 
     /// Whether this gateway owns a flow.
@@ -339,21 +319,22 @@ impl<A: Address> Replicator<A> {
         }
     }
 
-    /// The position of a flow that was confirmed long enough ago to be told. News that wait are told first.
+    /// The position of a flow that was confirmed long enough ago to be told. News that wait are told first. When a group
+    /// was lost, all confirmed flows are told at once: the next owner cannot learn them later.
     pub(in crate::flow) fn take_due(&mut self, now: Tick) -> Option<u32> {
         self.tell_ended();
-        let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after;
+        let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after || self.groups.have_lost();
         let (index, _) = *self.young.front().filter(is_due)?;
         self.young.pop_front();
         Some(index)
     }
 
-    /// Tells a flow that was never told, if it is old enough and this gateway's own.
+    /// Tells a flow that was never told, if it is old enough and this gateway's own, or was until just now.
     pub(in crate::flow) fn tell_first(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        let is_old = flow.state.is_confirmed() && now.since(flow.since) >= self.after;
+        let is_old = flow.state.is_confirmed() && (now.since(flow.since) >= self.after || self.groups.have_lost());
         // A backend of the other family has no address here, by which partners could find it.
         let is_known = flow.backend_address != A::default();
-        if self.news(index).is_none() && is_old && is_known && self.groups.share(flow) {
+        if self.news(index).is_none() && is_old && is_known && self.groups.share_first(flow) {
             self.tell(index, flow, now);
         }
     }
@@ -415,9 +396,12 @@ impl<A: Address> Replicator<A> {
         self.shadows = std::mem::take(&mut self.met_shadows);
     }
 
-    /// A flow ends.
+    /// A flow ends, whose replies have this hash. The port of a flow without a pool rests here.
     #[cold]
-    pub(in crate::flow) fn ended(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+    pub(in crate::flow) fn ended(&mut self, index: u32, flow: &Flow<A>, reply_hash: u64, now: Tick) {
+        if flow.mode == FlowMode::Nat && flow.snat_pool == PoolId::NONE {
+            self.rest(reply_hash, now, now);
+        }
         if std::mem::take(&mut self.news[index as usize]) != 0 && self.groups.share(flow) {
             let replica = FlowReplica::of(&FlowView::of(flow, now));
             if self.tell_ended() && self.replication.tell(ReplicaEvent::Ended(replica)) {

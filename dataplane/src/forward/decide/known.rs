@@ -4,7 +4,7 @@
 
 use super::exit::{arrives_from, exit_by, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
-use super::local::mid_stream;
+use super::local::unknown;
 use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
 use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
@@ -59,8 +59,13 @@ pub(super) fn change<'s, A: Address>(
         context.changes.hit = true;
         return Some(verdict);
     }
+    let over = context.table.get(index);
+    if !begins(packet.headers.transport) && over.mode.is_two_way() && snapshot.is_owned_elsewhere(over.vip) {
+        // The owner of the VIP may know better, and tell it.
+        return Some(Verdict::Drop(DropReason::NoFlow));
+    }
     if begins(packet.headers.transport) && direction == Direction::ToBackend {
-        let forgotten = reclaim::reset_to_backend(&context.table.get(index), packet.hash, snapshot);
+        let forgotten = reclaim::reset_to_backend(&over, packet.hash, snapshot);
         context.changes.resets.extend(forgotten);
     }
     let broken = break_off(packet, segment, snapshot, &mut context.table.get(index), direction, context.changes);
@@ -172,5 +177,5 @@ fn break_off<A: Address>(
     if flags & tcp_flags::RST == 0 {
         changes.resets.extend(reclaim::reset_to_other_side(flow, direction, segment, packet, snapshot));
     }
-    Some(mid_stream(packet.headers.transport))
+    Some(unknown(packet.headers.transport))
 }

@@ -5,7 +5,7 @@
 
 use super::input::Packet;
 use super::verdict::{Answer, Verdict};
-use crate::flow::FlowTable;
+use crate::flow::{FlowTable, GroupHolder};
 use crate::snapshot::{AddressRole, Frontend, RouteTo, Snapshot};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::{Address, Transport, is_group_address, is_link_local, sctp_chunk, tcp_flags};
@@ -19,7 +19,7 @@ pub(super) fn in_group_frame<A: Address>(packet: &Packet<'_, A>, snapshot: &Snap
     if has_ports && (frontend_of(packet, snapshot).is_some() || is_of_flow()) {
         return Verdict::Drop(DropReason::Malformed);
     }
-    no_frontend(packet, snapshot)
+    no_frontend(packet, snapshot, table)
 }
 
 /// Why packets from this address are not forwarded; `None` if they are (FORWARDING 9).
@@ -41,7 +41,7 @@ pub(super) fn frontend_of<'s, A: Address>(
 }
 
 /// A packet without frontend: for the engine, for the kernel, or to be dropped.
-pub(super) fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot) -> Verdict<'static> {
+pub(super) fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
     let tuple = &packet.headers.tuple;
     let destination = snapshot.role(tuple.destination);
     let to_engine = match destination {
@@ -63,7 +63,7 @@ pub(super) fn no_frontend<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapsho
     match destination {
         AddressRole::Vip => for_vip(packet),
         AddressRole::Snat if snapshot.is_owned_elsewhere(tuple.destination) => Verdict::Drop(DropReason::NoFlow),
-        AddressRole::Snat => for_snat(packet),
+        AddressRole::Snat => for_snat(packet, snapshot, table),
         AddressRole::PoolUnused => Verdict::Drop(DropReason::UnknownVip),
         AddressRole::Twin(_) if to_engine => for_vip(packet),
         AddressRole::Twin(_) => Verdict::Linux,
@@ -91,9 +91,9 @@ pub(super) fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
 }
 
 /// A packet for a SNAT address without flow: the backend gets a RST, so that it forgets the connection too.
-fn for_snat<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
+fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
     match packet.headers.transport {
-        transport @ (Transport::Tcp { .. } | Transport::Sctp { .. }) => mid_stream(transport),
+        Transport::Tcp { .. } | Transport::Sctp { .. } => mid_stream(packet, snapshot, table),
         Transport::Udp => Verdict::Drop(DropReason::NoFlow),
         transport => for_us(transport, A::FAMILY),
     }
@@ -131,8 +131,18 @@ const fn refusal(transport: Transport) -> Answer {
     }
 }
 
-/// A TCP or SCTP packet in mid-stream without a flow (FORWARDING 4, mode `nat`).
-pub(super) const fn mid_stream(transport: Transport) -> Verdict<'static> {
+/// A TCP or SCTP packet in mid-stream without a flow, to a VIP of mode `nat` or to a SNAT address. Both ends get a RST when
+/// they send next (FORWARDING 4), unless a partner may know the flow (docs/internals/decisions/0068).
+pub(super) fn mid_stream<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
+    match snapshot.group_of(packet.headers.tuple.destination).map(|group| table.holder(group)) {
+        None | Some(GroupHolder::Settled) => unknown(packet.headers.transport),
+        Some(GroupHolder::JustTaken) => Verdict::Drop(DropReason::FlowAwaited),
+        Some(GroupHolder::Other) => Verdict::Drop(DropReason::NoFlow),
+    }
+}
+
+/// The answer to a packet of a connection that nobody knows.
+pub(super) const fn unknown(transport: Transport) -> Verdict<'static> {
     if is_last_word(transport) { Verdict::Drop(DropReason::NoFlow) } else { Verdict::Reset(DropReason::NoFlow) }
 }
 

@@ -59,8 +59,8 @@ pub(super) fn decide<'s, A: Address>(
     match packet.headers.transport {
         Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => match frontend_of(packet, snapshot) {
             Some(frontend) => new_flow(packet, segment, context, frontend),
-            None => dnat::reply(packet, context).unwrap_or_else(|| no_frontend(packet, snapshot)),
+            None => dnat::reply(packet, context).unwrap_or_else(|| no_frontend(packet, snapshot, context.table)),
         },
-        _ => no_frontend(packet, snapshot),
+        _ => no_frontend(packet, snapshot, context.table),
     }
 }

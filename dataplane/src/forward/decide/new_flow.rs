@@ -38,7 +38,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::NoFlow);
     }
     if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
-        return mid_stream(packet.headers.transport);
+        return mid_stream(packet, snapshot, context.table);
     }
     let chosen = choose(packet, frontend, context.chooser());
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {

@@ -13,13 +13,13 @@ use std::time::Duration;
 use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, Segment, SnatAddress, SnatLease, SnatTarget, Ticks,
-    YieldClass,
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, PortUse, Segment, SnatAddress, SnatLease,
+    SnatTarget, Ticks, YieldClass,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
 use crate::stats::CounterSlot;
-use crate::wire::{Address, Tuple, protocol};
+use crate::wire::{Address, Tuple, TupleKey, protocol};
 
 /// What a flow that yielded leaves to clean up.
 struct Yielded {
@@ -88,39 +88,58 @@ pub(super) fn lease<A: Address>(
         Some(lease) => lease,
         None => scarce_lease(context, target, addresses, start)?,
     };
-    if context.table.is_replicated() && is_taken(context.table, target, &lease) {
-        return untaken_lease(context, target, addresses, start, lease);
+    match context.table.is_replicated().then(|| use_of(context.table, target, &lease)).flatten() {
+        Some(port_use) => unused_lease(context, target, addresses, start, (lease, port_use)),
+        None => Some(lease),
     }
-    Some(lease)
 }
 
-/// Whether a flow has this port although its pool does not know: a shadow flow, or one of the process before.
-fn is_taken<A: Address>(table: &FlowTable<A>, target: SnatTarget<A>, lease: &SnatLease<A>) -> bool {
+/// Why this port is not free although its pool does not know: a shadow flow, or one of the process before, has it or had it
+/// a moment ago.
+fn use_of<A: Address>(table: &FlowTable<A>, target: SnatTarget<A>, lease: &SnatLease<A>) -> Option<PortUse> {
     let SnatTarget { address, port, protocol, .. } = target;
     let reply = Tuple { source: address, destination: lease.address, source_port: port, destination_port: lease.port, protocol };
-    table.search(table.hash(&reply), &reply).is_some()
+    table.port_use(table.hash(&reply), &A::Key::of(&reply), protocol)
 }
 
-/// Lets a port that is taken rest, and tries others. No flow yields for them.
+/// Lets a port that is not free rest, and tries others. No flow yields for them. While the pools have ports that were not
+/// tried, the SYN is not served rather than by a port that rests. Otherwise the one that has rested longest is used early.
 #[cold]
-fn untaken_lease<A: Address>(
+fn unused_lease<A: Address>(
     context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
     start: u64,
-    mut lease: SnatLease<A>,
+    first: (SnatLease<A>, PortUse),
 ) -> Option<SnatLease<A>> {
+    let now = context.now;
+    let (mut early, mut next): (Option<(Ticks, SnatLease<A>)>, _) = (None, Some(first));
+    let mut is_scarce = context.changes.reused_early;
     for _ in 0..PORTS_TRIED {
-        context.ports.release(lease.pool, lease.port, context.now);
+        let Some((lease, port_use)) = next else { break };
+        let unwanted = match port_use {
+            PortUse::Resting(age) if early.is_none_or(|(longest, _)| age > longest) => {
+                early.replace((age, lease)).map(|(_, lease)| lease)
+            }
+            PortUse::Resting(_) | PortUse::Held => Some(lease),
+        };
+        unwanted.into_iter().for_each(|lease| context.ports.release(lease.pool, lease.port, now));
         let reused_early = context.ports.reused_early();
-        lease = context.ports.allocate(target, addresses, start, context.now)?;
-        if !is_taken(context.table, target, &lease) {
-            context.changes.reused_early = context.ports.reused_early() > reused_early;
+        let lease = context.ports.allocate(target, addresses, start, now);
+        is_scarce = lease.is_none() || context.ports.reused_early() > reused_early;
+        next = lease.and_then(|lease| Some((lease, use_of(context.table, target, &lease)?)));
+        if let Some(lease) = lease.filter(|_| next.is_none()) {
+            early.into_iter().for_each(|(_, lease)| context.ports.release(lease.pool, lease.port, now));
+            context.changes.reused_early = is_scarce;
             return Some(lease);
         }
     }
-    context.ports.release(lease.pool, lease.port, context.now);
-    None
+    let (early, untried) = if is_scarce { (early, None) } else { (None, early) };
+    for (lease, _) in next.into_iter().chain(untried.map(|(age, lease)| (lease, PortUse::Resting(age)))) {
+        context.ports.release(lease.pool, lease.port, now);
+    }
+    context.changes.reused_early = early.is_some();
+    early.map(|(_, lease)| lease)
 }
 
 #[cold]
@@ -220,4 +239,125 @@ pub(super) fn reset_to_other_side<A: Address>(
         }
     };
     Some(Reset::new(tuple, segment.sequence, Some(segment.acknowledgement), *exit))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::super::input::FlowTables;
+    use super::super::verdict::Changes;
+    use super::*;
+    use crate::compiler::Compiler;
+    use crate::flow::{FlowLimits, FlowMode, FlowReplication, IdleLimits, SnatPorts, TargetSlot, Tick};
+    use crate::snapshot::Config;
+    use crate::workers::PortShare;
+
+    /// Eight ports towards each target.
+    fn ports() -> SnatPorts {
+        SnatPorts::new(64, PortShare::of_worker(1024, 8064)).unwrap()
+    }
+
+    fn snapshot() -> Snapshot {
+        let config = Config {
+            ports: Vec::new(),
+            snat: Vec::new(),
+            shared_snat: true,
+            tunnel: crate::snapshot::Tunnel::default(),
+            node_port_addresses: Vec::new(),
+            flows: FlowLimits::default(),
+        };
+        Compiler::new(config).initial()
+    }
+
+    fn at(seconds: u64) -> Tick {
+        Tick::at(seconds * 1_000_000_000)
+    }
+
+    const SNAT: SnatAddress<u32> = SnatAddress { address: 0x0a00_0003, index: 0 };
+    const TARGET: SnatTarget<u32> =
+        SnatTarget { slot: TargetSlot { index: 0, generation: 0 }, address: 0x0a00_000b, port: 8080, protocol: protocol::TCP };
+
+    /// A gateway that replicates, and its SNAT ports.
+    struct Lab {
+        tables: FlowTables,
+        ports: SnatPorts,
+        snapshot: Snapshot,
+    }
+
+    impl Lab {
+        fn new() -> Self {
+            let mut tables = FlowTables { v4: FlowTable::new(64, 7).unwrap(), v6: FlowTable::new(64, 7).unwrap() };
+            tables.v4.replicate(Arc::new(FlowReplication::new(16, Duration::from_secs(1))));
+            Self { tables, ports: ports(), snapshot: snapshot() }
+        }
+
+        fn lease(&mut self, now: Tick) -> (Option<u16>, bool) {
+            self.tables.set_time(now);
+            let FlowTables { v4, v6 } = &mut self.tables;
+            let (limits, mut changes) = (IdleLimits::new(&FlowLimits::default()), Changes::default());
+            let mut context = DecisionContext {
+                snapshot: &self.snapshot,
+                now,
+                table: v4,
+                others: OtherFlows::V6(v6),
+                ports: &mut self.ports,
+                limits: &limits,
+                changes: &mut changes,
+                room: 64,
+                worker: 0,
+                is_trial: false,
+            };
+            let lease = lease(&mut context, TARGET, &[SNAT], 0);
+            (lease.map(|lease| lease.port), changes.reused_early)
+        }
+
+        /// A flow of a partner with this port begins, and ends.
+        fn partner_uses(&mut self, port: u16, ends: Option<Tick>) {
+            let client = Tuple {
+                source: 0xc633_6401,
+                destination: 0xc000_0264,
+                source_port: port,
+                destination_port: 80,
+                protocol: protocol::TCP,
+            };
+            let snat = SnatLease { address: SNAT.address, port, pool: PoolId::NONE };
+            let to = (BackendId::default(), TARGET.address, TARGET.port);
+            let flow = Flow::new(&client, (FlowState::TcpEstablished, FlowMode::Nat), to, &snat, at(0));
+            let index = self.tables.v4.insert_shadow(flow).unwrap();
+            if let Some(ends) = ends {
+                self.tables.set_time(ends);
+                self.tables.v4.remove(index, FlowEnd::Fin);
+            }
+        }
+    }
+
+    #[test]
+    fn ports_of_partners_that_rest_are_used_last_and_early_use_is_counted() {
+        let mut lab = Lab::new();
+        let share = PortShare::of_worker(1024, 8064);
+        let all: BTreeSet<u16> = (0..8).map(|n| share.port::<u32>(n, 0)).collect();
+        assert_eq!(all.len(), 8);
+        let mut partners = all.iter().copied();
+        let (held, youngest) = (partners.next().unwrap(), partners.next().unwrap());
+        lab.partner_uses(held, None);
+        let resting: Vec<u16> = partners.by_ref().take(4).collect();
+        for (seconds, port) in (10..).zip(&resting) {
+            lab.partner_uses(*port, Some(at(seconds)));
+        }
+        lab.partner_uses(youngest, Some(at(20)));
+        let free: BTreeSet<u16> = partners.collect();
+        let given: BTreeSet<u16> = (0..free.len()).map(|_| lab.lease(at(30)).0.unwrap()).collect();
+        assert_eq!(given, free, "those that neither rest nor are held");
+        let early: Vec<_> = (0..5).map(|_| lab.lease(at(31))).collect();
+        let expected = resting.iter().chain([&youngest]).map(|port| (Some(*port), true)).collect::<Vec<_>>();
+        assert_eq!(early, expected, "the one that has rested longest first");
+        assert_eq!(lab.lease(at(32)), (None, false), "a flow has the last one");
+        // A minute later nothing rests any more.
+        let mut lab = Lab::new();
+        lab.partner_uses(held, Some(at(1)));
+        let later: Vec<_> = (0..8).map(|_| lab.lease(at(62))).collect();
+        assert!(later.iter().all(|(port, is_early)| port.is_some() && !is_early), "{later:?}");
+    }
 }

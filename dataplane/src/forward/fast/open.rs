@@ -208,8 +208,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let table = A::split(&mut self.tables).0;
         let hashes = [record.hash, table.hash_key(&keys[Direction::ToClient as usize], protocol::TCP)];
         let reply_hash = hashes[Direction::ToClient as usize];
-        if table.is_replicated() && table.has_key(reply_hash, &keys[Direction::ToClient as usize], protocol::TCP) {
-            // A shadow flow has the port: the slow way tries others.
+        if table.is_replicated() && table.port_use(reply_hash, &keys[Direction::ToClient as usize], protocol::TCP).is_some() {
+            // A shadow flow has the port, or had it a moment ago: the slow way tries others.
             self.ports.release(lease.pool, lease.port, now);
             return None;
         }

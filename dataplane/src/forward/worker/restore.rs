@@ -36,6 +36,15 @@ const TOGETHER: usize = 16;
 /// The fates of the flows of one worker.
 type Fates = [u64; FlowFate::ALL.len()];
 
+/// What pools do not hold of the ports that were in use.
+#[derive(Default)]
+struct RefusedPorts {
+    /// Whole pools.
+    pools: HashSet<u32, TableHash>,
+    /// Single ports of pools that hold others. Their flows go on.
+    ports: HashSet<(u32, u16), TableHash>,
+}
+
 /// The used ports of one pool, and what they are used towards.
 struct AdoptedPool<A> {
     target: SnatTarget<A>,
@@ -165,14 +174,7 @@ impl<P: Port, O> Engine<P, O> {
             }
             self.resting_ports(snapshot, (part, backends), now.since(saved), &mut pools);
         }
-        let mut refused: HashSet<u32, TableHash> = HashSet::default();
-        for (id, AdoptedPool { target, snat, mut used }) in pools {
-            used.sort_unstable();
-            used.dedup_by_key(|(port, _)| *port); // `None` sorts first: a port in use does not rest
-            if !self.ports.adopt(PoolId(id), &target, snat, &used, now) {
-                refused.insert(id);
-            }
-        }
+        let refused = self.adopt_pools(pools, now);
         if flows == 0 {
             return;
         }
@@ -180,8 +182,11 @@ impl<P: Port, O> Engine<P, O> {
         for (part, backends) in parts {
             for saved_flow in part.flows::<A>(saved) {
                 let fate = match saved_flow.map(|(flow, number)| self.mine(snapshot, flow, backends.get(number as usize), now)) {
-                    Some(Ok((_, _, pool))) if refused.contains(&pool.0) => FlowFate::PortGone,
-                    Some(Ok((flow, ..))) => {
+                    Some(Ok((_, _, pool))) if refused.pools.contains(&pool.0) => FlowFate::PortGone,
+                    Some(Ok((mut flow, _, pool))) => {
+                        if refused.ports.contains(&(pool.0, flow.snat_port)) {
+                            flow.snat_pool = PoolId::NONE;
+                        }
                         let table = A::table(&self.tables);
                         for way in [Direction::ToBackend, Direction::ToClient] {
                             table.prefetch(table.hash(&flow.tuple(way)));
@@ -200,6 +205,35 @@ impl<P: Port, O> Engine<P, O> {
             }
         }
         self.insert_restored(&mut together, fates);
+    }
+
+    /// Takes over pools. Where flows are replicated, a pool has its own ports only: those of partners lie anywhere, which a
+    /// pool in its order cannot hold. New flows leave out those that are in use or rest.
+    fn adopt_pools<A: FlowFamily>(&mut self, pools: AdoptedPools<A>, now: Tick) -> RefusedPorts {
+        let (mut refused, is_replicated) = (RefusedPorts::default(), A::table(&self.tables).is_replicated());
+        for (id, AdoptedPool { target, snat, mut used }) in pools {
+            used.sort_unstable();
+            used.dedup_by_key(|(port, _)| *port); // `None` sorts first: a port in use does not rest
+            if !is_replicated {
+                if !self.ports.adopt(PoolId(id), &target, snat, &used, now) {
+                    refused.pools.insert(id);
+                }
+                continue;
+            }
+            let (own, mut others) = self.ports.split_by_order(&target, snat, used);
+            if !self.ports.adopt(PoolId(id), &target, snat, &own, now) {
+                others.extend(own);
+            }
+            for (port, rested) in others {
+                refused.ports.insert((id, port));
+                if let Some(age) = rested {
+                    let SnatTarget { address: source, port: source_port, protocol, .. } = target;
+                    let reply = Tuple { source, destination: snat, source_port, destination_port: port, protocol };
+                    A::split(&mut self.tables).0.rest_port(&reply, Tick(now.0.wrapping_sub(age.0)));
+                }
+            }
+        }
+        refused
     }
 
     /// Adds the ports that rest, as far as they are in this worker's share.
@@ -263,8 +297,7 @@ impl<P: Port, O> Engine<P, O> {
             if is_shared && (flow.state.shakes_hands() || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
             }
-            // Ports of partners lie anywhere, which a pool in its order cannot hold. New flows leave out those in use.
-            if to_client && !A::table(&self.tables).is_replicated() {
+            if to_client && !(is_shared && A::table(&self.tables).is_replicated()) {
                 pool = PoolId::new(*slot, index);
             }
             // The other half may outlive this one, so the flow does not give the port back at its end.

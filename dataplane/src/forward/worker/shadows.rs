@@ -4,7 +4,7 @@
 //! A shadow is an ordinary flow whose VIP group another gateway owns. It holds no SNAT port: new flows that would get the
 //! port find it by its replies and take another one.
 //!
-//! **Invariants:** of its own flows nobody but this gateway decides. Per poll a worker applies and tells a bounded number
+//! **Invariants:** of its own flows that it knows nobody but this gateway decides. Per poll a worker applies and tells a bounded number
 //! of events. It has the half of a flow whose packets it owns, as after a restart (`restore`).
 //!
 //! Not here: what was told, and when it is told again (`flow::storage`).
@@ -13,11 +13,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
+use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST, VIP_GROUPS_MAX};
 
 use crate::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState, PoolId,
-    ReplicaEvent, SnatLease, Tick, Ticks,
+    BackendId, Direction, Flow, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState, GroupHoldings,
+    PoolId, ReplicaEvent, SnatLease, Tick, Ticks,
 };
 use crate::forward::decide::{FlowFamily, FlowTables};
 use crate::forward::engine::Engine;
@@ -33,6 +33,10 @@ const APPLIED_PER_POLL: usize = 32;
 const APPLIED_PER_TICK: usize = 4096;
 /// Newly confirmed flows of a family that it tells in a poll.
 const TOLD_PER_POLL: usize = 16;
+/// For how long after a takeover partners may tell flows that this gateway does not know: news that is lost is repeated
+/// within 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also for how long after the loss
+/// of a group its flows are told that were too young before.
+const HANDOVER: Duration = Duration::from_secs(2);
 /// How often a flow that carries packets is told: a quarter of its idle limit, within these bounds.
 const REFRESH: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
 
@@ -67,6 +71,8 @@ pub(super) struct Replicating {
     queues: Arc<FlowReplication>,
     /// The groups that the gateway owned when they were looked at last.
     groups: Option<OwnedGroups>,
+    /// When it took each group over from a partner, or lost it; only of the last moments.
+    moved: [Option<Tick>; VIP_GROUPS_MAX as usize],
     looked: Option<Tick>,
     /// How many events may be applied in this tick while there are packets.
     left: usize,
@@ -76,7 +82,7 @@ pub(super) struct Replicating {
 
 impl Replicating {
     pub(super) const fn new(queues: Arc<FlowReplication>) -> Self {
-        Self { queues, groups: None, looked: None, left: 0, is_idle: true }
+        Self { queues, groups: None, moved: [None; VIP_GROUPS_MAX as usize], looked: None, left: 0, is_idle: true }
     }
 
     /// Applies what partners tell, and tells them flows that have been confirmed for long enough. To be called at each
@@ -108,14 +114,34 @@ impl Replicating {
     /// or, if this gateway was stopped for a while, from the present one.
     fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
         let valid = engine.ownership.valid_groups(now_ns);
-        let groups = snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned });
+        let (groups, now) = (snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned }), Tick::at(now_ns));
+        let owned = groups.map(|groups| groups.owned);
         if groups != self.groups {
             let before = self.groups.map_or(0, |groups| groups.owned);
-            engine.set_groups(snapshot, groups.map(|now| OwnedGroups { owned: before & now.owned, ..now }));
-            engine.hear_partners(&self.queues, self.queues.given(), snapshot, Tick::at(now_ns));
+            let still = owned.map(|owned| GroupHoldings { owned: before & owned, ..GroupHoldings::default() });
+            engine.set_groups(snapshot, still);
+            engine.hear_partners(&self.queues, self.queues.given(), snapshot, now);
+            self.note_moves(before ^ owned.unwrap_or(0), now);
         }
         self.groups = groups;
-        engine.set_groups(snapshot, groups);
+        let moved = self.moved_lately(now);
+        engine.set_groups(snapshot, owned.map(|owned| GroupHoldings { owned, taken: moved & owned, lost: moved & !owned }));
+    }
+
+    /// Groups have moved, to or from this gateway. Without a partner nobody else knows their flows.
+    fn note_moves(&mut self, groups: u64, now: Tick) {
+        let at = self.queues.has_partners().then_some(now);
+        let moved = self.moved.iter_mut().enumerate().filter(|(group, _)| groups >> group & 1 == 1);
+        moved.for_each(|(_, moved)| *moved = at);
+    }
+
+    /// The groups that have moved within [`HANDOVER`].
+    fn moved_lately(&mut self, now: Tick) -> u64 {
+        let of_group = |(group, moved): (usize, &mut Option<Tick>)| {
+            *moved = moved.filter(|at| now.since(*at) < Ticks::from(HANDOVER));
+            u64::from(moved.is_some()) << group
+        };
+        self.moved.iter_mut().enumerate().map(of_group).sum()
     }
 
     /// Ends a poll that has processed this many packets, and publishes the number of shadow flows.
@@ -140,9 +166,9 @@ impl<P: Port, O> Engine<P, O> {
         self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()))
     }
 
-    fn set_groups(&mut self, snapshot: &Snapshot, groups: Option<OwnedGroups>) {
-        set_groups::<u32>(&mut self.tables, snapshot, groups);
-        set_groups::<u128>(&mut self.tables, snapshot, groups);
+    fn set_groups(&mut self, snapshot: &Snapshot, holdings: Option<GroupHoldings>) {
+        set_groups::<u32>(&mut self.tables, snapshot, holdings);
+        set_groups::<u128>(&mut self.tables, snapshot, holdings);
     }
 
     /// Tells flows that have been confirmed for long enough. Returns how many there were.
@@ -178,7 +204,7 @@ impl<P: Port, O> Engine<P, O> {
             return Heard::OfOther;
         }
         let has_snat = flow.mode != FlowMode::Nat || snapshot.group_of_snat(flow.snat).is_some();
-        if self.is_own(&flow) || !has_snat {
+        if !has_snat || self.is_own(&flow) && !self.is_awaited(&event, &flow) {
             return Heard::Refused;
         }
         match event {
@@ -201,6 +227,14 @@ impl<P: Port, O> Engine<P, O> {
     /// Whether this gateway owns a flow.
     fn is_own<A: FlowFamily>(&mut self, flow: &Flow<A>) -> bool {
         A::split(&mut self.tables).0.replicator().is_none_or(|replicator| replicator.own(flow))
+    }
+
+    /// Whether this is late news of a flow that this gateway does not know and whose group it has just taken over.
+    fn is_awaited<A: FlowFamily>(&mut self, event: &ReplicaEvent, flow: &Flow<A>) -> bool {
+        let replicator = A::split(&mut self.tables).0.replicator();
+        matches!(event, ReplicaEvent::Holds(_))
+            && replicator.is_some_and(|replicator| replicator.awaits_news_of(flow))
+            && self.same_flow(flow).is_none()
     }
 
     /// The flow with the same addresses and ports in both directions.
@@ -277,9 +311,9 @@ impl<P: Port, O> Engine<P, O> {
     }
 }
 
-fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, groups: Option<OwnedGroups>) {
-    let groups = match (groups, &A::of(snapshot).snat_groups) {
-        (Some(owned), Some(snat)) => snat.flows().owning(owned.owned),
+fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, holdings: Option<GroupHoldings>) {
+    let groups = match (holdings, &A::of(snapshot).snat_groups) {
+        (Some(holdings), Some(snat)) => snat.flows().holding(holdings),
         _ => FlowGroups::none(),
     };
     if let Some(replicator) = A::split(tables).0.replicator() {

@@ -80,6 +80,11 @@ impl ReplicaExchange {
         self.queues.iter().map(|queue| queue.shadows().get()).sum()
     }
 
+    /// Tells the workers whether a partner may know flows that they do not.
+    pub(super) fn set_partners(&self, has_partners: bool) {
+        self.queues.iter().for_each(|queue| queue.set_partners(has_partners));
+    }
+
     /// Events that workers could not tell.
     pub(super) fn dropped(&self) -> u64 {
         self.queues.iter().map(|queue| queue.dropped().get()).sum()

@@ -24,8 +24,11 @@ use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSid
 const MESSAGES_WAITING_MAX: usize = 64;
 /// Batches that are sent again and wait for the connection: 360 KB. What finds no room is asked for again.
 const REPAIRS_WAITING_MAX: usize = 256;
-/// A follower is in sync while the oldest news that it lacks is younger: two acknowledgements may be lost.
+/// A follower that lacks no older news is in sync: two acknowledgements may be lost.
 const LAG_IN_SYNC: Duration = Duration::from_millis(500);
+/// It is no longer in sync when it has lacked older news for this long: a task that waits for the processor, or a burst of
+/// repairs, is no news for operators.
+const BEHIND_MAX: Duration = Duration::from_secs(2);
 /// Batches that are sent before the session looks at what arrives.
 const BATCHES_AT_ONCE: u64 = 256;
 
@@ -94,6 +97,8 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
         acknowledged: first,
         heard: Instant::now(),
         counter: 0,
+        has_copy: false,
+        sync: FollowerSync::default(),
     };
     let mut head = hub.head.subscribe();
     let mut heartbeat = interval(HEARTBEAT);
@@ -141,6 +146,30 @@ struct Teller<'a> {
     heard: Instant,
     /// Counter of the next acknowledgement.
     counter: u64,
+    /// Whether the follower has a complete copy.
+    has_copy: bool,
+    sync: FollowerSync,
+}
+
+/// Whether a follower has all flows, without the changes of a moment.
+#[derive(Debug, Default)]
+struct FollowerSync {
+    is_in_sync: bool,
+    /// Since when it has lacked news older than [`LAG_IN_SYNC`].
+    behind_since: Option<Instant>,
+}
+
+impl FollowerSync {
+    /// It lacks news of this age, and has a complete copy or not. Returns whether it is in sync.
+    fn note(&mut self, has_copy: bool, lag: Duration, now: Instant) -> bool {
+        self.behind_since = if lag < LAG_IN_SYNC { None } else { self.behind_since.or(Some(now)) };
+        self.is_in_sync = has_copy
+            && match self.behind_since {
+                None => true,
+                Some(since) => self.is_in_sync && now.saturating_duration_since(since) < BEHIND_MAX,
+            };
+        self.is_in_sync
+    }
 }
 
 impl Teller<'_> {
@@ -171,12 +200,15 @@ impl Teller<'_> {
         if self.heard.elapsed() > SILENCE_MAX {
             return Err(SessionError::Silent);
         }
-        let lag = self.hub.lag(self.acknowledged);
-        self.hub.stand(self.to, |standing| {
-            let was_in_sync = standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync);
-            standing.follows = Some((was_in_sync && lag < LAG_IN_SYNC, lag));
-        });
+        self.stand();
         self.send(PartnerMessage::Heartbeat(self.next)).await
+    }
+
+    /// Publishes how the follower stands.
+    fn stand(&mut self) {
+        let lag = self.hub.lag(self.acknowledged);
+        let is_in_sync = self.sync.note(self.has_copy, lag, Instant::now());
+        self.hub.stand(self.to, |standing| standing.follows = Some((is_in_sync, lag)));
     }
 
     /// Takes an acknowledgement; an old one changes nothing.
@@ -194,9 +226,8 @@ impl Teller<'_> {
             *last = begun.max(*last);
             is_later
         });
-        let has_copy = complete > 0;
-        let lag = self.hub.lag(self.acknowledged);
-        self.hub.stand(self.to, |standing| standing.follows = Some((has_copy && lag < LAG_IN_SYNC, lag)));
+        self.has_copy = complete > 0;
+        self.stand();
     }
 
     /// Sends again by TCP what the follower misses, as far as there is room. It never waits: heartbeats go on.
@@ -215,5 +246,32 @@ impl Teller<'_> {
             self.hub.exchange.batches_repaired.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_follower_that_is_behind_for_a_moment_stays_in_sync() {
+        let (mut sync, start) = (FollowerSync::default(), Instant::now());
+        let (little, much) = (LAG_IN_SYNC / 2, LAG_IN_SYNC);
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        assert!(!sync.note(false, little, at(0)), "it has no copy yet");
+        assert!(!sync.note(true, much, at(100)), "it is behind when its copy is complete");
+        assert!(sync.note(true, little, at(200)));
+        // Heartbeats and acknowledgements see it behind, but never for long.
+        for second in 1..60 {
+            assert!(sync.note(true, much, at(1000 * second)));
+            assert!(sync.note(true, 4 * much, at(1000 * second + 900)));
+            assert!(sync.note(true, little, at(1000 * second + 950)));
+        }
+        assert!(sync.note(true, much, at(60_000)));
+        assert!(sync.note(true, much, at(61_999)));
+        assert!(!sync.note(true, much, at(62_000)), "for two seconds");
+        assert!(!sync.note(true, much, at(62_100)));
+        assert!(sync.note(true, little, at(62_200)));
+        assert!(!sync.note(false, little, at(62_300)));
     }
 }
