@@ -330,7 +330,7 @@ pub(crate) mod tests {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
     use super::*;
-    pub(crate) use tables::tests::web;
+    pub(crate) use tables::tests::{counted, web};
 
     pub(crate) fn sources() -> Sources {
         let counters = WorkerCounters::default();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::*;
-use crate::admin::tests::{sources, web};
+use crate::admin::tests::{counted, sources, web};
 use crate::agent::served::Served;
 use crate::worker_threads::Load;
 
