@@ -89,7 +89,7 @@ impl Port for BurstPort {
     }
 
     fn allocate(&mut self) -> Option<MemoryBuffer> {
-        None
+        Some(MemoryBuffer::default())
     }
 
     fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {
@@ -219,7 +219,15 @@ impl Gateway {
             seed: 7,
             observer: (),
         });
-        Self { worker: worker.unwrap(), _publisher: publisher, now_ns: 1_000_000_000 }
+        let mut gateway = Self { worker: worker.unwrap(), _publisher: publisher, now_ns: 1_000_000_000 };
+        // All addresses are announced before the first packet.
+        for _ in 0..100 {
+            gateway.now_ns += 100_000_000;
+            for port in [UPLINK, CLUSTER] {
+                gateway.pass(Self::poll, port, port, Burst::new());
+            }
+        }
+        gateway
     }
 
     fn port(&mut self, port: PortIndex) -> &mut BurstPort {
