@@ -89,7 +89,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let others = match progress.needs_calls {
-            true => !0,
+            true => (1 << part.len()) - 1,
             false => self.forward_in_place::<A>(follow, part, records, progress),
         };
         progress.needs_calls = others.count_ones() as usize > PART / 2;
