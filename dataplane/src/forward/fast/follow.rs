@@ -7,12 +7,14 @@
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, is_plain_number};
 use crate::forward::decide::FlowFamily;
-use crate::snapshot::{Exit, Routes, Snapshot};
+use crate::snapshot::{Exit, Exits, Routes, Snapshot, Spots};
 use crate::wire::WireKey;
 
 /// What the decision depends on besides packets and flows.
 pub(super) struct Follow<'s> {
     pub(super) snapshot: &'s Snapshot,
+    spots: Spots<'s>,
+    exits: Exits<'s>,
     routes: &'s Routes,
     now: Tick,
     /// No flow whose last packet is more recent is over.
@@ -139,7 +141,8 @@ pub(super) struct Passage<'f, 's, K> {
 
 impl<'s> Follow<'s> {
     pub(super) fn new(snapshot: &'s Snapshot, now: Tick, shortest: Ticks) -> Self {
-        Self { snapshot, routes: snapshot.routes(), now, shortest }
+        let routes = snapshot.routes();
+        Self { snapshot, spots: snapshot.backends.spots(), exits: routes.exits(), routes, now, shortest }
     }
 
     /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
@@ -162,20 +165,20 @@ impl<'s> Follow<'s> {
         if !is_plain || !flow.is_seen_within(self.shortest, self.now) {
             return None;
         }
-        let spot = self.snapshot.backends.spot(flow.backend())?;
+        let spot = self.spots.get(flow.backend())?;
         let next_hop = spot.next_hop();
         let slot = match direction {
             Direction::ToBackend if S::CALLS => self.routes.slot_of(next_hop, record.hash),
             Direction::ToBackend => next_hop,
             Direction::ToClient => {
-                let arrives = match self.routes.exit(next_hop) {
+                let arrives = match self.exits.get(next_hop) {
                     Some(exit) => exit.link == record.link,
                     None => S::CALLS && self.routes.arrives_from(next_hop, record.link),
                 };
                 if arrives { to_clients.slot(index, self.routes.epoch) } else { return None }
             }
         };
-        let exit = self.routes.exit(slot)?;
+        let exit = self.exits.get(slot)?;
         if record.packet_len > exit.mtu || flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
             return None;
         }
