@@ -91,8 +91,8 @@ fn every_frontend_of_a_service_shows_its_own_traffic_and_keeps_it_when_a_backend
     });
     for (_, address, datagrams, sockets) in FRONTENDS {
         let sockets: Vec<_> = (0..sockets).map(|_| edge.udp(address)).collect();
-        for n in 0..datagrams as usize {
-            request(&sockets[n % sockets.len()], "ask!").expect("an answer");
+        for n in 0..datagrams {
+            request(&sockets[usize::try_from(n).unwrap() % sockets.len()], "ask!").expect("an answer");
         }
     }
     let after = frontends(&edge).unwrap();

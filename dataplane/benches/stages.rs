@@ -1,18 +1,20 @@
 //! The work whose instructions `make bench-guard` counts: one stage of the engine, many bursts of it, inside
 //! [`measured`]. Counts of a simulated processor repeat exactly, unlike times.
 //!
-//! `stages list` prints the stages; `stages NAME` runs one and prints how many packets `measured` handled. It fails if
-//! any of them did not end as the stage defines.
+//! `stages list` prints the stages; `stages NAME` runs one and prints how many packets `measured` handled, or how many
+//! news of flows. It fails if any of them did not end as the stage defines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a wrong stage must stop the count")]
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
+use dataplane::flow::{FlowMode, FlowReplica, FlowReplication, FlowState, ReplicaEvent};
 use dataplane::testing::{Packet, Segment};
 use dataplane::{
-    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, Parts, Port, PortConfig,
-    PortIndex, Publisher, Tunnel, Worker, WorkerCounters, tcp_flags, wire::checksum,
+    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, OwnedGroups, Parts, Port,
+    PortConfig, PortIndex, Publisher, Tunnel, VipAnswers, Worker, WorkerCounters, tcp_flags, wire::checksum,
 };
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
@@ -44,13 +46,27 @@ enum Kind {
     ToClient,
     /// Each packet creates a flow.
     New,
+    /// News of own flows for partners, and news of partners, without packets. The polls that they take count.
+    Told,
+    Shadow(News),
+}
+
+/// What a partner tells.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum News {
+    /// A flow that this gateway did not know.
+    Begun,
+    /// A flow that it knows.
+    Again,
+    /// The end of a flow that it knows.
+    Ended,
 }
 
 const fn stage(name: &'static str, mode: Mode, family: Family, kind: Kind) -> Stage {
     Stage { name, mode, family, kind }
 }
 
-const STAGES: [Stage; 16] = [
+const STAGES: [Stage; 23] = [
     stage("nat-v4", Mode::Nat, Family::V4, Kind::ToBackend),
     stage("nat-v4-reply", Mode::Nat, Family::V4, Kind::ToClient),
     stage("nat-v4-no-df", Mode::Nat, Family::V4, Kind::MayFragment),
@@ -67,6 +83,13 @@ const STAGES: [Stage; 16] = [
     stage("gue-v6", Mode::Gue, Family::V6, Kind::ToBackend),
     stage("nat-v4-new", Mode::Nat, Family::V4, Kind::New),
     stage("nat-v6-new", Mode::Nat, Family::V6, Kind::New),
+    stage("told-v4", Mode::Nat, Family::V4, Kind::Told),
+    stage("told-v6", Mode::Nat, Family::V6, Kind::Told),
+    stage("shadow-v4-begun", Mode::Nat, Family::V4, Kind::Shadow(News::Begun)),
+    stage("shadow-v4-again", Mode::Nat, Family::V4, Kind::Shadow(News::Again)),
+    stage("shadow-v4-ended", Mode::Nat, Family::V4, Kind::Shadow(News::Ended)),
+    stage("shadow-v6-begun", Mode::Nat, Family::V6, Kind::Shadow(News::Begun)),
+    stage("shadow-v6-ended", Mode::Nat, Family::V6, Kind::Shadow(News::Ended)),
 ];
 
 /// A port that the benchmark fills and empties: one burst in, one burst out, each buffer reused.
@@ -89,7 +112,7 @@ impl Port for BurstPort {
     }
 
     fn allocate(&mut self) -> Option<MemoryBuffer> {
-        None
+        Some(MemoryBuffer::default())
     }
 
     fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {
@@ -101,6 +124,7 @@ impl Port for BurstPort {
 /// A gateway of two ports, with one service of 100 backends.
 struct Gateway {
     worker: Worker<BurstPort>,
+    replication: Arc<FlowReplication>,
     _publisher: Publisher,
     now_ns: u64,
 }
@@ -205,8 +229,16 @@ fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
 
 impl Gateway {
     fn new(stage: Stage) -> Self {
-        let config = config();
+        let owned = match stage.kind {
+            Kind::Told => Some(1),
+            Kind::Shadow(_) => Some(0),
+            _ => None,
+        };
+        let config = Config { shared_snat: owned.is_some(), ..config() };
         let mut compiler = Compiler::new(config.clone());
+        // One VIP group, where flows are replicated.
+        let groups = owned.map(|owned| OwnedGroups { groups: 1, owned });
+        compiler.answer_for(&VipAnswers { groups, ..VipAnswers::default() });
         let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
         publisher.publish(compiler.compile(&state(stage), &network(stage.family), &Health::default(), 0));
         let worker = Worker::new(Parts {
@@ -219,7 +251,19 @@ impl Gateway {
             seed: 7,
             observer: (),
         });
-        Self { worker: worker.unwrap(), _publisher: publisher, now_ns: 1_000_000_000 }
+        let replication = Arc::new(FlowReplication::new(BURSTS * BURST, Duration::from_secs(1)));
+        let mut gateway = Self { worker: worker.unwrap(), replication, _publisher: publisher, now_ns: 1_000_000_000 };
+        if owned.is_some() {
+            gateway.worker.replicate(Arc::clone(&gateway.replication));
+        }
+        // All addresses are announced before the first packet.
+        for _ in 0..100 {
+            gateway.now_ns += 100_000_000;
+            for port in [UPLINK, CLUSTER] {
+                gateway.pass(Self::poll, port, port, Burst::new());
+            }
+        }
+        gateway
     }
 
     fn port(&mut self, port: PortIndex) -> &mut BurstPort {
@@ -297,6 +341,57 @@ fn new(gateway: &mut Gateway, stage: Stage) -> usize {
     bursts(stage, 0..flows, tcp_flags::SYN).into_iter().map(|burst| gateway.pass(measured, UPLINK, CLUSTER, burst).len()).sum()
 }
 
+/// Own flows, each told once.
+fn told(gateway: &mut Gateway, stage: Stage) -> usize {
+    let flows = u16::try_from(BURSTS * BURST).unwrap();
+    for (syns, acks) in bursts(stage, 0..flows, tcp_flags::SYN).into_iter().zip(bursts(stage, 0..flows, tcp_flags::ACK)) {
+        let sent = gateway.pass(Gateway::poll, UPLINK, CLUSTER, syns);
+        let answers = sent.iter().map(|sent| answer(sent, tcp_flags::SYN | tcp_flags::ACK)).collect();
+        gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers);
+        gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks);
+    }
+    assert_eq!(gateway.replication.told().get(), 0, "flows that were told before they were old enough");
+    gateway.now_ns += 1_500_000_000;
+    for _ in 0..2 * BURSTS {
+        measured(gateway);
+    }
+    usize::try_from(gateway.replication.told().get()).unwrap()
+}
+
+/// A flow of a partner.
+fn replica(stage: Stage, flow: u16) -> FlowReplica {
+    let (address, port) = client(stage.family, flow);
+    let snat = if stage.family == Family::V4 { "10.0.0.3" } else { "fd00::3" };
+    FlowReplica {
+        protocol: 6,
+        mode: FlowMode::Nat,
+        state: FlowState::TcpEstablished,
+        client: SocketAddr::new(address, port),
+        frontend: SocketAddr::new(vip(stage.family), 80),
+        backend: SocketAddr::new(host(stage.family, 1, (flow % 100).to_le_bytes()[0]), 8080),
+        snat: Some(SocketAddr::new(ip(snat), 1024 + flow / 100)),
+        idle: Duration::ZERO,
+    }
+}
+
+/// News of partners' flows.
+fn shadows(gateway: &mut Gateway, stage: Stage, news: News) -> usize {
+    let flows: Vec<u16> = (0..u16::try_from(BURSTS * BURST).unwrap()).collect();
+    let apply = |gateway: &mut Gateway, poll: fn(&mut Gateway), event: fn(FlowReplica) -> ReplicaEvent| {
+        let before = gateway.replication.applied().get();
+        for flows in flows.chunks(BURST) {
+            assert!(flows.iter().all(|flow| gateway.replication.give(event(replica(stage, *flow)))));
+            poll(gateway);
+        }
+        usize::try_from(gateway.replication.applied().get() - before).unwrap()
+    };
+    if news == News::Begun {
+        return apply(gateway, measured, ReplicaEvent::Holds);
+    }
+    apply(gateway, Gateway::poll, ReplicaEvent::Holds);
+    apply(gateway, measured, if news == News::Again { ReplicaEvent::Holds } else { ReplicaEvent::Ended })
+}
+
 fn main() {
     // `cargo bench` adds flags of its own.
     let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-')).unwrap_or_else(|| "list".into());
@@ -310,8 +405,10 @@ fn main() {
     let mut gateway = Gateway::new(*stage);
     let packets = match stage.kind {
         Kind::New => new(&mut gateway, *stage),
+        Kind::Told => told(&mut gateway, *stage),
+        Kind::Shadow(news) => shadows(&mut gateway, *stage, news),
         _ => known(&mut gateway, *stage),
     };
-    assert_eq!(packets, BURSTS * BURST, "packets of {} that were forwarded", stage.name);
+    assert_eq!(packets, BURSTS * BURST, "packets of {} that were forwarded, or news that were told or applied", stage.name);
     println!("{packets}");
 }

@@ -119,7 +119,9 @@ fn totals_stay_when_backends_go_and_when_a_frontend_goes_the_others_stay() {
     connect(&mut rig, FRONTENDS[0], 77, 1);
     assert_eq!(totals(&rig).iter().map(|of| of.new_flows).collect::<Vec<_>>(), [5, 4, 4, 4, 4]);
 
-    rig.change_service(&web, |service| drop(service.ports[0].vips.pop()));
+    rig.change_service(&web, |service| {
+        service.ports[0].vips.pop();
+    });
     let snapshot = rig.compiler.initial();
     let new_flows = |place: &str| {
         let frontend = snapshot.services()[&web].frontends.iter().find(|of| of.place.to_string() == place);

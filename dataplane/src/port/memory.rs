@@ -33,6 +33,15 @@ impl MemoryBuffer {
     }
 }
 
+impl MemoryBuffer {
+    /// Makes room for this many bytes before a frame that has less.
+    #[cold]
+    fn grow_in_front(&mut self, len: usize) {
+        self.bytes.splice(..0, std::iter::repeat_n(0, len - self.start));
+        self.start = 0;
+    }
+}
+
 /// Buffers are equal if their frames are, whatever room they have in front.
 impl PartialEq for MemoryBuffer {
     fn eq(&self, other: &Self) -> bool {
@@ -66,16 +75,14 @@ impl Buffer for MemoryBuffer {
         self.bytes.truncate(self.start + len);
     }
 
+    #[inline]
     fn prepend(&mut self, len: usize) -> bool {
         if self.bytes().len() + len > ROOM {
             return false;
         }
         match self.start.checked_sub(len) {
             Some(start) => self.start = start,
-            None => {
-                self.bytes.splice(..0, std::iter::repeat_n(0, len - self.start));
-                self.start = 0;
-            }
+            None => self.grow_in_front(len),
         }
         true
     }

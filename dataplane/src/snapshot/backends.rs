@@ -112,6 +112,21 @@ impl Piece {
     }
 }
 
+/// What hits need of all backends.
+#[derive(Clone, Copy)]
+pub(crate) struct Spots<'s>(&'s [Arc<Piece>]);
+
+impl Spots<'_> {
+    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed_with`]; `None` also for a backend that is not steady.
+    #[inline(always)]
+    pub(crate) fn get(self, word: u32) -> Option<Spot> {
+        let id = BackendId::without_frontend(word);
+        let slot = BackendId::slot_of(id) as usize;
+        let spot = self.0.get(slot / PIECE)?.spots[slot % PIECE];
+        (spot.id == id).then_some(spot)
+    }
+}
+
 /// Backends by slot.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackendTable {
@@ -124,13 +139,16 @@ impl BackendTable {
         self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
     }
 
-    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed_with`]; `None` also for a backend that is not steady.
+    /// See [`Spots::get`].
     #[inline(always)]
     pub(crate) fn spot(&self, word: u32) -> Option<Spot> {
-        let id = BackendId::without_frontend(word);
-        let slot = BackendId::slot_of(id) as usize;
-        let spot = self.pieces.get(slot / PIECE)?.spots[slot % PIECE];
-        (spot.id == id).then_some(spot)
+        self.spots().get(word)
+    }
+
+    /// What hits need of all backends.
+    #[inline(always)]
+    pub(crate) fn spots(&self) -> Spots<'_> {
+        Spots(&self.pieces)
     }
 
     /// Whether their compact forms exceed the first-level cache.

@@ -18,7 +18,7 @@ mod tables;
 mod tunnels;
 
 pub use backends::Backend;
-pub(crate) use backends::BackendTable;
+pub(crate) use backends::{BackendTable, Spots};
 pub(crate) use earlier::{EarlierTable, EarlierTables};
 pub use family::{AddressRole, FamilyTables, Front};
 pub(crate) use family::{AddressRoles, FrontendAt};
@@ -30,7 +30,7 @@ pub use input::{
 pub(crate) use prefixes::{Prefix, Prefixes};
 pub use publish::{Publisher, SnapshotReader, Subscriber};
 pub use routes::{Exit, NextHop, RouteTo};
-pub(crate) use routes::{GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
+pub(crate) use routes::{Exits, GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
 pub(crate) use shared_chunks::Pieces;
 pub(crate) use snat_groups::{SnatGroups, snat_group};
 pub(crate) use tables::Announced;

@@ -169,6 +169,18 @@ pub(crate) struct Routes {
     pub(crate) down: Vec<PortIndex>,
 }
 
+/// The exits of all slots.
+#[derive(Clone, Copy)]
+pub(crate) struct Exits<'s>(&'s [Option<Exit>]);
+
+impl<'s> Exits<'s> {
+    /// The exit towards the next hop in a slot; `None` while its Ethernet address is unknown.
+    #[inline(always)]
+    pub(crate) fn get(self, slot: u32) -> Option<&'s Exit> {
+        self.0.get(slot as usize)?.as_ref()
+    }
+}
+
 impl ByFamily for Routes {
     type Of<A: Address> = Prefixes<A, RouteTarget>;
 
@@ -235,7 +247,13 @@ impl Routes {
 
     #[inline]
     pub(crate) fn exit(&self, slot: u32) -> Option<&Exit> {
-        self.exits.get(slot as usize)?.as_ref()
+        self.exits().get(slot)
+    }
+
+    /// The exits of all slots.
+    #[inline(always)]
+    pub(crate) fn exits(&self) -> Exits<'_> {
+        Exits(&self.exits)
     }
 
     /// The slot of a next hop, or of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when

@@ -19,7 +19,6 @@ use super::frontend::{Frontend, ServiceView};
 use super::input::{OwnedGroups, PortConfig};
 use super::routes::{Exit, NextHop, RouteTo, Routes};
 use super::shared_chunks::Pieces;
-use super::snat_groups::SnatGroups;
 use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, FlowLimits, SnatAddress, Tick, Ticks};
 use crate::port::{Link, PortIndex};
@@ -289,42 +288,42 @@ impl Snapshot {
 
     /// MTU of a link in bytes; of an unknown link, that of its port.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn mtu(&self, link: Link) -> u16 {
         let of_port = self.port(link.port()).mtu;
         if link.is_tagged() { self.mtu_of_vlan(link).map_or(of_port, |mtu| mtu.min(of_port)) } else { of_port }
     }
 
+    #[inline(never)]
     fn mtu_of_vlan(&self, link: Link) -> Option<u16> {
         self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
     }
 
-    /// The position of a link among the tables of SNAT addresses.
-    #[inline]
-    fn snat_position(&self, link: Link) -> Option<usize> {
-        if link.is_tagged() {
-            self.vlans.binary_search(&link).ok().map(|position| self.ports.len() + position)
-        } else {
-            Some(usize::from(link.port().0))
-        }
-    }
-
     /// The SNAT addresses for new flows to this VIP, towards backends reached by this link.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn snat<A: Address>(&self, link: Link, vip: A) -> &[SnatAddress<A>] {
-        let Some(position) = self.snat_position(link) else { return &[] };
         let tables = A::of(self);
-        match &tables.snat_groups {
-            None => tables.snat.get(position).map_or(&[], AsRef::as_ref),
-            Some(groups) => self.snat_of_group(groups, position, vip),
+        if tables.snat_groups.is_none() && !link.is_tagged() {
+            tables.snat.get(usize::from(link.port().0)).map_or(&[], AsRef::as_ref)
+        } else {
+            self.snat_of_group(link, vip)
         }
     }
 
-    /// The same where SNAT addresses belong to groups. Not inlined, so that other gateways do not pay for it.
+    /// The same where SNAT addresses belong to groups, or for a VLAN. Not inlined, so that other gateways do not pay for
+    /// it.
     #[inline(never)]
-    fn snat_of_group<'a, A: Address>(&self, groups: &'a SnatGroups<A>, position: usize, vip: A) -> &'a [SnatAddress<A>] {
-        groups.of(position, self.group_of_vip(vip))
+    fn snat_of_group<A: Address>(&self, link: Link, vip: A) -> &[SnatAddress<A>] {
+        let position = match link.is_tagged() {
+            true => self.vlans.binary_search(&link).ok().map(|position| self.ports.len() + position),
+            false => Some(usize::from(link.port().0)),
+        };
+        let (Some(position), tables) = (position, A::of(self)) else { return &[] };
+        match &tables.snat_groups {
+            None => tables.snat.get(position).map_or(&[], AsRef::as_ref),
+            Some(groups) => groups.of(position, self.group_of_vip(vip)),
+        }
     }
 
     /// The VIP group of an address, if gateways elect its owner: a VIP that is not announced to routers. `None` where SNAT

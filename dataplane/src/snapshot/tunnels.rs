@@ -78,9 +78,21 @@ impl Tunnels {
             IpAddr::V6(backend) => Ends::V6(pick(&self.v6, port, entropy)?.into(), backend.into()),
         })
     }
+
+    /// The source of an IPv4 tunnel through a port, as [`Tunnels::ends`] selects it.
+    #[inline(always)]
+    pub(crate) fn source_v4(&self, port: PortIndex, entropy: u32) -> Option<[u8; 4]> {
+        pick(&self.v4, port, entropy).map(|source| source.octets())
+    }
+
+    /// The same of an IPv6 tunnel.
+    #[inline(always)]
+    pub(crate) fn source_v6(&self, port: PortIndex, entropy: u32) -> Option<[u8; 16]> {
+        pick(&self.v6, port, entropy).map(|source| source.octets())
+    }
 }
 
-#[inline]
+#[inline(always)]
 fn pick<A: Copy>(by_port: &[Box<[A]>], port: PortIndex, entropy: u32) -> Option<A> {
     let sources = by_port.get(usize::from(port.0))?;
     match **sources {

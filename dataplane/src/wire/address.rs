@@ -151,6 +151,8 @@ pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'sta
     fn reversed(self) -> Self;
     /// The words of the addresses, source first, and the word of the ports.
     fn words(&self) -> (&[u32], u32);
+    /// Whether the source address is 0.
+    fn has_no_source(&self) -> bool;
 }
 
 impl WireKey<3> {
@@ -160,6 +162,12 @@ impl WireKey<3> {
     pub(crate) fn read(bytes: [u8; 12]) -> Self {
         zerocopy::transmute!(bytes)
     }
+
+    /// The word of the source address.
+    #[inline(always)]
+    pub(crate) const fn source(&self) -> u32 {
+        self.0[0]
+    }
 }
 
 impl WireKey<9> {
@@ -168,6 +176,13 @@ impl WireKey<9> {
     #[must_use]
     pub(crate) fn read(bytes: [u8; 36]) -> Self {
         zerocopy::transmute!(bytes)
+    }
+
+    /// The bytes of the source address.
+    #[inline(always)]
+    pub(crate) fn source(&self) -> [u8; 16] {
+        let [a, b, c, d, ..] = self.0;
+        zerocopy::transmute!([a, b, c, d])
     }
 }
 
@@ -210,6 +225,11 @@ impl TupleKey for WireKey<3> {
     fn words(&self) -> (&[u32], u32) {
         (&self.0[..2], self.0[2])
     }
+
+    #[inline(always)]
+    fn has_no_source(&self) -> bool {
+        self.source() == 0
+    }
 }
 
 impl TupleKey for WireKey<9> {
@@ -241,6 +261,11 @@ impl TupleKey for WireKey<9> {
     #[inline(always)]
     fn words(&self) -> (&[u32], u32) {
         (&self.0[..8], self.0[8])
+    }
+
+    #[inline(always)]
+    fn has_no_source(&self) -> bool {
+        self.0[..4] == [0; 4]
     }
 }
 

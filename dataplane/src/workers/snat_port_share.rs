@@ -70,6 +70,7 @@ impl PortShare {
     }
 
     /// The n-th port of a pool that keeps `place` (see [`PortShare::place`]).
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // n < count
     pub(crate) fn port<A: Address>(&self, n: u32, place: u8) -> u16 {
         let (n, count) = (n + u32::from(self.start), u32::from(self.count));

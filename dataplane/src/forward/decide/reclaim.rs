@@ -13,8 +13,8 @@ use std::time::Duration;
 use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, PortUse, Segment, SnatAddress, SnatLease,
-    SnatTarget, Ticks, YieldClass,
+    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, PortUse, Segment, SnatAddress, SnatLease, SnatTarget,
+    Ticks, YieldClass,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
@@ -243,6 +243,7 @@ pub(super) fn reset_to_other_side<A: Address>(
 
 #[cfg(test)]
 mod tests {
+    use crate::flow::BackendId;
     use std::collections::BTreeSet;
     use std::sync::Arc;
 

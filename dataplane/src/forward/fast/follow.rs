@@ -7,12 +7,14 @@
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, is_plain_number};
 use crate::forward::decide::FlowFamily;
-use crate::snapshot::{Exit, Routes, Snapshot};
+use crate::snapshot::{Exit, Exits, Routes, Snapshot, Spots};
 use crate::wire::WireKey;
 
 /// What the decision depends on besides packets and flows.
 pub(super) struct Follow<'s> {
     pub(super) snapshot: &'s Snapshot,
+    spots: Spots<'s>,
+    exits: Exits<'s>,
     routes: &'s Routes,
     now: Tick,
     /// No flow whose last packet is more recent is over.
@@ -86,6 +88,50 @@ impl FastFamily for u128 {
     }
 }
 
+/// The packets that a loop takes.
+pub(super) trait Scope {
+    /// Whether those from and to behind groups of next hops are among them, which needs calls.
+    const CALLS: bool;
+    /// Whether those of flows in this mode are among them.
+    fn has(mode: FlowMode) -> bool;
+}
+
+/// Packets that are rewritten where they are.
+pub(super) struct InPlace;
+
+/// Packets into tunnels.
+pub(super) struct IntoTunnels;
+
+/// All packets.
+pub(super) struct All;
+
+impl Scope for InPlace {
+    const CALLS: bool = false;
+
+    #[inline(always)]
+    fn has(mode: FlowMode) -> bool {
+        !mode.is_tunnel()
+    }
+}
+
+impl Scope for IntoTunnels {
+    const CALLS: bool = false;
+
+    #[inline(always)]
+    fn has(mode: FlowMode) -> bool {
+        mode.is_tunnel()
+    }
+}
+
+impl Scope for All {
+    const CALLS: bool = true;
+
+    #[inline(always)]
+    fn has(_: FlowMode) -> bool {
+        true
+    }
+}
+
 /// A packet that passes: its flow, the direction, and where it leaves.
 pub(super) struct Passage<'f, 's, K> {
     pub(super) flow: &'f HotFlow<K>,
@@ -95,14 +141,14 @@ pub(super) struct Passage<'f, 's, K> {
 
 impl<'s> Follow<'s> {
     pub(super) fn new(snapshot: &'s Snapshot, now: Tick, shortest: Ticks) -> Self {
-        Self { snapshot, routes: snapshot.routes(), now, shortest }
+        let routes = snapshot.routes();
+        Self { snapshot, spots: snapshot.backends.spots(), exits: routes.exits(), routes, now, shortest }
     }
 
     /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
-    /// with the candidate, or `None` if it was compared before. With `ALL` also packets into tunnels pass, and those from and
-    /// to behind groups of next hops, which needs calls.
+    /// with the candidate, or `None` if it was compared before. Packets pass that the [`Scope`] has.
     #[inline(always)]
-    pub(super) fn packet<'f, A: FastFamily, const ALL: bool>(
+    pub(super) fn packet<'f, A: FastFamily, S: Scope>(
         &self,
         flows: &'f mut HotFlows<'_, A::Key>,
         head: Option<&A::Head>,
@@ -112,27 +158,27 @@ impl<'s> Follow<'s> {
         let HotFlows { flows, routes: to_clients, .. } = flows;
         // The compiler cannot know that candidates are positions of flows.
         let flow = flows.get_mut(index)?;
-        if !ALL && flow.mode().is_tunnel() || head.is_some_and(|head| *flow.key(direction) != A::key(head)) {
+        if !S::has(flow.mode()) || head.is_some_and(|head| *flow.key(direction) != A::key(head)) {
             return None;
         }
         let is_plain = is_plain_number(flow.state_number(), record.signal(), direction);
         if !is_plain || !flow.is_seen_within(self.shortest, self.now) {
             return None;
         }
-        let spot = self.snapshot.backends.spot(flow.backend())?;
+        let spot = self.spots.get(flow.backend())?;
         let next_hop = spot.next_hop();
         let slot = match direction {
-            Direction::ToBackend if ALL => self.routes.slot_of(next_hop, record.hash),
+            Direction::ToBackend if S::CALLS => self.routes.slot_of(next_hop, record.hash),
             Direction::ToBackend => next_hop,
             Direction::ToClient => {
-                let arrives = match self.routes.exit(next_hop) {
+                let arrives = match self.exits.get(next_hop) {
                     Some(exit) => exit.link == record.link,
-                    None => ALL && self.routes.arrives_from(next_hop, record.link),
+                    None => S::CALLS && self.routes.arrives_from(next_hop, record.link),
                 };
                 if arrives { to_clients.slot(index, self.routes.epoch) } else { return None }
             }
         };
-        let exit = self.routes.exit(slot)?;
+        let exit = self.exits.get(slot)?;
         if record.packet_len > exit.mtu || flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
             return None;
         }

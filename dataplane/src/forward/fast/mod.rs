@@ -18,6 +18,7 @@
 mod follow;
 mod nat;
 mod open;
+mod outer;
 mod record;
 mod rewrite;
 

@@ -20,7 +20,7 @@ use crate::forward::decide::{refused_source, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::sort::owns;
-use crate::port::{Arrival, Origin, Port, PortIndex};
+use crate::port::{Arrival, BURST, Origin, Port, PortIndex};
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::{CounterSlot, FrontendNumber};
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey, is_martian, protocol};
@@ -36,8 +36,10 @@ pub(super) fn openings(records: &[Record]) -> u32 {
 pub(super) struct Opening<'s> {
     snapshot: &'s Snapshot,
     arrival: Arrival,
-    /// Packets that were taken, as a bit by their hash. Their flows are not in the index when later packets are looked up.
-    taken: [u64; 16],
+    /// Hashes of the packets that were taken, whose flows are not in the index when later packets are looked up; and a bit
+    /// for each, by which almost all others are told apart.
+    taken: ArrayVec<u64, BURST>,
+    taken_bits: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
     last: Option<(FrontendOf, NumberedFrontend<'s>)>,
 }
@@ -58,7 +60,7 @@ struct Opens<K> {
 
 impl<'s> Opening<'s> {
     pub(super) fn new(snapshot: &'s Snapshot, arrival: Arrival) -> Self {
-        Self { snapshot, arrival, taken: [0; 16], last: None }
+        Self { snapshot, arrival, taken: ArrayVec::new(), taken_bits: [0; 16], last: None }
     }
 
     #[inline(always)]
@@ -74,13 +76,23 @@ impl<'s> Opening<'s> {
         }
     }
 
-    /// Whether no packet with this hash was left or, as far as some bits of it tell, taken before.
+    /// Whether no packet with this hash was taken before or, as far as some bits of it tell, left.
+    #[inline(always)]
     fn is_first(&self, hash: u64, left: u64) -> bool {
-        left >> (hash & 63) & 1 == 0 && self.taken[(hash >> 6 & 15) as usize] >> (hash & 63) & 1 == 0
+        let is_taken = self.taken_bits[(hash >> 6 & 15) as usize] >> (hash & 63) & 1 == 1 && self.is_taken(hash);
+        left >> (hash & 63) & 1 == 0 && !is_taken
     }
 
+    #[cold]
+    fn is_taken(&self, hash: u64) -> bool {
+        self.taken.contains(&hash)
+    }
+
+    #[inline(always)]
     fn take(&mut self, hash: u64) {
-        self.taken[(hash >> 6 & 15) as usize] |= 1 << (hash & 63);
+        self.taken_bits[(hash >> 6 & 15) as usize] |= 1 << (hash & 63);
+        // There is room for all packets of a burst.
+        let _ = self.taken.try_push(hash);
     }
 }
 
@@ -114,15 +126,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 continue;
             }
             let may_open = opens.len() < room as usize && opening.is_first(record.hash, progress.left);
-            match may_open.then(|| self.opened::<A>(at, buffer, record, opening)).flatten() {
-                Some(open) => {
-                    opening.take(record.hash);
-                    opens.push(open);
-                }
-                None => {
-                    progress.left |= 1 << (record.hash & 63);
-                    progress.add_port(STAYS);
-                }
+            if may_open && self.decide_opening::<A>(at, buffer, record, opening, &mut opens).is_some() {
+                opening.take(record.hash);
+            } else {
+                progress.left |= 1 << (record.hash & 63);
+                progress.add_port(STAYS);
             }
         }
         for open in &opens {
@@ -157,15 +165,16 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.forward_opened::<A>(opening.snapshot, buffer, record, open.exit)
     }
 
-    /// Decides on one packet, and takes a SNAT port for it. `None`: it is left.
+    /// Decides on one packet, takes a SNAT port for it and adds it to those that open connections. `None`: it is left.
     #[inline(always)]
-    fn opened<A: FastFamily>(
+    fn decide_opening<A: FastFamily>(
         &mut self,
         at: usize,
         buffer: &P::Buffer,
         record: &Record,
         opening: &mut Opening<'_>,
-    ) -> Option<Opens<A::Key>> {
+        opens: &mut ArrayVec<Opens<A::Key>, PART>,
+    ) -> Option<()> {
         let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
         let (key, snapshot) = (A::key(head), opening.snapshot);
         let tuple = key.tuple(protocol::TCP);
@@ -216,11 +225,24 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         table.prefetch(reply_hash);
         let initial_sequence = A::sequence(head);
         let flow = BegunFlow { keys, hashes, backend: id, frontend: number, pool: lease.pool, initial_sequence };
-        Some(Opens { at, exit, flow, port: lease.port })
+        opens.try_push(Opens { at, exit, flow, port: lease.port }).ok()
     }
 
     /// Whether this worker owns the flow of a packet.
+    #[inline(always)]
     fn owns<A: Address>(&mut self, opening: &Opening<'_>, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) -> bool {
+        self.egress.peers.is_none() || self.owns_among_peers(opening, buffer, record, tuple)
+    }
+
+    /// The same with several workers. Not inlined, so that a single one does not pay for it.
+    #[inline(never)]
+    fn owns_among_peers<A: Address>(
+        &mut self,
+        opening: &Opening<'_>,
+        buffer: &P::Buffer,
+        record: &Record,
+        tuple: &Tuple<A>,
+    ) -> bool {
         let Some(peers) = self.egress.peers.as_mut().filter(|_| opening.arrival.origin == Origin::Port) else { return true };
         let tag_bytes = u16::from(record.network_offset).saturating_sub(Ethernet::BYTES);
         owns(peers, opening.snapshot, (record.link.port(), tag_bytes), buffer, (tuple, record.hash))

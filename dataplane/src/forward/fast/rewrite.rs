@@ -2,20 +2,21 @@
 //!
 //! **Invariant:** a packet whose bytes cannot be rewritten is left unchanged.
 //!
-//! Not here: checksums (`nat`) and outer headers (`forward::rewrite`).
+//! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
-use super::follow::{FastFamily, Follow, PacketHead, Passage};
+use super::follow::{All, FastFamily, Follow, InPlace, IntoTunnels, PacketHead, Passage};
 use super::nat;
+use super::outer::{self, OuterFields};
 use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS};
 use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
-use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
+use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::{Port, PortIndex};
-use crate::snapshot::{Exit, Snapshot};
+use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
-use crate::wire::{Buffer, TupleKey, WireKey};
+use crate::wire::{Buffer, Ethernet, Ipv4, Ipv6, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
@@ -24,6 +25,16 @@ pub(super) trait Rewritten: FastFamily {
     fn rewrite(head: &mut Self::Head, from: &Self::Key, to: &Self::Key, is_udp: bool, identification: Option<u16>);
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
+
+    /// The IP header of an outer packet, bytes.
+    const HEADER: usize;
+    /// The outer source address of a tunnel, see [`Tunnels::ends`].
+    type Source;
+    fn tunnel_source(tunnels: &Tunnels, port: PortIndex, entropy: u32) -> Option<Self::Source>;
+    /// The [`bytes_of_same_sum`] of a packet; `None` if there are none but outer headers need them.
+    fn inner_sum(head: &Self::Head) -> Option<[u8; 8]>;
+    /// Writes the outer headers before a packet to the source of a key, see `outer`.
+    fn write_outer(frame: &mut [u8], source: Self::Source, to: &Self::Key, fields: &OuterFields) -> Option<()>;
 }
 
 impl Rewritten for u32 {
@@ -35,6 +46,24 @@ impl Rewritten for u32 {
     #[inline(always)]
     fn lower_hop_limit(head: &mut [u8; HEAD_V4]) {
         nat::lower_ttl(head);
+    }
+
+    const HEADER: usize = Ipv4::BYTES as usize;
+    type Source = [u8; 4];
+
+    #[inline(always)]
+    fn tunnel_source(tunnels: &Tunnels, port: PortIndex, entropy: u32) -> Option<[u8; 4]> {
+        tunnels.source_v4(port, entropy)
+    }
+
+    #[inline(always)]
+    fn inner_sum(_: &[u8; HEAD_V4]) -> Option<[u8; 8]> {
+        Some([0; 8])
+    }
+
+    #[inline(always)]
+    fn write_outer(frame: &mut [u8], source: [u8; 4], to: &WireKey<3>, fields: &OuterFields) -> Option<()> {
+        outer::write_v4(frame, source, to.source(), fields)
     }
 }
 
@@ -48,6 +77,33 @@ impl Rewritten for u128 {
     fn lower_hop_limit(head: &mut [u8; HEAD_V6]) {
         nat::lower_hop_limit(head);
     }
+
+    const HEADER: usize = Ipv6::BYTES as usize;
+    type Source = [u8; 16];
+
+    #[inline(always)]
+    fn tunnel_source(tunnels: &Tunnels, port: PortIndex, entropy: u32) -> Option<[u8; 16]> {
+        tunnels.source_v6(port, entropy)
+    }
+
+    #[inline(always)]
+    fn inner_sum(head: &[u8; HEAD_V6]) -> Option<[u8; 8]> {
+        bytes_of_same_sum(head)
+    }
+
+    #[inline(always)]
+    fn write_outer(frame: &mut [u8], source: [u8; 16], to: &WireKey<9>, fields: &OuterFields) -> Option<()> {
+        outer::write_v6(frame, source, to.source(), fields)
+    }
+}
+
+/// A loop of the fast way that rewrites packets.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum MostTakenBy {
+    #[default]
+    InPlace,
+    IntoTunnels,
+    Others,
 }
 
 /// What a burst has come to so far.
@@ -57,8 +113,8 @@ pub(super) struct Progress {
     pub(super) left: u64,
     /// Number of packets that leave and opened a connection.
     pub(super) opened: u64,
-    /// Whether most packets of the last part could not be rewritten where they are.
-    needs_calls: bool,
+    /// The loop that took most packets of the last part, and probably takes those of the next.
+    most: MostTakenBy,
     /// All bits that the ports of the packets have, and those that all of them have.
     any_port: u8,
     no_port: u8,
@@ -79,7 +135,8 @@ impl Progress {
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop, for the packets of one family in a part of a burst, except those at the positions that are bits of
-    /// `openings`. Where most packets of the part before needed calls, so probably do these.
+    /// `openings`. It consists of three: one for packets that are rewritten where they are, one for packets into tunnels,
+    /// and one for all others. Most packets of a part probably need the same as those of the part before.
     #[inline(always)]
     pub(super) fn forward_part<A: Rewritten>(
         &mut self,
@@ -88,18 +145,46 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         (records, openings): (&mut [Record], u32),
         progress: &mut Progress,
     ) {
-        let others = match progress.needs_calls {
-            true => !0,
-            false => self.forward_in_place::<A>(follow, part, records, progress),
+        let others = match progress.most {
+            MostTakenBy::InPlace => self.forward_in_place::<A>(follow, part, records, progress),
+            MostTakenBy::IntoTunnels | MostTakenBy::Others => (1 << part.len()) - 1,
         };
-        progress.needs_calls = others.count_ones() as usize > PART / 2;
+        if others != 0 {
+            self.forward_rest::<A>(follow, (part, records), (others, openings), progress);
+        }
+    }
+
+    /// The same for the packets at the positions that are bits of `others`, which need another loop than the first.
+    #[inline(never)]
+    fn forward_rest<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        (part, records): (&mut [P::Buffer], &mut [Record]),
+        (mut others, openings): (u32, u32),
+        progress: &mut Progress,
+    ) {
+        let mut into_tunnels = match progress.most {
+            MostTakenBy::InPlace if others & !openings != 0 => self.positions_into_tunnels::<A>(records, others),
+            MostTakenBy::IntoTunnels => others,
+            MostTakenBy::InPlace | MostTakenBy::Others => 0,
+        };
+        if into_tunnels != 0 {
+            let left = self.forward_into_tunnels::<A>(follow, (part, records, into_tunnels), progress);
+            (others, into_tunnels) = (others & !into_tunnels | left, into_tunnels & !left);
+        }
+        let are_most = |positions: u32| positions.count_ones() as usize > PART / 2;
+        progress.most = match (are_most(into_tunnels), are_most(others)) {
+            (true, _) => MostTakenBy::IntoTunnels,
+            (_, true) => MostTakenBy::Others,
+            _ => MostTakenBy::InPlace,
+        };
         if others & !openings != 0 {
             self.forward_others::<A>(follow, (part, records, others & !openings), progress);
         }
     }
 
     /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
-    /// other packets as bits, for [`Self::forward_others`].
+    /// other packets as bits.
     #[inline(never)]
     fn forward_in_place<A: Rewritten>(
         &mut self,
@@ -114,6 +199,45 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let flow = 1 << (record.hash & 63);
             let is_next = record.family() == A::RECORD && flows & flow == 0;
             if is_next && let Some(port) = forwarding.in_place(buffer, record) {
+                record.way = port;
+                progress.add_port(port);
+            } else {
+                flows |= flow;
+                others |= 1 << position;
+            }
+        }
+        others
+    }
+
+    /// Those of some positions whose packets are probably of flows into tunnels. A flow has all of its packets there, or
+    /// none.
+    #[inline(never)]
+    fn positions_into_tunnels<A: Rewritten>(&mut self, records: &[Record], positions: u32) -> u32 {
+        let flows = A::split(&mut self.tables).0.hot_parts(false).flows;
+        let mode = |record: &Record| flows.get(record.candidate.entry().0).map(HotFlow::mode);
+        let is_of_tunnel = |record: &Record| record.family() == A::RECORD && mode(record).is_some_and(FlowMode::is_tunnel);
+        let all = (0..).zip(records).filter(|(_, record)| is_of_tunnel(record)).fold(0, |all, (at, _)| all | 1 << at);
+        all & positions
+    }
+
+    /// The third loop for packets into tunnels, at the positions that are bits of `positions`. It calls no function.
+    /// Returns those of them that it does not take, for [`Self::forward_others`].
+    #[inline(never)]
+    fn forward_into_tunnels<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        (part, records, positions): (&mut [P::Buffer], &mut [Record], u32),
+        progress: &mut Progress,
+    ) -> u32 {
+        let (mut flows, mut others) = (progress.left, 0);
+        let mut forwarding = self.forwarding::<A>(follow);
+        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
+            if positions >> position & 1 == 0 {
+                continue;
+            }
+            let flow = 1 << (record.hash & 63);
+            let is_next = record.family() == A::RECORD && flows & flow == 0;
+            if is_next && let Some(port) = forwarding.through_tunnel(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
@@ -166,7 +290,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
         }
         let mut flows = table.hot_parts(O::METERS);
-        let passage = follow.packet::<A, true>(&mut flows, None, record)?;
+        let passage = follow.packet::<A, All>(&mut flows, None, record)?;
         let mut writer = Writer {
             snapshot: follow.snapshot,
             identifications: &mut self.identifications,
@@ -269,7 +393,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     {
         let (link, packet) = buffer.bytes_mut().split_at_mut_checked(record.network_offset.into())?;
         let head = A::Head::of_mut(packet, 0)?;
-        let Passage { flow, direction, exit } = self.follow.packet::<A, false>(&mut self.flows, Some(head), record)?;
+        let Passage { flow, direction, exit } = self.follow.packet::<A, InPlace>(&mut self.flows, Some(head), record)?;
         if usize::from(record.network_offset) != exit.link_bytes() {
             return None;
         }
@@ -285,6 +409,47 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         if record.is_padded {
             buffer.truncate(usize::from(record.network_offset) + usize::from(record.packet_len));
         }
+        count::<A>(self.counters, flow, direction, record);
+        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
+        meter::<A, B, O>(&mut self.flows, record, direction);
+        Some(exit.port.0)
+    }
+
+    /// As [`Forwarding::in_place`], for a packet into a tunnel to an address of its own family, over an untagged link.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // some bits of a hash
+    fn through_tunnel<B: Buffer>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    where
+        O: Observe<B>,
+    {
+        const LINK: usize = Ethernet::BYTES as usize;
+        let offset = usize::from(record.network_offset);
+        let head = A::Head::of(buffer.bytes(), offset)?;
+        let Passage { flow, direction, exit } = self.follow.packet::<A, IntoTunnels>(&mut self.flows, Some(head), record)?;
+        let (is_udp, entropy, to) = (flow.mode() == FlowMode::Gue, (record.hash >> 32) as u32, flow.key(Direction::ToClient));
+        let tunnels = &self.follow.snapshot.tunnels;
+        let source = A::tunnel_source(tunnels, exit.port, if is_udp { 0 } else { entropy })?;
+        let before = outer::bytes_before(A::HEADER, is_udp);
+        let is_too_long = usize::from(record.packet_len) + before - LINK > usize::from(exit.mtu);
+        if is_too_long || exit.link_bytes() != LINK || record.may_fragment || to.has_no_source() {
+            return None;
+        }
+        let inner_sum = if is_udp { A::inner_sum(head)? } else { [0; 8] };
+        if record.is_padded {
+            buffer.truncate(offset + usize::from(record.packet_len));
+        }
+        if !buffer.prepend(before.checked_sub(offset)?) {
+            return None;
+        }
+        let fields = OuterFields {
+            packet_len: record.packet_len,
+            ports: is_udp.then_some([0xc000 | (entropy >> 18) as u16, tunnels.gue_destination_port]),
+            flow_label: entropy & 0xf_ffff,
+            inner_sum,
+        };
+        let frame = buffer.bytes_mut();
+        exit.write_link(frame);
+        A::write_outer(frame, source, to, &fields)?;
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
         meter::<A, B, O>(&mut self.flows, record, direction);

@@ -165,10 +165,27 @@ fn udp(ends: Ends, (source_port, destination_port): (u16, u16), len: u16, inner:
     };
     if let Ends::V6(source, destination) = ends {
         let pseudo = pseudo_sum(source, destination, protocol::UDP, usize::from(len));
-        let checksum = finish(pseudo + sum(udp.as_bytes()) + sum(inner));
+        let inner_sum = bytes_of_same_sum(inner).map_or_else(|| sum(inner), |bytes| sum(&bytes));
+        let checksum = finish(pseudo + sum(udp.as_bytes()) + inner_sum);
         udp.checksum.set(if checksum == 0 { 0xffff } else { checksum });
     }
     udp
+}
+
+/// Eight bytes with the checksum's sum of a whole IPv6 packet, if its transport header is one of TCP or UDP with a checksum
+/// over all of the rest. Such a rest sums to the opposite of its pseudo header, so addresses and length cancel out, and what
+/// remains are version, traffic class, flow label, protocol, hop limit and the opposite of the protocol. Of a packet with a
+/// wrong checksum the outer one becomes wrong too.
+#[inline(always)]
+pub(crate) fn bytes_of_same_sum(packet: &[u8]) -> Option<[u8; 8]> {
+    let head: &[u8; 48] = packet.first_chunk()?;
+    let [v, c, l, m, len @ .., protocol, hop_limit]: [u8; 8] = *head.first_chunk()?;
+    let is_whole = match protocol {
+        protocol::TCP => true,
+        protocol::UDP => head[44..46] == len && head[46..48] != [0, 0],
+        _ => false,
+    };
+    (is_whole && v >> 4 == 6).then_some([v, c, l, m, protocol, hop_limit, 0xff, !protocol])
 }
 
 /// DSCP and ECN.
@@ -177,4 +194,43 @@ fn traffic_class<A: Address>(packet: &[u8]) -> Option<u8> {
         Family::V4 => take::<Ipv4>(packet)?.0.traffic_class,
         Family::V6 => (take::<Ipv6>(packet)?.0.version_class_label.get() >> 20 & 0xff) as u8,
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::testing::{Packet, Segment};
+
+    const FROM: &str = "[2001:db8:1::7]:5001";
+    const TO: &str = "[2001:db8::1:0]:80";
+
+    #[test]
+    fn eight_bytes_have_the_sum_of_a_packet_with_a_checksum() {
+        for len in [0, 1, 2, 777, 1400] {
+            let data: Vec<u8> = (0..len).map(|n: u16| n.to_le_bytes()[0] ^ 0x5a).collect();
+            for packet in [Packet::tcp(FROM, TO), Packet::udp(FROM, TO)] {
+                let frame = packet.payload(&data).build();
+                let bytes = bytes_of_same_sum(&frame[14..]).unwrap();
+                assert_eq!(finish(sum(&bytes)), finish(sum(&frame[14..])), "{len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn packets_without_a_checksum_over_all_of_them_are_summed_in_full() {
+        let mut without = Packet::udp(FROM, TO).payload(b"data");
+        if let Segment::Udp { checksum, .. } = &mut without.segment {
+            *checksum = false;
+        }
+        assert_eq!(bytes_of_same_sum(&without.build()[14..]), None);
+        let mut longer = Packet::udp(FROM, TO).payload(b"data").build();
+        longer[14 + 45] = 8;
+        assert_eq!(bytes_of_same_sum(&longer[14..]), None, "data after the datagram");
+        let echo = Segment::Icmp { kind: 128, code: 0, rest: 1 };
+        let ping = Packet { segment: echo, ..Packet::udp(FROM, TO) };
+        assert_eq!(bytes_of_same_sum(&ping.build()[14..]), None);
+        let v4 = Packet::tcp("198.51.100.7:5001", "192.0.2.100:80").payload(b"some more data");
+        assert_eq!(bytes_of_same_sum(&v4.build()[14..]), None);
+    }
 }

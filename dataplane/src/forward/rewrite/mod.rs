@@ -11,6 +11,7 @@ pub mod mss;
 mod nat;
 mod reset;
 
+pub(crate) use encapsulate::bytes_of_same_sum;
 pub use encapsulate::{InnerPacket, Outer, encapsulate};
 pub use hop::hop;
 pub(crate) use nat::rewrite_of;
