@@ -297,7 +297,7 @@ mod tests {
         assert!(probe(&mut buffer, OURS6.into(), OUR_MAC));
         let headers = v6(&buffer.frame);
         assert_eq!((headers.tuple.source, neighbour_question(&buffer.frame, &headers)), (0, Some(OURS6.into())));
-        assert_eq!(buffer.frame[..6], [0x33, 0x33, 0xff, 0, 1, 0]);
+        assert_eq!(buffer.frame[..6], [0x33, 0x33, 0xff, 1, 1, 0]);
     }
 
     #[test]
