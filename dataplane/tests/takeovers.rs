@@ -163,12 +163,11 @@ fn an_outdated_shadow_breaks_no_connection_at_the_wrong_gateway() {
     assert_eq!((b.team.drops(DropReason::NoFlow), b.flows()), (12, 6), "it may be told again");
 }
 
+/// The SNAT addresses and backends of connections.
+type Seen = HashSet<(SocketAddr, SocketAddr)>;
+
 /// Connections of one client to one VIP, whose flows two gateways know.
-fn told_connections(
-    a: &mut Gateway,
-    b: &mut Gateway,
-    count: u16,
-) -> (Vec<(String, &'static str)>, HashSet<(SocketAddr, SocketAddr)>) {
+fn told_connections(a: &mut Gateway, b: &mut Gateway, count: u16) -> (Vec<(String, &'static str)>, Seen) {
     let old: Vec<_> = (0..count).map(|n| (format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")).collect();
     let seen = a.team.establish(&old);
     a.pass(3);
