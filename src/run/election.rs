@@ -89,8 +89,11 @@ pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<
         return;
     }
     let wait = election::handover_max(settings.election.advertisement);
-    match timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await {
-        Ok(_) => sleep(if settings.replication.is_some() { FLOWS_TOLD } else { IN_FLIGHT }).await,
-        Err(_) => tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again"),
+    // The value is locked for the election as long as this result lives.
+    let is_taken = timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await.is_ok();
+    if is_taken {
+        sleep(if settings.replication.is_some() { FLOWS_TOLD } else { IN_FLIGHT }).await;
+    } else {
+        tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again");
     }
 }

@@ -256,7 +256,9 @@ impl Candidacy {
             while let Some(claim) = self.ownership.take_claim() {
                 defence.note(Claimed::Address(claim.vip), now_ns, lease_ns);
             }
-            self.answers.send_if_modified(|answers| defence.apply(answers, now_ns));
+            if defence.is_due(now_ns) {
+                self.answers.send_modify(|answers| defence.apply(answers, now_ns));
+            }
             standing.update(self, files)?;
         }
     }

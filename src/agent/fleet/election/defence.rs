@@ -45,8 +45,13 @@ impl Defence {
         self.answered.retain(|_, answered| now_ns.saturating_sub(*answered) < pause_ns);
     }
 
-    /// Has what is due announced again. Returns whether the answers have changed.
-    pub(super) fn apply(&mut self, answers: &mut VipAnswers, now_ns: u64) -> bool {
+    /// Whether something is to be announced again.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        self.due.values().any(|due| *due <= now_ns)
+    }
+
+    /// Has what is due announced again.
+    pub(super) fn apply(&mut self, answers: &mut VipAnswers, now_ns: u64) {
         let due: Vec<_> = self.due.iter().filter(|(_, due)| **due <= now_ns).map(|(claimed, _)| *claimed).collect();
         for claimed in &due {
             self.due.remove(claimed);
@@ -57,7 +62,6 @@ impl Defence {
             };
             *count += 1;
         }
-        !due.is_empty()
     }
 }
 
@@ -72,14 +76,16 @@ mod tests {
         let (mut defence, mut answers) = (Defence::default(), VipAnswers::default());
         let claimed = [Claimed::Address("192.0.2.100".parse().unwrap()), Claimed::Group(3)];
         claimed.into_iter().for_each(|claimed| defence.note(claimed, 0, 300));
-        assert!(!defence.apply(&mut answers, 299));
+        assert!(!defence.is_due(299));
         defence.note(claimed[1], 299, 300);
-        assert!(defence.apply(&mut answers, 300), "the first claim counts");
+        assert!(defence.is_due(300), "the first claim counts");
+        defence.apply(&mut answers, 300);
         assert_eq!((answers.defended.values().sum::<u64>(), answers.defended_groups[&3]), (1, 1));
-        assert!(!defence.apply(&mut answers, SECOND_NS));
+        assert!(!defence.is_due(SECOND_NS));
         defence.note(claimed[1], SECOND_NS, 300);
-        assert!(!defence.apply(&mut answers, 9 * SECOND_NS));
-        assert!(defence.apply(&mut answers, 10 * SECOND_NS + 300), "a claim within the pause is not forgotten");
-        assert_eq!((answers.defended.values().sum::<u64>(), answers.defended_groups[&3]), (1, 2));
+        assert!(!defence.is_due(9 * SECOND_NS));
+        defence.apply(&mut answers, 10 * SECOND_NS + 300);
+        let counts = (answers.defended.values().sum::<u64>(), answers.defended_groups[&3]);
+        assert_eq!(counts, (1, 2), "a claim within the pause is not forgotten");
     }
 }
