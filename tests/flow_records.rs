@@ -20,8 +20,8 @@ const UDP: &str = "192.0.2.110";
 /// Bytes of the file that is downloaded.
 const FILE_BYTES: u64 = 1_000_000;
 /// The client's ports, one for each download: for lines, and for the collector. A port rests after its connection.
-const LINES_PORTS: Range<u16> = 41_001..41_005;
-const COLLECTOR_PORTS: Range<u16> = 41_011..41_015;
+const LINES_PORTS: Range<u16> = 21_001..21_005;
+const COLLECTOR_PORTS: Range<u16> = 21_011..21_015;
 const COLLECTOR: &str = "ipfix://127.0.0.1:4739";
 
 /// Writes the configuration with this target and short limits.
@@ -88,7 +88,7 @@ fn lines(edge: &Edge) -> Vec<Value> {
 
 /// Opens a connection from the client and resets it.
 const RESET: &str = "import socket, struct
-s = socket.create_connection(('192.0.2.100', 80), source_address=('', 41009))
+s = socket.create_connection(('192.0.2.100', 80), source_address=('', 21009))
 s.sendall(b'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')
 s.recv(1000)
 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
@@ -163,7 +163,7 @@ fn json_lines(edge: &mut Edge) {
         [("to_backend_packets", "to_backend_bytes"), ("to_client_packets", "to_client_bytes")]
             .map(|(packets, bytes)| (number(&end, packets), number(&end, bytes)))
     });
-    assert_eq!(until("the end of the reset connection", || web(41_009))["reason"], "rst");
+    assert_eq!(until("the end of the reset connection", || web(21_009))["reason"], "rst");
     let udp = until("the end of the datagram", || end_of(String::new(), format!("{UDP}:90")));
     assert_eq!((&udp["reason"], &udp["protocol"], number(&udp, "to_backend_packets")), (&"idle".into(), &"udp".into(), 1));
     // "hello\n" in UDP and IPv4.

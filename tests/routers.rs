@@ -137,6 +137,13 @@ impl Fleet {
         fs::write(edge.path("second.yaml"), second + &frr).unwrap();
     }
 
+    fn wait_for_bfd(&self) {
+        until("the BFD session is up", || {
+            let sessions = self.router("show bfd sessions", "show bfd peers");
+            (sessions.contains("Up") || sessions.contains("Status: up")).then_some(())
+        });
+    }
+
     fn start_second(&mut self) {
         let dir = self.edge.dir.path().display();
         let sluiced = env!("CARGO_BIN_EXE_sluiced");
@@ -376,14 +383,13 @@ fn drain_and_kill(mut fleet: Fleet) {
     open.iter_mut().for_each(|connection| connection.assert_alive("after both gateways were gone once"));
 
     // A worker of the first one that hangs: the session over its twin passes the worker, and so does BFD.
-    until("the BFD session is up", || {
-        let sessions = fleet.router("show bfd sessions", "show bfd peers");
-        (sessions.contains("Up") || sessions.contains("Status: up")).then_some(())
-    });
+    fleet.wait_for_bfd();
     let stopped = fleet.edge.start_script("gw", "stop_thread.py", &[&worker_thread(&fleet.edge)]);
     fleet.expect_next_hops("a gateway whose worker hangs loses its BFD session", &[]);
     drop(stopped);
     fleet.expect_next_hops("the worker goes on", &both[..1]);
+    // BGP may be back first; FRR follows only a BFD session that has been up.
+    fleet.wait_for_bfd();
 
     // kill -9 of the first one: its withdrawal does not get out, but BFD ends.
     fleet.edge.stop(true);

@@ -6,7 +6,7 @@ mod fleet;
 mod rig;
 mod team;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -73,9 +73,12 @@ proptest! {
         let mut fleet = Fleet { gateways, owner: 0 };
         fleet.owner().own(ALL);
         let mut open: HashMap<u16, (SocketAddr, SocketAddr)> = HashMap::new();
+        let mut closed = HashSet::new();
         let client = |n: u16| vec![(format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")];
         for step in steps {
             match step {
+                // With different numbers of workers half of a closed connection may still be known (decision 60).
+                Step::Open(n) if closed.contains(&n) && workers.0 != workers.1 => {}
                 Step::Open(n) if !open.contains_key(&n) => {
                     let ends = fleet.owner().team.establish(&client(n)).into_values().next().unwrap();
                     prop_assert!(open.values().all(|other| *other != ends), "{:?} is used twice", ends);
@@ -89,6 +92,7 @@ proptest! {
                 }
                 Step::Reset(n) => {
                     if open.remove(&n).is_some() {
+                        closed.insert(n);
                         fleet.owner().team.towards_backends(&client(n), tcp_flags::RST);
                         fleet.pass(22);
                     }

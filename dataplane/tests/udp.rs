@@ -311,7 +311,7 @@ fn where_all_backends_fail_and_all_are_used_nothing_moves() {
 }
 
 #[test]
-fn in_one_way_modes_probes_that_fail_for_five_seconds_move_a_stream() {
+fn in_one_way_modes_the_probes_alone_move_a_stream() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         let mut rig = Rig::with_mode(mode);
         let datagram = Packet::udp("198.51.100.7:1", DNS).build();
@@ -322,10 +322,6 @@ fn in_one_way_modes_probes_that_fail_for_five_seconds_move_a_stream() {
             assert_eq!(backend(&rig.forward(UPLINK, &datagram)), first, "{mode}");
         }
         fail(&mut rig, &[format!("10.0.0.{first}:5353").parse().unwrap()]);
-        for _ in 0..5 {
-            assert_eq!(backend(&rig.forward(UPLINK, &datagram)), first, "{mode}: all may fail in a moment");
-            rig.now += SECOND;
-        }
         let second = backend(&rig.forward(UPLINK, &datagram));
         assert_ne!(second, first, "{mode}");
         fail(&mut rig, &[]);

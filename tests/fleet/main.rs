@@ -31,9 +31,11 @@ const DOUBLE_ANSWERS_MAX: Duration = Duration::from_secs(2);
 /// What must hold on any machine.
 fn assert_holds(event: Event, outcome: &Outcome) {
     let title = event.title();
-    // Flows older than a second are replicated, or need no state.
+    // Flows older than a second are replicated, or need no state. A gateway that loses its backends finds them failing one
+    // after another: meanwhile datagrams of one-way modes leave the first ones for the others, as they should where one fails.
     for held in &outcome.record.held {
-        assert_eq!(held.broken, None, "{title}: a connection broke: {held:?}");
+        let may_move = event == Event::NoBackends && held.kind == load::Kind::Quic;
+        assert!(held.broken.is_none() || may_move, "{title}: a connection broke: {held:?}");
     }
     let late: Vec<_> = outcome.double_answers.iter().filter(|late| **late > DOUBLE_ANSWERS_MAX).collect();
     assert!(late.is_empty(), "{title}: requests are answered twice this long after a takeover: {late:?}");

@@ -20,12 +20,12 @@ const PORTS_MAX: usize = 1 << 20;
 /// Ports whose hashes have the same low bits: the upper half of the hash, never 0, and when the port was freed. 0: none.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-struct Bucket([u64; PORTS]);
+struct RestingBucket([u64; PORTS]);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct RestingReplies {
-    buckets: Box<[Bucket]>,
+    buckets: Box<[RestingBucket]>,
     rest: Ticks,
 }
 
@@ -43,7 +43,7 @@ impl RestingReplies {
     /// For a table with room for this many flows: half as many ports.
     pub(super) fn new(flows: usize) -> Self {
         let buckets = (flows / 2).clamp(64 * PORTS, PORTS_MAX).div_ceil(PORTS).next_power_of_two();
-        Self { buckets: vec![Bucket::default(); buckets].into(), rest: SNAT_PORT_REST.into() }
+        Self { buckets: vec![RestingBucket::default(); buckets].into(), rest: SNAT_PORT_REST.into() }
     }
 
     #[allow(clippy::cast_possible_truncation)] // a remainder
@@ -119,6 +119,6 @@ mod tests {
     fn memory_follows_the_table_within_bounds() {
         let ports = |flows| RestingReplies::new(flows).buckets.len() * PORTS;
         assert_eq!((ports(1), ports(1 << 16), ports(1 << 26)), (512, 1 << 15, PORTS_MAX));
-        assert_eq!(size_of::<Bucket>(), 64);
+        assert_eq!(size_of::<RestingBucket>(), 64);
     }
 }

@@ -19,11 +19,6 @@ use crate::wire::{Address, Transport};
 /// another backend: as long as TCP waits before it repeats a SYN (RFC 6298 section 2).
 const IN_VAIN: Duration = Duration::from_secs(1);
 
-/// How long a backend fails its probes before UDP flows of one-way modes leave it: in that time a gateway that has lost the
-/// way to all its backends notices it, by probes at the usual interval, and leaves every flow where it is. Its flows return
-/// to it from other gateways, and must find the same backend.
-const SURELY: Duration = Duration::from_secs(5);
-
 /// Whether a packet of the client starts a new flow in place of this one.
 pub(super) fn rechooses<A: Address>(
     flow: &mut Flow<A>,
@@ -59,15 +54,11 @@ fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow
 }
 
 /// A packet that may choose another backend, while its backend fails its probes and does not answer: it never has, or
-/// not since the client first sent after the failure. In one-way modes no answers are seen, so the probes alone decide, at
-/// once for SYNs and after [`SURELY`] for UDP.
+/// not since the client first sent after the failure. In one-way modes no answers are seen, so the probes alone decide.
 fn is_in_vain<A: Address>(flow: &mut Flow<A>, transport: Transport, backend: &Backend, now: Tick) -> bool {
     let may_move = begins(transport) || transport == Transport::Udp;
     let Some(failing) = backend.fails_since().filter(|_| may_move) else { return false };
-    if !flow.mode.is_two_way() {
-        return begins(transport) || now.since(failing) >= Ticks::from(SURELY);
-    }
-    if flow.state.yield_class() == Some(YieldClass::Unconfirmed) {
+    if !flow.mode.is_two_way() || flow.state.yield_class() == Some(YieldClass::Unconfirmed) {
         return true;
     }
     // A time that was stored during an earlier failure does not count.
