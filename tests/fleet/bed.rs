@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::cluster::Cluster;
 use super::edge::{DEADLINE, Program, built_program, can_create_namespaces, controller_program, script, skip, until};
 use super::quic_like;
 use super::vip_owners::{Watch, has_joined};
@@ -41,7 +42,7 @@ pub(crate) enum Way {
 pub(crate) struct Target {
     pub(crate) name: String,
     pub(crate) way: Way,
-    mode: &'static str,
+    pub(crate) mode: &'static str,
     pub(crate) vip: String,
     pub(crate) bulk_port: u16,
 }
@@ -54,52 +55,10 @@ pub(crate) fn targets() -> Vec<Target> {
     all.map(|((way, mode, vip), bulk_port)| Target { name: format!("{mode}-{bulk_port}"), way, mode, vip, bulk_port }).collect()
 }
 
-impl Target {
-    /// iperf3 has one server a VIP: its connections belong together.
-    fn manifest(&self) -> String {
-        let Self { name, mode, vip, bulk_port, .. } = self;
-        let slice = |part: &str, ports: &str, endpoints: &str| {
-            format!(
-                "---
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{namespace: demo, name: {name}-{part}, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{ports}]
-endpoints: [{endpoints}]
-"
-            )
-        };
-        let spread = format!(
-            "{{name: http, protocol: TCP, port: {HTTP}}}, {{name: dns, protocol: UDP, port: {DNS}}}, \
-             {{name: quic, protocol: UDP, port: {QUIC}}}"
-        );
-        format!(
-            "apiVersion: v1
-kind: Service
-metadata:
-  namespace: demo
-  name: {name}
-  annotations:
-    sluice.dev/addresses: {vip}
-    sluice.dev/mode: {mode}
-    sluice.dev/target: endpoint
-    sluice.dev/health-check: tcp
-    sluice.dev/health-check-port: \"{HTTP}\"
-spec:
-  type: LoadBalancer
-  loadBalancerClass: sluice.dev/gateway
-  ports:
-    - {{name: http, protocol: TCP, port: {HTTP}, targetPort: {HTTP}}}
-    - {{name: dns, protocol: UDP, port: {DNS}, targetPort: {DNS}}}
-    - {{name: quic, protocol: UDP, port: {QUIC}, targetPort: {QUIC}}}
-    - {{name: bulk, protocol: TCP, port: {bulk_port}, targetPort: {bulk_port}}}
-{}{}---
-",
-            slice("spread", &spread, "{addresses: [10.0.0.11]}, {addresses: [10.0.0.12]}, {addresses: [10.0.0.13]}"),
-            slice("bulk", &format!("{{name: bulk, protocol: TCP, port: {bulk_port}}}"), "{addresses: [10.0.0.11]}"),
-        )
-    }
+/// A Service that comes and goes.
+pub(crate) fn late_target() -> Target {
+    let (name, vip) = ("late".to_owned(), "203.0.113.9".to_owned());
+    Target { name, way: Way::Router, mode: "dsr", vip, bulk_port: FIRST_BULK }
 }
 
 /// How fast failures are noticed.
@@ -122,6 +81,7 @@ pub(crate) struct Bed {
     sluicectl: PathBuf,
     sluice_controller: PathBuf,
     gateways: [Option<Child>; GATEWAYS],
+    pub(crate) cluster: Cluster,
     controller: Option<Child>,
     servers: Vec<Program>,
     /// iperf3.
@@ -141,9 +101,11 @@ impl Bed {
                 return None;
             }
         }
+        let dir = tempfile::Builder::new().prefix("sluice-").tempdir().unwrap();
         let mut bed = Self {
             id: format!("{name}{}", std::process::id() % 100_000),
-            dir: tempfile::Builder::new().prefix("sluice-").tempdir().unwrap(),
+            cluster: Cluster::start(&targets(), &dir.path().join("kubeconfig")),
+            dir,
             pace,
             targets: targets(),
             sluicectl: built_program("sluicectl", "sluicectl"),
@@ -245,16 +207,12 @@ impl Bed {
   - {{name: link, addresses: [192.0.2.100-192.0.2.119]}}
   - {{name: routed, addresses: [203.0.113.0/24], announce: routed}}
 health: {{interval: {probe}ms, timeout: {probe}ms, failOpen: false}}
-manifests: {dir}/manifests
-statusDir: {dir}/status
+kubernetes: {{kubeconfig: {dir}/kubeconfig}}
 listen: unix:{dir}/config.sock
 admin: {{listen: \"unix:{dir}/controller.sock\"}}
 "
         );
         fs::write(self.path("controller.yaml"), text).unwrap();
-        fs::create_dir_all(self.path("manifests")).unwrap();
-        let manifests: String = self.targets.iter().map(Target::manifest).collect();
-        fs::write(self.path("manifests/services.yaml"), manifests).unwrap();
     }
 
     fn log_file(&self, name: &str) -> Stdio {
@@ -316,6 +274,20 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
         self.call(&format!("gw{n}/admin.sock"), arguments)
     }
 
+    /// Number of gateways that have a VIP.
+    pub(crate) fn having(&self, vip: &str) -> usize {
+        (0..GATEWAYS).filter(|n| self.sluicectl(*n, &["services"]).is_some_and(|text| text.contains(vip))).count()
+    }
+
+    /// Whether a gateway follows a controller.
+    pub(crate) fn follows_controller(&self, n: usize) -> bool {
+        self.metrics(n).contains("\nsluice_controller_connected 1\n")
+    }
+
+    fn metrics(&self, n: usize) -> String {
+        self.script(&format!("in_ns gw{n} curl -s http://127.0.0.1:9435/metrics || true"))
+    }
+
     /// What `sluicectl` prints at the controller.
     pub(crate) fn controller(&self, arguments: &[&str]) -> Option<String> {
         self.call("controller.sock", arguments)
@@ -371,8 +343,7 @@ admin: {{listen: \"unix:{dir}/controller.sock\"}}
 
     /// Whether a gateway has the flows of all others.
     fn follows_all(&self, n: usize) -> bool {
-        let metrics = self.script(&format!("in_ns gw{n} curl -s http://127.0.0.1:9435/metrics || true"));
-        metrics.contains(&format!("\nsluice_fleet_followed_partners {}\n", GATEWAYS - 1))
+        self.metrics(n).contains(&format!("\nsluice_fleet_followed_partners {}\n", GATEWAYS - 1))
     }
 
     /// Waits until all gateways take part again and nothing moves any more.

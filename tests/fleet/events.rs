@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 
+use super::api_server::Availability;
 use super::arp::{self, Claim};
-use super::bed::{Bed, GATEWAYS, Way};
+use super::bed::{Bed, GATEWAYS, Way, late_target};
 use super::edge::until;
 use super::load::{Load, Record};
 use super::vip_owners::has_joined;
@@ -20,18 +21,20 @@ pub(crate) enum Event {
     NoBackends,
     Partition,
     NoController,
+    NoApiServer,
     RouterRestart,
     Upgrade,
 }
 
 impl Event {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Kill,
         Self::StopAndResume,
         Self::NoCarrier,
         Self::NoBackends,
         Self::Partition,
         Self::NoController,
+        Self::NoApiServer,
         Self::RouterRestart,
         Self::Upgrade,
     ];
@@ -45,6 +48,7 @@ impl Event {
             Self::NoBackends => "no way to the cluster",
             Self::Partition => "partition between the gateways only",
             Self::NoController => "controller killed, and its next start",
+            Self::NoApiServer => "no API server, until the controller leads no longer",
             Self::RouterRestart => "restart of the router",
             Self::Upgrade => "upgrade of all gateways, one after another",
         }
@@ -59,6 +63,7 @@ impl Event {
             Self::NoBackends => "no-backends",
             Self::Partition => "partition",
             Self::NoController => "no-controller",
+            Self::NoApiServer => "no-api-server",
             Self::RouterRestart => "router-restart",
             Self::Upgrade => "upgrade",
         }
@@ -81,6 +86,7 @@ impl Event {
             Self::NoBackends => no_backends(bed, victim, load),
             Self::Partition => partition(bed, load),
             Self::NoController => no_controller(bed, load),
+            Self::NoApiServer => no_api_server(bed, load),
             Self::RouterRestart => router_restart(bed, load),
             Self::Upgrade => upgrade(bed),
         }
@@ -225,6 +231,21 @@ fn no_controller(bed: &mut Bed, load: &Load) -> Hit {
     bed.end_controller();
     load.until_traffic_returns("no controller");
     bed.start_controller();
+    Hit::default()
+}
+
+/// Gateways forward by what they know, and hear of what happened meanwhile once the API server is back.
+fn no_api_server(bed: &mut Bed, load: &Load) -> Hit {
+    bed.cluster.be(Availability::Down);
+    let late = late_target();
+    bed.cluster.create(&late);
+    until("the controller cannot renew its Lease", || (0..GATEWAYS).all(|n| !bed.follows_controller(n)).then_some(()));
+    load.until_traffic_returns("no API server");
+    assert_eq!(bed.having(&late.vip), 0, "nobody can know it yet");
+    bed.cluster.be(Availability::Up);
+    until("what happened meanwhile arrives", || (bed.having(&late.vip) == GATEWAYS).then_some(()));
+    bed.cluster.delete(&late);
+    until("a deleted Service leaves", || (bed.having(&late.vip) == 0).then_some(()));
     Hit::default()
 }
 

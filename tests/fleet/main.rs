@@ -1,13 +1,13 @@
 //! A fleet of three gateways while parts of it fail: connections that clients hold, and new ones, by the election of owners
 //! on a link (keepalived) and behind a router (FRR, with BIRD on the gateways).
-//!
-//! The failure of the API server is not among the events: gateways talk to the controller only, and the tests of `control`
-//! take its API server away.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "../../control/tests/api_server/mod.rs"]
+mod api_server;
 mod arp;
 mod bed;
+mod cluster;
 #[path = "../edge/mod.rs"]
 mod edge;
 mod events;

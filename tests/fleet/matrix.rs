@@ -138,7 +138,7 @@ Notes:
 - *Restart of the router*: its daemons end and start, and withdraw the routes meanwhile.
 - iperf3 ends all downloads of a VIP when one breaks.
 - In a partition each gateway takes every VIP, until the controller lets one keep each.
-- The API server is not among the events: gateways ask the controller only.
+- Gateways ask the controller only: without an API server they go on with what they know.
 ";
 
 fn row(bed: &Bed, way: Way, event: Event, outcomes: &[&Outcome]) -> String {
