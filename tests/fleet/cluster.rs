@@ -35,9 +35,8 @@ impl Cluster {
         let port = |name: &str, protocol: &str, port: u16| json!({"name": name, "protocol": protocol, "port": port});
         let spread = [port("http", "TCP", HTTP), port("dns", "UDP", DNS), port("quic", "UDP", QUIC)];
         let bulk = [port("bulk", "TCP", *bulk_port)];
-        let spec = json!({
-            "type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "ports": [&spread[..], &bulk].concat(),
-        });
+        let all = [&spread[..], &bulk].concat();
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "sluice.dev/gateway", "ports": all});
         let metadata = json!({"namespace": "demo", "name": name, "annotations": annotations});
         self.api.create(Kind::Service, json!({"metadata": metadata, "spec": spec}));
         for (part, ports, servers) in [("spread", &spread[..], &[11, 12, 13][..]), ("bulk", &bulk, &[11])] {
