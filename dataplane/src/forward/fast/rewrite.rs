@@ -356,17 +356,20 @@ impl<O> Writer<'_, O> {
     where
         O: Observe<B>,
     {
-        match flow.mode() {
-            FlowMode::Nat | FlowMode::Dnat => {
-                let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
-                let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
-                A::rewrite(framed::<A>(buffer, exit, record)?, from, &to, record.is_udp(), identification);
+        if flow.mode().is_tunnel() {
+            let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
+            into_tunnel::<A>(self.snapshot, self.identifications, buffer, record, (flow.mode(), backend), exit)?;
+        } else {
+            let head = framed::<A>(buffer, exit, record)?;
+            match flow.mode() {
+                FlowMode::Dsr => A::lower_hop_limit(head),
+                _ => {
+                    let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
+                    let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
+                    A::rewrite(head, from, &to, record.is_udp(), identification);
+                }
             }
-            FlowMode::Dsr => A::lower_hop_limit(framed::<A>(buffer, exit, record)?),
-            mode => {
-                let backend = flow.key(Direction::ToClient).tuple(record.protocol()).source;
-                into_tunnel::<A>(self.snapshot, self.identifications, buffer, record, (mode, backend), exit)?;
-            }
+            buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
@@ -435,9 +438,6 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
             return None;
         }
         let inner_sum = if is_udp { A::inner_sum(head)? } else { [0; 8] };
-        if record.is_padded {
-            buffer.truncate(offset + usize::from(record.packet_len));
-        }
         if !buffer.prepend(before.checked_sub(offset)?) {
             return None;
         }
@@ -450,6 +450,10 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         let frame = buffer.bytes_mut();
         exit.write_link(frame);
         A::write_outer(frame, source, to, &fields)?;
+        // Not earlier: a short datagram has the length of a head by its padding only.
+        if record.is_padded {
+            buffer.truncate(before + usize::from(record.packet_len));
+        }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
         meter::<A, B, O>(&mut self.flows, record, direction);
@@ -498,14 +502,13 @@ fn identification<A: FastFamily>(identifications: &mut Identifications, to: A::K
     identifications.next(to.source, to.destination, to.protocol) as u16
 }
 
-/// Puts the link header of the exit before a packet, and removes the bytes after it. Returns the head of the packet.
+/// Puts the link header of the exit before a packet. Returns the head of the packet.
 #[inline(always)]
 fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
     let (offset, wanted) = (usize::from(record.network_offset), exit.link_bytes());
     if wanted != offset {
         move_start(buffer, offset, wanted)?;
     }
-    buffer.truncate(wanted + usize::from(record.packet_len));
     let frame = buffer.bytes_mut();
     exit.write_link(frame);
     A::Head::of_mut(frame, wanted)
