@@ -122,6 +122,39 @@ fn flows_that_two_workers_share_are_saved_once_and_are_one_again_with_as_many_wo
     again.answered(&seen, DATA);
 }
 
+/// Lets a team sweep its tables for a while.
+fn sweep(team: &mut Team, seconds: u64) {
+    for _ in 0..seconds * 8 {
+        team.now += SECOND / 8;
+        team.poll();
+    }
+}
+
+#[test]
+fn both_halves_of_a_flow_that_two_workers_share_end_with_a_reset_by_either_side() {
+    let clients = clients(80);
+    let mut one = running(state(), 1, false);
+    let seen = one.establish(&clients);
+    for by_client in [true, false] {
+        let mut four = gateway(state(), 4, false);
+        let saved = restore(&mut four, file(&parts(&one)), SECOND);
+        assert!(fates(&saved)[0] > 80, "some flows have two owners");
+        match by_client {
+            true => assert_eq!(four.towards_backends(&clients, tcp_flags::RST), seen),
+            false => four.answered(&seen, tcp_flags::RST),
+        }
+        let resets = |counters: &dataplane::WorkerCounters| (0..100).map(|slot| counters.sum_of(slot, |of| of.reset.get())).sum();
+        assert_eq!(four.sum(resets), 80, "each is counted once");
+        // The clients come back from the same ports, at once and once more.
+        let again = four.establish(&clients);
+        assert!(again.values().all(|ends| !seen.values().any(|before| before == ends)), "new flows have new ports");
+        four.answered(&again, DATA);
+        assert_eq!(four.towards_backends(&clients, DATA), again);
+        sweep(&mut four, 20);
+        assert_eq!(four.sum(|counters| counters.flows.get()), 80);
+    }
+}
+
 #[test]
 fn the_port_of_a_flow_that_two_workers_share_is_not_handed_out_again_while_a_half_may_live() {
     let clients = clients(80);
@@ -129,20 +162,18 @@ fn the_port_of_a_flow_that_two_workers_share_is_not_handed_out_again_while_a_hal
     let seen = one.establish(&clients);
     let mut four = gateway(state(), 4, false);
     restore(&mut four, file(&parts(&one)), SECOND);
-    // Only the owner of the replies learns that the connection is over. Then its port would have rested.
-    four.answered(&seen, tcp_flags::RST);
-    for _ in 0..200 * 8 {
-        four.now += SECOND / 8;
-        four.poll();
-    }
+    // Only clients send, for longer than the idle limit: the halves of their packets live on, and the others end.
     let data: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).flags(DATA).build()).collect();
-    four.put(UPLINK, &data);
-    four.sent(UPLINK); // RSTs for the others
-    let go_on: HashSet<_> = four.sent(CLUSTER).iter().map(|frame| ends(frame)).collect();
-    assert!(!go_on.is_empty() && go_on.len() < 80, "{} of 80 have a half that knows nothing", go_on.len());
+    for _ in 0..20 {
+        four.now += 600 * SECOND;
+        four.put(UPLINK, &data);
+        assert_eq!(four.sent(CLUSTER).len(), 80);
+    }
+    sweep(&mut four, 20);
     let more: Vec<_> = (0..300_u16).map(|n| (format!("203.0.113.7:{}", 2000 + n), "192.0.2.100:80")).collect();
     let given: HashSet<_> = four.establish(&more).into_values().collect();
-    assert_eq!((given.len(), given.intersection(&go_on).count()), (300, 0));
+    let used: HashSet<_> = seen.into_values().collect();
+    assert_eq!((given.len(), given.intersection(&used).count()), (300, 0));
 }
 
 #[test]

@@ -8,12 +8,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use proto::v1;
 use proto::v1::{answer::Reply, question::Query};
+use proto::{FleetStatus, v1};
 
 use super::gateway_rows::written;
 use crate::gateways::fleet_queries::Fleet;
-use crate::gateways::registry::Gateways;
+use crate::gateways::registry::{Gateway, Gateways};
 use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::{DrainTarget, Overrides};
 
@@ -33,7 +33,8 @@ pub(super) struct FlowsLeft {
 impl FlowsLeft {
     /// Asks all gateways, if any backend or node is drained.
     pub(super) async fn ask(fleet: &Fleet, gateways: &Gateways, overrides: &Overrides, nodes: Arc<DrainedNodes>) -> Self {
-        let at_gateways: BTreeMap<_, _> = gateways.iter().map(|gateway| (gateway.name.clone(), gateway.flows)).collect();
+        let own_flows = |gateway: &Gateway| own_flows(gateway.flows, gateway.fleet.as_deref());
+        let at_gateways: BTreeMap<_, _> = gateways.iter().map(|gateway| (gateway.name.clone(), own_flows(gateway))).collect();
         let addresses: BTreeSet<IpAddr> = overrides.drains().keys().flat_map(|what| addresses(what, &nodes)).collect();
         let mut left = Self { nodes, at_backends: BTreeMap::new(), at_gateways, silent: Vec::new() };
         if addresses.is_empty() {
@@ -73,6 +74,11 @@ impl FlowsLeft {
     }
 }
 
+/// The flows that a gateway carries itself. It goes on hearing those of its partners while it is drained.
+fn own_flows(flows: u64, fleet: Option<&FleetStatus>) -> u64 {
+    flows.saturating_sub(fleet.map_or(0, |fleet| fleet.shadow_flows))
+}
+
 /// The addresses of the backends that a drain concerns.
 fn addresses(what: &DrainTarget, nodes: &DrainedNodes) -> Vec<IpAddr> {
     match what {
@@ -87,4 +93,15 @@ fn disconnected(name: &str, seen: SystemTime) -> Option<v1::Silent> {
     let is_gone = seen.elapsed().is_ok_and(|away| away >= GONE_AFTER);
     let reason = || format!("it has been disconnected since {}; it may still have flows", written(seen));
     (!is_gone).then(|| v1::Silent { gateway: name.to_owned(), reason: reason() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_of_partners_are_not_left_at_a_gateway() {
+        let fleet = |shadow_flows| FleetStatus { shadow_flows, ..FleetStatus::default() };
+        assert_eq!([own_flows(7, None), own_flows(7, Some(&fleet(4))), own_flows(7, Some(&fleet(9)))], [7, 3, 0]);
+    }
 }

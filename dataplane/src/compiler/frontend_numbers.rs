@@ -78,9 +78,14 @@ impl FrontendNumbers {
 
     /// Adds backends to a frontend, except those that another frontend with its number has.
     fn join(&self, to: &FrontendView, before: &[FrontendView], backends: &[u32], workers: &[Arc<WorkerCounters>]) {
-        let rivals: Vec<_> = self.frontends.iter().chain(before).filter(|other| is_rival(other, to)).collect();
-        let is_free = |slot: &u32| !rivals.iter().any(|rival| rival.counters.has(*slot));
-        to.counters.join(backends.iter().copied().filter(is_free), workers);
+        let mut new = to.counters.missing(backends);
+        for rival in self.frontends.iter().chain(before).filter(|other| is_rival(other, to)) {
+            if new.is_empty() {
+                return;
+            }
+            new = rival.counters.missing(&new);
+        }
+        to.counters.join(new, workers);
     }
 
     /// Removes a backend whose slot is free.
@@ -169,7 +174,7 @@ mod tests {
         let node_port = [FrontendPlace::NodePort(30080)];
         of.follow(&[port(80, &node_port, &[0]), port(80, &node_port, &[7])], &[]);
         let counters = &of.views()[0].counters;
-        assert_eq!((of.frontends.len(), counters.has(0), counters.has(7)), (1, true, true));
+        assert_eq!((of.frontends.len(), counters.shared(&[0, 7])), (1, 2));
     }
 
     #[test]
@@ -177,7 +182,7 @@ mod tests {
         let mut of = FrontendNumbers::default();
         let ports: Vec<_> = (0..40).map(|n| port(n, &[vip(n)], &[u32::from(n)])).collect();
         of.follow(&ports, &[]);
-        let each = of.frontends.iter().zip(0..).all(|(frontend, slot)| frontend.counters.has(slot));
+        let each = of.frontends.iter().zip(0..).all(|(frontend, slot)| frontend.counters.shared(&[slot]) == 1);
         assert!(each && numbers(&of).iter().all(|number| (1..=15).contains(number)));
         let users = |number| numbers(&of).iter().filter(|other| **other == number).count();
         assert!((1..=15).all(|number| (2..=3).contains(&users(number))));
@@ -188,7 +193,7 @@ mod tests {
         let mut of = FrontendNumbers::default();
         let ports: Vec<_> = (0..16).map(|n| port(n, &[vip(n)], &[3])).collect();
         of.follow(&ports, &[]);
-        let having = of.frontends.iter().filter(|frontend| frontend.counters.has(3)).count();
-        assert_eq!((numbers(&of)[15], having, of.frontends[15].counters.has(3)), (1, 15, false));
+        let having = of.frontends.iter().filter(|frontend| frontend.counters.shared(&[3]) == 1).count();
+        assert_eq!((numbers(&of)[15], having, of.frontends[15].counters.shared(&[3])), (1, 15, 0));
     }
 }

@@ -100,6 +100,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         found: Option<FlowMatch>,
     ) {
         let segment = Segment::of(buffer.bytes(), packet.headers);
+        if let Some((worker, task)) = self.visit_halves(snapshot, arrival, packet, segment, found) {
+            return self.egress.hand_over(worker, task, arrival, buffer, &mut self.tally);
+        }
         let verdict = self.verdict(snapshot, arrival, packet, segment, found);
         self.apply(snapshot, arrival, buffer, packet.headers, verdict);
     }

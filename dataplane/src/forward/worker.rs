@@ -13,6 +13,7 @@
 //!
 //! Not here: what happens to a packet (`burst`, `decide`, `engine`).
 
+mod halves;
 mod observed;
 mod restore;
 mod saved_flows;

@@ -8,7 +8,7 @@ use crate::wire::Tags;
 pub(crate) enum Origin {
     /// A receive queue of a port: the packet may belong to another worker.
     Port,
-    /// Another worker: a fragment whose owner is determined here.
+    /// Another worker: the owner of the packet, a fragment for example, is determined here.
     Met,
     /// Another worker, or the packets that waited here: this worker owns the packet.
     Owned,

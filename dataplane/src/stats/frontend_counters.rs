@@ -122,9 +122,10 @@ impl FrontendCounters {
         slots.iter().filter(|slot| members.slots.binary_search(slot).is_ok()).count()
     }
 
-    /// Whether it has the backend in a slot.
-    pub(crate) fn has(&self, slot: u32) -> bool {
-        self.members().slots.binary_search(&slot).is_ok()
+    /// Those of these backends that it does not have.
+    pub(crate) fn missing(&self, slots: &[u32]) -> Vec<u32> {
+        let members = self.members();
+        slots.iter().copied().filter(|slot| members.slots.binary_search(slot).is_err()).collect()
     }
 
     /// What it counted since it was added.

@@ -33,7 +33,8 @@ pub(crate) const PACKETS_PER_TURN: usize = 4 * BURST;
 pub(crate) enum HandoverTask {
     /// Decide on them: it is their owner.
     Decide,
-    /// Determine their owner: they are fragments, and those of a datagram meet there.
+    /// Determine their owner: they are fragments, and those of a datagram meet there; or they begin new flows in place of
+    /// flows in two halves, of which this worker has one.
     Meet,
     /// Transmit them: they are finished, and it has a transmit queue of the port.
     Send,

@@ -369,17 +369,14 @@ impl<A: Address> Replicator<A> {
     }
 
     /// The sweep meets a flow that lasts. Own flows are told again after `refresh` if they carried packets; `None`: the
-    /// flow is not for this worker to tell, nor to count.
+    /// flow is not for this worker to tell.
     #[inline(never)]
     pub(in crate::flow) fn meet(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
-        let Some(refresh) = refresh else { return };
         if !self.groups.own(flow) {
             self.met_shadows += 1;
             return;
         }
-        if !self.groups.share(flow) {
-            return;
-        }
+        let Some(refresh) = refresh.filter(|_| self.groups.share(flow)) else { return };
         match self.news(index) {
             None => self.tell_first(index, flow, now),
             Some(news) => {

@@ -243,7 +243,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
         tuple: &Tuple<A>,
     ) -> bool {
-        let Some(peers) = self.egress.peers.as_mut().filter(|_| opening.arrival.origin == Origin::Port) else { return true };
+        let origin = opening.arrival.origin;
+        let Some(peers) = self.egress.peers.as_mut().filter(|_| origin == Origin::Port) else { return origin != Origin::Met };
         let tag_bytes = u16::from(record.network_offset).saturating_sub(Ethernet::BYTES);
         owns(peers, opening.snapshot, (record.link.port(), tag_bytes), buffer, (tuple, record.hash))
     }

@@ -302,7 +302,7 @@ impl<P: Port, O> Engine<P, O> {
     }
 
     /// Ends a flow because its owner has no such flow.
-    fn end_shadow<A: FlowFamily>(&mut self, index: FlowIndex, now: Tick) {
+    pub(super) fn end_shadow<A: FlowFamily>(&mut self, index: FlowIndex, now: Tick) {
         let flow = A::split(&mut self.tables).0.remove(index, FlowEnd::Replaced);
         if let Some(lease) = flow.snat_lease() {
             self.ports.release(lease.pool, lease.port, now);
