@@ -55,6 +55,8 @@ pub(crate) struct Held {
     pub(crate) target: String,
     /// Why it broke, if it did.
     pub(crate) broken: Option<String>,
+    /// When it ended, since the load began.
+    pub(crate) ended_at_ms: u64,
     /// Whether another server answered than before.
     pub(crate) moved: bool,
     pub(crate) longest_gap_ms: u64,
@@ -109,7 +111,7 @@ struct Connection {
 
 impl Connection {
     fn new(shared: &Arc<Shared>, kind: Kind, target: &Target) -> Self {
-        let held = Held { kind, target: target.name.clone(), broken: None, moved: false, longest_gap_ms: 0 };
+        let held = Held { kind, target: target.name.clone(), broken: None, ended_at_ms: 0, moved: false, longest_gap_ms: 0 };
         Self { shared: Arc::clone(shared), held, server: None }
     }
 
@@ -127,6 +129,7 @@ impl Connection {
 
     fn end(mut self, result: Result<(), String>) {
         self.held.broken = result.err();
+        self.held.ended_at_ms = u64::try_from(self.shared.start.elapsed().as_millis()).unwrap();
         self.shared.record.lock().unwrap().held.push(self.held);
         self.shared.ended.fetch_add(1, Ordering::Relaxed);
     }
