@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admin::{self, Captures, ControllerAccess, Sources};
 use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::fleet::election::{Candidacy, ElectionStatus};
+use crate::agent::fleet::election::{Candidacy, ElectionStatus, VrrpClaims};
 use crate::agent::fleet::replication::{ReplicationInputs, ReplicationStatus};
 use crate::agent::flow_records;
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
@@ -199,7 +199,7 @@ struct Channels {
     answers: watch::Sender<VipAnswers>,
     ownership: Arc<VipOwnership>,
     election: watch::Sender<ElectionStatus>,
-    claimed: watch::Sender<u64>,
+    claimed: watch::Sender<VrrpClaims>,
     arbitration: watch::Sender<Arbitration>,
     /// With whom flows are replicated, as the controller says.
     membership: watch::Sender<Option<Membership>>,

@@ -40,8 +40,8 @@ pub use forward::{
 };
 pub use fragment::{Datagram, Fragment, Part};
 pub use icmp::{
-    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, LEASE_INTERVALS, NeighbourRequest, Quote, QuotedChecksum,
-    UnresolvedNeighbour, VipClaim, VipOwnership,
+    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, GroupsClaimed, LEASE_INTERVALS, NeighbourRequest, Quote,
+    QuotedChecksum, UnresolvedNeighbour, VipClaim, VipOwnership,
 };
 pub use port::{
     BURST, Burst, Doorbell, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues,

@@ -8,7 +8,7 @@ mod rig;
 use std::sync::Arc;
 
 use dataplane::testing::{Packet, Segment, arp_request, neighbour_solicitation};
-use dataplane::{Config, DropReason, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
+use dataplane::{Config, DropReason, GroupsClaimed, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
 use proto::vip_group;
 use rig::{CLUSTER, Rig, UPLINK, UPLINK_MAC, config, ip};
 
@@ -303,16 +303,38 @@ fn with_an_election_claims_of_others_are_noted_while_the_lease_lasts() {
         frame[6..12].copy_from_slice(&other.0);
         frame[22..28].copy_from_slice(&other.0);
         rig.put(CLUSTER, &frame);
-        ownership.take_claim().map(|claim| claim.vip)
+        assert_eq!(ownership.take_claim(), None, "groups are noted, not addresses");
+        let GroupsClaimed { announced, asked } = ownership.take_claimed_groups();
+        (announced, asked)
     };
-    assert_eq!(claimed(&mut rig, SNAT[0][0], None), None, "the lease has not begun");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], None), (0, 0), "the lease has not begun");
     ownership.begin(0, rig.now);
-    assert_eq!(claimed(&mut rig, SNAT[0][0], None), Some(ip(SNAT[0][0])));
-    assert_eq!(claimed(&mut rig, SNAT[1][0], None), None, "of a group of the other gateway");
-    assert_eq!(claimed(&mut rig, SNAT[0][0], Some("0.0.0.0")), Some(ip(SNAT[0][0])), "a probe of one that has lost it");
-    assert_eq!(claimed(&mut rig, SNAT[0][0], Some("10.0.0.11")), None, "a request");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], None), (1, 0));
+    assert_eq!(claimed(&mut rig, SNAT[1][0], None), (0, 0), "of a group of the other gateway");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], Some("0.0.0.0")), (0, 1), "a probe of one that has lost it");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], Some("10.0.0.11")), (0, 0), "a request");
     rig.now += LEASE_NS;
-    assert_eq!(claimed(&mut rig, SNAT[0][0], None), None, "the lease has ended");
+    assert_eq!(claimed(&mut rig, SNAT[0][0], None), (0, 0), "the lease has ended");
+}
+
+#[test]
+fn a_group_is_noted_however_many_addresses_were_claimed_before() {
+    let (mut rig, ownership) = with_shared_snat(&[0, 1]);
+    ownership.open();
+    (0..2).for_each(|group| ownership.begin(group, rig.now));
+    let probe = |rig: &mut Rig, snat: &str| {
+        let std::net::IpAddr::V4(address) = ip(snat) else { unreachable!() };
+        let mut frame = arp_request([0, 0, 0, 0].into(), address);
+        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0xbb, 1]);
+        frame[22..28].copy_from_slice(&[2, 0, 0, 0, 0xbb, 1]);
+        rig.put(CLUSTER, &frame);
+    };
+    for _ in 0..200 {
+        probe(&mut rig, SNAT[0][0]);
+    }
+    probe(&mut rig, SNAT[1][0]);
+    assert_eq!(ownership.take_claimed_groups(), GroupsClaimed { announced: 0, asked: 0b11 });
+    assert_eq!(ownership.take_claimed_groups(), GroupsClaimed::default(), "they are taken once");
 }
 
 #[test]

@@ -85,7 +85,7 @@ pub struct ClientChannels {
     pub draining: watch::Sender<bool>,
     /// Output: with whom it replicates flows, by the last controller that said so.
     pub membership: watch::Sender<Option<Membership>>,
-    /// What the controller decides about VIP groups that several gateways claim; `None`: there is no election.
+    /// This gateway's part where several claim a VIP group; `None`: there is no election.
     pub contender: Option<Contender>,
     /// Answers requests of the controller.
     pub answering: Responder,
@@ -94,10 +94,10 @@ pub struct ClientChannels {
 }
 
 impl ClientChannels {
-    /// Passes on what the controller decides. A gateway without a controller yields to nobody.
+    /// Passes on what the controller decides.
     fn arbitrate(&self, arbitration: Option<v1::Arbitration>) {
         if let Some(contender) = &self.contender {
-            send_if_changed(&contender.arbitration, arbitration.map(Arbitration::from).unwrap_or_default());
+            contender.decided(arbitration.map(Arbitration::from).unwrap_or_default());
         }
     }
 }
@@ -173,6 +173,10 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
     let mut lacks_membership = false;
+    let mut of_all_streams = JoinSet::new();
+    if let Some(contender) = channels.contender.clone() {
+        of_all_streams.spawn(claims::lapse(contender));
+    }
     loop {
         // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
         let is_led_there = leader.is_some();
@@ -182,7 +186,6 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         if channels.connected.send_replace(false) {
             logged.clear();
         }
-        channels.arbitrate(None);
         let text = error.to_string();
         if text != logged {
             tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
@@ -227,19 +230,27 @@ async fn follow(
     let mut stream = client.watch(requests).await.map_err(refused)?.into_inner();
     answers.spawn(fleet_queries::run(channel, settings.gateway.clone(), channels.answering.clone()));
     let mut reached = channels.facts.reached.clone();
-    let (mut epoch, mut reassembly) = (None, Reassembly::default());
+    let (mut epoch, mut reassembly, mut is_arbitrated) = (None, Reassembly::default(), false);
     loop {
         tokio::select! {
             message = stream.message() => {
                 let message = message.map_err(refused)?.ok_or_else(|| StreamError::Closed(url.clone()))?;
                 let Some(mut whole) = reassembly.add(message)? else { continue };
+                let arbitration = whole.arbitration.take();
+                is_arbitrated |= arbitration.is_some();
+                // A controller that has not yet heard the claims of this stream says nothing, and what was decided goes on.
+                if is_arbitrated {
+                    channels.arbitrate(arbitration);
+                }
+                if whole.arbitration_only {
+                    continue;
+                }
                 // A controller of an earlier version says nothing about it.
                 let membership = whole.membership.take().and_then(proto::convert::membership);
                 note_lack(lacks_membership, settings.needs_membership && membership.is_none(), url);
                 if let Some(membership) = membership {
                     send_if_changed(&channels.membership, Some(membership));
                 }
-                channels.arbitrate(whole.arbitration.take());
                 // Applied before the state, so that a drained gateway announces nothing in between.
                 send_if_changed(&channels.draining, whole.draining);
                 let known = received.apply(whole)?;
@@ -323,9 +334,15 @@ mod tests {
     }
 
     impl Seen {
+        /// The next message, without claims.
         async fn next(&mut self) -> Message {
-            let request = timeout(LONG, self.requests.message()).await.unwrap().unwrap();
-            request.unwrap().message.unwrap()
+            loop {
+                let request = timeout(LONG, self.requests.message()).await.unwrap().unwrap();
+                let message = request.unwrap().message.unwrap();
+                if !matches!(message, Message::Claims(_)) {
+                    return message;
+                }
+            }
         }
 
         async fn hello(&mut self) -> v1::Hello {
@@ -370,6 +387,7 @@ mod tests {
         served: watch::Sender<Served>,
         draining: watch::Receiver<bool>,
         membership: watch::Receiver<Option<Membership>>,
+        arbitration: watch::Receiver<Arbitration>,
         _fleet: watch::Sender<FleetStatus>,
         client: tokio::task::JoinHandle<Result<(), Failure>>,
     }
@@ -401,10 +419,13 @@ mod tests {
                 _ => Reply::Refusal("not today".to_owned()),
             });
             let (membership, membership_out) = watch::channel(None);
-            let channels = ClientChannels { known, connected, draining, membership, contender: None, answering, facts };
+            let decided = watch::Sender::default();
+            let (arbitration, claimed) = (decided.subscribe(), watch::Sender::default().subscribe());
+            let contender = Some(Contender::new(claimed, "192.0.2.0/24".to_owned(), || 0, decided));
+            let channels = ClientChannels { known, connected, draining, membership, contender, answering, facts };
             let client = tokio::spawn(run(settings, channels));
             let (known, connected, draining, membership) = (known_out, connected_out, draining_out, membership_out);
-            Self { dir, known, connected, reached, served, draining, membership, _fleet: fleet, client }
+            Self { dir, known, connected, reached, served, draining, membership, arbitration, _fleet: fleet, client }
         }
 
         /// A client with a controller whose messages the test determines.
@@ -494,6 +515,22 @@ mod tests {
         assert_eq!(hello.have, Some((&one.generation).into()));
         again.send(difference_by_hashes(&hello.hashes, &two)).await;
         gateway.knows(&two).await;
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_claims_changes_nothing_but_what_is_decided() {
+        let (mut gateway, mut streams) = Gateway::scripted(None);
+        let stream = streams.next().await;
+        let one = state("e", 1, &[service("a", &["10.0.0.1:80"])]);
+        stream.send(v1::WatchResponse { draining: true, ..full(&one) }).await;
+        gateway.knows(&one).await;
+        gateway.known.mark_unchanged();
+        for arbitration in [Some(v1::Arbitration { contested: 1, yields: 1, answers: 7, ..v1::Arbitration::default() }), None] {
+            stream.send(v1::WatchResponse { arbitration, arbitration_only: true, ..v1::WatchResponse::default() }).await;
+            let is_told = |decided: &Arbitration| *decided == arbitration.map(Arbitration::from).unwrap_or_default();
+            timeout(LONG, gateway.arbitration.wait_for(is_told)).await.unwrap().unwrap();
+        }
+        assert!(!gateway.known.has_changed().unwrap() && *gateway.draining.borrow());
     }
 
     #[tokio::test]

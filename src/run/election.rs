@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::controller_client::Contender;
-use crate::agent::fleet::election::{self, Candidacy};
+use crate::agent::fleet::election::{self, Candidacy, VrrpClaims};
 use crate::agent::supervisor::Supervisor;
 use crate::ports::ReadPorts;
 use crate::settings::{Elector, Settings};
@@ -44,7 +44,7 @@ pub(super) fn first_answers(settings: &Settings) -> VipAnswers {
 /// What the controller is told of the election; `None`: there is none.
 pub(super) fn contender(
     settings: &Settings,
-    claimed: &watch::Sender<u64>,
+    claimed: &watch::Sender<VrrpClaims>,
     arbitration: &watch::Sender<Arbitration>,
     ports: ReadPorts,
 ) -> Option<Contender> {
@@ -56,7 +56,7 @@ pub(super) fn contender(
     let link = format!("{} groups {} vrid {}", prefixes.join(" "), election.groups, election.first_vrid);
     let name = port.name.clone();
     let frames = move || ports().iter().find(|port| port.name == name).map_or(0, |port| port.rx_packets);
-    Some(Contender { claimed: claimed.subscribe(), link, frames: Arc::new(frames), arbitration: arbitration.clone() })
+    Some(Contender::new(claimed.subscribe(), link, frames, arbitration.clone()))
 }
 
 /// Supervises the election, or the watch for other gateways where there is none.

@@ -1,13 +1,19 @@
 //! The arbiter of VIP groups that several gateways of a link claim at once, because something between them drops the
 //! advertisements of VRRP.
 //!
-//! A gateway claims the groups that VRRP gives it. Of those that claim a group the arbiter lets the first one keep it that
-//! has spoken since the contest began and hears its link; all others yield. Without such a gateway nothing is decided.
+//! A gateway claims the groups that VRRP gives it. Of those that claim a group one keeps it, and all others yield. It must
+//! have spoken since the contest began, and hear its link. Of several such gateways the fittest keeps the group; of
+//! equally fit ones the one that has kept it so far, by this controller's decision or by that of an earlier one; at first
+//! the one that claimed first. Without such a gateway nothing is decided.
 //!
-//! Invariant: nobody yields to a gateway that is stopped, is cut off from the controller, or hears nothing of its link.
+//! Invariant: nobody yields to a gateway that is stopped, is cut off from the controller, or hears nothing of its link,
+//! and none that is unfit keeps a group while a fit one claims it. A connection that ends for less than two seconds
+//! changes nothing.
 //! Time is needed only while gateways speak, so there is no timer: each claim is a reason to look.
-//! Not here: VRRP, and what gateways do when they yield (the gateway's agent). Decision 70 has the reasons.
+//! Not here: VRRP, how fit a gateway is, and what gateways do when they yield (the gateway's agent). Decision 70 has the
+//! reasons.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +26,8 @@ use tokio::time::Instant;
 /// A contest is decided after this long: every gateway that is there has spoken, and one that hands a group over has
 /// released it.
 const CONSIDERS: Duration = Duration::from_millis(300);
-/// What a gateway has said counts for this long. While its claims are contested it speaks four times a second.
+/// What a gateway has said counts for this long, also if its connection has ended. While its claims are contested it speaks
+/// four times a second.
 const COUNTS: Duration = Duration::from_secs(2);
 
 /// What is decided, by name of the gateway. Gateways without a contested claim are left out.
@@ -51,6 +58,8 @@ struct Claimant {
     claims: GroupClaims,
     /// When it spoke last.
     at: Instant,
+    /// When its connection ended.
+    left: Option<Instant>,
     /// The claims in the order in which they began.
     first: BTreeMap<u8, u64>,
 }
@@ -98,20 +107,50 @@ impl Party {
         contests.hear(&self.gateway, self.connection, claims, now);
         self.arbiter.decide(&mut contests, now);
     }
+
+    /// A ruling as the answer to what this gateway has said last.
+    #[must_use]
+    pub fn answer(&self, ruling: Arbitration) -> Arbitration {
+        let contests = self.arbiter.lock();
+        let claimant = contests.claimants.get(&self.gateway).filter(|claimant| claimant.connection == self.connection);
+        Arbitration { answers: claimant.map_or(0, |claimant| claimant.claims.number), ..ruling }
+    }
 }
 
 impl Drop for Party {
     fn drop(&mut self) {
-        let mut contests = self.arbiter.lock();
-        if contests.claimants.get(&self.gateway).is_some_and(|claimant| claimant.connection == self.connection) {
-            contests.claimants.remove(&self.gateway);
-            self.arbiter.decide(&mut contests, Instant::now());
+        let (mut contests, now) = (self.arbiter.lock(), Instant::now());
+        let claimant = contests.claimants.get_mut(&self.gateway);
+        if let Some(claimant) = claimant.filter(|claimant| claimant.connection == self.connection) {
+            claimant.left = Some(now);
+            self.arbiter.decide(&mut contests, now);
         }
+    }
+}
+
+impl Claimant {
+    fn is_gone(&self, now: Instant) -> bool {
+        self.left.is_some_and(|left| now.duration_since(left) >= COUNTS)
+    }
+
+    /// Whether it says that it was told to keep a group.
+    const fn says_it_keeps(&self, group: u8) -> bool {
+        has(self.claims.keeps, group)
+    }
+
+    /// Whether it may keep a group whose contest began at `since`.
+    fn may_keep(&self, group: u8, since: Instant, now: Instant) -> bool {
+        let has_spoken = self.at > since || self.says_it_keeps(group);
+        has_spoken && now.duration_since(self.at) < COUNTS && self.claims.hears_link
     }
 }
 
 impl Contests {
     fn hear(&mut self, gateway: &str, connection: u64, claims: GroupClaims, now: Instant) {
+        if self.claimants.get(gateway).is_some_and(|known| known.connection > connection) {
+            // The last words of a connection that a newer one has replaced.
+            return;
+        }
         let mut first = self.claimants.remove(gateway).map(|before| before.first).unwrap_or_default();
         first.retain(|group, _| has(claims.groups, *group));
         for group in (0..VIP_GROUPS_MAX).filter(|group| has(claims.groups, *group)) {
@@ -120,18 +159,23 @@ impl Contests {
                 self.begun
             });
         }
-        self.claimants.insert(gateway.to_owned(), Claimant { connection, claims, at: now, first });
+        self.claimants.insert(gateway.to_owned(), Claimant { connection, claims, at: now, left: None, first });
     }
 
     /// Looks at all claims.
     fn decide(&mut self, now: Instant) -> Rulings {
+        self.claimants.retain(|_, claimant| !claimant.is_gone(now));
         let mut claimed: BTreeMap<(&str, u8), Vec<(&String, &Claimant)>> = BTreeMap::new();
         for (gateway, claimant) in &self.claimants {
             for group in claimant.first.keys() {
                 claimed.entry((&claimant.claims.link, *group)).or_default().push((gateway, claimant));
             }
         }
-        claimed.retain(|_, claimants| claimants.len() > 1);
+        claimed.retain(|(link, group), claimants| {
+            // A gateway that has left begins no contest: another one takes over.
+            let begins = claimants.iter().filter(|(_, claimant)| claimant.left.is_none()).count() > 1;
+            claimants.len() > 1 && (begins || self.since.contains_key(&((*link).to_owned(), *group)))
+        });
         let is_contested = |(link, group): &(String, u8)| claimed.contains_key(&(link.as_str(), *group));
         self.since.retain(|contest, _| is_contested(contest));
         self.decided.retain(|contest, _| is_contested(contest));
@@ -139,12 +183,7 @@ impl Contests {
         for ((link, group), claimants) in claimed {
             let contest = (link.to_owned(), group);
             let since = *self.since.entry(contest.clone()).or_insert(now);
-            let counts = |claimant: &Claimant| {
-                claimant.at > since && now.duration_since(claimant.at) < COUNTS && claimant.claims.hears_link
-            };
-            let candidates = claimants.iter().filter(|(_, claimant)| counts(claimant));
-            let keeper = candidates.min_by_key(|(_, claimant)| claimant.first.get(&group)).map(|(gateway, _)| *gateway);
-            let keeper = keeper.filter(|_| now.duration_since(since) >= CONSIDERS);
+            let keeper = keeper(group, &claimants, self.decided.get(&contest), since, now);
             for (gateway, _) in &claimants {
                 let of_gateway = rulings.entry((*gateway).clone()).or_default();
                 let bit = 1_u64.checked_shl(group.into()).unwrap_or(0);
@@ -172,8 +211,25 @@ impl Contests {
     }
 }
 
-fn has(groups: u64, group: u8) -> bool {
-    groups.checked_shr(group.into()).is_some_and(|groups| groups & 1 == 1)
+/// Who keeps a group that several claim; `None`: nothing is decided.
+fn keeper<'a>(
+    group: u8,
+    claimants: &[(&'a String, &Claimant)],
+    incumbent: Option<&String>,
+    since: Instant,
+    now: Instant,
+) -> Option<&'a String> {
+    let candidates = claimants.iter().filter(|(_, claimant)| claimant.may_keep(group, since, now));
+    let (gateway, claimant) = candidates.min_by_key(|(gateway, claimant)| {
+        let is_incumbent = Some(*gateway) == incumbent;
+        (Reverse(claimant.claims.rank), !is_incumbent, !claimant.says_it_keeps(group), claimant.first.get(&group))
+    })?;
+    let is_considered = now.duration_since(since) >= CONSIDERS || claimant.says_it_keeps(group);
+    is_considered.then_some(*gateway)
+}
+
+const fn has(groups: u64, group: u8) -> bool {
+    group < VIP_GROUPS_MAX && groups >> group & 1 == 1
 }
 
 #[cfg(test)]
@@ -183,11 +239,11 @@ mod tests {
     use super::*;
 
     fn claims(groups: u64, hears_link: bool) -> GroupClaims {
-        GroupClaims { groups, link: "192.0.2.0/24 vrid 51".to_owned(), hears_link }
+        GroupClaims { groups, link: "192.0.2.0/24 vrid 51".to_owned(), hears_link, rank: 150, ..GroupClaims::default() }
     }
 
     fn of(rulings: &watch::Receiver<Rulings>, gateway: &str) -> (u64, u64, u64) {
-        let Arbitration { contested, keeps, yields } = rulings.borrow().get(gateway).copied().unwrap_or_default();
+        let Arbitration { contested, keeps, yields, .. } = rulings.borrow().get(gateway).copied().unwrap_or_default();
         (contested, keeps, yields)
     }
 
@@ -209,8 +265,8 @@ mod tests {
         one.claims(claims(0b01, true));
         assert!(rulings.borrow().is_empty(), "each has a group of its own");
         let both = claims(0b11, true);
-        speak(&[(&one, &both)]).await;
-        assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((0b10, 0b10, 0), (0b10, 0, 0b10)), "two is silent");
+        one.claims(both.clone());
+        assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((0b10, 0, 0), (0b10, 0, 0)), "nothing is decided yet");
         speak(&[(&one, &both), (&two, &both)]).await;
         assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((0b11, 0b01, 0b10), (0b11, 0b10, 0b01)));
         one.claims(claims(0b01, true));
@@ -230,11 +286,77 @@ mod tests {
         assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((1, 0, 1), (1, 1, 0)));
         speak(&[(&one, &is_deaf), (&two, &is_deaf)]).await;
         assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((1, 0, 0), (1, 0, 0)), "nothing speaks for either");
-        speak(&[(&one, &hears), (&two, &hears)]).await;
-        assert_eq!(of(&rulings, "edge-1"), (1, 1, 0));
+        speak(&[(&two, &hears), (&one, &hears)]).await;
+        assert_eq!(of(&rulings, "edge-2"), (1, 1, 0), "edge-2 was decided on last");
         advance(COUNTS).await;
-        speak(&[(&two, &hears)]).await;
-        assert_eq!(of(&rulings, "edge-2"), (1, 1, 0), "edge-1 was stopped");
+        speak(&[(&one, &hears)]).await;
+        assert_eq!(of(&rulings, "edge-1"), (1, 1, 0), "edge-2 was stopped");
+        speak(&[(&one, &hears), (&two, &hears)]).await;
+        assert_eq!(of(&rulings, "edge-1"), (1, 1, 0), "it does not take the group back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_fittest_keeps_a_group_and_of_equally_fit_ones_the_one_that_has_it() {
+        let arbiter = Arbiter::default();
+        let (one, two, rulings) = (arbiter.admit("edge-1", 1), arbiter.admit("edge-2", 2), arbiter.rulings());
+        let (fit, unfit) = (claims(1, true), GroupClaims { rank: 100, ..claims(1, true) });
+        speak(&[(&one, &fit), (&two, &fit)]).await;
+        assert_eq!(of(&rulings, "edge-1"), (1, 1, 0));
+        one.claims(unfit.clone());
+        assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((1, 0, 1), (1, 1, 0)), "at once");
+        speak(&[(&one, &fit), (&two, &fit)]).await;
+        assert_eq!(of(&rulings, "edge-2"), (1, 1, 0), "one that has recovered does not take the group back");
+        speak(&[(&one, &unfit), (&two, &unfit)]).await;
+        assert_eq!(of(&rulings, "edge-2"), (1, 1, 0));
+        speak(&[(&one, &unfit), (&two, &GroupClaims { hears_link: false, ..fit })]).await;
+        assert_eq!(of(&rulings, "edge-1"), (1, 1, 0), "who hears nothing is worse than an unfit one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_leader_goes_on_with_what_gateways_were_told() {
+        let arbiter = Arbiter::default();
+        let (one, two, rulings) = (arbiter.admit("edge-1", 1), arbiter.admit("edge-2", 2), arbiter.rulings());
+        let kept = GroupClaims { keeps: 1, ..claims(1, true) };
+        one.claims(claims(1, true));
+        two.claims(kept.clone());
+        assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((1, 0, 1), (1, 1, 0)), "at once");
+        speak(&[(&one, &claims(1, true)), (&two, &kept)]).await;
+        assert_eq!(of(&rulings, "edge-2"), (1, 1, 0), "although edge-1 has dialled first");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_ends_for_a_moment_changes_nothing_and_its_last_words_neither() {
+        let arbiter = Arbiter::default();
+        let (one, two, rulings) = (arbiter.admit("edge-1", 1), arbiter.admit("edge-2", 2), arbiter.rulings());
+        let both = claims(1, true);
+        speak(&[(&one, &both), (&two, &both)]).await;
+        drop(one);
+        advance(CONSIDERS).await;
+        speak(&[(&two, &both)]).await;
+        assert_eq!(of(&rulings, "edge-2"), (1, 0, 1));
+        let again = arbiter.admit("edge-1", 3);
+        let late = arbiter.admit("edge-1", 1);
+        again.claims(GroupClaims { number: 7, ..both.clone() });
+        late.claims(claims(0, true));
+        speak(&[(&two, &both)]).await;
+        assert_eq!((of(&rulings, "edge-1"), of(&rulings, "edge-2")), ((1, 1, 0), (1, 0, 1)));
+        let answers = [&again, &late].map(|party| party.answer(Arbitration::default()).answers);
+        assert_eq!(answers, [7, 0], "each connection is answered what it has said");
+        drop(late);
+        drop(again);
+        advance(COUNTS).await;
+        two.claims(both);
+        assert!(rulings.borrow().is_empty(), "it has gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_that_has_left_begins_no_contest() {
+        let arbiter = Arbiter::default();
+        let (one, two, rulings) = (arbiter.admit("edge-1", 1), arbiter.admit("edge-2", 2), arbiter.rulings());
+        one.claims(claims(1, true));
+        drop(one);
+        speak(&[(&two, &claims(1, true))]).await;
+        assert!(rulings.borrow().is_empty(), "it was killed, and the other one takes over");
     }
 
     #[tokio::test(start_paused = true)]
@@ -253,6 +375,9 @@ mod tests {
         speak(&[(&again, &here), (&two, &here)]).await;
         assert_eq!(of(&rulings, "edge-2"), (1, 0, 1), "a gateway that dials again has not lost its turn");
         drop(again);
+        assert_eq!(of(&rulings, "edge-2"), (1, 0, 1), "not yet");
+        advance(COUNTS).await;
+        two.claims(here);
         assert!(rulings.borrow().is_empty());
     }
 

@@ -142,6 +142,7 @@ impl Published {
             pools: self.state.pools.iter().map(v1::Pool::from).collect(),
             membership: None,
             arbitration: None,
+            arbitration_only: false,
             draining: false,
             more: false,
         })

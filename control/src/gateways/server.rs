@@ -159,7 +159,8 @@ impl ConfigService {
         let (mut gateways, mut rulings) = (self.gateways.subscribe(), self.arbiter.rulings());
         let mut sent_of_fleet = OfFleet::default();
         loop {
-            let arbitration = rulings.borrow_and_update().get(&hello.gateway).copied();
+            let ruling = rulings.borrow_and_update().get(&hello.gateway).copied();
+            let arbitration = ruling.map(|ruling| party.answer(ruling));
             let of_fleet = OfFleet { arbitration, ..self.of_fleet(&gateways.borrow_and_update(), &hello.gateway, replication) };
             let is_news = |newest: &Arc<Published>| sent.as_ref() != Some(&newest.state.generation) || sent_of_fleet != of_fleet;
             let has_news = self.states.borrow().as_ref().is_some_and(is_news);
@@ -173,10 +174,7 @@ impl ConfigService {
                 permit = messages.reserve(), if has_news => {
                     let Ok(permit) = permit else { return Ok(()) };
                     let Some(newest) = self.states.borrow_and_update().clone() else { continue };
-                    // The log reaches back to the last message unless the gateway missed thousands of changes.
-                    let changes = sent.as_ref().and_then(|have| newest.since(have, hello.node_sets));
-                    let first_or_full = || if sent.is_none() { newest.answer(&hello) } else { newest.full(hello.node_sets) };
-                    let whole = of_fleet.with(changes.unwrap_or_else(first_or_full));
+                    let whole = next_message(&newest, &hello, sent.as_ref(), (&sent_of_fleet, &of_fleet));
                     let mut parts = if hello.parts { message_parts::split(whole, message_parts::PART_BYTES) } else { vec![whole] }.into_iter();
                     if let Some(first) = parts.next() {
                         permit.send(Ok(first));
@@ -210,7 +208,29 @@ struct OfFleet {
     arbitration: Option<Arbitration>,
 }
 
+/// What a gateway is sent next.
+fn next_message(
+    newest: &Published,
+    hello: &Hello,
+    sent: Option<&Generation>,
+    (before, now): (&OfFleet, &OfFleet),
+) -> WatchResponse {
+    if sent == Some(&newest.state.generation) && now.is_only_arbitration(before) {
+        let arbitration = now.arbitration.map(v1::Arbitration::from);
+        return WatchResponse { arbitration, arbitration_only: true, ..WatchResponse::default() };
+    }
+    // The log reaches back to the last message unless the gateway missed thousands of changes.
+    let changes = sent.and_then(|have| newest.since(have, hello.node_sets));
+    let first_or_full = || if sent.is_none() { newest.answer(hello) } else { newest.full(hello.node_sets) };
+    now.with(changes.unwrap_or_else(first_or_full))
+}
+
 impl OfFleet {
+    /// Whether nothing else differs.
+    fn is_only_arbitration(&self, before: &Self) -> bool {
+        self.draining == before.draining && self.membership == before.membership
+    }
+
     fn with(&self, change: WatchResponse) -> WatchResponse {
         let membership = self.membership.as_ref().map(v1::Membership::from);
         WatchResponse { draining: self.draining, membership, arbitration: self.arbitration.map(v1::Arbitration::from), ..change }
@@ -423,6 +443,11 @@ mod tests {
             Ok(message)
         }
 
+        async fn claim(&self, claims: v1::GroupClaims) {
+            let message = Some(watch_request::Message::Claims(claims));
+            self.requests.send(WatchRequest { message }).await.unwrap();
+        }
+
         async fn acknowledge(&self, epoch: &str, counter: u64) {
             let message = Some(watch_request::Message::Acknowledge(v1::Generation { epoch: epoch.to_owned(), counter }));
             self.requests.send(WatchRequest { message }).await.unwrap();
@@ -469,6 +494,37 @@ mod tests {
         assert_eq!(other.next().await.unwrap().membership, None, "who does not replicate gets no key");
         let mut wrong = lab.dial(replicating("edge-4", "somewhere")).await;
         assert_eq!(wrong.next().await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn each_contested_claim_is_answered_to_those_that_contest_alone() {
+        let lab = Lab::new().await;
+        lab.publish(&[("a", 1)]);
+        let named = |name: &str| Hello { gateway: name.to_owned(), ..hello(None) };
+        let (mut one, mut two) = (lab.dial(named("edge-1")).await, lab.dial(named("edge-2")).await);
+        let mut other = lab.dial(named("edge-3")).await;
+        for gateway in [&mut one, &mut two, &mut other] {
+            assert!(!gateway.next().await.unwrap().arbitration_only);
+        }
+        let claims =
+            |groups: u64, number: u64| v1::GroupClaims { groups, hears_link: true, number, ..v1::GroupClaims::default() };
+        two.claim(claims(1, 1)).await;
+        for number in 1..=3 {
+            one.claim(claims(1, number)).await;
+            loop {
+                let message = one.next().await.unwrap();
+                let arbitration = message.arbitration.unwrap();
+                assert!(message.arbitration_only && message.pools.is_empty() && arbitration.contested == 1);
+                if arbitration.answers == number {
+                    break;
+                }
+            }
+        }
+        one.claim(claims(0, 4)).await;
+        while one.next().await.unwrap().arbitration.is_some() {}
+        lab.publish(&[("a", 2)]);
+        let message = other.next().await.unwrap();
+        assert_eq!((names(&message), message.arbitration), (vec!["a"], None), "it was told nothing meanwhile");
     }
 
     #[tokio::test]

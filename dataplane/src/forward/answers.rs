@@ -23,10 +23,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn arp(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
         let asked = icmp::arp_question(buffer.bytes());
         if let Some((vip, mac)) = icmp::arp_claim(buffer.bytes()) {
-            self.note_claim(snapshot, arrival, vip, mac);
+            self.note_claim(snapshot, arrival, (vip, mac), false);
         } else if let Some((vip, mac)) = icmp::arp_probe(buffer.bytes()).filter(|_| self.ownership.is_elected()) {
             // Of the gateway that has given the address up, which it may have announced.
-            self.note_claim(snapshot, arrival, vip, mac);
+            self.note_claim(snapshot, arrival, (vip, mac), true);
         }
         if !asked.is_some_and(|target| self.may_answer_for(snapshot, arrival, target)) {
             return self.give_to_linux(snapshot, arrival, buffer);
@@ -46,17 +46,18 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             && self.ownership.speaks_for(snapshot, target, arrival.now_ns)
     }
 
-    /// Notes that another station announces a VIP for which this gateway answers, or a SNAT address of a VIP group.
-    fn note_claim<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, vip: A, other: Mac) {
+    /// Notes that another station announces, or asks for, a VIP for which this gateway answers, or a SNAT address of a VIP
+    /// group.
+    fn note_claim<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, (vip, other): (A, Mac), is_question: bool) {
         let is_ours = snapshot.ports().iter().any(|port| port.mac == other);
-        let is_movable = match snapshot.role(vip) {
-            AddressRole::Vip => true,
-            AddressRole::Snat => snapshot.group_of_snat(vip).is_some(),
-            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => false,
+        let (is_movable, group) = match snapshot.role(vip) {
+            AddressRole::Vip => (true, self.ownership.group_of_vip(vip.ip())),
+            AddressRole::Snat => (snapshot.group_of_snat(vip).is_some(), snapshot.group_of_snat(vip)),
+            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => (false, None),
         };
         if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip) {
             let own = snapshot.port(arrival.link.port()).mac;
-            self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own });
+            self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own }, group, is_question);
         }
     }
 
@@ -69,7 +70,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         headers: &Headers<A>,
     ) {
         if let Some((vip, mac)) = icmp::neighbour_claim(buffer.bytes(), headers) {
-            self.note_claim(snapshot, arrival, vip, mac);
+            self.note_claim(snapshot, arrival, (vip, mac), false);
         }
     }
 

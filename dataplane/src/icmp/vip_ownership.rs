@@ -23,7 +23,7 @@ use crate::wire::{Address, Headers, Mac, protocol, transport_bytes};
 
 /// Length of a lease in intervals of advertisements. Others wait for at least as many (RFC 9568 section 6.1).
 pub const LEASE_INTERVALS: u32 = 3;
-/// Claims of other stations that wait for the agent; more are not needed to report one.
+/// Claims of other stations that wait for the agent, without an election; more are not needed to report one.
 const CLAIMS_MAX: usize = 64;
 /// Version 3, type 1: advertisement (RFC 9568 section 5.2).
 const ADVERTISEMENT: u8 = 0x31;
@@ -33,6 +33,7 @@ const ADVERTISEMENT: u8 = 0x31;
 pub struct VipOwnership {
     /// `None`: there is no election, and this gateway owns every group.
     election: Option<VipElection>,
+    /// Of addresses without a group.
     claims: ArrayQueue<VipClaim>,
 }
 
@@ -44,6 +45,20 @@ struct VipElection {
     is_open: AtomicBool,
     /// For each group the end of the lease, ns; 0: this gateway does not own the group.
     leases: Box<[AtomicU64]>,
+    /// Groups of which another station announced an address, until the agent takes them: bit N is group N.
+    announced: AtomicU64,
+    /// Groups of which another station asked for an address.
+    asked: AtomicU64,
+}
+
+/// Groups of this gateway that other stations claimed: bit N is group N. A set has room for all, however many addresses
+/// were claimed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupsClaimed {
+    /// Another station announced one of their addresses.
+    pub announced: u64,
+    /// Another station asked for one of their addresses by a probe, as one does that has lost it.
+    pub asked: u64,
 }
 
 /// Another station announces a VIP for which this gateway answers.
@@ -73,7 +88,8 @@ impl VipOwnership {
     pub fn elected(groups: u8, first_vrid: u8, advertisement_ns: u64) -> Self {
         let leases = (0..groups.clamp(1, VIP_GROUPS_MAX)).map(|_| AtomicU64::new(0)).collect();
         let lease_ns = advertisement_ns.saturating_mul(LEASE_INTERVALS.into());
-        let election = VipElection { first_vrid, lease_ns, is_open: AtomicBool::new(false), leases };
+        let [announced, asked] = [AtomicU64::new(0), AtomicU64::new(0)];
+        let election = VipElection { first_vrid, lease_ns, is_open: AtomicBool::new(false), leases, announced, asked };
         Self { election: Some(election), ..Self::default() }
     }
 
@@ -125,9 +141,13 @@ impl VipOwnership {
     /// Whether this gateway may answer for a VIP at `now_ns`.
     #[must_use]
     pub fn owns(&self, vip: IpAddr, now_ns: u64) -> bool {
-        let Some(election) = &self.election else { return true };
-        let groups = u8::try_from(election.leases.len()).unwrap_or(VIP_GROUPS_MAX);
-        election.leases.get(usize::from(vip_group(vip, groups))).is_some_and(|lease| is_valid(lease, now_ns))
+        self.group_of_vip(vip).is_none_or(|group| self.owns_group(group, now_ns))
+    }
+
+    /// The group of a VIP; `None` without an election.
+    pub(crate) fn group_of_vip(&self, vip: IpAddr) -> Option<u8> {
+        let election = self.election.as_ref()?;
+        Some(vip_group(vip, u8::try_from(election.leases.len()).unwrap_or(VIP_GROUPS_MAX)))
     }
 
     /// Whether this gateway may answer for addresses of a VIP group at `now_ns`.
@@ -181,16 +201,30 @@ impl VipOwnership {
         true
     }
 
-    /// Remembers a claim for the agent. With an election the other station may be the next owner.
-    pub(crate) fn note(&self, claim: VipClaim) {
-        // If the queue is full, others are reported already.
-        let _ = self.claims.push(claim);
+    /// Remembers a claim for the agent: in an election for the group of the address, since the other station may be the
+    /// next owner, or have been the last one.
+    pub(crate) fn note(&self, claim: VipClaim, group: Option<u8>, is_question: bool) {
+        let Some((election, group)) = self.election.as_ref().zip(group) else {
+            // If the queue is full, others are reported already.
+            let _ = self.claims.push(claim);
+            return;
+        };
+        let groups = if is_question { &election.asked } else { &election.announced };
+        groups.fetch_or(1_u64.checked_shl(group.into()).unwrap_or(0), Ordering::SeqCst);
     }
 
-    /// The oldest claim that was not taken yet.
+    /// The oldest claim of an address without a group that was not taken yet.
     #[must_use]
     pub fn take_claim(&self) -> Option<VipClaim> {
         self.claims.pop()
+    }
+
+    /// The groups that were claimed since they were taken last.
+    #[must_use]
+    pub fn take_claimed_groups(&self) -> GroupsClaimed {
+        let take = |groups: &AtomicU64| groups.swap(0, Ordering::SeqCst);
+        let taken = |election: &VipElection| GroupsClaimed { announced: take(&election.announced), asked: take(&election.asked) };
+        self.election.as_ref().map(taken).unwrap_or_default()
     }
 }
 

@@ -12,6 +12,12 @@ pub struct GroupClaims {
     pub link: String,
     /// Whether frames have arrived from the link lately.
     pub hears_link: bool,
+    /// How fit the gateway is to own groups, 0 to 255; higher is better.
+    pub rank: u8,
+    /// Of the groups, what the controller has told it last to keep.
+    pub keeps: u64,
+    /// Counts the claims of a stream.
+    pub number: u64,
 }
 
 /// What is decided about the claims of one gateway.
@@ -23,4 +29,6 @@ pub struct Arbitration {
     pub keeps: u64,
     /// Of these, what it leaves to another one, as decided.
     pub yields: u64,
+    /// The number of the claims that it answers.
+    pub answers: u64,
 }

@@ -22,8 +22,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dataplane::{LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
+use dataplane::{GroupsClaimed, LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
 use proto::Arbitration;
+use proto::limits::VIP_GROUPS_MAX;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -32,14 +33,15 @@ use crate::agent::fleet::replication::ReplicationStatus;
 use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
+use crate::watch::send_if_changed;
 use crate::worker_threads::Load;
-use defence::{Claimed, Defence};
+use defence::Defence;
 use departure::Departure;
 pub use departure::handover_max;
 pub use duplicates::watch_claims;
 use joining::{Joining, Present};
 use keepalived::{Files, GroupState, Keepalived, Notification};
-use priority::{Fitness, addition};
+use priority::{Fitness, addition, rank};
 
 /// How often leases and the fitness of the gateway are checked.
 const TICK: Duration = Duration::from_millis(25);
@@ -82,6 +84,15 @@ pub struct ElectionStatus {
     pub contested: u64,
 }
 
+/// What a gateway may own, as far as VRRP knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VrrpClaims {
+    /// The groups: bit N is group N.
+    pub groups: u64,
+    /// How fit the gateway is for them, 0 to 255; higher is better.
+    pub rank: u8,
+}
+
 /// Inputs and outputs of the task.
 #[derive(Clone, Debug)]
 pub struct Candidacy {
@@ -103,8 +114,8 @@ pub struct Candidacy {
     pub draining: watch::Receiver<bool>,
     /// What the controller decides about groups that other gateways claim, too.
     pub arbitration: watch::Receiver<Arbitration>,
-    /// The groups that VRRP gives this gateway: bit N is group N.
-    pub claimed: watch::Sender<u64>,
+    /// What VRRP gives this gateway.
+    pub claimed: watch::Sender<VrrpClaims>,
     /// Cancelled when the gateway is about to end.
     pub leaving: CancellationToken,
     /// Cancelled at the end.
@@ -177,7 +188,7 @@ impl Candidacy {
 
     fn lose_all(&self) {
         self.ownership.close();
-        self.claimed.send_replace(0);
+        self.claimed.send_modify(|claims| claims.groups = 0);
         for group in 0..self.settings.election.groups {
             self.publish(group, false);
         }
@@ -253,9 +264,9 @@ impl Candidacy {
             if self.owns_some() && !self.is_heard() {
                 return Ok(Round::Lost("others cannot hear it: its port has no link"));
             }
-            while let Some(claim) = self.ownership.take_claim() {
-                defence.note(Claimed::Address(claim.vip), now_ns, lease_ns);
-            }
+            let GroupsClaimed { announced, asked } = self.ownership.take_claimed_groups();
+            each(asked).for_each(|group| defence.note(group, now_ns, lease_ns));
+            each(announced).for_each(|group| defence.note_announcement(group, now_ns, lease_ns));
             if defence.is_due(now_ns) {
                 self.answers.send_modify(|answers| defence.apply(answers, now_ns));
             }
@@ -281,13 +292,19 @@ impl Candidacy {
         let is_master = match state {
             GroupState::Master => true,
             GroupState::Other => false,
-            GroupState::MasterHearsOther => return defence.note(Claimed::Group(group), now_ns, self.lease_ns()),
+            GroupState::MasterHearsOther => return defence.note(group, now_ns, self.lease_ns()),
         };
-        self.claimed.send_if_modified(|claimed| {
-            let before = std::mem::replace(claimed, if is_master { *claimed | 1 << group } else { *claimed & !(1 << group) });
-            before != *claimed
+        self.claim(|VrrpClaims { groups, rank }| {
+            let groups = if is_master { groups | 1 << group } else { groups & !(1 << group) };
+            VrrpClaims { groups, rank }
         });
         self.own(group, is_master && self.arbitration.borrow().yields & 1 << group == 0, now_ns);
+    }
+
+    /// Changes what is claimed.
+    fn claim(&self, change: impl FnOnce(VrrpClaims) -> VrrpClaims) {
+        let claims = change(*self.claimed.borrow());
+        send_if_changed(&self.claimed, claims);
     }
 
     /// Begins or ends the lease of a group.
@@ -349,6 +366,7 @@ impl Standing {
         if fitness == Fitness::Fit {
             election.first_fit_ns.get_or_insert(now_ns);
         }
+        election.claim(|claims| VrrpClaims { rank: rank(fitness), ..claims });
         let settled_ns = election.first_fit_ns.map(|first_ns| now_ns.saturating_sub(first_ns));
         let is_settled = settled_ns.is_some_and(|settled_ns| Duration::from_nanos(settled_ns) >= SETTLED);
         let keeps = is_settled && !election.settings.election.preempt;
@@ -399,6 +417,11 @@ impl Standing {
             (None, None) => Fitness::Fit,
         }
     }
+}
+
+/// The groups of a set.
+fn each(groups: u64) -> impl Iterator<Item = u8> {
+    (0..VIP_GROUPS_MAX).filter(move |group| groups & 1 << group != 0)
 }
 
 /// What a gateway that joins has.

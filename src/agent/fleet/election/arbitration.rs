@@ -6,7 +6,7 @@
 //! Not here: the decision (the controller).
 
 use super::Candidacy;
-use super::defence::{Claimed, Defence};
+use super::defence::Defence;
 
 impl Candidacy {
     /// Gives groups away, and takes them back, as decided.
@@ -15,16 +15,14 @@ impl Candidacy {
             return;
         }
         let decided = *self.arbitration.borrow_and_update();
-        let claimed = *self.claimed.borrow();
+        let claimed = self.claimed.borrow().groups;
         for group in (0..self.settings.election.groups).filter(|group| claimed & 1 << group != 0) {
             let (may, owns) = (decided.yields & 1 << group == 0, self.answers.borrow().groups.is_some_and(|all| all.has(group)));
             if may != owns {
                 self.own(group, may, now_ns);
             }
-            if decided.keeps & 1 << group != 0 {
-                defence.note(Claimed::Group(group), now_ns, self.lease_ns());
-            }
         }
+        defence.keep(decided.keeps & claimed, now_ns, self.lease_ns());
         let contested = decided.contested & claimed;
         if self.status.borrow().contested != contested {
             self.status.send_modify(|status| status.contested = contested);

@@ -76,6 +76,11 @@ pub(super) const fn addition(fitness: Fitness, keeps: bool) -> i16 {
     }
 }
 
+/// How fit a gateway is, whatever the group: the lowest priority of its row.
+pub(super) fn rank(fitness: Fitness) -> u8 {
+    u8::try_from(i16::from(FIT) + addition(fitness, false)).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +99,13 @@ mod tests {
                 assert!((1..=254).contains(&of(one, joins, false)) && (1..=254).contains(&of(one, Fitness::Fit, true)));
             }
         }
+    }
+
+    #[test]
+    fn ranks_have_the_order_of_the_priorities() {
+        let worse = [Fitness::Fit, Fitness::Unfit("no link"), Fitness::Leaves("it ends"), Fitness::Joins("no state")];
+        assert_eq!(worse.map(rank), [150, 100, 50, 1]);
+        assert_eq!(rank(Fitness::Drained), 50);
     }
 
     #[test]
