@@ -44,7 +44,8 @@ fn outages_of_a_fleet() {
             let outcome = events::run(&mut bed, event, each);
             println!("{repetition}: {}: {}, in {} s", event.title(), summary(&outcome), start.elapsed().as_secs());
             let (title, at_ms) = (event.title(), outcome.at_ms);
-            let line = serde_json::json!({ "event": title, "repetition": repetition, "at_ms": at_ms, "touched": outcome.touched });
+            let line =
+                serde_json::json!({ "event": title, "repetition": repetition, "at_ms": at_ms, "touched": outcome.touched });
             writeln!(records, "{line}\n{}", outcome.record.json_lines().trim_end()).unwrap();
             outcomes.push((event, outcome));
         }
