@@ -219,6 +219,11 @@ impl<A: Address> Flow<A> {
         let lease = SnatLease { address: self.snat, port: self.snat_port, pool: self.snat_pool };
         (self.mode == FlowMode::Nat).then_some(lease)
     }
+
+    /// Whether its SNAT port is not of a pool of this worker: a partner told the flow, or another worker has a half of it.
+    pub(crate) fn has_foreign_port(&self) -> bool {
+        self.mode == FlowMode::Nat && self.snat_pool == PoolId::NONE
+    }
 }
 
 /// A flow as commands show it.

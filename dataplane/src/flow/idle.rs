@@ -4,8 +4,13 @@
 
 use std::time::Duration;
 
+use super::entry::Flow;
 use super::state::FlowState;
 use super::tick::{Tick, Ticks};
+use crate::wire::Address;
+
+/// Bounds of the time between two news of a flow.
+const REFRESH: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
 
 /// Idle limits of flows, and their maximum number (DESIGN section 7, key `flows`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +78,12 @@ pub struct IdleLimits {
     shortest: Ticks,
 }
 
+/// How often partners are told that a flow with this idle limit carries packets: after a quarter of it, within [`REFRESH`].
+pub(crate) fn refresh_interval(limit: Ticks) -> Ticks {
+    let [least, most] = REFRESH.map(Ticks::from);
+    Ticks(limit.0 / 4).clamp(least, most)
+}
+
 impl IdleLimits {
     /// The limits from the configuration.
     #[must_use]
@@ -126,6 +137,15 @@ impl IdleLimits {
             Some(own) if state.is_confirmed() && !state.is_closing() => own,
             _ => built_in,
         }
+    }
+
+    /// The limit of a flow whose service has the idle timeout `own`. Of one with a foreign port, partners or another worker
+    /// may have seen packets of the last interval that this worker does not know.
+    pub(crate) fn of_flow<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>) -> Ticks {
+        let limit = self.of(flow.state, own);
+        let is_in_use = flow.state.is_confirmed() && !flow.state.is_closing();
+        let late = if is_in_use && flow.has_foreign_port() { refresh_interval(limit).0 } else { 0 };
+        Ticks(limit.0.saturating_add(late))
     }
 
     /// Whether a flow last seen then has been idle for as long as a closing flow may be.

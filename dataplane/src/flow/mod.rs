@@ -18,6 +18,7 @@ mod yield_order;
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
+pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use processor::prefetch_at;
 pub use transitions::{Segment, advance};

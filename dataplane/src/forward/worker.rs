@@ -28,7 +28,7 @@ use super::fast;
 use super::observer::{Observe, PacketSource};
 use crate::flow::{
     BackendId, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
-    IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks,
+    IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
@@ -40,7 +40,7 @@ use crate::wire::{Address, Tags, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
-use shadows::{Owned, Replicating, refresh_interval, tells};
+use shadows::{Owned, Replicating, tells};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -467,7 +467,8 @@ impl Look<'_> {
         };
         let limit = self.limits.of(flow.state, backend.idle_timeout);
         let late = if is_shadow { refresh_interval(limit).0 } else { 0 };
-        self.now.since(flow.last_seen).0 >= limit.0.saturating_add(late)
+        let longest = self.limits.of_flow(flow, backend.idle_timeout).max(Ticks(limit.0.saturating_add(late)));
+        self.now.since(flow.last_seen) >= longest
     }
 
     /// Requests the resolution of an on-link client while its flow is in use; otherwise the kernel would forget the

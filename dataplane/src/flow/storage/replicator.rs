@@ -25,7 +25,6 @@ use crossbeam_queue::ArrayQueue;
 use super::flow_groups::FlowGroups;
 use super::resting_replies::RestingReplies;
 use crate::flow::entry::{Flow, FlowView};
-use crate::flow::snat::PoolId;
 use crate::flow::state::{FlowMode, FlowState};
 use crate::flow::tick::{Tick, Ticks};
 use crate::stats::Counter;
@@ -396,7 +395,7 @@ impl<A: Address> Replicator<A> {
     /// A flow ends, whose replies have this hash. The port of a flow without a pool rests here.
     #[cold]
     pub(in crate::flow) fn ended(&mut self, index: u32, flow: &Flow<A>, reply_hash: u64, now: Tick) {
-        if flow.mode == FlowMode::Nat && flow.snat_pool == PoolId::NONE {
+        if flow.has_foreign_port() {
             self.rest(reply_hash, now, now);
         }
         if std::mem::take(&mut self.news[index as usize]) != 0 && self.groups.share(flow) {

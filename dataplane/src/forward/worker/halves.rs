@@ -9,7 +9,7 @@
 //! **Invariant:** no packet is handed over more than twice, since each step follows from the owner of the packet and the
 //! task. Not here: idle limits, which each half has for itself.
 
-use crate::flow::{FlowMode, PoolId, Segment, Tick, begins};
+use crate::flow::{Segment, Tick, begins};
 use crate::forward::decide::{FlowFamily, FlowMatch, Packet};
 use crate::forward::engine::Engine;
 use crate::forward::sort::owner_of_first;
@@ -31,10 +31,7 @@ impl<P: Port, O> Engine<P, O> {
         let transport = packet.headers.transport;
         let peers = self.egress.peers.as_ref().filter(|_| matches!(transport, Transport::Tcp { .. }))?;
         let table = A::table(&self.tables);
-        let is_half = |(index, _): &FlowMatch| {
-            let flow = table.get(*index);
-            flow.mode == FlowMode::Nat && flow.snat_pool == PoolId::NONE
-        };
+        let is_half = |(index, _): &FlowMatch| table.get(*index).has_foreign_port();
         let half = found.filter(is_half);
         if half.is_none() && arrival.origin != Origin::Met {
             return None;

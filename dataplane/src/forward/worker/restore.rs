@@ -96,8 +96,7 @@ impl<P: Port, O> Engine<P, O> {
     fn save_family<A: FlowFamily>(&self, part: &mut NumberedPart<'_>, snapshot: &Snapshot, now: Tick) {
         for flow in A::table(&self.tables).flows() {
             // The owner of the replies saves a flow that two workers share.
-            let is_shared = flow.mode == FlowMode::Nat && flow.snat_pool == PoolId::NONE;
-            let is_copy = is_shared && !self.is_mine(snapshot, &flow.tuple(Direction::ToClient));
+            let is_copy = flow.has_foreign_port() && !self.is_mine(snapshot, &flow.tuple(Direction::ToClient));
             let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
             if is_copy || self.limits.is_over(flow.state, idle_timeout, flow.last_seen, now) {
                 continue;

@@ -37,23 +37,15 @@ const TOLD_PER_POLL: usize = 16;
 /// within 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also for how long after the loss
 /// of a group its flows are told that were too young before.
 const HANDOVER: Duration = Duration::from_secs(2);
-/// How often a flow that carries packets is told: a quarter of its idle limit, within these bounds.
-const REFRESH: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
 
 /// Which packets are a worker's; `None`: all.
 pub(super) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
-
-/// How often a flow with this idle limit is told while it carries packets.
-pub(super) fn refresh_interval(limit: Ticks) -> Ticks {
-    let [least, most] = REFRESH.map(Ticks::from);
-    Ticks(limit.0 / 4).clamp(least, most)
-}
 
 /// Whether this worker tells a flow. The owner of the replies tells one that two workers share. A flow of a one-way mode
 /// goes on through any gateway by the hash, unless affinity has chosen its backend.
 pub(super) fn tells<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
     match flow.mode {
-        FlowMode::Nat => flow.snat_pool != PoolId::NONE || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
+        FlowMode::Nat => !flow.has_foreign_port() || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
         FlowMode::Dnat => true,
         FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => {
             snapshot.frontend(flow.vip, flow.protocol, flow.vip_port).is_some_and(|frontend| frontend.has_affinity())
