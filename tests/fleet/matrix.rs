@@ -138,6 +138,7 @@ Notes:
   lost datagrams are not repeated, the next one follows after a second.
 - *Broken of other gateways* counts connections of VIPs whose gateway the event did not touch.
 - *Restart of the router*: its daemons end and start, and withdraw the routes meanwhile.
+- A connection without an answer for 25 s counts as broken.
 - iperf3 ends all downloads of a VIP when one breaks.
 - In a partition each gateway takes every VIP, until the controller lets one keep each.
 - Gateways ask the controller only: without an API server they go on with what they know.
