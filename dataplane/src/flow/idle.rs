@@ -139,13 +139,15 @@ impl IdleLimits {
         }
     }
 
-    /// The limit of a flow whose service has the idle timeout `own`. Of one with a foreign port, partners or another worker
-    /// may have seen packets of the last interval that this worker does not know.
-    pub(crate) fn of_flow<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>) -> Ticks {
+    /// Whether a flow has exceeded its limit, see [`Self::is_over`]. One with a foreign port lasts one interval longer while
+    /// it is in use: partners or another worker may have seen packets meanwhile that this worker does not know. So does
+    /// every shadow, in any state.
+    pub(crate) fn is_flow_over<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, is_shadow: bool, now: Tick) -> bool {
         let limit = self.of(flow.state, own);
         let is_in_use = flow.state.is_confirmed() && !flow.state.is_closing();
-        let late = if is_in_use && flow.has_foreign_port() { refresh_interval(limit).0 } else { 0 };
-        Ticks(limit.0.saturating_add(late))
+        let is_told_late = is_shadow || is_in_use && flow.has_foreign_port();
+        let late = if is_told_late { refresh_interval(limit).0 } else { 0 };
+        now.since(flow.last_seen).0 >= limit.0.saturating_add(late)
     }
 
     /// Whether a flow last seen then has been idle for as long as a closing flow may be.

@@ -52,7 +52,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let is_ours = snapshot.ports().iter().any(|port| port.mac == other);
         let (is_movable, group) = match snapshot.role(vip) {
             AddressRole::Vip => (true, self.ownership.group_of_vip(vip.ip())),
-            AddressRole::Snat => (snapshot.group_of_snat(vip).is_some(), snapshot.group_of_snat(vip)),
+            AddressRole::Snat => {
+                let group = snapshot.group_of_snat(vip);
+                (group.is_some(), group)
+            }
             AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => (false, None),
         };
         if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip) {

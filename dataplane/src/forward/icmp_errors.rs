@@ -159,7 +159,7 @@ fn follow_error<'s, A: Address>(
     let (index, direction) = table.search(hash, &back)?;
     let mut flow = table.get(index);
     let backend = snapshot.backend(flow.backend)?;
-    if limits.is_over(flow.state, backend.idle_timeout, flow.last_seen, now) {
+    if limits.is_flow_over(&flow, backend.idle_timeout, false, now) {
         return None;
     }
     let exit = match direction {

@@ -465,10 +465,7 @@ impl Look<'_> {
             // The sides of a connection that is still in use get a RST in answer to the next packet.
             return flow.protocol != protocol::TCP || self.limits.is_silent(flow.last_seen, self.now);
         };
-        let limit = self.limits.of(flow.state, backend.idle_timeout);
-        let late = if is_shadow { refresh_interval(limit).0 } else { 0 };
-        let longest = self.limits.of_flow(flow, backend.idle_timeout).max(Ticks(limit.0.saturating_add(late)));
-        self.now.since(flow.last_seen) >= longest
+        self.limits.is_flow_over(flow, backend.idle_timeout, is_shadow, self.now)
     }
 
     /// Requests the resolution of an on-link client while its flow is in use; otherwise the kernel would forget the

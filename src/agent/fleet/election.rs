@@ -24,7 +24,6 @@ use std::time::{Duration, SystemTime};
 
 use dataplane::{GroupsClaimed, LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
 use proto::Arbitration;
-use proto::limits::VIP_GROUPS_MAX;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -35,7 +34,7 @@ use crate::agent::supervisor::Failure;
 use crate::settings::Settings;
 use crate::watch::send_if_changed;
 use crate::worker_threads::Load;
-use defence::Defence;
+use defence::{Defence, each};
 use departure::Departure;
 pub use departure::handover_max;
 pub use duplicates::watch_claims;
@@ -417,11 +416,6 @@ impl Standing {
             (None, None) => Fitness::Fit,
         }
     }
-}
-
-/// The groups of a set.
-fn each(groups: u64) -> impl Iterator<Item = u8> {
-    (0..VIP_GROUPS_MAX).filter(move |group| groups & 1 << group != 0)
 }
 
 /// What a gateway that joins has.

@@ -78,7 +78,7 @@ pub(super) fn change<'s, A: Address>(
 fn why_over<A: Address>(flow: &Flow<A>, context: &DecisionContext<'_, '_, A>) -> FlowEnd {
     match context.snapshot.backend(flow.backend) {
         None => FlowEnd::Drained,
-        Some(backend) if context.now.since(flow.last_seen) >= context.limits.of_flow(flow, backend.idle_timeout) => FlowEnd::Idle,
+        Some(backend) if context.limits.is_flow_over(flow, backend.idle_timeout, false, context.now) => FlowEnd::Idle,
         Some(_) => FlowEnd::Replaced,
     }
 }
@@ -129,7 +129,7 @@ fn advance_flow<'s, A: Address>(
     let transport = packet.headers.transport;
     let mut flow = context.table.get(index);
     let backend = snapshot.backend(flow.backend)?;
-    let over = now.since(flow.last_seen) >= context.limits.of_flow(&flow, backend.idle_timeout);
+    let over = context.limits.is_flow_over(&flow, backend.idle_timeout, false, now);
     if over || direction == Direction::ToBackend && rechoose::rechooses(&mut flow, transport, segment, backend, now) {
         return None;
     }

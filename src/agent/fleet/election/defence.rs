@@ -54,7 +54,7 @@ impl Defence {
     /// before: the others have announced it meanwhile.
     pub(super) fn keep(&mut self, groups: u64, now_ns: u64, wait_ns: u64) {
         let at_ns = now_ns.saturating_add(wait_ns);
-        for group in (0..VIP_GROUPS_MAX).filter(|group| groups & !self.kept & 1 << group != 0) {
+        for group in each(groups & !self.kept) {
             self.due.entry(group).and_modify(|due| *due = at_ns.min(*due)).or_insert(at_ns);
         }
         self.kept = groups;
@@ -74,6 +74,11 @@ impl Defence {
             *answers.defended_groups.entry(group).or_default() += 1;
         }
     }
+}
+
+/// The groups of a set.
+pub(super) fn each(groups: u64) -> impl Iterator<Item = u8> {
+    (0..VIP_GROUPS_MAX).filter(move |group| groups & 1 << group != 0)
 }
 
 fn ns(duration: Duration) -> u64 {
