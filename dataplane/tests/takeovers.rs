@@ -13,7 +13,7 @@ use std::sync::Arc;
 use dataplane::flow::ReplicaEvent;
 use dataplane::testing::Packet;
 use dataplane::{DropReason, FlowFate, SavedAt, SavedFlows, tcp_flags};
-use fleet::{ALL, DATA, Gateway, SNAT, new_clients, take_over, take_over_now};
+use fleet::{ALL, DATA, FIN, Gateway, SNAT, new_clients, take_over, take_over_now};
 use proto::{Announce, State};
 use rig::{CLUSTER, SECOND, UPLINK, ends, ip, state};
 use team::clients;
@@ -268,4 +268,49 @@ fn streams_go_on_that_were_silent_for_long_and_carried_packets_just_before_a_tak
         take_over(&mut a, &mut b);
         assert_eq!(send(&mut b, &datagrams), streams, "{workers:?}");
     }
+}
+
+/// A flow that was taken over lasts longer at its owner, and no longer at partners: the sweep would tell it too late.
+#[test]
+fn streams_go_on_that_were_taken_over_before_and_then_silent_for_even_longer() {
+    let clients = (0..20).map(|n| Packet::udp(&format!("198.51.100.{}:{}", n + 1, 4000 + n), "192.0.2.101:53"));
+    let datagrams: Vec<_> = clients.map(|packet| packet.build()).collect();
+    for workers in [[1, 1], [2, 3]] {
+        let [mut a, mut b] = partners(&state(), workers);
+        a.own(ALL);
+        let streams = open_streams(&mut a, &datagrams);
+        a.pass(3);
+        b.hear(&a.told());
+        take_over(&mut a, &mut b);
+        assert_eq!(open_streams(&mut b, &datagrams), streams, "{workers:?}");
+        for _ in 0..16 {
+            for gateway in [&mut a, &mut b] {
+                gateway.pass(9);
+            }
+            a.hear(&b.told());
+        }
+        assert_eq!(open_streams(&mut b, &datagrams), streams, "{workers:?}");
+        a.hear(&b.told());
+        for gateway in [&mut a, &mut b] {
+            gateway.pass(7);
+        }
+        take_over(&mut b, &mut a);
+        assert_eq!(send(&mut a, &datagrams), streams, "{workers:?}");
+    }
+}
+
+#[test]
+fn partners_learn_of_a_close_after_a_silence_that_the_new_state_would_not_outlast() {
+    let [mut a, mut b] = partners(&state(), [1, 1]);
+    a.own(ALL);
+    let (old, _) = told_connections(&mut a, &mut b, 10);
+    for gateway in [&mut a, &mut b] {
+        gateway.pass(400);
+    }
+    a.team.towards_backends(&old, FIN);
+    let told = a.told();
+    assert_eq!(told.len(), 10);
+    assert!(told.iter().all(|event| event.flow().idle < std::time::Duration::from_secs(1)), "{told:?}");
+    b.hear(&told);
+    assert_eq!(b.count(|replication| replication.refused().get()), 0);
 }

@@ -150,6 +150,12 @@ impl IdleLimits {
         now.since(flow.last_seen).0 >= limit.0.saturating_add(late)
     }
 
+    /// Whether a flow has been silent for half of its limit: so long that partners, who hear of packets at intervals,
+    /// have to hear of the next one at once.
+    pub(crate) fn is_long_silent<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, now: Tick) -> bool {
+        now.since(flow.last_seen).0 >= self.of(flow.state, own).0 / 2
+    }
+
     /// Whether a flow last seen then has been idle for as long as a closing flow may be.
     #[must_use]
     pub fn is_silent(&self, last_seen: Tick, now: Tick) -> bool {

@@ -159,6 +159,15 @@ impl<A: Address> FlowTable<A> {
         flows
     }
 
+    /// Tells a flow again that carries packets after a long silence, if partners know it.
+    #[cold]
+    pub(crate) fn tell_again(&mut self, index: FlowIndex) {
+        let flow = self.get(index);
+        if let Some(replicator) = &mut self.storage.replicator {
+            replicator.carried_again(index.0, &flow, self.now);
+        }
+    }
+
     /// Notes that a partner has told a flow, in its present state.
     pub(crate) fn hear(&mut self, FlowIndex(index): FlowIndex, state: FlowState) {
         if let Some(replicator) = &mut self.storage.replicator {
@@ -390,8 +399,8 @@ impl<A: Address> FlowTable<A> {
         self.len -= 1;
     }
 
-    /// Applies a packet to the state of its flow, see [`advance()`], and keeps the yield lists up to date. Returns the
-    /// flow as it is now.
+    /// Applies a packet to the state of its flow, see [`advance()`], marks the flow as seen, and keeps the yield lists up to
+    /// date. Returns the flow as it is now.
     pub fn advance(
         &mut self,
         index: FlowIndex,
@@ -400,7 +409,7 @@ impl<A: Address> FlowTable<A> {
         segment: Segment,
         now: Tick,
     ) -> Flow<A> {
-        let mut flow = self.get(index);
+        let mut flow = Flow { last_seen: now, ..self.get(index) };
         let before = flow.state.yield_class();
         if advance(&mut flow, transport, direction, segment, now) {
             let pool = pool_of(&flow);

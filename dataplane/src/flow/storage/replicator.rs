@@ -367,6 +367,13 @@ impl<A: Address> Replicator<A> {
         }
     }
 
+    /// A flow has carried a packet after a long silence. Partners would take it for over before the sweep tells it.
+    pub(in crate::flow) fn carried_again(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        if self.news(index).is_some_and(|news| news.age(now) > Ticks(0)) && self.groups.share(flow) {
+            self.tell(index, flow, now);
+        }
+    }
+
     /// The sweep meets a flow that lasts. Own flows are told again after `refresh` if they carried packets; `None`: the
     /// flow is not for this worker to tell.
     #[inline(never)]

@@ -36,14 +36,15 @@ pub(crate) fn follow<'s, A: Address>(
     if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
         return Err(found);
     }
+    let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()).ok_or(found)?;
+    let was_silent = table.is_replicated() && limits.is_long_silent(&flow, backend.idle_timeout, now);
     if !flow.mode.is_two_way() {
-        let verdict = one_way::follow(packet, &mut flow, snapshot, now).ok_or(found)?;
-        table.set(index, &flow);
+        let verdict = one_way::follow(packet, &mut flow, backend, snapshot, now);
+        keep(table, index, &flow, was_silent);
         return Ok(verdict.of_flow(index));
     }
-    let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()).ok_or(found)?;
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
-    table.set(index, &flow);
+    keep(table, index, &flow, was_silent);
     Ok(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 
@@ -72,6 +73,14 @@ pub(super) fn change<'s, A: Address>(
     let why = why_over(&context.table.get(index), context);
     context.changes.ended = Some(end(context, index, why));
     broken
+}
+
+/// Stores a flow that has seen a packet; partners hear at once of one that was silent before.
+fn keep<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, flow: &Flow<A>, was_silent: bool) {
+    table.set(index, flow);
+    if was_silent {
+        table.tell_again(index);
+    }
 }
 
 /// Why a flow ends that a packet found over.
@@ -139,6 +148,7 @@ fn advance_flow<'s, A: Address>(
         }
         flow.unanswered_since = None;
     }
+    let was_silent = context.table.is_replicated() && context.limits.is_long_silent(&flow, backend.idle_timeout, now);
     context.table.set(index, &flow);
     let (shook_hands, was_open) = (flow.state.shakes_hands(), flow.state.is_confirmed() && !flow.state.is_closing());
     let mut flow = context.table.advance(index, transport, direction, segment, now);
@@ -150,13 +160,12 @@ fn advance_flow<'s, A: Address>(
         let _ = exit_to_client(snapshot, &mut flow);
     }
     if !flow.mode.is_two_way() {
-        flow.last_seen = now;
-        context.table.set(index, &flow);
+        keep(context.table, index, &flow, was_silent);
         let to = (flow.backend, flow.frontend);
         return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, to, snapshot).of_flow(index));
     }
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
-    context.table.set(index, &flow);
+    keep(context.table, index, &flow, was_silent);
     Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 

@@ -15,18 +15,17 @@ use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
 
-/// The verdict on a packet that does not change the state of its flow. `None` if the state of the backend may end the
-/// flow.
+/// The verdict on a packet that does not change the state of its flow to this backend.
 pub(super) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     flow: &mut Flow<A>,
+    backend: &Backend,
     snapshot: &'s Snapshot,
     now: Tick,
-) -> Option<Verdict<'s>> {
-    let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady())?;
+) -> Verdict<'s> {
     flow.last_seen = now;
     let direct = direct(packet, &packet.headers.tuple, (flow.mode, flow.frontend), (flow.backend, backend), snapshot);
-    Some(direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect))
+    direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet to a backend in one of these modes, for the frontend of `asked`.
