@@ -1,4 +1,4 @@
-//! The document `/status.json`. Its fields are described in docs/reference/status-json.md.
+//! The document `/status.json`. Its fields are described in docs/reference/status-page.md.
 //!
 //! Invariant: its size is bounded, whatever is served: at most [`LIMIT_MAX`](super::query::LIMIT_MAX) Services, each
 //! with [`MEMBERS_MAX`] backends and [`FRONTENDS_MAX`] frontends, and one Service with [`OPEN_MEMBERS_MAX`] backends.
