@@ -18,7 +18,7 @@ mod watchdog;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use control::config::url::ControllerUrl;
 use control::controller::ControllerError;
@@ -230,7 +230,7 @@ impl Channels {
             served: watch::Sender::default(),
             answers: watch::Sender::new(election::first_answers(settings)),
             ownership: election::ownership(settings),
-            election: watch::Sender::default(),
+            election: election::first_status(settings),
             claimed: watch::Sender::default(),
             arbitration: watch::Sender::default(),
             membership: watch::Sender::default(),
@@ -252,10 +252,9 @@ async fn serve(
     let file = StateFile::in_dir(&settings.state_dir);
     let (seed, flows) = (passing.seed(), passing.waiting());
     let is_restart = passing::is_restart(flows.as_deref());
-    let known = file.known_at_start(SystemTime::now(), settings.max_state_age);
-    let known = known.map(|known| passing::known_after(flows.as_deref(), known));
+    let (known, draining) = passing::known_at_start(&file, settings.max_state_age, flows.as_deref());
     drop(flows);
-    let channels = Channels::new(settings, watch::Sender::new(known));
+    let channels = Channels { draining: watch::Sender::new(draining), ..Channels::new(settings, watch::Sender::new(known)) };
     let counters: Vec<_> = worker_ports.iter().map(|_| Arc::new(WorkerCounters::default())).collect();
     let compiler = Compiler::new(settings.engine(&ports.macs())).counting(counters.clone());
     let (publisher, subscribers) = Publisher::new(compiler.initial(), worker_ports.len());
@@ -467,8 +466,9 @@ fn supervise_state(
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
-    let inputs = (file, channels.known.subscribe(), channels.connected.subscribe(), channels.stored.clone());
-    supervisor.run("persist", inputs, |(file, known, connected, stored)| persist::run(file, known, connected, stored));
+    let current = (channels.known.subscribe(), channels.draining.subscribe());
+    let inputs = (file, current, channels.connected.subscribe(), channels.stored.clone());
+    supervisor.run("persist", inputs, |(file, current, connected, stored)| persist::run(file, current, connected, stored));
 
     if let Some(zone) = settings.zone.clone() {
         let inputs = (zone, channels.known.subscribe(), channels.near.clone());

@@ -13,9 +13,11 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::flow::{FlowMode, FlowReplica, FlowReplication, FlowState, ReplicaEvent};
 use dataplane::testing::{Packet, Segment};
 use dataplane::{
-    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Mac, MemoryBuffer, Neighbour, Network, OwnedGroups, Parts, Port,
-    PortConfig, PortIndex, Publisher, Tunnel, VipAnswers, Worker, WorkerCounters, tcp_flags, wire::checksum,
+    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Link, Mac, MemoryBuffer, Neighbour, Network, OwnedGroups, Parts,
+    Port, PortConfig, PortIndex, Publisher, Route, TagKind, Tunnel, VipAnswers, Vlan, VlanLink, Worker, WorkerCounters,
+    tcp_flags, wire::checksum,
 };
+use ipnet::IpNet;
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
@@ -34,6 +36,17 @@ struct Stage {
     mode: Mode,
     family: Family,
     kind: Kind,
+    way: Way,
+}
+
+/// The way to backends and clients.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    OnLink,
+    /// Backends are behind this many routers.
+    Routers(u8),
+    /// Both sides are VLANs.
+    Tagged,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,13 +76,21 @@ enum News {
 }
 
 const fn stage(name: &'static str, mode: Mode, family: Family, kind: Kind) -> Stage {
-    Stage { name, mode, family, kind }
+    Stage { name, mode, family, kind, way: Way::OnLink }
 }
 
-const STAGES: [Stage; 23] = [
+const fn nat_by(name: &'static str, way: Way, kind: Kind) -> Stage {
+    Stage { way, ..stage(name, Mode::Nat, Family::V4, kind) }
+}
+
+const STAGES: [Stage; 27] = [
     stage("nat-v4", Mode::Nat, Family::V4, Kind::ToBackend),
     stage("nat-v4-reply", Mode::Nat, Family::V4, Kind::ToClient),
     stage("nat-v4-no-df", Mode::Nat, Family::V4, Kind::MayFragment),
+    nat_by("nat-v4-ecmp", Way::Routers(4), Kind::ToBackend),
+    nat_by("nat-v4-ecmp-reply", Way::Routers(4), Kind::ToClient),
+    nat_by("nat-v4-vlan", Way::Tagged, Kind::ToBackend),
+    nat_by("nat-v4-vlan-reply", Way::Tagged, Kind::ToClient),
     stage("nat-v6", Mode::Nat, Family::V6, Kind::ToBackend),
     stage("nat-v6-reply", Mode::Nat, Family::V6, Kind::ToClient),
     stage("dnat-v4", Mode::Dnat, Family::V4, Kind::ToBackend),
@@ -144,16 +165,31 @@ fn host(family: Family, net: u8, n: u8) -> IpAddr {
     }
 }
 
-fn config() -> Config {
+/// The networks of the clients and of the cluster, with the gateway's addresses.
+const NETWORKS: [[&str; 2]; 2] = [["192.0.2.2/24", "2001:db8::2/64"], ["10.0.0.2/16", "fd00::2/64"]];
+
+/// The link of a port, and the tag of its frames.
+fn link(stage: Stage, port: PortIndex) -> (Link, Option<[u8; 4]>) {
+    let id = 100 + u16::from(port.0);
+    match stage.way {
+        Way::OnLink | Way::Routers(_) => (port.into(), None),
+        Way::Tagged => {
+            let vlan = Vlan::NONE.with(TagKind::Customer, id).unwrap();
+            (Link::new(port, vlan), Some((0x8100 << 16 | u32::from(id)).to_be_bytes()))
+        }
+    }
+}
+
+fn config(stage: Stage) -> Config {
     let port = |name: &str, n: u8, addresses: [&str; 2]| PortConfig {
         name: name.into(),
         mac: Mac([2, 0, 0, 0, 0xaa, n]),
         mtu: 1500,
-        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        addresses: addresses.iter().filter(|_| stage.way != Way::Tagged).map(|a| a.parse().unwrap()).collect(),
         twin: false,
     };
     Config {
-        ports: vec![port("uplink", 1, ["192.0.2.2/24", "2001:db8::2/64"]), port("cluster", 2, ["10.0.0.2/16", "fd00::2/64"])],
+        ports: vec![port("uplink", 1, NETWORKS[0]), port("cluster", 2, NETWORKS[1])],
         snat: vec![ip("10.0.0.3"), ip("fd00::3")],
         node_port_addresses: Vec::new(),
         flows: FlowLimits { max_per_worker: 32_768, ..FlowLimits::default() },
@@ -162,11 +198,37 @@ fn config() -> Config {
     }
 }
 
-fn network(family: Family) -> Network {
-    let backends = (0..100).map(|n| host(family, 1, n)).map(|address| (CLUSTER, address));
-    let neighbour = |(port, address): (PortIndex, _)| Neighbour { link: port.into(), address, mac: Mac([2, 0, 0, 0, 0, 1]) };
-    let client = |n| (UPLINK, client(family, n).0);
-    Network { neighbours: backends.chain((0..4).map(client)).map(neighbour).collect(), ..Network::default() }
+fn network(stage: Stage) -> Network {
+    let family = stage.family;
+    let [uplink, cluster] = [UPLINK, CLUSTER].map(|port| link(stage, port).0);
+    let routers: Vec<IpAddr> = match stage.way {
+        Way::Routers(count) => (0..count).map(|n| host(family, 0, 100 + n)).collect(),
+        Way::OnLink | Way::Tagged => Vec::new(),
+    };
+    let route = |router: &IpAddr| Route {
+        to: IpNet::new(host(family, 1, 0), if family == Family::V4 { 24 } else { 112 }).unwrap(),
+        via: Some(*router),
+        link: cluster,
+        weight: 1,
+    };
+    let backends = (0..100).map(|n| host(family, 1, n)).filter(|_| routers.is_empty());
+    let of_cluster = backends.chain(routers.iter().copied()).map(|address| (cluster, address));
+    let clients = (0..4).map(|n| (uplink, client(family, n).0));
+    let neighbour = |(link, address)| Neighbour { link, address, mac: Mac([2, 0, 0, 0, 0, 1]) };
+    let vlan = |(link, addresses): (Link, [&str; 2])| VlanLink {
+        link,
+        mtu: 1500,
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+    };
+    let vlans = [uplink, cluster].into_iter().zip(NETWORKS).filter(|_| stage.way == Way::Tagged);
+    let net = |addresses: [&str; 2]| addresses[usize::from(family == Family::V6)].parse::<IpNet>().unwrap().trunc();
+    let on_link = vlans.clone().map(|(link, addresses)| Route { to: net(addresses), via: None, link, weight: 1 });
+    Network {
+        neighbours: of_cluster.chain(clients).map(neighbour).collect(),
+        routes: routers.iter().map(route).chain(on_link).collect(),
+        vlans: vlans.map(vlan).collect(),
+        ..Network::default()
+    }
 }
 
 fn state(stage: Stage) -> State {
@@ -208,12 +270,17 @@ fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
     let segment = Segment::Tcp { ports: [port, 80], flags, sequence: 1, acknowledgement: 2 };
     let mut bytes = Packet::between(address, vip(stage.family), segment).build();
     bytes.resize(bytes.len().max(60), 0);
+    if let (_, Some(tag)) = link(stage, UPLINK) {
+        bytes.splice(12..12, tag);
+    }
     MemoryBuffer::new(&bytes, 0)
 }
 
 /// A packet that answers `sent`: source and destination are swapped, which does not change sums, and the flags differ.
 fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
     let mut bytes = sent.bytes().to_vec();
+    // The tag is that of the link already.
+    let tag: Vec<u8> = bytes.drain(12..if bytes[12..14] == [0x81, 0] { 16 } else { 12 }).collect();
     let (addresses, len) = if bytes[12..14] == [8, 0] { (26, 4) } else { (22, 16) };
     let swap = |bytes: &mut [u8], at: usize, len: usize| (0..len).for_each(|n| bytes.swap(at + n, at + len + n));
     swap(&mut bytes, 0, 6);
@@ -224,6 +291,7 @@ fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
     bytes[tcp + 13] = flags;
     let sum = checksum::apply(u16::from_be_bytes([bytes[tcp + 16], bytes[tcp + 17]]), change);
     bytes[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
+    bytes.splice(12..12, tag);
     MemoryBuffer::new(&bytes, 0)
 }
 
@@ -234,13 +302,13 @@ impl Gateway {
             Kind::Shadow(_) => Some(0),
             _ => None,
         };
-        let config = Config { shared_snat: owned.is_some(), ..config() };
+        let config = Config { shared_snat: owned.is_some(), ..config(stage) };
         let mut compiler = Compiler::new(config.clone());
         // One VIP group, where flows are replicated.
         let groups = owned.map(|owned| OwnedGroups { groups: 1, owned });
         compiler.answer_for(&VipAnswers { groups, ..VipAnswers::default() });
         let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
-        publisher.publish(compiler.compile(&state(stage), &network(stage.family), &Health::default(), 0));
+        publisher.publish(compiler.compile(&state(stage), &network(stage), &Health::default(), 0));
         let worker = Worker::new(Parts {
             ports: vec![(BurstPort::default(), None), (BurstPort::default(), None)],
             subscriber: subscribers.remove(0),

@@ -11,7 +11,7 @@ mod rig;
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{Link, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
+use dataplane::{Link, Mac, Neighbour, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
 use proptest::prelude::*;
 use proto::Mode;
 use rig::{CLUSTER, Rig, SECOND, UPLINK, ends, ip};
@@ -34,22 +34,26 @@ struct Case {
     push: bool,
     /// Both sides are on VLANs.
     tagged: bool,
+    /// Backends are behind two routers.
+    routed: bool,
 }
 
 /// Datagrams with less data are shorter than the headers of TCP.
 const SHORT: usize = 12;
 
 fn case() -> impl Strategy<Value = Case> {
-    let bits = any::<[bool; 7]>();
+    let bits = any::<[bool; 8]>();
     let payload = prop_oneof![1 => 0..SHORT, 3 => SHORT..1200];
     (0..Mode::ALL.len(), bits, payload, 0usize..30, 2u8..=255).prop_map(|(mode, bits, payload, padding, hop_limit)| {
         // Without padding, as network cards add it, the slow way takes short datagrams.
         let padding = padding.max(SHORT.saturating_sub(payload));
         let mode = Mode::ALL[mode];
-        let [is_v4, is_udp, is_reply, dont_fragment, checksum, push, tagged] = bits;
+        let [is_v4, is_udp, is_reply, dont_fragment, checksum, push, tagged, routed] = bits;
+        // In mode `dsr` backends are on the link.
+        let routed = routed && mode != Mode::Dsr;
         let is_reply = is_reply && mode.is_two_way();
         let dont_fragment = dont_fragment || !is_v4;
-        Case { mode, is_v4, is_udp, is_reply, dont_fragment, checksum, payload, padding, hop_limit, push, tagged }
+        Case { mode, is_v4, is_udp, is_reply, dont_fragment, checksum, payload, padding, hop_limit, push, tagged, routed }
     })
 }
 
@@ -107,6 +111,12 @@ impl Case {
         let mut rig = Rig::with_mode(self.mode);
         if !self.mode.is_two_way() {
             rig.set_backend_ports();
+        }
+        let net = if self.is_v4 { "10.0.0.8/29" } else { "fd00::10/124" };
+        for (n, router) in [(1, ["10.0.0.71", "fd00::71"]), (2, ["10.0.0.72", "fd00::72"])].into_iter().filter(|_| self.routed) {
+            let (address, mac) = (ip(router[usize::from(!self.is_v4)]), Mac([2, 0, 0, 0, 2, n]));
+            rig.network.routes.push(Route { to: net.parse().unwrap(), via: Some(address), link: CLUSTER.into(), weight: 1 });
+            rig.network.neighbours.push(Neighbour { link: CLUSTER.into(), address, mac });
         }
         if self.tagged {
             let link = |port: PortIndex| match port {

@@ -302,3 +302,29 @@ fn a_route_by_a_vlan_whose_neighbour_is_a_router_is_followed() {
     without(BACKEND_TAGS, &out);
     assert_eq!(out[..6], ROUTER_MAC.0);
 }
+
+/// The fast way remembers the tag of the frame before.
+#[test]
+fn each_frame_of_a_burst_has_its_own_link() {
+    let ack = Packet::tcp(CLIENT, VIP).flags(tcp_flags::ACK).build();
+    let rows: [(&str, &[u8], bool); 7] = [
+        ("the tag of the flow", CLIENTS, true),
+        ("another priority", &[0x81, 0, 0x60, 100], true),
+        ("another VLAN", &[0x81, 0, 0xa0, 101], false),
+        ("another kind of tag", &[0x88, 0xa8, 0xa0, 100], false),
+        ("two tags, the first one the same", &[0x81, 0, 0xa0, 100, 0x81, 0, 0, 200], false),
+        ("no tag", &[], true),
+        ("no EtherType", &[0, 0, 0, 0], false),
+    ];
+    for (sentence, tags, is_forwarded) in rows {
+        let mut rig = vlan_rig();
+        rig.forward(UPLINK, &with(CLIENTS, &syn()));
+        for (id, tags) in [CLIENTS, tags, CLIENTS].into_iter().enumerate() {
+            rig.arrive(UPLINK, &with(tags, &ack), id as u64);
+        }
+        rig.worker.poll(rig.now);
+        let sent = rig.sent(CLUSTER);
+        assert_eq!(sent.len(), 2 + usize::from(is_forwarded), "{sentence}");
+        sent.iter().for_each(|frame| assert_checksums(&without(BACKEND_TAGS, frame)));
+    }
+}

@@ -1,8 +1,8 @@
 //! The state on disk, from which a gateway starts if no controller can be reached.
 //!
 //! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time at which it was
-//! last known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`. It
-//! is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved aside with a
+//! last known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`, which
+//! also says whether the gateway is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved aside with a
 //! warning and not used. Deliberately not here: which parts of a loaded state may be used (`usable`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -33,6 +33,15 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Clone, Debug)]
 pub struct StateFile {
     dir: PathBuf,
+}
+
+/// What the gateway knew when the file was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KnownBefore {
+    /// The state, and how current it is.
+    pub known: GatewayState,
+    /// Whether the gateway was drained.
+    pub draining: bool,
 }
 
 /// Why an existing state file is unusable.
@@ -93,14 +102,14 @@ impl StateFile {
     ///
     /// # Errors
     /// If there is a file and it is unusable.
-    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<GatewayState>, LoadError> {
+    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<KnownBefore>, LoadError> {
         let path = self.path("state");
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(LoadError::Unreadable { path, error }),
         };
-        let (saved_at, state) = match decode(&bytes) {
+        let (saved_at, state, draining) = match decode(&bytes) {
             Ok(decoded) => decoded,
             Err(what) => {
                 let moved = self.path("state.broken");
@@ -108,7 +117,7 @@ impl StateFile {
                 return Err(LoadError::Broken { path, what: Box::new(what), moved });
             }
         };
-        let known = |origin| Ok(Some(GatewayState { state: Arc::new(state), origin }));
+        let known = |origin| Ok(Some(KnownBefore { known: GatewayState { state: Arc::new(state), origin }, draining }));
         match now.duration_since(saved_at) {
             Err(ahead) => {
                 let ahead_s = ahead.duration().as_secs();
@@ -126,11 +135,12 @@ impl StateFile {
 
     /// The state to start from before a controller is connected: that on disk, or none, with the reason in the log.
     #[must_use]
-    pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<GatewayState> {
+    pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<KnownBefore> {
         match self.load(now, max_age) {
-            Ok(known) => known.inspect(|known| {
+            Ok(saved) => saved.inspect(|KnownBefore { known, draining }| {
                 tracing::info!(
                     services = known.state.services.len(),
+                    draining,
                     "starting from the state on disk until a controller is there"
                 );
             }),
@@ -145,7 +155,7 @@ impl StateFile {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub fn save(&self, state: &State, now: SystemTime) -> io::Result<()> {
+    pub fn save(&self, state: &State, draining: bool, now: SystemTime) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let new = self.path("state.new");
         match fs::remove_file(&new) {
@@ -153,23 +163,23 @@ impl StateFile {
             _ => {}
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(&encode(state, now))?;
+        file.write_all(&encode(state, draining, now))?;
         file.sync_all()?;
         fs::rename(&new, self.path("state"))?;
         File::open(&self.dir)?.sync_all()
     }
 }
 
-fn encode(state: &State, now: SystemTime) -> Vec<u8> {
+fn encode(state: &State, draining: bool, now: SystemTime) -> Vec<u8> {
     let saved_at_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut rest = saved_at_s.to_be_bytes().to_vec();
     rest.extend_from_slice(VERSION.as_bytes());
     rest.push(b'\n');
-    rest.extend(full(state).encode_to_vec());
+    rest.extend(v1::WatchResponse { draining, ..full(state) }.encode_to_vec());
     [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
 }
 
-fn decode(bytes: &[u8]) -> Result<(SystemTime, State), StateFileDamage> {
+fn decode(bytes: &[u8]) -> Result<(SystemTime, State, bool), StateFileDamage> {
     let (hash, rest) =
         bytes.strip_prefix(MAGIC).ok_or(StateFileDamage::Magic)?.split_at_checked(HASH_BYTES).ok_or(StateFileDamage::Checksum)?;
     if *hash != *Sha256::digest(rest) {
@@ -190,17 +200,17 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State), StateFileDamage> {
         services: message.services.into_iter().map(service).collect::<Result<_, _>>()?,
         pools: message.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>()?,
     };
-    Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state))
+    Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state, message.draining))
 }
 
-/// Saves the controller's state after changes, and repeatedly while it stays current. `stored` is true while the file is
+/// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while the file is
 /// from a controller that sent it to this process: not before its first state, and not after a failure.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub async fn run(
     file: StateFile,
-    mut known: watch::Receiver<Option<GatewayState>>,
+    (mut known, mut draining): (watch::Receiver<Option<GatewayState>>, watch::Receiver<bool>),
     connected: watch::Receiver<bool>,
     stored: watch::Sender<bool>,
 ) -> Result<(), Failure> {
@@ -210,13 +220,14 @@ pub async fn run(
     loop {
         let changed = tokio::select! {
             changed = known.changed() => changed.map(|()| true),
+            changed = draining.changed() => changed.map(|()| true),
             _ = refresh.tick() => Ok(*connected.borrow()),
         };
         let Ok(changed) = changed else { return Ok(()) };
         let now = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
         let Some(GatewayState { state, .. }) = now else { continue };
-        let (file, path) = (file.clone(), file.path("state"));
-        let saved = tokio::task::spawn_blocking(move || file.save(&state, SystemTime::now())).await?;
+        let (file, path, draining) = (file.clone(), file.path("state"), *draining.borrow_and_update());
+        let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, SystemTime::now())).await?;
         stored.send_replace(saved.is_ok());
         saved.map_err(|error| {
             format!("cannot write {}: {error}; a restart without a controller would start empty", path.display())
@@ -239,15 +250,21 @@ mod tests {
         let file = StateFile::in_dir(&dir.path().join("sluice"));
         let state = state("e", 3, &[service("a", &["10.0.0.1:80"]), service("b", &["10.0.0.2:80", "10.0.0.3:80"])]);
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        file.save(&state, now).unwrap();
+        file.save(&state, false, now).unwrap();
         (dir, file, state, now)
+    }
+
+    fn with(state: &State, origin: Origin, draining: bool) -> KnownBefore {
+        KnownBefore { known: GatewayState { state: Arc::new(state.clone()), origin }, draining }
     }
 
     #[test]
     fn what_was_saved_is_loaded_and_only_the_owner_may_read_it() {
         let (_dir, file, state, now) = saved();
-        file.save(&state, now).unwrap();
-        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(GatewayState { state: Arc::new(state), origin: Origin::Disk }));
+        file.save(&state, true, now).unwrap();
+        assert_eq!(file.load(now, DAY).unwrap(), Some(with(&state, Origin::Disk, true)));
+        file.save(&state, false, now).unwrap();
+        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(with(&state, Origin::Disk, false)));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&file.path("state")), mode(&file.dir)), (0o600, 0o700));
         assert!(!file.path("state.new").exists());
@@ -278,7 +295,7 @@ mod tests {
     #[test]
     fn an_expired_file_is_refused_a_newer_one_and_one_from_the_future_are_used() {
         let (_dir, file, state, now) = saved();
-        let known = |origin| Some(GatewayState { state: Arc::new(state.clone()), origin });
+        let known = |origin| Some(with(&state, origin, false));
         assert_eq!(file.load(now + DAY + Duration::from_secs(1), DAY).unwrap(), known(Origin::OldDisk));
         assert_eq!(file.load(now - 3 * DAY, DAY).unwrap(), known(Origin::Disk));
     }
@@ -287,19 +304,19 @@ mod tests {
     fn a_write_that_was_killed_halfway_leaves_the_old_state() {
         let (_dir, file, state, now) = saved();
         fs::write(file.path("state.new"), b"half").unwrap();
-        assert_eq!(*file.load(now, DAY).unwrap().unwrap().state, state);
-        file.save(&state, now).unwrap();
+        assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
+        file.save(&state, false, now).unwrap();
     }
 
     #[test]
     fn the_state_of_another_program_version_has_no_generation() {
         let (_dir, _, state, now) = saved();
-        let mut bytes = encode(&state, now);
+        let mut bytes = encode(&state, false, now);
         let rest = MAGIC.len() + HASH_BYTES;
         bytes[rest + 8] ^= 1;
         let hash = Sha256::digest(&bytes[rest..]);
         bytes[MAGIC.len()..rest].copy_from_slice(&hash);
-        let (_, loaded) = decode(&bytes).unwrap();
+        let (_, loaded, _) = decode(&bytes).unwrap();
         assert_eq!(loaded, State { generation: Generation::default(), ..state });
     }
 
@@ -311,21 +328,23 @@ mod tests {
         let (sender, known) = watch::channel(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::Disk }));
         let (_connected, connected) = watch::channel(true);
         let (stored, mut is_stored) = watch::channel(false);
-        let task = tokio::spawn(run(file.clone(), known, connected, stored));
+        let (drain, draining) = watch::channel(false);
+        let task = tokio::spawn(run(file.clone(), (known, draining), connected, stored));
         sender.send_replace(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::LastProcess }));
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!((file.load(SystemTime::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
         sender.send_replace(Some(GatewayState { state: Arc::new(at(2)), origin: Origin::Controller }));
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
-        let loaded = loop {
-            match file.load(SystemTime::now(), DAY).unwrap() {
-                Some(state) => break state,
-                None => assert!(std::time::Instant::now() < deadline),
+        let comes = async |wanted: KnownBefore| {
+            while file.load(SystemTime::now(), DAY).unwrap().as_ref() != Some(&wanted) {
+                assert!(std::time::Instant::now() < deadline);
+                tokio::task::yield_now().await;
             }
-            tokio::task::yield_now().await;
         };
-        assert_eq!(*loaded.state, at(2));
+        comes(with(&at(2), Origin::Disk, false)).await;
         assert!(*is_stored.wait_for(|stored| *stored).await.unwrap());
+        drain.send_replace(true);
+        comes(with(&at(2), Origin::Disk, true)).await;
         drop(sender);
         task.await.unwrap().unwrap();
     }

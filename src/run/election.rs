@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::controller_client::Contender;
-use crate::agent::fleet::election::{self, Candidacy, VrrpClaims};
+use crate::agent::fleet::election::{self, Candidacy, ElectionStatus, VrrpClaims};
 use crate::agent::supervisor::Supervisor;
 use crate::ports::ReadPorts;
 use crate::settings::{Elector, Settings};
@@ -39,6 +39,12 @@ pub(super) fn ownership(settings: &Settings) -> Arc<VipOwnership> {
 pub(super) fn first_answers(settings: &Settings) -> VipAnswers {
     let groups = OwnedGroups { groups: settings.election.groups, owned: 0 };
     VipAnswers { groups: (settings.election.elector == Elector::Keepalived).then_some(groups), ..VipAnswers::default() }
+}
+
+/// The status at the start: a gateway with an election joins.
+pub(super) fn first_status(settings: &Settings) -> watch::Sender<ElectionStatus> {
+    let is_joining = settings.election.elector != Elector::None;
+    watch::Sender::new(ElectionStatus { is_joining, ..ElectionStatus::default() })
 }
 
 /// What the controller is told of the election; `None`: there is none.

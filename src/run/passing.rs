@@ -8,13 +8,14 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use dataplane::SavedFlows;
 use proto::{GatewayState, Origin};
 use tokio::task::JoinHandle;
 
 use super::flow_file::{self, FlowFile};
+use crate::agent::persist::StateFile;
 use crate::worker_threads::Worker;
 
 /// The last process has just ended if flows were saved at most this long ago.
@@ -97,8 +98,16 @@ pub(super) fn is_restart(flows: Option<&SavedFlows>) -> bool {
     flows.is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN)
 }
 
+/// What the gateway knows before a controller is connected, after a process that left these flows, and whether it is
+/// drained.
+pub(super) fn known_at_start(file: &StateFile, max_age: Duration, flows: Option<&SavedFlows>) -> (Option<GatewayState>, bool) {
+    let saved = file.known_at_start(SystemTime::now(), max_age);
+    let draining = saved.as_ref().is_some_and(|saved| saved.draining);
+    (saved.map(|saved| known_after(flows, saved.known)), draining)
+}
+
 /// The state on disk after a process that left these flows.
-pub(super) fn known_after(flows: Option<&SavedFlows>, known: GatewayState) -> GatewayState {
+fn known_after(flows: Option<&SavedFlows>, known: GatewayState) -> GatewayState {
     let is_current = is_restart(flows) && flows.is_some_and(SavedFlows::is_confirmed);
     let origin = if is_current && known.origin == Origin::Disk { Origin::LastProcess } else { known.origin };
     GatewayState { origin, ..known }

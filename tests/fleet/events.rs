@@ -42,8 +42,8 @@ impl Event {
     /// Its name in the table.
     pub(crate) const fn title(self) -> &'static str {
         match self {
-            Self::Kill => "`kill -9` of an owner, and its next start",
-            Self::StopAndResume => "SIGSTOP of an owner, and SIGCONT",
+            Self::Kill => "`kill -9` of a gateway, and its next start",
+            Self::StopAndResume => "SIGSTOP of a gateway, and SIGCONT",
             Self::NoCarrier => "no carrier on the link of clients",
             Self::NoBackends => "no way to the cluster",
             Self::Partition => "partition between the gateways only",

@@ -75,7 +75,7 @@ pub enum Command {
     /// Show services, backends, flows, workers, drops, ports and gateways live, with rates.
     Top(TopArguments),
     /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a
-    /// gateway, whose routes to VIPs are withdrawn. Existing flows continue.
+    /// gateway: its routes to VIPs are withdrawn, and other gateways of its link take its VIPs over. Existing flows continue.
     Drain {
         /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME if both have it.
         #[arg(value_name = "BACKEND|NODE|GATEWAY")]

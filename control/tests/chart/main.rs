@@ -80,6 +80,7 @@ fn all_values_changed() -> Value {
             "tolerations": [{"key": "edge", "operator": "Exists"}],
             "priorityClassName": "edge",
             "capabilities": ["NET_ADMIN", "NET_RAW", "SYS_ADMIN"],
+            "routingDaemonSockets": "/run/frr",
             "resources": {"limits": {"hugepages-2Mi": "1Gi", "memory": "4Gi"}},
         },
         "hostNetwork": true,
@@ -141,6 +142,10 @@ fn every_value_reaches_its_field() {
     assert_eq!(named("secrets"), [json!(["certificates"])]);
     assert_eq!(named("leases"), [json!(["sluice-controller-east"])]);
     assert_eq!(find(&objects, "Service")[0]["spec"]["ports"][0]["nodePort"], 31_000);
+    let gateway = &find(&objects, "DaemonSet")[0]["spec"]["template"]["spec"];
+    let of_daemon = |list: &Value| list.as_array().unwrap().iter().find(|one| one["name"] == "routing-daemon").cloned().unwrap();
+    assert_eq!(of_daemon(&gateway["volumes"])["hostPath"]["path"], "/run/frr");
+    assert_eq!(of_daemon(&gateway["containers"][0]["volumeMounts"])["mountPath"], "/run/frr");
     let file = configuration(&objects).unwrap();
     assert_eq!(file.health_listen, Some(([0, 0, 0, 0], 9440).into()), "in addition to the rest of `config.health`");
     let settings = file.settings;
@@ -293,6 +298,7 @@ fn values_are_checked_by_the_schema() {
         (json!({"gateway": {"enabled": "yes"}}), ".gateway.enabled"),
         (json!({"gateway": {"capabilities": ["CAP_net_admin"]}}), ".gateway.capabilities[0]"),
         (json!({"gateway": {"hugepages": true}}), ".gateway.hugepages"),
+        (json!({"gateway": {"routingDaemonSockets": "run/bird"}}), ".gateway.routingDaemonSockets"),
         (json!({"nodeSelector": {"a": true}}), ".nodeSelector.a"),
     ];
     for (over, path) in wrong {

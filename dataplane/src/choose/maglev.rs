@@ -44,7 +44,7 @@ pub fn identity_hash(backend: SocketAddr, seed: u64) -> u64 {
 /// Maps the full range of a hash onto 0..n without division.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // below n
-const fn reduce(hash: u64, n: u32) -> u32 {
+pub(crate) const fn reduce(hash: u64, n: u32) -> u32 {
     ((hash as u128 * n as u128) >> 64) as u32
 }
 

@@ -9,6 +9,7 @@ mod rounds;
 mod schedule;
 mod source_ranges;
 
+pub(crate) use maglev::reduce;
 pub use maglev::{MaglevTable, identity_hash};
 pub use schedule::Chooser;
 pub(crate) use schedule::{HashedBy, Schedule};

@@ -26,7 +26,7 @@ use crate::snapshot::{
 };
 use crate::wire::{Mac, TableHash};
 
-/// Maximum number of distinct groups of next hops: 2 KB of table each, 2 MB together. A gateway with full tables of two
+/// Maximum number of distinct groups of next hops: 6 KB of tables each, 6 MB together. A gateway with full tables of two
 /// providers has a few. Routes beyond the limit use their first next hop.
 pub(super) const GROUPS_MAX: usize = 1024;
 /// Maximum number of next hops in a group. The kernel's limit for one IPv4 route message (about 100 with all
@@ -77,6 +77,7 @@ impl RouteBook {
             slots: HashMap::default(),
             groups: Arc::default(),
             down: Vec::new(),
+            ways: Arc::default(),
         };
         let mut book = Self {
             ports,
@@ -226,6 +227,7 @@ impl RouteBook {
         let (ports, vlans, routes) = (&self.ports, &self.network.vlans, &mut self.routes);
         let shared = self.shared.get_or_insert_with(|| {
             routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, vlans, hop.as_ref()?)).collect();
+            routes.find_ways();
             Arc::new(routes.clone())
         });
         shared.clone()

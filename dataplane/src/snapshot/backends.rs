@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::{BackendId, TargetSlot, Tick, Ticks, prefetch_at};
+use super::routes::GROUP;
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks, UNRESOLVED, prefetch_at};
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;
@@ -84,6 +85,10 @@ impl Spot {
         self.reach & !Self::ON_LINK
     }
 
+    fn is_behind_group(self) -> bool {
+        self.id != 0 && self.next_hop() & GROUP != 0 && self.reach != UNRESOLVED
+    }
+
     /// Whether the backend is its own next hop.
     #[inline(always)]
     pub(crate) fn is_on_link(self) -> bool {
@@ -103,12 +108,13 @@ impl Piece {
         Self { spots: [Spot::default(); PIECE], backends: vec![None; PIECE] }
     }
 
-    /// Changes the entry of a slot, and its compact form with it.
-    fn change(&mut self, slot: u32, change: impl FnOnce(&mut Option<Backend>)) {
+    /// Changes the entry of a slot, and its compact form with it. Returns the compact forms before and now.
+    fn change(&mut self, slot: u32, change: impl FnOnce(&mut Option<Backend>)) -> [Spot; 2] {
         let place = slot as usize % PIECE;
         let backend = &mut self.backends[place];
         change(backend);
-        self.spots[place] = backend.as_ref().map_or_else(Spot::default, |backend| Spot::of(slot, backend));
+        let now = backend.as_ref().map_or_else(Spot::default, |backend| Spot::of(slot, backend));
+        [std::mem::replace(&mut self.spots[place], now), now]
     }
 }
 
@@ -131,6 +137,8 @@ impl Spots<'_> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackendTable {
     pieces: Vec<Arc<Piece>>,
+    /// Number of steady backends behind groups of next hops.
+    behind_groups: u32,
 }
 
 impl BackendTable {
@@ -157,6 +165,16 @@ impl BackendTable {
         self.pieces.len() > MANY / PIECE
     }
 
+    /// Whether any steady backend is behind a group of next hops.
+    #[inline]
+    pub(crate) fn any_behind_groups(&self) -> bool {
+        self.behind_groups > 0
+    }
+
+    fn count(&mut self, [before, now]: [Spot; 2]) {
+        self.behind_groups = self.behind_groups + u32::from(now.is_behind_group()) - u32::from(before.is_behind_group());
+    }
+
     /// Prefetches the compact form of the backend in a slot.
     #[inline(always)]
     pub(crate) fn prefetch(&self, slot: usize) {
@@ -171,18 +189,20 @@ impl BackendTable {
         while self.pieces.len() <= piece {
             self.pieces.push(Arc::new(Piece::new()));
         }
-        Arc::make_mut(&mut self.pieces[piece]).change(slot, |place| *place = backend);
+        let spots = Arc::make_mut(&mut self.pieces[piece]).change(slot, |place| *place = backend);
+        self.count(spots);
     }
 
     /// Changes the backend of a slot, if there is one and it `differs`. The chunk is copied only then.
     pub(crate) fn update(&mut self, slot: u32, differs: impl Fn(&Backend) -> bool, change: impl FnOnce(&mut Backend)) {
         let Some(piece) = self.pieces.get_mut(slot as usize / PIECE) else { return };
         if piece.backends[slot as usize % PIECE].as_ref().is_some_and(differs) {
-            Arc::make_mut(piece).change(slot, |place| {
+            let spots = Arc::make_mut(piece).change(slot, |place| {
                 if let Some(backend) = place {
                     change(backend);
                 }
             });
+            self.count(spots);
         }
     }
 

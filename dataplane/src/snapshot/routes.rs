@@ -5,16 +5,17 @@
 //!
 //! Not here: the routes of the kernel, from which the compiler builds these tables.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::prefixes::Prefixes;
-use crate::choose::MaglevTable;
+use crate::choose::{MaglevTable, reduce};
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
-use crate::wire::{Address, ByFamily, Ethernet, Mac, TableHash, split_mix};
+use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, split_mix};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -82,17 +83,28 @@ impl Exit {
         usize::from(self.link_bytes)
     }
 
+    /// Writes addresses at the start of a frame; the EtherType of the packet stays. `None` if the frame is too short.
+    #[inline(always)]
+    pub(crate) fn write_addresses(&self, frame: &mut [u8]) -> Option<()> {
+        *frame.first_chunk_mut::<12>()? = self.addresses;
+        Some(())
+    }
+
     /// Writes addresses and tags at the start of a frame that has room for [`Exit::link_bytes`]; the EtherType of the
     /// packet stays.
     #[inline(always)]
     pub(crate) fn write_link(&self, frame: &mut [u8]) {
-        let Some(addresses) = frame.first_chunk_mut::<12>() else { return };
-        *addresses = self.addresses;
-        if u16::from(self.link_bytes) != Ethernet::BYTES {
-            self.write_tags(frame);
+        if self.write_addresses(frame).is_none() || u16::from(self.link_bytes) == Ethernet::BYTES {
+            return;
+        }
+        let [a, b, c, d, ..] = self.tags;
+        match frame.get_mut(12..).and_then(|rest| rest.first_chunk_mut()) {
+            Some(tag) if u16::from(self.link_bytes) == Ethernet::BYTES + TAG_BYTES => *tag = [a, b, c, d],
+            _ => self.write_tags(frame),
         }
     }
 
+    #[inline(never)]
     fn write_tags(&self, frame: &mut [u8]) {
         let tags = self.link_bytes().saturating_sub(Ethernet::BYTES.into()).min(self.tags.len());
         if let Some(place) = frame.get_mut(12..12 + tags) {
@@ -127,7 +139,7 @@ pub(crate) enum RouteTarget {
 }
 
 /// Bit that is set in the numbers of groups. There are fewer slots: routes, neighbours and targets together.
-const GROUP: u32 = 1 << 31;
+pub(super) const GROUP: u32 = 1 << 31;
 /// Entries of a group's table: a prime, and large enough for the weights of a few dozen routers.
 pub(crate) const GROUP_TABLE: u32 = 1021;
 /// How often a flow whose router is unusable chooses again before the first usable one is taken.
@@ -167,6 +179,33 @@ pub(crate) struct Routes {
     pub(crate) groups: Arc<[Group]>,
     /// Ports without link: no group member behind them is chosen while another is usable.
     pub(crate) down: Vec<PortIndex>,
+    /// The first choices in all groups, see [`Routes::find_ways`].
+    pub(crate) ways: Arc<GroupWays>,
+}
+
+/// The first choices of flows in all groups, for those who cannot wait for a second one.
+#[derive(Debug, Default)]
+pub(crate) struct GroupWays {
+    /// For each group and entry of its table: the slot, or [`UNRESOLVED`] where the member is not usable.
+    slots: Box<[u32]>,
+    /// For each group: the links of its members, as far as their exits are known, each once.
+    links: Box<[Box<[Link]>]>,
+}
+
+impl GroupWays {
+    /// The slot of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when that is not usable,
+    /// and for what is not a group.
+    #[inline(always)]
+    pub(crate) fn slot(&self, next_hop: u32, hash: u64) -> u32 {
+        let entry = (next_hop ^ GROUP) as usize * GROUP_TABLE as usize + reduce(hash, GROUP_TABLE) as usize;
+        self.slots.get(entry).copied().unwrap_or(UNRESOLVED)
+    }
+
+    /// Whether packets from behind a member of a group may arrive on a link, as far as known exits tell.
+    #[inline(always)]
+    pub(crate) fn arrive_from(&self, next_hop: u32, link: Link) -> bool {
+        self.links.get((next_hop ^ GROUP) as usize).is_some_and(|links| links.contains(&link))
+    }
 }
 
 /// The exits of all slots.
@@ -234,7 +273,7 @@ impl Routes {
     /// slot that it would otherwise take.
     pub(crate) fn member(&self, next_hop: u32, hash: u64) -> u32 {
         let Some(group) = self.group(next_hop) else { return next_hop };
-        let usable = |slot: &u32| self.exit(*slot).is_some_and(|exit| !self.down.contains(&exit.port));
+        let usable = |slot: &u32| self.is_usable(*slot);
         let choices = (0..CHOICES).filter_map(|n| group.chosen(if n == 0 { hash } else { split_mix(hash.wrapping_add(n)) }));
         let any = choices.chain(group.members.iter().copied()).find(usable);
         any.or_else(|| group.chosen(hash)).unwrap_or(next_hop)
@@ -256,32 +295,30 @@ impl Routes {
         Exits(&self.exits)
     }
 
+    /// Whether the member of a group in this slot can be used.
+    fn is_usable(&self, slot: u32) -> bool {
+        self.exit(slot).is_some_and(|exit| !self.down.contains(&exit.port))
+    }
+
+    /// Works out the first choices in all groups, from the exits and ports without link.
+    pub(crate) fn find_ways(&mut self) {
+        let usable = |slot: Option<&u32>| slot.copied().filter(|slot| self.is_usable(*slot)).unwrap_or(UNRESOLVED);
+        let slots = self.groups.iter().flat_map(|group| {
+            let member = |entry: u32| group.members.get(usize::from(*group.table.entries().get(entry as usize)?));
+            (0..GROUP_TABLE).map(move |entry| usable(member(entry)))
+        });
+        let links = self.groups.iter().map(|group| {
+            let links: BTreeSet<_> = group.members.iter().filter_map(|slot| Some(self.exit(*slot)?.link)).collect();
+            links.into_iter().collect()
+        });
+        self.ways = Arc::new(GroupWays { slots: slots.collect(), links: links.collect() });
+    }
+
     /// The slot of a next hop, or of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when
     /// that is not usable.
     #[inline(always)]
     pub(crate) fn slot_of(&self, next_hop: u32, hash: u64) -> u32 {
-        if next_hop & GROUP == 0 { next_hop } else { self.slot_of_member(next_hop, hash) }
-    }
-
-    #[inline(never)]
-    fn slot_of_member(&self, number: u32, hash: u64) -> u32 {
-        let usable = |slot: &u32| self.exit(*slot).is_some_and(|exit| !self.down.contains(&exit.port));
-        self.group(number).and_then(|group| group.chosen(hash)).filter(usable).unwrap_or(UNRESOLVED)
-    }
-
-    /// Whether packets from behind a next hop, or from behind a member of a group, may arrive on a link, as far as known
-    /// exits tell.
-    #[inline(always)]
-    pub(crate) fn arrives_from(&self, next_hop: u32, link: Link) -> bool {
-        match self.exits.get(next_hop as usize) {
-            Some(exit) => exit.is_some_and(|exit| exit.link == link),
-            None => self.arrives_from_group(next_hop, link),
-        }
-    }
-
-    #[inline(never)]
-    fn arrives_from_group(&self, number: u32, link: Link) -> bool {
-        self.members(number).iter().any(|slot| self.exit(*slot).is_some_and(|exit| exit.link == link))
+        if next_hop & GROUP == 0 { next_hop } else { self.ways.slot(next_hop, hash) }
     }
 
     pub(crate) fn resolves(&self, link: Link, address: IpAddr) -> bool {

@@ -14,7 +14,7 @@ use super::buffer::{Buffer, take};
 use super::ethernet::{Ethernet, ether_type};
 
 /// Bytes of a tag with its EtherType.
-const TAG_BYTES: u16 = 4;
+pub(crate) const TAG_BYTES: u16 = 4;
 /// Maximum number of tags that are parsed (QinQ has two).
 const TAGS_MAX: usize = 2;
 /// Offset of the tags in a frame: after the two addresses.

@@ -90,23 +90,23 @@ impl FastFamily for u128 {
 
 /// The packets that a loop takes.
 pub(super) trait Scope {
-    /// Whether those from and to behind groups of next hops are among them, which needs calls.
-    const CALLS: bool;
+    /// Whether those from and to behind groups of next hops are among them: looking for the member takes registers.
+    const GROUPS: bool;
     /// Whether those of flows in this mode are among them.
     fn has(mode: FlowMode) -> bool;
 }
 
-/// Packets that are rewritten where they are.
-pub(super) struct InPlace;
+/// Packets that are rewritten where they are; with `GROUPS` also those from and to behind groups of next hops.
+pub(super) struct InPlace<const GROUPS: bool>;
 
-/// Packets into tunnels.
-pub(super) struct IntoTunnels;
+/// Packets into tunnels; with `GROUPS` also those to behind groups of next hops.
+pub(super) struct IntoTunnels<const GROUPS: bool>;
 
 /// All packets.
 pub(super) struct All;
 
-impl Scope for InPlace {
-    const CALLS: bool = false;
+impl<const GROUPS: bool> Scope for InPlace<GROUPS> {
+    const GROUPS: bool = GROUPS;
 
     #[inline(always)]
     fn has(mode: FlowMode) -> bool {
@@ -114,8 +114,8 @@ impl Scope for InPlace {
     }
 }
 
-impl Scope for IntoTunnels {
-    const CALLS: bool = false;
+impl<const GROUPS: bool> Scope for IntoTunnels<GROUPS> {
+    const GROUPS: bool = GROUPS;
 
     #[inline(always)]
     fn has(mode: FlowMode) -> bool {
@@ -124,7 +124,7 @@ impl Scope for IntoTunnels {
 }
 
 impl Scope for All {
-    const CALLS: bool = true;
+    const GROUPS: bool = true;
 
     #[inline(always)]
     fn has(_: FlowMode) -> bool {
@@ -168,12 +168,12 @@ impl<'s> Follow<'s> {
         let spot = self.spots.get(flow.backend())?;
         let next_hop = spot.next_hop();
         let slot = match direction {
-            Direction::ToBackend if S::CALLS => self.routes.slot_of(next_hop, record.hash),
+            Direction::ToBackend if S::GROUPS => self.routes.slot_of(next_hop, record.hash),
             Direction::ToBackend => next_hop,
             Direction::ToClient => {
                 let arrives = match self.exits.get(next_hop) {
                     Some(exit) => exit.link == record.link,
-                    None => S::CALLS && self.routes.arrives_from(next_hop, record.link),
+                    None => S::GROUPS && self.routes.ways.arrive_from(next_hop, record.link),
                 };
                 if arrives { to_clients.slot(index, self.routes.epoch) } else { return None }
             }

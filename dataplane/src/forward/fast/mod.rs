@@ -25,7 +25,7 @@ mod rewrite;
 use follow::Follow;
 use open::{Opening, openings};
 pub(super) use record::Record;
-use record::{PART, Recognise, STAYS};
+use record::{LastTag, PART, Recognise, STAYS};
 use rewrite::Progress;
 
 use super::engine::Engine;
@@ -49,8 +49,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
-        let recognise = Recognise::new(snapshot, arrival.link);
-        let (mut kinds, mut progress) = (0, Progress::default());
+        let (recognise, mut last_tag) = (Recognise::new(snapshot, arrival.link), LastTag::none());
+        let (mut kinds, mut progress) = (0, Progress::new(snapshot));
         let mut opening = Opening::new(snapshot, arrival);
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
@@ -58,7 +58,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
         for turn in 0..len.div_ceil(PART) + last {
             let range = part(turn);
-            kinds |= recognise.burst(&self.tables, &burst[range.clone()], &mut records[range]);
+            kinds |= recognise.burst(&self.tables, &mut last_tag, (&burst[range.clone()], &mut records[range]));
             let families = kinds & Record::FAMILY;
             if families == 0 {
                 continue;

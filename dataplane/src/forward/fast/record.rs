@@ -10,7 +10,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
-use crate::wire::{Address, Buffer, Ipv4, Tags, WireKey, protocol, tcp_flags};
+use crate::wire::{Address, Buffer, Ipv4, TAG_BYTES, Tags, WireKey, protocol, tcp_flags};
 
 /// Bytes of an IPv4 header without options and a TCP header without options.
 pub(super) const HEAD_V4: usize = 40;
@@ -18,6 +18,8 @@ pub(super) const HEAD_V4: usize = 40;
 pub(super) const HEAD_V6: usize = 60;
 /// Offset of the IP header of an untagged frame.
 const UNTAGGED: usize = 14;
+/// Bytes of a VLAN tag.
+const TAG: usize = TAG_BYTES as usize;
 /// Bytes of the EtherType, which is looked at together with the IP header.
 const TYPE: usize = 2;
 
@@ -121,6 +123,23 @@ fn protocol_of(kind: u8) -> u8 {
     if kind & UDP_SIGNAL == 0 { protocol::TCP } else { protocol::UDP }
 }
 
+/// The tag of the last frame with one known tag, which most tagged frames of a burst share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LastTag {
+    /// As it stands in the frame, without priority. All bits are set if there was none: the mask leaves no tag all bits.
+    tag: u32,
+    link: Link,
+}
+
+impl LastTag {
+    /// All of a tag but its priority.
+    const MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0x0f, 0xff]);
+
+    pub(super) fn none() -> Self {
+        Self { tag: u32::MAX, link: PortIndex(0).into() }
+    }
+}
+
 /// What recognition depends on besides the frame.
 #[derive(Clone, Copy)]
 pub(super) struct Recognise<'s> {
@@ -137,10 +156,10 @@ impl<'s> Recognise<'s> {
 
     /// The first loop. Returns the kinds of all packets together: their families, and whether any has [`Record::SYN`].
     #[inline(never)]
-    pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, burst: &[B], records: &mut [Record]) -> u8 {
+    pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, last: &mut LastTag, (burst, records): (&[B], &mut [Record])) -> u8 {
         let mut kinds = 0;
         for (buffer, record) in burst.iter().zip(records) {
-            let recognised = self.frame(tables, buffer.bytes(), record).unwrap_or(0);
+            let recognised = self.frame(tables, last, buffer.bytes(), record).unwrap_or(0);
             (record.kind, record.way) = (recognised, STAYS);
             kinds |= recognised;
         }
@@ -149,7 +168,7 @@ impl<'s> Recognise<'s> {
 
     /// Stores what is known of a frame but its kind, which it returns.
     #[inline(always)]
-    fn frame(&self, tables: &FlowTables, frame: &[u8], record: &mut Record) -> Option<u8> {
+    fn frame(&self, tables: &FlowTables, last: &mut LastTag, frame: &[u8], record: &mut Record) -> Option<u8> {
         let start: &[u8; UNTAGGED + HEAD_V4] = frame.first_chunk()?;
         if !self.filter.is_for_port(start) {
             return None;
@@ -161,18 +180,25 @@ impl<'s> Recognise<'s> {
             let start: &[u8; UNTAGGED + HEAD_V6] = frame.first_chunk()?;
             ipv6(&tables.v6, start[UNTAGGED..].first_chunk()?, frame.len(), (self.link, UNTAGGED), record)
         } else {
-            self.tagged(tables, frame, record)
+            self.tagged(tables, last, frame, record)
         }
     }
 
     /// The same for a frame with VLAN tags, unless its link is unknown.
     #[inline(never)]
-    fn tagged(&self, tables: &FlowTables, frame: &[u8], record: &mut Record) -> Option<u8> {
-        let tags = Tags::of(frame);
-        let link = Link::new(self.link.port(), tags.vlan()?);
-        let is_known = !tags.is_none() && !self.link.is_tagged() && self.snapshot.knows(link);
-        let offset = UNTAGGED + usize::from(tags.bytes());
-        let from_type = frame.get(offset - TYPE..).filter(|_| is_known)?;
+    fn tagged(&self, tables: &FlowTables, last: &mut LastTag, frame: &[u8], record: &mut Record) -> Option<u8> {
+        let tag = word_at(frame, UNTAGGED)? & LastTag::MASK;
+        let is_ip = |word: u32| word & V4_MASK == V4_START || word & V6_MASK == V6_START;
+        let (link, offset) = if tag == last.tag && is_ip(word_at(frame, UNTAGGED + TAG)?) {
+            (last.link, UNTAGGED + TAG)
+        } else {
+            let (link, offset) = self.look_at_tags(frame)?;
+            if offset == UNTAGGED + TAG {
+                *last = LastTag { tag, link };
+            }
+            (link, offset)
+        };
+        let from_type = frame.get(offset - TYPE..)?;
         let word = u32::from_ne_bytes(*from_type.first_chunk()?);
         if word & V4_MASK == V4_START {
             ipv4(&tables.v4, from_type[TYPE..].first_chunk()?, frame.len(), (link, offset), record)
@@ -182,6 +208,21 @@ impl<'s> Recognise<'s> {
             None
         }
     }
+
+    /// The link of a frame with VLAN tags, and the offset of what follows them; `None` if the link is unknown.
+    #[inline(never)]
+    fn look_at_tags(&self, frame: &[u8]) -> Option<(Link, usize)> {
+        let tags = Tags::of(frame);
+        let link = Link::new(self.link.port(), tags.vlan()?);
+        let is_known = !tags.is_none() && !self.link.is_tagged() && self.snapshot.knows(link);
+        is_known.then(|| (link, UNTAGGED + usize::from(tags.bytes())))
+    }
+}
+
+/// The word that begins with the EtherType before the packet at an offset.
+#[inline(always)]
+fn word_at(frame: &[u8], offset: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*frame.get(offset - TYPE..)?.first_chunk()?))
 }
 
 /// Recognises an IPv4 packet without options by its head, which is at an offset of a frame of `frame_len` bytes; as

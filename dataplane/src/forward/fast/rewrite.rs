@@ -4,7 +4,7 @@
 //!
 //! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
-use super::follow::{All, FastFamily, Follow, InPlace, IntoTunnels, PacketHead, Passage};
+use super::follow::{All, FastFamily, Follow, InPlace, IntoTunnels, PacketHead, Passage, Scope};
 use super::nat;
 use super::outer::{self, OuterFields};
 use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS};
@@ -115,12 +115,18 @@ pub(super) struct Progress {
     pub(super) opened: u64,
     /// The loop that took most packets of the last part, and probably takes those of the next.
     most: MostTakenBy,
+    /// Whether backends may be behind groups of next hops.
+    with_groups: bool,
     /// All bits that the ports of the packets have, and those that all of them have.
     any_port: u8,
     no_port: u8,
 }
 
 impl Progress {
+    pub(super) fn new(snapshot: &Snapshot) -> Self {
+        Self { with_groups: snapshot.backends.any_behind_groups(), ..Self::default() }
+    }
+
     /// The port by which all packets leave, if there is one.
     pub(super) fn only_port(&self) -> Option<PortIndex> {
         (self.any_port == !self.no_port && self.any_port != STAYS).then_some(PortIndex(self.any_port))
@@ -146,7 +152,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let others = match progress.most {
-            MostTakenBy::InPlace => self.forward_in_place::<A>(follow, part, records, progress),
+            MostTakenBy::InPlace if progress.with_groups => {
+                self.forward_in_place::<A, InPlace<true>>(follow, part, records, progress)
+            }
+            MostTakenBy::InPlace => self.forward_in_place::<A, InPlace<false>>(follow, part, records, progress),
             MostTakenBy::IntoTunnels | MostTakenBy::Others => (1 << part.len()) - 1,
         };
         if others != 0 {
@@ -169,7 +178,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             MostTakenBy::InPlace | MostTakenBy::Others => 0,
         };
         if into_tunnels != 0 {
-            let left = self.forward_into_tunnels::<A>(follow, (part, records, into_tunnels), progress);
+            let tunnels = (&mut *part, &mut *records, into_tunnels);
+            let left = if progress.with_groups {
+                self.forward_into_tunnels::<A, IntoTunnels<true>>(follow, tunnels, progress)
+            } else {
+                self.forward_into_tunnels::<A, IntoTunnels<false>>(follow, tunnels, progress)
+            };
             (others, into_tunnels) = (others & !into_tunnels | left, into_tunnels & !left);
         }
         let are_most = |positions: u32| positions.count_ones() as usize > PART / 2;
@@ -186,7 +200,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
     /// other packets as bits.
     #[inline(never)]
-    fn forward_in_place<A: Rewritten>(
+    fn forward_in_place<A: Rewritten, S: Scope>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -198,7 +212,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
             let flow = 1 << (record.hash & 63);
             let is_next = record.family() == A::RECORD && flows & flow == 0;
-            if is_next && let Some(port) = forwarding.in_place(buffer, record) {
+            if is_next && let Some(port) = forwarding.in_place::<_, S>(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
@@ -223,7 +237,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets into tunnels, at the positions that are bits of `positions`. It calls no function.
     /// Returns those of them that it does not take, for [`Self::forward_others`].
     #[inline(never)]
-    fn forward_into_tunnels<A: Rewritten>(
+    fn forward_into_tunnels<A: Rewritten, S: Scope>(
         &mut self,
         follow: &Follow<'_>,
         (part, records, positions): (&mut [P::Buffer], &mut [Record], u32),
@@ -237,7 +251,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             let flow = 1 << (record.hash & 63);
             let is_next = record.family() == A::RECORD && flows & flow == 0;
-            if is_next && let Some(port) = forwarding.through_tunnel(buffer, record) {
+            if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
@@ -390,13 +404,13 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
     /// leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
-    fn in_place<B: Buffer>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    fn in_place<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {
         let (link, packet) = buffer.bytes_mut().split_at_mut_checked(record.network_offset.into())?;
         let head = A::Head::of_mut(packet, 0)?;
-        let Passage { flow, direction, exit } = self.follow.packet::<A, InPlace>(&mut self.flows, Some(head), record)?;
+        let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
         if usize::from(record.network_offset) != exit.link_bytes() {
             return None;
         }
@@ -421,14 +435,14 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// As [`Forwarding::in_place`], for a packet into a tunnel to an address of its own family, over an untagged link.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // some bits of a hash
-    fn through_tunnel<B: Buffer>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    fn through_tunnel<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {
         const LINK: usize = Ethernet::BYTES as usize;
         let offset = usize::from(record.network_offset);
         let head = A::Head::of(buffer.bytes(), offset)?;
-        let Passage { flow, direction, exit } = self.follow.packet::<A, IntoTunnels>(&mut self.flows, Some(head), record)?;
+        let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
         let (is_udp, entropy, to) = (flow.mode() == FlowMode::Gue, (record.hash >> 32) as u32, flow.key(Direction::ToClient));
         let tunnels = &self.follow.snapshot.tunnels;
         let source = A::tunnel_source(tunnels, exit.port, if is_udp { 0 } else { entropy })?;
@@ -448,7 +462,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
             inner_sum,
         };
         let frame = buffer.bytes_mut();
-        exit.write_link(frame);
+        exit.write_addresses(frame)?;
         A::write_outer(frame, source, to, &fields)?;
         // Not earlier: a short datagram has the length of a head by its padding only.
         if record.is_padded {
