@@ -2,8 +2,9 @@
 //!
 //! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time at which it was
 //! last known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`, which
-//! also says whether the gateway is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved aside with a
-//! warning and not used. Deliberately not here: which parts of a loaded state may be used (`usable`).
+//! also says whether the gateway is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved
+//! one. A damaged file is moved aside with a warning and not used. Deliberately not here: which parts of a loaded state
+//! may be used (`usable`).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -203,8 +204,8 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State, bool), StateFileDamage> {
     Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state, message.draining))
 }
 
-/// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while the file is
-/// from a controller that sent it to this process: not before its first state, and not after a failure.
+/// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while
+/// the file is from a controller that sent it to this process: not before its first state, and not after a failure.
 ///
 /// # Errors
 /// If the file cannot be written.

@@ -64,7 +64,7 @@ pub(crate) struct Spot {
     /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0: packets of its
     /// flows leave the fast way.
     id: u32,
-    /// Slot of its next hop, with [`Spot::ON_LINK`]; [`crate::flow::UNRESOLVED`] has all bits.
+    /// Slot of its next hop, with [`Spot::ON_LINK`].
     reach: u32,
 }
 
@@ -86,7 +86,7 @@ impl Spot {
     }
 
     fn is_behind_group(self) -> bool {
-        self.id != 0 && self.next_hop() & GROUP != 0 && self.reach != UNRESOLVED
+        self.id != 0 && self.next_hop() & GROUP != 0 && self.next_hop() != UNRESOLVED & !Self::ON_LINK
     }
 
     /// Whether the backend is its own next hop.
