@@ -249,16 +249,22 @@ fn a_gateway_that_replicates_goes_on_behind_the_ports_of_its_flows_after_a_resta
     assert_eq!((new.team.towards_backends(&own, DATA), new.team.towards_backends(&of_partner, DATA).len()), (seen, 200));
 }
 
-#[test]
-fn streams_go_on_that_were_silent_for_long_and_carried_packets_just_before_a_takeover() {
+/// Streams of clients, as datagrams, as they leave, and two gateways that know them; the first one owns them.
+fn told_streams(workers: [u8; 2]) -> (Vec<Vec<u8>>, HashSet<(SocketAddr, SocketAddr)>, [Gateway; 2]) {
     let clients = (0..20).map(|n| Packet::udp(&format!("198.51.100.{}:{}", n + 1, 4000 + n), "192.0.2.101:53"));
     let datagrams: Vec<_> = clients.map(|packet| packet.build()).collect();
+    let [mut a, mut b] = partners(&state(), workers);
+    a.own(ALL);
+    let streams = open_streams(&mut a, &datagrams);
+    a.pass(3);
+    b.hear(&a.told());
+    (datagrams, streams, [a, b])
+}
+
+#[test]
+fn streams_go_on_that_were_silent_for_long_and_carried_packets_just_before_a_takeover() {
     for workers in [[1, 1], [2, 3]] {
-        let [mut a, mut b] = partners(&state(), workers);
-        a.own(ALL);
-        let streams = open_streams(&mut a, &datagrams);
-        a.pass(3);
-        b.hear(&a.told());
+        let (datagrams, streams, [mut a, mut b]) = told_streams(workers);
         // The limit of streams is 120 s in these tests; news of packets wait for the sweep.
         let silent = 117;
         a.pass(silent - 3);
@@ -273,27 +279,19 @@ fn streams_go_on_that_were_silent_for_long_and_carried_packets_just_before_a_tak
 /// A flow that was taken over lasts longer at its owner, and no longer at partners: the sweep would tell it too late.
 #[test]
 fn streams_go_on_that_were_taken_over_before_and_then_silent_for_even_longer() {
-    let clients = (0..20).map(|n| Packet::udp(&format!("198.51.100.{}:{}", n + 1, 4000 + n), "192.0.2.101:53"));
-    let datagrams: Vec<_> = clients.map(|packet| packet.build()).collect();
     for workers in [[1, 1], [2, 3]] {
-        let [mut a, mut b] = partners(&state(), workers);
-        a.own(ALL);
-        let streams = open_streams(&mut a, &datagrams);
-        a.pass(3);
-        b.hear(&a.told());
+        let (datagrams, streams, [mut a, mut b]) = told_streams(workers);
         take_over(&mut a, &mut b);
         assert_eq!(open_streams(&mut b, &datagrams), streams, "{workers:?}");
         for _ in 0..16 {
-            for gateway in [&mut a, &mut b] {
-                gateway.pass(9);
-            }
+            a.pass(9);
+            b.pass(9);
             a.hear(&b.told());
         }
         assert_eq!(open_streams(&mut b, &datagrams), streams, "{workers:?}");
         a.hear(&b.told());
-        for gateway in [&mut a, &mut b] {
-            gateway.pass(7);
-        }
+        a.pass(7);
+        b.pass(7);
         take_over(&mut b, &mut a);
         assert_eq!(send(&mut a, &datagrams), streams, "{workers:?}");
     }
@@ -304,9 +302,8 @@ fn partners_learn_of_a_close_after_a_silence_that_the_new_state_would_not_outlas
     let [mut a, mut b] = partners(&state(), [1, 1]);
     a.own(ALL);
     let (old, _) = told_connections(&mut a, &mut b, 10);
-    for gateway in [&mut a, &mut b] {
-        gateway.pass(400);
-    }
+    a.pass(400);
+    b.pass(400);
     a.team.towards_backends(&old, FIN);
     let told = a.told();
     assert_eq!(told.len(), 10);

@@ -318,7 +318,11 @@ fn each_frame_of_a_burst_has_its_own_link() {
     ];
     for (sentence, tags, is_forwarded) in rows {
         let mut rig = vlan_rig();
-        rig.forward(UPLINK, &with(CLIENTS, &syn()));
+        // An open connection: during the handshake packets take the slow way.
+        let (snat, backend) = ends(&without(BACKEND_TAGS, &rig.forward(UPLINK, &with(CLIENTS, &syn()))));
+        let answer = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | tcp_flags::ACK).build();
+        rig.forward(CLUSTER, &with(BACKEND_TAGS, &answer));
+        rig.forward(UPLINK, &with(CLIENTS, &ack));
         for (id, tags) in [CLIENTS, tags, CLIENTS].into_iter().enumerate() {
             rig.arrive(UPLINK, &with(tags, &ack), id as u64);
         }

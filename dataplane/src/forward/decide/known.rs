@@ -8,7 +8,7 @@ use super::local::unknown;
 use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
 use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
-use crate::snapshot::{Exit, Snapshot};
+use crate::snapshot::{Backend, Exit, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Headers, Transport, tcp_flags};
 
@@ -37,7 +37,7 @@ pub(crate) fn follow<'s, A: Address>(
         return Err(found);
     }
     let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()).ok_or(found)?;
-    let was_silent = table.is_replicated() && limits.is_long_silent(&flow, backend.idle_timeout, now);
+    let was_silent = is_long_silent(table, limits, &flow, backend, now);
     if !flow.mode.is_two_way() {
         let verdict = one_way::follow(packet, &mut flow, backend, snapshot, now);
         keep(table, index, &flow, was_silent);
@@ -73,6 +73,11 @@ pub(super) fn change<'s, A: Address>(
     let why = why_over(&context.table.get(index), context);
     context.changes.ended = Some(end(context, index, why));
     broken
+}
+
+/// Whether partners have to hear at once of the next packet of a flow, see [`IdleLimits::is_long_silent`].
+fn is_long_silent<A: Address>(table: &FlowTable<A>, limits: &IdleLimits, flow: &Flow<A>, backend: &Backend, now: Tick) -> bool {
+    table.is_replicated() && limits.is_long_silent(flow, backend.idle_timeout, now)
 }
 
 /// Stores a flow that has seen a packet; partners hear at once of one that was silent before.
@@ -148,7 +153,7 @@ fn advance_flow<'s, A: Address>(
         }
         flow.unanswered_since = None;
     }
-    let was_silent = context.table.is_replicated() && context.limits.is_long_silent(&flow, backend.idle_timeout, now);
+    let was_silent = is_long_silent(context.table, context.limits, &flow, backend, now);
     context.table.set(index, &flow);
     let (shook_hands, was_open) = (flow.state.shakes_hands(), flow.state.is_confirmed() && !flow.state.is_closing());
     let mut flow = context.table.advance(index, transport, direction, segment, now);
