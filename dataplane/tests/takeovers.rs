@@ -21,8 +21,11 @@ use team::clients;
 /// Longer than a partner may still tell flows.
 const SETTLED: u64 = 3;
 
+/// The SNAT addresses and backends of connections or streams.
+type Seen = HashSet<(SocketAddr, SocketAddr)>;
+
 /// Opens streams of UDP, and returns the gateway's ends and the backends'.
-fn open_streams(gateway: &mut Gateway, datagrams: &[Vec<u8>]) -> HashSet<(SocketAddr, SocketAddr)> {
+fn open_streams(gateway: &mut Gateway, datagrams: &[Vec<u8>]) -> Seen {
     let streams = send(gateway, datagrams);
     let reply = |(snat, backend): &(SocketAddr, SocketAddr)| Packet::udp(&backend.to_string(), &snat.to_string()).build();
     let replies: Vec<_> = streams.iter().map(reply).collect();
@@ -33,7 +36,7 @@ fn open_streams(gateway: &mut Gateway, datagrams: &[Vec<u8>]) -> HashSet<(Socket
 }
 
 /// Sends datagrams, and returns where they left and to which backends.
-fn send(gateway: &mut Gateway, datagrams: &[Vec<u8>]) -> HashSet<(SocketAddr, SocketAddr)> {
+fn send(gateway: &mut Gateway, datagrams: &[Vec<u8>]) -> Seen {
     gateway.team.put(UPLINK, datagrams);
     gateway.team.sent(CLUSTER).iter().map(|frame| ends(frame)).collect()
 }
@@ -180,9 +183,6 @@ fn an_outdated_shadow_breaks_no_connection_at_the_wrong_gateway() {
     assert_eq!(b.team.drops(DropReason::NoFlow), 12, "the owner may know better");
 }
 
-/// The SNAT addresses and backends of connections.
-type Seen = HashSet<(SocketAddr, SocketAddr)>;
-
 /// Connections of one client to one VIP, whose flows two gateways know.
 fn told_connections(a: &mut Gateway, b: &mut Gateway, count: u16) -> (Vec<(String, &'static str)>, Seen) {
     let old: Vec<_> = (0..count).map(|n| (format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")).collect();
@@ -249,8 +249,8 @@ fn a_gateway_that_replicates_goes_on_behind_the_ports_of_its_flows_after_a_resta
     assert_eq!((new.team.towards_backends(&own, DATA), new.team.towards_backends(&of_partner, DATA).len()), (seen, 200));
 }
 
-/// Streams of clients, as datagrams, as they leave, and two gateways that know them; the first one owns them.
-fn told_streams(workers: [u8; 2]) -> (Vec<Vec<u8>>, HashSet<(SocketAddr, SocketAddr)>, [Gateway; 2]) {
+/// Seen of clients, as datagrams, as they leave, and two gateways that know them; the first one owns them.
+fn told_streams(workers: [u8; 2]) -> (Vec<Vec<u8>>, Seen, [Gateway; 2]) {
     let clients = (0..20).map(|n| Packet::udp(&format!("198.51.100.{}:{}", n + 1, 4000 + n), "192.0.2.101:53"));
     let datagrams: Vec<_> = clients.map(|packet| packet.build()).collect();
     let [mut a, mut b] = partners(&state(), workers);
