@@ -1,5 +1,6 @@
 //! A SYN flood from random sources over namespaces, at the rate that this machine can forward. Existing connections
-//! survive and new ones succeed. `dataplane/tests/floods.rs` measures in process how much the engine itself withstands.
+//! survive and new ones succeed. `dataplane/tests/flows/floods.rs` measures in process how much the engine itself
+//! withstands.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

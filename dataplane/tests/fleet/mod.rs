@@ -1,6 +1,4 @@
 //! A gateway of a fleet over memory ports: workers that replicate, leases, and the news that it tells and hears.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::time::Duration;

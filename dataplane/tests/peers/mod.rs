@@ -2,7 +2,6 @@
 //! and backends that close first and answer each datagram. What a backend does with a tuple that it still holds was
 //! measured on Linux 6.18 (FORWARDING 3 and 6): a SYN with another number on one in SYN_RECV, or any SYN on one in
 //! TIME_WAIT, gets no answer.
-#![allow(clippy::panic, dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! A gateway over memory ports: two ports with Linux twins, three services, one worker. Tests put frames in, check what
 //! leaves by which port, and check the account.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each program of tests uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::net::{IpAddr, SocketAddr};

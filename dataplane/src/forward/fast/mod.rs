@@ -10,8 +10,8 @@
 //! left too, so packets of a flow keep their order.
 //!
 //! **Invariant:** whatever it forwards, the slow way would forward as the same bytes by the same port
-//! (`tests/fast_way.rs`, `tests/openings.rs`). A flow is only in the table of the worker that owns it, so a packet
-//! that is found here needs no steering.
+//! (`tests/packets/fast_way.rs`, `tests/flows/openings.rs`). A flow is only in the table of the worker that owns it, so
+//! a packet that is found here needs no steering.
 //!
 //! Not here: what happens to the packets that are left (`burst`).
 

@@ -6,7 +6,7 @@
 //! The first half of the loop decides on each packet of a part and prefetches what the second half writes.
 //!
 //! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
-//! (`tests/openings.rs`).
+//! (`tests/flows/openings.rs`).
 //!
 //! Not here: packets that begin flows otherwise (`decide::new_flow`).
 

@@ -1,0 +1,180 @@
+//! Mode `dnat`: the backend sees the client's address, and its replies pass the gateway.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use dataplane::testing::{Packet, assert_checksums};
+use dataplane::{DropReason, PacketOutcome, tcp_flags};
+use proto::{Mode, Service, ServiceName};
+
+use crate::rig::{self, CLUSTER, CLUSTER_MAC, ROUTER_MAC, Rig, SECOND, UPLINK, UPLINK_MAC, ip};
+
+const ACK: u8 = tcp_flags::ACK;
+const SYN: u8 = tcp_flags::SYN;
+const CLIENT: &str = "198.51.100.7:5555";
+const CLIENT_V6: &str = "[2001:db8:1::7]:5555";
+const VIP: &str = "192.0.2.100:80";
+
+fn socket(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn between(from: SocketAddr, to: SocketAddr) -> Packet {
+    Packet::tcp(&from.to_string(), &to.to_string())
+}
+
+/// A second service address with the same backends.
+fn second_vip(rig: &mut Rig) {
+    let name = ServiceName::new("default", "web");
+    let mut service = Service::clone(&rig.state.services[&name]);
+    service.ports[0].vips.push(ip("192.0.2.102"));
+    rig.state.services.insert(name, Arc::new(service));
+    rig.publish();
+}
+
+#[test]
+fn a_connection_goes_there_and_back_and_the_backend_sees_the_client() {
+    for (client, vip) in [(CLIENT, VIP), (CLIENT_V6, "[2001:db8::1:0]:80")] {
+        let mut rig = Rig::with_mode(Mode::Dnat);
+        let sent = rig.forward(UPLINK, &Packet::tcp(client, vip).payload(b"hello").build());
+        assert_checksums(&sent);
+        assert_eq!(&sent[6..12], &CLUSTER_MAC.0);
+        let (source, backend) = rig::ends(&sent);
+        assert_eq!((source, backend.port(), rig::hop_limit(&sent)), (socket(client), 8080, 62));
+        let back = rig.forward(CLUSTER, &between(backend, source).flags(SYN | ACK).payload(b"world").build());
+        assert_checksums(&back);
+        assert_eq!(rig::ends(&back), (socket(vip), socket(client)));
+        assert_eq!((&back[0..6], &back[6..12]), (&ROUTER_MAC.0[..], &UPLINK_MAC.0[..]));
+        let forged = between(backend, source).flags(ACK).build();
+        assert_eq!(rig.put(UPLINK, &forged), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)));
+    }
+}
+
+#[test]
+fn no_snat_address_is_needed() {
+    let rig = Rig::with_mode(Mode::Dnat);
+    let config = dataplane::Config { snat: Vec::new(), ..rig::config(1024) };
+    let snapshot = dataplane::Compiler::new(config).compile(&rig.state, &rig.network, &rig.health, 0);
+    let refused: Vec<_> = snapshot.refused().iter().map(|(name, _)| name.name.as_str()).collect();
+    assert_eq!(refused, ["node-port"], "mode nat needs a SNAT address");
+}
+
+#[test]
+fn mid_stream_packets_of_a_client_go_where_a_new_flow_would() {
+    for flags in [ACK, ACK | tcp_flags::FIN, tcp_flags::RST] {
+        let (mut first, mut restarted) = (Rig::with_mode(Mode::Dnat), Rig::with_mode(Mode::Dnat));
+        for n in 0..20 {
+            let client = format!("198.51.100.7:{}", 2000 + n);
+            let before = first.forward(UPLINK, &Packet::tcp(&client, VIP).build());
+            let after = restarted.forward(UPLINK, &Packet::tcp(&client, VIP).flags(flags).payload(b"data").build());
+            assert_checksums(&after);
+            assert_eq!(rig::ends(&before), rig::ends(&after));
+        }
+    }
+}
+
+#[test]
+fn a_reply_without_a_flow_is_rewritten_where_only_one_frontend_leads_to_the_backend() {
+    for (backend, client, vip) in
+        [("10.0.0.12:8080", CLIENT, VIP), ("[fd00::12]:8080", CLIENT_V6, "[2001:db8::1:0]:80")].map(|(b, c, v)| (socket(b), c, v))
+    {
+        let mut rig = Rig::with_mode(Mode::Dnat);
+        let reply = between(backend, socket(client)).flags(ACK).payload(b"data").build();
+        assert_eq!(rig.put(UPLINK, &reply), Some(PacketOutcome::Drop(DropReason::SnatWrongPort)), "by the wrong port");
+        let back = rig.forward(CLUSTER, &reply);
+        assert_checksums(&back);
+        assert_eq!(rig::ends(&back), (socket(vip), socket(client)));
+        let there = rig.forward(UPLINK, &Packet::tcp(client, vip).flags(ACK).build());
+        assert_eq!(rig::ends(&there), (socket(client), backend), "the client's packets follow that flow");
+        let to_us = between(backend, SocketAddr::new(if backend.is_ipv4() { ip("10.0.0.2") } else { ip("fd00::2") }, 40_000));
+        assert_eq!(
+            rig.put(CLUSTER, &to_us.flags(SYN | ACK).build()),
+            Some(PacketOutcome::Linux(CLUSTER)),
+            "a probe's answer is Linux's"
+        );
+        let own = between(backend, SocketAddr::new(socket(client).ip(), 443));
+        assert_eq!(rig.put(CLUSTER, &own.build()), Some(PacketOutcome::Linux(CLUSTER)), "a connection of the backend's own");
+    }
+}
+
+#[test]
+fn a_reply_without_a_flow_is_dropped_where_several_frontends_lead_to_the_backend() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    second_vip(&mut rig);
+    let reply = Packet::tcp("10.0.0.12:8080", CLIENT).flags(ACK).build();
+    assert_eq!(rig.put(CLUSTER, &reply), Some(PacketOutcome::Drop(DropReason::NoFlow)));
+    rig.set_mode("web", Mode::Nat);
+    assert_eq!(rig.put(CLUSTER, &reply), Some(PacketOutcome::Linux(CLUSTER)), "the backend's mode has changed");
+}
+
+#[test]
+fn a_stray_reset_of_a_backend_begins_no_flow() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let stray = Packet::tcp("10.0.0.12:8080", CLIENT).flags(tcp_flags::RST).build();
+    assert_eq!(rig.put(CLUSTER, &stray), Some(PacketOutcome::Drop(DropReason::NoFlow)));
+    assert_eq!(rig.counters.flows.get(), 0);
+}
+
+#[test]
+fn a_late_reply_of_a_backend_that_the_flow_left_is_dropped() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build()));
+    let other = if backend.ip() == ip("10.0.0.11") { socket("10.0.0.12:8080") } else { socket("10.0.0.11:8080") };
+    assert_eq!(rig.put(CLUSTER, &between(other, client).flags(ACK).build()), Some(PacketOutcome::Drop(DropReason::NoFlow)));
+}
+
+#[test]
+fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    second_vip(&mut rig);
+    let name = ServiceName::new("default", "web");
+    let mut service = Service::clone(&rig.state.services[&name]);
+    service.ports[0].backends.truncate(1);
+    rig.state.services.insert(name, Arc::new(service));
+    rig.publish();
+    let via = |vip: &str| Packet::tcp(CLIENT, &format!("{vip}:80"));
+    let (client, backend) = rig::ends(&rig.forward(UPLINK, &via("192.0.2.100").build()));
+    assert_eq!(rig.put(UPLINK, &via("192.0.2.102").build()), Some(PacketOutcome::Forward(CLUSTER)));
+    let sent = rig.sent(CLUSTER);
+    let flags: Vec<u8> = sent.iter().map(|frame| frame[47]).collect();
+    assert_eq!(flags, [tcp_flags::RST, SYN], "the backend forgets the older handshake before it sees the new one");
+    assert_eq!(rig.counters.flows.get(), 1, "the flow that was not established yet gave mode");
+    let back = rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
+    assert_eq!(rig::ends(&back).0, socket("192.0.2.102:80"));
+    rig.forward(UPLINK, &via("192.0.2.102").flags(ACK).build());
+    assert_eq!(rig.put(UPLINK, &via("192.0.2.100").build()), Some(PacketOutcome::Drop(DropReason::SnatExhausted)));
+    rig.forward(UPLINK, &via("192.0.2.102").flags(ACK | tcp_flags::FIN).build());
+    let half_closed = rig.put(UPLINK, &via("192.0.2.100").build());
+    assert_eq!(half_closed, Some(PacketOutcome::Drop(DropReason::SnatExhausted)), "the backend may still send");
+    rig.forward(CLUSTER, &between(backend, client).flags(ACK | tcp_flags::FIN).build());
+    rig.forward(UPLINK, &via("192.0.2.100").build());
+    assert_eq!(rig.counters.flows.get(), 1);
+}
+
+#[test]
+fn flows_end_when_they_are_idle_and_leave_nothing_behind() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    rig.forward(UPLINK, &Packet::udp(CLIENT, "192.0.2.101:53").payload(b"?").build());
+    assert_eq!(rig.counters.flows.get(), 1);
+    rig.now += 60 * SECOND;
+    rig.settle();
+    assert_eq!(rig.counters.flows.get(), 0);
+    let sent = rig.forward(UPLINK, &Packet::udp(CLIENT, "192.0.2.101:53").payload(b"?").build());
+    assert_checksums(&sent);
+}
+
+#[test]
+fn a_backend_gets_icmp_errors_from_the_gateway_for_packets_that_cannot_reach_the_client() {
+    for (client, vip, gateway) in [(CLIENT, VIP, "10.0.0.2"), (CLIENT_V6, "[2001:db8::1:0]:80", "fd00::2")] {
+        let mut rig = Rig::with_mode(Mode::Dnat);
+        let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(client, vip).build()));
+        let reply = || between(backend, client).flags(ACK);
+        for packet in [reply().hop_limit(1), reply().payload(&[0; 1600])] {
+            assert_eq!(rig.put(CLUSTER, &packet.build()), Some(PacketOutcome::Reply(CLUSTER)));
+            let error = rig.sent(CLUSTER).remove(0);
+            assert_checksums(&error);
+            let (source, destination) = rig::ends(&error);
+            assert_eq!((source.ip(), destination.ip()), (ip(gateway), backend.ip()), "not in the client's name");
+        }
+    }
+}
