@@ -213,7 +213,15 @@ fn network(stage: Stage) -> Network {
     };
     let backends = (0..100).map(|n| host(family, 1, n)).filter(|_| routers.is_empty());
     let of_cluster = backends.chain(routers.iter().copied()).map(|address| (cluster, address));
-    let clients = (0..4).map(|n| (uplink, client(family, n).0));
+    let clients = (0..4).map(|n| (uplink, client(family, n).0)).filter(|_| stage.kind != Kind::New);
+    // Those that open connections are behind a router, as most clients are.
+    let clients_router = (stage.kind == Kind::New).then(|| host(family, 0, 200));
+    let to_clients = clients_router.map(|router| Route {
+        to: IpNet::new(client(family, 0).0, if family == Family::V4 { 28 } else { 124 }).unwrap().trunc(),
+        via: Some(router),
+        link: uplink,
+        weight: 1,
+    });
     let neighbour = |(link, address)| Neighbour { link, address, mac: Mac([2, 0, 0, 0, 0, 1]) };
     let vlan = |(link, addresses): (Link, [&str; 2])| VlanLink {
         link,
@@ -224,8 +232,8 @@ fn network(stage: Stage) -> Network {
     let net = |addresses: [&str; 2]| addresses[usize::from(family == Family::V6)].parse::<IpNet>().unwrap().trunc();
     let on_link = vlans.clone().map(|(link, addresses)| Route { to: net(addresses), via: None, link, weight: 1 });
     Network {
-        neighbours: of_cluster.chain(clients).map(neighbour).collect(),
-        routes: routers.iter().map(route).chain(on_link).collect(),
+        neighbours: of_cluster.chain(clients).chain(clients_router.map(|router| (uplink, router))).map(neighbour).collect(),
+        routes: routers.iter().map(route).chain(on_link).chain(to_clients).collect(),
         vlans: vlans.map(vlan).collect(),
         ..Network::default()
     }

@@ -239,6 +239,8 @@ impl Index {
 
     /// Moves keys between their buckets until one of two full buckets has an empty slot. Breadth first, so that few
     /// keys are moved.
+    #[cold]
+    #[inline(never)] // its steps take several pages of the stack
     fn make_room(&mut self, home: usize, other: usize) -> Option<(usize, usize)> {
         let mut steps: ArrayVec<Step, SEARCH_MAX> = ArrayVec::new();
         steps.push(Step { bucket: home, from: None });

@@ -432,18 +432,25 @@ pub const fn is_plain(state: FlowState, transport: Transport, direction: Directi
     PLAIN[state as usize] >> (signal | (direction as u8) << 5) & 1 == 1
 }
 
-/// As [`PLAIN`], for the fast way: for TCP (first) and UDP (second) packets, by the number of a flow's state. Nothing is
-/// plain for flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
-const PLAIN_BY_NUMBER: [u64; 64] = plain_by_number();
+/// As [`PLAIN`], for the fast way: a bit for each TCP flags, by the number of a flow's state, with [`UDP_SIGNAL`] for
+/// packets of UDP and [`TO_CLIENT`] for those to the client. Nothing is plain for flows of the other protocol, free
+/// entries, and flows whose handshake is under way, which keep no route.
+const PLAIN_BY_NUMBER: [u32; 128] = plain_by_number();
 
-const fn plain_by_number() -> [u64; 64] {
-    let mut table = [0; 64];
+/// The bit of the direction in a position of [`PLAIN_BY_NUMBER`].
+const TO_CLIENT: usize = 64;
+
+#[allow(clippy::cast_possible_truncation)] // the halves
+const fn plain_by_number() -> [u32; 128] {
+    let mut table = [0; 128];
     let mut number = 0;
     while number < FlowState::ALL.len() {
         let state = FlowState::ALL[number];
         if !state.shakes_hands() && !is_of_sctp(state) {
             let is_udp = matches!(transport_of(state, 0), Transport::Udp);
-            table[number + SIGNALS as usize * is_udp as usize] = PLAIN[number];
+            let position = number + UDP_SIGNAL as usize * is_udp as usize;
+            table[position] = PLAIN[number] as u32;
+            table[position + TO_CLIENT] = (PLAIN[number] >> SIGNALS) as u32;
         }
         number += 1;
     }
@@ -458,8 +465,9 @@ pub(crate) const UDP_SIGNAL: u8 = SIGNALS;
 #[must_use]
 #[inline(always)]
 pub(crate) const fn is_plain_number(number: u32, signal: u8, direction: Direction) -> bool {
-    let plain = PLAIN_BY_NUMBER[(number & 31) as usize | (signal & UDP_SIGNAL) as usize];
-    plain >> (signal & (SIGNALS - 1) | (direction as u8) << 5) & 1 == 1
+    let of_direction = direction as usize * TO_CLIENT;
+    let plain = PLAIN_BY_NUMBER[(number & 31) as usize | (signal & UDP_SIGNAL) as usize | of_direction];
+    plain >> (signal & (SIGNALS - 1)) & 1 == 1
 }
 
 #[cfg(test)]

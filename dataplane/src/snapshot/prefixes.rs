@@ -99,12 +99,28 @@ impl<A: Address, T: Copy + PartialEq> Prefixes<A, T> {
 
     /// The value of the longest prefix that contains the address.
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // 16 bits
     pub(crate) fn get(&self, address: A) -> Option<T> {
+        *self.values.get(self.range_of(address)?)?
+    }
+
+    /// As [`Prefixes::get`], with the first and the last address around this one for which the value counts.
+    pub(crate) fn get_range(&self, address: A) -> Option<((A, A), T)> {
+        let range = self.range_of(address)?;
+        let last = match self.firsts.get(range + 1) {
+            Some(next) => next.wide().checked_sub(1)?,
+            None => u128::MAX >> (u128::BITS - bits::<A>()),
+        };
+        Some(((*self.firsts.get(range)?, A::from_wide(last)), (*self.values.get(range)?)?))
+    }
+
+    /// The position of the range that contains the address.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // 16 bits
+    fn range_of(&self, address: A) -> Option<usize> {
         let upper = address.wide().checked_shr(self.shift).unwrap_or(0) as usize;
         let (from, to) = (*self.selected.get(upper)? as usize, *self.selected.get(upper + 1)? as usize);
         let within = self.firsts.get(from..to)?.partition_point(|first| *first <= address);
-        *self.values.get((from + within).checked_sub(1)?)?
+        (from + within).checked_sub(1)
     }
 }
 
@@ -162,6 +178,14 @@ mod tests {
             };
             let longest = prefixes.iter().filter(contains).max_by_key(|prefix| (prefix.len, prefix.value));
             prop_assert_eq!(table.get(address), longest.map(|prefix| prefix.value), "{:?}", address);
+            let range = table.get_range(address);
+            prop_assert_eq!(range.map(|(_, value)| value), longest.map(|prefix| prefix.value));
+            if let Some(((first, last), value)) = range {
+                let is_inside = |other: &A| (first.wide()..=last.wide()).contains(&other.wide());
+                let ends = prefixes.iter().flat_map(|prefix| <[_; 2]>::from(prefix.ends())).map(A::from_wide);
+                prop_assert!(is_inside(&address));
+                prop_assert!(ends.chain([first, last]).filter(is_inside).all(|other| table.get(other) == Some(value)));
+            }
         }
         Ok(())
     }

@@ -250,7 +250,20 @@ impl Routes {
 
     #[inline]
     pub(crate) fn to<A: Address>(&self, address: A) -> RouteTo {
-        match self.target_of(address) {
+        self.by(self.target_of(address), address)
+    }
+
+    /// As [`Routes::to`], with the first and the last address around this one that are behind the same router or routers, if
+    /// it is behind any.
+    #[inline]
+    pub(crate) fn to_range<A: Address>(&self, address: A) -> (Option<(A, A)>, RouteTo) {
+        let (range, target) = A::of(self).get_range(address).unzip();
+        (range.filter(|_| matches!(target, Some(RouteTarget::Via(_)))), self.by(target, address))
+    }
+
+    #[inline]
+    fn by<A: Address>(&self, target: Option<RouteTarget>, address: A) -> RouteTo {
+        match target {
             Some(RouteTarget::Via(next_hop)) => RouteTo::NextHop(next_hop),
             Some(RouteTarget::OnLink(link)) => {
                 self.slots.get(&(link, address.ip())).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))

@@ -70,10 +70,14 @@ pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut
     }
 }
 
-/// The neighbour towards the client of this tuple, if it is not resolved: its next hop, or the client itself.
+/// The neighbour towards the client of this tuple by this route, if it is not resolved: its next hop, or the client itself.
 #[inline]
-pub(crate) fn unresolved_client<A: Address>(snapshot: &Snapshot, tuple: &Tuple<A>) -> Option<UnresolvedNeighbour> {
-    match snapshot.route(tuple.source) {
+pub(crate) fn unresolved_client<A: Address>(
+    snapshot: &Snapshot,
+    route: RouteTo,
+    tuple: &Tuple<A>,
+) -> Option<UnresolvedNeighbour> {
+    match route {
         RouteTo::NextHop(slot) if snapshot.exit(slot).is_some() => None,
         RouteTo::NextHop(next_hop) => {
             let slot = snapshot.member(next_hop, entropy(tuple));

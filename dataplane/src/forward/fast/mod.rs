@@ -76,6 +76,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             let Some(range) = turn.checked_sub(last).map(part) else { continue };
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
+            progress.with_tags = last_tag.is_any;
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
             if families != Record::V6 {
                 self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);

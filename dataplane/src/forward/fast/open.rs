@@ -20,8 +20,9 @@ use crate::forward::decide::{refused_source, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::sort::owns;
+use crate::icmp::UnresolvedNeighbour;
 use crate::port::{Arrival, BURST, Origin, Port, PortIndex};
-use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
+use crate::snapshot::{AddressRole, Backend, Frontend, RouteTo, Snapshot};
 use crate::stats::{CounterSlot, FrontendNumber};
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey, is_martian, protocol};
 
@@ -42,7 +43,13 @@ pub(super) struct Opening<'s> {
     taken_bits: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
     last: Option<(FrontendOf, NumberedFrontend<'s>)>,
+    /// For each family, the first and the last address ([`Address::wide`]) around that of the client before that are behind
+    /// a router with a known Ethernet address. Clients in between need no look at the routes.
+    behind_router: [(u128, u128); 2],
 }
+
+/// First and last address of no range.
+const NO_RANGE: (u128, u128) = (1, 0);
 
 /// Address, as [`Address::wide`], and port of a frontend.
 type FrontendOf = (u128, u16);
@@ -60,7 +67,7 @@ struct Opens<K> {
 
 impl<'s> Opening<'s> {
     pub(super) fn new(snapshot: &'s Snapshot, arrival: Arrival) -> Self {
-        Self { snapshot, arrival, taken: ArrayVec::new(), taken_bits: [0; 16], last: None }
+        Self { snapshot, arrival, taken: ArrayVec::new(), taken_bits: [0; 16], last: None, behind_router: [NO_RANGE; 2] }
     }
 
     #[inline(always)]
@@ -74,6 +81,26 @@ impl<'s> Opening<'s> {
                 Some(frontend)
             }
         }
+    }
+
+    /// The neighbour towards the client of this tuple, if it is not resolved.
+    #[inline(always)]
+    fn unresolved_client<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<UnresolvedNeighbour> {
+        let (first, last) = self.behind_router[A::FAMILY as usize];
+        let client = tuple.source.wide();
+        if first <= client && client <= last { None } else { self.look_for_client(tuple) }
+    }
+
+    #[inline(never)]
+    fn look_for_client<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<UnresolvedNeighbour> {
+        let (behind_router, route) = self.snapshot.routes().to_range(tuple.source);
+        if let (Some((first, last)), RouteTo::NextHop(slot)) = (behind_router, route)
+            && self.snapshot.exit(slot).is_some()
+        {
+            self.behind_router[A::FAMILY as usize] = (first.wide(), last.wide());
+            return None;
+        }
+        unresolved_client(self.snapshot, route, tuple)
     }
 
     /// Whether no packet with this hash was taken before or, as far as some bits of it tell, left.
@@ -203,7 +230,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let towards = SnatTarget { slot: backend.target, address: target, port, protocol: protocol::TCP };
         let now = Tick::at(opening.arrival.now_ns);
         let lease = self.ports.allocate_rested(towards, snapshot.snat(way.link, tuple.destination), record.hash >> 40, now)?;
-        if let Some(neighbour) = unresolved_client(snapshot, &tuple) {
+        if let Some(neighbour) = opening.unresolved_client(&tuple) {
             self.ask(neighbour);
         }
         let reply = Tuple {

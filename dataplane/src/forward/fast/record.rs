@@ -129,6 +129,8 @@ pub(super) struct LastTag {
     /// As it stands in the frame, without priority. All bits are set if there was none: the mask leaves no tag all bits.
     tag: u32,
     link: Link,
+    /// Whether there was any frame with tags, known or not.
+    pub(super) is_any: bool,
 }
 
 impl LastTag {
@@ -136,7 +138,7 @@ impl LastTag {
     const MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0x0f, 0xff]);
 
     pub(super) fn none() -> Self {
-        Self { tag: u32::MAX, link: PortIndex(0).into() }
+        Self { tag: u32::MAX, link: PortIndex(0).into(), is_any: false }
     }
 }
 
@@ -187,6 +189,7 @@ impl<'s> Recognise<'s> {
     /// The same for a frame with VLAN tags, unless its link is unknown.
     #[inline(never)]
     fn tagged(&self, tables: &FlowTables, last: &mut LastTag, frame: &[u8], record: &mut Record) -> Option<u8> {
+        last.is_any = true;
         let tag = word_at(frame, UNTAGGED)? & LastTag::MASK;
         let is_ip = |word: u32| word & V4_MASK == V4_START || word & V6_MASK == V6_START;
         let (link, offset) = if tag == last.tag && is_ip(word_at(frame, UNTAGGED + TAG)?) {
@@ -194,7 +197,7 @@ impl<'s> Recognise<'s> {
         } else {
             let (link, offset) = self.look_at_tags(frame)?;
             if offset == UNTAGGED + TAG {
-                *last = LastTag { tag, link };
+                *last = LastTag { tag, link, is_any: true };
             }
             (link, offset)
         };

@@ -18,6 +18,9 @@ use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::{Buffer, Ethernet, Ipv4, Ipv6, TupleKey, WireKey};
 
+/// Offset of the packet in a frame without VLAN tags.
+const UNTAGGED: usize = Ethernet::BYTES as usize;
+
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
     /// Replaces addresses and ports, and the identification if there is another one, decrements the hop limit, and
@@ -117,6 +120,8 @@ pub(super) struct Progress {
     most: MostTakenBy,
     /// Whether backends may be behind groups of next hops.
     with_groups: bool,
+    /// Whether packets of the burst have VLAN tags.
+    pub(super) with_tags: bool,
     /// All bits that the ports of the packets have, and those that all of them have.
     any_port: u8,
     no_port: u8,
@@ -152,10 +157,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let others = match progress.most {
-            MostTakenBy::InPlace if progress.with_groups => {
-                self.forward_in_place::<A, InPlace<true>>(follow, part, records, progress)
-            }
-            MostTakenBy::InPlace => self.forward_in_place::<A, InPlace<false>>(follow, part, records, progress),
+            MostTakenBy::InPlace => match (progress.with_groups, progress.with_tags) {
+                (false, false) => self.forward_in_place::<A, InPlace<false, false>>(follow, part, records, progress),
+                (false, true) => self.forward_in_place::<A, InPlace<false, true>>(follow, part, records, progress),
+                (true, false) => self.forward_in_place::<A, InPlace<true, false>>(follow, part, records, progress),
+                (true, true) => self.forward_in_place::<A, InPlace<true, true>>(follow, part, records, progress),
+            },
             MostTakenBy::IntoTunnels | MostTakenBy::Others => (1 << part.len()) - 1,
         };
         if others != 0 {
@@ -210,13 +217,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let (mut flows, mut others) = (progress.left, 0);
         let mut forwarding = self.forwarding::<A>(follow);
         for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
-            let flow = 1 << (record.hash & 63);
-            let is_next = record.family() == A::RECORD && flows & flow == 0;
+            let is_next = record.family() == A::RECORD && flows >> (record.hash & 63) & 1 == 0;
             if is_next && let Some(port) = forwarding.in_place::<_, S>(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
-                flows |= flow;
+                flows |= 1 << (record.hash & 63);
                 others |= 1 << position;
             }
         }
@@ -249,13 +255,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if positions >> position & 1 == 0 {
                 continue;
             }
-            let flow = 1 << (record.hash & 63);
-            let is_next = record.family() == A::RECORD && flows & flow == 0;
+            let is_next = record.family() == A::RECORD && flows >> (record.hash & 63) & 1 == 0;
             if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
-                flows |= flow;
+                flows |= 1 << (record.hash & 63);
                 others |= 1 << position;
             }
         }
@@ -408,10 +413,14 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     where
         O: Observe<B>,
     {
-        let (link, packet) = buffer.bytes_mut().split_at_mut_checked(record.network_offset.into())?;
+        if !S::TAGS && usize::from(record.network_offset) != UNTAGGED {
+            return None;
+        }
+        let offset = if S::TAGS { record.network_offset.into() } else { UNTAGGED };
+        let (link, packet) = buffer.bytes_mut().split_at_mut_checked(offset)?;
         let head = A::Head::of_mut(packet, 0)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
-        if usize::from(record.network_offset) != exit.link_bytes() {
+        if offset != exit.link_bytes() {
             return None;
         }
         match flow.mode() {
@@ -422,9 +431,13 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
                 A::rewrite(head, flow.key(direction), &to, record.is_udp(), identification);
             }
         }
-        exit.write_link(link);
+        if S::TAGS {
+            exit.write_link(link);
+        } else {
+            exit.write_addresses(link)?;
+        }
         if record.is_padded {
-            buffer.truncate(usize::from(record.network_offset) + usize::from(record.packet_len));
+            buffer.truncate(offset + usize::from(record.packet_len));
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
@@ -439,7 +452,6 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     where
         O: Observe<B>,
     {
-        const LINK: usize = Ethernet::BYTES as usize;
         let offset = usize::from(record.network_offset);
         let head = A::Head::of(buffer.bytes(), offset)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
@@ -447,8 +459,8 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         let tunnels = &self.follow.snapshot.tunnels;
         let source = A::tunnel_source(tunnels, exit.port, if is_udp { 0 } else { entropy })?;
         let before = outer::bytes_before(A::HEADER, is_udp);
-        let is_too_long = usize::from(record.packet_len) + before - LINK > usize::from(exit.mtu);
-        if is_too_long || exit.link_bytes() != LINK || record.may_fragment || to.has_no_source() {
+        let is_too_long = usize::from(record.packet_len) + before - UNTAGGED > usize::from(exit.mtu);
+        if is_too_long || exit.link_bytes() != UNTAGGED || record.may_fragment || to.has_no_source() {
             return None;
         }
         let inner_sum = if is_udp { A::inner_sum(head)? } else { [0; 8] };
