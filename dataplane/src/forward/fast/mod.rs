@@ -1,7 +1,7 @@
 //! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
 //! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`rewrite`); create flows of
-//! connections (`open`); send the packets.
+//! connections (`open`); send the packets, or hand them to the workers that own them (`hand_over`).
 //!
 //! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
 //! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
@@ -16,6 +16,7 @@
 //! Not here: what happens to the packets that are left (`burst`).
 
 mod follow;
+mod hand_over;
 mod nat;
 mod open;
 mod outer;
@@ -34,7 +35,7 @@ use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick, prefetch_at};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::Snapshot;
-use crate::wire::Address;
+use crate::wire::{Address, Buffer};
 
 /// Records for the packets of one burst.
 pub(super) fn records() -> Vec<Record> {
@@ -47,6 +48,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
     /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+        prefetch_frames(burst);
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let (recognise, mut last_tag) = (Recognise::new(snapshot, arrival.link), LastTag::none());
@@ -88,7 +90,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         if kinds & Record::FAMILY != 0 {
-            self.send_known(burst, &records, progress.only_port());
+            self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
             // They were counted as packets of known flows.
             self.tally.hits -= progress.opened;
             self.tally.misses += progress.opened;
@@ -113,22 +115,30 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Sends what was rewritten, and keeps the rest in the burst.
-    fn send_known(&mut self, burst: &mut Burst<P::Buffer>, records: &[Record], only_port: Option<PortIndex>) {
+    /// Sends what was rewritten, hands over what other workers own, and keeps the rest in the burst.
+    fn send_known(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        (burst, records): (&mut Burst<P::Buffer>, &[Record]),
+        only_port: Option<PortIndex>,
+    ) {
         match only_port {
             Some(port) => {
                 self.tally.hits += burst.len() as u64;
                 self.egress.send_burst(port, burst, &mut self.tally);
             }
-            None => self.send_some(burst, records),
+            None => self.send_some(snapshot, arrival, burst, records),
         }
     }
 
     #[inline(never)]
-    fn send_some(&mut self, burst: &mut Burst<P::Buffer>, records: &[Record]) {
+    fn send_some(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>, records: &[Record]) {
+        let has_peers = self.egress.peers.is_some();
         let mut rest = Burst::new();
         for (buffer, record) in burst.drain(..).zip(records) {
             match record.way {
+                STAYS if has_peers => rest.extend(self.keep_or_hand_over(snapshot, arrival, buffer, record)),
                 STAYS => rest.push(buffer),
                 port => {
                     self.tally.hits += 1;
@@ -138,6 +148,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         *burst = rest;
     }
+}
+
+/// Prefetches the headers of all packets: a network card or another worker wrote them.
+#[inline(always)]
+fn prefetch_frames<B: Buffer>(burst: &Burst<B>) {
+    burst.iter().for_each(|buffer| prefetch_at(buffer.bytes(), 0));
 }
 
 /// The second loop: finds the probable flow of each packet, and prefetches it. `families` has at least those of the

@@ -19,12 +19,11 @@ use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
 use crate::forward::decide::{refused_source, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
-use crate::forward::sort::owns;
 use crate::icmp::UnresolvedNeighbour;
 use crate::port::{Arrival, BURST, Origin, Port, PortIndex};
 use crate::snapshot::{AddressRole, Backend, Frontend, RouteTo, Snapshot};
 use crate::stats::{CounterSlot, FrontendNumber};
-use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey, is_martian, protocol};
+use crate::wire::{Address, Buffer, Tuple, TupleKey, is_martian, protocol};
 
 /// Positions, as bits, of the packets of a part that open connections and have no flow.
 #[inline(never)]
@@ -223,7 +222,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if record.packet_len > way.mtu || snapshot.mtu(record.link) != way.mtu {
             return None;
         }
-        if !self.owns::<A>(opening, buffer, record, &tuple) {
+        let arrival = opening.arrival;
+        if arrival.origin == Origin::Met || self.other_owner(snapshot, arrival, buffer, (record, &tuple)).is_some() {
             return None;
         }
         let port = backend.address.port();
@@ -253,27 +253,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let initial_sequence = A::sequence(head);
         let flow = BegunFlow { keys, hashes, backend: id, frontend: number, pool: lease.pool, initial_sequence };
         opens.try_push(Opens { at, exit, flow, port: lease.port }).ok()
-    }
-
-    /// Whether this worker owns the flow of a packet.
-    #[inline(always)]
-    fn owns<A: Address>(&mut self, opening: &Opening<'_>, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) -> bool {
-        self.egress.peers.is_none() || self.owns_among_peers(opening, buffer, record, tuple)
-    }
-
-    /// The same with several workers. Not inlined, so that a single one does not pay for it.
-    #[inline(never)]
-    fn owns_among_peers<A: Address>(
-        &mut self,
-        opening: &Opening<'_>,
-        buffer: &P::Buffer,
-        record: &Record,
-        tuple: &Tuple<A>,
-    ) -> bool {
-        let origin = opening.arrival.origin;
-        let Some(peers) = self.egress.peers.as_mut().filter(|_| origin == Origin::Port) else { return origin != Origin::Met };
-        let tag_bytes = u16::from(record.network_offset).saturating_sub(Ethernet::BYTES);
-        owns(peers, opening.snapshot, (record.link.port(), tag_bytes), buffer, (tuple, record.hash))
     }
 }
 

@@ -126,16 +126,18 @@ fn owner<A: Address, B: Buffer>(
     steering.owner_hashed(tuple, towards, hash)
 }
 
-/// Whether this worker owns the flow of a plain packet with `tag_bytes` of VLAN tags that arrived on a port.
-pub(in crate::forward) fn owns<A: Address, B: Buffer>(
+/// The other worker that owns the flow of a plain packet with `tag_bytes` of VLAN tags that arrived on a port; `None` if
+/// this one does.
+pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
     (port, tag_bytes): (PortIndex, u16),
     buffer: &B,
     of: (&Tuple<A>, u64),
-) -> bool {
+) -> Option<WorkerId> {
     let (me, steering, proof) = peers.steering(port);
-    owner(steering, proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN), me, snapshot, buffer, of) == me
+    let owner = owner(steering, proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN), me, snapshot, buffer, of);
+    (owner != me).then_some(owner)
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport

@@ -1,0 +1,78 @@
+//! Packets that other workers own. What the first loops found out about a packet tells its owner too, so it is handed
+//! over without a second look at its headers.
+//!
+//! **Invariant:** the owner is that which the slow way would find.
+//!
+//! Not here: the owner function and the queues (`workers`); packets that the first loop did not recognise
+//! (`forward::sort`).
+
+use super::follow::{FastFamily, PacketHead};
+use super::record::Record;
+use crate::flow::Candidate;
+use crate::forward::engine::Engine;
+use crate::forward::observer::Observe;
+use crate::forward::sort::other_owner;
+use crate::port::{Arrival, Origin, Port};
+use crate::snapshot::Snapshot;
+use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
+use crate::workers::{HandoverTask, WorkerId};
+
+impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
+    /// Hands a packet that has no flow here to the worker that owns it. Returns the packet if that is this one, or if it
+    /// takes a longer look to tell.
+    #[inline(never)]
+    pub(super) fn keep_or_hand_over(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: P::Buffer,
+        record: &Record,
+    ) -> Option<P::Buffer> {
+        let owner = match record.family() {
+            _ if record.candidate != Candidate::NONE => None,
+            Record::V4 => self.owner_of::<u32>(snapshot, arrival, &buffer, record),
+            Record::V6 => self.owner_of::<u128>(snapshot, arrival, &buffer, record),
+            _ => None,
+        };
+        let Some(owner) = owner else { return Some(buffer) };
+        self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
+        None
+    }
+
+    fn owner_of<A: FastFamily>(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: &P::Buffer,
+        record: &Record,
+    ) -> Option<WorkerId> {
+        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        self.other_owner(snapshot, arrival, buffer, (record, &A::key(head).tuple(record.protocol())))
+    }
+
+    /// The other worker that owns the flow of a recognised packet; `None` if this one does.
+    #[inline(always)]
+    pub(super) fn other_owner<A: Address>(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: &P::Buffer,
+        of: (&Record, &Tuple<A>),
+    ) -> Option<WorkerId> {
+        if self.egress.peers.is_none() { None } else { self.other_owner_among_peers(snapshot, arrival, buffer, of) }
+    }
+
+    /// The same with several workers. Not inlined, so that a single one does not pay for it.
+    #[inline(never)]
+    fn other_owner_among_peers<A: Address>(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        buffer: &P::Buffer,
+        (record, tuple): (&Record, &Tuple<A>),
+    ) -> Option<WorkerId> {
+        let peers = self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)?;
+        let tag_bytes = u16::from(record.network_offset).saturating_sub(Ethernet::BYTES);
+        other_owner(peers, snapshot, (record.link.port(), tag_bytes), buffer, (tuple, record.hash))
+    }
+}
