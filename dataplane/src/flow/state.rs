@@ -432,7 +432,7 @@ pub const fn is_plain(state: FlowState, transport: Transport, direction: Directi
     PLAIN[state as usize] >> (signal | (direction as u8) << 5) & 1 == 1
 }
 
-/// As [`PLAIN`], for the fast way: a bit for each TCP flags, by the number of a flow's state, with [`UDP_SIGNAL`] for
+/// As [`PLAIN`], for the fast way: a bit for each value of the TCP flags, by the number of a flow's state, with [`UDP_SIGNAL`] for
 /// packets of UDP and [`TO_CLIENT`] for those to the client. Nothing is plain for flows of the other protocol, free
 /// entries, and flows whose handshake is under way, which keep no route.
 const PLAIN_BY_NUMBER: [u32; 128] = plain_by_number();
@@ -640,6 +640,24 @@ mod tests {
             }
         }
         assert!(is_plain(FlowState::TcpEstablished, Transport::Tcp { flags: ACK | PSH }, ToBackend));
+    }
+
+    #[test]
+    fn a_packet_is_plain_for_the_fast_way_as_for_others_but_during_handshakes() {
+        for number in 0..32 {
+            let state = FlowState::ALL.get(number as usize).copied();
+            for (direction, signal) in
+                [ToBackend, ToClient].into_iter().flat_map(|way| (0..=UDP_SIGNAL).map(move |signal| (way, signal)))
+            {
+                let transport = if signal == UDP_SIGNAL { Transport::Udp } else { Transport::Tcp { flags: signal } };
+                let is_plain_of = |state: FlowState| {
+                    let is_same_protocol = matches!(transport_of(state, 0), Transport::Udp) == (signal == UDP_SIGNAL);
+                    is_same_protocol && !state.shakes_hands() && !is_of_sctp(state) && is_plain(state, transport, direction)
+                };
+                let expected = state.is_some_and(is_plain_of);
+                assert_eq!(is_plain_number(number, signal, direction), expected, "{state:?} {signal:#x} {direction:?}");
+            }
+        }
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! prefetch their flow buckets, prefetch the flows found there, then decide and rewrite. So the memory that one packet
 //! needs is fetched while others are processed.
 //!
-//! With several workers, packets of other workers' flows are handed over after the first stage, and packets that they
-//! hand to this worker pass all stages here ([`crate::workers`]). After each poll the worker sweeps a bounded number of
-//! flows and SNAT pools.
+//! With several workers, packets of other workers' flows are handed over by the fast way or after the first stage, and
+//! packets that they hand to this worker take the same ways here ([`crate::workers`]). After each poll the worker sweeps
+//! a bounded number of flows and SNAT pools.
 //!
 //! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
 //!

@@ -1,6 +1,7 @@
 //! Several workers over memory ports: each flow stays on one of them whichever queue its packets arrive on, nothing is
 //! lost, and the account balances for each worker and in sum (FORWARDING 5, DESIGN 3.5).
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -41,6 +42,44 @@ fn with_a_card_that_is_proven_right_nothing_is_handed_over() {
     assert_eq!(team.sum(|c| c.handed_out.get()), 0);
     let forwarded = team.forwarded();
     assert!(forwarded.iter().all(|n| *n > 800), "{forwarded:?}");
+}
+
+#[test]
+fn each_packet_counts_once_towards_the_proof_of_its_queue() {
+    let mut team = Team::over_cards(2);
+    team.settle();
+    let agreed = |team: &Team| -> u32 {
+        let of = |proof: Proof| if let Proof::Observing { agreed } = proof { agreed } else { panic!("{proof:?}") };
+        team.proofs[0].iter().map(|proof| of(proof.read())).sum()
+    };
+    let before = agreed(&team);
+    let datagram = |n: u16| Packet::udp(&format!("198.51.100.8:{}", 3000 + n), "192.0.2.101:53").build();
+    let syn = |n: u16| Packet::tcp(&format!("198.51.100.9:{}", 3000 + n), "192.0.2.100:80").flags(tcp_flags::SYN).build();
+    for frames in [(0..20).map(datagram).collect::<Vec<_>>(), (0..20).map(syn).collect()] {
+        team.put(UPLINK, &frames);
+        assert_eq!(team.sent(CLUSTER).len(), 20);
+    }
+    assert_eq!(agreed(&team) - before, 40);
+}
+
+#[test]
+fn no_packet_overtakes_a_shorter_one_of_its_flow_on_the_way_to_its_owner() {
+    let mut team = Team::in_turn(2);
+    team.settle();
+    let pair = |n: u16| {
+        let datagram = Packet::udp(&format!("198.51.100.7:{}", 1024 + n), "192.0.2.101:53");
+        [4, 100].map(|bytes| datagram.clone().payload(&vec![7; bytes]).build())
+    };
+    let frames: Vec<_> = (0..50).flat_map(pair).collect();
+    team.workers[0].port_mut(UPLINK).unwrap().arriving.extend(frames.iter().map(|frame| MemoryBuffer::new(frame, 1)));
+    team.poll();
+    let sent = team.sent(CLUSTER);
+    assert_eq!(sent.len(), 100);
+    assert!(team.sum(|c| c.handed_in.get()) > 30);
+    let mut begun = HashSet::new();
+    for frame in &sent {
+        assert_eq!(begun.insert(ends(frame)), frame.len() < 100, "the longer packet is the second of its flow");
+    }
 }
 
 #[test]

@@ -92,7 +92,8 @@ impl FastFamily for u128 {
 pub(super) trait Scope {
     /// Whether those from and to behind groups of next hops are among them: looking for the member takes registers.
     const GROUPS: bool;
-    /// Whether those with VLAN tags are among them. If not, packets are at the same offset in all frames.
+    /// Whether those with VLAN tags are among them. Where packets stay in their buffers and it is not so, all are at the same
+    /// offset.
     const TAGS: bool;
     /// Whether those of flows in this mode are among them.
     fn has(mode: FlowMode) -> bool;

@@ -1,25 +1,26 @@
 //! Packets that other workers own. What the first loops found out about a packet tells its owner too, so it is handed
 //! over without a second look at its headers.
 //!
-//! **Invariant:** the owner is that which the slow way would find.
+//! **Invariant:** the owner is that which the slow way would find, and a packet is checked at most once against the queue
+//! that it came by.
 //!
-//! Not here: the owner function and the queues (`workers`); packets that the first loop did not recognise
-//! (`forward::sort`).
+//! Not here: the owner function and the queues (`workers`); packets that the first loop did not recognise, and those of
+//! which a tag of the index looked like that of a flow (`forward::sort`).
 
 use super::follow::{FastFamily, PacketHead};
 use super::record::Record;
 use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
-use crate::forward::sort::other_owner;
-use crate::port::{Arrival, Origin, Port};
+use crate::forward::sort::{check_plain, other_owner};
+use crate::port::{Arrival, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
 use crate::workers::{HandoverTask, WorkerId};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Hands a packet that has no flow here to the worker that owns it. Returns the packet if that is this one, or if it
-    /// takes a longer look to tell.
+    /// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
+    /// or if it takes a longer look to tell.
     #[inline(never)]
     pub(super) fn keep_or_hand_over(
         &mut self,
@@ -46,8 +47,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &P::Buffer,
         record: &Record,
     ) -> Option<WorkerId> {
-        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
-        self.other_owner(snapshot, arrival, buffer, (record, &A::key(head).tuple(record.protocol())))
+        let tuple = A::key(A::Head::of(buffer.bytes(), record.network_offset.into())?).tuple(record.protocol());
+        let owner = self.other_owner(snapshot, arrival, record, &tuple)?;
+        self.check_queue(arrival, buffer, record, &tuple);
+        Some(owner)
     }
 
     /// The other worker that owns the flow of a recognised packet; `None` if this one does.
@@ -56,10 +59,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         &mut self,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: &P::Buffer,
-        of: (&Record, &Tuple<A>),
+        record: &Record,
+        tuple: &Tuple<A>,
     ) -> Option<WorkerId> {
-        if self.egress.peers.is_none() { None } else { self.other_owner_among_peers(snapshot, arrival, buffer, of) }
+        if self.egress.peers.is_none() { None } else { self.other_owner_among_peers(snapshot, arrival, record, tuple) }
     }
 
     /// The same with several workers. Not inlined, so that a single one does not pay for it.
@@ -68,11 +71,23 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         &mut self,
         snapshot: &Snapshot,
         arrival: Arrival,
-        buffer: &P::Buffer,
-        (record, tuple): (&Record, &Tuple<A>),
+        record: &Record,
+        tuple: &Tuple<A>,
     ) -> Option<WorkerId> {
         let peers = self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)?;
-        let tag_bytes = u16::from(record.network_offset).saturating_sub(Ethernet::BYTES);
-        other_owner(peers, snapshot, (record.link.port(), tag_bytes), buffer, (tuple, record.hash))
+        other_owner(peers, snapshot, arrived_at(record), (tuple, record.hash))
     }
+
+    /// Compares the queue that a packet came by with its owner: for packets that are not left in the burst.
+    #[inline(always)]
+    pub(super) fn check_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) {
+        if let Some(peers) = self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port) {
+            check_plain(peers, arrived_at(record), buffer, tuple);
+        }
+    }
+}
+
+/// The port by which a packet came, and its bytes of VLAN tags.
+fn arrived_at(record: &Record) -> (PortIndex, u16) {
+    (record.link.port(), u16::from(record.network_offset).saturating_sub(Ethernet::BYTES))
 }

@@ -7,7 +7,8 @@
 //! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
 //! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
 //! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
-//! left too, so packets of a flow keep their order.
+//! left too, so packets that it recognises keep their order within a flow. Such a packet without a flow here goes to the
+//! worker that owns it.
 //!
 //! **Invariant:** whatever it forwards, the slow way would forward as the same bytes by the same port
 //! (`tests/packets/fast_way.rs`, `tests/flows/openings.rs`). A flow is only in the table of the worker that owns it, so
@@ -134,11 +135,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     #[inline(never)]
     fn send_some(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>, records: &[Record]) {
-        let has_peers = self.egress.peers.is_some();
+        let mut may_hand_over = self.egress.peers.is_some();
         let mut rest = Burst::new();
         for (buffer, record) in burst.drain(..).zip(records) {
+            // Later packets must not overtake one whose flow is not known yet.
+            may_hand_over &= record.way != STAYS || record.family() != 0;
             match record.way {
-                STAYS if has_peers => rest.extend(self.keep_or_hand_over(snapshot, arrival, buffer, record)),
+                STAYS if may_hand_over => rest.extend(self.keep_or_hand_over(snapshot, arrival, buffer, record)),
                 STAYS => rest.push(buffer),
                 port => {
                     self.tally.hits += 1;
@@ -150,7 +153,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// Prefetches the headers of all packets: a network card or another worker wrote them.
+/// Prefetches the first cache line of each frame: a network card or another worker wrote it.
 #[inline(always)]
 fn prefetch_frames<B: Buffer>(burst: &Burst<B>) {
     burst.iter().for_each(|buffer| prefetch_at(buffer.bytes(), 0));

@@ -42,8 +42,8 @@ pub(super) struct Opening<'s> {
     taken_bits: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
     last: Option<(FrontendOf, NumberedFrontend<'s>)>,
-    /// For each family, the first and the last address ([`Address::wide`]) around that of the client before that are behind
-    /// a router with a known Ethernet address. Clients in between need no look at the routes.
+    /// For each family, the first and the last address ([`Address::wide`]) of the last range of routes in which a client was
+    /// that is behind a router with a known Ethernet address. Other clients in it need no look at the routes.
     behind_router: [(u128, u128); 2],
 }
 
@@ -207,6 +207,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if tuple.source == tuple.destination || is_martian(tuple.source) {
             return None;
         }
+        let arrival = opening.arrival;
+        if arrival.origin == Origin::Met || self.other_owner(snapshot, arrival, record, &tuple).is_some() {
+            return None;
+        }
         let (frontend, number) = opening.frontend(&tuple)?;
         if frontend.mode() != FlowMode::Nat || !frontend.is_hashed() || !frontend.allows(tuple.source) {
             return None;
@@ -220,10 +224,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let exit = snapshot.routes().slot_of(backend.next_hop, record.hash);
         let way = snapshot.routes().exit(exit)?;
         if record.packet_len > way.mtu || snapshot.mtu(record.link) != way.mtu {
-            return None;
-        }
-        let arrival = opening.arrival;
-        if arrival.origin == Origin::Met || self.other_owner(snapshot, arrival, buffer, (record, &tuple)).is_some() {
             return None;
         }
         let port = backend.address.port();
@@ -250,6 +250,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             return None;
         }
         table.prefetch(reply_hash);
+        self.check_queue(arrival, buffer, record, &tuple);
         let initial_sequence = A::sequence(head);
         let flow = BegunFlow { keys, hashes, backend: id, frontend: number, pool: lease.pool, initial_sequence };
         opens.try_push(Opens { at, exit, flow, port: lease.port }).ok()

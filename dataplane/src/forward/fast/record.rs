@@ -62,7 +62,7 @@ const _: () = assert!(size_of::<Record>() == 24);
 
 /// Packets of a burst that a loop handles at a time.
 pub(super) const PART: usize = 8;
-/// In place of a port: the packet stays in the burst. There are fewer ports.
+/// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
 
 impl Record {

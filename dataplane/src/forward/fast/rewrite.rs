@@ -255,12 +255,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if positions >> position & 1 == 0 {
                 continue;
             }
-            let is_next = record.family() == A::RECORD && flows >> (record.hash & 63) & 1 == 0;
+            let flow = 1 << (record.hash & 63);
+            let is_next = record.family() == A::RECORD && flows & flow == 0;
             if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
-                flows |= 1 << (record.hash & 63);
+                flows |= flow;
                 others |= 1 << position;
             }
         }

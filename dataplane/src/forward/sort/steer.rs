@@ -106,38 +106,68 @@ fn task<A: Address, B: Buffer>(
 /// The owner of a packet with ports; `proof` is for packets that every card hashes with their ports.
 fn owner<A: Address, B: Buffer>(
     steering: &Steering,
-    proof: Option<&mut Observer>,
+    mut proof: Option<&mut Observer>,
     me: WorkerId,
     snapshot: &Snapshot,
     buffer: &B,
     (tuple, hash): (&Tuple<A>, u64),
 ) -> WorkerId {
-    let towards = snapshot.packet_target(tuple);
-    if let Some(proof) = proof {
-        if proof.wants()
-            && let Some(hash) = steering.rss_hash(tuple)
-        {
-            proof.look(buffer.rss_hash(), hash, steering.reta(hash as usize), me);
-        }
-        if proof.trusts() && towards.is_by_tuple() {
-            return me;
-        }
+    if let Some(proof) = &mut proof {
+        check_queue(steering, proof, me, buffer, tuple);
     }
-    steering.owner_hashed(tuple, towards, hash)
+    owner_by(steering, proof.is_some_and(|proof| proof.trusts()), me, snapshot, (tuple, hash))
 }
 
-/// The other worker that owns the flow of a plain packet with `tag_bytes` of VLAN tags that arrived on a port; `None` if
-/// this one does.
+/// Compares the queue that a packet came by with its owner, if it is one of those that are checked. To be called once a
+/// packet.
+fn check_queue<A: Address, B: Buffer>(steering: &Steering, proof: &mut Observer, me: WorkerId, buffer: &B, tuple: &Tuple<A>) {
+    if proof.wants()
+        && let Some(hash) = steering.rss_hash(tuple)
+    {
+        proof.look(buffer.rss_hash(), hash, steering.reta(hash as usize), me);
+    }
+}
+
+/// The owner of a packet with ports, where the queue that it came by `is_proven`, or not.
+fn owner_by<A: Address>(
+    steering: &Steering,
+    is_proven: bool,
+    me: WorkerId,
+    snapshot: &Snapshot,
+    (tuple, hash): (&Tuple<A>, u64),
+) -> WorkerId {
+    let towards = snapshot.packet_target(tuple);
+    if is_proven && towards.is_by_tuple() { me } else { steering.owner_hashed(tuple, towards, hash) }
+}
+
+/// Where a plain packet arrived: the port, and its bytes of VLAN tags.
+pub(in crate::forward) type ArrivedAt = (PortIndex, u16);
+
+/// The other worker that owns the flow of a plain packet that arrived on a port; `None` if this one does. A packet that is
+/// not left for [`steer`] is to be passed to [`check_plain`] too.
 pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
-    (port, tag_bytes): (PortIndex, u16),
-    buffer: &B,
+    (port, tag_bytes): ArrivedAt,
     of: (&Tuple<A>, u64),
 ) -> Option<WorkerId> {
     let (me, steering, proof) = peers.steering(port);
-    let owner = owner(steering, proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN), me, snapshot, buffer, of);
+    let is_proven = tag_bytes <= TAG_BYTES_PLAIN && proof.is_some_and(|proof| proof.trusts());
+    let owner = owner_by(steering, is_proven, me, snapshot, of);
     (owner != me).then_some(owner)
+}
+
+/// Compares the queue that a plain packet came by with its owner, if it is one of those that are checked.
+pub(in crate::forward) fn check_plain<A: Address, B: Buffer>(
+    peers: &mut Peers<B>,
+    (port, tag_bytes): ArrivedAt,
+    buffer: &B,
+    tuple: &Tuple<A>,
+) {
+    let (me, steering, proof) = peers.steering(port);
+    if let Some(proof) = proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN) {
+        check_queue(steering, proof, me, buffer, tuple);
+    }
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport
