@@ -53,7 +53,10 @@ fn each_packet_counts_once_towards_the_proof_of_its_queue() {
         team.proofs[0].iter().map(|proof| of(proof.read())).sum()
     };
     let before = agreed(&team);
-    let datagram = |n: u16| Packet::udp(&format!("198.51.100.8:{}", 3000 + n), "192.0.2.101:53").build();
+    let datagram = |n: u16| {
+        let long = Packet::udp(&format!("198.51.100.8:{}", 3000 + n), "192.0.2.101:53").payload(&[7; 32]);
+        long.build()
+    };
     let syn = |n: u16| Packet::tcp(&format!("198.51.100.9:{}", 3000 + n), "192.0.2.100:80").flags(tcp_flags::SYN).build();
     for frames in [(0..20).map(datagram).collect::<Vec<_>>(), (0..20).map(syn).collect()] {
         team.put(UPLINK, &frames);
