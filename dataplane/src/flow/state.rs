@@ -432,9 +432,9 @@ pub const fn is_plain(state: FlowState, transport: Transport, direction: Directi
     PLAIN[state as usize] >> (signal | (direction as u8) << 5) & 1 == 1
 }
 
-/// As [`PLAIN`], for the fast way: a bit for each value of the TCP flags, by the number of a flow's state, with [`UDP_SIGNAL`] for
-/// packets of UDP and [`TO_CLIENT`] for those to the client. Nothing is plain for flows of the other protocol, free
-/// entries, and flows whose handshake is under way, which keep no route.
+/// As [`PLAIN`], for the fast way: a bit for each value of the TCP flags, by the number of a flow's state, with
+/// [`UDP_SIGNAL`] for packets of UDP and [`TO_CLIENT`] for those to the client. Nothing is plain for flows of the other
+/// protocol, free entries, and flows whose handshake is under way, which keep no route.
 const PLAIN_BY_NUMBER: [u32; 128] = plain_by_number();
 
 /// The bit of the direction in a position of [`PLAIN_BY_NUMBER`].

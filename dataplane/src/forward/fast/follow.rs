@@ -92,16 +92,12 @@ impl FastFamily for u128 {
 pub(super) trait Scope {
     /// Whether those from and to behind groups of next hops are among them: looking for the member takes registers.
     const GROUPS: bool;
-    /// Whether those with VLAN tags are among them. Where packets stay in their buffers and it is not so, all are at the same
-    /// offset.
-    const TAGS: bool;
     /// Whether those of flows in this mode are among them.
     fn has(mode: FlowMode) -> bool;
 }
 
-/// Packets that are rewritten where they are; with `GROUPS` also those from and to behind groups of next hops, with `TAGS`
-/// also those with VLAN tags.
-pub(super) struct InPlace<const GROUPS: bool, const TAGS: bool>;
+/// Packets that are rewritten where they are; with `GROUPS` also those from and to behind groups of next hops.
+pub(super) struct InPlace<const GROUPS: bool>;
 
 /// Packets into tunnels; with `GROUPS` also those to behind groups of next hops.
 pub(super) struct IntoTunnels<const GROUPS: bool>;
@@ -109,9 +105,8 @@ pub(super) struct IntoTunnels<const GROUPS: bool>;
 /// All packets.
 pub(super) struct All;
 
-impl<const GROUPS: bool, const TAGS: bool> Scope for InPlace<GROUPS, TAGS> {
+impl<const GROUPS: bool> Scope for InPlace<GROUPS> {
     const GROUPS: bool = GROUPS;
-    const TAGS: bool = TAGS;
 
     #[inline(always)]
     fn has(mode: FlowMode) -> bool {
@@ -121,7 +116,6 @@ impl<const GROUPS: bool, const TAGS: bool> Scope for InPlace<GROUPS, TAGS> {
 
 impl<const GROUPS: bool> Scope for IntoTunnels<GROUPS> {
     const GROUPS: bool = GROUPS;
-    const TAGS: bool = true;
 
     #[inline(always)]
     fn has(mode: FlowMode) -> bool {
@@ -131,7 +125,6 @@ impl<const GROUPS: bool> Scope for IntoTunnels<GROUPS> {
 
 impl Scope for All {
     const GROUPS: bool = true;
-    const TAGS: bool = true;
 
     #[inline(always)]
     fn has(_: FlowMode) -> bool {

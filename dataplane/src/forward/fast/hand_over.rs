@@ -16,7 +16,7 @@ use crate::forward::sort::{check_plain, other_owner};
 use crate::port::{Arrival, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
-use crate::workers::{HandoverTask, WorkerId};
+use crate::workers::{HandoverTask, Peers, WorkerId};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
@@ -62,28 +62,21 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
         tuple: &Tuple<A>,
     ) -> Option<WorkerId> {
-        if self.egress.peers.is_none() { None } else { self.other_owner_among_peers(snapshot, arrival, record, tuple) }
-    }
-
-    /// The same with several workers. Not inlined, so that a single one does not pay for it.
-    #[inline(never)]
-    fn other_owner_among_peers<A: Address>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        record: &Record,
-        tuple: &Tuple<A>,
-    ) -> Option<WorkerId> {
-        let peers = self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)?;
-        other_owner(peers, snapshot, arrived_at(record), (tuple, record.hash))
+        other_owner(self.peers_for(arrival)?, snapshot, arrived_at(record), (tuple, record.hash))
     }
 
     /// Compares the queue that a packet came by with its owner: for packets that are not left in the burst.
     #[inline(always)]
     pub(super) fn check_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) {
-        if let Some(peers) = self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port) {
+        if let Some(peers) = self.peers_for(arrival) {
             check_plain(peers, arrived_at(record), buffer, tuple);
         }
+    }
+
+    /// The other workers, if packets that arrived so may be theirs.
+    #[inline(always)]
+    fn peers_for(&mut self, arrival: Arrival) -> Option<&mut Peers<P::Buffer>> {
+        self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)
     }
 }
 

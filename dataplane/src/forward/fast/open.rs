@@ -228,7 +228,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         let port = backend.address.port();
         let towards = SnatTarget { slot: backend.target, address: target, port, protocol: protocol::TCP };
-        let now = Tick::at(opening.arrival.now_ns);
+        let now = Tick::at(arrival.now_ns);
         let lease = self.ports.allocate_rested(towards, snapshot.snat(way.link, tuple.destination), record.hash >> 40, now)?;
         if let Some(neighbour) = opening.unresolved_client(&tuple) {
             self.ask(neighbour);

@@ -17,7 +17,7 @@ pub(super) const HEAD_V4: usize = 40;
 /// Bytes of an IPv6 header and a TCP header without options.
 pub(super) const HEAD_V6: usize = 60;
 /// Offset of the IP header of an untagged frame.
-const UNTAGGED: usize = 14;
+pub(super) const UNTAGGED: usize = 14;
 /// Bytes of a VLAN tag.
 const TAG: usize = TAG_BYTES as usize;
 /// Bytes of the EtherType, which is looked at together with the IP header.
@@ -197,7 +197,7 @@ impl<'s> Recognise<'s> {
         } else {
             let (link, offset) = self.look_at_tags(frame)?;
             if offset == UNTAGGED + TAG {
-                *last = LastTag { tag, link, is_any: true };
+                (last.tag, last.link) = (tag, link);
             }
             (link, offset)
         };

@@ -7,7 +7,7 @@
 use super::follow::{All, FastFamily, Follow, InPlace, IntoTunnels, PacketHead, Passage, Scope};
 use super::nat;
 use super::outer::{self, OuterFields};
-use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS};
+use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS, UNTAGGED};
 use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
@@ -16,10 +16,7 @@ use crate::fragment::Identifications;
 use crate::port::{Port, PortIndex};
 use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
-use crate::wire::{Buffer, Ethernet, Ipv4, Ipv6, TupleKey, WireKey};
-
-/// Offset of the packet in a frame without VLAN tags.
-const UNTAGGED: usize = Ethernet::BYTES as usize;
+use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
@@ -158,10 +155,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     ) {
         let others = match progress.most {
             MostTakenBy::InPlace => match (progress.with_groups, progress.with_tags) {
-                (false, false) => self.forward_in_place::<A, InPlace<false, false>>(follow, part, records, progress),
-                (false, true) => self.forward_in_place::<A, InPlace<false, true>>(follow, part, records, progress),
-                (true, false) => self.forward_in_place::<A, InPlace<true, false>>(follow, part, records, progress),
-                (true, true) => self.forward_in_place::<A, InPlace<true, true>>(follow, part, records, progress),
+                (false, false) => self.forward_in_place::<A, InPlace<false>, false>(follow, part, records, progress),
+                (false, true) => self.forward_in_place::<A, InPlace<false>, true>(follow, part, records, progress),
+                (true, false) => self.forward_in_place::<A, InPlace<true>, false>(follow, part, records, progress),
+                (true, true) => self.forward_in_place::<A, InPlace<true>, true>(follow, part, records, progress),
             },
             MostTakenBy::IntoTunnels | MostTakenBy::Others => (1 << part.len()) - 1,
         };
@@ -207,7 +204,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
     /// other packets as bits.
     #[inline(never)]
-    fn forward_in_place<A: Rewritten, S: Scope>(
+    fn forward_in_place<A: Rewritten, S: Scope, const TAGS: bool>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -218,7 +215,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut forwarding = self.forwarding::<A>(follow);
         for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
             let is_next = record.family() == A::RECORD && flows >> (record.hash & 63) & 1 == 0;
-            if is_next && let Some(port) = forwarding.in_place::<_, S>(buffer, record) {
+            if is_next && let Some(port) = forwarding.in_place::<_, S, TAGS>(buffer, record) {
                 record.way = port;
                 progress.add_port(port);
             } else {
@@ -410,14 +407,14 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
     /// leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
-    fn in_place<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    fn in_place<B: Buffer, S: Scope, const TAGS: bool>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {
-        if !S::TAGS && usize::from(record.network_offset) != UNTAGGED {
+        if !TAGS && usize::from(record.network_offset) != UNTAGGED {
             return None;
         }
-        let offset = if S::TAGS { record.network_offset.into() } else { UNTAGGED };
+        let offset = if TAGS { record.network_offset.into() } else { UNTAGGED };
         let (link, packet) = buffer.bytes_mut().split_at_mut_checked(offset)?;
         let head = A::Head::of_mut(packet, 0)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
@@ -432,10 +429,10 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
                 A::rewrite(head, flow.key(direction), &to, record.is_udp(), identification);
             }
         }
-        if S::TAGS {
+        if TAGS {
             exit.write_link(link);
         } else {
-            exit.write_addresses(link)?;
+            let _ = exit.write_addresses(link); // a link header without tags has room for them
         }
         if record.is_padded {
             buffer.truncate(offset + usize::from(record.packet_len));

@@ -63,10 +63,7 @@ fn tasks<B: Buffer>(
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
-    let (me, steering, mut proof) = peers.steering(arrival.link.port());
-    if arrival.tags.bytes() > TAG_BYTES_PLAIN {
-        proof = None;
-    }
+    let (me, steering, mut proof) = steering_at(peers, (arrival.link.port(), arrival.tags.bytes()));
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let task = |(buffer, kind): (&B, &Kind)| {
         let task = match kind {
@@ -140,32 +137,37 @@ fn owner_by<A: Address>(
     if is_proven && towards.is_by_tuple() { me } else { steering.owner_hashed(tuple, towards, hash) }
 }
 
-/// Where a plain packet arrived: the port, and its bytes of VLAN tags.
-pub(in crate::forward) type ArrivedAt = (PortIndex, u16);
+/// The inputs for the determination of owners, for packets that arrived on a port with these bytes of VLAN tags; no proof
+/// where not every card can parse the tags.
+fn steering_at<B>(peers: &mut Peers<B>, (port, tag_bytes): (PortIndex, u16)) -> (WorkerId, &Steering, Option<&mut Observer>) {
+    let (me, steering, proof) = peers.steering(port);
+    (me, steering, proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN))
+}
 
-/// The other worker that owns the flow of a plain packet that arrived on a port; `None` if this one does. A packet that is
-/// not left for [`steer`] is to be passed to [`check_plain`] too.
+/// The other worker that owns the flow of a plain packet that arrived `at` a port with these bytes of VLAN tags; `None` if
+/// this one does. A packet that is not left for [`steer`] is to be passed to [`check_plain`] too.
+#[inline(never)] // so that a single worker does not pay for it, as the next one
 pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
-    (port, tag_bytes): ArrivedAt,
+    at: (PortIndex, u16),
     of: (&Tuple<A>, u64),
 ) -> Option<WorkerId> {
-    let (me, steering, proof) = peers.steering(port);
-    let is_proven = tag_bytes <= TAG_BYTES_PLAIN && proof.is_some_and(|proof| proof.trusts());
-    let owner = owner_by(steering, is_proven, me, snapshot, of);
+    let (me, steering, proof) = steering_at(peers, at);
+    let owner = owner_by(steering, proof.is_some_and(|proof| proof.trusts()), me, snapshot, of);
     (owner != me).then_some(owner)
 }
 
 /// Compares the queue that a plain packet came by with its owner, if it is one of those that are checked.
+#[inline(never)]
 pub(in crate::forward) fn check_plain<A: Address, B: Buffer>(
     peers: &mut Peers<B>,
-    (port, tag_bytes): ArrivedAt,
+    at: (PortIndex, u16),
     buffer: &B,
     tuple: &Tuple<A>,
 ) {
-    let (me, steering, proof) = peers.steering(port);
-    if let Some(proof) = proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN) {
+    let (me, steering, proof) = steering_at(peers, at);
+    if let Some(proof) = proof {
         check_queue(steering, proof, me, buffer, tuple);
     }
 }
