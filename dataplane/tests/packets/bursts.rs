@@ -1,16 +1,19 @@
 //! A burst of packets of many kinds comes to the same as its packets one by one: the same bytes, and the packets of a flow
-//! in their order. The loops of the fast way handle parts of a burst, and what one of them leaves another one takes.
+//! in their order. The loops of the fast way handle parts of a burst, and what one of them leaves another one takes. With
+//! two workers they hand over what the other one owns.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::testing::{Packet, Segment};
-use dataplane::{BURST, tcp_flags};
+use dataplane::stats::Counter;
+use dataplane::testing::{Packet, Segment, arriving_at};
+use dataplane::{BURST, MemoryBuffer, PortIndex, WorkerCounters, tcp_flags};
 use proptest::prelude::*;
 use proto::{Backend, BackendState, Mode, Service, ServiceName};
 
-use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ends, ip};
+use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ends, ip, mac_of};
+use crate::team::Team;
 
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
@@ -106,20 +109,7 @@ fn gateway(mode: Mode, many: bool) -> Rig {
     for flow in FLOWS.into_iter().filter(|flow| flow.is_known) {
         let sent = rig.forward(UPLINK, &packet(flow, SYN).build());
         if mode.is_two_way() {
-            let (snat, backend) = ends(&sent);
-            let answer = FlowKind { is_udp: flow.is_udp, ..flow };
-            let mut answer = packet(answer, SYN | ACK);
-            (answer.source, answer.destination) = (backend.ip(), snat.ip());
-            answer.segment = match flow.is_udp {
-                true => Segment::Udp { ports: [backend.port(), snat.port()], checksum: true },
-                false => Segment::Tcp {
-                    ports: [backend.port(), snat.port()],
-                    flags: SYN | ACK,
-                    sequence: 1_000,
-                    acknowledgement: 1_001,
-                },
-            };
-            rig.forward(CLUSTER, &answer.build());
+            rig.forward(CLUSTER, &answer(flow, &sent));
         } else {
             rig.now += 2 * SECOND;
             rig.forward(UPLINK, &packet(flow, ACK).build());
@@ -127,6 +117,41 @@ fn gateway(mode: Mode, many: bool) -> Rig {
         rig.forward(UPLINK, &packet(flow, ACK).build());
     }
     rig
+}
+
+/// The answer of the backend to the first packet of a flow.
+fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
+    let (snat, backend) = ends(sent);
+    let ports = [backend.port(), snat.port()];
+    let mut answer = packet(flow, SYN | ACK);
+    (answer.source, answer.destination) = (backend.ip(), snat.ip());
+    answer.segment = match flow.is_udp {
+        true => Segment::Udp { ports, checksum: true },
+        false => Segment::Tcp { ports, flags: SYN | ACK, sequence: 1_000, acknowledgement: 1_001 },
+    };
+    answer.build()
+}
+
+/// A gateway with two workers and the known flows, each with its owner.
+fn two_workers() -> Team {
+    let mut team = Team::in_turn(2);
+    team.publish();
+    for flow in FLOWS.into_iter().filter(|flow| flow.is_known) {
+        team.put(UPLINK, &[packet(flow, SYN).build()]);
+        let sent = team.sent(CLUSTER).pop().unwrap();
+        team.put(CLUSTER, &[answer(flow, &sent)]);
+        team.put(UPLINK, &[packet(flow, ACK).build()]);
+    }
+    for port in [UPLINK, CLUSTER] {
+        team.sent(port);
+    }
+    team
+}
+
+/// Puts a frame in at a port of the first worker.
+fn arrive_at_first(team: &mut Team, port: PortIndex, frame: &[u8]) {
+    let frame = arriving_at(mac_of(port), frame);
+    team.workers[0].port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(&frame, 1));
 }
 
 /// Frames as they left, by flow. Identifications of packets that may be fragmented, and the checksums over them, depend on
@@ -162,6 +187,30 @@ proptest! {
         prop_assert_eq!(by_flow(together.sent(CLUSTER)), by_flow(one_by_one.sent(CLUSTER)));
         prop_assert_eq!(together.sent(UPLINK).len(), one_by_one.sent(UPLINK).len(), "answers");
         let counts = |rig: &Rig| (rig.counters.hits.get(), rig.counters.misses.get(), rig.counters.flows.get());
+        prop_assert_eq!(counts(&together), counts(&one_by_one));
+    }
+
+    #[test]
+    fn a_burst_with_packets_of_another_worker_comes_to_the_same_as_its_packets_one_by_one(
+        packets in prop::collection::vec(sent(), 1..=BURST),
+    ) {
+        let [mut together, mut one_by_one] = [two_workers(), two_workers()];
+        let of_known = packets.iter().filter(|packet| FLOWS[packet.flow].is_known).count();
+        for (number, packet) in packets.into_iter().enumerate() {
+            let frame = frame(packet, number);
+            arrive_at_first(&mut together, UPLINK, &frame);
+            arrive_at_first(&mut one_by_one, UPLINK, &frame);
+            one_by_one.poll();
+        }
+        together.poll();
+        let sent = together.sent(CLUSTER);
+        prop_assert_eq!(sent.len(), of_known, "all packets of known flows leave");
+        prop_assert_eq!(by_flow(sent), by_flow(one_by_one.sent(CLUSTER)));
+        prop_assert_eq!(together.sent(UPLINK).len(), one_by_one.sent(UPLINK).len(), "answers");
+        let counts = |team: &Team| {
+            let count = |counters: &Arc<WorkerCounters>| [&counters.hits, &counters.misses, &counters.flows, &counters.handed_out].map(Counter::get);
+            team.counters.iter().map(count).collect::<Vec<_>>()
+        };
         prop_assert_eq!(counts(&together), counts(&one_by_one));
     }
 }

@@ -15,5 +15,7 @@ mod mss;
 mod options;
 #[path = "../rig/mod.rs"]
 mod rig;
+#[path = "../team/mod.rs"]
+mod team;
 mod verdicts;
 mod vlans;

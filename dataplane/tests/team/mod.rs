@@ -1,5 +1,7 @@
 //! The workers of a gateway over memory ports, and the network around them. Frames are distributed as by a card with
 //! RSS, or to the queues in turn.
+#![allow(dead_code, unreachable_pub, reason = "each program of tests uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
