@@ -1,10 +1,11 @@
 //! How flows are stored: what every packet of a flow needs in 32 bytes for IPv4 and 96 for IPv6, the rest apart.
 //!
 //! Three arrays with the same positions: the part that a packet reads, in wire order, so that a packet is matched,
-//! rewritten and hashed by words; the route to the client, which a reply reads; and what only changes of state need.
+//! rewritten and hashed by words; the route to the client, which a reply reads; and what only changes of state need. For
+//! IPv6 there is one array: the first part does not fill its lines, and the others fit into the rest.
 //!
-//! **Invariant:** a hit reads one line of the index and one entry (two lines for IPv6), and a reply four bytes more. It
-//! writes only the time of the last packet, and only when the tick changes.
+//! **Invariant:** a hit reads one line of the index and one entry (two lines for IPv6), and a reply of IPv4 four bytes
+//! more. It writes only the time of the last packet, and only when the tick changes.
 //!
 //! Not here: which position a flow has (`table`), and the order in which flows yield (`yield_order`).
 
@@ -35,13 +36,15 @@ pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent};
 /// more lines than its size requires.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C, align(32))]
-pub(crate) struct HotFlow<K> {
+pub(crate) struct HotFlow<K: TupleKey> {
     /// Packets as they arrive, by [`Direction`]. In one-way modes the second holds only the backend's address.
     keys: [K; 2],
     /// See [`BackendId::packed_with`].
     backend: u32,
     /// Last packet (upper 24 bits, in ticks), mode (3 bits), state (5 bits).
     seen: u32,
+    /// The route to the client, and the words of a [`ColdFlow`], if there is room.
+    rest: K::Filler,
 }
 
 const _: () = assert!(size_of::<HotFlow<<u32 as Address>::Key>>() == 32);
@@ -132,25 +135,53 @@ impl<K: TupleKey> HotFlow<K> {
     fn is_free(&self) -> bool {
         self.state_number() == FREE
     }
+
+    /// Whether the entry has the route to the client and the [`ColdFlow`].
+    const HAS_ROOM: bool = size_of::<K::Filler>() >= size_of::<u32>() + size_of::<ColdFlow>();
+
+    /// The route to the client, if it is here.
+    #[inline(always)]
+    fn route(&self) -> Option<u32> {
+        self.rest.as_ref().first().copied()
+    }
+
+    #[inline(always)]
+    fn cold(&self) -> Option<ColdFlow> {
+        if let [_, pool, number, ..] = *self.rest.as_ref() { Some(ColdFlow { pool: PoolId(pool), number }) } else { None }
+    }
+
+    /// Stores the route to the client, if it is here.
+    #[inline(always)]
+    fn set_route(&mut self, route: u32) -> bool {
+        let place = self.rest.as_mut().first_mut();
+        place.map(|place| *place = route).is_some()
+    }
+
+    #[inline(always)]
+    fn set_cold(&mut self, cold: ColdFlow) -> bool {
+        let [_, pool, number, ..] = self.rest.as_mut() else { return false };
+        (*pool, *number) = (cold.pool.0, cold.number);
+        true
+    }
 }
 
 /// What packets of the flows of a table read, by position.
-pub(crate) struct HotFlows<'a, K> {
+pub(crate) struct HotFlows<'a, K: TupleKey> {
     pub(crate) flows: &'a mut [HotFlow<K>],
     pub(crate) routes: ClientRoutes<'a>,
     pub(crate) meters: Meters<'a>,
 }
 
-/// The routes to the clients of flows, by position.
+/// The routes to the clients of flows, by position; none where flows have them.
 #[derive(Clone, Copy)]
 pub(crate) struct ClientRoutes<'a>(&'a [u32]);
 
 impl ClientRoutes<'_> {
-    /// The slot of the next hop that was looked up in this route epoch; meaningless during the handshake of a flow.
-    /// [`UNRESOLVED`] if there is none.
+    /// The slot of the next hop towards the client of the flow at a position that was looked up in this route epoch;
+    /// meaningless during the handshake of a flow. [`UNRESOLVED`] if there is none.
     #[inline(always)]
-    pub(crate) fn slot(self, index: usize, epoch: u32) -> u32 {
-        match self.0.get(index) {
+    pub(crate) fn slot<K: TupleKey>(self, flow: &HotFlow<K>, index: usize, epoch: u32) -> u32 {
+        match flow.route().or_else(|| self.0.get(index).copied()) {
             // `NO_SLOT` is above every slot.
             Some(word) if word & EPOCH_MASK == epoch => word >> EPOCH_BITS,
             _ => UNRESOLVED,
@@ -186,6 +217,7 @@ fn route_word(slot: u32, epoch: u32) -> u32 {
 #[derive(Debug)]
 pub(super) struct Storage<A: Address> {
     hot: Box<[HotFlow<A::Key>]>,
+    /// Routes to clients, and the words of [`ColdFlow`]s; none where they are in `hot`.
     routes: Box<[u32]>,
     cold: Box<[ColdFlow]>,
     /// Only where flow records are wanted.
@@ -197,10 +229,11 @@ pub(super) struct Storage<A: Address> {
 impl<A: Address> Storage<A> {
     /// Storage for this many flows; [`AllocError`] when there is no memory for it.
     pub(super) fn new(flows: usize) -> Result<Self, AllocError> {
+        let apart = if HotFlow::<A::Key>::HAS_ROOM { 0 } else { flows };
         Ok(Self {
             hot: <[HotFlow<A::Key>]>::new_box_zeroed_with_elems(flows)?,
-            routes: <[u32]>::new_box_zeroed_with_elems(flows)?,
-            cold: <[ColdFlow]>::new_box_zeroed_with_elems(flows)?,
+            routes: <[u32]>::new_box_zeroed_with_elems(apart)?,
+            cold: <[ColdFlow]>::new_box_zeroed_with_elems(apart)?,
             recorder: None,
             replicator: None,
         })
@@ -279,7 +312,32 @@ impl<A: Address> Storage<A> {
 
     /// The pool of the SNAT port of a flow.
     pub(super) fn pool(&self, index: u32) -> PoolId {
-        self.cold[index as usize].pool
+        self.cold(index as usize).pool
+    }
+
+    /// The word with the route to the client of a flow, see [`route_word`].
+    #[inline(always)]
+    fn route(&self, index: usize) -> u32 {
+        self.hot[index].route().unwrap_or_else(|| self.routes[index])
+    }
+
+    #[inline(always)]
+    fn cold(&self, index: usize) -> ColdFlow {
+        self.hot[index].cold().unwrap_or_else(|| self.cold[index])
+    }
+
+    #[inline(always)]
+    fn set_route(&mut self, index: usize, route: u32) {
+        if !self.hot[index].set_route(route) {
+            self.routes[index] = route;
+        }
+    }
+
+    #[inline(always)]
+    fn set_cold(&mut self, index: usize, cold: ColdFlow) {
+        if !self.hot[index].set_cold(cold) {
+            self.cold[index] = cold;
+        }
     }
 
     /// What packets of flows read, by position, and their meters, if these are wanted and there are any.
@@ -293,7 +351,7 @@ impl<A: Address> Storage<A> {
     #[inline(always)]
     pub(super) fn prefetch(&self, index: u32, reply: bool) {
         processor::prefetch_at(&self.hot, index as usize);
-        if reply {
+        if reply && !HotFlow::<A::Key>::HAS_ROOM {
             processor::prefetch_at(&self.routes, index as usize);
         }
     }
@@ -305,8 +363,8 @@ impl<A: Address> Storage<A> {
 
     /// The flow at a position, which is `since` then in its class. `now` completes the time of its last packet.
     pub(super) fn get(&self, index: u32, since: Tick, now: Tick) -> Flow<A> {
-        let (hot, cold) = (&self.hot[index as usize], self.cold[index as usize]);
-        let word = self.routes[index as usize];
+        let (hot, cold) = (&self.hot[index as usize], self.cold(index as usize));
+        let word = self.route(index as usize);
         let state = hot.state().unwrap_or(FlowState::TcpClosing);
         let (protocol, mode) = (state.protocol(), hot.mode());
         let (there, back) = (hot.keys[0].tuple(protocol), hot.keys[1].tuple(protocol));
@@ -342,7 +400,8 @@ impl<A: Address> Storage<A> {
     /// Stores a new flow at a position; `begins`: it begins now, rather than at another gateway.
     pub(super) fn put(&mut self, index: u32, flow: &Flow<A>, begins: bool) {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
-        self.hot[index as usize] = HotFlow { keys, backend: flow.backend.packed_with(flow.frontend), seen: 0 };
+        let (backend, rest) = (flow.backend.packed_with(flow.frontend), FromZeros::new_zeroed());
+        self.hot[index as usize] = HotFlow { keys, backend, seen: 0, rest };
         self.set(index, flow);
         if begins && self.recorder.is_some() {
             self.record_start(index, flow.last_seen);
@@ -356,9 +415,9 @@ impl<A: Address> Storage<A> {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
         let (index, keys) = (number as usize, begun.keys);
         let backend = begun.backend.packed_with(begun.frontend);
-        self.hot[index] = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE };
-        self.routes[index] = begun.initial_sequence;
-        self.cold[index] = ColdFlow { pool: begun.pool, number: 0 };
+        self.hot[index] = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE, rest: FromZeros::new_zeroed() };
+        self.set_route(index, begun.initial_sequence);
+        self.set_cold(index, ColdFlow { pool: begun.pool, number: 0 });
         if self.recorder.is_some() {
             self.record_start(number, now);
         }
@@ -370,32 +429,33 @@ impl<A: Address> Storage<A> {
         self.hot[index as usize].seen = seen;
         let handshake = flow.state.shakes_hands();
         let route = route_word(flow.route_to_client, flow.route_epoch);
-        self.routes[index as usize] = if handshake { flow.initial_sequence } else { route };
+        self.set_route(index as usize, if handshake { flow.initial_sequence } else { route });
         let number = match NumberUse::of(flow.state, flow.mode) {
             NumberUse::Acknowledgement => flow.acknowledgement,
             NumberUse::Packets => flow.packets.into(),
             // A tick later than 0 is as good: 134 ms.
             NumberUse::Unanswered => flow.unanswered_since.map_or(0, |since| since.0.max(1)),
         };
-        self.cold[index as usize] = ColdFlow { pool: flow.snat_pool, number };
+        self.set_cold(index as usize, ColdFlow { pool: flow.snat_pool, number });
     }
 
     /// Forgets a route that was looked up in another epoch.
     pub(super) fn forget_route(&mut self, index: u32, flow: &Flow<A>, epoch: u32) {
         if flow.route_epoch != 0 && flow.route_epoch != epoch {
-            self.routes[index as usize] = route_word(UNRESOLVED, 0);
+            self.set_route(index as usize, route_word(UNRESOLVED, 0));
         }
     }
 
     /// Marks the entry as free; `next` is the next free one, plus one.
     pub(super) fn free(&mut self, index: u32, next: u32) {
         self.hot[index as usize].seen = FREE;
-        self.cold[index as usize].number = next;
+        let cold = self.cold(index as usize);
+        self.set_cold(index as usize, ColdFlow { number: next, ..cold });
     }
 
     /// The next free entry after a free one, plus one.
     pub(super) fn next_free(&self, index: u32) -> u32 {
-        self.cold[index as usize].number
+        self.cold(index as usize).number
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// What the fast way knows of the packets of the present burst, kept to be used again.
     pub(super) records: Vec<Record>,
+    /// The families that the fast way recognised in the last burst.
+    pub(super) last_families: u8,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,

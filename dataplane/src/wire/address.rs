@@ -141,6 +141,8 @@ impl<const WORDS: usize> PartialEq for WireKey<WORDS> {
 pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'static {
     /// The address type of the family.
     type Address;
+    /// Words that complete two keys and two more words to a multiple of half a cache line.
+    type Filler: Copy + std::fmt::Debug + FromZeros + AsRef<[u32]> + AsMut<[u32]> + Send + Sync;
 
     /// The key of a packet with this tuple; the protocol is not part of it.
     fn of(tuple: &Tuple<Self::Address>) -> Self;
@@ -201,6 +203,7 @@ fn ports_of(word: u32) -> (u16, u16) {
 
 impl TupleKey for WireKey<3> {
     type Address = u32;
+    type Filler = [u32; 0];
 
     #[inline]
     fn of(tuple: &Tuple<u32>) -> Self {
@@ -234,6 +237,7 @@ impl TupleKey for WireKey<3> {
 
 impl TupleKey for WireKey<9> {
     type Address = u128;
+    type Filler = [u32; 4];
 
     #[inline]
     fn of(tuple: &Tuple<u128>) -> Self {

@@ -90,9 +90,13 @@ pub fn finish(sum: u64) -> u16 {
 #[inline]
 #[must_use]
 pub fn header_holds(header: &[u8]) -> bool {
-    let (words, _) = header.as_chunks::<4>();
-    // At most 15 words, so no carry out of 64 bits.
-    let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
+    let (pairs, last) = header.as_chunks::<8>();
+    let last = last.first_chunk().map_or(0, |word| u64::from(u32::from_ne_bytes(*word)));
+    // 2^64 leaves 1 when divided by 0xffff, so each carry counts as 1.
+    let sum = pairs.iter().map(|pair| u64::from_ne_bytes(*pair)).fold(last, |sum, pair| {
+        let (sum, carry) = sum.overflowing_add(pair);
+        sum + u64::from(carry)
+    });
     // The first word is not 0. A sum above 0 folds to 0xffff exactly if 0xffff divides it, and a product with the inverse
     // of an odd divisor modulo 2^64 is small exactly if the divisor divides the number (Hacker's Delight, section 10-17).
     sum.wrapping_mul(INVERSE) <= u64::MAX / 0xffff

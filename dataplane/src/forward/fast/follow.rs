@@ -8,7 +8,7 @@ use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, is_plain_number};
 use crate::forward::decide::FlowFamily;
 use crate::snapshot::{Exit, Exits, Routes, Snapshot, Spots};
-use crate::wire::WireKey;
+use crate::wire::{TupleKey, WireKey};
 
 /// What the decision depends on besides packets and flows.
 pub(super) struct Follow<'s> {
@@ -27,6 +27,8 @@ pub(super) trait FastFamily: FlowFamily {
     const RECORD: u8;
     /// The IP header and 20 bytes of the transport header.
     type Head: PacketHead;
+    /// Whether keys are compared last, so that their words stay in registers until the packet is rewritten.
+    const COMPARED_LAST: bool;
 
     /// The addresses and ports in a head.
     fn key(head: &Self::Head) -> Self::Key;
@@ -57,6 +59,7 @@ impl<const BYTES: usize> PacketHead for [u8; BYTES] {
 impl FastFamily for u32 {
     const RECORD: u8 = Record::V4;
     type Head = [u8; HEAD_V4];
+    const COMPARED_LAST: bool = true;
 
     #[inline(always)]
     fn key(head: &Self::Head) -> WireKey<3> {
@@ -74,6 +77,7 @@ impl FastFamily for u32 {
 impl FastFamily for u128 {
     const RECORD: u8 = Record::V6;
     type Head = [u8; HEAD_V6];
+    const COMPARED_LAST: bool = false;
 
     #[inline(always)]
     fn key(head: &Self::Head) -> WireKey<9> {
@@ -133,7 +137,7 @@ impl Scope for All {
 }
 
 /// A packet that passes: its flow, the direction, and where it leaves.
-pub(super) struct Passage<'f, 's, K> {
+pub(super) struct Passage<'f, 's, K: TupleKey> {
     pub(super) flow: &'f HotFlow<K>,
     pub(super) direction: Direction,
     pub(super) exit: &'s Exit,
@@ -158,7 +162,8 @@ impl<'s> Follow<'s> {
         let HotFlows { flows, routes: to_clients, .. } = flows;
         // The compiler cannot know that candidates are positions of flows.
         let flow = flows.get_mut(index)?;
-        if !S::has(flow.mode()) || head.is_some_and(|head| *flow.key(direction) != A::key(head)) {
+        let is_other = |flow: &HotFlow<A::Key>| head.is_some_and(|head| *flow.key(direction) != A::key(head));
+        if !S::has(flow.mode()) || !A::COMPARED_LAST && is_other(flow) {
             return None;
         }
         let is_plain = is_plain_number(flow.state_number(), record.signal(), direction);
@@ -175,11 +180,14 @@ impl<'s> Follow<'s> {
                     Some(exit) => exit.link == record.link,
                     None => S::GROUPS && self.routes.ways.arrive_from(next_hop, record.link),
                 };
-                if arrives { to_clients.slot(index, self.routes.epoch) } else { return None }
+                if arrives { to_clients.slot(flow, index, self.routes.epoch) } else { return None }
             }
         };
         let exit = self.exits.get(slot)?;
         if record.packet_len > exit.mtu || flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
+            return None;
+        }
+        if A::COMPARED_LAST && is_other(flow) {
             return None;
         }
         flow.see(self.now);

@@ -27,7 +27,7 @@ mod rewrite;
 use follow::Follow;
 use open::{Opening, openings};
 pub(super) use record::Record;
-use record::{LastTag, PART, Recognise, STAYS};
+use record::{HEAD_V6, LastTag, PART, Recognise, STAYS, UNTAGGED};
 use rewrite::Progress;
 
 use super::engine::Engine;
@@ -49,7 +49,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
     /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        prefetch_frames(burst);
+        prefetch_frames(burst, self.last_families & Record::V6 != 0);
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let (recognise, mut last_tag) = (Recognise::new(snapshot, arrival.link), LastTag::none());
@@ -90,7 +90,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.open_part::<u128>(&mut opening, part, (records, openings), &mut progress);
             }
         }
-        if kinds & Record::FAMILY != 0 {
+        self.last_families = kinds & Record::FAMILY;
+        if self.last_families != 0 {
             self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
             // They were counted as packets of known flows.
             self.tally.hits -= progress.opened;
@@ -153,10 +154,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// Prefetches the first cache line of each frame: a network card or another worker wrote it.
+/// Prefetches the first cache line of each frame, which a network card or another worker wrote. The headers of IPv6
+/// packets end in the second one.
 #[inline(always)]
-fn prefetch_frames<B: Buffer>(burst: &Burst<B>) {
+fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
     burst.iter().for_each(|buffer| prefetch_at(buffer.bytes(), 0));
+    if of_v6 {
+        burst.iter().for_each(|buffer| prefetch_at(buffer.bytes(), UNTAGGED + HEAD_V6 - 1));
+    }
 }
 
 /// The second loop: finds the probable flow of each packet, and prefetches it. `families` has at least those of the

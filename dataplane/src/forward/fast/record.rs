@@ -29,11 +29,11 @@ const V4_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
 const V4_START: u32 = u32::from_ne_bytes([0x08, 0x00, Ipv4::PLAIN, 0]);
 const V6_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xf0, 0]);
 const V6_START: u32 = u32::from_ne_bytes([0x86, 0xdd, 0x60, 0]);
-/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: all bits of a fragment, "do not fragment",
-/// and those of a TTL above 1.
-const FRAGMENT: u32 = u32::from_ne_bytes([0x3f, 0xff, 0, 0]);
-const DONT_FRAGMENT: u32 = u32::from_ne_bytes([0x40, 0, 0, 0]);
-const TTL_ABOVE_1: u32 = u32::from_ne_bytes([0, 0, 0xfe, 0]);
+/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: "do not fragment", and what does not say
+/// whether a packet is a fragment. Of a packet that is none and whose TTL is above 1, the rest of the word is in a range.
+const DONT_FRAGMENT: u32 = 0x4000_0000;
+const OTHER_FLAGS: u32 = 0xc000_0000;
+const WHOLE: std::ops::RangeInclusive<u32> = 0x0200..=0xffff;
 
 /// What the loops know of a packet. 24 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -239,15 +239,15 @@ fn ipv4(
     record: &mut Record,
 ) -> Option<u8> {
     let len = u16::from_be_bytes([head[2], head[3]]);
-    let word = u32::from_ne_bytes(*head[6..].first_chunk()?);
+    let word = u32::from_be_bytes(*head[6..].first_chunk()?);
     // Neither a fragment nor at the end of its life; "do not fragment" does not matter.
-    if word & FRAGMENT != 0 || word & TTL_ABOVE_1 == 0 || offset + usize::from(len) > frame_len || !header_holds(&head[..20]) {
+    if !WHOLE.contains(&(word & !OTHER_FLAGS)) || offset + usize::from(len) > frame_len || !header_holds(&head[..20]) {
         return None;
     }
     let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len), 20)?;
     record.may_fragment = word & DONT_FRAGMENT == 0;
     let key = WireKey::<3>::read(*head[12..].first_chunk()?);
-    store(table, &key, (len, frame_len, signal), (link, offset), record);
+    store(table, (&key, head[9]), (len, frame_len), (link, offset), record);
     Some(signal | Record::V4)
 }
 
@@ -267,7 +267,7 @@ fn ipv6(
     let signal = signal(head[6], head[40..].first_chunk()?, usize::from(len), 40)?;
     record.may_fragment = false;
     let key = WireKey::<9>::read(*head[8..].first_chunk()?);
-    store(table, &key, (len, frame_len, signal), (link, offset), record);
+    store(table, (&key, head[6]), (len, frame_len), (link, offset), record);
     Some(signal | Record::V6)
 }
 
@@ -276,12 +276,12 @@ fn ipv6(
 #[allow(clippy::cast_possible_truncation)] // an offset of at most 22
 fn store<A: Address>(
     table: &FlowTable<A>,
-    key: &A::Key,
-    (len, frame_len, signal): (u16, usize, u8),
+    (key, number): (&A::Key, u8),
+    (len, frame_len): (u16, usize),
     (link, offset): (Link, usize),
     record: &mut Record,
 ) {
-    let hash = table.hash_key(key, protocol_of(signal));
+    let hash = table.hash_key(key, number);
     table.prefetch(hash);
     (record.hash, record.link, record.packet_len, record.network_offset) = (hash, link, len, offset as u8);
     record.is_padded = offset + usize::from(len) != frame_len;
@@ -292,8 +292,8 @@ fn store<A: Address>(
 #[inline(always)]
 fn signal(number: u8, head: &[u8; 20], len: usize, at: usize) -> Option<u8> {
     if number == protocol::TCP {
-        let words = usize::from(head[12] >> 4);
-        (words >= 5 && at + words * 4 <= len).then_some(head[13] & (UDP_SIGNAL - 1))
+        let header_len = usize::from(head[12] >> 2 & 0x3c);
+        (header_len >= 20 && at + header_len <= len).then_some(head[13] & (UDP_SIGNAL - 1))
     } else if number == protocol::UDP {
         let udp_len = usize::from(u16::from_be_bytes([head[4], head[5]]));
         (udp_len >= 8 && at + udp_len <= len).then_some(UDP_SIGNAL)
