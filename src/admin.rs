@@ -249,8 +249,8 @@ impl Admin for Sources {
 
     async fn capture(&self, request: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
         let caller = Caller::seeing_packets(&request)?;
-        let (captures, runtime) = (Arc::clone(&self.captures), Handle::current());
-        blocking(move || captures.begin(request.get_ref(), &caller, &runtime).map(ReceiverStream::new)).await
+        let (place, runtime) = (self.captures.place(&caller).await?, Handle::current());
+        blocking(move || place.begin(request.get_ref(), &runtime).map(ReceiverStream::new)).await
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

@@ -15,8 +15,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use control::admin::Caller;
 use dataplane::forward::{CaptureQueue, FilterInstruction, PacketFilter, WorkerCapture};
 use proto::v1;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -30,6 +31,9 @@ const SNAP_BYTES_MAX: u32 = 65_535;
 const LOOK: Duration = Duration::from_millis(2);
 /// Maximum time between two replies, which tell the client how much was seen.
 const PROGRESS: Duration = Duration::from_millis(250);
+/// How long a capture waits for the end of another one. The other's client may have gone away an instant ago, and the
+/// gateway learns it from the connection.
+const WAIT_FOR_END: Duration = Duration::from_secs(2);
 /// Replies that wait for the client.
 const REPLIES: usize = 16;
 /// Bytes of frames after which a reply is sent; clients accept 4 MiB.
@@ -42,18 +46,18 @@ pub(super) type Reply = Result<v1::CaptureReply, Status>;
 #[derive(Debug)]
 pub struct Captures {
     inquiries: Arc<Inquiries>,
-    /// Who runs the one that runs.
-    running: Mutex<Option<String>>,
+    /// Its only permit is that of the capture that runs.
+    place: Arc<Semaphore>,
+    /// Who began the last capture.
+    last_caller: Mutex<String>,
     ended: CancellationToken,
 }
 
 /// The only capture; the next one may begin when this is dropped.
-struct Place(Arc<Captures>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
+pub(super) struct Place {
+    captures: Arc<Captures>,
+    caller: String,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// A capture that runs.
@@ -61,7 +65,6 @@ struct Running {
     queues: Vec<Arc<CaptureQueue>>,
     naming: Naming,
     expression: String,
-    caller: String,
     place: Place,
 }
 
@@ -69,7 +72,8 @@ impl Captures {
     /// Captures of the workers that these inquiries reach.
     #[must_use]
     pub fn new(inquiries: Arc<Inquiries>) -> Self {
-        Self { inquiries, running: Mutex::default(), ended: CancellationToken::new() }
+        let place = Arc::new(Semaphore::new(1));
+        Self { inquiries, place, last_caller: Mutex::default(), ended: CancellationToken::new() }
     }
 
     /// Ends the one that runs, and lets none begin.
@@ -77,49 +81,23 @@ impl Captures {
         self.ended.cancel();
     }
 
-    /// Begins a capture. Waits for workers.
+    /// The place of a capture, when no other one runs. Waits [`WAIT_FOR_END`] for the end of another one.
     ///
     /// # Errors
-    /// The filter is invalid, another capture runs, or a worker does not answer.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        request: &v1::CaptureRequest,
-        caller: &Caller,
-        runtime: &tokio::runtime::Handle,
-    ) -> Result<mpsc::Receiver<Reply>, Status> {
-        let filter = Arc::new(filter(request)?);
-        let snap_bytes = match request.snap_bytes {
-            0 => SNAP_BYTES_MAX,
-            bytes if bytes <= SNAP_BYTES_MAX => bytes,
-            bytes => return Err(Status::invalid_argument(format!("snap_bytes: found {bytes}, expected 1 to {SNAP_BYTES_MAX}"))),
-        };
-        let place = self.take_place(caller)?;
-        let (captures, queues): (Vec<_>, Vec<_>) =
-            (0..self.inquiries.workers()).map(|_| WorkerCapture::new(Arc::clone(&filter), snap_bytes as usize)).unzip();
-        if let Err(error) = self.inquiries.exchange_captures(captures.into_iter().map(Some)) {
-            self.disarm(&queues);
-            return Err(Status::unavailable(error.to_string()));
-        }
-        let naming = Naming::new(&self.inquiries.snapshot(), clock_offset_ns());
-        let (expression, caller) = (request.expression.clone(), caller.to_string());
-        tracing::info!(caller, filter = expression, "a capture begins");
-        let (replies, receiver) = mpsc::channel(REPLIES);
-        runtime.spawn(run(Running { queues, naming, expression, caller, place }, replies));
-        Ok(receiver)
-    }
-
-    fn take_place(self: &Arc<Self>, caller: &Caller) -> Result<Place, Status> {
+    /// Another capture runs, or the gateway ends.
+    pub(super) async fn place(self: &Arc<Self>, caller: &Caller) -> Result<Place, Status> {
         if self.ended.is_cancelled() {
             return Err(Status::unavailable("the gateway ends"));
         }
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(other) = &*running {
+        let Ok(Ok(permit)) = timeout(WAIT_FOR_END, Arc::clone(&self.place).acquire_owned()).await else {
+            let other = self.last_caller.lock().unwrap_or_else(PoisonError::into_inner);
             return Err(Status::resource_exhausted(format!(
                 "a capture or trace of {other} runs already, and a gateway runs one at a time; end that one first"
             )));
-        }
-        *running = Some(caller.to_string());
-        Ok(Place(Arc::clone(self)))
+        };
+        let caller = caller.to_string();
+        self.last_caller.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&caller);
+        Ok(Place { captures: Arc::clone(self), caller, _permit: permit })
     }
 
     /// Ends a capture. Waits for workers.
@@ -129,6 +107,34 @@ impl Captures {
             // It is closed, so the worker looks at no packet; the next capture takes its place.
             tracing::warn!(%error, "a worker keeps the memory of a capture");
         }
+    }
+}
+
+impl Place {
+    /// Begins the capture. Waits for workers.
+    ///
+    /// # Errors
+    /// The filter is invalid, or a worker does not answer.
+    pub(super) fn begin(self, request: &v1::CaptureRequest, runtime: &Handle) -> Result<mpsc::Receiver<Reply>, Status> {
+        let filter = Arc::new(filter(request)?);
+        let snap_bytes = match request.snap_bytes {
+            0 => SNAP_BYTES_MAX,
+            bytes if bytes <= SNAP_BYTES_MAX => bytes,
+            bytes => return Err(Status::invalid_argument(format!("snap_bytes: found {bytes}, expected 1 to {SNAP_BYTES_MAX}"))),
+        };
+        let inquiries = &self.captures.inquiries;
+        let (captures, queues): (Vec<_>, Vec<_>) =
+            (0..inquiries.workers()).map(|_| WorkerCapture::new(Arc::clone(&filter), snap_bytes as usize)).unzip();
+        if let Err(error) = inquiries.exchange_captures(captures.into_iter().map(Some)) {
+            self.captures.disarm(&queues);
+            return Err(Status::unavailable(error.to_string()));
+        }
+        let naming = Naming::new(&inquiries.snapshot(), clock_offset_ns());
+        let expression = request.expression.clone();
+        tracing::info!(caller = self.caller, filter = expression, "a capture begins");
+        let (replies, receiver) = mpsc::channel(REPLIES);
+        runtime.spawn(run(Running { queues, naming, expression, place: self }, replies));
+        Ok(receiver)
     }
 }
 
@@ -154,7 +160,7 @@ fn clock_offset_ns() -> u64 {
 
 /// Passes copies on until the client goes away or the gateway ends.
 async fn run(running: Running, replies: mpsc::Sender<Reply>) {
-    let captures = Arc::clone(&running.place.0);
+    let captures = Arc::clone(&running.place.captures);
     let first = v1::CaptureReply {
         interfaces: running.naming.interfaces().to_vec(),
         packets: Vec::new(),
@@ -193,7 +199,7 @@ async fn run(running: Running, replies: mpsc::Sender<Reply>) {
     });
     let Ok(running) = disarmed.await else { return };
     let v1::CaptureProgress { seen, unseen, matched, lost } = running.progress();
-    let Running { caller, expression, .. } = &running;
+    let Running { place: Place { caller, .. }, expression, .. } = &running;
     tracing::info!(caller, filter = expression, seen, unseen, matched, lost, "a capture ended");
 }
 
@@ -203,7 +209,7 @@ impl Running {
         let mut packets = Vec::new();
         for (worker, queue) in (0..).zip(&self.queues) {
             while let Some(batch) = queue.take() {
-                let snapshot = self.place.0.inquiries.snapshot();
+                let snapshot = self.place.captures.inquiries.snapshot();
                 packets.extend(batch.packets().iter().map(|packet| self.naming.message(worker, &batch, packet, &snapshot)));
                 queue.give_back(batch);
             }
@@ -251,34 +257,28 @@ mod tests {
         Arc::new(Captures::new(Arc::new(crate::agent::inquiries::tests::without_workers())))
     }
 
-    fn caller() -> Caller {
-        Caller::seeing_packets(&Request::new(())).unwrap()
+    async fn begin(captures: &Arc<Captures>, request: &v1::CaptureRequest) -> Result<mpsc::Receiver<Reply>, Status> {
+        let caller = Caller::seeing_packets(&Request::new(())).unwrap();
+        captures.place(&caller).await?.begin(request, &Handle::current())
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn one_capture_runs_at_a_time_and_ends_with_its_client() {
-        let (captures, handle) = (captures(), tokio::runtime::Handle::current());
-        let begin = || captures.begin(&v1::CaptureRequest::default(), &caller(), &handle);
-        let mut client = begin().unwrap();
+        let captures = captures();
+        let mut client = begin(&captures, &v1::CaptureRequest::default()).await.unwrap();
         let first = client.recv().await.unwrap().unwrap();
         assert_eq!(first.progress, Some(v1::CaptureProgress::default()));
-        let refused = begin().unwrap_err();
+        let refused = begin(&captures, &v1::CaptureRequest::default()).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted);
         assert!(refused.message().contains("one at a time"), "{refused}");
         drop(client);
-        let again = async {
-            loop {
-                match begin() {
-                    Ok(client) => return client,
-                    Err(_) => tokio::task::yield_now().await,
-                }
-            }
-        };
-        let mut client = tokio::time::timeout(Duration::from_secs(30), again).await.unwrap();
+        // The next one waits for the end of this one.
+        let mut client = begin(&captures, &v1::CaptureRequest::default()).await.unwrap();
         captures.end();
         let last = async { while let Some(Ok(_)) = client.recv().await {} };
-        tokio::time::timeout(Duration::from_secs(30), last).await.unwrap();
-        assert_eq!(begin().unwrap_err().code(), Code::Unavailable);
+        timeout(Duration::from_secs(30), last).await.unwrap();
+        let refused = begin(&captures, &v1::CaptureRequest::default()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable);
     }
 
     #[tokio::test]
@@ -291,12 +291,12 @@ mod tests {
         ];
         for (filter, expected) in rows {
             let request = v1::CaptureRequest { filter, ..Default::default() };
-            let refused = captures().begin(&request, &caller(), &tokio::runtime::Handle::current()).unwrap_err();
+            let refused = begin(&captures(), &request).await.unwrap_err();
             assert_eq!(refused.code(), Code::InvalidArgument);
             assert!(refused.message().contains(expected), "{refused}");
         }
         let request = v1::CaptureRequest { snap_bytes: 65_536, ..Default::default() };
-        let refused = captures().begin(&request, &caller(), &tokio::runtime::Handle::current()).unwrap_err();
+        let refused = begin(&captures(), &request).await.unwrap_err();
         assert!(refused.message().contains("expected 1 to 65535"), "{refused}");
     }
 }

@@ -26,6 +26,8 @@ pub(super) trait Rewritten: FastFamily {
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
 
+    /// Whether routers fragment packets that permit it.
+    const ROUTERS_FRAGMENT: bool;
     /// The IP header of an outer packet, bytes.
     const HEADER: usize;
     /// The outer source address of a tunnel, see [`Tunnels::ends`].
@@ -48,6 +50,7 @@ impl Rewritten for u32 {
         nat::lower_ttl(head);
     }
 
+    const ROUTERS_FRAGMENT: bool = true;
     const HEADER: usize = Ipv4::BYTES as usize;
     type Source = [u8; 4];
 
@@ -78,6 +81,7 @@ impl Rewritten for u128 {
         nat::lower_hop_limit(head);
     }
 
+    const ROUTERS_FRAGMENT: bool = false;
     const HEADER: usize = Ipv6::BYTES as usize;
     type Source = [u8; 16];
 
@@ -382,7 +386,7 @@ impl<O> Writer<'_, O> {
                 FlowMode::Dsr => A::lower_hop_limit(head),
                 _ => {
                     let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
-                    let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
+                    let identification = identification::<A>(self.identifications, &to, record);
                     A::rewrite(head, from, &to, record.is_udp(), identification);
                 }
             }
@@ -425,7 +429,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
             FlowMode::Dsr => A::lower_hop_limit(head),
             _ => {
                 let to = flow.key(direction.opposite()).reversed();
-                let identification = record.may_fragment.then(|| identification::<A>(self.identifications, to, record));
+                let identification = identification::<A>(self.identifications, &to, record);
                 A::rewrite(head, flow.key(direction), &to, record.is_udp(), identification);
             }
         }
@@ -517,13 +521,16 @@ fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow
     }
 }
 
-/// The identification of a packet that may be fragmented on its way: the gateway's own, since packets of many clients
-/// have one source (RFC 6864 section 5.3).
+/// The new identification of a packet that may be fragmented on its way: the gateway's own, since packets of many clients
+/// have one source (RFC 6864 section 5.3). `None` for other packets.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // of IPv4 16 bits
-fn identification<A: FastFamily>(identifications: &mut Identifications, to: A::Key, record: &Record) -> u16 {
+fn identification<A: Rewritten>(identifications: &mut Identifications, to: &A::Key, record: &Record) -> Option<u16> {
+    if !A::ROUTERS_FRAGMENT || !record.may_fragment {
+        return None;
+    }
     let to = to.tuple(record.protocol());
-    identifications.next(to.source, to.destination, to.protocol) as u16
+    Some(identifications.next(to.source, to.destination, to.protocol) as u16)
 }
 
 /// Puts the link header of the exit before a packet. Returns the head of the packet.
