@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use dataplane::{BURST, Burst};
+use dataplane::{BURST, Burst, prefetch};
 use proto::Family;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -34,6 +34,9 @@ const FLOW_AT_V6_TAGGED: usize = FLOW_AT_V6 + frame::TAG;
 /// Where the part that is written for each packet ends. Headers end before; data behind is never written again.
 const END_V4: usize = 64;
 const END_V6: usize = 96;
+
+/// How many frames ahead a trace is fetched. The processor fetches only within a page, and reads two traces in turn.
+const FRAMES_AHEAD: usize = 2 * BURST;
 
 /// Bytes at the start of a frame that are written for each packet, at most; the headers are there.
 pub(super) const HEAD_BYTES: usize = 128;
@@ -134,15 +137,19 @@ impl Trace {
         burst: &mut Burst<B>,
     ) {
         let (flows, _) = self.lines.as_bytes().as_chunks::<BYTES>();
+        let ahead = flows.get(range.start + FRAMES_AHEAD..range.end + FRAMES_AHEAD);
         let Some(flows) = flows.get(range.clone()) else { return };
+        let flows = flows.iter().zip(ahead.unwrap_or(flows));
         if let [template] = self.templates.as_slice() {
             let template = *template;
-            for (buffer, flow) in burst.iter_mut().zip(flows) {
+            for (buffer, (flow, ahead)) in burst.iter_mut().zip(flows) {
+                prefetch(ahead);
                 write::<AT, BYTES, END, B>(buffer, &template, flow, &self.pattern);
             }
         } else {
             let sizes = self.sizes.get(range).unwrap_or(&[]);
-            for ((buffer, flow), size) in burst.iter_mut().zip(flows).zip(sizes) {
+            for ((buffer, (flow, ahead)), size) in burst.iter_mut().zip(flows).zip(sizes) {
+                prefetch(ahead);
                 if let Some(template) = self.templates.get(usize::from(*size)) {
                     write::<AT, BYTES, END, B>(buffer, template, flow, &self.pattern);
                 }
