@@ -18,15 +18,24 @@ const COUNTERS: usize = 2_048;
 pub(crate) struct Identifications {
     hash: TupleHash,
     counters: Box<[u32; COUNTERS]>,
-    worker: u32,
-    workers: u32,
+    /// Which of the shares of the numbers of each family is this worker's.
+    worker: u64,
+    /// Numbers of each worker.
+    share_v4: u64,
+    share_v6: u64,
 }
 
 impl Identifications {
     /// For one of `workers` workers; `seed` is secret and the same on all.
     pub(crate) fn new(seed: u64, worker: u16, workers: u16) -> Self {
-        let workers = u32::from(workers.max(1));
-        Self { hash: TupleHash::new(!seed), counters: Box::new([0; COUNTERS]), worker: u32::from(worker) % workers, workers }
+        let workers = u64::from(workers.max(1));
+        Self {
+            hash: TupleHash::new(!seed),
+            counters: Box::new([0; COUNTERS]),
+            worker: u64::from(worker) % workers,
+            share_v4: (1 << 16) / workers,
+            share_v6: (1 << 32) / workers,
+        }
     }
 
     /// A new identification for a datagram: 16 bits for IPv4, 32 for IPv6.
@@ -36,10 +45,11 @@ impl Identifications {
         let hash = self.hash.hash(&Tuple { source, destination, source_port: 0, destination_port: 0, protocol });
         let Some(counter) = self.counters.get_mut(hash as usize % COUNTERS) else { return 0 };
         *counter = counter.wrapping_add(1);
-        let space = if A::BYTES == 4 { 1_u64 << 16 } else { 1_u64 << 32 };
-        let share = space / u64::from(self.workers);
-        let within = u64::from(counter.wrapping_add((hash >> 32) as u32)) % share;
-        (u64::from(self.worker) * share + within) as u32
+        let share = if A::BYTES == 4 { self.share_v4 } else { self.share_v6 };
+        let number = u64::from(counter.wrapping_add((hash >> 32) as u32));
+        // A division takes longer than all else here, and most gateways have one, two or four workers.
+        let within = if share.is_power_of_two() { number & (share - 1) } else { number % share };
+        (self.worker * share + within) as u32
     }
 }
 
