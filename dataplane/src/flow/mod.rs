@@ -26,8 +26,8 @@ pub use transitions::{Segment, advance};
 
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub(crate) use snat::{TrialPorts, UsedPort};
+pub(crate) use state::{Admission, UDP_SIGNAL};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
-pub(crate) use state::{UDP_SIGNAL, is_plain_number};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };

@@ -432,43 +432,54 @@ pub const fn is_plain(state: FlowState, transport: Transport, direction: Directi
     PLAIN[state as usize] >> (signal | (direction as u8) << 5) & 1 == 1
 }
 
-/// As [`PLAIN`], for the fast way: a bit for each value of the TCP flags, by the number of a flow's state, with
-/// [`UDP_SIGNAL`] for packets of UDP and [`TO_CLIENT`] for those to the client. Nothing is plain for flows of the other
-/// protocol, free entries, and flows whose handshake is under way, which keep no route.
-const PLAIN_BY_NUMBER: [u32; 128] = plain_by_number();
-
-/// The bit of the direction in a position of [`PLAIN_BY_NUMBER`].
-const TO_CLIENT: usize = 64;
-
-#[allow(clippy::cast_possible_truncation)] // the halves
-const fn plain_by_number() -> [u32; 128] {
-    let mut table = [0; 128];
-    let mut number = 0;
-    while number < FlowState::ALL.len() {
-        let state = FlowState::ALL[number];
-        if !state.shakes_hands() && !is_of_sctp(state) {
-            let is_udp = matches!(transport_of(state, 0), Transport::Udp);
-            let position = number + UDP_SIGNAL as usize * is_udp as usize;
-            table[position] = PLAIN[number] as u32;
-            table[position + TO_CLIENT] = (PLAIN[number] >> SIGNALS) as u32;
-        }
-        number += 1;
-    }
-    table
-}
-
 /// The bit by which a packet of UDP differs from one of TCP, whose lower five flags are below it.
 pub(crate) const UDP_SIGNAL: u8 = SIGNALS;
 
-/// As [`is_plain`], for a flow whose state has this number, which must be below 32, and a packet with these lower five TCP
-/// flags or [`UDP_SIGNAL`].
-#[must_use]
-#[inline(always)]
-pub(crate) const fn is_plain_number(number: u32, signal: u8, direction: Direction) -> bool {
-    let of_direction = direction as usize * TO_CLIENT;
-    let plain = PLAIN_BY_NUMBER[(number & 31) as usize | (signal & UDP_SIGNAL) as usize | of_direction];
-    plain >> (signal & (SIGNALS - 1)) & 1 == 1
+/// Bits of the number of a state, below that of a mode, in the byte by which [`Admission`] finds both.
+pub(crate) const STATE_BITS: u32 = 5;
+
+/// Which packets a loop of the fast way admits: those that are plain ([`is_plain`]) for flows in some modes. None is for
+/// flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
+///
+/// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by direction and by the byte of mode and state. 4 KiB,
+/// of which flows use few lines.
+pub(crate) struct Admission([u64; 512]);
+
+impl Admission {
+    /// Admits packets of flows in these modes.
+    pub(crate) const fn of(modes: &[FlowMode]) -> Self {
+        let mut table = [0; 512];
+        let mut position = 0;
+        while position < modes.len() {
+            let mut number = 0;
+            while number < FlowState::ALL.len() {
+                let state = FlowState::ALL[number];
+                if !state.shakes_hands() && !is_of_sctp(state) {
+                    let byte = (modes[position] as usize) << STATE_BITS | number;
+                    let shift = if matches!(transport_of(state, 0), Transport::Udp) { UDP_SIGNAL } else { 0 };
+                    // UDP has one signal.
+                    let signals = if shift == 0 { u32::MAX as u64 } else { 1 };
+                    table[byte] = (PLAIN[number] & signals) << shift;
+                    table[byte + TO_CLIENT] = (PLAIN[number] >> SIGNALS & signals) << shift;
+                }
+                number += 1;
+            }
+            position += 1;
+        }
+        Self(table)
+    }
+
+    /// Whether a packet with this signal is admitted in its direction, of a flow with this byte of mode and state.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) const fn admits(&self, mode_and_state: u8, signal: u8, direction: Direction) -> bool {
+        let of_direction = direction as usize * TO_CLIENT;
+        self.0[mode_and_state as usize | of_direction] >> (signal & (2 * SIGNALS - 1)) & 1 == 1
+    }
 }
+
+/// The bit of the direction in a position of an [`Admission`].
+const TO_CLIENT: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -643,19 +654,20 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_plain_for_the_fast_way_as_for_others_but_during_handshakes() {
-        for number in 0..32 {
-            let state = FlowState::ALL.get(number as usize).copied();
-            for (direction, signal) in
-                [ToBackend, ToClient].into_iter().flat_map(|way| (0..=UDP_SIGNAL).map(move |signal| (way, signal)))
-            {
-                let transport = if signal == UDP_SIGNAL { Transport::Udp } else { Transport::Tcp { flags: signal } };
+    fn the_fast_way_admits_plain_packets_of_its_modes_but_during_handshakes() {
+        const MODES: [FlowMode; 2] = [FlowMode::Nat, FlowMode::Ipip];
+        static ADMISSION: Admission = Admission::of(&MODES);
+        for (byte, signal) in (0..=u8::MAX).flat_map(|byte| (0..=UDP_SIGNAL).map(move |signal| (byte, signal))) {
+            let state = FlowState::ALL.get(usize::from(byte & 31)).copied();
+            let is_of_mode = MODES.iter().any(|mode| *mode as u8 == byte >> STATE_BITS);
+            let transport = if signal == UDP_SIGNAL { Transport::Udp } else { Transport::Tcp { flags: signal } };
+            for direction in [ToBackend, ToClient] {
                 let is_plain_of = |state: FlowState| {
                     let is_same_protocol = matches!(transport_of(state, 0), Transport::Udp) == (signal == UDP_SIGNAL);
                     is_same_protocol && !state.shakes_hands() && !is_of_sctp(state) && is_plain(state, transport, direction)
                 };
-                let expected = state.is_some_and(is_plain_of);
-                assert_eq!(is_plain_number(number, signal, direction), expected, "{state:?} {signal:#x} {direction:?}");
+                let expected = is_of_mode && state.is_some_and(is_plain_of);
+                assert_eq!(ADMISSION.admits(byte, signal, direction), expected, "{byte:#x} {signal:#x} {direction:?}");
             }
         }
     }

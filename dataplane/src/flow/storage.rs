@@ -21,7 +21,7 @@ use zerocopy::{AllocError, FromZeros};
 use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
 use super::processor;
 use super::snat::PoolId;
-use super::state::{Direction, FlowMode, FlowState};
+use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
 use super::tick::{Tick, Ticks};
 use crate::stats::FrontendNumber;
 use crate::wire::{Address, Transport, TupleKey};
@@ -50,9 +50,10 @@ pub(crate) struct HotFlow<K: TupleKey> {
 const _: () = assert!(size_of::<HotFlow<<u32 as Address>::Key>>() == 32);
 const _: () = assert!(size_of::<HotFlow<<u128 as Address>::Key>>() == 96);
 
-const STATE_BITS: u32 = 5;
 const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 const SEEN_SHIFT: u32 = 8;
+/// The bits below those of the time.
+const BELOW_SEEN: u32 = (1 << SEEN_SHIFT) - 1;
 /// The state of a free entry.
 const FREE: u32 = STATE_MASK;
 const _: () = assert!(FlowState::ALL.len() <= FREE as usize);
@@ -99,6 +100,13 @@ impl<K: TupleKey> HotFlow<K> {
         self.seen & STATE_MASK
     }
 
+    /// Mode and state in one byte, see [`super::Admission`].
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // the lower byte
+    pub(crate) fn mode_and_state(&self) -> u8 {
+        self.seen as u8
+    }
+
     /// How the flow's packets reach the backend.
     #[inline(always)]
     pub(crate) fn mode(&self) -> FlowMode {
@@ -108,7 +116,7 @@ impl<K: TupleKey> HotFlow<K> {
     /// Time since the last packet; 0 if that was later than `now`.
     #[inline]
     pub(crate) fn idle(&self, now: Tick) -> Ticks {
-        Tick(now.0 << SEEN_SHIFT).since_scaled(Tick(self.seen & !0xff), SEEN_SHIFT)
+        Tick(now.0 << SEEN_SHIFT).since_scaled(Tick(self.seen & !BELOW_SEEN), SEEN_SHIFT)
     }
 
     /// Whether the last packet came less than `limit` ago, which must be below 2^24 ticks.
@@ -120,16 +128,17 @@ impl<K: TupleKey> HotFlow<K> {
     /// Marks the flow as seen now.
     #[inline(always)]
     pub(crate) fn see(&mut self, now: Tick) {
-        let elapsed = self.elapsed(now);
+        let elapsed = self.elapsed(now) & !BELOW_SEEN;
         if elapsed != 0 {
             self.seen = self.seen.wrapping_add(elapsed);
         }
     }
 
-    /// Ticks since the last packet, in the bits in which it is stored.
+    /// Ticks since the last packet, in the bits in which it is stored. The bits below mean nothing.
     #[inline(always)]
     fn elapsed(&self, now: Tick) -> u32 {
-        (now.0 << SEEN_SHIFT).wrapping_sub(self.seen & !0xff)
+        // No borrow from the ticks: the bits below them are all ones.
+        (now.0 << SEEN_SHIFT | BELOW_SEEN).wrapping_sub(self.seen)
     }
 
     fn is_free(&self) -> bool {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
-use super::fast::Record;
+use super::fast::{LastBurst, Record};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::Lookup;
@@ -48,8 +48,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// What the fast way knows of the packets of the present burst, kept to be used again.
     pub(super) records: Vec<Record>,
-    /// The families that the fast way recognised in the last burst.
-    pub(super) last_families: u8,
+    /// What the fast way remembers of the last burst.
+    pub(super) last_burst: LastBurst,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,

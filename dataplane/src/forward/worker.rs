@@ -128,7 +128,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             limiter: AnswerLimiter::new(parts.seed),
             neighbour_requests: parts.neighbour_requests,
             records: fast::records(),
-            last_families: 0,
+            last_burst: fast::LastBurst::default(),
             tally: Tally::default(),
             counters: parts.counters,
             observer: parts.observer,

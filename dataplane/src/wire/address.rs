@@ -129,12 +129,21 @@ pub struct Tuple<A> {
 #[repr(transparent)]
 pub struct WireKey<const WORDS: usize>([u32; WORDS]);
 
-/// Without a branch for each word, and without a call, which the comparison of long arrays is.
+/// Two words at a time, without a branch for each of them, and without a call, which the comparison of long arrays is.
 impl<const WORDS: usize> PartialEq for WireKey<WORDS> {
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
-        self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| bits | (a ^ b)) == 0
+        let ((pairs, ports), (other_pairs, other_ports)) = (self.0.as_chunks::<2>(), other.0.as_chunks::<2>());
+        let pairs = pairs.iter().zip(other_pairs).fold(0, |bits, (a, b)| bits | (pair(*a) ^ pair(*b)));
+        let ports = ports.iter().zip(other_ports).fold(0, |bits, (a, b)| bits | (a ^ b));
+        pairs | u64::from(ports) == 0
     }
+}
+
+/// Two words as one.
+#[inline(always)]
+const fn pair([low, high]: [u32; 2]) -> u64 {
+    (high as u64) << 32 | low as u64
 }
 
 /// The [`WireKey`] of one address family.
@@ -170,6 +179,29 @@ impl WireKey<3> {
     pub(crate) const fn source(&self) -> u32 {
         self.0[0]
     }
+
+    /// Both addresses as they stand in the header, and both ports, each in one word. A rotation by half of its bits swaps
+    /// source and destination.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn halves(&self) -> (u64, u32) {
+        let bytes: [u8; 12] = zerocopy::transmute!(self.0);
+        halves(bytes)
+    }
+
+    /// The same of the bytes from an offset on.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn halves_at(head: &[u8], at: usize) -> (u64, u32) {
+        let mut bytes = [0; 12];
+        bytes.copy_from_slice(&head[at..at + 12]);
+        halves(bytes)
+    }
+}
+
+#[inline(always)]
+const fn halves([a, b, c, d, e, f, g, h, i, j, k, l]: [u8; 12]) -> (u64, u32) {
+    (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u32::from_ne_bytes([i, j, k, l]))
 }
 
 impl WireKey<9> {
@@ -178,6 +210,15 @@ impl WireKey<9> {
     #[must_use]
     pub(crate) fn read(bytes: [u8; 36]) -> Self {
         zerocopy::transmute!(bytes)
+    }
+
+    /// The key in the bytes from an offset on.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn read_at(head: &[u8], at: usize) -> Self {
+        let mut bytes = [0; 36];
+        bytes.copy_from_slice(&head[at..at + 36]);
+        Self::read(bytes)
     }
 
     /// The bytes of the source address.

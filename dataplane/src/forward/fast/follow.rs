@@ -5,7 +5,7 @@
 //! Not here: the bytes of packets (`rewrite`).
 
 use super::record::{HEAD_V4, HEAD_V6, Record};
-use crate::flow::{Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, is_plain_number};
+use crate::flow::{Admission, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks};
 use crate::forward::decide::FlowFamily;
 use crate::snapshot::{Exit, Exits, Routes, Snapshot, Spots};
 use crate::wire::{TupleKey, WireKey};
@@ -32,6 +32,8 @@ pub(super) trait FastFamily: FlowFamily {
 
     /// The addresses and ports in a head.
     fn key(head: &Self::Head) -> Self::Key;
+    /// Whether those in a head are those of a key.
+    fn has_key(head: &Self::Head, key: &Self::Key) -> bool;
     /// The sequence number of a TCP segment.
     fn sequence(head: &Self::Head) -> u32;
 }
@@ -68,6 +70,13 @@ impl FastFamily for u32 {
         WireKey::<3>::read(key)
     }
 
+    /// By two branches, so that no word needs to be kept for the second.
+    #[inline(always)]
+    fn has_key(head: &Self::Head, key: &WireKey<3>) -> bool {
+        let ((addresses, ports), (of_flow, ports_of_flow)) = (Self::key(head).halves(), key.halves());
+        addresses == of_flow && ports == ports_of_flow
+    }
+
     #[inline(always)]
     fn sequence(head: &Self::Head) -> u32 {
         u32::from_be_bytes([head[24], head[25], head[26], head[27]])
@@ -87,53 +96,96 @@ impl FastFamily for u128 {
     }
 
     #[inline(always)]
+    fn has_key(head: &Self::Head, key: &WireKey<9>) -> bool {
+        Self::key(head) == *key
+    }
+
+    #[inline(always)]
     fn sequence(head: &Self::Head) -> u32 {
         u32::from_be_bytes([head[44], head[45], head[46], head[47]])
     }
 }
 
-/// The packets that a loop takes.
+/// The packets that a loop takes. What a loop does not take, it needs no registers for.
 pub(super) trait Scope {
-    /// Whether those from and to behind groups of next hops are among them: looking for the member takes registers.
+    /// Those of flows in some modes that change nothing of their flow.
+    const ADMISSION: &'static Admission;
+    /// Whether those from and to behind groups of next hops are among them.
     const GROUPS: bool;
-    /// Whether those of flows in this mode are among them.
-    fn has(mode: FlowMode) -> bool;
+    /// Whether those with VLAN tags, or to a link with them, are among them.
+    const TAGS: bool;
+    /// Whether those that routers may fragment are among them: they get other identifications.
+    const FRAGMENTABLE: bool;
+    /// Whether addresses and ports of all of them are rewritten, of some or of none.
+    const REWRITES: Rewrites;
 }
 
-/// Packets that are rewritten where they are; with `GROUPS` also those from and to behind groups of next hops.
-pub(super) struct InPlace<const GROUPS: bool>;
+/// See [`Scope::REWRITES`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rewrites {
+    All,
+    Some,
+    None,
+}
 
-/// Packets into tunnels; with `GROUPS` also those to behind groups of next hops.
-pub(super) struct IntoTunnels<const GROUPS: bool>;
+/// Packets whose addresses and ports are rewritten. All untagged ones that must not be fragmented, with one next hop; and
+/// those of the kinds in the set of [`GROUPS`], [`TAGS`] and [`FRAGMENTABLE`].
+pub(super) struct Translated<const KINDS: u8>;
+
+/// Packets to backends that accept the VIP, likewise.
+pub(super) struct Direct<const KINDS: u8>;
+
+/// Packets into tunnels; with `GROUPS_TOO` also those to behind groups of next hops.
+pub(super) struct IntoTunnels<const GROUPS_TOO: bool>;
 
 /// All packets.
 pub(super) struct All;
 
-impl<const GROUPS: bool> Scope for InPlace<GROUPS> {
-    const GROUPS: bool = GROUPS;
+/// See [`Scope::GROUPS`].
+pub(super) const GROUPS: u8 = 1;
+/// See [`Scope::TAGS`].
+pub(super) const TAGS: u8 = 2;
+/// See [`Scope::FRAGMENTABLE`].
+pub(super) const FRAGMENTABLE: u8 = 4;
 
-    #[inline(always)]
-    fn has(mode: FlowMode) -> bool {
-        !mode.is_tunnel()
-    }
+/// All of them.
+pub(super) const EVERY_KIND: u8 = GROUPS | TAGS | FRAGMENTABLE;
+
+static TRANSLATED: Admission = Admission::of(&[FlowMode::Nat, FlowMode::Dnat]);
+static DIRECT: Admission = Admission::of(&[FlowMode::Dsr]);
+static INTO_TUNNELS: Admission = Admission::of(&[FlowMode::Ipip, FlowMode::Gue]);
+static ALL: Admission = Admission::of(&[FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue]);
+
+impl<const KINDS: u8> Scope for Translated<KINDS> {
+    const ADMISSION: &'static Admission = &TRANSLATED;
+    const GROUPS: bool = KINDS & GROUPS != 0;
+    const TAGS: bool = KINDS & TAGS != 0;
+    const FRAGMENTABLE: bool = KINDS & FRAGMENTABLE != 0;
+    const REWRITES: Rewrites = Rewrites::All;
 }
 
-impl<const GROUPS: bool> Scope for IntoTunnels<GROUPS> {
-    const GROUPS: bool = GROUPS;
+impl<const KINDS: u8> Scope for Direct<KINDS> {
+    const ADMISSION: &'static Admission = &DIRECT;
+    const GROUPS: bool = KINDS & GROUPS != 0;
+    const TAGS: bool = KINDS & TAGS != 0;
+    const FRAGMENTABLE: bool = true; // their headers stay
+    const REWRITES: Rewrites = Rewrites::None;
+}
 
-    #[inline(always)]
-    fn has(mode: FlowMode) -> bool {
-        mode.is_tunnel()
-    }
+impl<const GROUPS_TOO: bool> Scope for IntoTunnels<GROUPS_TOO> {
+    const ADMISSION: &'static Admission = &INTO_TUNNELS;
+    const GROUPS: bool = GROUPS_TOO;
+    const TAGS: bool = false;
+    const FRAGMENTABLE: bool = false;
+    const REWRITES: Rewrites = Rewrites::None;
 }
 
 impl Scope for All {
+    const ADMISSION: &'static Admission = &ALL;
     const GROUPS: bool = true;
-
-    #[inline(always)]
-    fn has(_: FlowMode) -> bool {
-        true
-    }
+    const TAGS: bool = true;
+    const FRAGMENTABLE: bool = true;
+    const REWRITES: Rewrites = Rewrites::Some;
 }
 
 /// A packet that passes: its flow, the direction, and where it leaves.
@@ -162,12 +214,12 @@ impl<'s> Follow<'s> {
         let HotFlows { flows, routes: to_clients, .. } = flows;
         // The compiler cannot know that candidates are positions of flows.
         let flow = flows.get_mut(index)?;
-        let is_other = |flow: &HotFlow<A::Key>| head.is_some_and(|head| *flow.key(direction) != A::key(head));
-        if !S::has(flow.mode()) || !A::COMPARED_LAST && is_other(flow) {
+        let is_other = |flow: &HotFlow<A::Key>| head.is_some_and(|head| !A::has_key(head, flow.key(direction)));
+        if !A::COMPARED_LAST && is_other(flow) {
             return None;
         }
-        let is_plain = is_plain_number(flow.state_number(), record.signal(), direction);
-        if !is_plain || !flow.is_seen_within(self.shortest, self.now) {
+        let is_admitted = S::ADMISSION.admits(flow.mode_and_state(), record.signal(), direction);
+        if !is_admitted || !flow.is_seen_within(self.shortest, self.now) {
             return None;
         }
         let spot = self.spots.get(flow.backend())?;
@@ -184,7 +236,8 @@ impl<'s> Follow<'s> {
             }
         };
         let exit = self.exits.get(slot)?;
-        if record.packet_len > exit.mtu || flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
+        let may_be_direct = S::REWRITES != Rewrites::All;
+        if record.packet_len > exit.mtu || may_be_direct && flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
             return None;
         }
         if A::COMPARED_LAST && is_other(flow) {

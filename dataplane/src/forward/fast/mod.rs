@@ -27,7 +27,8 @@ mod rewrite;
 use follow::Follow;
 use open::{Opening, openings};
 pub(super) use record::Record;
-use record::{HEAD_V6, LastTag, PART, Recognise, STAYS, UNTAGGED};
+use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
+pub(super) use rewrite::LastBurst;
 use rewrite::Progress;
 
 use super::engine::Engine;
@@ -49,19 +50,19 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
     /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        prefetch_frames(burst, self.last_families & Record::V6 != 0);
+        prefetch_frames(burst, self.last_burst.families & Record::V6 != 0);
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
-        let (recognise, mut last_tag) = (Recognise::new(snapshot, arrival.link), LastTag::none());
-        let (mut kinds, mut progress) = (0, Progress::new(snapshot));
+        let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
+        let (mut kinds, mut progress) = (0, Progress::new(snapshot, self.last_burst));
         let mut opening = Opening::new(snapshot, arrival);
-        let len = burst.len();
-        let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
+        let (len, part_len) = (burst.len(), part_len(&self.tables));
+        let part = |number: usize| (number * part_len).min(len)..((number + 1) * part_len).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
-        for turn in 0..len.div_ceil(PART) + last {
+        for turn in 0..len.div_ceil(part_len) + last {
             let range = part(turn);
-            kinds |= recognise.burst(&self.tables, &mut last_tag, (&burst[range.clone()], &mut records[range]));
+            kinds |= recognise.burst(&self.tables, &mut frames, (&burst[range.clone()], &mut records[range]));
             let families = kinds & Record::FAMILY;
             if families == 0 {
                 continue;
@@ -79,7 +80,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             let Some(range) = turn.checked_sub(last).map(part) else { continue };
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
-            progress.with_tags = last_tag.is_any;
+            progress.note(frames.any_tagged, frames.any_fragmentable());
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
             if families != Record::V6 {
                 self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
@@ -90,8 +91,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.open_part::<u128>(&mut opening, part, (records, openings), &mut progress);
             }
         }
-        self.last_families = kinds & Record::FAMILY;
-        if self.last_families != 0 {
+        self.last_burst = progress.end(kinds & Record::FAMILY);
+        if self.last_burst.families != 0 {
             self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
             // They were counted as packets of known flows.
             self.tally.hits -= progress.opened;

@@ -17,6 +17,7 @@ const V4_IDENTIFICATION: usize = 4;
 const V4_TTL: usize = 8;
 const V4_CHECKSUM: usize = 10;
 const V4_KEY: usize = 12;
+const V4_PORTS: usize = 20;
 const V4_TRANSPORT: usize = 20;
 /// Offsets in an IPv6 header.
 const V6_HOP_LIMIT: usize = 7;
@@ -40,20 +41,32 @@ fn set_word(head: &mut [u8], at: usize, word: u16) {
     [head[at], head[at + 1]] = word.to_ne_bytes();
 }
 
-/// The sum of what a change of words adds to a checksum's sum. A word of 32 bits counts as two of 16.
+/// What a change of one word adds to a checksum's sum. A word of 32 bits counts as two of 16.
 #[inline(always)]
-fn change(from: &[u32], to: &[u32]) -> u64 {
-    from.iter().zip(to).map(|(from, to)| u64::from(!from) + u64::from(*to)).sum()
+fn change(from: u32, to: u32) -> u64 {
+    u64::from(!from) + u64::from(to)
 }
 
 /// The same for an even number of words, in steps of 64 bits.
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // parts of the sum
 fn change_of_pairs(from: &[u32], to: &[u32]) -> u64 {
     let pair = |[low, high]: [u32; 2]| u64::from(high) << 32 | u64::from(low);
     let pairs = from.as_chunks().0.iter().zip(to.as_chunks().0);
-    let sum: u128 = pairs.map(|(from, to)| u128::from(!pair(*from)) + u128::from(pair(*to))).sum();
-    u64::from(sum as u32) + u64::from((sum >> 32) as u32) + (sum >> 64) as u64
+    folded(pairs.fold(0, |sum, (from, to)| add(add(sum, !pair(*from)), pair(*to))))
+}
+
+/// The sum of the halves of a sum.
+#[inline(always)]
+const fn folded(sum: u64) -> u64 {
+    (sum & u32::MAX as u64) + (sum >> 32)
+}
+
+/// The sum in which the carry counts as 1.
+#[inline(always)]
+fn add(a: u64, b: u64) -> u64 {
+    let (sum, carry) = a.overflowing_add(b);
+    // After a carry the sum is below 2^64 - 1.
+    sum + u64::from(carry)
 }
 
 /// Writes addresses and ports from an offset on.
@@ -90,30 +103,28 @@ pub(super) fn lower_hop_limit(head: &mut [u8; HEAD_V6]) {
     head[V6_HOP_LIMIT] = head[V6_HOP_LIMIT].wrapping_sub(1);
 }
 
-/// Rewrites an IPv4 packet of TCP or UDP.
+/// Gives an IPv4 packet of TCP or UDP the addresses and ports of packets in the opposite direction to `replies`.
 #[inline(always)]
-pub(super) fn rewrite_v4(
-    head: &mut [u8; HEAD_V4],
-    from: &WireKey<3>,
-    to: &WireKey<3>,
-    is_udp: bool,
-    identification: Option<u16>,
-) {
-    let ((old, old_ports), (new, new_ports)) = (from.words(), to.words());
-    let addresses = change(old, new);
+pub(super) fn rewrite_v4(head: &mut [u8; HEAD_V4], replies: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
+    let (old, old_ports) = WireKey::<3>::halves_at(head, V4_KEY);
+    let (new, new_ports) = replies.halves();
+    let (new, new_ports) = (new.rotate_left(32), new_ports.rotate_left(16));
+    let addresses = folded(add(!old, new));
     let network = addresses + header_change(head, identification) + u64::from(!word(head, V4_CHECKSUM));
     set_word(head, V4_CHECKSUM, finish(network));
-    write_key(head, V4_KEY, to);
-    rewrite_transport(&mut head[V4_TRANSPORT..], addresses + change(&[old_ports], &[new_ports]), is_udp);
+    head[V4_KEY..V4_PORTS].copy_from_slice(&new.to_ne_bytes());
+    head[V4_PORTS..V4_PORTS + 4].copy_from_slice(&new_ports.to_ne_bytes());
+    rewrite_transport(&mut head[V4_TRANSPORT..], addresses + change(old_ports, new_ports), is_udp);
 }
 
-/// Rewrites an IPv6 packet of TCP or UDP.
+/// The same for an IPv6 packet.
 #[inline(always)]
-pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireKey<9>, is_udp: bool) {
+pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, is_udp: bool) {
+    let (from, to) = (WireKey::<9>::read_at(head, V6_KEY), replies.reversed());
     let ((old, old_ports), (new, new_ports)) = (from.words(), to.words());
-    let change = change_of_pairs(old, new) + change(&[old_ports], &[new_ports]);
+    let change = change_of_pairs(old, new) + change(old_ports, new_ports);
     lower_hop_limit(head);
-    write_key(head, V6_KEY, to);
+    write_key(head, V6_KEY, &to);
     rewrite_transport(&mut head[V6_TRANSPORT..], change, is_udp);
 }
 

@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 
 use super::follow::{FastFamily, PacketHead};
-use super::record::{PART, Record, STAYS};
+use super::record::{Record, STAYS};
 use super::rewrite::{Progress, Rewritten};
 use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
 use crate::forward::decide::{refused_source, unresolved_client};
@@ -146,7 +146,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
-        let mut opens: ArrayVec<Opens<A::Key>, PART> = ArrayVec::new();
+        let mut opens: ArrayVec<Opens<A::Key>, BURST> = ArrayVec::new();
         for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
             if openings >> at & 1 == 0 || record.family() != A::RECORD {
                 continue;
@@ -199,7 +199,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &P::Buffer,
         record: &Record,
         opening: &mut Opening<'_>,
-        opens: &mut ArrayVec<Opens<A::Key>, PART>,
+        opens: &mut ArrayVec<Opens<A::Key>, BURST>,
     ) -> Option<()> {
         let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
         let (key, snapshot) = (A::key(head), opening.snapshot);

@@ -7,7 +7,7 @@
 
 use crate::flow::{Candidate, FlowTable, UDP_SIGNAL};
 use crate::forward::decide::FlowTables;
-use crate::port::{FrameFilter, Link, PortIndex};
+use crate::port::{BURST, FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
 use crate::wire::{Address, Buffer, Ipv4, TAG_BYTES, Tags, WireKey, protocol, tcp_flags};
@@ -29,11 +29,10 @@ const V4_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
 const V4_START: u32 = u32::from_ne_bytes([0x08, 0x00, Ipv4::PLAIN, 0]);
 const V6_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xf0, 0]);
 const V6_START: u32 = u32::from_ne_bytes([0x86, 0xdd, 0x60, 0]);
-/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: "do not fragment", and what does not say
-/// whether a packet is a fragment. Of a packet that is none and whose TTL is above 1, the rest of the word is in a range.
-const DONT_FRAGMENT: u32 = 0x4000_0000;
-const OTHER_FLAGS: u32 = 0xc000_0000;
-const WHOLE: std::ops::RangeInclusive<u32> = 0x0200..=0xffff;
+/// The word of an IPv4 header with flags, fragment offset, TTL and protocol: of a whole packet, all of it but "do not
+/// fragment", a reserved bit and the TTL is 0, apart from the protocol.
+const WHOLE_MASK: u32 = u32::from_ne_bytes([0x3f, 0xff, 0, 0xff]);
+const DONT_FRAGMENT: u8 = 0x40;
 
 /// What the loops know of a packet. 24 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +59,18 @@ pub(in crate::forward) struct Record {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
+/// Packets of a burst that a loop handles at a time, unless flows are few.
+const PART: usize = 8;
+/// With no more flows than this, each loop handles the whole burst: what packets read fits into a second-level cache of
+/// 1 MiB, so that there is no need to spread requests to memory. A flow of IPv6 counts as three.
+const FEW_FLOWS: u32 = 16_384;
+
 /// Packets of a burst that a loop handles at a time.
-pub(super) const PART: usize = 8;
+#[inline(always)]
+pub(super) fn part_len(tables: &FlowTables) -> usize {
+    let flows = tables.v6.high_water().saturating_mul(3).saturating_add(tables.v4.high_water());
+    if flows <= FEW_FLOWS { BURST } else { PART }
+}
 /// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
 
@@ -100,6 +109,12 @@ impl Record {
         self.kind & Self::FAMILY
     }
 
+    /// Whether the packet is recognised and of the family with this bit.
+    #[inline(always)]
+    pub(super) fn is_of(&self, family: u8) -> bool {
+        self.kind & family != 0
+    }
+
     /// The lower five TCP flags or [`UDP_SIGNAL`].
     #[inline(always)]
     pub(super) fn signal(&self) -> u8 {
@@ -123,22 +138,30 @@ fn protocol_of(kind: u8) -> u8 {
     if kind & UDP_SIGNAL == 0 { protocol::TCP } else { protocol::UDP }
 }
 
-/// The tag of the last frame with one known tag, which most tagged frames of a burst share.
+/// What is known of the frames of a burst so far: the tag of the last one with one known tag, which most tagged frames of a
+/// burst share; and which kinds of frames there were.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LastTag {
+pub(super) struct FramesSoFar {
     /// As it stands in the frame, without priority. All bits are set if there was none: the mask leaves no tag all bits.
     tag: u32,
     link: Link,
     /// Whether there was any frame with tags, known or not.
-    pub(super) is_any: bool,
+    pub(super) any_tagged: bool,
+    /// The bit [`DONT_FRAGMENT`], if all IPv4 packets had it.
+    all_unfragmentable: u8,
 }
 
-impl LastTag {
+impl FramesSoFar {
     /// All of a tag but its priority.
     const MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0x0f, 0xff]);
 
-    pub(super) fn none() -> Self {
-        Self { tag: u32::MAX, link: PortIndex(0).into(), is_any: false }
+    pub(super) fn nothing() -> Self {
+        Self { tag: u32::MAX, link: PortIndex(0).into(), any_tagged: false, all_unfragmentable: DONT_FRAGMENT }
+    }
+
+    /// Whether there was any packet that routers may fragment.
+    pub(super) fn any_fragmentable(&self) -> bool {
+        self.all_unfragmentable == 0
     }
 }
 
@@ -158,10 +181,15 @@ impl<'s> Recognise<'s> {
 
     /// The first loop. Returns the kinds of all packets together: their families, and whether any has [`Record::SYN`].
     #[inline(never)]
-    pub(super) fn burst<B: Buffer>(self, tables: &FlowTables, last: &mut LastTag, (burst, records): (&[B], &mut [Record])) -> u8 {
+    pub(super) fn burst<B: Buffer>(
+        self,
+        tables: &FlowTables,
+        frames: &mut FramesSoFar,
+        (burst, records): (&[B], &mut [Record]),
+    ) -> u8 {
         let mut kinds = 0;
         for (buffer, record) in burst.iter().zip(records) {
-            let recognised = self.frame(tables, last, buffer.bytes(), record).unwrap_or(0);
+            let recognised = self.frame(tables, frames, buffer.bytes(), record).unwrap_or(0);
             (record.kind, record.way) = (recognised, STAYS);
             kinds |= recognised;
         }
@@ -170,41 +198,41 @@ impl<'s> Recognise<'s> {
 
     /// Stores what is known of a frame but its kind, which it returns.
     #[inline(always)]
-    fn frame(&self, tables: &FlowTables, last: &mut LastTag, frame: &[u8], record: &mut Record) -> Option<u8> {
+    fn frame(&self, tables: &FlowTables, frames: &mut FramesSoFar, frame: &[u8], record: &mut Record) -> Option<u8> {
         let start: &[u8; UNTAGGED + HEAD_V4] = frame.first_chunk()?;
         if !self.filter.is_for_port(start) {
             return None;
         }
         let word = u32::from_ne_bytes(*start[UNTAGGED - TYPE..].first_chunk()?);
         if word & V4_MASK == V4_START {
-            ipv4(&tables.v4, start[UNTAGGED..].first_chunk()?, frame.len(), (self.link, UNTAGGED), record)
+            ipv4(&tables.v4, frames, start[UNTAGGED..].first_chunk()?, frame.len(), (self.link, UNTAGGED), record)
         } else if word & V6_MASK == V6_START {
             let start: &[u8; UNTAGGED + HEAD_V6] = frame.first_chunk()?;
             ipv6(&tables.v6, start[UNTAGGED..].first_chunk()?, frame.len(), (self.link, UNTAGGED), record)
         } else {
-            self.tagged(tables, last, frame, record)
+            self.tagged(tables, frames, frame, record)
         }
     }
 
     /// The same for a frame with VLAN tags, unless its link is unknown.
     #[inline(never)]
-    fn tagged(&self, tables: &FlowTables, last: &mut LastTag, frame: &[u8], record: &mut Record) -> Option<u8> {
-        last.is_any = true;
-        let tag = word_at(frame, UNTAGGED)? & LastTag::MASK;
+    fn tagged(&self, tables: &FlowTables, frames: &mut FramesSoFar, frame: &[u8], record: &mut Record) -> Option<u8> {
+        frames.any_tagged = true;
+        let tag = word_at(frame, UNTAGGED)? & FramesSoFar::MASK;
         let is_ip = |word: u32| word & V4_MASK == V4_START || word & V6_MASK == V6_START;
-        let (link, offset) = if tag == last.tag && is_ip(word_at(frame, UNTAGGED + TAG)?) {
-            (last.link, UNTAGGED + TAG)
+        let (link, offset) = if tag == frames.tag && is_ip(word_at(frame, UNTAGGED + TAG)?) {
+            (frames.link, UNTAGGED + TAG)
         } else {
             let (link, offset) = self.look_at_tags(frame)?;
             if offset == UNTAGGED + TAG {
-                (last.tag, last.link) = (tag, link);
+                (frames.tag, frames.link) = (tag, link);
             }
             (link, offset)
         };
         let from_type = frame.get(offset - TYPE..)?;
         let word = u32::from_ne_bytes(*from_type.first_chunk()?);
         if word & V4_MASK == V4_START {
-            ipv4(&tables.v4, from_type[TYPE..].first_chunk()?, frame.len(), (link, offset), record)
+            ipv4(&tables.v4, frames, from_type[TYPE..].first_chunk()?, frame.len(), (link, offset), record)
         } else if word & V6_MASK == V6_START {
             ipv6(&tables.v6, from_type[TYPE..].first_chunk()?, frame.len(), (link, offset), record)
         } else {
@@ -233,22 +261,36 @@ fn word_at(frame: &[u8], offset: usize) -> Option<u32> {
 #[inline(always)]
 fn ipv4(
     table: &FlowTable<u32>,
+    frames: &mut FramesSoFar,
     head: &[u8; HEAD_V4],
     frame_len: usize,
     (link, offset): (Link, usize),
     record: &mut Record,
 ) -> Option<u8> {
+    const TCP: u32 = u32::from_ne_bytes([0, 0, 0, protocol::TCP]);
+    const UDP: u32 = u32::from_ne_bytes([0, 0, 0, protocol::UDP]);
     let len = u16::from_be_bytes([head[2], head[3]]);
-    let word = u32::from_be_bytes(*head[6..].first_chunk()?);
-    // Neither a fragment nor at the end of its life; "do not fragment" does not matter.
-    if !WHOLE.contains(&(word & !OTHER_FLAGS)) || offset + usize::from(len) > frame_len || !header_holds(&head[..20]) {
+    if head[8] <= 1 || offset + usize::from(len) > frame_len || !header_holds(&head[..20]) {
         return None;
     }
-    let signal = signal(head[9], head[20..].first_chunk()?, usize::from(len), 20)?;
-    record.may_fragment = word & DONT_FRAGMENT == 0;
-    let key = WireKey::<3>::read(*head[12..].first_chunk()?);
-    store(table, (&key, head[9]), (len, frame_len), (link, offset), record);
-    Some(signal | Record::V4)
+    frames.all_unfragmentable &= head[6];
+    record.may_fragment = head[6] & DONT_FRAGMENT == 0;
+    let (key, transport) = (WireKey::<3>::read(*head[12..].first_chunk()?), head[20..].first_chunk()?);
+    let (from, lens) = ((link, offset), (len, frame_len));
+    // One copy for each protocol, which is a constant there.
+    match u32::from_ne_bytes(*head[6..].first_chunk()?) & WHOLE_MASK {
+        TCP => {
+            let signal = tcp_signal(transport, usize::from(len), 20)?;
+            store(table, (&key, protocol::TCP), lens, from, record);
+            Some(signal | Record::V4)
+        }
+        UDP => {
+            let signal = udp_signal(transport, usize::from(len), 20)?;
+            store(table, (&key, protocol::UDP), lens, from, record);
+            Some(signal | Record::V4)
+        }
+        _ => None,
+    }
 }
 
 /// As [`ipv4`], for IPv6.
@@ -264,11 +306,22 @@ fn ipv6(
     if head[7] <= 1 || offset + usize::from(len) > frame_len {
         return None;
     }
-    let signal = signal(head[6], head[40..].first_chunk()?, usize::from(len), 40)?;
     record.may_fragment = false;
-    let key = WireKey::<9>::read(*head[8..].first_chunk()?);
-    store(table, (&key, head[6]), (len, frame_len), (link, offset), record);
-    Some(signal | Record::V6)
+    let (key, transport) = (WireKey::<9>::read(*head[8..].first_chunk()?), head[40..].first_chunk()?);
+    let (from, lens) = ((link, offset), (len, frame_len));
+    match head[6] {
+        protocol::TCP => {
+            let signal = tcp_signal(transport, usize::from(len), 40)?;
+            store(table, (&key, protocol::TCP), lens, from, record);
+            Some(signal | Record::V6)
+        }
+        protocol::UDP => {
+            let signal = udp_signal(transport, usize::from(len), 40)?;
+            store(table, (&key, protocol::UDP), lens, from, record);
+            Some(signal | Record::V6)
+        }
+        _ => None,
+    }
 }
 
 /// Hashes the tuple, prefetches its line of tags, and stores what is known.
@@ -287,17 +340,16 @@ fn store<A: Address>(
     record.is_padded = offset + usize::from(len) != frame_len;
 }
 
-/// The lower five TCP flags, or [`UDP_SIGNAL`], of a packet of `len` bytes with this protocol number, whose transport
-/// header begins at byte `at`.
+/// The lower five TCP flags of a packet of `len` bytes, whose TCP header begins at byte `at`. `None`: it is too short.
 #[inline(always)]
-fn signal(number: u8, head: &[u8; 20], len: usize, at: usize) -> Option<u8> {
-    if number == protocol::TCP {
-        let header_len = usize::from(head[12] >> 2 & 0x3c);
-        (header_len >= 20 && at + header_len <= len).then_some(head[13] & (UDP_SIGNAL - 1))
-    } else if number == protocol::UDP {
-        let udp_len = usize::from(u16::from_be_bytes([head[4], head[5]]));
-        (udp_len >= 8 && at + udp_len <= len).then_some(UDP_SIGNAL)
-    } else {
-        None
-    }
+fn tcp_signal(head: &[u8; 20], len: usize, at: usize) -> Option<u8> {
+    let header_len = usize::from(head[12] >> 4) * 4;
+    (header_len >= 20 && at + header_len <= len).then_some(head[13] & (UDP_SIGNAL - 1))
+}
+
+/// [`UDP_SIGNAL`], likewise.
+#[inline(always)]
+fn udp_signal(head: &[u8; 20], len: usize, at: usize) -> Option<u8> {
+    let udp_len = usize::from(u16::from_be_bytes([head[4], head[5]]));
+    (udp_len >= 8 && at + udp_len <= len).then_some(UDP_SIGNAL)
 }

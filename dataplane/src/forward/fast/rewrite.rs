@@ -4,25 +4,28 @@
 //!
 //! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
-use super::follow::{All, FastFamily, Follow, InPlace, IntoTunnels, PacketHead, Passage, Scope};
+use super::follow::{
+    All, Direct, EVERY_KIND, FRAGMENTABLE, FastFamily, Follow, GROUPS, IntoTunnels, PacketHead, Passage, Rewrites, Scope, TAGS,
+    Translated,
+};
 use super::nat;
 use super::outer::{self, OuterFields};
-use super::record::{HEAD_V4, HEAD_V6, PART, Record, STAYS, UNTAGGED};
+use super::record::{HEAD_V4, HEAD_V6, Record, STAYS, UNTAGGED};
 use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::{Port, PortIndex};
+use crate::port::{BURST, Port, PortIndex};
 use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
-    /// Replaces addresses and ports, and the identification if there is another one, decrements the hop limit, and
-    /// updates all checksums.
-    fn rewrite(head: &mut Self::Head, from: &Self::Key, to: &Self::Key, is_udp: bool, identification: Option<u16>);
+    /// Replaces addresses and ports by those of packets in the opposite direction to `replies`, and the identification if
+    /// there is another one, decrements the hop limit, and updates all checksums.
+    fn rewrite(head: &mut Self::Head, replies: &Self::Key, is_udp: bool, identification: Option<u16>);
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
 
@@ -41,8 +44,8 @@ pub(super) trait Rewritten: FastFamily {
 
 impl Rewritten for u32 {
     #[inline(always)]
-    fn rewrite(head: &mut [u8; HEAD_V4], from: &WireKey<3>, to: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
-        nat::rewrite_v4(head, from, to, is_udp, identification);
+    fn rewrite(head: &mut [u8; HEAD_V4], replies: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
+        nat::rewrite_v4(head, replies, is_udp, identification);
     }
 
     #[inline(always)]
@@ -72,8 +75,8 @@ impl Rewritten for u32 {
 
 impl Rewritten for u128 {
     #[inline(always)]
-    fn rewrite(head: &mut [u8; HEAD_V6], from: &WireKey<9>, to: &WireKey<9>, is_udp: bool, _: Option<u16>) {
-        nat::rewrite_v6(head, from, to, is_udp);
+    fn rewrite(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, is_udp: bool, _: Option<u16>) {
+        nat::rewrite_v6(head, replies, is_udp);
     }
 
     #[inline(always)]
@@ -102,12 +105,22 @@ impl Rewritten for u128 {
 }
 
 /// A loop of the fast way that rewrites packets.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum MostTakenBy {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ForwardLoop {
     #[default]
-    InPlace,
+    Translated,
+    Direct,
     IntoTunnels,
     Others,
+}
+
+/// What is remembered of one burst for the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::forward) struct LastBurst {
+    /// The families that were recognised.
+    pub(super) families: u8,
+    /// The loop that took most packets of the last part.
+    most: ForwardLoop,
 }
 
 /// What a burst has come to so far.
@@ -118,30 +131,56 @@ pub(super) struct Progress {
     /// Number of packets that leave and opened a connection.
     pub(super) opened: u64,
     /// The loop that took most packets of the last part, and probably takes those of the next.
-    most: MostTakenBy,
-    /// Whether backends may be behind groups of next hops.
-    with_groups: bool,
-    /// Whether packets of the burst have VLAN tags.
-    pub(super) with_tags: bool,
-    /// All bits that the ports of the packets have, and those that all of them have.
-    any_port: u8,
-    no_port: u8,
+    most: ForwardLoop,
+    /// Kinds of packets that may be among those of the burst: [`GROUPS`], [`TAGS`], [`FRAGMENTABLE`].
+    kinds: u8,
+    /// The ports by which packets leave.
+    ports: LeavingPorts,
+}
+
+/// The ports by which packets leave: all bits that any of them has, and those that any of them lacks.
+#[derive(Clone, Copy, Default)]
+struct LeavingPorts {
+    set: u8,
+    clear: u8,
+}
+
+impl LeavingPorts {
+    #[inline(always)]
+    fn add(&mut self, port: u8) {
+        self.set |= port;
+        self.clear |= !port;
+    }
 }
 
 impl Progress {
-    pub(super) fn new(snapshot: &Snapshot) -> Self {
-        Self { with_groups: snapshot.backends.any_behind_groups(), ..Self::default() }
+    pub(super) fn new(snapshot: &Snapshot, last: LastBurst) -> Self {
+        let kinds = if snapshot.backends.any_behind_groups() { GROUPS } else { 0 };
+        // Most packets of the others need no longer look than usual.
+        let most = if last.most == ForwardLoop::Others { ForwardLoop::default() } else { last.most };
+        Self { kinds, most, ..Self::default() }
+    }
+
+    /// What the next burst should know of this one.
+    pub(super) fn end(&self, families: u8) -> LastBurst {
+        LastBurst { families, most: self.most }
+    }
+
+    /// Notes that packets with VLAN tags, or packets that routers may fragment, are among those of the burst.
+    #[inline(always)]
+    pub(super) fn note(&mut self, any_tagged: bool, any_fragmentable: bool) {
+        self.kinds |= if any_tagged { TAGS } else { 0 } | if any_fragmentable { FRAGMENTABLE } else { 0 };
     }
 
     /// The port by which all packets leave, if there is one.
     pub(super) fn only_port(&self) -> Option<PortIndex> {
-        (self.any_port == !self.no_port && self.any_port != STAYS).then_some(PortIndex(self.any_port))
+        let LeavingPorts { set, clear } = self.ports;
+        (set == !clear && set != STAYS).then_some(PortIndex(set))
     }
 
     #[inline(always)]
     pub(super) fn add_port(&mut self, port: u8) {
-        self.any_port |= port;
-        self.no_port |= !port;
+        self.ports.add(port);
     }
 }
 
@@ -158,16 +197,37 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let others = match progress.most {
-            MostTakenBy::InPlace => match (progress.with_groups, progress.with_tags) {
-                (false, false) => self.forward_in_place::<A, InPlace<false>, false>(follow, part, records, progress),
-                (false, true) => self.forward_in_place::<A, InPlace<false>, true>(follow, part, records, progress),
-                (true, false) => self.forward_in_place::<A, InPlace<true>, false>(follow, part, records, progress),
-                (true, true) => self.forward_in_place::<A, InPlace<true>, true>(follow, part, records, progress),
-            },
-            MostTakenBy::IntoTunnels | MostTakenBy::Others => (1 << part.len()) - 1,
+            ForwardLoop::Translated => self.forward_translated::<A>(follow, part, records, progress),
+            ForwardLoop::Direct if progress.kinds & (GROUPS | TAGS) == 0 => {
+                self.forward_in_place::<A, Direct<0>>(follow, part, records, progress)
+            }
+            ForwardLoop::Direct => self.forward_in_place::<A, Direct<EVERY_KIND>>(follow, part, records, progress),
+            ForwardLoop::IntoTunnels | ForwardLoop::Others => first_positions(part.len()),
         };
         if others != 0 {
             self.forward_rest::<A>(follow, (part, records), (others, openings), progress);
+        }
+    }
+
+    /// The third loop for packets whose addresses and ports are rewritten, by the copy of it for the kinds of packets that
+    /// there may be.
+    #[inline(always)]
+    fn forward_translated<A: Rewritten>(
+        &mut self,
+        follow: &Follow<'_>,
+        part: &mut [P::Buffer],
+        records: &mut [Record],
+        progress: &mut Progress,
+    ) -> u32 {
+        match progress.kinds {
+            0 => self.forward_in_place::<A, Translated<0>>(follow, part, records, progress),
+            1 => self.forward_in_place::<A, Translated<1>>(follow, part, records, progress),
+            2 => self.forward_in_place::<A, Translated<2>>(follow, part, records, progress),
+            3 => self.forward_in_place::<A, Translated<3>>(follow, part, records, progress),
+            4 => self.forward_in_place::<A, Translated<4>>(follow, part, records, progress),
+            5 => self.forward_in_place::<A, Translated<5>>(follow, part, records, progress),
+            6 => self.forward_in_place::<A, Translated<6>>(follow, part, records, progress),
+            _ => self.forward_in_place::<A, Translated<EVERY_KIND>>(follow, part, records, progress),
         }
     }
 
@@ -181,63 +241,85 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let mut into_tunnels = match progress.most {
-            MostTakenBy::InPlace if others & !openings != 0 => self.positions_into_tunnels::<A>(records, others),
-            MostTakenBy::IntoTunnels => others,
-            MostTakenBy::InPlace | MostTakenBy::Others => 0,
+            _ if others & !openings == 0 => 0,
+            ForwardLoop::Translated | ForwardLoop::Direct => self.positions_of::<A>(records, others, FlowMode::is_tunnel),
+            ForwardLoop::IntoTunnels => others,
+            ForwardLoop::Others => 0,
         };
         if into_tunnels != 0 {
             let tunnels = (&mut *part, &mut *records, into_tunnels);
-            let left = if progress.with_groups {
+            let left = if progress.kinds & GROUPS != 0 {
                 self.forward_into_tunnels::<A, IntoTunnels<true>>(follow, tunnels, progress)
             } else {
                 self.forward_into_tunnels::<A, IntoTunnels<false>>(follow, tunnels, progress)
             };
             (others, into_tunnels) = (others & !into_tunnels | left, into_tunnels & !left);
         }
-        let are_most = |positions: u32| positions.count_ones() as usize > PART / 2;
-        progress.most = match (are_most(into_tunnels), are_most(others)) {
-            (true, _) => MostTakenBy::IntoTunnels,
-            (_, true) => MostTakenBy::Others,
-            _ => MostTakenBy::InPlace,
-        };
+        progress.most = self.most_taken_by::<A>(records, (into_tunnels, others & !openings), openings, progress.most);
         if others & !openings != 0 {
             self.forward_others::<A>(follow, (part, records, others & !openings), progress);
+        }
+    }
+
+    /// The loop that takes or should have taken most packets of a part, of which some went into tunnels and the others were
+    /// not taken by the loop that was tried.
+    fn most_taken_by<A: Rewritten>(
+        &mut self,
+        records: &[Record],
+        (into_tunnels, others): (u32, u32),
+        openings: u32,
+        tried: ForwardLoop,
+    ) -> ForwardLoop {
+        let are_most = |positions: u32| positions.count_ones() as usize > records.len() / 2;
+        if are_most(into_tunnels) {
+            return ForwardLoop::IntoTunnels;
+        }
+        match tried {
+            ForwardLoop::Translated | ForwardLoop::Direct if !are_most(others | openings) => tried,
+            ForwardLoop::Translated if are_most(self.positions_of::<A>(records, others, |mode| mode == FlowMode::Dsr)) => {
+                ForwardLoop::Direct
+            }
+            ForwardLoop::Direct if are_most(self.positions_of::<A>(records, others, FlowMode::is_two_way)) => {
+                ForwardLoop::Translated
+            }
+            _ if are_most(others | openings) => ForwardLoop::Others,
+            _ => ForwardLoop::Translated,
         }
     }
 
     /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
     /// other packets as bits.
     #[inline(never)]
-    fn forward_in_place<A: Rewritten, S: Scope, const TAGS: bool>(
+    fn forward_in_place<A: Rewritten, S: Scope>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
         records: &mut [Record],
         progress: &mut Progress,
     ) -> u32 {
-        let (mut flows, mut others) = (progress.left, 0);
+        let (mut flows, mut others, mut ports) = (progress.left, 0, progress.ports);
         let mut forwarding = self.forwarding::<A>(follow);
         for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
-            let is_next = record.family() == A::RECORD && flows >> (record.hash & 63) & 1 == 0;
-            if is_next && let Some(port) = forwarding.in_place::<_, S, TAGS>(buffer, record) {
+            let is_next = record.is_of(A::RECORD) && flows >> (record.hash & 63) & 1 == 0;
+            if is_next && let Some(port) = forwarding.in_place::<_, S>(buffer, record) {
                 record.way = port;
-                progress.add_port(port);
+                ports.add(port);
             } else {
-                flows |= 1 << (record.hash & 63);
+                flows |= bit_of(record.hash);
                 others |= 1 << position;
             }
         }
+        progress.ports = ports;
         others
     }
 
-    /// Those of some positions whose packets are probably of flows into tunnels. A flow has all of its packets there, or
-    /// none.
+    /// Those of some positions whose packets are probably of flows in some modes. The packets of a flow have one mode.
     #[inline(never)]
-    fn positions_into_tunnels<A: Rewritten>(&mut self, records: &[Record], positions: u32) -> u32 {
+    fn positions_of<A: Rewritten>(&mut self, records: &[Record], positions: u32, is_meant: fn(FlowMode) -> bool) -> u32 {
         let flows = A::split(&mut self.tables).0.hot_parts(false).flows;
         let mode = |record: &Record| flows.get(record.candidate.entry().0).map(HotFlow::mode);
-        let is_of_tunnel = |record: &Record| record.family() == A::RECORD && mode(record).is_some_and(FlowMode::is_tunnel);
-        let all = (0..).zip(records).filter(|(_, record)| is_of_tunnel(record)).fold(0, |all, (at, _)| all | 1 << at);
+        let is_one = |record: &Record| record.family() == A::RECORD && mode(record).is_some_and(is_meant);
+        let all = (0..).zip(records).filter(|(_, record)| is_one(record)).fold(0, |all, (at, _)| all | 1 << at);
         all & positions
     }
 
@@ -357,6 +439,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
+/// The first positions of a part, as bits; at most those of a burst.
+#[allow(clippy::cast_possible_truncation)] // of at most 32 bits
+const fn first_positions(count: usize) -> u32 {
+    ((1_u64 << count) - 1) as u32
+}
+
+const _: () = assert!(BURST <= 32);
+
+/// The bit of a hash in [`Progress::left`].
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // the lower six bits
+fn bit_of(hash: u64) -> u64 {
+    // As a rotation, so that compilers do not compute it ahead for packets that need only a test of the bit.
+    1_u64.rotate_left((hash & 63) as u32)
+}
+
 /// What rewriting a packet anywhere needs.
 struct Writer<'e, O> {
     snapshot: &'e Snapshot,
@@ -385,9 +483,9 @@ impl<O> Writer<'_, O> {
             match flow.mode() {
                 FlowMode::Dsr => A::lower_hop_limit(head),
                 _ => {
-                    let (from, to) = (flow.key(direction), flow.key(direction.opposite()).reversed());
-                    let identification = identification::<A>(self.identifications, &to, record);
-                    A::rewrite(head, from, &to, record.is_udp(), identification);
+                    let replies = flow.key(direction.opposite());
+                    let identification = identification::<A>(self.identifications, replies, record);
+                    A::rewrite(head, replies, record.is_udp(), identification);
                 }
             }
             buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
@@ -411,29 +509,29 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
     /// leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
-    fn in_place<B: Buffer, S: Scope, const TAGS: bool>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    fn in_place<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {
-        if !TAGS && usize::from(record.network_offset) != UNTAGGED {
+        if !S::TAGS && usize::from(record.network_offset) != UNTAGGED {
             return None;
         }
-        let offset = if TAGS { record.network_offset.into() } else { UNTAGGED };
+        let offset = if S::TAGS { record.network_offset.into() } else { UNTAGGED };
         let (link, packet) = buffer.bytes_mut().split_at_mut_checked(offset)?;
         let head = A::Head::of_mut(packet, 0)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
         if offset != exit.link_bytes() {
             return None;
         }
-        match flow.mode() {
-            FlowMode::Dsr => A::lower_hop_limit(head),
-            _ => {
-                let to = flow.key(direction.opposite()).reversed();
-                let identification = identification::<A>(self.identifications, &to, record);
-                A::rewrite(head, flow.key(direction), &to, record.is_udp(), identification);
-            }
+        if S::REWRITES == Rewrites::None {
+            A::lower_hop_limit(head);
+        } else {
+            let replies = flow.key(direction.opposite());
+            let is_fragmentable = S::FRAGMENTABLE && record.may_fragment;
+            let identification = if is_fragmentable { identification::<A>(self.identifications, replies, record) } else { None };
+            A::rewrite(head, replies, record.is_udp(), identification);
         }
-        if TAGS {
+        if S::TAGS {
             exit.write_link(link);
         } else {
             let _ = exit.write_addresses(link); // a link header without tags has room for them
@@ -522,15 +620,15 @@ fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow
 }
 
 /// The new identification of a packet that may be fragmented on its way: the gateway's own, since packets of many clients
-/// have one source (RFC 6864 section 5.3). `None` for other packets.
+/// have one source (RFC 6864 section 5.3). `None` for other packets. It is sent in the opposite direction to `replies`.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // of IPv4 16 bits
-fn identification<A: Rewritten>(identifications: &mut Identifications, to: &A::Key, record: &Record) -> Option<u16> {
+fn identification<A: Rewritten>(identifications: &mut Identifications, replies: &A::Key, record: &Record) -> Option<u16> {
     if !A::ROUTERS_FRAGMENT || !record.may_fragment {
         return None;
     }
-    let to = to.tuple(record.protocol());
-    Some(identifications.next(to.source, to.destination, to.protocol) as u16)
+    let replies = replies.tuple(record.protocol());
+    Some(identifications.next(replies.destination, replies.source, replies.protocol) as u16)
 }
 
 /// Puts the link header of the exit before a packet. Returns the head of the packet.
