@@ -45,9 +45,16 @@ impl Bucket {
         processor::matching(&self.words, pattern, mask)
     }
 
+    #[inline(always)]
     fn room(&self) -> Option<usize> {
-        let empty = self.matching(0, u32::MAX) & SLOTS;
-        (empty != 0).then_some(empty.trailing_zeros() as usize)
+        self.slot_of(0)
+    }
+
+    /// The first slot with this word.
+    #[inline(always)]
+    fn slot_of(&self, word: u32) -> Option<usize> {
+        let equal = self.matching(word, u32::MAX) & SLOTS;
+        (equal != 0).then_some(equal.trailing_zeros() as usize)
     }
 
     fn put(&mut self, slot: usize, word: u32, guest: bool) {
@@ -208,12 +215,20 @@ impl Index {
 
     /// Adds a key. Returns false, and changes nothing, when there is no room.
     #[must_use]
+    #[inline(always)]
     pub(super) fn insert(&mut self, hash: u64, place: u32) -> bool {
         let (home, tag) = (self.home(hash), self.tag(hash));
-        if let Some(slot) = self.buckets[home].room() {
-            self.buckets[home].put(slot, tag | place, false);
-            return true;
-        }
+        let bucket = &mut self.buckets[home];
+        let Some(slot) = bucket.room() else { return self.insert_away(home, tag, place) };
+        // No key that lives away from its home was here last.
+        bucket.words[slot] = tag | place;
+        true
+    }
+
+    /// The same when the home bucket is full.
+    #[cold]
+    #[inline(never)]
+    fn insert_away(&mut self, home: usize, tag: u32, place: u32) -> bool {
         let other = self.other(home, tag);
         let target = match self.buckets[other].room() {
             Some(slot) => Some((other, slot)),
@@ -226,14 +241,24 @@ impl Index {
     }
 
     /// Removes a key that is in the index with exactly this position.
+    #[inline(always)]
     pub(super) fn remove(&mut self, hash: u64, place: u32) {
         let (home, tag) = (self.home(hash), self.tag(hash));
-        for bucket in [home, self.other(home, tag)] {
-            let line = &mut self.buckets[bucket];
-            let Some(slot) = Slots(line.matching(tag | place, u32::MAX) & SLOTS).next() else { continue };
-            line.put(slot, 0, false);
-            self.buckets[home].count_away(false, bucket != home);
-            return;
+        let bucket = &mut self.buckets[home];
+        match bucket.slot_of(tag | place) {
+            Some(slot) => bucket.words[slot] = 0,
+            None => self.remove_away(home, tag, place),
+        }
+    }
+
+    /// The same for a key that lives away from its home.
+    #[cold]
+    #[inline(never)]
+    fn remove_away(&mut self, home: usize, tag: u32, place: u32) {
+        let other = self.other(home, tag);
+        if let Some(slot) = self.buckets[other].slot_of(tag | place) {
+            self.buckets[other].put(slot, 0, false);
+            self.buckets[home].count_away(false, true);
         }
     }
 

@@ -265,7 +265,7 @@ impl SnatPorts {
 
     /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
     /// rested port, otherwise one that was never used. `None` if there is neither.
-    #[inline]
+    #[inline(always)]
     pub fn allocate_rested<A: Address>(
         &mut self,
         target: SnatTarget<A>,
@@ -300,10 +300,12 @@ impl SnatPorts {
         now: Tick,
     ) -> Option<SnatLease<A>> {
         let pool = PoolId::new(target.slot, index);
-        let port = match self.offer(pool, target.protocol, now) {
-            Offer::Rested => self.take_oldest(pool),
-            Offer::Fresh => self.take_fresh(pool, target, address),
-            Offer::Early(_) | Offer::Nothing => return None,
+        let port = if self.age_of_oldest(pool, now).is_some_and(|age| age >= self.rest) {
+            self.take_oldest(pool)
+        } else if self.may_grow(pool, target.protocol) {
+            self.take_fresh(pool, target, address)
+        } else {
+            return None;
         };
         Some(SnatLease { address, port, pool })
     }
@@ -423,25 +425,34 @@ impl SnatPorts {
         self.in_use
     }
 
-    #[inline(always)]
     fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
-        let Some(pool) = self.pools.get(id.index()) else { return Offer::Nothing };
-        // Ports of a previous target do not count for this one.
-        let (high_water, resting) = if pool.generation == id.generation() { (pool.high_water, pool.resting) } else { (0, 0) };
-        let age = (resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
-        let held = self.held[usize::from(account_of(transport))];
-        let may_grow = high_water < u32::from(self.share.count)
-            && (held < self.common_limit || high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3));
-        match age {
+        match self.age_of_oldest(id, now) {
             Some(age) if age >= self.rest => Offer::Rested,
-            _ if may_grow => Offer::Fresh,
+            _ if self.may_grow(id, transport) => Offer::Fresh,
             Some(age) => Offer::Early(age),
             None => Offer::Nothing,
         }
     }
 
+    /// How long the oldest freed port of a pool has rested. Ports of a previous target do not count for this one.
+    #[inline(always)]
+    fn age_of_oldest(&self, id: PoolId, now: Tick) -> Option<Ticks> {
+        let pool = self.pools.get(id.index()).filter(|pool| pool.resting > 0 && pool.generation == id.generation())?;
+        Some(now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]))
+    }
+
+    /// Whether a pool may hand out a port that was never used.
+    #[inline(always)]
+    fn may_grow(&self, id: PoolId, transport: u8) -> bool {
+        let Some(pool) = self.pools.get(id.index()) else { return false };
+        let high_water = if pool.generation == id.generation() { pool.high_water } else { 0 };
+        let held = self.held[usize::from(account_of(transport))];
+        let is_small = high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3);
+        high_water < u32::from(self.share.count) && (held < self.common_limit || is_small)
+    }
+
     /// Takes the head of a non-empty queue.
-    #[inline]
+    #[inline(always)]
     fn take_oldest(&mut self, pool: PoolId) -> u16 {
         let pool = &mut self.pools[pool.index()];
         let page = &mut self.pages[pool.head as usize - 1];
@@ -468,6 +479,7 @@ impl SnatPorts {
     }
 
     /// Takes the next unused port of a pool that may grow.
+    #[inline(never)]
     fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
         let index = id.index();
         if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {

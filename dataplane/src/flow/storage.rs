@@ -23,7 +23,6 @@ use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
-use crate::stats::FrontendNumber;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;
@@ -64,10 +63,8 @@ pub(crate) struct BegunFlow<K> {
     pub(crate) keys: [K; 2],
     /// The hashes of both.
     pub(crate) hashes: [u64; 2],
-    /// The backend.
-    pub(crate) backend: BackendId,
-    /// The frontend, for the counters.
-    pub(crate) frontend: FrontendNumber,
+    /// The backend and the frontend, see [`BackendId::packed_with`].
+    pub(crate) backend: u32,
     /// The pool of its SNAT port.
     pub(crate) pool: PoolId,
     /// The sequence number of the SYN.
@@ -411,10 +408,10 @@ impl<A: Address> Storage<A> {
     }
 
     /// Stores a flow that has just begun at a position.
+    #[inline(always)]
     pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<A::Key>, now: Tick) {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
-        let (index, keys) = (number as usize, begun.keys);
-        let backend = begun.backend.packed_with(begun.frontend);
+        let (index, keys, backend) = (number as usize, begun.keys, begun.backend);
         self.hot[index] = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE, rest: FromZeros::new_zeroed() };
         self.set_route(index, begun.initial_sequence);
         self.set_cold(index, ColdFlow { pool: begun.pool, number: 0 });

@@ -123,6 +123,7 @@ impl Order {
     }
 
     /// Adds a flow to a class, now; `pool` is that of its SNAT port, if it has one.
+    #[inline(always)]
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
         let mut before = [None; 2];
         before[ALL] = append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
@@ -133,6 +134,7 @@ impl Order {
     }
 
     /// Removes a flow from a class: it was confirmed, changed its class or ended.
+    #[inline(always)]
     pub(super) fn remove(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>) {
         unlink::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
         if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
@@ -152,6 +154,7 @@ impl Order {
 }
 
 /// Makes a flow the youngest of a list. Returns the one before it, to be stored in its node.
+#[inline(always)]
 fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) -> Option<u32> {
     let before = ends.youngest.checked_sub(1);
     match before {
@@ -162,6 +165,7 @@ fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32
     before
 }
 
+#[inline(always)]
 fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
     let node = nodes[index as usize];
     let (before, after) = (node.link::<LIST>(Side::Before), node.link::<LIST>(Side::After));

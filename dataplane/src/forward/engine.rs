@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
-use super::fast::Record;
+use super::fast::{OpeningBackends, Record};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::Lookup;
@@ -50,6 +50,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) records: Vec<Record>,
     /// The families that the fast way recognised in the last burst.
     pub(super) last_families: u8,
+    /// What new flows need of the backends that they were sent to.
+    pub(super) opening_backends: OpeningBackends,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,

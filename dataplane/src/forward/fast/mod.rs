@@ -25,7 +25,8 @@ mod record;
 mod rewrite;
 
 use follow::Follow;
-use open::{Opening, openings};
+pub(super) use open::OpeningBackends;
+use open::openings;
 pub(super) use record::Record;
 use record::{HEAD_V6, LastTag, PART, Recognise, STAYS, UNTAGGED};
 use rewrite::Progress;
@@ -54,7 +55,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let (recognise, mut last_tag) = (Recognise::new(snapshot, arrival.link), LastTag::none());
         let (mut kinds, mut progress) = (0, Progress::new(snapshot));
-        let mut opening = Opening::new(snapshot, arrival);
+        let (mut opening_v4, mut opening_v6) = (None, None);
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
@@ -83,11 +84,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
             if families != Record::V6 {
                 self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
-                self.open_part::<u32>(&mut opening, part, (records, openings), &mut progress);
+                self.open_part::<u32>((snapshot, arrival), &mut opening_v4, part, (records, openings), &mut progress);
             }
             if families != Record::V4 {
                 self.forward_part::<u128>(&follow, part, (records, openings), &mut progress);
-                self.open_part::<u128>(&mut opening, part, (records, openings), &mut progress);
+                self.open_part::<u128>((snapshot, arrival), &mut opening_v6, part, (records, openings), &mut progress);
             }
         }
         self.last_families = kinds & Record::FAMILY;
