@@ -202,8 +202,8 @@ enum Offer {
 }
 
 /// The addresses in order, starting at `start` (modulo their number).
-pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: u64) -> impl Iterator<Item = &SnatAddress<A>> {
-    let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
+pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: usize) -> impl Iterator<Item = &SnatAddress<A>> {
+    let split = start % addresses.len().max(1);
     addresses[split..].iter().chain(&addresses[..split])
 }
 
@@ -265,30 +265,21 @@ impl SnatPorts {
 
     /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
     /// rested port, otherwise one that was never used. `None` if there is neither.
-    #[inline(always)]
+    #[inline(never)]
     pub fn allocate_rested<A: Address>(
         &mut self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
-        start: u64,
+        start: usize,
         now: Tick,
     ) -> Option<SnatLease<A>> {
-        // Most often the first address has one.
-        let start = start % addresses.len().max(1) as u64;
-        let first = addresses.get(usize::try_from(start).unwrap_or(0))?;
-        self.rested(&target, first, now).or_else(|| self.rested_of_others(target, addresses, start + 1, now))
+        from(addresses, start).find_map(|address| self.rested(&target, address, now))
     }
 
-    /// Tries the other addresses.
-    #[cold]
-    fn rested_of_others<A: Address>(
-        &mut self,
-        target: SnatTarget<A>,
-        addresses: &[SnatAddress<A>],
-        start: u64,
-        now: Tick,
-    ) -> Option<SnatLease<A>> {
-        from(addresses, start).take(addresses.len().saturating_sub(1)).find_map(|address| self.rested(&target, address, now))
+    /// The port of a pool that has rested the longest, if it has rested for long enough.
+    #[inline(always)]
+    pub(crate) fn take_rested(&mut self, pool: PoolId, now: Tick) -> Option<u16> {
+        self.age_of_oldest(pool, now).is_some_and(|age| age >= self.rest).then(|| self.take_oldest(pool))
     }
 
     /// Allocates a port of one address: a rested one, otherwise one that was never used.
@@ -300,13 +291,7 @@ impl SnatPorts {
         now: Tick,
     ) -> Option<SnatLease<A>> {
         let pool = PoolId::new(target.slot, index);
-        let port = if self.age_of_oldest(pool, now).is_some_and(|age| age >= self.rest) {
-            self.take_oldest(pool)
-        } else if self.may_grow(pool, target.protocol) {
-            self.take_fresh(pool, target, address)
-        } else {
-            return None;
-        };
+        let port = self.take_rested(pool, now).or_else(|| self.take_unused(pool, target, address))?;
         Some(SnatLease { address, port, pool })
     }
 
@@ -316,7 +301,7 @@ impl SnatPorts {
         &mut self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
-        start: u64,
+        start: usize,
         now: Tick,
     ) -> Option<SnatLease<A>> {
         if let Some(lease) = self.allocate_rested(target, addresses, start, now) {
@@ -478,9 +463,12 @@ impl SnatPorts {
         port
     }
 
-    /// Takes the next unused port of a pool that may grow.
+    /// Takes the next unused port of a pool, if there is one and the pool may grow.
     #[inline(never)]
-    fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
+    pub(crate) fn take_unused<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> Option<u16> {
+        if !self.may_grow(id, target.protocol) {
+            return None;
+        }
         let index = id.index();
         if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {
             let (place, account) = (self.share.place(target.address, target.port, snat), account_of(target.protocol));
@@ -492,7 +480,7 @@ impl SnatPorts {
         self.held[usize::from(pool.account)] += 1;
         self.in_use += 1;
         self.pools_high_water = self.pools_high_water.max((id.0 & ((1 << PoolId::INDEX_BITS) - 1)) + 1);
-        port
+        Some(port)
     }
 
     fn take_page(&mut self) -> Option<u32> {

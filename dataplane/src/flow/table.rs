@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use super::entry::{BackendId, Flow};
-use super::index::{Guess, Index};
+use super::index::{Guess, Index, Slot};
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, YieldClass};
 use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlow, HotFlows, Replicator, Storage};
@@ -328,7 +328,8 @@ impl<A: Address> FlowTable<A> {
     fn insert_flow(&mut self, flow: Flow<A>, begins: bool) -> Result<FlowIndex, Full> {
         let hashes = self.hashes(&flow);
         self.index.prefetch(hashes[Direction::ToClient as usize]); // its line is fetched while the other one is written
-        let index = self.claim(hashes, flow.mode.is_two_way())?;
+        let rooms = hashes.map(|hash| self.index.room_for(hash));
+        let index = self.claim((hashes, rooms), flow.mode.is_two_way())?;
         self.storage.put(index, &flow, begins);
         match flow.state.yield_class() {
             Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
@@ -342,24 +343,30 @@ impl<A: Address> FlowTable<A> {
     /// [`Full`]; the table is unchanged.
     #[inline(always)]
     pub(crate) fn begin(&mut self, begun: &BegunFlow<A::Key>, now: Tick) -> Result<Candidate, Full> {
-        let index = self.claim(begun.hashes, true)?;
+        let index = self.claim((begun.hashes, begun.rooms), true)?;
         self.storage.begin(index, begun, now);
         self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
         Ok(Candidate(place(index, Direction::ToBackend)))
     }
 
+    /// Room for a flow with this hash in the index, for as long as no other flow takes it.
+    #[inline(always)]
+    pub(crate) fn room_for(&self, hash: u64) -> Slot {
+        self.index.room_for(hash)
+    }
+
     /// Finds a position for a flow with these hashes, and adds it to the index.
     #[inline(always)]
-    fn claim(&mut self, [to_backend, to_client]: [u64; 2], is_two_way: bool) -> Result<u32, Full> {
+    fn claim(&mut self, ([to_backend, to_client], rooms): ([u64; 2], [Slot; 2]), is_two_way: bool) -> Result<u32, Full> {
         let index = match self.free.checked_sub(1) {
             Some(index) => index,
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
             None => return Err(Full),
         };
-        if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
+        if !self.index.insert_at(rooms[0], to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if is_two_way && !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if is_two_way && !self.index.insert_at(rooms[1], to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -367,6 +374,10 @@ impl<A: Address> FlowTable<A> {
             self.high_water += 1;
         } else {
             self.free = self.storage.next_free(index);
+            // The next flow takes it.
+            let next = self.free.wrapping_sub(1);
+            self.storage.prefetch_all(next);
+            self.order.prefetch(next);
         }
         self.len += 1;
         Ok(index)
@@ -390,7 +401,15 @@ impl<A: Address> FlowTable<A> {
 
     /// Removes a flow that is in the table with these hashes.
     fn take_out_flow(&mut self, index: u32, flow: &Flow<A>, hashes: [u64; 2]) {
-        self.take_out(index, (flow.mode.is_two_way(), flow.state.yield_class()), pool_of(flow), hashes);
+        let slots = self.slots_of(index, hashes);
+        self.take_out(index, (flow.mode.is_two_way(), flow.state.yield_class()), pool_of(flow), (hashes, slots));
+    }
+
+    /// The slots of a flow in the index.
+    #[inline(always)]
+    fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [Slot; 2] {
+        let to_backend = self.index.slot_of(to_backend, place(index, Direction::ToBackend));
+        [to_backend, self.index.slot_of(to_client, place(index, Direction::ToClient))]
     }
 
     /// The same for a flow of this kind, with the pool of its SNAT port if it has one.
@@ -400,11 +419,11 @@ impl<A: Address> FlowTable<A> {
         index: u32,
         (is_two_way, class): (bool, Option<YieldClass>),
         pool: Option<PoolId>,
-        [to_backend, to_client]: [u64; 2],
+        ([to_backend, to_client], slots): ([u64; 2], [Slot; 2]),
     ) {
-        self.index.remove(to_backend, place(index, Direction::ToBackend));
+        self.index.remove_at(slots[0], to_backend, place(index, Direction::ToBackend));
         if is_two_way {
-            self.index.remove(to_client, place(index, Direction::ToClient));
+            self.index.remove_at(slots[1], to_client, place(index, Direction::ToClient));
         }
         if let Some(class) = class {
             self.order.remove(index, class, pool);
@@ -541,6 +560,7 @@ impl<A: Address> FlowTable<A> {
         self.part_of_sweep((&mut next, end), by, part);
         while !part.is_empty() {
             self.part_of_sweep((&mut next, end), by, after);
+            part.iter_mut().for_each(|due| self.look_up(due));
             for due in &*part {
                 if due.is_over {
                     self.end_handshake(due, by);
@@ -572,8 +592,19 @@ impl<A: Address> FlowTable<A> {
                 let hashes =
                     [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
                 hashes.iter().for_each(|hash| self.prefetch(*hash));
-                part.push(Due { index, hashes, is_over: fate == Fate::Over });
+                self.storage.prefetch_rest(index);
+                self.order.prefetch(index);
+                part.push(Due { index, hashes, slots: [Slot::NONE; 2], is_over: fate == Fate::Over });
             }
+        }
+    }
+
+    /// Looks up where a flow that ends is in the index, and prefetches its neighbours.
+    #[inline(always)]
+    fn look_up(&self, due: &mut Due) {
+        if due.is_over {
+            due.slots = self.slots_of(due.index, due.hashes);
+            self.order.prefetch_neighbours(due.index);
         }
     }
 
@@ -585,8 +616,10 @@ impl<A: Address> FlowTable<A> {
         let (mode, counted) = (flow.mode(), BackendId::counter_slot(flow.backend()));
         let port = flow.key(Direction::ToClient).tuple(protocol::TCP).destination_port;
         self.storage.record_end(index, FlowEnd::Idle, self.now);
-        self.take_out(index, (true, Some(YieldClass::Unconfirmed)), (mode == FlowMode::Nat).then_some(pool), due.hashes);
-        by.ended((mode, state), counted, (mode == FlowMode::Nat).then_some((pool, port)));
+        let has_port = mode == FlowMode::Nat;
+        let kind = (true, Some(YieldClass::Unconfirmed));
+        self.take_out(index, kind, has_port.then_some(pool), (due.hashes, due.slots));
+        by.ended((mode, state), counted, has_port.then_some((pool, port)));
     }
 
     /// Ends a flow that is over by a longer look, or refreshes what is known of it.
@@ -616,6 +649,8 @@ impl<A: Address> FlowTable<A> {
 struct Due {
     index: u32,
     hashes: [u64; 2],
+    /// Its slots in the index, once they were looked up.
+    slots: [Slot; 2],
     /// It ends. Otherwise a longer look tells.
     is_over: bool,
 }

@@ -12,6 +12,7 @@
 
 use zerocopy::FromZeros;
 
+use super::processor::prefetch_at;
 use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
 use super::tick::Tick;
@@ -110,6 +111,22 @@ impl Order {
             all: OfClasses::new_zeroed(),
             pools: <[OfClasses]>::new_box_zeroed_with_elems(pools).ok()?,
         })
+    }
+
+    /// Prefetches the place of a flow in its lists.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, index: u32) {
+        prefetch_at(&self.nodes, index as usize);
+    }
+
+    /// Prefetches the neighbours of a flow in the list of its pool, which its removal changes. Those among all flows are
+    /// most often beside it.
+    #[inline(always)]
+    pub(super) fn prefetch_neighbours(&self, index: u32) {
+        let Some(node) = self.nodes.get(index as usize) else { return };
+        for side in [Side::Before, Side::After] {
+            prefetch_at(&self.nodes, (node.0[POOL] >> (side as u32 * LINK_BITS) & LINK_MASK) as usize);
+        }
     }
 
     /// Records the time at which a flow entered its class, or was confirmed.

@@ -54,13 +54,16 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let (recognise, mut last_tag) = (Recognise::new(snapshot, arrival.link), LastTag::none());
-        let (mut kinds, mut progress) = (0, Progress::new(snapshot));
+        let (mut kinds, mut progress, mut any_away) = (0, Progress::new(snapshot), false);
         let (mut opening_v4, mut opening_v6) = (None, None);
         let len = burst.len();
         let part = |number: usize| (number * PART).min(len)..((number + 1) * PART).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
         for turn in 0..len.div_ceil(PART) + last {
+            if any_away && let Some(before) = turn.checked_sub(2) {
+                locate_away(&self.tables, &mut records[part(before)]);
+            }
             let range = part(turn);
             kinds |= recognise.burst(&self.tables, &mut last_tag, (&burst[range.clone()], &mut records[range]));
             let families = kinds & Record::FAMILY;
@@ -68,7 +71,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 continue;
             }
             if let Some(before) = turn.checked_sub(1) {
-                locate(&self.tables, &mut records[part(before)], families);
+                any_away = locate(&self.tables, &mut records[part(before)], families);
                 if O::METERS {
                     prefetch_meters(&self.tables, &records[part(before)]);
                 }
@@ -166,15 +169,12 @@ fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
 }
 
 /// The second loop: finds the probable flow of each packet, and prefetches it. `families` has at least those of the
-/// records.
-fn locate(tables: &FlowTables, records: &mut [Record], families: u8) {
-    let any_away = match families {
+/// records. Returns whether any may be found in another line of tags, which is prefetched.
+fn locate(tables: &FlowTables, records: &mut [Record], families: u8) -> bool {
+    match families {
         Record::V4 => locate_all(&tables.v4, records),
         Record::V6 => locate_all(&tables.v6, records),
         _ => locate_mixed(tables, records),
-    };
-    if any_away {
-        locate_away(tables, records);
     }
 }
 
@@ -216,7 +216,7 @@ fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> bool {
     any_away
 }
 
-/// The same for those that may be found in another line of tags: in a full table one packet in fifteen.
+/// The same for those that may be found in another line of tags, a turn later: in a full table one packet in fifteen.
 #[inline(never)]
 fn locate_away(tables: &FlowTables, records: &mut [Record]) {
     for record in records.iter_mut().filter(|record| record.candidate == Candidate::AWAY) {

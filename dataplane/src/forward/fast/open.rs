@@ -17,12 +17,12 @@ use arrayvec::ArrayVec;
 use super::follow::{FastFamily, PacketHead};
 use super::record::{PART, Record, STAYS};
 use super::rewrite::{Progress, Rewritten, framed, identification};
-use crate::flow::{BackendId, BegunFlow, Candidate, Direction, FlowMode, PoolId, SnatAddress, SnatTarget, Tick};
-use crate::forward::decide::unresolved_client;
+use crate::flow::{BackendId, BegunFlow, Candidate, Direction, FlowMode, PoolId, Slot, SnatAddress, SnatLease, SnatTarget, Tick};
+use crate::forward::decide::{first_snat_address, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::port::{Arrival, BURST, Link, Origin, Port, PortIndex};
-use crate::snapshot::{Frontend, RouteTo, Snapshot};
+use crate::snapshot::{Exit, Frontend, RouteTo, Snapshot};
 use crate::stats::FrontendNumber;
 use crate::wire::{Address, Buffer, Tuple, TupleKey, protocol};
 pub(in crate::forward) use backends::OpeningBackends;
@@ -79,10 +79,9 @@ enum Client {
 }
 
 /// A packet that will open a connection.
-struct Opens<K> {
+struct Opens<'s, K> {
     at: usize,
-    /// Slot of its next hop.
-    exit: u32,
+    exit: &'s Exit,
     /// See [`BackendId::packed_with`].
     backend: u32,
     /// The replies, and their hash.
@@ -90,6 +89,8 @@ struct Opens<K> {
     reply_hash: u64,
     /// The pool of its SNAT port.
     pool: PoolId,
+    /// Room in the index, see [`BegunFlow::rooms`].
+    rooms: [Slot; 2],
 }
 
 impl<'s, A: Address> Front<'s, A> {
@@ -216,7 +217,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here are left.
         let room = if opening.arrival.origin == Origin::Met { 0 } else { room as usize };
-        let mut opens: ArrayVec<Opens<A::Key>, PART> = ArrayVec::new();
+        let mut opens: ArrayVec<Opens<'_, A::Key>, PART> = ArrayVec::new();
         for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
             if openings >> at & 1 == 0 || record.family() != A::RECORD {
                 continue;
@@ -227,6 +228,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             } else {
                 progress.left |= 1 << (record.hash & 63);
                 progress.add_port(STAYS);
+            }
+        }
+        let table = A::table(&self.tables);
+        for open in &mut opens {
+            if let Some(record) = records.get(open.at) {
+                open.rooms = [record.hash, open.reply_hash].map(|hash| table.room_for(hash));
             }
         }
         for open in &opens {
@@ -241,12 +248,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Decides on one packet, takes a SNAT port for it and adds it to those that open connections. `None`: it is left.
     #[inline(always)]
-    fn decide_opening<A: FastFamily>(
+    fn decide_opening<'s, A: FastFamily>(
         &mut self,
         (at, record): (usize, &Record),
         buffer: &P::Buffer,
-        opening: &mut Opening<'_, A>,
-        opens: &mut ArrayVec<Opens<A::Key>, PART>,
+        opening: &mut Opening<'s, A>,
+        opens: &mut ArrayVec<Opens<'s, A::Key>, PART>,
     ) -> Option<()> {
         let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
         let tuple = A::key(head).tuple(protocol::TCP);
@@ -262,14 +269,21 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         let id = front.frontend.hashed_backend(&tuple)?;
         let backend = self.opening_backends.get::<A>(snapshot, id)?;
-        let exit_slot = snapshot.routes().slot_of(backend.next_hop, record.hash);
-        let exit = snapshot.routes().exit(exit_slot)?;
+        let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, record.hash))?;
         if record.packet_len > exit.mtu || arrival_mtu != exit.mtu {
             return None;
         }
+        let addresses = front.snat(snapshot, exit.link);
+        let first = first_snat_address(record.hash, addresses.len());
+        let &SnatAddress { address, index } = addresses.get(first)?;
+        let pool = PoolId::new(backend.target, index);
         let towards =
             SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
-        let lease = self.ports.allocate_rested(towards, front.snat(snapshot, exit.link), record.hash >> 40, now)?;
+        let port = self.ports.take_rested(pool, now).or_else(|| self.ports.take_unused(pool, &towards, address));
+        let lease = match port {
+            Some(port) => SnatLease { address, port, pool },
+            None => self.ports.allocate_rested(towards, addresses, first, now)?,
+        };
         if client == Client::Elsewhere
             && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
         {
@@ -294,7 +308,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if opening.may_be_of_others {
             self.check_queue(arrival, buffer, record, &tuple);
         }
-        opens.try_push(Opens { at, exit: exit_slot, backend, reply, reply_hash, pool: lease.pool }).ok()
+        opens.try_push(Opens { at, exit, backend, reply, reply_hash, pool: lease.pool, rooms: [Slot::NONE; 2] }).ok()
     }
 
     /// Creates a flow, rewrites its first packet and counts both. Returns the port by which it leaves; `None` if it is left.
@@ -302,7 +316,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn begin<A: Rewritten>(
         &mut self,
         opening: &Opening<'_, A>,
-        open: &Opens<A::Key>,
+        open: &Opens<'_, A::Key>,
         buffer: &mut P::Buffer,
         record: &mut Record,
     ) -> Option<PortIndex> {
@@ -310,6 +324,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let flow = BegunFlow {
             keys: [A::key(head), open.reply],
             hashes: [record.hash, open.reply_hash],
+            rooms: open.rooms,
             backend: open.backend,
             pool: open.pool,
             initial_sequence: A::sequence(head),
@@ -326,12 +341,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let counters = self.counters.at(BackendId::counter_slot(open.backend));
         counters.flows.add(1);
         counters.new_flows.add(1);
-        let exit = opening.snapshot.routes().exit(open.exit)?;
-        let [from, to] = [flow.keys[0], open.reply.reversed()];
-        let head = framed::<A>(buffer, exit, record)?;
+        let (exit, from, to) = (open.exit, flow.keys[0], open.reply.reversed());
         let identification = identification::<A>(&mut self.identifications, &to, record);
-        A::rewrite(head, &from, &to, false, identification);
-        buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
+        A::rewrite(framed::<A>(buffer, exit, record)?, &from, &to, false, identification);
+        if record.is_padded {
+            buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
+        }
         counters.forwarded(false, record.packet_len);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || {
             let Tuple { destination: vip, destination_port: port, protocol, .. } = from.tuple(protocol::TCP);
