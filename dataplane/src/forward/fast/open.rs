@@ -1,9 +1,11 @@
 //! The loop of the fast way for packets that open connections: of those the index shows that they have no flow. It
 //! takes what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room
-//! for their flows and a rested port. It creates the flow and rewrites the packet. All
-//! other packets are left, and nothing is changed for them.
+//! for their flows and a rested port. It creates the flow and rewrites the packet. All other packets are left, and
+//! nothing is changed for them.
 //!
-//! The first half of the loop decides on each packet of a part and prefetches what the second half writes.
+//! It consists of three loops over a part: the first decides on each packet and prefetches the line of tags of the
+//! replies, the second finds room in the index, and the third creates the flows and rewrites the packets. What is the
+//! same for many packets is kept from one to the next, that of backends from one burst to the next (`backends`).
 //!
 //! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
 //! (`tests/flows/openings.rs`).
