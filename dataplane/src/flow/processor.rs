@@ -8,7 +8,7 @@
 //! costs more than that one write.
 
 /// Bytes of a cache line, on every processor that DPDK runs on.
-pub(super) const LINE_BYTES: usize = 64;
+const LINE_BYTES: usize = 64;
 
 /// Prefetches all cache lines of `value`. Only a hint: it changes no state that a program can see.
 #[inline(always)]

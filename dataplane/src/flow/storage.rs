@@ -14,14 +14,13 @@ mod recorder;
 mod replicator;
 mod resting_replies;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use zerocopy::{AllocError, FromZeros};
 
 use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
 use super::index::Slot;
-use super::processor::{self, LINE_BYTES};
+use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
@@ -361,13 +360,6 @@ impl<A: Address> Storage<A> {
         if reply && !HotFlow::<A::Key>::HAS_ROOM {
             processor::prefetch_at(&self.routes, index as usize);
         }
-    }
-
-    /// Prefetches what a sweep reads of flows in a row: of IPv4 there are two in a line.
-    #[inline(always)]
-    pub(super) fn prefetch_range(&self, range: Range<u32>) {
-        let in_a_line = (LINE_BYTES / size_of::<HotFlow<A::Key>>()).max(1);
-        range.step_by(in_a_line).for_each(|index| processor::prefetch_at(&self.hot, index as usize));
     }
 
     /// Prefetches what the beginning of a flow writes at a position.

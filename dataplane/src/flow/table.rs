@@ -571,7 +571,6 @@ impl<A: Address> FlowTable<A> {
             std::mem::swap(&mut part, &mut after);
         }
         if end < self.high_water {
-            self.storage.prefetch_range(end..end.saturating_add(entries).min(self.high_water));
             return end;
         }
         if let Some(replicator) = &mut self.storage.replicator {
