@@ -43,10 +43,8 @@ pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Poo
         }
     }
     let ranges = pools.iter().flat_map(|pool| &pool.ranges);
-    let mut pools: Vec<(A, A)> =
-        ranges.filter_map(|range| Some((A::from_ip(range.first())?, A::from_ip(range.last())?))).collect();
-    pools.sort_unstable();
-    AddressRoles { exact, pools }
+    let pools = ranges.filter_map(|range| Some((A::from_ip(range.first())?, A::from_ip(range.last())?)));
+    AddressRoles::new(exact, pools.collect())
 }
 
 /// The directed broadcast address of a prefix, if it has one (RFC 919; RFC 3021: prefixes of 31 bits have none).

@@ -45,9 +45,11 @@ impl Bucket {
         processor::matching(&self.words, pattern, mask)
     }
 
-    fn room(&self) -> Option<usize> {
-        let empty = self.matching(0, u32::MAX) & SLOTS;
-        (empty != 0).then_some(empty.trailing_zeros() as usize)
+    /// The first slot with this word.
+    #[inline(always)]
+    fn slot_of(&self, word: u32) -> Option<usize> {
+        let equal = self.matching(word, u32::MAX) & SLOTS;
+        (equal != 0).then_some(equal.trailing_zeros() as usize)
     }
 
     fn put(&mut self, slot: usize, word: u32, guest: bool) {
@@ -94,6 +96,20 @@ struct Step {
     bucket: usize,
     /// Index of the previous step and the slot of its bucket to empty; `None` for the key's own two buckets.
     from: Option<(usize, usize)>,
+}
+
+/// A slot of a bucket, or none of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    bucket: u32,
+    /// [`WAYS`] if it is none.
+    slot: u32,
+}
+
+impl Slot {
+    /// None of any bucket.
+    #[allow(clippy::cast_possible_truncation)] // fifteen
+    pub(crate) const NONE: Self = Self { bucket: 0, slot: WAYS as u32 };
 }
 
 /// Where a key may be, as far as its home bucket tells.
@@ -206,18 +222,58 @@ impl Index {
         if found.is_some() || !bucket.has_away() { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
     }
 
-    /// Adds a key. Returns false, and changes nothing, when there is no room.
-    #[must_use]
-    pub(super) fn insert(&mut self, hash: u64, place: u32) -> bool {
-        let (home, tag) = (self.home(hash), self.tag(hash));
-        if let Some(slot) = self.buckets[home].room() {
-            self.buckets[home].put(slot, tag | place, false);
-            return true;
+    /// Room for a key in its home bucket, as long as no other key takes it. If that is full, prefetches its other bucket.
+    #[inline(always)]
+    pub(super) fn room_for(&self, hash: u64) -> Slot {
+        self.home_slot(hash, 0)
+    }
+
+    /// The slot of a key that is in the index with exactly this position, if it is in its home bucket. Otherwise
+    /// prefetches its other bucket.
+    #[inline(always)]
+    pub(super) fn slot_of(&self, hash: u64, place: u32) -> Slot {
+        self.home_slot(hash, self.tag(hash) | place)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^32 buckets, of sixteen words
+    fn home_slot(&self, hash: u64, word: u32) -> Slot {
+        let home = self.home(hash);
+        let slot = self.buckets.get(home).and_then(|bucket| bucket.slot_of(word));
+        if slot.is_none() {
+            self.prefetch_away(hash);
         }
+        Slot { bucket: home as u32, slot: slot.unwrap_or(WAYS) as u32 }
+    }
+
+    /// Adds a key, for which [`Index::room_for`] has found this. Returns false, and changes nothing, when there is no room.
+    #[must_use]
+    #[inline(always)]
+    pub(super) fn insert_at(&mut self, room: Slot, hash: u64, place: u32) -> bool {
+        let tag = self.tag(hash);
+        match self.word(room) {
+            // No key that lives away from its home was here last.
+            Some(word) if *word == 0 => *word = tag | place,
+            _ => return self.insert_away(self.home(hash), tag, place),
+        }
+        true
+    }
+
+    /// The word of a slot of a bucket, if it is one.
+    #[inline(always)]
+    fn word(&mut self, Slot { bucket, slot }: Slot) -> Option<&mut u32> {
+        self.buckets.get_mut(bucket as usize)?.words[..WAYS].get_mut(slot as usize)
+    }
+
+    /// The same when the home bucket may be full.
+    #[cold]
+    #[inline(never)]
+    fn insert_away(&mut self, home: usize, tag: u32, place: u32) -> bool {
         let other = self.other(home, tag);
-        let target = match self.buckets[other].room() {
-            Some(slot) => Some((other, slot)),
-            None => self.make_room(home, other),
+        let target = match (self.buckets[home].slot_of(0), self.buckets[other].slot_of(0)) {
+            (Some(slot), _) => Some((home, slot)),
+            (None, Some(slot)) => Some((other, slot)),
+            (None, None) => self.make_room(home, other),
         };
         let Some((bucket, slot)) = target else { return false };
         self.buckets[bucket].put(slot, tag | place, bucket != home);
@@ -227,13 +283,28 @@ impl Index {
 
     /// Removes a key that is in the index with exactly this position.
     pub(super) fn remove(&mut self, hash: u64, place: u32) {
+        self.remove_at(self.slot_of(hash, place), hash, place);
+    }
+
+    /// The same with what [`Index::slot_of`] has found since keys were last added.
+    #[inline(always)]
+    pub(super) fn remove_at(&mut self, at: Slot, hash: u64, place: u32) {
+        match self.word(at) {
+            // At home, so it is no guest.
+            Some(word) => *word = 0,
+            None => self.remove_away(hash, place),
+        }
+    }
+
+    /// The same for a key that lives away from its home.
+    #[cold]
+    #[inline(never)]
+    fn remove_away(&mut self, hash: u64, place: u32) {
         let (home, tag) = (self.home(hash), self.tag(hash));
-        for bucket in [home, self.other(home, tag)] {
-            let line = &mut self.buckets[bucket];
-            let Some(slot) = Slots(line.matching(tag | place, u32::MAX) & SLOTS).next() else { continue };
-            line.put(slot, 0, false);
-            self.buckets[home].count_away(false, bucket != home);
-            return;
+        let other = self.other(home, tag);
+        if let Some(slot) = self.buckets[other].slot_of(tag | place) {
+            self.buckets[other].put(slot, 0, false);
+            self.buckets[home].count_away(false, true);
         }
     }
 
@@ -257,7 +328,7 @@ impl Index {
                     continue;
                 }
                 steps.push(Step { bucket: beyond, from: Some((next, slot)) });
-                if let Some(room) = self.buckets[beyond].room() {
+                if let Some(room) = self.buckets[beyond].slot_of(0) {
                     return Some(self.shift(&steps, room));
                 }
             }
@@ -305,7 +376,7 @@ mod tests {
             let keys: Vec<(u64, u32)> =
                 (0..u32::try_from(buckets * WAYS * 97 / 100).unwrap()).map(|i| (split_mix(u64::from(i)), i)).collect();
             for &(hash, place) in &keys {
-                assert!(index.insert(hash, place), "no room for key {place} of {}", keys.len());
+                assert!(index.insert_at(index.room_for(hash), hash, place), "no room for key {place} of {}", keys.len());
             }
             for &(hash, place) in &keys {
                 assert_eq!(index.find(hash, |p| p == place), Some(place));
@@ -323,7 +394,7 @@ mod tests {
         let mut index = Index::with_buckets(64, 64).unwrap();
         let hash = split_mix(42);
         assert_ne!(index.home(hash), index.other(index.home(hash), index.tag(hash)));
-        let taken = (0..40).filter(|&place| index.insert(hash, place)).count();
+        let taken = (0..40).filter(|&place| index.insert_at(index.room_for(hash), hash, place)).count();
         assert_eq!(taken, 2 * WAYS);
         assert_eq!(index.find(hash, |p| p == 29), Some(29));
         assert_eq!(index.find(hash, |p| p == 30), None);

@@ -202,8 +202,8 @@ enum Offer {
 }
 
 /// The addresses in order, starting at `start` (modulo their number).
-pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: u64) -> impl Iterator<Item = &SnatAddress<A>> {
-    let split = usize::try_from(start % addresses.len().max(1) as u64).unwrap_or(0);
+pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: usize) -> impl Iterator<Item = &SnatAddress<A>> {
+    let split = start % addresses.len().max(1);
     addresses[split..].iter().chain(&addresses[..split])
 }
 
@@ -265,30 +265,21 @@ impl SnatPorts {
 
     /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
     /// rested port, otherwise one that was never used. `None` if there is neither.
-    #[inline]
+    #[inline(never)]
     pub fn allocate_rested<A: Address>(
         &mut self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
-        start: u64,
+        start: usize,
         now: Tick,
     ) -> Option<SnatLease<A>> {
-        // Most often the first address has one.
-        let start = start % addresses.len().max(1) as u64;
-        let first = addresses.get(usize::try_from(start).unwrap_or(0))?;
-        self.rested(&target, first, now).or_else(|| self.rested_of_others(target, addresses, start + 1, now))
+        from(addresses, start).find_map(|address| self.rested(&target, address, now))
     }
 
-    /// Tries the other addresses.
-    #[cold]
-    fn rested_of_others<A: Address>(
-        &mut self,
-        target: SnatTarget<A>,
-        addresses: &[SnatAddress<A>],
-        start: u64,
-        now: Tick,
-    ) -> Option<SnatLease<A>> {
-        from(addresses, start).take(addresses.len().saturating_sub(1)).find_map(|address| self.rested(&target, address, now))
+    /// The port of a pool that has rested the longest, if it has rested for long enough.
+    #[inline(always)]
+    pub(crate) fn take_rested(&mut self, pool: PoolId, now: Tick) -> Option<u16> {
+        self.age_of_oldest(pool, now).is_some_and(|age| age >= self.rest).then(|| self.take_oldest(pool))
     }
 
     /// Allocates a port of one address: a rested one, otherwise one that was never used.
@@ -300,11 +291,7 @@ impl SnatPorts {
         now: Tick,
     ) -> Option<SnatLease<A>> {
         let pool = PoolId::new(target.slot, index);
-        let port = match self.offer(pool, target.protocol, now) {
-            Offer::Rested => self.take_oldest(pool),
-            Offer::Fresh => self.take_fresh(pool, target, address),
-            Offer::Early(_) | Offer::Nothing => return None,
-        };
+        let port = self.take_rested(pool, now).or_else(|| self.take_unused(pool, target, address))?;
         Some(SnatLease { address, port, pool })
     }
 
@@ -314,7 +301,7 @@ impl SnatPorts {
         &mut self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
-        start: u64,
+        start: usize,
         now: Tick,
     ) -> Option<SnatLease<A>> {
         if let Some(lease) = self.allocate_rested(target, addresses, start, now) {
@@ -423,25 +410,34 @@ impl SnatPorts {
         self.in_use
     }
 
-    #[inline(always)]
     fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
-        let Some(pool) = self.pools.get(id.index()) else { return Offer::Nothing };
-        // Ports of a previous target do not count for this one.
-        let (high_water, resting) = if pool.generation == id.generation() { (pool.high_water, pool.resting) } else { (0, 0) };
-        let age = (resting > 0).then(|| now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]));
-        let held = self.held[usize::from(account_of(transport))];
-        let may_grow = high_water < u32::from(self.share.count)
-            && (held < self.common_limit || high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3));
-        match age {
+        match self.age_of_oldest(id, now) {
             Some(age) if age >= self.rest => Offer::Rested,
-            _ if may_grow => Offer::Fresh,
+            _ if self.may_grow(id, transport) => Offer::Fresh,
             Some(age) => Offer::Early(age),
             None => Offer::Nothing,
         }
     }
 
+    /// How long the oldest freed port of a pool has rested. Ports of a previous target do not count for this one.
+    #[inline(always)]
+    fn age_of_oldest(&self, id: PoolId, now: Tick) -> Option<Ticks> {
+        let pool = self.pools.get(id.index()).filter(|pool| pool.resting > 0 && pool.generation == id.generation())?;
+        Some(now.since(self.pages[pool.head as usize - 1].freed[usize::from(pool.head_at)]))
+    }
+
+    /// Whether a pool may hand out a port that was never used.
+    #[inline(always)]
+    fn may_grow(&self, id: PoolId, transport: u8) -> bool {
+        let Some(pool) = self.pools.get(id.index()) else { return false };
+        let high_water = if pool.generation == id.generation() { pool.high_water } else { 0 };
+        let held = self.held[usize::from(account_of(transport))];
+        let is_small = high_water < SMALL_POOL_PORTS && held < (self.common_limit / 2).saturating_mul(3);
+        high_water < u32::from(self.share.count) && (held < self.common_limit || is_small)
+    }
+
     /// Takes the head of a non-empty queue.
-    #[inline]
+    #[inline(always)]
     fn take_oldest(&mut self, pool: PoolId) -> u16 {
         let pool = &mut self.pools[pool.index()];
         let page = &mut self.pages[pool.head as usize - 1];
@@ -467,8 +463,12 @@ impl SnatPorts {
         port
     }
 
-    /// Takes the next unused port of a pool that may grow.
-    fn take_fresh<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
+    /// Takes the next unused port of a pool, if there is one and the pool may grow.
+    #[inline(never)]
+    pub(crate) fn take_unused<A: Address>(&mut self, id: PoolId, target: &SnatTarget<A>, snat: A) -> Option<u16> {
+        if !self.may_grow(id, target.protocol) {
+            return None;
+        }
         let index = id.index();
         if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {
             let (place, account) = (self.share.place(target.address, target.port, snat), account_of(target.protocol));
@@ -480,7 +480,7 @@ impl SnatPorts {
         self.held[usize::from(pool.account)] += 1;
         self.in_use += 1;
         self.pools_high_water = self.pools_high_water.max((id.0 & ((1 << PoolId::INDEX_BITS) - 1)) + 1);
-        port
+        Some(port)
     }
 
     fn take_page(&mut self) -> Option<u32> {

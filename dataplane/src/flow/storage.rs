@@ -19,11 +19,11 @@ use std::sync::Arc;
 use zerocopy::{AllocError, FromZeros};
 
 use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
+use super::index::Slot;
 use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
 use super::tick::{Tick, Ticks};
-use crate::stats::FrontendNumber;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;
@@ -63,12 +63,11 @@ const _: () = assert!(FlowState::ALL.len() <= FREE as usize);
 pub(crate) struct BegunFlow<K> {
     /// Packets as they arrive, by [`Direction`].
     pub(crate) keys: [K; 2],
-    /// The hashes of both.
+    /// The hashes of both, and what [`super::FlowTable::room_for`] has found for them.
     pub(crate) hashes: [u64; 2],
-    /// The backend.
-    pub(crate) backend: BackendId,
-    /// The frontend, for the counters.
-    pub(crate) frontend: FrontendNumber,
+    pub(crate) rooms: [Slot; 2],
+    /// The backend and the frontend, see [`BackendId::packed_with`].
+    pub(crate) backend: u32,
     /// The pool of its SNAT port.
     pub(crate) pool: PoolId,
     /// The sequence number of the SYN.
@@ -164,6 +163,13 @@ impl<K: TupleKey> HotFlow<K> {
     fn set_route(&mut self, route: u32) -> bool {
         let place = self.rest.as_mut().first_mut();
         place.map(|place| *place = route).is_some()
+    }
+
+    #[inline(always)]
+    fn set_number(&mut self, new: u32) -> bool {
+        let [_, _, number, ..] = self.rest.as_mut() else { return false };
+        *number = new;
+        true
     }
 
     #[inline(always)]
@@ -365,6 +371,24 @@ impl<A: Address> Storage<A> {
         }
     }
 
+    /// Prefetches what the beginning of a flow writes at a position.
+    #[inline(always)]
+    pub(super) fn prefetch_all(&self, index: u32) {
+        processor::prefetch_at(&self.hot, index as usize);
+        if !HotFlow::<A::Key>::HAS_ROOM {
+            processor::prefetch_at(&self.routes, index as usize);
+            processor::prefetch_at(&self.cold, index as usize);
+        }
+    }
+
+    /// Prefetches what the end of a flow reads besides its first part.
+    #[inline(always)]
+    pub(super) fn prefetch_rest(&self, index: u32) {
+        if !HotFlow::<A::Key>::HAS_ROOM {
+            processor::prefetch_at(&self.cold, index as usize);
+        }
+    }
+
     /// Whether there is a flow at this position.
     pub(super) fn is_used(&self, index: u32) -> bool {
         !self.hot[index as usize].is_free()
@@ -420,13 +444,16 @@ impl<A: Address> Storage<A> {
     }
 
     /// Stores a flow that has just begun at a position.
+    #[inline(always)]
     pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<A::Key>, now: Tick) {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
-        let (index, keys) = (number as usize, begun.keys);
-        let backend = begun.backend.packed_with(begun.frontend);
-        self.hot[index] = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE, rest: FromZeros::new_zeroed() };
-        self.set_route(index, begun.initial_sequence);
-        self.set_cold(index, ColdFlow { pool: begun.pool, number: 0 });
+        let (index, keys, backend) = (number as usize, begun.keys, begun.backend);
+        let mut hot = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE, rest: FromZeros::new_zeroed() };
+        let (route, cold) = (begun.initial_sequence, ColdFlow { pool: begun.pool, number: 0 });
+        if !(hot.set_route(route) && hot.set_cold(cold)) {
+            (self.routes[index], self.cold[index]) = (route, cold);
+        }
+        self.hot[index] = hot;
         if self.recorder.is_some() {
             self.record_start(number, now);
         }
@@ -457,9 +484,11 @@ impl<A: Address> Storage<A> {
 
     /// Marks the entry as free; `next` is the next free one, plus one.
     pub(super) fn free(&mut self, index: u32, next: u32) {
-        self.hot[index as usize].seen = FREE;
-        let cold = self.cold(index as usize);
-        self.set_cold(index as usize, ColdFlow { number: next, ..cold });
+        let hot = &mut self.hot[index as usize];
+        hot.seen = FREE;
+        if !hot.set_number(next) {
+            self.cold[index as usize].number = next;
+        }
     }
 
     /// The next free entry after a free one, plus one.

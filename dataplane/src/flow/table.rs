@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use super::entry::{BackendId, Flow};
-use super::index::{Guess, Index};
+use super::index::{Guess, Index, Slot};
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, YieldClass};
 use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlow, HotFlows, Replicator, Storage};
@@ -19,7 +19,7 @@ use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
 use crate::flow::advance;
 use crate::stats::CounterSlot;
-use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
+use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey, protocol};
 
 /// Position of a flow in its table, valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -326,7 +326,10 @@ impl<A: Address> FlowTable<A> {
     }
 
     fn insert_flow(&mut self, flow: Flow<A>, begins: bool) -> Result<FlowIndex, Full> {
-        let index = self.claim(self.hashes(&flow), flow.mode.is_two_way())?;
+        let hashes = self.hashes(&flow);
+        self.index.prefetch(hashes[Direction::ToClient as usize]); // its line is fetched while the other one is written
+        let rooms = hashes.map(|hash| self.index.room_for(hash));
+        let index = self.claim((hashes, rooms), flow.mode.is_two_way())?;
         self.storage.put(index, &flow, begins);
         match flow.state.yield_class() {
             Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
@@ -338,25 +341,32 @@ impl<A: Address> FlowTable<A> {
     /// The same for a flow that a SYN begins now. Returns its place in the direction of the SYN.
     ///
     /// [`Full`]; the table is unchanged.
+    #[inline(always)]
     pub(crate) fn begin(&mut self, begun: &BegunFlow<A::Key>, now: Tick) -> Result<Candidate, Full> {
-        let index = self.claim(begun.hashes, true)?;
+        let index = self.claim((begun.hashes, begun.rooms), true)?;
         self.storage.begin(index, begun, now);
         self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
         Ok(Candidate(place(index, Direction::ToBackend)))
     }
 
+    /// Room for a flow with this hash in the index, for as long as no other flow takes it.
+    #[inline(always)]
+    pub(crate) fn room_for(&self, hash: u64) -> Slot {
+        self.index.room_for(hash)
+    }
+
     /// Finds a position for a flow with these hashes, and adds it to the index.
-    fn claim(&mut self, [to_backend, to_client]: [u64; 2], is_two_way: bool) -> Result<u32, Full> {
+    #[inline(always)]
+    fn claim(&mut self, ([to_backend, to_client], rooms): ([u64; 2], [Slot; 2]), is_two_way: bool) -> Result<u32, Full> {
         let index = match self.free.checked_sub(1) {
             Some(index) => index,
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
             None => return Err(Full),
         };
-        self.index.prefetch(to_client); // its line is fetched while the other one is written
-        if !self.index.insert(to_backend, place(index, Direction::ToBackend)) {
+        if !self.index.insert_at(rooms[0], to_backend, place(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if is_two_way && !self.index.insert(to_client, place(index, Direction::ToClient)) {
+        if is_two_way && !self.index.insert_at(rooms[1], to_client, place(index, Direction::ToClient)) {
             self.index.remove(to_backend, place(index, Direction::ToBackend));
             return Err(Full);
         }
@@ -364,6 +374,10 @@ impl<A: Address> FlowTable<A> {
             self.high_water += 1;
         } else {
             self.free = self.storage.next_free(index);
+            // The next flow takes it.
+            let next = self.free.wrapping_sub(1);
+            self.storage.prefetch_all(next);
+            self.order.prefetch(next);
         }
         self.len += 1;
         Ok(index)
@@ -381,18 +395,38 @@ impl<A: Address> FlowTable<A> {
         if let Some(replicator) = &mut self.storage.replicator {
             replicator.ended(index.0, &flow, hashes[Direction::ToClient as usize], self.now);
         }
-        self.take_out(index.0, (flow.mode, flow.state, flow.snat_pool), hashes);
+        self.take_out_flow(index.0, &flow, hashes);
         flow
     }
 
-    /// Removes a flow that is in the table with these hashes. The pool counts in mode `nat`.
-    fn take_out(&mut self, index: u32, (mode, state, pool): (FlowMode, FlowState, PoolId), [to_backend, to_client]: [u64; 2]) {
-        self.index.remove(to_backend, place(index, Direction::ToBackend));
-        if mode.is_two_way() {
-            self.index.remove(to_client, place(index, Direction::ToClient));
+    /// Removes a flow that is in the table with these hashes.
+    fn take_out_flow(&mut self, index: u32, flow: &Flow<A>, hashes: [u64; 2]) {
+        let slots = self.slots_of(index, hashes);
+        self.take_out(index, (flow.mode.is_two_way(), flow.state.yield_class()), pool_of(flow), (hashes, slots));
+    }
+
+    /// The slots of a flow in the index.
+    #[inline(always)]
+    fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [Slot; 2] {
+        let to_backend = self.index.slot_of(to_backend, place(index, Direction::ToBackend));
+        [to_backend, self.index.slot_of(to_client, place(index, Direction::ToClient))]
+    }
+
+    /// The same for a flow of this kind, with the pool of its SNAT port if it has one.
+    #[inline(always)]
+    fn take_out(
+        &mut self,
+        index: u32,
+        (is_two_way, class): (bool, Option<YieldClass>),
+        pool: Option<PoolId>,
+        ([to_backend, to_client], slots): ([u64; 2], [Slot; 2]),
+    ) {
+        self.index.remove_at(slots[0], to_backend, place(index, Direction::ToBackend));
+        if is_two_way {
+            self.index.remove_at(slots[1], to_client, place(index, Direction::ToClient));
         }
-        if let Some(class) = state.yield_class() {
-            self.order.remove(index, class, (mode == FlowMode::Nat).then_some(pool));
+        if let Some(class) = class {
+            self.order.remove(index, class, pool);
         }
         self.storage.free(index, self.free);
         self.free = index + 1;
@@ -520,34 +554,21 @@ impl<A: Address> FlowTable<A> {
     /// The lines of the index that the end of a flow changes are fetched while flows of the part before end.
     pub(crate) fn sweep_by(&mut self, start: u32, entries: u32, route_epoch: u32, by: &mut impl SweepRules<A>) -> u32 {
         let end = start.saturating_add(entries).min(self.high_water);
-        let mut next = start;
-        let mut part = self.part_of_sweep(&mut next, end, by);
+        let (mut next, mut parts) = (start, [ArrayVec::new(), ArrayVec::new()]);
+        let [part, after] = &mut parts;
+        let (mut part, mut after) = (part, after);
+        self.part_of_sweep((&mut next, end), by, part);
         while !part.is_empty() {
-            let after = self.part_of_sweep(&mut next, end, by);
-            for Due { index, hashes, is_over } in part {
-                if is_over {
-                    self.end_handshake(index, hashes, by);
-                    continue;
-                }
-                let flow = self.get(FlowIndex(index));
-                let is_shadow = self.storage.replicator.as_ref().is_some_and(|replicator| !replicator.own(&flow));
-                if by.is_over(&flow, is_shadow) {
-                    self.storage.record_end(index, by.why(flow.backend), self.now);
-                    if let Some(replicator) = &mut self.storage.replicator {
-                        replicator.ended(index, &flow, hashes[Direction::ToClient as usize], self.now);
-                    }
-                    self.take_out(index, (flow.mode, flow.state, flow.snat_pool), hashes);
-                    let port = flow.snat_lease().map(|lease| (lease.pool, lease.port));
-                    by.ended((flow.mode, flow.state), flow.counter_slot(), port);
+            self.part_of_sweep((&mut next, end), by, after);
+            part.iter_mut().for_each(|due| self.look_up(due));
+            for due in &*part {
+                if due.is_over {
+                    self.end_handshake(due, by);
                 } else {
-                    self.storage.record_part(index, &flow, self.now);
-                    if let Some(replicator) = &mut self.storage.replicator {
-                        replicator.meet(index, &flow, by.refresh(&flow), self.now);
-                    }
-                    self.storage.forget_route(index, &flow, route_epoch);
+                    self.look_longer(due, route_epoch, by);
                 }
             }
-            part = after;
+            std::mem::swap(&mut part, &mut after);
         }
         if end < self.high_water {
             return end;
@@ -560,8 +581,8 @@ impl<A: Address> FlowTable<A> {
 
     /// The next flows, up to `end`, that end or need a longer look. Their lines of tags are prefetched.
     #[inline(always)]
-    fn part_of_sweep(&self, next: &mut u32, end: u32, by: &impl SweepRules<A>) -> ArrayVec<Due, SWEEP_PART> {
-        let mut part = ArrayVec::new();
+    fn part_of_sweep(&self, (next, end): (&mut u32, u32), by: &impl SweepRules<A>, part: &mut ArrayVec<Due, SWEEP_PART>) {
+        part.clear();
         while *next < end && !part.is_full() {
             let index = *next;
             *next += 1;
@@ -571,21 +592,56 @@ impl<A: Address> FlowTable<A> {
                 let hashes =
                     [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
                 hashes.iter().for_each(|hash| self.prefetch(*hash));
-                part.push(Due { index, hashes, is_over: fate == Fate::Over });
+                self.storage.prefetch_rest(index);
+                self.order.prefetch(index);
+                part.push(Due { index, hashes, slots: [Slot::NONE; 2], is_over: fate == Fate::Over });
             }
         }
-        part
+    }
+
+    /// Looks up where a flow that ends is in the index, and prefetches its neighbours.
+    #[inline(always)]
+    fn look_up(&self, due: &mut Due) {
+        if due.is_over {
+            due.slots = self.slots_of(due.index, due.hashes);
+            self.order.prefetch_neighbours(due.index);
+        }
     }
 
     /// Removes a flow in a handshake.
-    fn end_handshake(&mut self, index: u32, hashes: [u64; 2], by: &mut impl SweepRules<A>) {
-        let pool = self.storage.pool(index);
+    #[inline(always)]
+    fn end_handshake(&mut self, due: &Due, by: &mut impl SweepRules<A>) {
+        let (index, pool) = (due.index, self.storage.pool(due.index));
         let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return };
         let (mode, counted) = (flow.mode(), BackendId::counter_slot(flow.backend()));
-        let port = flow.key(Direction::ToClient).tuple(state.protocol()).destination_port;
+        let port = flow.key(Direction::ToClient).tuple(protocol::TCP).destination_port;
         self.storage.record_end(index, FlowEnd::Idle, self.now);
-        self.take_out(index, (mode, state, pool), hashes);
-        by.ended((mode, state), counted, (mode == FlowMode::Nat).then_some((pool, port)));
+        let has_port = mode == FlowMode::Nat;
+        let kind = (true, Some(YieldClass::Unconfirmed));
+        self.take_out(index, kind, has_port.then_some(pool), (due.hashes, due.slots));
+        by.ended((mode, state), counted, has_port.then_some((pool, port)));
+    }
+
+    /// Ends a flow that is over by a longer look, or refreshes what is known of it.
+    #[inline(never)]
+    fn look_longer(&mut self, &Due { index, hashes, .. }: &Due, route_epoch: u32, by: &mut impl SweepRules<A>) {
+        let flow = self.get(FlowIndex(index));
+        let is_shadow = self.storage.replicator.as_ref().is_some_and(|replicator| !replicator.own(&flow));
+        if by.is_over(&flow, is_shadow) {
+            self.storage.record_end(index, by.why(flow.backend), self.now);
+            if let Some(replicator) = &mut self.storage.replicator {
+                replicator.ended(index, &flow, hashes[Direction::ToClient as usize], self.now);
+            }
+            self.take_out_flow(index, &flow, hashes);
+            let port = flow.snat_lease().map(|lease| (lease.pool, lease.port));
+            by.ended((flow.mode, flow.state), flow.counter_slot(), port);
+        } else {
+            self.storage.record_part(index, &flow, self.now);
+            if let Some(replicator) = &mut self.storage.replicator {
+                replicator.meet(index, &flow, by.refresh(&flow), self.now);
+            }
+            self.storage.forget_route(index, &flow, route_epoch);
+        }
     }
 }
 
@@ -593,6 +649,8 @@ impl<A: Address> FlowTable<A> {
 struct Due {
     index: u32,
     hashes: [u64; 2],
+    /// Its slots in the index, once they were looked up.
+    slots: [Slot; 2],
     /// It ends. Otherwise a longer look tells.
     is_over: bool,
 }

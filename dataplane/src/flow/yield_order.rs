@@ -12,6 +12,7 @@
 
 use zerocopy::FromZeros;
 
+use super::processor::prefetch_at;
 use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
 use super::tick::Tick;
@@ -112,6 +113,22 @@ impl Order {
         })
     }
 
+    /// Prefetches the place of a flow in its lists.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, index: u32) {
+        prefetch_at(&self.nodes, index as usize);
+    }
+
+    /// Prefetches the neighbours of a flow in the list of its pool, which its removal changes. Those among all flows are
+    /// most often beside it.
+    #[inline(always)]
+    pub(super) fn prefetch_neighbours(&self, index: u32) {
+        let Some(node) = self.nodes.get(index as usize) else { return };
+        for side in [Side::Before, Side::After] {
+            prefetch_at(&self.nodes, (node.0[POOL] >> (side as u32 * LINK_BITS) & LINK_MASK) as usize);
+        }
+    }
+
     /// Records the time at which a flow entered its class, or was confirmed.
     pub(super) fn set_since(&mut self, index: u32, now: Tick) {
         self.nodes[index as usize].set_since(now);
@@ -123,6 +140,7 @@ impl Order {
     }
 
     /// Adds a flow to a class, now; `pool` is that of its SNAT port, if it has one.
+    #[inline(always)]
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
         let mut before = [None; 2];
         before[ALL] = append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
@@ -133,6 +151,7 @@ impl Order {
     }
 
     /// Removes a flow from a class: it was confirmed, changed its class or ended.
+    #[inline(always)]
     pub(super) fn remove(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>) {
         unlink::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
         if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
@@ -152,6 +171,7 @@ impl Order {
 }
 
 /// Makes a flow the youngest of a list. Returns the one before it, to be stored in its node.
+#[inline(always)]
 fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) -> Option<u32> {
     let before = ends.youngest.checked_sub(1);
     match before {
@@ -162,6 +182,7 @@ fn append<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32
     before
 }
 
+#[inline(always)]
 fn unlink<const LIST: usize>(nodes: &mut [Node], ends: &mut ListEnds, index: u32) {
     let node = nodes[index as usize];
     let (before, after) = (node.link::<LIST>(Side::Before), node.link::<LIST>(Side::After));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
-use super::fast::{LastBurst, Record};
+use super::fast::{LastBurst, OpeningBackends, Record};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::Lookup;
@@ -50,6 +50,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) records: Vec<Record>,
     /// What the fast way remembers of the last burst.
     pub(super) last_burst: LastBurst,
+    /// What new flows need of the backends that they were sent to.
+    pub(super) opening_backends: OpeningBackends,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,

@@ -129,6 +129,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             neighbour_requests: parts.neighbour_requests,
             records: fast::records(),
             last_burst: fast::LastBurst::default(),
+            opening_backends: fast::OpeningBackends::new(),
             tally: Tally::default(),
             counters: parts.counters,
             observer: parts.observer,

@@ -141,6 +141,12 @@ impl Frontend {
         self.recalled(hash).or_else(|| self.hashed(hash))
     }
 
+    /// The same of a frontend without affinity.
+    #[inline(always)]
+    pub(crate) fn hashed_backend<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
+        self.hashed(self.hash_of(tuple))
+    }
+
     /// The backend for a packet of a flow that began before this gateway knew it, in a mode in which that flow may
     /// continue (FORWARDING 4): what affinity remembers, otherwise the choice among the current and earlier tables.
     #[must_use]

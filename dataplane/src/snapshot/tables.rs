@@ -215,6 +215,13 @@ impl Snapshot {
         A::of(self).roles.of(address)
     }
 
+    /// The first and the last address around this one that are of clients: without a role, neither martian nor link-local.
+    /// `None` if this one is not.
+    #[must_use]
+    pub(crate) fn clients_around<A: Address>(&self, address: A) -> Option<(A, A)> {
+        A::of(self).roles.clients_around(address)
+    }
+
     /// The kind of destination of a packet with this tuple, on which its owner depends.
     #[must_use]
     #[inline]

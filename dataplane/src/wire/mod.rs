@@ -35,7 +35,7 @@ pub(crate) use ip::{
 };
 pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, protocol};
 pub use parse::parse;
-pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, sctp_first_chunk_kind};
+pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, never_sources, sctp_first_chunk_kind};
 pub use transport::{Chunk, Sctp, Tcp, Udp};
 pub(crate) use vlan::{TAG_BYTES, Tags};
 pub use vlan::{TagKind, Vlan, VlanTag};

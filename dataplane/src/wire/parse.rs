@@ -245,6 +245,20 @@ pub(crate) fn is_martian<A: Address>(source: A) -> bool {
     }
 }
 
+/// The addresses that no packet from another link may have as its source, as ranges of [`Address::wide`]: those of
+/// [`is_martian`] and [`is_link_local`].
+pub(crate) fn never_sources<A: Address>() -> impl Iterator<Item = (u128, u128)> {
+    const V4: [(u128, u128); 4] =
+        [(0, 0x00ff_ffff), (0x7f00_0000, 0x7fff_ffff), (0xa9fe_0000, 0xa9fe_ffff), (0xe000_0000, 0xffff_ffff)];
+    const V6: [(u128, u128); 4] =
+        [(0, 1), (0xffff << 32, (0xffff << 32) + 0xffff_ffff), (0xfe80 << 112, (0xfec0 << 112) - 1), (0xff << 120, u128::MAX)];
+    match A::FAMILY {
+        Family::V4 => V4,
+        Family::V6 => V6,
+    }
+    .into_iter()
+}
+
 /// For a packet with an invalid source: whether it is a duplicate address detection, which solicits its own future
 /// address from the unspecified one. False is another packet of a host without address to a group, such as a router
 /// solicitation (RFC 4861 sections 4.1 and 4.3), which goes to the kernel.

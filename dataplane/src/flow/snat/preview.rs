@@ -26,7 +26,7 @@ impl SnatPorts {
         &self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],
-        start: u64,
+        start: usize,
         now: Tick,
     ) -> Option<LeaseOffer<A>> {
         let offers = || {

@@ -45,7 +45,7 @@ fn a_hundred_thousand_short_connections_through_two_addresses_reuse_nothing_earl
     let mut snat = ports(1 << 20, PortShare::whole());
     let mut seen = BTreeSet::new();
     for n in 0..129_024u64 {
-        let lease = snat.allocate(TARGET, &addresses(2), n * 7, at(1)).unwrap();
+        let lease = snat.allocate(TARGET, &addresses(2), usize::try_from(n * 7).unwrap(), at(1)).unwrap();
         assert!(seen.insert((lease.address, lease.port)), "{lease:?} was handed out twice");
         snat.release(lease.pool, lease.port, at(1));
     }

@@ -40,7 +40,7 @@ pub enum About<A> {
         /// The VIP of the flow.
         vip: A,
         /// See [`SnatPorts::allocate`].
-        start: u64,
+        start: usize,
     },
     /// The flows from this position of the table on.
     Flows {

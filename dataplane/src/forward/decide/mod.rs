@@ -31,6 +31,7 @@ pub(super) use inquiry::KnownFlows;
 pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub(super) use known::{FlowMatch, follow};
 pub(super) use local::refused_source;
+pub(super) use new_flow::first_snat_address;
 pub(super) use one_way::{deliver, follow_probe};
 pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, Verdict};
 

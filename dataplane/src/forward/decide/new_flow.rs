@@ -61,7 +61,8 @@ pub(super) fn new_flow<'s, A: Address>(
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
-            reclaim::lease(context, towards, snapshot.snat(exit.link, tuple.destination), first_snat_address(packet.hash))
+            let addresses = snapshot.snat(exit.link, tuple.destination);
+            reclaim::lease(context, towards, addresses, first_snat_address(packet.hash, addresses.len()))
         }
     };
     let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
@@ -82,10 +83,10 @@ pub(super) fn new_flow<'s, A: Address>(
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
 }
 
-/// Which SNAT address, modulo their number, is tried first for a flow with this hash.
+/// Which of this number of SNAT addresses is tried first for a flow with this hash.
 #[inline(always)]
-pub(super) const fn first_snat_address(hash: u64) -> u64 {
-    hash >> 40
+pub(in crate::forward) const fn first_snat_address(hash: u64, addresses: usize) -> usize {
+    (((hash >> 40) * addresses as u64) >> 24) as usize
 }
 
 /// The backend for a new flow, or for a flow that began elsewhere: by the table alone, which is the same on every

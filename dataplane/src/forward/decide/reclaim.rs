@@ -82,7 +82,7 @@ pub(super) fn lease<A: Address>(
     context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
-    start: u64,
+    start: usize,
 ) -> Option<SnatLease<A>> {
     let lease = match context.ports.allocate_rested(target, addresses, start, context.now) {
         Some(lease) => lease,
@@ -109,7 +109,7 @@ fn unused_lease<A: Address>(
     context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
-    start: u64,
+    start: usize,
     first: (SnatLease<A>, PortUse),
 ) -> Option<SnatLease<A>> {
     let now = context.now;
@@ -147,7 +147,7 @@ fn scarce_lease<A: Address>(
     context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
-    start: u64,
+    start: usize,
 ) -> Option<SnatLease<A>> {
     let DecisionContext { snapshot, now, .. } = *context;
     let oldest = YieldClass::ALL.map(|class| {

@@ -25,7 +25,8 @@ mod record;
 mod rewrite;
 
 use follow::Follow;
-use open::{Opening, openings};
+pub(super) use open::OpeningBackends;
+use open::openings;
 pub(super) use record::Record;
 use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
 pub(super) use rewrite::LastBurst;
@@ -54,13 +55,16 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
-        let (mut kinds, mut progress) = (0, Progress::new(snapshot, self.last_burst));
-        let mut opening = Opening::new(snapshot, arrival);
+        let (mut kinds, mut progress, mut any_away) = (0, Progress::new(snapshot, self.last_burst), false);
+        let (mut opening_v4, mut opening_v6) = (None, None);
         let (len, part_len) = (burst.len(), part_len(&self.tables));
         let part = |number: usize| (number * part_len).min(len)..((number + 1) * part_len).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
         for turn in 0..len.div_ceil(part_len) + last {
+            if any_away && let Some(before) = turn.checked_sub(2) {
+                locate_away(&self.tables, &mut records[part(before)]);
+            }
             let range = part(turn);
             kinds |= recognise.burst(&self.tables, &mut frames, (&burst[range.clone()], &mut records[range]));
             let families = kinds & Record::FAMILY;
@@ -68,7 +72,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 continue;
             }
             if let Some(before) = turn.checked_sub(1) {
-                locate(&self.tables, &mut records[part(before)], families);
+                any_away = locate(&self.tables, &mut records[part(before)], families);
                 if O::METERS {
                     prefetch_meters(&self.tables, &records[part(before)]);
                 }
@@ -84,11 +88,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
             if families != Record::V6 {
                 self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
-                self.open_part::<u32>(&mut opening, part, (records, openings), &mut progress);
+                self.open_part::<u32>((snapshot, arrival), &mut opening_v4, part, (records, openings), &mut progress);
             }
             if families != Record::V4 {
                 self.forward_part::<u128>(&follow, part, (records, openings), &mut progress);
-                self.open_part::<u128>(&mut opening, part, (records, openings), &mut progress);
+                self.open_part::<u128>((snapshot, arrival), &mut opening_v6, part, (records, openings), &mut progress);
             }
         }
         self.last_burst = progress.end(kinds & Record::FAMILY);
@@ -166,15 +170,12 @@ fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
 }
 
 /// The second loop: finds the probable flow of each packet, and prefetches it. `families` has at least those of the
-/// records.
-fn locate(tables: &FlowTables, records: &mut [Record], families: u8) {
-    let any_away = match families {
+/// records. Returns whether any may be found in another line of tags, which is prefetched.
+fn locate(tables: &FlowTables, records: &mut [Record], families: u8) -> bool {
+    match families {
         Record::V4 => locate_all(&tables.v4, records),
         Record::V6 => locate_all(&tables.v6, records),
         _ => locate_mixed(tables, records),
-    };
-    if any_away {
-        locate_away(tables, records);
     }
 }
 
@@ -216,7 +217,7 @@ fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> bool {
     any_away
 }
 
-/// The same for those that may be found in another line of tags: in a full table one packet in fifteen.
+/// The same for those that may be found in another line of tags, a turn later: in a full table one packet in fifteen.
 #[inline(never)]
 fn locate_away(tables: &FlowTables, records: &mut [Record]) {
     for record in records.iter_mut().filter(|record| record.candidate == Candidate::AWAY) {

@@ -1,29 +1,33 @@
 //! The loop of the fast way for packets that open connections: of those the index shows that they have no flow. It
 //! takes what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room
-//! for their flows and a rested port. It creates the flow and rewrites the packet. All
-//! other packets are left, and nothing is changed for them.
+//! for their flows and a rested port. It creates the flow and rewrites the packet. All other packets are left, and
+//! nothing is changed for them.
 //!
-//! The first half of the loop decides on each packet of a part and prefetches what the second half writes.
+//! It consists of three loops over a part: the first decides on each packet and prefetches the line of tags of the
+//! replies, the second finds room in the index, and the third creates the flows and rewrites the packets. What is the
+//! same for many packets is kept from one to the next, that of backends from one burst to the next (`backends`).
 //!
 //! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
 //! (`tests/flows/openings.rs`).
 //!
 //! Not here: packets that begin flows otherwise (`decide::new_flow`).
 
+mod backends;
+
 use arrayvec::ArrayVec;
 
 use super::follow::{FastFamily, PacketHead};
 use super::record::{Record, STAYS};
-use super::rewrite::{Progress, Rewritten};
-use crate::flow::{BegunFlow, Candidate, Direction, FlowMode, SnatTarget, Tick};
-use crate::forward::decide::{refused_source, unresolved_client};
+use super::rewrite::{Progress, Rewritten, framed, identification};
+use crate::flow::{BackendId, BegunFlow, Candidate, Direction, FlowMode, PoolId, Slot, SnatAddress, SnatLease, SnatTarget, Tick};
+use crate::forward::decide::{first_snat_address, unresolved_client};
 use crate::forward::engine::Engine;
-use crate::forward::observer::Observe;
-use crate::icmp::UnresolvedNeighbour;
-use crate::port::{Arrival, BURST, Origin, Port, PortIndex};
-use crate::snapshot::{AddressRole, Backend, Frontend, RouteTo, Snapshot};
-use crate::stats::{CounterSlot, FrontendNumber};
-use crate::wire::{Address, Buffer, Tuple, TupleKey, is_martian, protocol};
+use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
+use crate::port::{Arrival, BURST, Link, Origin, Port, PortIndex};
+use crate::snapshot::{Exit, Frontend, RouteTo, Snapshot};
+use crate::stats::FrontendNumber;
+use crate::wire::{Address, Buffer, Tuple, TupleKey, protocol};
+pub(in crate::forward) use backends::OpeningBackends;
 
 /// Positions, as bits, of the packets of a part that open connections and have no flow.
 #[inline(never)]
@@ -32,74 +36,138 @@ pub(super) fn openings(records: &[Record]) -> u32 {
     (0..).zip(records).filter(|(_, record)| opens(record)).fold(0, |positions, (at, _)| positions | 1 << at)
 }
 
-/// What the loop depends on besides packets and flows, and what it knows of the burst.
-pub(super) struct Opening<'s> {
+/// What the loop depends on besides packets and flows, and what it knows of the burst: the packets of one family.
+pub(super) struct Opening<'s, A> {
     snapshot: &'s Snapshot,
     arrival: Arrival,
+    now: Tick,
+    /// Whether the packets may be of flows that other workers own.
+    may_be_of_others: bool,
+    /// The link by which the packet before arrived, and its MTU.
+    arrived: (Link, u16),
     /// Hashes of the packets that were taken, whose flows are not in the index when later packets are looked up; and a bit
     /// for each, by which almost all others are told apart.
     taken: ArrayVec<u64, BURST>,
     taken_bits: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
-    last: Option<(FrontendOf, NumberedFrontend<'s>)>,
-    /// For each family, the first and the last address ([`Address::wide`]) of the last range of routes in which a client was
-    /// that is behind a router with a known Ethernet address. Other clients in it need no look at the routes.
-    behind_router: [(u128, u128); 2],
+    front: Option<Front<'s, A>>,
+    /// The first and the last address around a client that are behind the same router, with a known Ethernet address, and
+    /// may be clients too. Of no client at first.
+    behind_router: (A, A),
 }
 
-/// First and last address of no range.
-const NO_RANGE: (u128, u128) = (1, 0);
+/// A frontend at one of its addresses.
+#[derive(Clone, Copy)]
+struct Front<'s, A> {
+    /// Its address and port.
+    at: (A, u16),
+    frontend: &'s Frontend,
+    /// Its number for the counters.
+    number: FrontendNumber,
+    /// Whether the loop takes packets for it.
+    is_taken: bool,
+    has_source_ranges: bool,
+    /// The link towards the backend of the packet before, and the SNAT addresses for it.
+    snat: Option<(Link, &'s [SnatAddress<A>])>,
+}
 
-/// Address, as [`Address::wide`], and port of a frontend.
-type FrontendOf = (u128, u16);
-/// A frontend, and its number for the counters.
-type NumberedFrontend<'s> = (&'s Frontend, FrontendNumber);
+/// Where a client is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    /// Behind a router with a known Ethernet address.
+    BehindRouter,
+    /// A route tells.
+    Elsewhere,
+}
 
 /// A packet that will open a connection.
-struct Opens<K> {
+struct Opens<'s, K> {
     at: usize,
-    /// Slot of its next hop.
-    exit: u32,
-    flow: BegunFlow<K>,
-    port: u16,
+    exit: &'s Exit,
+    /// See [`BackendId::packed_with`].
+    backend: u32,
+    /// The replies, and their hash.
+    reply: K,
+    reply_hash: u64,
+    /// The pool of its SNAT port.
+    pool: PoolId,
+    /// Room in the index, see [`BegunFlow::rooms`].
+    rooms: [Slot; 2],
 }
 
-impl<'s> Opening<'s> {
-    pub(super) fn new(snapshot: &'s Snapshot, arrival: Arrival) -> Self {
-        Self { snapshot, arrival, taken: ArrayVec::new(), taken_bits: [0; 16], last: None, behind_router: [NO_RANGE; 2] }
-    }
-
+impl<'s, A: Address> Front<'s, A> {
     #[inline(always)]
-    fn frontend<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<NumberedFrontend<'s>> {
-        let of = (tuple.destination.wide(), tuple.destination_port);
-        match self.last {
-            Some((last, frontend)) if last == of => Some(frontend),
+    fn snat(&mut self, snapshot: &'s Snapshot, link: Link) -> &'s [SnatAddress<A>] {
+        match self.snat {
+            Some((last, addresses)) if last == link => addresses,
             _ => {
-                let frontend = self.snapshot.numbered_frontend(tuple.destination, protocol::TCP, tuple.destination_port)?;
-                self.last = Some((of, frontend));
-                Some(frontend)
+                let addresses = snapshot.snat(link, self.at.0);
+                self.snat = Some((link, addresses));
+                addresses
             }
         }
     }
+}
 
-    /// The neighbour towards the client of this tuple, if it is not resolved.
+impl<'s, A: Address> Opening<'s, A> {
+    fn new(snapshot: &'s Snapshot, arrival: Arrival, has_peers: bool) -> Self {
+        Self {
+            snapshot,
+            arrival,
+            now: Tick::at(arrival.now_ns),
+            may_be_of_others: has_peers && arrival.origin == Origin::Port,
+            arrived: (arrival.link, snapshot.mtu(arrival.link)),
+            taken: ArrayVec::new(),
+            taken_bits: [0; 16],
+            front: None,
+            behind_router: (A::from_wide(1), A::from_wide(0)),
+        }
+    }
+
+    /// The frontend of a packet, if the loop takes packets for it.
     #[inline(always)]
-    fn unresolved_client<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<UnresolvedNeighbour> {
-        let (first, last) = self.behind_router[A::FAMILY as usize];
-        let client = tuple.source.wide();
-        if first <= client && client <= last { None } else { self.look_for_client(tuple) }
+    fn front(&mut self, tuple: &Tuple<A>) -> Option<&mut Front<'s, A>> {
+        let at = (tuple.destination, tuple.destination_port);
+        if self.front.as_ref().is_none_or(|front| front.at != at) {
+            self.front = self.look_up_front(at);
+        }
+        self.front.as_mut().filter(|front| front.is_taken)
     }
 
     #[inline(never)]
-    fn look_for_client<A: Address>(&mut self, tuple: &Tuple<A>) -> Option<UnresolvedNeighbour> {
-        let (behind_router, route) = self.snapshot.routes().to_range(tuple.source);
+    fn look_up_front(&self, at: (A, u16)) -> Option<Front<'s, A>> {
+        let (frontend, number) = self.snapshot.numbered_frontend(at.0, protocol::TCP, at.1)?;
+        let is_taken = frontend.mode() == FlowMode::Nat && frontend.is_hashed();
+        Some(Front { at, frontend, number, is_taken, has_source_ranges: frontend.has_source_ranges(), snat: None })
+    }
+
+    /// Where a client is; `None` if packets from this address are not forwarded.
+    #[inline(always)]
+    fn client(&mut self, client: A) -> Option<Client> {
+        let (first, last) = self.behind_router;
+        if first <= client && client <= last { Some(Client::BehindRouter) } else { self.look_for_client(client) }
+    }
+
+    #[inline(never)]
+    fn look_for_client(&mut self, client: A) -> Option<Client> {
+        let clients = self.snapshot.clients_around(client)?;
+        let (behind_router, route) = self.snapshot.routes().to_range(client);
         if let (Some((first, last)), RouteTo::NextHop(slot)) = (behind_router, route)
             && self.snapshot.exit(slot).is_some()
         {
-            self.behind_router[A::FAMILY as usize] = (first.wide(), last.wide());
-            return None;
+            self.behind_router = (first.max(clients.0), last.min(clients.1));
+            return Some(Client::BehindRouter);
         }
-        unresolved_client(self.snapshot, route, tuple)
+        Some(Client::Elsewhere)
+    }
+
+    /// MTU of the link by which a packet arrived.
+    #[inline(always)]
+    fn mtu(&mut self, link: Link) -> u16 {
+        if self.arrived.0 != link {
+            self.arrived = (link, self.snapshot.mtu(link));
+        }
+        self.arrived.1
     }
 
     /// Whether no packet with this hash was taken before or, as far as some bits of it tell, left.
@@ -125,38 +193,49 @@ impl<'s> Opening<'s> {
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The loop, for the packets of one family in a part of a burst at the positions that are bits of `openings`.
     #[inline(always)]
-    pub(super) fn open_part<A: Rewritten>(
+    pub(super) fn open_part<'s, A: Rewritten>(
         &mut self,
-        opening: &mut Opening<'_>,
+        (snapshot, arrival): (&'s Snapshot, Arrival),
+        opening: &mut Option<Opening<'s, A>>,
         part: &mut [P::Buffer],
         (records, openings): (&mut [Record], u32),
         progress: &mut Progress,
     ) {
         if openings != 0 {
-            self.open_each::<A>(opening, part, (records, openings), progress);
+            let has_peers = self.egress.peers.is_some();
+            let opening = opening.get_or_insert_with(|| Opening::new(snapshot, arrival, has_peers));
+            self.open_each(opening, part, (records, openings), progress);
         }
     }
 
     #[inline(never)]
     fn open_each<A: Rewritten>(
         &mut self,
-        opening: &mut Opening<'_>,
+        opening: &mut Opening<'_, A>,
         part: &mut [P::Buffer],
         (records, openings): (&mut [Record], u32),
         progress: &mut Progress,
     ) {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
-        let mut opens: ArrayVec<Opens<A::Key>, BURST> = ArrayVec::new();
+        // Packets that met here are left.
+        let room = if opening.arrival.origin == Origin::Met { 0 } else { room as usize };
+        let mut opens: ArrayVec<Opens<'_, A::Key>, BURST> = ArrayVec::new();
         for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
             if openings >> at & 1 == 0 || record.family() != A::RECORD {
                 continue;
             }
-            let may_open = opens.len() < room as usize && opening.is_first(record.hash, progress.left);
-            if may_open && self.decide_opening::<A>(at, buffer, record, opening, &mut opens).is_some() {
+            let may_open = opens.len() < room && opening.is_first(record.hash, progress.left);
+            if may_open && self.decide_opening::<A>((at, record), buffer, opening, &mut opens).is_some() {
                 opening.take(record.hash);
             } else {
                 progress.left |= 1 << (record.hash & 63);
                 progress.add_port(STAYS);
+            }
+        }
+        let table = A::table(&self.tables);
+        for open in &mut opens {
+            if let Some(record) = records.get(open.at) {
+                open.rooms = [record.hash, open.reply_hash].map(|hash| table.room_for(hash));
             }
         }
         for open in &opens {
@@ -169,100 +248,116 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Creates a flow, and rewrites its first packet. Returns the port by which it leaves; `None` if it is left.
-    fn begin<A: Rewritten>(
-        &mut self,
-        opening: &Opening<'_>,
-        open: &Opens<A::Key>,
-        buffer: &mut P::Buffer,
-        record: &mut Record,
-    ) -> Option<PortIndex> {
-        let now = Tick::at(opening.arrival.now_ns);
-        let Ok(candidate) = A::split(&mut self.tables).0.begin(&open.flow, now) else {
-            // The index has no room: the slow way says so.
-            self.ports.release(open.flow.pool, open.port, now);
-            return None;
-        };
-        record.candidate = candidate;
-        self.tally.new_flows += 1;
-        let counters = self.counters.at(CounterSlot::new(open.flow.backend.slot, open.flow.frontend));
-        counters.flows.add(1);
-        counters.new_flows.add(1);
-        self.forward_opened::<A>(opening.snapshot, buffer, record, open.exit)
-    }
-
     /// Decides on one packet, takes a SNAT port for it and adds it to those that open connections. `None`: it is left.
     #[inline(always)]
-    fn decide_opening<A: FastFamily>(
+    fn decide_opening<'s, A: FastFamily>(
         &mut self,
-        at: usize,
+        (at, record): (usize, &Record),
         buffer: &P::Buffer,
-        record: &Record,
-        opening: &mut Opening<'_>,
-        opens: &mut ArrayVec<Opens<A::Key>, BURST>,
+        opening: &mut Opening<'s, A>,
+        opens: &mut ArrayVec<Opens<'s, A::Key>, BURST>,
     ) -> Option<()> {
         let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
-        let (key, snapshot) = (A::key(head), opening.snapshot);
-        let tuple = key.tuple(protocol::TCP);
-        if tuple.source == tuple.destination || is_martian(tuple.source) {
+        let tuple = A::key(head).tuple(protocol::TCP);
+        let (snapshot, arrival, now) = (opening.snapshot, opening.arrival, opening.now);
+        let client = opening.client(tuple.source)?;
+        if opening.may_be_of_others && self.other_owner(snapshot, arrival, record, &tuple).is_some() {
             return None;
         }
-        let arrival = opening.arrival;
-        if arrival.origin == Origin::Met || self.other_owner(snapshot, arrival, record, &tuple).is_some() {
+        let arrival_mtu = opening.mtu(record.link);
+        let front = opening.front(&tuple)?;
+        if front.has_source_ranges && !front.frontend.allows(tuple.source) {
             return None;
         }
-        let (frontend, number) = opening.frontend(&tuple)?;
-        if frontend.mode() != FlowMode::Nat || !frontend.is_hashed() || !frontend.allows(tuple.source) {
+        let id = front.frontend.hashed_backend(&tuple)?;
+        let backend = self.opening_backends.get::<A>(snapshot, id)?;
+        let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, record.hash))?;
+        if record.packet_len > exit.mtu || arrival_mtu != exit.mtu {
             return None;
         }
-        let id = frontend.choose_by_hash(&tuple)?;
-        let backend = snapshot.backend(id)?;
-        let target = reachable::<A>(snapshot, backend)?;
-        if refused_source(tuple.source, snapshot).is_some() {
-            return None;
-        }
-        let exit = snapshot.routes().slot_of(backend.next_hop, record.hash);
-        let way = snapshot.routes().exit(exit)?;
-        if record.packet_len > way.mtu || snapshot.mtu(record.link) != way.mtu {
-            return None;
-        }
-        let port = backend.address.port();
-        let towards = SnatTarget { slot: backend.target, address: target, port, protocol: protocol::TCP };
-        let now = Tick::at(arrival.now_ns);
-        let lease = self.ports.allocate_rested(towards, snapshot.snat(way.link, tuple.destination), record.hash >> 40, now)?;
-        if let Some(neighbour) = opening.unresolved_client(&tuple) {
+        let addresses = front.snat(snapshot, exit.link);
+        let first = first_snat_address(record.hash, addresses.len());
+        let &SnatAddress { address, index } = addresses.get(first)?;
+        let pool = PoolId::new(backend.target, index);
+        let towards =
+            SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
+        let port = self.ports.take_rested(pool, now).or_else(|| self.ports.take_unused(pool, &towards, address));
+        let lease = match port {
+            Some(port) => SnatLease { address, port, pool },
+            None => self.ports.allocate_rested(towards, addresses, first, now)?,
+        };
+        if client == Client::Elsewhere
+            && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
+        {
             self.ask(neighbour);
         }
-        let reply = Tuple {
-            source: target,
+        let reply = A::Key::of(&Tuple {
+            source: towards.address,
             destination: lease.address,
-            source_port: port,
+            source_port: towards.port,
             destination_port: lease.port,
             protocol: protocol::TCP,
-        };
-        let keys = [key, A::Key::of(&reply)];
+        });
+        let backend = id.packed_with(front.number);
         let table = A::split(&mut self.tables).0;
-        let hashes = [record.hash, table.hash_key(&keys[Direction::ToClient as usize], protocol::TCP)];
-        let reply_hash = hashes[Direction::ToClient as usize];
-        if table.is_replicated() && table.port_use(reply_hash, &keys[Direction::ToClient as usize], protocol::TCP).is_some() {
+        let reply_hash = table.hash_key(&reply, protocol::TCP);
+        if table.is_replicated() && table.port_use(reply_hash, &reply, protocol::TCP).is_some() {
             // A shadow flow has the port, or had it a moment ago: the slow way tries others.
             self.ports.release(lease.pool, lease.port, now);
             return None;
         }
         table.prefetch(reply_hash);
-        self.check_queue(arrival, buffer, record, &tuple);
-        let initial_sequence = A::sequence(head);
-        let flow = BegunFlow { keys, hashes, backend: id, frontend: number, pool: lease.pool, initial_sequence };
-        opens.try_push(Opens { at, exit, flow, port: lease.port }).ok()
+        if opening.may_be_of_others {
+            self.check_queue(arrival, buffer, record, &tuple);
+        }
+        opens.try_push(Opens { at, exit, backend, reply, reply_hash, pool: lease.pool, rooms: [Slot::NONE; 2] }).ok()
     }
-}
 
-/// The address of a backend, unless packets to it would return to the gateway.
-#[inline(always)]
-fn reachable<A: Address>(snapshot: &Snapshot, backend: &Backend) -> Option<A> {
-    let target = A::from_ip(backend.address.ip())?;
-    match snapshot.role(target) {
-        AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => None,
-        AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => Some(target),
+    /// Creates a flow, rewrites its first packet and counts both. Returns the port by which it leaves; `None` if it is left.
+    #[inline(always)]
+    fn begin<A: Rewritten>(
+        &mut self,
+        opening: &Opening<'_, A>,
+        open: &Opens<'_, A::Key>,
+        buffer: &mut P::Buffer,
+        record: &mut Record,
+    ) -> Option<PortIndex> {
+        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        let flow = BegunFlow {
+            keys: [A::key(head), open.reply],
+            hashes: [record.hash, open.reply_hash],
+            rooms: open.rooms,
+            backend: open.backend,
+            pool: open.pool,
+            initial_sequence: A::sequence(head),
+        };
+        let table = A::split(&mut self.tables).0;
+        let Ok(candidate) = table.begin(&flow, opening.now) else {
+            // The index has no room: the slow way says so.
+            let port = open.reply.tuple(protocol::TCP).destination_port;
+            self.ports.release(open.pool, port, opening.now);
+            return None;
+        };
+        record.candidate = candidate;
+        self.tally.new_flows += 1;
+        let counters = self.counters.at(BackendId::counter_slot(open.backend));
+        counters.flows.add(1);
+        counters.new_flows.add(1);
+        let (exit, from) = (open.exit, flow.keys[0]);
+        let identification = identification::<A>(&mut self.identifications, &open.reply, record);
+        A::rewrite(framed::<A>(buffer, exit, record)?, &open.reply, false, identification);
+        if record.is_padded {
+            buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
+        }
+        counters.forwarded(false, record.packet_len);
+        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || {
+            let Tuple { destination: vip, destination_port: port, protocol, .. } = from.tuple(protocol::TCP);
+            Some(PacketFlow { vip: vip.ip(), port, protocol, backend: BackendId::unpacked(open.backend) })
+        });
+        if O::METERS {
+            let meters = &mut table.hot_parts(true).meters;
+            meters.count(candidate.entry().0, Direction::ToBackend, record.packet_len);
+        }
+        Some(exit.port)
     }
 }

@@ -408,30 +408,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         port
     }
 
-    /// Rewrites the first packet of a flow, which leaves by the next hop in a slot; `None` if it cannot be rewritten.
-    pub(super) fn forward_opened<A: Rewritten>(
-        &mut self,
-        snapshot: &Snapshot,
-        buffer: &mut P::Buffer,
-        record: &Record,
-        slot: u32,
-    ) -> Option<PortIndex> {
-        let mut flows = A::split(&mut self.tables).0.hot_parts(O::METERS);
-        let flow = flows.flows.get(record.candidate.entry().0)?;
-        let passage = Passage { flow, direction: Direction::ToBackend, exit: snapshot.routes().exit(slot)? };
-        let mut writer = Writer {
-            snapshot,
-            identifications: &mut self.identifications,
-            counters: self.counters.all_slots(),
-            observer: &mut self.observer,
-        };
-        let port = writer.packet::<A, _>(buffer, record, &passage);
-        if O::METERS && port.is_some() {
-            meter::<A, P::Buffer, O>(&mut flows, record, Direction::ToBackend);
-        }
-        port
-    }
-
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
         let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.all_slots());
         let (identifications, observer) = (&mut self.identifications, &mut self.observer);
@@ -623,7 +599,11 @@ fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow
 /// have one source (RFC 6864 section 5.3). `None` for other packets. It is sent in the opposite direction to `replies`.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // of IPv4 16 bits
-fn identification<A: Rewritten>(identifications: &mut Identifications, replies: &A::Key, record: &Record) -> Option<u16> {
+pub(super) fn identification<A: Rewritten>(
+    identifications: &mut Identifications,
+    replies: &A::Key,
+    record: &Record,
+) -> Option<u16> {
     if !A::ROUTERS_FRAGMENT || !record.may_fragment {
         return None;
     }
@@ -633,7 +613,7 @@ fn identification<A: Rewritten>(identifications: &mut Identifications, replies: 
 
 /// Puts the link header of the exit before a packet. Returns the head of the packet.
 #[inline(always)]
-fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
+pub(super) fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
     let (offset, wanted) = (usize::from(record.network_offset), exit.link_bytes());
     if wanted != offset {
         move_start(buffer, offset, wanted)?;

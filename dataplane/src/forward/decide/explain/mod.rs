@@ -137,10 +137,11 @@ fn try_with_answers<A: TrialFamily, E>(
     let snapshot = trial.snapshot;
     if made.mode == FlowMode::Nat {
         let Some(target) = target_of(&made, snapshot) else { return Ok(tried) };
-        let (link, vip, start) = (leaves.link, made.vip, first_snat_address(trial.hash()));
+        let (link, vip) = (leaves.link, made.vip);
+        let addresses = snapshot.snat(link, vip);
+        let start = first_snat_address(trial.hash(), addresses.len());
         let answer = ask(About::Lease { target, link, vip, start })?;
         let offer = A::answered(&answer.inquired).and_then(|inquiry| inquiry.offer);
-        let addresses = snapshot.snat(link, vip);
         return trial.run_with_offer(room, (target, addresses, offer), tables).ok_or(ExplainError::NoMemory);
     }
     // In `dnat` another flow may look the same to the backend, or have the client's tuple.
