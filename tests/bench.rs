@@ -165,6 +165,9 @@ fn bench_without_a_mode_uses_no_flows() {
     let [report] = bench(&[vec!["--mode", "none"]]).try_into().unwrap();
     assert_eq!((&report["mode"], &report["hits"], &report["verified"]), (&"none".into(), &0.into(), &0.into()));
     assert_eq!(report["floor_ns"], report["ns_per_packet"]);
+    for time in ["fetched_ahead_ns", "dependent_ns"] {
+        assert!(report["memory_line"][time].as_f64().unwrap() > 0.0, "{time}: {report}");
+    }
     assert!(report["packets"].as_u64().unwrap() > 0);
 }
 

@@ -58,6 +58,15 @@ class Figures:
         spread = f"{all_ns[0]:.1f} to {all_ns[-1]:.1f} ns" if all_ns else f"skipped: {self.skipped}"
         return ["yardstick y: testpmd `5tswap`", spread, "-", "-", "1.00" if all_ns else "-", "-"]
 
+    def memory_rows(self):
+        """What the memory of the machine allows."""
+        line = self.report("none")["memory_line"]
+        whats = {"fetched_ahead_ns": "fetched ahead", "dependent_ns": "after the one before"}
+        return [
+            [f"a random cache line of 64 MB, {what}", f"{line[name]:.1f} ns", "-", "-", self.ratio("none", line[name]), "-"]
+            for name, what in whats.items()
+        ]
+
     def handover_row(self, what):
         report = self.report("handover")
         ns = report["ns_per_packet"] - report["without_handover_ns"]
@@ -81,7 +90,7 @@ def summary(table):
 def table(stored):
     """All rows."""
     figures = Figures(stored)
-    rows = [figures.yardstick_row(), figures.per_packet("harness alone, 1,000,000 flows", "none", 4)]
+    rows = [figures.yardstick_row(), *figures.memory_rows(), figures.per_packet("harness alone, 1,000,000 flows", "none", 4)]
     for mode in MODES:
         for flows, units in FLOWS.items():
             rows.append(figures.in_units(f"`{mode}`, {flows:,} flows", f"{mode} {flows}", units, TUNNEL_NS.get(mode, 0)))
@@ -118,5 +127,6 @@ def titles(names_of_runs):
     """The first cell of each row."""
     loads = [{"load_percent": percent, "p50_ns": 0, "p99_ns": 0, "p999_ns": 0, "mpps": 0} for percent in (10, 50, 90)]
     report = {"ns_per_packet": 1, "floor_ns": 1, "mpps": 1, "without_handover_ns": 1, "latency": loads}
+    report["memory_line"] = {"fetched_ahead_ns": 1, "dependent_ns": 1}
     runs = {name: {"yardstick_ns": None, "report": report} for name in names_of_runs}
     return [row[0] for row in table({"runs": runs, "skipped": "this is no measurement"})]

@@ -11,6 +11,7 @@ mod error;
 mod frame;
 mod harness;
 mod measure;
+mod memory_lines;
 mod report;
 mod scenario;
 mod timing;

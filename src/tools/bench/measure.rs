@@ -20,6 +20,7 @@ use super::account::{CounterReading, FinalAccount, expect};
 use super::error::BenchError;
 use super::frame::FrameFields;
 use super::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
+use super::memory_lines;
 use super::report::{Measured, Report};
 use super::scenario::{self, SEED};
 use super::timing::{CycleRate, WorkerClock};
@@ -102,7 +103,9 @@ pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchEr
     if verified == 0 && options.mode.of_services().is_some() {
         return Err(BenchError::Wrong("nothing left the engine at all".into()));
     }
-    Ok(Report::new(options, &measured, &account, verified))
+    let report = Report::new(options, &measured, &account, verified);
+    let is_harness_alone = options.mode.of_services().is_none();
+    Ok(Report { memory_line: is_harness_alone.then(|| memory_lines::measure(options.core)).transpose()?, ..report })
 }
 
 /// A run, as all its workers see it.

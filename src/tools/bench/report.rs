@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::account::{CounterReading, FinalAccount};
 use super::error::BenchError;
+use super::memory_lines::LineTimes;
 use super::timing::{CycleRate, PollTimes};
 use super::traffic;
 use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
@@ -54,6 +55,9 @@ pub struct Report {
     pub ns_per_packet: f64,
     /// Time a packet of the same harness alone, in the same run; included in `ns_per_packet`.
     pub floor_ns: f64,
+    /// In mode `none`: what the memory of the machine allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_line: Option<LineTimes>,
     /// With `--handover`: time a packet when each arrives at its owner, in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_handover_ns: Option<f64>,
@@ -193,6 +197,7 @@ impl Report {
             mpps: times.mpps(),
             ns_per_packet: times.ns_per_packet(),
             floor_ns: *floor_ns,
+            memory_line: None,
             without_handover_ns: None,
             cycles_per_packet: times.cycles_per_packet(),
             hits: counted.hits,
@@ -268,6 +273,11 @@ fn text(report: &Report) -> String {
     if let Some(ListingCost { ns_per_packet, without_ns, flows_per_second }) = report.listing {
         text.push_str(&format!(
             "\nwhile {flows_per_second:.0} flows a second are listed: {ns_per_packet:.1} ns a packet, {without_ns:.1} ns in between"
+        ));
+    }
+    if let Some(LineTimes { fetched_ahead_ns, dependent_ns }) = report.memory_line {
+        text.push_str(&format!(
+            "\na random cache line of 64 MB: {fetched_ahead_ns:.1} ns when it is fetched ahead, {dependent_ns:.1} ns when it depends on the one before"
         ));
     }
     if let Some(without) = report.without_handover_ns {

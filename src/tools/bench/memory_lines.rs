@@ -1,0 +1,104 @@
+//! What the memory of the machine allows: the time to fetch one random cache line of a large table.
+//!
+//! A packet of one of a million flows needs a line of the index and one of the flow, a reply often a third. However well
+//! they are fetched ahead, that takes at least this time for each: the processor keeps few requests under way. It is longer
+//! in a virtual machine whose host has small pages, as each line then needs a walk through two page tables.
+//!
+//! Not here: the engine.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use dataplane::prefetch;
+use serde::Serialize;
+use zerocopy::FromZeros;
+
+use super::error::BenchError;
+
+/// Bytes of the table: a little more than a million flows of IPv4 take in the index and in what packets read of them.
+const TABLE_BYTES: usize = 64 << 20;
+/// Lines that are read. About 20 ms where a line takes 10 ns.
+const READ: u32 = 2_000_000;
+/// How many lines ahead each is fetched: further than any loop of the engine.
+const AHEAD: u32 = 32;
+
+#[derive(FromZeros)]
+#[repr(C, align(64))]
+struct Line([u64; 8]);
+
+/// The time for a random line of 64 MB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LineTimes {
+    /// Each line is fetched 32 lines ahead of its use, ns.
+    pub fetched_ahead_ns: f64,
+    /// The next line depends on the one before, ns.
+    pub dependent_ns: f64,
+}
+
+/// The next random number, and a position below `len` from it (a linear congruential generator, Knuth's MMIX).
+#[allow(clippy::cast_possible_truncation)] // below `len`
+fn next(random: u64, len: usize) -> (u64, usize) {
+    let random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (random, ((u128::from(random) * len as u128) >> 64) as usize)
+}
+
+/// Measures it on a core.
+pub(super) fn measure(core: usize) -> Result<LineTimes, BenchError> {
+    let on_core = move || {
+        let is_pinned = core_affinity::set_for_current(core_affinity::CoreId { id: core });
+        if is_pinned { measure_here() } else { Err(BenchError::Core(core)) }
+    };
+    std::thread::spawn(on_core).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn measure_here() -> Result<LineTimes, BenchError> {
+    let count = TABLE_BYTES / size_of::<Line>();
+    let mut lines = Line::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
+    lines.iter_mut().for_each(|line| line.0[0] = 1); // so that each has a page of its own
+    Ok(LineTimes { fetched_ahead_ns: fetched_ahead(&lines), dependent_ns: dependent(&lines) })
+}
+
+fn fetched_ahead(lines: &[Line]) -> f64 {
+    let (mut fetched, mut read, mut sum) = (1, 1, 0_u64);
+    let begin = Instant::now();
+    for n in 0..READ + AHEAD {
+        let (random, position) = next(fetched, lines.len());
+        fetched = random;
+        lines.get(position).inspect(|line| prefetch(*line));
+        if n >= AHEAD {
+            let (random, position) = next(read, lines.len());
+            read = random;
+            sum = sum.wrapping_add(lines.get(position).map_or(0, |line| line.0[0]));
+        }
+    }
+    black_box(sum);
+    begin.elapsed().as_secs_f64() * 1e9 / f64::from(READ)
+}
+
+fn dependent(lines: &[Line]) -> f64 {
+    let read = READ / 16;
+    let mut random = 1;
+    let begin = Instant::now();
+    for _ in 0..read {
+        let (drawn, position) = next(random, lines.len());
+        random = drawn.wrapping_add(lines.get(position).map_or(0, |line| line.0[0]));
+    }
+    black_box(random);
+    begin.elapsed().as_secs_f64() * 1e9 / f64::from(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_spread_over_the_whole_table() {
+        let (mut random, mut seen) = (1, [0_u32; 16]);
+        for _ in 0..16_000 {
+            let (drawn, position) = next(random, seen.len());
+            random = drawn;
+            seen[position] += 1;
+        }
+        assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
+    }
+}
