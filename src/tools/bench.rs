@@ -11,7 +11,6 @@ mod error;
 mod frame;
 mod harness;
 mod measure;
-mod memory_lines;
 mod report;
 mod scenario;
 mod timing;

@@ -100,13 +100,13 @@ struct Step {
 
 /// A slot of a bucket, or none of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
+pub(crate) struct IndexSlot {
     bucket: u32,
     /// [`WAYS`] if it is none.
     slot: u32,
 }
 
-impl Slot {
+impl IndexSlot {
     /// None of any bucket.
     #[allow(clippy::cast_possible_truncation)] // fifteen
     pub(crate) const NONE: Self = Self { bucket: 0, slot: WAYS as u32 };
@@ -224,32 +224,32 @@ impl Index {
 
     /// Room for a key in its home bucket, as long as no other key takes it. If that is full, prefetches its other bucket.
     #[inline(always)]
-    pub(super) fn room_for(&self, hash: u64) -> Slot {
+    pub(super) fn room_for(&self, hash: u64) -> IndexSlot {
         self.home_slot(hash, 0)
     }
 
     /// The slot of a key that is in the index with exactly this position, if it is in its home bucket. Otherwise
     /// prefetches its other bucket.
     #[inline(always)]
-    pub(super) fn slot_of(&self, hash: u64, place: u32) -> Slot {
+    pub(super) fn slot_of(&self, hash: u64, place: u32) -> IndexSlot {
         self.home_slot(hash, self.tag(hash) | place)
     }
 
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^32 buckets, of sixteen words
-    fn home_slot(&self, hash: u64, word: u32) -> Slot {
+    fn home_slot(&self, hash: u64, word: u32) -> IndexSlot {
         let home = self.home(hash);
         let slot = self.buckets.get(home).and_then(|bucket| bucket.slot_of(word));
         if slot.is_none() {
             self.prefetch_away(hash);
         }
-        Slot { bucket: home as u32, slot: slot.unwrap_or(WAYS) as u32 }
+        IndexSlot { bucket: home as u32, slot: slot.unwrap_or(WAYS) as u32 }
     }
 
     /// Adds a key, for which [`Index::room_for`] has found this. Returns false, and changes nothing, when there is no room.
     #[must_use]
     #[inline(always)]
-    pub(super) fn insert_at(&mut self, room: Slot, hash: u64, place: u32) -> bool {
+    pub(super) fn insert_at(&mut self, room: IndexSlot, hash: u64, place: u32) -> bool {
         let tag = self.tag(hash);
         match self.word(room) {
             // No key that lives away from its home was here last.
@@ -261,7 +261,7 @@ impl Index {
 
     /// The word of a slot of a bucket, if it is one.
     #[inline(always)]
-    fn word(&mut self, Slot { bucket, slot }: Slot) -> Option<&mut u32> {
+    fn word(&mut self, IndexSlot { bucket, slot }: IndexSlot) -> Option<&mut u32> {
         self.buckets.get_mut(bucket as usize)?.words[..WAYS].get_mut(slot as usize)
     }
 
@@ -288,7 +288,7 @@ impl Index {
 
     /// The same with what [`Index::slot_of`] has found since keys were last added.
     #[inline(always)]
-    pub(super) fn remove_at(&mut self, at: Slot, hash: u64, place: u32) {
+    pub(super) fn remove_at(&mut self, at: IndexSlot, hash: u64, place: u32) {
         match self.word(at) {
             // At home, so it is no guest.
             Some(word) => *word = 0,

@@ -20,7 +20,7 @@ pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
-pub(crate) use index::Slot;
+pub(crate) use index::IndexSlot;
 pub use processor::prefetch;
 pub(crate) use processor::prefetch_at;
 pub use transitions::{Segment, advance};

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use zerocopy::{AllocError, FromZeros};
 
 use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
-use super::index::Slot;
+use super::index::IndexSlot;
 use super::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
@@ -65,7 +65,7 @@ pub(crate) struct BegunFlow<K> {
     pub(crate) keys: [K; 2],
     /// The hashes of both, and what [`super::FlowTable::room_for`] has found for them.
     pub(crate) hashes: [u64; 2],
-    pub(crate) rooms: [Slot; 2],
+    pub(crate) rooms: [IndexSlot; 2],
     /// The backend and the frontend, see [`BackendId::packed_with`].
     pub(crate) backend: u32,
     /// The pool of its SNAT port.

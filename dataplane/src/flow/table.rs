@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use super::entry::{BackendId, Flow};
-use super::index::{Guess, Index, Slot};
+use super::index::{Guess, Index, IndexSlot};
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, YieldClass};
 use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlow, HotFlows, Replicator, Storage};
@@ -351,13 +351,13 @@ impl<A: Address> FlowTable<A> {
 
     /// Room for a flow with this hash in the index, for as long as no other flow takes it.
     #[inline(always)]
-    pub(crate) fn room_for(&self, hash: u64) -> Slot {
+    pub(crate) fn room_for(&self, hash: u64) -> IndexSlot {
         self.index.room_for(hash)
     }
 
     /// Finds a position for a flow with these hashes, and adds it to the index.
     #[inline(always)]
-    fn claim(&mut self, ([to_backend, to_client], rooms): ([u64; 2], [Slot; 2]), is_two_way: bool) -> Result<u32, Full> {
+    fn claim(&mut self, ([to_backend, to_client], rooms): ([u64; 2], [IndexSlot; 2]), is_two_way: bool) -> Result<u32, Full> {
         let index = match self.free.checked_sub(1) {
             Some(index) => index,
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
@@ -407,7 +407,7 @@ impl<A: Address> FlowTable<A> {
 
     /// The slots of a flow in the index.
     #[inline(always)]
-    fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [Slot; 2] {
+    fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [IndexSlot; 2] {
         let to_backend = self.index.slot_of(to_backend, place(index, Direction::ToBackend));
         [to_backend, self.index.slot_of(to_client, place(index, Direction::ToClient))]
     }
@@ -419,7 +419,7 @@ impl<A: Address> FlowTable<A> {
         index: u32,
         (is_two_way, class): (bool, Option<YieldClass>),
         pool: Option<PoolId>,
-        ([to_backend, to_client], slots): ([u64; 2], [Slot; 2]),
+        ([to_backend, to_client], slots): ([u64; 2], [IndexSlot; 2]),
     ) {
         self.index.remove_at(slots[0], to_backend, place(index, Direction::ToBackend));
         if is_two_way {
@@ -594,7 +594,7 @@ impl<A: Address> FlowTable<A> {
                 hashes.iter().for_each(|hash| self.prefetch(*hash));
                 self.storage.prefetch_rest(index);
                 self.order.prefetch(index);
-                part.push(Due { index, hashes, slots: [Slot::NONE; 2], is_over: fate == Fate::Over });
+                part.push(Due { index, hashes, slots: [IndexSlot::NONE; 2], is_over: fate == Fate::Over });
             }
         }
     }
@@ -650,7 +650,7 @@ struct Due {
     index: u32,
     hashes: [u64; 2],
     /// Its slots in the index, once they were looked up.
-    slots: [Slot; 2],
+    slots: [IndexSlot; 2],
     /// It ends. Otherwise a longer look tells.
     is_over: bool,
 }

@@ -20,7 +20,6 @@ use super::account::{CounterReading, FinalAccount, expect};
 use super::error::BenchError;
 use super::frame::FrameFields;
 use super::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
-use super::memory_lines;
 use super::report::{Measured, Report};
 use super::scenario::{self, SEED};
 use super::timing::{CycleRate, WorkerClock};
@@ -105,7 +104,7 @@ pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchEr
     }
     let report = Report::new(options, &measured, &account, verified);
     let is_harness_alone = options.mode.of_services().is_none();
-    Ok(Report { memory_line: is_harness_alone.then(|| memory_lines::measure(options.core)).transpose()?, ..report })
+    Ok(Report { memory_line: is_harness_alone.then(|| memory_lines::measure_lines(options.core)).transpose()?, ..report })
 }
 
 /// A run, as all its workers see it.
@@ -497,5 +496,6 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
 
 mod latency;
 mod listing;
+mod memory_lines;
 #[cfg(test)]
 mod tests;

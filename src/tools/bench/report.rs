@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::account::{CounterReading, FinalAccount};
 use super::error::BenchError;
-use super::memory_lines::LineTimes;
 use super::timing::{CycleRate, PollTimes};
 use super::traffic;
 use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
@@ -109,6 +108,15 @@ pub struct ListingCost {
     pub without_ns: f64,
     /// Flows that are listed in a second.
     pub flows_per_second: f64,
+}
+
+/// The time for a random cache line of a table of 64 MB.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LineTimes {
+    /// Each line is fetched 32 lines ahead of its use, ns.
+    pub fetched_ahead_ns: f64,
+    /// The next line depends on the one before, ns.
+    pub dependent_ns: f64,
 }
 
 /// The latency at a load.

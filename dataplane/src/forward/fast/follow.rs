@@ -188,6 +188,25 @@ impl Scope for All {
     const REWRITES: Rewrites = Rewrites::Some;
 }
 
+/// A loop of the fast way that rewrites packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ForwardLoop {
+    #[default]
+    Translated,
+    Direct,
+    IntoTunnels,
+    Others,
+}
+
+/// What is remembered of one burst for the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::forward) struct LastBurst {
+    /// The families that were recognised.
+    pub(super) families: u8,
+    /// The loop that took most packets of the last part.
+    pub(super) most: ForwardLoop,
+}
+
 /// A packet that passes: its flow, the direction, and where it leaves.
 pub(super) struct Passage<'f, 's, K: TupleKey> {
     pub(super) flow: &'f HotFlow<K>,

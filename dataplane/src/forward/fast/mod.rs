@@ -25,11 +25,11 @@ mod record;
 mod rewrite;
 
 use follow::Follow;
+pub(super) use follow::LastBurst;
 pub(super) use open::OpeningBackends;
 use open::openings;
 pub(super) use record::Record;
 use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
-pub(super) use rewrite::LastBurst;
 use rewrite::Progress;
 
 use super::engine::Engine;

@@ -19,7 +19,9 @@ use arrayvec::ArrayVec;
 use super::follow::{FastFamily, PacketHead};
 use super::record::{Record, STAYS};
 use super::rewrite::{Progress, Rewritten, framed, identification};
-use crate::flow::{BackendId, BegunFlow, Candidate, Direction, FlowMode, PoolId, Slot, SnatAddress, SnatLease, SnatTarget, Tick};
+use crate::flow::{
+    BackendId, BegunFlow, Candidate, Direction, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick,
+};
 use crate::forward::decide::{first_snat_address, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
@@ -50,7 +52,7 @@ pub(super) struct Opening<'s, A> {
     taken: ArrayVec<u64, BURST>,
     taken_bits: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
-    front: Option<Front<'s, A>>,
+    front: Option<OpeningFrontend<'s, A>>,
     /// The first and the last address around a client that are behind the same router, with a known Ethernet address, and
     /// may be clients too. Of no client at first.
     behind_router: (A, A),
@@ -58,7 +60,7 @@ pub(super) struct Opening<'s, A> {
 
 /// A frontend at one of its addresses.
 #[derive(Clone, Copy)]
-struct Front<'s, A> {
+struct OpeningFrontend<'s, A> {
     /// Its address and port.
     at: (A, u16),
     frontend: &'s Frontend,
@@ -92,10 +94,10 @@ struct Opens<'s, K> {
     /// The pool of its SNAT port.
     pool: PoolId,
     /// Room in the index, see [`BegunFlow::rooms`].
-    rooms: [Slot; 2],
+    rooms: [IndexSlot; 2],
 }
 
-impl<'s, A: Address> Front<'s, A> {
+impl<'s, A: Address> OpeningFrontend<'s, A> {
     #[inline(always)]
     fn snat(&mut self, snapshot: &'s Snapshot, link: Link) -> &'s [SnatAddress<A>] {
         match self.snat {
@@ -126,7 +128,7 @@ impl<'s, A: Address> Opening<'s, A> {
 
     /// The frontend of a packet, if the loop takes packets for it.
     #[inline(always)]
-    fn front(&mut self, tuple: &Tuple<A>) -> Option<&mut Front<'s, A>> {
+    fn front(&mut self, tuple: &Tuple<A>) -> Option<&mut OpeningFrontend<'s, A>> {
         let at = (tuple.destination, tuple.destination_port);
         if self.front.as_ref().is_none_or(|front| front.at != at) {
             self.front = self.look_up_front(at);
@@ -135,10 +137,10 @@ impl<'s, A: Address> Opening<'s, A> {
     }
 
     #[inline(never)]
-    fn look_up_front(&self, at: (A, u16)) -> Option<Front<'s, A>> {
+    fn look_up_front(&self, at: (A, u16)) -> Option<OpeningFrontend<'s, A>> {
         let (frontend, number) = self.snapshot.numbered_frontend(at.0, protocol::TCP, at.1)?;
         let is_taken = frontend.mode() == FlowMode::Nat && frontend.is_hashed();
-        Some(Front { at, frontend, number, is_taken, has_source_ranges: frontend.has_source_ranges(), snat: None })
+        Some(OpeningFrontend { at, frontend, number, is_taken, has_source_ranges: frontend.has_source_ranges(), snat: None })
     }
 
     /// Where a client is; `None` if packets from this address are not forwarded.
@@ -310,7 +312,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if opening.may_be_of_others {
             self.check_queue(arrival, buffer, record, &tuple);
         }
-        opens.try_push(Opens { at, exit, backend, reply, reply_hash, pool: lease.pool, rooms: [Slot::NONE; 2] }).ok()
+        opens.try_push(Opens { at, exit, backend, reply, reply_hash, pool: lease.pool, rooms: [IndexSlot::NONE; 2] }).ok()
     }
 
     /// Creates a flow, rewrites its first packet and counts both. Returns the port by which it leaves; `None` if it is left.

@@ -5,8 +5,8 @@
 //! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
 use super::follow::{
-    All, Direct, EVERY_KIND, FRAGMENTABLE, FastFamily, Follow, GROUPS, IntoTunnels, PacketHead, Passage, Rewrites, Scope, TAGS,
-    Translated,
+    All, Direct, EVERY_KIND, FRAGMENTABLE, FastFamily, Follow, ForwardLoop, GROUPS, IntoTunnels, LastBurst, PacketHead, Passage,
+    Rewrites, Scope, TAGS, Translated,
 };
 use super::nat;
 use super::outer::{self, OuterFields};
@@ -102,25 +102,6 @@ impl Rewritten for u128 {
     fn write_outer(frame: &mut [u8], source: [u8; 16], to: &WireKey<9>, fields: &OuterFields) -> Option<()> {
         outer::write_v6(frame, source, to.source(), fields)
     }
-}
-
-/// A loop of the fast way that rewrites packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum ForwardLoop {
-    #[default]
-    Translated,
-    Direct,
-    IntoTunnels,
-    Others,
-}
-
-/// What is remembered of one burst for the next.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::forward) struct LastBurst {
-    /// The families that were recognised.
-    pub(super) families: u8,
-    /// The loop that took most packets of the last part.
-    most: ForwardLoop,
 }
 
 /// What a burst has come to so far.

@@ -10,10 +10,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use dataplane::prefetch;
-use serde::Serialize;
 use zerocopy::FromZeros;
 
-use super::error::BenchError;
+use super::super::error::BenchError;
+use super::super::report::LineTimes;
 
 /// Bytes of the table: a little more than a million flows of IPv4 take in the index and in what packets read of them.
 const TABLE_BYTES: usize = 64 << 20;
@@ -24,16 +24,7 @@ const AHEAD: u32 = 32;
 
 #[derive(FromZeros)]
 #[repr(C, align(64))]
-struct Line([u64; 8]);
-
-/// The time for a random line of 64 MB.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LineTimes {
-    /// Each line is fetched 32 lines ahead of its use, ns.
-    pub fetched_ahead_ns: f64,
-    /// The next line depends on the one before, ns.
-    pub dependent_ns: f64,
-}
+struct RandomLine([u64; 8]);
 
 /// The next random number, and a position below `len` from it (a linear congruential generator, Knuth's MMIX).
 #[allow(clippy::cast_possible_truncation)] // below `len`
@@ -43,7 +34,7 @@ fn next(random: u64, len: usize) -> (u64, usize) {
 }
 
 /// Measures it on a core.
-pub(super) fn measure(core: usize) -> Result<LineTimes, BenchError> {
+pub(super) fn measure_lines(core: usize) -> Result<LineTimes, BenchError> {
     let on_core = move || {
         let is_pinned = core_affinity::set_for_current(core_affinity::CoreId { id: core });
         if is_pinned { measure_here() } else { Err(BenchError::Core(core)) }
@@ -52,13 +43,13 @@ pub(super) fn measure(core: usize) -> Result<LineTimes, BenchError> {
 }
 
 fn measure_here() -> Result<LineTimes, BenchError> {
-    let count = TABLE_BYTES / size_of::<Line>();
-    let mut lines = Line::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
+    let count = TABLE_BYTES / size_of::<RandomLine>();
+    let mut lines = RandomLine::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
     lines.iter_mut().for_each(|line| line.0[0] = 1); // so that each has a page of its own
     Ok(LineTimes { fetched_ahead_ns: fetched_ahead(&lines), dependent_ns: dependent(&lines) })
 }
 
-fn fetched_ahead(lines: &[Line]) -> f64 {
+fn fetched_ahead(lines: &[RandomLine]) -> f64 {
     let (mut fetched, mut read, mut sum) = (1, 1, 0_u64);
     let begin = Instant::now();
     for n in 0..READ + AHEAD {
@@ -75,7 +66,7 @@ fn fetched_ahead(lines: &[Line]) -> f64 {
     begin.elapsed().as_secs_f64() * 1e9 / f64::from(READ)
 }
 
-fn dependent(lines: &[Line]) -> f64 {
+fn dependent(lines: &[RandomLine]) -> f64 {
     let read = READ / 16;
     let mut random = 1;
     let begin = Instant::now();
