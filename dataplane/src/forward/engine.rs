@@ -48,8 +48,10 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// What the fast way knows of the packets of the present burst, kept to be used again.
     pub(super) records: Vec<Record>,
-    /// What the fast way remembers of the last burst.
-    pub(super) last_burst: LastBurst,
+    /// What the fast way remembers of the last burst of each port.
+    pub(super) last_bursts: Box<[LastBurst]>,
+    /// With no more flows than this, the fast way does not divide bursts.
+    pub(super) few_flows: u32,
     /// What new flows need of the backends that they were sent to.
     pub(super) opening_backends: OpeningBackends,
     pub(super) tally: Tally,

@@ -110,7 +110,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let flows = limits.max_per_worker;
         let (worker, workers) = parts.peers.as_ref().map_or((0, 1), Peers::position);
         let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
-        let ports = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
+        let ports: Vec<_> = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
+        let last_bursts = vec![fast::LastBurst::default(); ports.len()].into();
         let engine = Engine {
             worker: parts.subscriber.worker(),
             egress: Egress::new(ports, parts.peers),
@@ -128,7 +129,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             limiter: AnswerLimiter::new(parts.seed),
             neighbour_requests: parts.neighbour_requests,
             records: fast::records(),
-            last_burst: fast::LastBurst::default(),
+            last_bursts,
+            few_flows: fast::FEW_FLOWS,
             opening_backends: fast::OpeningBackends::new(),
             tally: Tally::default(),
             counters: parts.counters,
@@ -220,6 +222,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// The port at a position, for tests and `replay`.
     pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
         self.engine.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
+    }
+
+    /// Lets the fast way divide each burst, as with many flows.
+    #[cfg(feature = "testing")]
+    pub fn divide_bursts(&mut self) {
+        self.engine.few_flows = 0;
     }
 
     /// The observer.

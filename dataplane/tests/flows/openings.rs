@@ -213,9 +213,15 @@ proptest! {
     }
 
     #[test]
-    fn a_burst_begins_the_flows_of_its_packets_one_by_one(picks in proptest::collection::vec((0u16..40, any::<bool>()), 1..32)) {
+    fn a_burst_begins_the_flows_of_its_packets_one_by_one(
+        picks in proptest::collection::vec((0u16..40, any::<bool>()), 1..32),
+        divided in any::<bool>(),
+    ) {
         let nat = Setup { mode: Mode::Nat, scheduler: Scheduler::Maglev, max_flows: 1024, unresolved: false, narrow: false };
         let [mut fast, mut slow] = [nat.gateway(), nat.gateway()];
+        if divided {
+            fast.worker.divide_bursts();
+        }
         let syn = |(port, is_v4): (u16, bool)| {
             let to = if is_v4 { ("198.51.100.7", "192.0.2.100:80") } else { ("[2001:db8:1::7]", "[2001:db8::1:0]:80") };
             Packet::tcp(&format!("{}:{}", to.0, 2000 + port), to.1).numbers(port.into(), 0).build()
@@ -228,6 +234,36 @@ proptest! {
         prop_assert_eq!(backends(&by_fast.to_backends), backends(&by_slow));
         let snat: BTreeSet<_> = by_fast.to_backends.iter().map(|sent| ends(sent)).collect();
         prop_assert_eq!(snat.len(), flows.len());
+        prop_assert_eq!(by_fast.counts, feed(&mut slow, &[]).0.counts);
+    }
+
+    /// What the fast way keeps of one SYN for the next must hold for the next one too: of other clients and to other
+    /// frontends.
+    #[test]
+    fn a_burst_of_syns_of_all_kinds_of_clients_begins_the_flows_of_its_packets_one_by_one(
+        picks in proptest::collection::vec((any::<bool>(), 0..CLIENTS.len(), 0..SERVERS.len(), any::<bool>()), 1..32),
+        divided in any::<bool>(),
+    ) {
+        let nat = Setup { mode: Mode::Nat, scheduler: Scheduler::Maglev, max_flows: 1024, unresolved: false, narrow: false };
+        let [mut fast, mut slow] = [nat.gateway(), nat.gateway()];
+        if divided {
+            fast.worker.divide_bursts();
+        }
+        for rig in [&mut fast, &mut slow] {
+            let second = rig::service_port(proto::Protocol::Tcp, proto::Family::V4, &["192.0.2.101"], 81, None, 8081);
+            let name = ServiceName::new("default", "second");
+            rig.state.services.insert(name.clone(), Arc::new(Service::new(name, vec![second])));
+            rig.publish();
+        }
+        let syn = |((is_v4, client, server, is_second), port): ((bool, usize, usize, bool), u16)| {
+            let server_port = if is_second { 81 } else { 80 };
+            let ends = Sent { is_v4, client, port, server, server_port, flags: SYN, sequence: port.into(), hop_limit: 64, dont_fragment: true, payload: 0, padding: 0, after: 0 };
+            ends.packet(SYN).build()
+        };
+        let frames: Vec<_> = picks.into_iter().zip(2000..).map(syn).collect();
+        let by_fast = feed(&mut fast, &frames).0;
+        let by_slow: Vec<_> = frames.into_iter().flat_map(|frame| feed(&mut slow, &[frame]).0.to_backends).collect();
+        prop_assert_eq!(backends(&by_fast.to_backends), backends(&by_slow));
         prop_assert_eq!(by_fast.counts, feed(&mut slow, &[]).0.counts);
     }
 }

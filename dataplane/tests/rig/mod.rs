@@ -82,7 +82,7 @@ pub fn config(max_flows: u32) -> Config {
     }
 }
 
-fn service_port(
+pub fn service_port(
     protocol: Protocol,
     family: Family,
     vips: &[&str],

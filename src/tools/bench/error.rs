@@ -25,6 +25,9 @@ pub enum BenchError {
     /// There is no memory for the packet buffers.
     #[error("no memory for {0} packet buffers: lower --buffers")]
     Buffers(usize),
+    /// There is no memory for the table of which random lines are read.
+    #[error("no memory for a table of {0} bytes")]
+    Table(usize),
     /// There is no memory for the frames.
     #[error("no memory for {0} bytes of frames: lower --flows")]
     Trace(usize),

@@ -3,6 +3,7 @@
 use super::*;
 use crate::flow::snat::{PoolId, SnatLease};
 use crate::flow::tick::Tick;
+use crate::flow::{BackendId, FlowMode};
 use proptest::prelude::*;
 use std::collections::HashMap;
 

@@ -112,12 +112,16 @@ pub(super) trait Scope {
     const ADMISSION: &'static Admission;
     /// Whether those from and to behind groups of next hops are among them.
     const GROUPS: bool;
-    /// Whether those with VLAN tags, or to a link with them, are among them.
-    const TAGS: bool;
-    /// Whether those that routers may fragment are among them: they get other identifications.
-    const FRAGMENTABLE: bool;
     /// Whether addresses and ports of all of them are rewritten, of some or of none.
     const REWRITES: Rewrites;
+}
+
+/// The packets of a loop that leaves them where they are in their buffers.
+pub(super) trait InPlaceScope: Scope {
+    /// Whether those with VLAN tags, or to a link with them, are among them.
+    const TAGS: bool;
+    /// Whether those that get other identifications, since routers may fragment them, are among them.
+    const FRAGMENTABLE: bool;
 }
 
 /// See [`Scope::REWRITES`].
@@ -143,9 +147,9 @@ pub(super) struct All;
 
 /// See [`Scope::GROUPS`].
 pub(super) const GROUPS: u8 = 1;
-/// See [`Scope::TAGS`].
+/// See [`InPlaceScope::TAGS`].
 pub(super) const TAGS: u8 = 2;
-/// See [`Scope::FRAGMENTABLE`].
+/// See [`InPlaceScope::FRAGMENTABLE`].
 pub(super) const FRAGMENTABLE: u8 = 4;
 
 /// All of them.
@@ -159,32 +163,34 @@ static ALL: Admission = Admission::of(&[FlowMode::Nat, FlowMode::Dnat, FlowMode:
 impl<const KINDS: u8> Scope for Translated<KINDS> {
     const ADMISSION: &'static Admission = &TRANSLATED;
     const GROUPS: bool = KINDS & GROUPS != 0;
+    const REWRITES: Rewrites = Rewrites::All;
+}
+
+impl<const KINDS: u8> InPlaceScope for Translated<KINDS> {
     const TAGS: bool = KINDS & TAGS != 0;
     const FRAGMENTABLE: bool = KINDS & FRAGMENTABLE != 0;
-    const REWRITES: Rewrites = Rewrites::All;
 }
 
 impl<const KINDS: u8> Scope for Direct<KINDS> {
     const ADMISSION: &'static Admission = &DIRECT;
     const GROUPS: bool = KINDS & GROUPS != 0;
-    const TAGS: bool = KINDS & TAGS != 0;
-    const FRAGMENTABLE: bool = true; // their headers stay
     const REWRITES: Rewrites = Rewrites::None;
+}
+
+impl<const KINDS: u8> InPlaceScope for Direct<KINDS> {
+    const TAGS: bool = KINDS & TAGS != 0;
+    const FRAGMENTABLE: bool = false; // identifications stay
 }
 
 impl<const GROUPS_TOO: bool> Scope for IntoTunnels<GROUPS_TOO> {
     const ADMISSION: &'static Admission = &INTO_TUNNELS;
     const GROUPS: bool = GROUPS_TOO;
-    const TAGS: bool = false;
-    const FRAGMENTABLE: bool = false;
     const REWRITES: Rewrites = Rewrites::None;
 }
 
 impl Scope for All {
     const ADMISSION: &'static Admission = &ALL;
     const GROUPS: bool = true;
-    const TAGS: bool = true;
-    const FRAGMENTABLE: bool = true;
     const REWRITES: Rewrites = Rewrites::Some;
 }
 
@@ -198,13 +204,13 @@ pub(super) enum ForwardLoop {
     Others,
 }
 
-/// What is remembered of one burst for the next.
+/// What is remembered of one burst for the next one of its port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::forward) struct LastBurst {
     /// The families that were recognised.
     pub(super) families: u8,
-    /// The loop that took most packets of the last part.
-    pub(super) most: ForwardLoop,
+    /// For each family, the loop that took most of its packets in the last part.
+    pub(super) most: [ForwardLoop; 2],
 }
 
 /// A packet that passes: its flow, the direction, and where it leaves.

@@ -28,6 +28,7 @@ use follow::Follow;
 pub(super) use follow::LastBurst;
 pub(super) use open::OpeningBackends;
 use open::openings;
+pub(super) use record::FEW_FLOWS;
 pub(super) use record::Record;
 use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
 use rewrite::Progress;
@@ -51,13 +52,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
     /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        prefetch_frames(burst, self.last_burst.families & Record::V6 != 0);
+        let port = usize::from(arrival.link.port().0);
+        let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
+        prefetch_frames(burst, last_burst.families & Record::V6 != 0);
         let mut records = std::mem::take(&mut self.records);
         let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
-        let (mut kinds, mut progress, mut any_away) = (0, Progress::new(snapshot, self.last_burst), false);
+        let (mut kinds, mut progress, mut any_away) = (0, Progress::new(snapshot, last_burst), false);
         let (mut opening_v4, mut opening_v6) = (None, None);
-        let (len, part_len) = (burst.len(), part_len(&self.tables));
+        let (len, part_len) = (burst.len(), part_len(&self.tables, self.few_flows));
         let part = |number: usize| (number * part_len).min(len)..((number + 1) * part_len).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
@@ -95,8 +98,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.open_part::<u128>((snapshot, arrival), &mut opening_v6, part, (records, openings), &mut progress);
             }
         }
-        self.last_burst = progress.end(kinds & Record::FAMILY);
-        if self.last_burst.families != 0 {
+        if let Some(last_burst) = self.last_bursts.get_mut(port) {
+            *last_burst = progress.end(kinds & Record::FAMILY);
+        }
+        if kinds & Record::FAMILY != 0 {
             self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
             // They were counted as packets of known flows.
             self.tally.hits -= progress.opened;

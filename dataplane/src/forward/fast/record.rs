@@ -61,16 +61,17 @@ const _: () = assert!(size_of::<Record>() == 24);
 
 /// Packets of a burst that a loop handles at a time, unless flows are few.
 const PART: usize = 8;
-/// With no more flows than this, each loop handles the whole burst: what packets read fits into a second-level cache of
-/// 1 MiB, so that there is no need to spread requests to memory. A flow of IPv6 counts as three.
-const FEW_FLOWS: u32 = 16_384;
+/// If no more entries of flows than this were ever used, each loop handles the whole burst: little is gained by spreading
+/// so few requests to memory. An entry of IPv6 counts as three.
+pub(in crate::forward) const FEW_FLOWS: u32 = 8_192;
 
-/// Packets of a burst that a loop handles at a time.
+/// Packets of a burst that a loop handles at a time, where so many flows are few.
 #[inline(always)]
-pub(super) fn part_len(tables: &FlowTables) -> usize {
+pub(super) fn part_len(tables: &FlowTables, few_flows: u32) -> usize {
     let flows = tables.v6.high_water().saturating_mul(3).saturating_add(tables.v4.high_water());
-    if flows <= FEW_FLOWS { BURST } else { PART }
+    if flows <= few_flows { BURST } else { PART }
 }
+
 /// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
 

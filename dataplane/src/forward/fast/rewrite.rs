@@ -5,8 +5,8 @@
 //! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
 use super::follow::{
-    All, Direct, EVERY_KIND, FRAGMENTABLE, FastFamily, Follow, ForwardLoop, GROUPS, IntoTunnels, LastBurst, PacketHead, Passage,
-    Rewrites, Scope, TAGS, Translated,
+    All, Direct, EVERY_KIND, FRAGMENTABLE, FastFamily, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, LastBurst,
+    PacketHead, Passage, Rewrites, Scope, TAGS, Translated,
 };
 use super::nat;
 use super::outer::{self, OuterFields};
@@ -111,8 +111,8 @@ pub(super) struct Progress {
     pub(super) left: u64,
     /// Number of packets that leave and opened a connection.
     pub(super) opened: u64,
-    /// The loop that took most packets of the last part, and probably takes those of the next.
-    most: ForwardLoop,
+    /// For each family, the loop that took most of its packets in the last part, and probably takes those of the next.
+    most: [ForwardLoop; 2],
     /// Kinds of packets that may be among those of the burst: [`GROUPS`], [`TAGS`], [`FRAGMENTABLE`].
     kinds: u8,
     /// The ports by which packets leave.
@@ -137,8 +137,8 @@ impl LeavingPorts {
 impl Progress {
     pub(super) fn new(snapshot: &Snapshot, last: LastBurst) -> Self {
         let kinds = if snapshot.backends.any_behind_groups() { GROUPS } else { 0 };
-        // Most packets of the others need no longer look than usual.
-        let most = if last.most == ForwardLoop::Others { ForwardLoop::default() } else { last.most };
+        // Packets that need the longest loop are rare, so a burst never begins with it.
+        let most = last.most.map(|most| if most == ForwardLoop::Others { ForwardLoop::default() } else { most });
         Self { kinds, most, ..Self::default() }
     }
 
@@ -177,7 +177,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         (records, openings): (&mut [Record], u32),
         progress: &mut Progress,
     ) {
-        let others = match progress.most {
+        let others = match progress.most[A::FAMILY as usize] {
             ForwardLoop::Translated => self.forward_translated::<A>(follow, part, records, progress),
             ForwardLoop::Direct if progress.kinds & (GROUPS | TAGS) == 0 => {
                 self.forward_in_place::<A, Direct<0>>(follow, part, records, progress)
@@ -221,7 +221,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         (mut others, openings): (u32, u32),
         progress: &mut Progress,
     ) {
-        let mut into_tunnels = match progress.most {
+        let tried = progress.most[A::FAMILY as usize];
+        let mut into_tunnels = match tried {
             _ if others & !openings == 0 => 0,
             ForwardLoop::Translated | ForwardLoop::Direct => self.positions_of::<A>(records, others, FlowMode::is_tunnel),
             ForwardLoop::IntoTunnels => others,
@@ -236,14 +237,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             };
             (others, into_tunnels) = (others & !into_tunnels | left, into_tunnels & !left);
         }
-        progress.most = self.most_taken_by::<A>(records, (into_tunnels, others & !openings), openings, progress.most);
+        progress.most[A::FAMILY as usize] = self.most_taken_by::<A>(records, (into_tunnels, others), openings, tried);
         if others & !openings != 0 {
             self.forward_others::<A>(follow, (part, records, others & !openings), progress);
         }
     }
 
-    /// The loop that takes or should have taken most packets of a part, of which some went into tunnels and the others were
-    /// not taken by the loop that was tried.
+    /// The loop that takes or should have taken most packets of a family in a part, of which some went into tunnels, some
+    /// open connections, and the others were not taken by the loop that was tried.
     fn most_taken_by<A: Rewritten>(
         &mut self,
         records: &[Record],
@@ -251,16 +252,17 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         openings: u32,
         tried: ForwardLoop,
     ) -> ForwardLoop {
-        let are_most = |positions: u32| positions.count_ones() as usize > records.len() / 2;
-        if are_most(into_tunnels) {
-            return ForwardLoop::IntoTunnels;
-        }
+        let of_family = (0..).zip(records).filter(|(_, record)| record.is_of(A::RECORD)).fold(0, |all, (at, _)| all | 1 << at);
+        let are_most = |positions: u32| 2 * (positions & of_family).count_ones() > u32::count_ones(of_family);
+        let untaken = others & !openings;
         match tried {
+            _ if of_family == 0 => tried,
+            _ if are_most(into_tunnels) => ForwardLoop::IntoTunnels,
             ForwardLoop::Translated | ForwardLoop::Direct if !are_most(others | openings) => tried,
-            ForwardLoop::Translated if are_most(self.positions_of::<A>(records, others, |mode| mode == FlowMode::Dsr)) => {
+            ForwardLoop::Translated if are_most(self.positions_of::<A>(records, untaken, |mode| mode == FlowMode::Dsr)) => {
                 ForwardLoop::Direct
             }
-            ForwardLoop::Direct if are_most(self.positions_of::<A>(records, others, FlowMode::is_two_way)) => {
+            ForwardLoop::Direct if are_most(self.positions_of::<A>(records, untaken, FlowMode::is_two_way)) => {
                 ForwardLoop::Translated
             }
             _ if are_most(others | openings) => ForwardLoop::Others,
@@ -271,7 +273,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
     /// other packets as bits.
     #[inline(never)]
-    fn forward_in_place<A: Rewritten, S: Scope>(
+    fn forward_in_place<A: Rewritten, S: InPlaceScope>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -466,7 +468,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
     /// leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
-    fn in_place<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    fn in_place<B: Buffer, S: InPlaceScope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {

@@ -15,7 +15,7 @@ use zerocopy::FromZeros;
 use super::super::error::BenchError;
 use super::super::report::LineTimes;
 
-/// Bytes of the table: a little more than a million flows of IPv4 take in the index and in what packets read of them.
+/// Bytes of the table: a million flows of IPv4 take 48 MB in the index and in what packets read of them.
 const TABLE_BYTES: usize = 64 << 20;
 /// Lines that are read. About 20 ms where a line takes 10 ns.
 const READ: u32 = 2_000_000;
@@ -44,7 +44,7 @@ pub(super) fn measure_lines(core: usize) -> Result<LineTimes, BenchError> {
 
 fn measure_here() -> Result<LineTimes, BenchError> {
     let count = TABLE_BYTES / size_of::<RandomLine>();
-    let mut lines = RandomLine::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
+    let mut lines = RandomLine::new_vec_zeroed(count).map_err(|_| BenchError::Table(TABLE_BYTES))?;
     lines.iter_mut().for_each(|line| line.0[0] = 1); // so that each has a page of its own
     Ok(LineTimes { fetched_ahead_ns: fetched_ahead(&lines), dependent_ns: dependent(&lines) })
 }
