@@ -252,6 +252,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         openings: u32,
         tried: ForwardLoop,
     ) -> ForwardLoop {
+        if into_tunnels.count_ones() as usize > records.len() / 2 {
+            return ForwardLoop::IntoTunnels;
+        }
         let of_family = (0..).zip(records).filter(|(_, record)| record.is_of(A::RECORD)).fold(0, |all, (at, _)| all | 1 << at);
         let are_most = |positions: u32| 2 * (positions & of_family).count_ones() > u32::count_ones(of_family);
         let untaken = others & !openings;
