@@ -16,8 +16,9 @@ use crate::rig::{self, CLUSTER, ROUTER_MAC, Rig, SECOND, UPLINK, ends, ip};
 const SYN: u8 = tcp_flags::SYN;
 const ACK: u8 = tcp_flags::ACK;
 
-/// Addresses of clients: behind a router; on the link, known and unknown; of the gateway, a backend, and of none.
-const CLIENTS: [[&str; 2]; 9] = [
+/// Addresses of clients: behind a router; on the link, known and unknown; of the gateway, a backend, and of none; and behind
+/// a router, by the same route as those of none.
+const CLIENTS: [[&str; 2]; 10] = [
     ["198.51.100.7", "2001:db8:1::7"],
     ["198.51.100.8", "2001:db8:1::8"],
     ["203.0.113.5", "2001:db8:7::5"],
@@ -27,6 +28,7 @@ const CLIENTS: [[&str; 2]; 9] = [
     ["10.0.0.11", "fd00::11"],
     ["169.254.1.1", "fe80::1"],
     ["127.0.0.1", "::1"],
+    ["100.64.0.7", "2000::7"],
 ];
 /// A service, one of another protocol, an unused address of a pool, and a SNAT address.
 const SERVERS: [[&str; 2]; 4] = [
