@@ -174,6 +174,15 @@ impl WireKey<3> {
         zerocopy::transmute!(bytes)
     }
 
+    /// The key in the bytes from an offset on.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn read_at(head: &[u8], at: usize) -> Self {
+        let mut bytes = [0; 12];
+        bytes.copy_from_slice(&head[at..at + 12]);
+        Self::read(bytes)
+    }
+
     /// The word of the source address.
     #[inline(always)]
     pub(crate) const fn source(&self) -> u32 {
@@ -185,23 +194,9 @@ impl WireKey<3> {
     #[inline(always)]
     #[must_use]
     pub(crate) fn halves(&self) -> (u64, u32) {
-        let bytes: [u8; 12] = zerocopy::transmute!(self.0);
-        halves(bytes)
+        let [a, b, c, d, e, f, g, h, i, j, k, l]: [u8; 12] = zerocopy::transmute!(self.0);
+        (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u32::from_ne_bytes([i, j, k, l]))
     }
-
-    /// The same of the bytes from an offset on.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn halves_at(head: &[u8], at: usize) -> (u64, u32) {
-        let mut bytes = [0; 12];
-        bytes.copy_from_slice(&head[at..at + 12]);
-        halves(bytes)
-    }
-}
-
-#[inline(always)]
-const fn halves([a, b, c, d, e, f, g, h, i, j, k, l]: [u8; 12]) -> (u64, u32) {
-    (u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u32::from_ne_bytes([i, j, k, l]))
 }
 
 impl WireKey<9> {

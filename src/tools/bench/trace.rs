@@ -197,10 +197,16 @@ pub(super) fn shuffle(items: &mut [u32], seed: u64) {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
+    /// The next number, of which the upper bits are the more random ones.
+    #[inline(always)]
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0
+    }
+
     /// A number below `end`, which is at most 2^31.
     #[allow(clippy::cast_possible_truncation)] // 31 bits
     pub(super) fn below(&mut self, end: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32 % end
+        (self.next() >> 33) as u32 % end
     }
 }

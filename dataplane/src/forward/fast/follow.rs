@@ -65,9 +65,7 @@ impl FastFamily for u32 {
 
     #[inline(always)]
     fn key(head: &Self::Head) -> WireKey<3> {
-        let mut key = [0; 12];
-        key.copy_from_slice(&head[12..24]);
-        WireKey::<3>::read(key)
+        WireKey::<3>::read_at(head, 12)
     }
 
     /// By two branches, so that no word needs to be kept for the second.
@@ -90,9 +88,7 @@ impl FastFamily for u128 {
 
     #[inline(always)]
     fn key(head: &Self::Head) -> WireKey<9> {
-        let mut key = [0; 36];
-        key.copy_from_slice(&head[8..44]);
-        WireKey::<9>::read(key)
+        WireKey::<9>::read_at(head, 8)
     }
 
     #[inline(always)]

@@ -106,7 +106,7 @@ pub(super) fn lower_hop_limit(head: &mut [u8; HEAD_V6]) {
 /// Gives an IPv4 packet of TCP or UDP the addresses and ports of packets in the opposite direction to `replies`.
 #[inline(always)]
 pub(super) fn rewrite_v4(head: &mut [u8; HEAD_V4], replies: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
-    let (old, old_ports) = WireKey::<3>::halves_at(head, V4_KEY);
+    let (old, old_ports) = WireKey::<3>::read_at(head, V4_KEY).halves();
     let (new, new_ports) = replies.halves();
     let (new, new_ports) = (new.rotate_left(32), new_ports.rotate_left(16));
     let addresses = folded(add(!old, new));

@@ -14,6 +14,7 @@ use zerocopy::FromZeros;
 
 use super::super::error::BenchError;
 use super::super::report::LineTimes;
+use super::super::trace::Random;
 
 /// Bytes of the table: a million flows of IPv4 take 48 MB in the index and in what packets read of them.
 const TABLE_BYTES: usize = 64 << 20;
@@ -26,11 +27,11 @@ const AHEAD: u32 = 32;
 #[repr(C, align(64))]
 struct RandomLine([u64; 8]);
 
-/// The next random number, and a position below `len` from it (a linear congruential generator, Knuth's MMIX).
+/// A random position below `len`, without a division, which would take as long as a line.
+#[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // below `len`
-fn next(random: u64, len: usize) -> (u64, usize) {
-    let random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (random, ((u128::from(random) * len as u128) >> 64) as usize)
+fn position(random: &mut Random, len: usize) -> usize {
+    ((u128::from(random.next()) * len as u128) >> 64) as usize
 }
 
 /// Measures it on a core.
@@ -50,16 +51,12 @@ fn measure_here() -> Result<LineTimes, BenchError> {
 }
 
 fn fetched_ahead(lines: &[RandomLine]) -> f64 {
-    let (mut fetched, mut read, mut sum) = (1, 1, 0_u64);
+    let (mut fetched, mut read, mut sum) = (Random(1), Random(1), 0_u64);
     let begin = Instant::now();
     for n in 0..READ + AHEAD {
-        let (random, position) = next(fetched, lines.len());
-        fetched = random;
-        lines.get(position).inspect(|line| prefetch(*line));
+        lines.get(position(&mut fetched, lines.len())).inspect(|line| prefetch(*line));
         if n >= AHEAD {
-            let (random, position) = next(read, lines.len());
-            read = random;
-            sum = sum.wrapping_add(lines.get(position).map_or(0, |line| line.0[0]));
+            sum = sum.wrapping_add(lines.get(position(&mut read, lines.len())).map_or(0, |line| line.0[0]));
         }
     }
     black_box(sum);
@@ -68,13 +65,13 @@ fn fetched_ahead(lines: &[RandomLine]) -> f64 {
 
 fn dependent(lines: &[RandomLine]) -> f64 {
     let read = READ / 16;
-    let mut random = 1;
+    let mut random = Random(1);
     let begin = Instant::now();
     for _ in 0..read {
-        let (drawn, position) = next(random, lines.len());
-        random = drawn.wrapping_add(lines.get(position).map_or(0, |line| line.0[0]));
+        let line = lines.get(position(&mut random, lines.len()));
+        random.0 = random.0.wrapping_add(line.map_or(0, |line| line.0[0]));
     }
-    black_box(random);
+    black_box(random.0);
     begin.elapsed().as_secs_f64() * 1e9 / f64::from(read)
 }
 
@@ -84,11 +81,9 @@ mod tests {
 
     #[test]
     fn positions_spread_over_the_whole_table() {
-        let (mut random, mut seen) = (1, [0_u32; 16]);
+        let (mut random, mut seen) = (Random(1), [0_u32; 16]);
         for _ in 0..16_000 {
-            let (drawn, position) = next(random, seen.len());
-            random = drawn;
-            seen[position] += 1;
+            seen[position(&mut random, 16)] += 1;
         }
         assert!(seen.iter().all(|count| (800..1200).contains(count)), "{seen:?}");
     }
