@@ -22,7 +22,7 @@ use crate::choose::MaglevTable;
 use crate::flow::{ROUTE_EPOCHS, UNRESOLVED};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::{
-    Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink,
+    ClientRouters, Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink,
 };
 use crate::wire::{Mac, TableHash};
 
@@ -72,6 +72,7 @@ impl RouteBook {
             epoch: 0,
             v4: Arc::default(),
             v6: Arc::default(),
+            client_routers: Arc::default(),
             next_hops: Vec::new(),
             exits: Vec::new(),
             slots: HashMap::default(),
@@ -169,6 +170,7 @@ impl RouteBook {
         self.routers.extend(groups.made.iter().flat_map(|group| group.members.iter().copied()));
         (self.routes.v4, self.routes.v6, self.routes.groups) =
             (Arc::new(Prefixes::new(v4)), Arc::new(Prefixes::new(v6)), groups.made.into());
+        self.routes.client_routers = Arc::new(ClientRouters::new(&self.routes.v4));
         self.look_again();
     }
 

@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::flow::processor;
+use crate::processor::{self, AnyProcessor, Avx2, Compare, Lanes};
 
 const WAYS: usize = 15;
 /// Maximum number of buckets searched for room. At 90 % load the second level (30 x 15 slots) lacks room in one case in
@@ -142,23 +142,25 @@ impl Index {
         Some(Self { buckets, tag_mask: !0 << position_bits })
     }
 
-    /// The tag of a hash, in the bits where words have it; never 0.
+    /// To search for keys in their home buckets.
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // the lower bits of the hash; `home` uses the upper ones
-    fn tag(&self, hash: u64) -> u32 {
-        (hash as u32 & self.tag_mask).max(self.tag_mask & self.tag_mask.wrapping_neg())
+    pub(super) fn homes(&self) -> Homes<'_> {
+        Homes { buckets: &self.buckets, tag_mask: self.tag_mask }
     }
 
-    /// A number below that of the buckets, in proportion to a fraction of 2^32.
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // below the number of buckets
+    fn tag(&self, hash: u64) -> u32 {
+        self.homes().tag(hash)
+    }
+
+    #[inline(always)]
     fn part(&self, fraction: u64) -> usize {
-        ((fraction * self.buckets.len() as u64) >> 32) as usize
+        self.homes().part(fraction)
     }
 
     #[inline(always)]
     fn home(&self, hash: u64) -> usize {
-        self.part(hash >> 32)
+        self.homes().home(hash)
     }
 
     /// The other bucket of a key with this tag, in rare cases the same one. The function is its own inverse.
@@ -173,22 +175,12 @@ impl Index {
         processor::prefetch_at(&self.buckets, self.home(hash));
     }
 
-    /// The first position with a matching tag in the home bucket: a guess that is good enough for a prefetch.
+    /// The same for eight keys, by the upper halves of their hashes.
     #[inline(always)]
-    pub(super) fn candidate(&self, hash: u64) -> Guess {
-        let Some(bucket) = self.buckets.get(self.home(hash)) else { return Guess::Nowhere };
-        match self.first(bucket, self.tag(hash)) {
-            Some(place) => Guess::At(place),
-            None if bucket.has_away() => Guess::Away,
-            None => Guess::Nowhere,
-        }
-    }
-
-    #[inline(always)]
-    fn first(&self, bucket: &Bucket, tag: u32) -> Option<u32> {
-        let matching = bucket.matching(tag, self.tag_mask);
-        let word = bucket.words.get(matching.trailing_zeros() as usize)?;
-        Some(word & !self.tag_mask)
+    #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^32 buckets
+    pub(super) fn prefetch_eight(&self, avx2: Avx2, upper: Lanes) {
+        let [_, homes] = upper.product(avx2.splat(self.buckets.len() as u32));
+        homes.to_array().into_iter().for_each(|home| processor::prefetch_at(&self.buckets, home as usize));
     }
 
     /// The other bucket of a key that is not in its home bucket.
@@ -206,7 +198,7 @@ impl Index {
     /// The first position with a matching tag in the other bucket.
     #[inline]
     pub(super) fn candidate_away(&self, hash: u64) -> Option<u32> {
-        self.first(self.away(hash), self.tag(hash))
+        self.homes().first(self.away(hash), self.tag(hash), AnyProcessor)
     }
 
     /// The position that `is_it` accepts among those with a matching tag.
@@ -355,6 +347,52 @@ impl Index {
             empty = (step.bucket, slot);
         }
         empty
+    }
+}
+
+/// What the search in home buckets needs of an index, to be kept in registers.
+#[derive(Clone, Copy)]
+pub(super) struct Homes<'i> {
+    buckets: &'i [Bucket],
+    tag_mask: u32,
+}
+
+impl Homes<'_> {
+    /// The tag of a hash, in the bits where words have it; never 0.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // the lower bits of the hash; `home` uses the upper ones
+    fn tag(self, hash: u64) -> u32 {
+        (hash as u32 & self.tag_mask).max(self.tag_mask & self.tag_mask.wrapping_neg())
+    }
+
+    /// A number below that of the buckets, in proportion to a fraction of 2^32.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // below the number of buckets
+    fn part(self, fraction: u64) -> usize {
+        ((fraction * self.buckets.len() as u64) >> 32) as usize
+    }
+
+    #[inline(always)]
+    fn home(self, hash: u64) -> usize {
+        self.part(hash >> 32)
+    }
+
+    /// The first position with a matching tag in the home bucket: a guess that is good enough for a prefetch.
+    #[inline(always)]
+    pub(super) fn candidate(self, hash: u64, compare: impl Compare) -> Guess {
+        let Some(bucket) = self.buckets.get(self.home(hash)) else { return Guess::Nowhere };
+        match self.first(bucket, self.tag(hash), compare) {
+            Some(place) => Guess::At(place),
+            None if bucket.has_away() => Guess::Away,
+            None => Guess::Nowhere,
+        }
+    }
+
+    #[inline(always)]
+    fn first(self, bucket: &Bucket, tag: u32, compare: impl Compare) -> Option<u32> {
+        let matching = compare.matching(&bucket.words, tag, self.tag_mask);
+        let word = bucket.words.get(matching.trailing_zeros() as usize)?;
+        Some(word & !self.tag_mask)
     }
 }
 

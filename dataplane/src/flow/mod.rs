@@ -6,7 +6,6 @@ mod affinity;
 mod entry;
 mod idle;
 mod index;
-pub mod processor;
 mod snat;
 mod state;
 mod storage;
@@ -21,8 +20,8 @@ pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
-pub use processor::prefetch;
-pub(crate) use processor::prefetch_at;
+pub use crate::processor::prefetch;
+
 pub use transitions::{Segment, advance};
 
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
@@ -32,7 +31,7 @@ pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_strea
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };
-pub(crate) use storage::{BegunFlow, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows};
+pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, SeenWords};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub(crate) use table::{Fate, PortUse, SweepRules};
 pub use tick::{Tick, Ticks};

@@ -28,7 +28,7 @@ pub(crate) use restore::UsedPort;
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
-use super::processor;
+use crate::processor;
 use super::tick::{Tick, Ticks};
 use crate::stats::BACKEND_SLOTS;
 use crate::wire::{Address, protocol};

@@ -20,6 +20,7 @@ use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
 use crate::flow::advance;
+use crate::processor::{AnyProcessor, Avx2, Compare, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 pub(crate) use sweep::{Fate, SweepRules};
 
@@ -213,6 +214,14 @@ impl<A: Address> FlowTable<A> {
         self.hash.hash_key(key, protocol)
     }
 
+    /// The lower and the upper halves of the hashes of eight packets, whose lines of tags are prefetched.
+    #[inline(always)]
+    pub(crate) fn hash_eight(&self, avx2: Avx2, key: [Lanes; 3], protocol: Lanes) -> [Lanes; 2] {
+        let hashes = self.hash.hash_eight(avx2, key, protocol);
+        self.index.prefetch_eight(avx2, hashes[1]);
+        hashes
+    }
+
     /// First pass over a burst: prefetches the line of tags.
     #[inline(always)]
     pub fn prefetch(&self, hash: u64) {
@@ -223,8 +232,15 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        match self.index.candidate(hash) {
-            Guess::At(place) => self.prefetch_entry(place),
+        self.candidates(AnyProcessor, true)(hash)
+    }
+
+    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
+    #[inline(always)]
+    pub(crate) fn candidates(&self, compare: impl Compare, with_routes: bool) -> impl Fn(u64) -> Candidate {
+        let homes = self.index.homes();
+        move |hash| match homes.candidate(hash, compare) {
+            Guess::At(place) => self.prefetch_entry(place, with_routes),
             Guess::Away => {
                 self.index.prefetch_away(hash);
                 Candidate::AWAY
@@ -236,13 +252,13 @@ impl<A: Address> FlowTable<A> {
     /// The same in the other line of tags.
     #[inline]
     pub fn candidate_away(&self, hash: u64) -> Candidate {
-        self.index.candidate_away(hash).map_or(Candidate::NONE, |place| self.prefetch_entry(place))
+        self.index.candidate_away(hash).map_or(Candidate::NONE, |place| self.prefetch_entry(place, true))
     }
 
     #[inline(always)]
-    fn prefetch_entry(&self, place: u32) -> Candidate {
+    fn prefetch_entry(&self, place: u32, with_route: bool) -> Candidate {
         let (index, direction) = entry_of(place);
-        self.storage.prefetch(index, direction == Direction::ToClient);
+        self.storage.prefetch(index, with_route && direction == Direction::ToClient);
         Candidate(place)
     }
 

@@ -12,7 +12,7 @@
 
 use zerocopy::FromZeros;
 
-use super::processor::prefetch_at;
+use crate::processor::prefetch_at;
 use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
 use super::tick::Tick;

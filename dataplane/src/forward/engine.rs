@@ -22,6 +22,7 @@ use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
 use crate::port::{Arrival, Burst, Port, TwinRate};
+use crate::processor::Avx2;
 use crate::snapshot::Snapshot;
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
@@ -52,6 +53,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) last_bursts: Box<[LastBurst]>,
     /// With no more flows than this, the fast way does not divide bursts.
     pub(super) few_flows: u32,
+    /// Whether the fast way may work on eight packets at a time.
+    pub(super) avx2: Option<Avx2>,
     /// What new flows need of the backends that they were sent to.
     pub(super) opening_backends: OpeningBackends,
     pub(super) tally: Tally,

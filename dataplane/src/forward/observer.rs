@@ -51,6 +51,8 @@ pub struct PacketFlow {
 pub trait Observe<B> {
     /// Whether packets are counted for their flows, which a worker with [`crate::flow::FlowRecords`] needs.
     const METERS: bool = false;
+    /// Whether it looks at packets at all.
+    const OBSERVES: bool = true;
 
     /// The packet in `buffer` ended with `outcome`. Its bytes may have been rewritten.
     fn observe(&mut self, buffer: &B, outcome: PacketOutcome, belongs: impl FnOnce() -> Option<PacketFlow>);
@@ -58,6 +60,8 @@ pub trait Observe<B> {
 
 /// Ignores all packets.
 impl<B> Observe<B> for () {
+    const OBSERVES: bool = false;
+
     #[inline]
     fn observe(&mut self, _: &B, _: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {}
 }
@@ -68,6 +72,7 @@ pub struct Metered;
 
 impl<B> Observe<B> for Metered {
     const METERS: bool = true;
+    const OBSERVES: bool = false;
 
     #[inline]
     fn observe(&mut self, _: &B, _: PacketOutcome, _: impl FnOnce() -> Option<PacketFlow>) {}

@@ -34,6 +34,7 @@ use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
+use crate::processor::Avx2;
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Tags, protocol, split_mix};
@@ -131,6 +132,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             records: fast::records(),
             last_bursts,
             few_flows: fast::FEW_FLOWS,
+            avx2: Avx2::detect(),
             opening_backends: fast::OpeningBackends::new(),
             tally: Tally::default(),
             counters: parts.counters,
@@ -228,6 +230,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     #[cfg(feature = "testing")]
     pub fn divide_bursts(&mut self) {
         self.engine.few_flows = 0;
+    }
+
+    /// Lets the fast way work on one packet at a time, as on processors without AVX2.
+    #[cfg(feature = "testing")]
+    pub fn forgo_vectors(&mut self) {
+        self.engine.avx2 = None;
     }
 
     /// The observer.

@@ -39,6 +39,12 @@ impl FrameFilter {
         frame.first_chunk().is_some_and(|first| (u64::from_ne_bytes(*first) ^ self.port) & COMPARED == 0)
     }
 
+    /// The address of the port: the first six bytes of two words whose first byte is the lowest.
+    #[inline(always)]
+    pub(crate) fn destination(self) -> [u32; 2] {
+        zerocopy::transmute!(self.port)
+    }
+
     /// The kind of destination of a frame that arrived on the port.
     ///
     /// `not_our_mac`: the source is a group address, which no station has (IEEE 802.3 clause 3.2.3). `malformed`: the

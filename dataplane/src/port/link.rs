@@ -22,6 +22,9 @@ pub struct Link(NonZeroU32);
 const PORT_SHIFT: u32 = Vlan::BITS + 1;
 
 impl Link {
+    /// The link of frames without tags on the first port.
+    pub(crate) const UNTAGGED: Self = Self(NonZeroU32::MIN);
+
     /// The link of frames with these tags on a port.
     #[must_use]
     pub fn new(port: PortIndex, vlan: Vlan) -> Self {

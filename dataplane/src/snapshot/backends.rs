@@ -10,7 +10,8 @@ use std::sync::Arc;
 use proto::{Protocol, ServiceName};
 
 use super::routes::GROUP;
-use crate::flow::{BackendId, TargetSlot, Tick, Ticks, UNRESOLVED, prefetch_at};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks, UNRESOLVED};
+use crate::processor::prefetch_at;
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;

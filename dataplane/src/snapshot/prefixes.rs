@@ -113,6 +113,13 @@ impl<A: Address, T: Copy + PartialEq> Prefixes<A, T> {
         Some(((*self.firsts.get(range)?, A::from_wide(last)), (*self.values.get(range)?)?))
     }
 
+    /// All ranges, with their first and last addresses, in order.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = ((A, A), Option<T>)> {
+        let end = A::from_wide(u128::MAX >> (u128::BITS - bits::<A>()));
+        let lasts = self.firsts.iter().skip(1).map(|next| A::from_wide(next.wide() - 1)).chain([end]);
+        self.firsts.iter().copied().zip(lasts).zip(self.values.iter().copied())
+    }
+
     /// The position of the range that contains the address.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // 16 bits

@@ -5,6 +5,8 @@
 //!
 //! Not here: the routes of the kernel, from which the compiler builds these tables.
 
+mod client_routers;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::prefixes::Prefixes;
+pub(crate) use client_routers::ClientRouters;
 use crate::choose::{MaglevTable, reduce};
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
@@ -53,6 +56,10 @@ pub struct Exit {
 const _: () = assert!(size_of::<Option<Exit>>() == 32);
 
 impl Exit {
+    /// An exit that no packet takes: the MTU is 0.
+    pub(crate) const NOWHERE: Self =
+        Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::UNTAGGED };
+
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
     #[allow(clippy::cast_possible_truncation)] // 14 bytes
     pub(crate) fn new(link: Link, mtu: u16, source_mac: Mac, destination_mac: Mac) -> Self {
@@ -60,6 +67,12 @@ impl Exit {
         let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (destination_mac.0, source_mac.0);
         let addresses = [a, b, c, d, e, f, g, h, i, j, k, l];
         Self { addresses, mtu, port: link.port(), link_bytes: Ethernet::BYTES as u8 + tag_bytes, tags, link }
+    }
+
+    /// The MTU in the lower half, above it the port, above that the bytes of the Ethernet header: one word of memory.
+    #[inline(always)]
+    pub(crate) fn measures(&self) -> u32 {
+        u32::from(self.mtu) | u32::from(self.port.0) << 16 | u32::from(self.link_bytes) << 24
     }
 
     /// Ethernet address of the next hop.
@@ -171,6 +184,8 @@ pub(crate) struct Routes {
     pub(crate) epoch: u32,
     pub(crate) v4: Arc<Prefixes<u32, RouteTarget>>,
     pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
+    /// Those of `v4`.
+    pub(crate) client_routers: Arc<ClientRouters>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
     /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.

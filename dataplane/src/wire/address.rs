@@ -183,6 +183,12 @@ impl WireKey<3> {
         Self::read(bytes)
     }
 
+    /// All words.
+    #[inline(always)]
+    pub(crate) const fn all(&self) -> [u32; 3] {
+        self.0
+    }
+
     /// The word of the source address.
     #[inline(always)]
     pub(crate) const fn source(&self) -> u32 {

@@ -4,10 +4,12 @@
 //!
 //! Not here: the bytes of packets (`rewrite`).
 
+use std::cell::Cell;
+
 use super::record::{HEAD_V4, HEAD_V6, Record};
-use crate::flow::{Admission, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks};
+use crate::flow::{Admission, ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, UNRESOLVED};
 use crate::forward::decide::FlowFamily;
-use crate::snapshot::{Exit, Exits, Routes, Snapshot, Spots};
+use crate::snapshot::{ClientRouters, Exit, Exits, Routes, Snapshot, Spots};
 use crate::wire::{TupleKey, WireKey};
 
 /// What the decision depends on besides packets and flows.
@@ -16,9 +18,12 @@ pub(super) struct Follow<'s> {
     spots: Spots<'s>,
     exits: Exits<'s>,
     routes: &'s Routes,
-    now: Tick,
+    client_routers: &'s ClientRouters,
+    /// Whether the route that is stored for any flow was needed.
+    reads_routes: Cell<bool>,
+    pub(super) now: Tick,
     /// No flow whose last packet is more recent is over.
-    shortest: Ticks,
+    pub(super) shortest: Ticks,
 }
 
 /// A family whose packets the fast way takes.
@@ -36,6 +41,9 @@ pub(super) trait FastFamily: FlowFamily {
     fn has_key(head: &Self::Head, key: &Self::Key) -> bool;
     /// The sequence number of a TCP segment.
     fn sequence(head: &Self::Head) -> u32;
+    /// The slot of the next hop towards the client with the source address of a key, if that can be known without the flow;
+    /// otherwise [`UNRESOLVED`].
+    fn router_of(routers: &ClientRouters, to_backend: &Self::Key) -> u32;
 }
 
 /// The first bytes of a packet.
@@ -79,6 +87,11 @@ impl FastFamily for u32 {
     fn sequence(head: &Self::Head) -> u32 {
         u32::from_be_bytes([head[24], head[25], head[26], head[27]])
     }
+
+    #[inline(always)]
+    fn router_of(routers: &ClientRouters, to_backend: &WireKey<3>) -> u32 {
+        routers.slot(to_backend.source())
+    }
 }
 
 impl FastFamily for u128 {
@@ -99,6 +112,12 @@ impl FastFamily for u128 {
     #[inline(always)]
     fn sequence(head: &Self::Head) -> u32 {
         u32::from_be_bytes([head[44], head[45], head[46], head[47]])
+    }
+
+    /// The flow has it in the same line as the key.
+    #[inline(always)]
+    fn router_of(_: &ClientRouters, _: &WireKey<9>) -> u32 {
+        UNRESOLVED
     }
 }
 
@@ -205,8 +224,20 @@ pub(super) enum ForwardLoop {
 pub(in crate::forward) struct LastBurst {
     /// The families that were recognised.
     pub(super) families: u8,
+    /// Whether the route that is stored for any flow was needed, so that those of the next burst should be prefetched.
+    pub(super) reads_routes: bool,
+    /// Whether any frame had VLAN tags.
+    pub(super) any_tagged: bool,
     /// For each family, the loop that took most of its packets in the last part.
     pub(super) most: [ForwardLoop; 2],
+}
+
+impl LastBurst {
+    /// Whether frames are probably untagged and of IPv4.
+    #[inline(always)]
+    pub(super) fn is_for_eight(&self) -> bool {
+        self.families != Record::V6 && !self.any_tagged
+    }
 }
 
 /// A packet that passes: its flow, the direction, and where it leaves.
@@ -219,7 +250,13 @@ pub(super) struct Passage<'f, 's, K: TupleKey> {
 impl<'s> Follow<'s> {
     pub(super) fn new(snapshot: &'s Snapshot, now: Tick, shortest: Ticks) -> Self {
         let routes = snapshot.routes();
-        Self { snapshot, spots: snapshot.backends.spots(), exits: routes.exits(), routes, now, shortest }
+        let (spots, exits, client_routers) = (snapshot.backends.spots(), routes.exits(), &*routes.client_routers);
+        Self { snapshot, spots, exits, routes, client_routers, reads_routes: Cell::new(false), now, shortest }
+    }
+
+    /// Whether the route that is stored for any flow was needed.
+    pub(super) fn has_read_routes(&self) -> bool {
+        self.reads_routes.get()
     }
 
     /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
@@ -239,10 +276,41 @@ impl<'s> Follow<'s> {
         if !A::COMPARED_LAST && is_other(flow) {
             return None;
         }
-        let is_admitted = S::ADMISSION.admits(flow.mode_and_state(), record.signal(), direction);
-        if !is_admitted || !flow.is_seen_within(self.shortest, self.now) {
+        if !self.admits::<A, S>(flow, record, direction) || !flow.is_seen_within(self.shortest, self.now) {
             return None;
         }
+        let exit = self.exit::<A, S>(flow, *to_clients, record)?;
+        if record.shape.packet_len > exit.mtu {
+            return None;
+        }
+        if A::COMPARED_LAST && is_other(flow) {
+            return None;
+        }
+        flow.see(self.now);
+        Some(Passage { flow, direction, exit })
+    }
+
+    /// Whether the packet changes nothing of its flow, as far as state and flags tell.
+    #[inline(always)]
+    pub(super) fn admits<A: FastFamily, S: Scope>(
+        &self,
+        flow: &HotFlow<A::Key>,
+        record: &Record,
+        direction: Direction,
+    ) -> bool {
+        S::ADMISSION.admits(flow.mode_and_state(), record.signal(), direction)
+    }
+
+    /// Where a packet of a flow leaves, if it is not longer than the MTU. `None` if it arrived where none may, or if anything
+    /// is not known.
+    #[inline(always)]
+    pub(super) fn exit<A: FastFamily, S: Scope>(
+        &self,
+        flow: &HotFlow<A::Key>,
+        to_clients: ClientRoutes<'_>,
+        record: &Record,
+    ) -> Option<&'s Exit> {
+        let (index, direction) = record.candidate.entry();
         let spot = self.spots.get(flow.backend())?;
         let next_hop = spot.next_hop();
         let slot = match direction {
@@ -253,18 +321,23 @@ impl<'s> Follow<'s> {
                     Some(exit) => exit.link == record.link,
                     None => S::GROUPS && self.routes.ways.arrive_from(next_hop, record.link),
                 };
-                if arrives { to_clients.slot(flow, index, self.routes.epoch) } else { return None }
+                if !arrives {
+                    return None;
+                }
+                match A::router_of(self.client_routers, flow.key(Direction::ToBackend)) {
+                    UNRESOLVED => {
+                        self.reads_routes.set(true);
+                        to_clients.slot(flow, index, self.routes.epoch)
+                    }
+                    slot => slot,
+                }
             }
         };
         let exit = self.exits.get(slot)?;
         let may_be_direct = S::REWRITES != Rewrites::All;
-        if record.packet_len > exit.mtu || may_be_direct && flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
+        if may_be_direct && flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
             return None;
         }
-        if A::COMPARED_LAST && is_other(flow) {
-            return None;
-        }
-        flow.see(self.now);
-        Some(Passage { flow, direction, exit })
+        Some(exit)
     }
 }

@@ -47,7 +47,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &P::Buffer,
         record: &Record,
     ) -> Option<WorkerId> {
-        let tuple = A::key(A::Head::of(buffer.bytes(), record.network_offset.into())?).tuple(record.protocol());
+        let tuple = A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol());
         let owner = self.other_owner(snapshot, arrival, record, &tuple)?;
         self.check_queue(arrival, buffer, record, &tuple);
         Some(owner)
@@ -82,5 +82,5 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
 /// The port by which a packet came, and its bytes of VLAN tags.
 fn arrived_at(record: &Record) -> (PortIndex, u16) {
-    (record.link.port(), u16::from(record.network_offset).saturating_sub(Ethernet::BYTES))
+    (record.link.port(), u16::from(record.shape.network_offset).saturating_sub(Ethernet::BYTES))
 }

@@ -16,6 +16,7 @@
 //!
 //! Not here: what happens to the packets that are left (`burst`).
 
+mod eight;
 mod follow;
 mod hand_over;
 mod nat;
@@ -24,6 +25,7 @@ mod outer;
 mod record;
 mod rewrite;
 
+use eight::RecogniseByEight;
 use follow::Follow;
 pub(super) use follow::LastBurst;
 pub(super) use open::OpeningBackends;
@@ -35,9 +37,10 @@ use rewrite::Progress;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick, prefetch_at};
+use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
+use crate::processor::{AnyProcessor, Avx2, Compare, Vectorised, prefetch_at};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer};
 
@@ -69,15 +72,20 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 locate_away(&self.tables, &mut records[part(before)]);
             }
             let range = part(turn);
-            kinds |= recognise.burst(&self.tables, &mut frames, (&burst[range.clone()], &mut records[range]));
+            let (tables, of_part) = (&self.tables, (&burst[range.clone()], &mut records[range]));
+            kinds |= match self.avx2.filter(|_| last_burst.is_for_eight()) {
+                Some(avx2) => avx2.run(RecogniseByEight { recognise, tables, frames: &mut frames, part: of_part }),
+                None => recognise.burst(tables, &mut frames, of_part),
+            };
             let families = kinds & Record::FAMILY;
             if families == 0 {
                 continue;
             }
             if let Some(before) = turn.checked_sub(1) {
-                any_away = locate(&self.tables, &mut records[part(before)], families);
+                let records = &mut records[part(before)];
+                any_away = locate(&self.tables, (self.avx2, last_burst.reads_routes), records, families);
                 if O::METERS {
-                    prefetch_meters(&self.tables, &records[part(before)]);
+                    prefetch_meters(&self.tables, records);
                 }
             }
             if last > 2
@@ -99,7 +107,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
-            *last_burst = progress.end(kinds & Record::FAMILY);
+            *last_burst = progress.end(kinds & Record::FAMILY, frames.any_tagged, follow.has_read_routes());
         }
         if kinds & Record::FAMILY != 0 {
             self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
@@ -150,8 +158,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut rest = Burst::new();
         for (buffer, record) in burst.drain(..).zip(records) {
             // Later packets must not overtake one whose flow is not known yet.
-            may_hand_over &= record.way != STAYS || record.family() != 0;
-            match record.way {
+            may_hand_over &= record.shape.way != STAYS || record.family() != 0;
+            match record.shape.way {
                 STAYS if may_hand_over => rest.extend(self.keep_or_hand_over(snapshot, arrival, buffer, record)),
                 STAYS => rest.push(buffer),
                 port => {
@@ -174,13 +182,36 @@ fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
     }
 }
 
-/// The second loop: finds the probable flow of each packet, and prefetches it. `families` has at least those of the
-/// records. Returns whether any may be found in another line of tags, which is prefetched.
-fn locate(tables: &FlowTables, records: &mut [Record], families: u8) -> bool {
-    match families {
-        Record::V4 => locate_all(&tables.v4, records),
-        Record::V6 => locate_all(&tables.v6, records),
+/// The second loop: finds the probable flow of each packet, and prefetches it, perhaps with the route to the client.
+/// `families` has at least those of the records. Returns whether any may be found in another line of tags, which is prefetched.
+fn locate(
+    tables: &FlowTables,
+    (avx2, with_routes): (Option<Avx2>, bool),
+    records: &mut [Record],
+    families: u8,
+) -> bool {
+    match (families, avx2) {
+        (Record::V4, Some(avx2)) => avx2.run(Locate { table: &tables.v4, with_routes, records }),
+        (Record::V6, Some(avx2)) => avx2.run(Locate { table: &tables.v6, with_routes, records }),
+        (Record::V4, None) => locate_all(&tables.v4, with_routes, records),
+        (Record::V6, None) => locate_all(&tables.v6, with_routes, records),
         _ => locate_mixed(tables, records),
+    }
+}
+
+/// The second loop for records of one family, on a processor with AVX2.
+struct Locate<'a, A: Address> {
+    table: &'a FlowTable<A>,
+    with_routes: bool,
+    records: &'a mut [Record],
+}
+
+impl<A: Address> Vectorised for Locate<'_, A> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self, avx2: Avx2) -> bool {
+        locate_by(avx2, (self.table, self.with_routes), self.records)
     }
 }
 
@@ -199,10 +230,19 @@ fn prefetch_meters(tables: &FlowTables, records: &[Record]) {
 /// The same for records of one family, and of packets that are left, whose flows do not matter. Returns whether any is
 /// away.
 #[inline(never)]
-fn locate_all<A: Address>(table: &FlowTable<A>, records: &mut [Record]) -> bool {
-    let mut any_away = false;
+fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut [Record]) -> bool {
+    locate_by(AnyProcessor, (table, with_routes), records)
+}
+
+#[inline(always)]
+fn locate_by<A: Address>(
+    compare: impl Compare,
+    (table, with_routes): (&FlowTable<A>, bool),
+    records: &mut [Record],
+) -> bool {
+    let (candidate, mut any_away) = (table.candidates(compare, with_routes), false);
     for record in records.iter_mut() {
-        record.candidate = table.candidate(record.hash);
+        record.candidate = candidate(record.hash);
         any_away |= record.candidate == Candidate::AWAY;
     }
     any_away

@@ -28,7 +28,7 @@ const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 
 /// The decrement of the hop limit, in the byte order of the machine.
-const HOP: u64 = u16::from_ne_bytes(HOP_DELTA.to_be_bytes()) as u64;
+pub(super) const HOP: u64 = u16::from_ne_bytes(HOP_DELTA.to_be_bytes()) as u64;
 
 /// The word at an offset, in the byte order of the machine.
 #[inline(always)]
@@ -131,7 +131,7 @@ pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, is_udp:
 /// Updates the checksum of TCP or UDP. A UDP checksum of 0 means "none" and stays; a computed 0 is sent as 0xffff (RFC
 /// 768).
 #[inline(always)]
-fn rewrite_transport(head: &mut [u8], change: u64, is_udp: bool) {
+pub(super) fn rewrite_transport(head: &mut [u8], change: u64, is_udp: bool) {
     let updated = |old: u16| finish(change + u64::from(!old));
     if !is_udp {
         return set_word(head, TCP_CHECKSUM, updated(word(head, TCP_CHECKSUM)));

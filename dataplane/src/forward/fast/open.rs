@@ -244,8 +244,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if let (Some(record), Some(buffer)) = (records.get_mut(open.at), part.get_mut(open.at)) {
                 let port = self.begin::<A>(opening, open, buffer, record);
                 progress.opened += u64::from(port.is_some());
-                record.way = port.map_or(STAYS, |port| port.0);
-                progress.add_port(record.way);
+                record.shape.way = port.map_or(STAYS, |port| port.0);
+                progress.add_port(record.shape.way);
             }
         }
     }
@@ -259,7 +259,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         opening: &mut Opening<'s, A>,
         opens: &mut ArrayVec<Opens<'s, A::Key>, BURST>,
     ) -> Option<()> {
-        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
         let tuple = A::key(head).tuple(protocol::TCP);
         let (snapshot, arrival, now) = (opening.snapshot, opening.arrival, opening.now);
         let client = opening.client(tuple.source)?;
@@ -274,7 +274,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let id = front.frontend.hashed_backend(&tuple)?;
         let backend = self.opening_backends.get::<A>(snapshot, id)?;
         let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, record.hash))?;
-        if record.packet_len > exit.mtu || arrival_mtu != exit.mtu {
+        if record.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
             return None;
         }
         let addresses = front.snat(snapshot, exit.link);
@@ -324,7 +324,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &mut P::Buffer,
         record: &mut Record,
     ) -> Option<PortIndex> {
-        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
         let flow = BegunFlow {
             keys: [A::key(head), open.reply],
             hashes: [record.hash, open.reply_hash],
@@ -348,17 +348,17 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let (exit, from) = (open.exit, flow.keys[0]);
         let identification = identification::<A>(&mut self.identifications, &open.reply, record);
         A::rewrite(framed::<A>(buffer, exit, record)?, &open.reply, false, identification);
-        if record.is_padded {
-            buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
+        if record.shape.is_padded() {
+            buffer.truncate(exit.link_bytes() + usize::from(record.shape.packet_len));
         }
-        counters.forwarded(false, record.packet_len);
+        counters.forwarded(false, record.shape.packet_len);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || {
             let Tuple { destination: vip, destination_port: port, protocol, .. } = from.tuple(protocol::TCP);
             Some(PacketFlow { vip: vip.ip(), port, protocol, backend: BackendId::unpacked(open.backend) })
         });
         if O::METERS {
             let meters = &mut table.hot_parts(true).meters;
-            meters.count(candidate.entry().0, Direction::ToBackend, record.packet_len);
+            meters.count(candidate.entry().0, Direction::ToBackend, record.shape.packet_len);
         }
         Some(exit.port)
     }

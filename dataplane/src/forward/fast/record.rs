@@ -5,6 +5,8 @@
 //!
 //! Not here: whether the packet has a flow.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::flow::{Candidate, FlowTable, UDP_SIGNAL};
 use crate::forward::decide::FlowTables;
 use crate::port::{BURST, FrameFilter, Link, PortIndex};
@@ -36,25 +38,33 @@ const DONT_FRAGMENT: u8 = 0x40;
 
 /// What the loops know of a packet. 24 bytes.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(in crate::forward) struct Record {
     /// Hash of its addresses and ports.
     pub(super) hash: u64,
+    /// What its headers say. Beside the hash, so that one store may set both.
+    pub(super) shape: Shape,
     /// Its probable flow.
     pub(super) candidate: Candidate,
     /// The link on which it arrived.
     pub(super) link: Link,
+}
+
+/// What the loops know of the headers of a packet. 8 bytes, which are stored at once.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(in crate::forward) struct Shape {
     /// Bytes of the packet from its IP header on.
     pub(super) packet_len: u16,
     /// Offset of its IP header in the frame.
     pub(super) network_offset: u8,
-    /// Whether bytes follow the packet, to be removed: with them it might exceed the MTU.
-    pub(super) is_padded: bool,
-    /// Whether routers may fragment the packet.
-    pub(super) may_fragment: bool,
     /// The port by which it leaves, or [`STAYS`].
     pub(super) way: u8,
     /// The lower five TCP flags or [`UDP_SIGNAL`]; [`Record::V4`] or [`Record::V6`]. 0 for a packet that is left.
     kind: u8,
+    /// [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`].
+    more: u8,
+    _unused: [u8; 2],
 }
 
 const _: () = assert!(size_of::<Record>() == 24);
@@ -75,6 +85,37 @@ pub(super) fn part_len(tables: &FlowTables, few_flows: u32) -> usize {
 /// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
 
+impl Shape {
+    /// Bytes follow the packet, to be removed: with them it might exceed the MTU.
+    pub(super) const PADDED: u8 = 1;
+    /// Routers may fragment the packet.
+    pub(super) const FRAGMENTABLE: u8 = 2;
+
+    /// See [`Shape::PADDED`].
+    #[inline(always)]
+    pub(super) fn is_padded(self) -> bool {
+        self.more & Self::PADDED != 0
+    }
+
+    /// The bytes of the packet in the lower half, above them its offset: of one word of memory.
+    #[inline(always)]
+    pub(super) fn measures(self) -> u32 {
+        u32::from(self.packet_len) | u32::from(self.network_offset) << 16 | u32::from(self.way) << 24
+    }
+
+    /// The bits [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`].
+    #[inline(always)]
+    pub(super) fn more(self) -> u8 {
+        self.more
+    }
+
+    /// See [`Shape::FRAGMENTABLE`].
+    #[inline(always)]
+    pub(super) fn may_fragment(self) -> bool {
+        self.more & Self::FRAGMENTABLE != 0
+    }
+}
+
 impl Record {
     pub(super) const V4: u8 = 0x40;
     pub(super) const V6: u8 = 0x80;
@@ -88,49 +129,51 @@ impl Record {
             hash: 0,
             candidate: Candidate::NONE,
             link: PortIndex(0).into(),
-            packet_len: 0,
-            network_offset: 0,
-            is_padded: false,
-            may_fragment: false,
-            way: STAYS,
-            kind: 0,
+            shape: Shape { packet_len: 0, network_offset: 0, way: STAYS, kind: 0, more: 0, _unused: [0; 2] },
         }
+    }
+
+    /// Sets the hash and the shape from their bytes, and the link.
+    #[inline(always)]
+    pub(super) fn set(&mut self, hash_and_shape: [u8; 16], link: Link) {
+        let [hash, shape]: [[u8; 8]; 2] = zerocopy::transmute!(hash_and_shape);
+        (self.hash, self.shape, self.link) = (u64::from_ne_bytes(hash), zerocopy::transmute!(shape), link);
     }
 
     /// Whether the packet opens a TCP connection.
     #[inline(always)]
     pub(super) fn opens(&self) -> bool {
         const OTHERS: u8 = UDP_SIGNAL | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
-        self.kind & (OTHERS | Self::SYN) == Self::SYN
+        self.shape.kind & (OTHERS | Self::SYN) == Self::SYN
     }
 
     /// [`Record::V4`], [`Record::V6`], or 0 for a packet that is left.
     #[inline(always)]
     pub(super) fn family(&self) -> u8 {
-        self.kind & Self::FAMILY
+        self.shape.kind & Self::FAMILY
     }
 
     /// Whether the packet is recognised and of the family with this bit.
     #[inline(always)]
     pub(super) fn is_of(&self, family: u8) -> bool {
-        self.kind & family != 0
+        self.shape.kind & family != 0
     }
 
     /// The lower five TCP flags or [`UDP_SIGNAL`].
     #[inline(always)]
     pub(super) fn signal(&self) -> u8 {
-        self.kind & !Self::FAMILY
+        self.shape.kind & !Self::FAMILY
     }
 
     #[inline(always)]
     pub(super) fn is_udp(&self) -> bool {
-        self.kind & UDP_SIGNAL != 0
+        self.shape.kind & UDP_SIGNAL != 0
     }
 
     /// The transport protocol number.
     #[inline(always)]
     pub(super) fn protocol(&self) -> u8 {
-        protocol_of(self.kind)
+        protocol_of(self.shape.kind)
     }
 }
 
@@ -158,6 +201,12 @@ impl FramesSoFar {
 
     pub(super) fn nothing() -> Self {
         Self { tag: u32::MAX, link: PortIndex(0).into(), any_tagged: false, all_unfragmentable: DONT_FRAGMENT }
+    }
+
+    /// Notes whether any packet of some may be fragmented.
+    #[inline(always)]
+    pub(super) fn note_fragmentable(&mut self, any: bool) {
+        self.all_unfragmentable &= if any { 0 } else { DONT_FRAGMENT };
     }
 
     /// Whether there was any packet that routers may fragment.
@@ -188,13 +237,27 @@ impl<'s> Recognise<'s> {
         frames: &mut FramesSoFar,
         (burst, records): (&[B], &mut [Record]),
     ) -> u8 {
-        let mut kinds = 0;
-        for (buffer, record) in burst.iter().zip(records) {
-            let recognised = self.frame(tables, frames, buffer.bytes(), record).unwrap_or(0);
-            (record.kind, record.way) = (recognised, STAYS);
-            kinds |= recognised;
-        }
-        kinds
+        burst.iter().zip(records).fold(0, |kinds, (buffer, record)| kinds | self.one(tables, frames, buffer.bytes(), record))
+    }
+
+    /// The same for one frame.
+    #[inline(always)]
+    pub(super) fn one(&self, tables: &FlowTables, frames: &mut FramesSoFar, frame: &[u8], record: &mut Record) -> u8 {
+        let recognised = self.frame(tables, frames, frame, record).unwrap_or(0);
+        (record.shape.kind, record.shape.way) = (recognised, STAYS);
+        recognised
+    }
+
+    /// The destination of frames for the port: the first six bytes, in two words whose first byte is the lowest.
+    #[inline(always)]
+    pub(super) fn destination(&self) -> [u32; 2] {
+        self.filter.destination()
+    }
+
+    /// The link of untagged frames.
+    #[inline(always)]
+    pub(super) fn link(&self) -> Link {
+        self.link
     }
 
     /// Stores what is known of a frame but its kind, which it returns.
@@ -275,9 +338,9 @@ fn ipv4(
         return None;
     }
     frames.all_unfragmentable &= head[6];
-    record.may_fragment = head[6] & DONT_FRAGMENT == 0;
+    let more = if head[6] & DONT_FRAGMENT == 0 { Shape::FRAGMENTABLE } else { 0 };
     let (key, transport) = (WireKey::<3>::read(*head[12..].first_chunk()?), head[20..].first_chunk()?);
-    let (from, lens) = ((link, offset), (len, frame_len));
+    let (from, lens) = ((link, offset, more), (len, frame_len));
     // One copy for each protocol, which is a constant there.
     match u32::from_ne_bytes(*head[6..].first_chunk()?) & WHOLE_MASK {
         TCP => {
@@ -307,9 +370,8 @@ fn ipv6(
     if head[7] <= 1 || offset + usize::from(len) > frame_len {
         return None;
     }
-    record.may_fragment = false;
     let (key, transport) = (WireKey::<9>::read(*head[8..].first_chunk()?), head[40..].first_chunk()?);
-    let (from, lens) = ((link, offset), (len, frame_len));
+    let (from, lens) = ((link, offset, 0), (len, frame_len));
     match head[6] {
         protocol::TCP => {
             let signal = tcp_signal(transport, usize::from(len), 40)?;
@@ -332,13 +394,13 @@ fn store<A: Address>(
     table: &FlowTable<A>,
     (key, number): (&A::Key, u8),
     (len, frame_len): (u16, usize),
-    (link, offset): (Link, usize),
+    (link, offset, more): (Link, usize, u8),
     record: &mut Record,
 ) {
     let hash = table.hash_key(key, number);
     table.prefetch(hash);
-    (record.hash, record.link, record.packet_len, record.network_offset) = (hash, link, len, offset as u8);
-    record.is_padded = offset + usize::from(len) != frame_len;
+    (record.hash, record.link, record.shape.packet_len, record.shape.network_offset) = (hash, link, len, offset as u8);
+    record.shape.more = if offset + usize::from(len) != frame_len { more | Shape::PADDED } else { more };
 }
 
 /// The lower five TCP flags of a packet of `len` bytes, whose TCP header begins at byte `at`. `None`: it is too short.

@@ -17,6 +17,7 @@ use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::{BURST, Port, PortIndex};
+use crate::processor::{Avx2, LANES, Vectorised};
 use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
@@ -28,6 +29,18 @@ pub(super) trait Rewritten: FastFamily {
     fn rewrite(head: &mut Self::Head, replies: &Self::Key, is_udp: bool, identification: Option<u16>);
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
+
+    /// Whether eight packets may be rewritten at a time, by [`Rewritten::eight`].
+    const BY_EIGHT: bool;
+    /// Forwards eight packets, or leaves them as they are and returns false.
+    fn eight<B: Buffer, O: Observe<B>>(
+        forwarding: &mut Forwarding<'_, Self, O>,
+        avx2: Avx2,
+        group: (&mut [B; LANES], &mut [Record; LANES]),
+        passed: &mut Passed,
+    ) -> bool
+    where
+        Self: Sized;
 
     /// Whether routers fragment packets that permit it.
     const ROUTERS_FRAGMENT: bool;
@@ -51,6 +64,18 @@ impl Rewritten for u32 {
     #[inline(always)]
     fn lower_hop_limit(head: &mut [u8; HEAD_V4]) {
         nat::lower_ttl(head);
+    }
+
+    const BY_EIGHT: bool = true;
+
+    #[inline(always)]
+    fn eight<B: Buffer, O: Observe<B>>(
+        forwarding: &mut Forwarding<'_, u32, O>,
+        avx2: Avx2,
+        group: (&mut [B; LANES], &mut [Record; LANES]),
+        passed: &mut Passed,
+    ) -> bool {
+        forwarding.eight(avx2, group, passed)
     }
 
     const ROUTERS_FRAGMENT: bool = true;
@@ -82,6 +107,18 @@ impl Rewritten for u128 {
     #[inline(always)]
     fn lower_hop_limit(head: &mut [u8; HEAD_V6]) {
         nat::lower_hop_limit(head);
+    }
+
+    const BY_EIGHT: bool = false;
+
+    #[inline(always)]
+    fn eight<B: Buffer, O: Observe<B>>(
+        _: &mut Forwarding<'_, u128, O>,
+        _: Avx2,
+        _: (&mut [B; LANES], &mut [Record; LANES]),
+        _: &mut Passed,
+    ) -> bool {
+        false
     }
 
     const ROUTERS_FRAGMENT: bool = false;
@@ -121,14 +158,14 @@ pub(super) struct Progress {
 
 /// The ports by which packets leave: all bits that any of them has, and those that any of them lacks.
 #[derive(Clone, Copy, Default)]
-struct LeavingPorts {
+pub(super) struct LeavingPorts {
     set: u8,
     clear: u8,
 }
 
 impl LeavingPorts {
     #[inline(always)]
-    fn add(&mut self, port: u8) {
+    pub(super) fn add(&mut self, port: u8) {
         self.set |= port;
         self.clear |= !port;
     }
@@ -143,8 +180,8 @@ impl Progress {
     }
 
     /// What the next burst should know of this one.
-    pub(super) fn end(&self, families: u8) -> LastBurst {
-        LastBurst { families, most: self.most }
+    pub(super) fn end(&self, families: u8, any_tagged: bool, reads_routes: bool) -> LastBurst {
+        LastBurst { families, any_tagged, reads_routes, most: self.most }
     }
 
     /// Notes that packets with VLAN tags, or packets that routers may fragment, are among those of the burst.
@@ -201,7 +238,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) -> u32 {
         match progress.kinds {
-            0 => self.forward_in_place::<A, Translated<0>>(follow, part, records, progress),
+            0 => match self.avx2 {
+                Some(avx2) if A::BY_EIGHT => self.forward_by_eight::<A>(avx2, follow, part, records, progress),
+                _ => self.forward_in_place::<A, Translated<0>>(follow, part, records, progress),
+            },
             1 => self.forward_in_place::<A, Translated<1>>(follow, part, records, progress),
             2 => self.forward_in_place::<A, Translated<2>>(follow, part, records, progress),
             3 => self.forward_in_place::<A, Translated<3>>(follow, part, records, progress),
@@ -210,6 +250,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             6 => self.forward_in_place::<A, Translated<6>>(follow, part, records, progress),
             _ => self.forward_in_place::<A, Translated<EVERY_KIND>>(follow, part, records, progress),
         }
+    }
+
+    /// As [`Self::forward_in_place`] for [`Translated`] packets of no kind, eight at a time.
+    #[inline(always)]
+    fn forward_by_eight<A: Rewritten>(
+        &mut self,
+        avx2: Avx2,
+        follow: &Follow<'_>,
+        part: &mut [P::Buffer],
+        records: &mut [Record],
+        progress: &mut Progress,
+    ) -> u32 {
+        let passed = Passed { others: 0, left: progress.left, ports: progress.ports };
+        let passed = avx2.run(ByEight { forwarding: self.forwarding::<A>(follow), part, records, passed });
+        progress.ports = passed.ports;
+        passed.others
     }
 
     /// The same for the packets at the positions that are bits of `others`, which need another loop than the first.
@@ -283,20 +339,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         records: &mut [Record],
         progress: &mut Progress,
     ) -> u32 {
-        let (mut flows, mut others, mut ports) = (progress.left, 0, progress.ports);
         let mut forwarding = self.forwarding::<A>(follow);
-        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
-            let is_next = record.is_of(A::RECORD) && flows >> (record.hash & 63) & 1 == 0;
-            if is_next && let Some(port) = forwarding.in_place::<_, S>(buffer, record) {
-                record.way = port;
-                ports.add(port);
-            } else {
-                flows |= bit_of(record.hash);
-                others |= 1 << position;
-            }
-        }
-        progress.ports = ports;
-        others
+        let mut passed = Passed { others: 0, left: progress.left, ports: progress.ports };
+        forwarding.each_in_place::<_, S>((part, records, 0), &mut passed);
+        progress.ports = passed.ports;
+        passed.others
     }
 
     /// Those of some positions whose packets are probably of flows in some modes. The packets of a flow have one mode.
@@ -327,7 +374,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let flow = 1 << (record.hash & 63);
             let is_next = record.family() == A::RECORD && flows & flow == 0;
             if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
-                record.way = port;
+                record.shape.way = port;
                 progress.add_port(port);
             } else {
                 flows |= flow;
@@ -354,11 +401,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 let flow = 1 << (record.hash & 63);
                 let may_pass = progress.left & flow == 0;
                 match may_pass.then(|| self.forward_one::<A>(follow, buffer, record)).flatten() {
-                    Some(port) => record.way = port.0,
+                    Some(port) => record.shape.way = port.0,
                     None => progress.left |= flow,
                 }
             }
-            progress.add_port(record.way);
+            progress.add_port(record.shape.way);
         }
     }
 
@@ -370,7 +417,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &mut P::Buffer,
         record: &mut Record,
     ) -> Option<PortIndex> {
-        let head = A::Head::of(buffer.bytes(), record.network_offset.into())?;
+        let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
         let table = A::split(&mut self.tables).0;
         if record.candidate == Candidate::NONE {
             return None;
@@ -450,7 +497,7 @@ impl<O> Writer<'_, O> {
                     A::rewrite(head, replies, record.is_udp(), identification);
                 }
             }
-            buffer.truncate(exit.link_bytes() + usize::from(record.packet_len));
+            buffer.truncate(exit.link_bytes() + usize::from(record.shape.packet_len));
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
@@ -458,16 +505,76 @@ impl<O> Writer<'_, O> {
     }
 }
 
+/// What became of the packets of a part so far.
+pub(super) struct Passed {
+    /// Positions of those that do not pass, as bits.
+    others: u32,
+    /// See [`Progress::left`]; with those of `others`.
+    pub(super) left: u64,
+    /// The ports by which the others leave.
+    pub(super) ports: LeavingPorts,
+}
+
+/// The third loop for eight packets at a time.
+struct ByEight<'e, 'p, A: FastFamily, O, B> {
+    forwarding: Forwarding<'e, A, O>,
+    part: &'p mut [B],
+    records: &'p mut [Record],
+    passed: Passed,
+}
+
+impl<A: Rewritten, O: Observe<B>, B: Buffer> Vectorised for ByEight<'_, '_, A, O, B> {
+    type Output = Passed;
+
+    #[inline(always)]
+    fn run(self, avx2: Avx2) -> Passed {
+        let Self { mut forwarding, part, records, mut passed } = self;
+        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), records.as_chunks_mut());
+        let mut position = 0;
+        for (group, records) in groups.iter_mut().zip(of_groups) {
+            if !A::eight(&mut forwarding, avx2, (group, records), &mut passed) {
+                forwarding.each_in_place::<_, Translated<0>>((group, records, position), &mut passed);
+            }
+            position += LANES;
+        }
+        forwarding.each_in_place::<_, Translated<0>>((rest, of_rest, position), &mut passed);
+        passed
+    }
+}
+
 /// What the third loop needs of the engine.
-struct Forwarding<'e, A: FastFamily, O> {
-    follow: &'e Follow<'e>,
-    flows: HotFlows<'e, A::Key>,
-    counters: &'e [BackendCounters; COUNTER_SLOTS],
+pub(super) struct Forwarding<'e, A: FastFamily, O> {
+    pub(super) follow: &'e Follow<'e>,
+    pub(super) flows: HotFlows<'e, A::Key>,
+    pub(super) counters: &'e [BackendCounters; COUNTER_SLOTS],
     identifications: &'e mut Identifications,
-    observer: &'e mut O,
+    pub(super) observer: &'e mut O,
 }
 
 impl<A: Rewritten, O> Forwarding<'_, A, O> {
+    /// Forwards those packets of a part, from a position on, that can be rewritten where they are.
+    #[inline(always)]
+    fn each_in_place<B: Buffer, S: InPlaceScope>(
+        &mut self,
+        (part, records, position): (&mut [B], &mut [Record], usize),
+        passed: &mut Passed,
+    ) where
+        O: Observe<B>,
+    {
+        let (mut left, mut others, mut ports) = (passed.left, 0, passed.ports);
+        for (position, (buffer, record)) in (position..).zip(part.iter_mut().zip(records)) {
+            let is_next = record.is_of(A::RECORD) && left >> (record.hash & 63) & 1 == 0;
+            if is_next && let Some(port) = self.in_place::<_, S>(buffer, record) {
+                record.shape.way = port;
+                ports.add(port);
+            } else {
+                left |= bit_of(record.hash);
+                others |= 1 << position;
+            }
+        }
+        *passed = Passed { others: passed.others | others, left, ports };
+    }
+
     /// Decides on one packet that can be rewritten where it is, rewrites it and counts it. Returns the port by which it
     /// leaves; `None` if it does not pass or needs a call, unchanged.
     #[inline(always)]
@@ -475,10 +582,10 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     where
         O: Observe<B>,
     {
-        if !S::TAGS && usize::from(record.network_offset) != UNTAGGED {
+        if !S::TAGS && usize::from(record.shape.network_offset) != UNTAGGED {
             return None;
         }
-        let offset = if S::TAGS { record.network_offset.into() } else { UNTAGGED };
+        let offset = if S::TAGS { record.shape.network_offset.into() } else { UNTAGGED };
         let (link, packet) = buffer.bytes_mut().split_at_mut_checked(offset)?;
         let head = A::Head::of_mut(packet, 0)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
@@ -489,7 +596,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
             A::lower_hop_limit(head);
         } else {
             let replies = flow.key(direction.opposite());
-            let is_fragmentable = S::FRAGMENTABLE && record.may_fragment;
+            let is_fragmentable = S::FRAGMENTABLE && record.shape.may_fragment();
             let identification = if is_fragmentable { identification::<A>(self.identifications, replies, record) } else { None };
             A::rewrite(head, replies, record.is_udp(), identification);
         }
@@ -498,8 +605,8 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         } else {
             let _ = exit.write_addresses(link); // a link header without tags has room for them
         }
-        if record.is_padded {
-            buffer.truncate(offset + usize::from(record.packet_len));
+        if record.shape.is_padded() {
+            buffer.truncate(offset + usize::from(record.shape.packet_len));
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
@@ -514,15 +621,15 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     where
         O: Observe<B>,
     {
-        let offset = usize::from(record.network_offset);
+        let offset = usize::from(record.shape.network_offset);
         let head = A::Head::of(buffer.bytes(), offset)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
         let (is_udp, entropy, to) = (flow.mode() == FlowMode::Gue, (record.hash >> 32) as u32, flow.key(Direction::ToClient));
         let tunnels = &self.follow.snapshot.tunnels;
         let source = A::tunnel_source(tunnels, exit.port, if is_udp { 0 } else { entropy })?;
         let before = outer::bytes_before(A::HEADER, is_udp);
-        let is_too_long = usize::from(record.packet_len) + before - UNTAGGED > usize::from(exit.mtu);
-        if is_too_long || exit.link_bytes() != UNTAGGED || record.may_fragment || to.has_no_source() {
+        let is_too_long = usize::from(record.shape.packet_len) + before - UNTAGGED > usize::from(exit.mtu);
+        if is_too_long || exit.link_bytes() != UNTAGGED || record.shape.may_fragment() || to.has_no_source() {
             return None;
         }
         let inner_sum = if is_udp { A::inner_sum(head)? } else { [0; 8] };
@@ -530,7 +637,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
             return None;
         }
         let fields = OuterFields {
-            packet_len: record.packet_len,
+            packet_len: record.shape.packet_len,
             ports: is_udp.then_some([0xc000 | (entropy >> 18) as u16, tunnels.gue_destination_port]),
             flow_label: entropy & 0xf_ffff,
             inner_sum,
@@ -539,8 +646,8 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         exit.write_addresses(frame)?;
         A::write_outer(frame, source, to, &fields)?;
         // Not earlier: a short datagram has the length of a head by its padding only.
-        if record.is_padded {
-            buffer.truncate(before + usize::from(record.packet_len));
+        if record.shape.is_padded() {
+            buffer.truncate(before + usize::from(record.shape.packet_len));
         }
         count::<A>(self.counters, flow, direction, record);
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
@@ -551,27 +658,27 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
 
 /// Counts a packet that is forwarded.
 #[inline(always)]
-fn count<A: FastFamily>(
+pub(super) fn count<A: FastFamily>(
     counters: &[BackendCounters; COUNTER_SLOTS],
     flow: &HotFlow<A::Key>,
     direction: Direction,
     record: &Record,
 ) {
     if let Some(counters) = counters.get(BackendId::counter_slot(flow.backend()).index()) {
-        counters.forwarded(direction == Direction::ToClient, record.packet_len);
+        counters.forwarded(direction == Direction::ToClient, record.shape.packet_len);
     }
 }
 
 /// Counts a packet for its flow, if flows are metered.
 #[inline(always)]
-fn meter<A: FastFamily, B, O: Observe<B>>(flows: &mut HotFlows<'_, A::Key>, record: &Record, direction: Direction) {
+pub(super) fn meter<A: FastFamily, B, O: Observe<B>>(flows: &mut HotFlows<'_, A::Key>, record: &Record, direction: Direction) {
     if O::METERS {
-        flows.meters.count(record.candidate.entry().0, direction, record.packet_len);
+        flows.meters.count(record.candidate.entry().0, direction, record.shape.packet_len);
     }
 }
 
 /// The flow of a packet, for observers.
-fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow {
+pub(super) fn belongs<A: FastFamily>(flow: &HotFlow<A::Key>, record: &Record) -> PacketFlow {
     let tuple = flow.key(Direction::ToBackend).tuple(record.protocol());
     PacketFlow {
         vip: tuple.destination.ip(),
@@ -590,7 +697,7 @@ pub(super) fn identification<A: Rewritten>(
     replies: &A::Key,
     record: &Record,
 ) -> Option<u16> {
-    if !A::ROUTERS_FRAGMENT || !record.may_fragment {
+    if !A::ROUTERS_FRAGMENT || !record.shape.may_fragment() {
         return None;
     }
     let replies = replies.tuple(record.protocol());
@@ -600,7 +707,7 @@ pub(super) fn identification<A: Rewritten>(
 /// Puts the link header of the exit before a packet. Returns the head of the packet.
 #[inline(always)]
 pub(super) fn framed<'b, A: FastFamily>(buffer: &'b mut impl Buffer, exit: &Exit, record: &Record) -> Option<&'b mut A::Head> {
-    let (offset, wanted) = (usize::from(record.network_offset), exit.link_bytes());
+    let (offset, wanted) = (usize::from(record.shape.network_offset), exit.link_bytes());
     if wanted != offset {
         move_start(buffer, offset, wanted)?;
     }
@@ -635,11 +742,11 @@ fn into_tunnel<A: Rewritten>(
         return None;
     }
     let outer = Outer::towards(backend.ip(), mode, exit, record.hash, &snapshot.tunnels)?;
-    if record.packet_len > outer.mtu {
+    if record.shape.packet_len > outer.mtu {
         return None;
     }
-    let identification = outer.identification(record.may_fragment, record.protocol(), identifications);
-    let (network_offset, packet_len) = (record.network_offset.into(), record.packet_len);
+    let identification = outer.identification(record.shape.may_fragment(), record.protocol(), identifications);
+    let (network_offset, packet_len) = (record.shape.network_offset.into(), record.shape.packet_len);
     let inner = InnerPacket { network_offset, packet_len, identification };
     encapsulate::<A>(buffer, inner, &outer, exit).then_some(())
 }

@@ -7,6 +7,14 @@
 //! Not here: prefetching for writing. A hit writes only when the tick changes, and requesting ownership of every line
 //! costs more than that one write.
 
+mod lanes;
+#[cfg(any(test, not(target_arch = "x86_64")))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(crate) use lanes::{Avx2, LANES, Lanes, Row, Vectorised};
+
 /// Bytes of a cache line, on every processor that DPDK runs on.
 const LINE_BYTES: usize = 64;
 
@@ -44,7 +52,7 @@ fn line(_address: *const u8) {}
 #[allow(unsafe_code)]
 #[allow(clippy::cast_possible_wrap, clippy::cast_sign_loss)] // bits
 #[inline(always)]
-pub(super) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+pub(crate) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
     use std::arch::x86_64::{
         __m128i, _mm_and_si128, _mm_cmpeq_epi32, _mm_loadu_si128, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32,
         _mm_set1_epi32,
@@ -65,9 +73,37 @@ pub(super) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
 /// The words that equal `pattern` where `mask` has ones, one bit for each.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-pub(super) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+pub(crate) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
     let bit = |(slot, word): (usize, &u32)| u32::from(word & mask == pattern) << slot;
     words.iter().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
+}
+
+/// How sixteen words are compared.
+pub(crate) trait Compare: Copy {
+    /// The words that equal `pattern` where `mask` has ones, one bit for each.
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32;
+}
+
+/// By instructions that each processor of the architecture has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnyProcessor;
+
+impl Compare for AnyProcessor {
+    #[inline(always)]
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+        matching(words, pattern, mask)
+    }
+}
+
+impl Compare for Avx2 {
+    #[inline(always)]
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
+        let [a, b, c, d, e, f, g, h, lower @ ..] = *words;
+        let upper = self.lanes([a, b, c, d, e, f, g, h]);
+        let [upper, lower] = [upper, self.lanes(lower)].map(|words| u32::from((words & mask).equals(pattern).bits()));
+        lower << LANES | upper
+    }
 }
 
 #[cfg(test)]

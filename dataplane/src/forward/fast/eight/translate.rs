@@ -1,0 +1,273 @@
+//! Checks eight packets of IPv4 at a time against their flows, and rewrites their addresses and ports.
+//!
+//! **Invariant:** it forwards all eight packets, as the same bytes as the loop for one packet at a time, or leaves all eight
+//! unchanged to that loop.
+//!
+//! Not here: packets with tags, other identifications or groups of next hops (`rewrite`).
+
+use super::super::follow::{Follow, PacketHead, Translated};
+use super::super::nat::HOP;
+use super::super::record::{HEAD_V4, Record, Shape, UNTAGGED};
+use super::super::rewrite::{Forwarding, Passed, belongs, count};
+use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, SeenWords, Tick};
+use crate::forward::observer::{Observe, PacketOutcome};
+use crate::processor::{Avx2, LANES, Lanes, Row};
+use crate::snapshot::Exit;
+use crate::wire::{Buffer, WireKey, protocol};
+
+/// The bytes of a frame that are looked at.
+type Start = [u8; UNTAGGED + HEAD_V4];
+/// Where the bytes that are rewritten together begin: TTL, protocol, checksum, addresses and ports.
+const REWRITTEN: usize = UNTAGGED + 8;
+/// Where the TCP or UDP header begins.
+const TRANSPORT: usize = UNTAGGED + 20;
+const TCP_CHECKSUM: usize = TRANSPORT + 16;
+const UDP_CHECKSUM: usize = TRANSPORT + 6;
+
+/// The flow of a packet, and where it leaves.
+#[derive(Clone, Copy)]
+struct Found<'f, 's> {
+    flow: &'f HotFlow<WireKey<3>>,
+    exit: &'s Exit,
+}
+
+impl<O> Forwarding<'_, u32, O> {
+    /// Forwards eight packets. Returns false, and leaves them as they are, unless all of them pass.
+    #[inline(always)]
+    pub(in crate::forward::fast) fn eight<B: Buffer>(
+        &mut self,
+        avx2: Avx2,
+        (group, records): (&mut [B; LANES], &mut [Record; LANES]),
+        Passed { left, ports, .. }: &mut Passed,
+    ) -> bool
+    where
+        O: Observe<B>,
+    {
+        let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, .. } = self;
+        if *left != 0 {
+            return false;
+        }
+        let Some(first) = flows.first() else { return false };
+        let mut found = [Found { flow: first, exit: &Exit::NOWHERE }; LANES];
+        for (found, record) in found.iter_mut().zip(&*records) {
+            let Some(way) = find(follow, (flows, *routes), record) else { return false };
+            *found = way;
+        }
+        let Some(starts) = all(group.each_mut().map(|buffer| Start::of_mut(buffer.bytes_mut(), 0))) else { return false };
+        let packets = Packets::of(avx2, starts.each_ref().map(|start| &**start));
+        let of_flows = Flows::of(avx2, records, &found);
+        let elapsed = avx2.splat(SeenWords::minuend(follow.now)) - of_flows.seen;
+        let limit = avx2.splat(SeenWords::below(follow.shortest));
+        let exits = avx2.lanes(found.map(|found| found.exit.measures()));
+        let shapes = avx2.lanes(records.each_ref().map(|record| record.shape.measures()));
+        let is_recent = elapsed.min(limit).equals(elapsed);
+        let passes = packets.keys.equals(of_flows.same) & is_recent & fit(avx2, shapes, exits);
+        if passes.bits() != u8::MAX {
+            return false;
+        }
+        let moved = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits() ^ u8::MAX;
+        let Rewritten { rows, checksums } = packets.rewritten(avx2, &of_flows);
+        let checksums = checksums.to_array();
+        let mut any_padded = 0;
+        for (lane, record) in records.iter_mut().enumerate() {
+            let Found { flow, exit } = found[lane];
+            write(starts[lane], (rows[lane], checksums[lane]), exit, record.is_udp());
+            count::<u32>(counters, flow, record.candidate.entry().1, record);
+            record.shape.way = exit.port.0;
+            any_padded |= record.shape.more();
+        }
+        if exits.equals(avx2.splat(found[0].exit.measures())).bits() == u8::MAX {
+            ports.add(found[0].exit.port.0);
+        } else {
+            found.iter().for_each(|found| ports.add(found.exit.port.0));
+        }
+        if O::OBSERVES || O::METERS || any_padded & Shape::PADDED != 0 {
+            for ((buffer, record), Found { flow, exit }) in group.iter_mut().zip(&*records).zip(&found) {
+                if record.shape.is_padded() {
+                    buffer.truncate(UNTAGGED + usize::from(record.shape.packet_len));
+                }
+                observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<u32>(flow, record)));
+                if O::METERS {
+                    let (index, direction) = record.candidate.entry();
+                    meters.count(index, direction, record.shape.packet_len);
+                }
+            }
+        }
+        if moved != 0 {
+            see(flows, records, moved, follow.now);
+        }
+        true
+    }
+}
+
+/// Marks the flows of some packets as seen.
+#[inline(never)]
+fn see(flows: &mut [HotFlow<WireKey<3>>], records: &[Record; LANES], lanes: u8, now: Tick) {
+    for (_, record) in (0..).zip(records).filter(|(lane, _)| lanes >> lane & 1 != 0) {
+        if let Some(flow) = flows.get_mut(record.candidate.entry().0) {
+            flow.see(now);
+        }
+    }
+}
+
+/// Writes what changes of a packet.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // the lower half of a word
+fn write(start: &mut Start, (row, checksum): (Row, u32), exit: &Exit, is_udp: bool) {
+    let _ = start[REWRITTEN..].first_chunk_mut().map(|bytes| *bytes = row.bytes()); // it is long enough
+    let place = if is_udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
+    let _ = start[place..].first_chunk_mut().map(|bytes| *bytes = (checksum as u16).to_le_bytes()); // likewise
+    let _ = exit.write_addresses(start); // likewise
+}
+
+/// The flow of a packet and where it leaves, unless anything but addresses, ports or age keeps the packet from passing.
+#[inline(always)]
+fn find<'f, 's>(
+    follow: &Follow<'s>,
+    (flows, routes): (&'f [HotFlow<WireKey<3>>], ClientRoutes<'_>),
+    record: &Record,
+) -> Option<Found<'f, 's>> {
+    let (index, direction) = record.candidate.entry();
+    let flow = flows.get(index)?;
+    if !record.is_of(Record::V4) || !follow.admits::<u32, Translated<0>>(flow, record, direction) {
+        return None;
+    }
+    let exit = follow.exit::<u32, Translated<0>>(flow, routes, record)?;
+    Some(Found { flow, exit })
+}
+
+/// All values, or none.
+#[inline(always)]
+fn all<T>(values: [Option<T>; LANES]) -> Option<[T; LANES]> {
+    let [a, b, c, d, e, f, g, h] = values;
+    Some([a?, b?, c?, d?, e?, f?, g?, h?])
+}
+
+/// Addresses and ports as they stand in packets.
+#[derive(Clone, Copy)]
+struct Keys {
+    source: Lanes,
+    destination: Lanes,
+    ports: Lanes,
+}
+
+impl Keys {
+    /// Those of another key where a mask has all ones.
+    #[inline(always)]
+    fn or_where(self, mask: Lanes, other: Self) -> Self {
+        Self {
+            source: self.source.or_where(mask, other.source),
+            destination: self.destination.or_where(mask, other.destination),
+            ports: self.ports.or_where(mask, other.ports),
+        }
+    }
+
+    /// Those of packets in the opposite direction.
+    #[inline(always)]
+    fn reversed(self) -> Self {
+        Self { source: self.destination, destination: self.source, ports: self.ports.exchanged() }
+    }
+
+    #[inline(always)]
+    fn equals(self, other: Self) -> Lanes {
+        self.source.equals(other.source) & self.destination.equals(other.destination) & self.ports.equals(other.ports)
+    }
+}
+
+/// What is read of the flows of eight packets.
+struct Flows {
+    /// Keys of packets in the direction of each packet.
+    same: Keys,
+    /// Those of packets in the other direction.
+    opposite: Keys,
+    /// See [`HotFlow::seen_word`].
+    seen: Lanes,
+}
+
+impl Flows {
+    #[inline(always)]
+    fn of(avx2: Avx2, records: &[Record; LANES], found: &[Found<'_, '_>; LANES]) -> Self {
+        let halves = found.map(|Found { flow, .. }| {
+            let ([a, b, c], [d, e, f]) = (flow.key(Direction::ToBackend).all(), flow.key(Direction::ToClient).all());
+            [[a, b, c, d], [e, f, flow.backend(), flow.seen_word()]]
+        });
+        let [a, b, c, d] = avx2.columns(halves.map(|[half, _]| zerocopy::transmute!(half)));
+        let [e, f, _, seen] = avx2.columns(halves.map(|[_, half]| zerocopy::transmute!(half)));
+        let to_backend = Keys { source: a, destination: b, ports: c };
+        let to_client = Keys { source: d, destination: e, ports: f };
+        let directions = records.each_ref().map(|record| record.candidate.entry().1 as u32);
+        let is_to_client = avx2.lanes(directions).exceeds(avx2.splat(0));
+        let same = to_backend.or_where(is_to_client, to_client);
+        Self { same, opposite: to_client.or_where(is_to_client, to_backend), seen }
+    }
+}
+
+/// All ones for packets that are at most as long as the MTU, if neither they nor their links have tags; by
+/// [`Shape::measures`] and [`Exit::measures`].
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // fourteen
+fn fit(avx2: Avx2, packets: Lanes, exits: Lanes) -> Lanes {
+    let word = |value| avx2.splat(value);
+    let too_long = (packets & word(0xffff)).exceeds(exits & word(0xffff));
+    let tagged = (packets ^ word((UNTAGGED as u32) << 16)) & word(0xff << 16);
+    let becomes_tagged = (exits ^ word((UNTAGGED as u32) << 24)) & word(0xff << 24);
+    (too_long | tagged | becomes_tagged).equals(word(0))
+}
+
+/// What is read of eight packets.
+struct Packets {
+    /// TTL, protocol and checksum.
+    hops: Lanes,
+    keys: Keys,
+    /// The checksums of TCP or UDP, in the lower halves.
+    checksums: Lanes,
+    /// All ones where the packet is of UDP.
+    is_udp: Lanes,
+}
+
+/// Eight packets afterwards.
+struct Rewritten {
+    /// The bytes from [`REWRITTEN`] on.
+    rows: [Row; LANES],
+    /// The checksums of TCP or UDP, in the lower halves.
+    checksums: Lanes,
+}
+
+impl Packets {
+    #[inline(always)]
+    fn of(avx2: Avx2, starts: [&Start; LANES]) -> Self {
+        let [hops, source, destination, ports] = avx2.columns(starts.map(bytes_at::<REWRITTEN>));
+        let [of_udp, _, _, of_tcp] = avx2.columns(starts.map(bytes_at::<{ TRANSPORT + 4 }>));
+        let is_udp = (hops & avx2.splat(0xff00)).equals(avx2.splat(u32::from(protocol::UDP) << 8));
+        let checksums = (of_tcp & avx2.splat(0xffff)).or_where(is_udp, of_udp.right::<16>());
+        Self { hops, keys: Keys { source, destination, ports }, checksums, is_udp }
+    }
+
+    /// A UDP checksum of 0 means "none" and stays; a computed 0 is sent as 0xffff (RFC 768).
+    #[inline(always)]
+    fn rewritten(&self, avx2: Avx2, flows: &Flows) -> Rewritten {
+        let (old, new) = (self.keys, flows.opposite.reversed());
+        let (zero, half, ones) = (avx2.splat(0), avx2.splat(0xffff), avx2.splat(u32::MAX));
+        let finished = |sum: Lanes| {
+            let folded = |sum: Lanes| (sum & half) + sum.right::<16>();
+            folded(folded(sum)) ^ half
+        };
+        let halves = |word: Lanes| (word & half) + word.right::<16>();
+        let addresses =
+            halves(new.source) + halves(new.destination) + halves(old.source ^ ones) + halves(old.destination ^ ones);
+        let of_header = finished(addresses + (self.hops ^ ones).right::<16>() + avx2.splat(HOP as u32));
+        let hops = (self.hops - avx2.splat(1)).with_upper(of_header.left::<16>());
+        let ports = halves(new.ports) + halves(old.ports ^ ones);
+        let computed = finished(addresses + ports + (self.checksums ^ half));
+        let sent = computed.or_where(computed.equals(zero), half);
+        let of_udp = sent.or_where(self.checksums.equals(zero), zero);
+        let checksums = computed.or_where(self.is_udp, of_udp);
+        Rewritten { rows: Lanes::rows([hops, new.source, new.destination, new.ports]), checksums }
+    }
+}
+
+/// Sixteen bytes of the start of a frame.
+#[inline(always)]
+fn bytes_at<const OFFSET: usize>(start: &Start) -> [u8; 16] {
+    start[OFFSET..].first_chunk().copied().unwrap_or_default()
+}

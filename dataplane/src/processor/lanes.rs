@@ -1,0 +1,214 @@
+//! Eight words of 32 bits, one for each of eight packets, in the lanes of a vector register.
+//!
+//! **Invariant:** [`Lanes`] and [`Row`] exist only where the processor has AVX2: they are made from [`Avx2`], which only
+//! [`Avx2::detect`] returns, or from other lanes.
+//!
+//! Not here: what the words mean (`forward::fast::eight`).
+
+use std::ops::{Add, BitAnd, BitOr, BitXor, Sub};
+
+#[cfg(not(target_arch = "x86_64"))]
+use super::portable as words;
+#[cfg(target_arch = "x86_64")]
+use super::x86 as words;
+
+/// Number of lanes.
+pub(crate) const LANES: usize = 8;
+
+/// Evidence that the processor has the instruction sets AVX2, BMI1 and BMI2.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+/// Work to be compiled for a processor with AVX2.
+pub(crate) trait Vectorised {
+    /// Its result.
+    type Output;
+    /// Does it. To be inlined always, otherwise it is compiled for any processor.
+    fn run(self, avx2: Avx2) -> Self::Output;
+}
+
+impl Avx2 {
+    /// Whether this processor has it.
+    pub(crate) fn detect() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        return words::detect().then_some(Self(()));
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    /// Runs work that is compiled for AVX2.
+    #[inline(always)]
+    pub(crate) fn run<V: Vectorised>(self, work: V) -> V::Output {
+        #[cfg(target_arch = "x86_64")]
+        return words::run(self, work);
+        #[cfg(not(target_arch = "x86_64"))]
+        work.run(self)
+    }
+
+    /// Eight words.
+    #[inline(always)]
+    pub(crate) fn lanes(self, values: [u32; LANES]) -> Lanes {
+        Lanes(words::of(values))
+    }
+
+    /// Eight times the same word.
+    #[inline(always)]
+    pub(crate) fn splat(self, value: u32) -> Lanes {
+        Lanes(words::splat(value))
+    }
+
+    /// The columns of a table of eight rows of four words.
+    #[inline(always)]
+    pub(crate) fn columns(self, rows: [[u8; 16]; LANES]) -> [Lanes; 4] {
+        words::columns(rows).map(Lanes)
+    }
+}
+
+/// Eight words. Lane 0 is the lowest bit of a mask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lanes(words::Words);
+
+impl Lanes {
+    /// The words.
+    #[inline(always)]
+    pub(crate) fn to_array(self) -> [u32; LANES] {
+        words::to_array(self.0)
+    }
+
+    /// All ones in the lanes in which the words are equal.
+    #[inline(always)]
+    pub(crate) fn equals(self, other: Self) -> Self {
+        Self(words::equals(self.0, other.0))
+    }
+
+    /// All ones in the lanes in which the word is greater than the other; of words below 2^31.
+    #[inline(always)]
+    pub(crate) fn exceeds(self, other: Self) -> Self {
+        Self(words::exceeds(self.0, other.0))
+    }
+
+    /// The smaller word of each lane.
+    #[inline(always)]
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self(words::min(self.0, other.0))
+    }
+
+    /// The lower and the upper halves of the products.
+    #[inline(always)]
+    pub(crate) fn product(self, other: Self) -> [Self; 2] {
+        words::product(self.0, other.0).map(Self)
+    }
+
+    /// The words moved left by some bits.
+    #[inline(always)]
+    pub(crate) fn left<const BITS: i32>(self) -> Self {
+        Self(words::left::<BITS>(self.0))
+    }
+
+    /// The words moved right by some bits.
+    #[inline(always)]
+    pub(crate) fn right<const BITS: i32>(self) -> Self {
+        Self(words::right::<BITS>(self.0))
+    }
+
+    /// The number in network byte order in the lower half of each word.
+    #[inline(always)]
+    pub(crate) fn lower_number(self) -> Self {
+        Self(words::lower_number(self.0))
+    }
+
+    /// The number in network byte order in the upper half of each word.
+    #[inline(always)]
+    pub(crate) fn upper_number(self) -> Self {
+        Self(words::upper_number(self.0))
+    }
+
+    /// The words with their halves exchanged.
+    #[inline(always)]
+    pub(crate) fn exchanged(self) -> Self {
+        Self(words::exchanged(self.0))
+    }
+
+    /// The lower half of each word, and the upper half of the other one.
+    #[inline(always)]
+    pub(crate) fn with_upper(self, other: Self) -> Self {
+        Self(words::with_upper(self.0, other.0))
+    }
+
+    /// The words of the other lanes where `mask` has all ones, these where it is 0.
+    #[inline(always)]
+    pub(crate) fn or_where(self, mask: Self, other: Self) -> Self {
+        Self(words::or_where(self.0, mask.0, other.0))
+    }
+
+    /// The highest bit of each lane, as the bits of a number.
+    #[inline(always)]
+    pub(crate) fn bits(self) -> u8 {
+        words::bits(self.0)
+    }
+
+    /// The rows of a table of four columns.
+    #[inline(always)]
+    pub(crate) fn rows(columns: [Self; 4]) -> [Row; LANES] {
+        words::rows(columns.map(|column| column.0)).map(Row)
+    }
+}
+
+impl BitAnd for Lanes {
+    type Output = Self;
+
+    #[inline(always)]
+    fn bitand(self, other: Self) -> Self {
+        Self(words::and(self.0, other.0))
+    }
+}
+
+impl BitOr for Lanes {
+    type Output = Self;
+
+    #[inline(always)]
+    fn bitor(self, other: Self) -> Self {
+        Self(words::or(self.0, other.0))
+    }
+}
+
+impl BitXor for Lanes {
+    type Output = Self;
+
+    #[inline(always)]
+    fn bitxor(self, other: Self) -> Self {
+        Self(words::xor(self.0, other.0))
+    }
+}
+
+/// Sums wrap.
+impl Add for Lanes {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(words::add(self.0, other.0))
+    }
+}
+
+/// Differences wrap.
+impl Sub for Lanes {
+    type Output = Self;
+
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self(words::sub(self.0, other.0))
+    }
+}
+
+/// Sixteen bytes of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row(words::RowBytes);
+
+impl Row {
+    /// The bytes.
+    #[inline(always)]
+    pub(crate) fn bytes(self) -> [u8; 16] {
+        words::row_bytes(self.0)
+    }
+}

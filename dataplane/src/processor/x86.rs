@@ -1,0 +1,199 @@
+//! The operations of [`super::Lanes`] by instructions of x86-64 with AVX2.
+//!
+//! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`].
+#![allow(unsafe_code)]
+#![allow(clippy::cast_possible_wrap, clippy::cast_sign_loss)] // bits
+
+use std::arch::x86_64::{
+    __m128i, __m256i, _mm256_add_epi32, _mm256_and_si256, _mm256_blend_epi16, _mm256_blend_epi32, _mm256_blendv_epi8,
+    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32, _mm256_extracti128_si256,
+    _mm256_min_epu32, _mm256_mul_epu32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_movemask_ps, _mm256_or_si256, _mm256_set_m128i, _mm256_set1_epi32, _mm256_setr_epi8,
+    _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_epi32, _mm256_unpackhi_epi32,
+    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+};
+
+use super::lanes::{Avx2, LANES, Vectorised};
+
+pub(super) type Words = __m256i;
+pub(super) type RowBytes = __m128i;
+
+pub(super) fn detect() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2")
+}
+
+#[inline(always)]
+pub(super) fn run<V: Vectorised>(avx2: Avx2, work: V) -> V::Output {
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    fn compiled<V: Vectorised>(avx2: Avx2, work: V) -> V::Output {
+        work.run(avx2)
+    }
+    // SAFETY: `Avx2` exists, so the processor has these instruction sets.
+    unsafe { compiled(avx2, work) }
+}
+
+/// An instruction of AVX2.
+macro_rules! avx2 {
+    ($instruction:expr) => {
+        // SAFETY: the invariant of the module. None of the instructions reads memory.
+        unsafe { $instruction }
+    };
+}
+
+#[inline(always)]
+pub(super) fn of([a, b, c, d, e, f, g, h]: [u32; LANES]) -> Words {
+    avx2!(_mm256_setr_epi32(a as i32, b as i32, c as i32, d as i32, e as i32, f as i32, g as i32, h as i32))
+}
+
+#[inline(always)]
+pub(super) fn to_array(words: Words) -> [u32; LANES] {
+    zerocopy::transmute!(words)
+}
+
+#[inline(always)]
+pub(super) fn splat(value: u32) -> Words {
+    avx2!(_mm256_set1_epi32(value as i32))
+}
+
+#[inline(always)]
+pub(super) fn and(a: Words, b: Words) -> Words {
+    avx2!(_mm256_and_si256(a, b))
+}
+
+#[inline(always)]
+pub(super) fn or(a: Words, b: Words) -> Words {
+    avx2!(_mm256_or_si256(a, b))
+}
+
+#[inline(always)]
+pub(super) fn xor(a: Words, b: Words) -> Words {
+    avx2!(_mm256_xor_si256(a, b))
+}
+
+#[inline(always)]
+pub(super) fn add(a: Words, b: Words) -> Words {
+    avx2!(_mm256_add_epi32(a, b))
+}
+
+#[inline(always)]
+pub(super) fn sub(a: Words, b: Words) -> Words {
+    avx2!(_mm256_sub_epi32(a, b))
+}
+
+#[inline(always)]
+pub(super) fn equals(a: Words, b: Words) -> Words {
+    avx2!(_mm256_cmpeq_epi32(a, b))
+}
+
+#[inline(always)]
+pub(super) fn exceeds(a: Words, b: Words) -> Words {
+    avx2!(_mm256_cmpgt_epi32(a, b))
+}
+
+#[inline(always)]
+pub(super) fn min(a: Words, b: Words) -> Words {
+    avx2!(_mm256_min_epu32(a, b))
+}
+
+#[inline(always)]
+pub(super) fn product(a: Words, b: Words) -> [Words; 2] {
+    const ODD: i32 = 0b1010_1010;
+    let upper = |words| avx2!(_mm256_srli_epi64::<32>(words));
+    let even = avx2!(_mm256_mul_epu32(a, b));
+    let odd = avx2!(_mm256_mul_epu32(upper(a), upper(b)));
+    let lower = avx2!(_mm256_blend_epi32::<ODD>(even, _mm256_slli_epi64::<32>(odd)));
+    [lower, avx2!(_mm256_blend_epi32::<ODD>(upper(even), odd))]
+}
+
+#[inline(always)]
+pub(super) fn left<const BITS: i32>(words: Words) -> Words {
+    avx2!(_mm256_slli_epi32::<BITS>(words))
+}
+
+#[inline(always)]
+pub(super) fn right<const BITS: i32>(words: Words) -> Words {
+    avx2!(_mm256_srli_epi32::<BITS>(words))
+}
+
+/// Each word with its bytes at these positions; 0 for a position that is negative.
+#[inline(always)]
+fn shuffled<const A: i8, const B: i8, const C: i8, const D: i8>(words: Words) -> Words {
+    const fn at(position: i8, word: i8) -> i8 {
+        if position < 0 { position } else { position + 4 * word }
+    }
+    macro_rules! word {
+        ($n:literal, $position:ident) => {
+            const { at($position, $n) }
+        };
+    }
+    avx2!(_mm256_shuffle_epi8(
+        words,
+        _mm256_setr_epi8(
+            word!(0, A), word!(0, B), word!(0, C), word!(0, D), word!(1, A), word!(1, B), word!(1, C), word!(1, D),
+            word!(2, A), word!(2, B), word!(2, C), word!(2, D), word!(3, A), word!(3, B), word!(3, C), word!(3, D),
+            word!(0, A), word!(0, B), word!(0, C), word!(0, D), word!(1, A), word!(1, B), word!(1, C), word!(1, D),
+            word!(2, A), word!(2, B), word!(2, C), word!(2, D), word!(3, A), word!(3, B), word!(3, C), word!(3, D),
+        )
+    ))
+}
+
+#[inline(always)]
+pub(super) fn lower_number(words: Words) -> Words {
+    shuffled::<1, 0, -1, -1>(words)
+}
+
+#[inline(always)]
+pub(super) fn upper_number(words: Words) -> Words {
+    shuffled::<3, 2, -1, -1>(words)
+}
+
+#[inline(always)]
+pub(super) fn exchanged(words: Words) -> Words {
+    shuffled::<2, 3, 0, 1>(words)
+}
+
+#[inline(always)]
+pub(super) fn with_upper(words: Words, other: Words) -> Words {
+    avx2!(_mm256_blend_epi16::<0b1010_1010>(words, other))
+}
+
+#[inline(always)]
+pub(super) fn or_where(words: Words, mask: Words, other: Words) -> Words {
+    avx2!(_mm256_blendv_epi8(words, other, mask))
+}
+
+#[inline(always)]
+pub(super) fn bits(words: Words) -> u8 {
+    avx2!(_mm256_movemask_ps(_mm256_castsi256_ps(words))) as u8
+}
+
+#[inline(always)]
+pub(super) fn columns(rows: [[u8; 16]; LANES]) -> [Words; 4] {
+    let [a, b, c, d, e, f, g, h]: [__m128i; LANES] = zerocopy::transmute!(rows);
+    transposed([(a, e), (b, f), (c, g), (d, h)].map(|(lower, upper)| avx2!(_mm256_set_m128i(upper, lower))))
+}
+
+#[inline(always)]
+pub(super) fn rows(columns: [Words; 4]) -> [RowBytes; LANES] {
+    let [a, b, c, d] = transposed(columns);
+    let lower = |words| avx2!(_mm256_castsi256_si128(words));
+    let upper = |words| avx2!(_mm256_extracti128_si256::<1>(words));
+    [lower(a), lower(b), lower(c), lower(d), upper(a), upper(b), upper(c), upper(d)]
+}
+
+#[inline(always)]
+pub(super) fn row_bytes(row: RowBytes) -> [u8; 16] {
+    zerocopy::transmute!(row)
+}
+
+/// Exchanges rows and columns in each half of four registers.
+#[inline(always)]
+fn transposed([a, b, c, d]: [Words; 4]) -> [Words; 4] {
+    let (ab, upper_ab) = avx2!((_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)));
+    let (cd, upper_cd) = avx2!((_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)));
+    avx2!([
+        _mm256_unpacklo_epi64(ab, cd),
+        _mm256_unpackhi_epi64(ab, cd),
+        _mm256_unpacklo_epi64(upper_ab, upper_cd),
+        _mm256_unpackhi_epi64(upper_ab, upper_cd),
+    ])
+}

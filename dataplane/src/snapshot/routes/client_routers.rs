@@ -1,0 +1,111 @@
+//! The routers of IPv4 clients, by the upper half of their addresses: a reply to a client whose whole range is behind one
+//! router need not read the route that is stored for its flow, which is a cache line of its own.
+//!
+//! **Invariant:** it tells the next hop that the routes tell, or none.
+//!
+//! Not here: clients on a link, behind several routers, or in ranges that several routes share: flows store their next
+//! hops (`flow::storage`).
+
+use super::{GROUP, Prefixes, RouteTarget};
+use crate::flow::UNRESOLVED;
+
+/// Ranges of addresses with the same upper half.
+const RANGES: usize = 1 << 16;
+/// Numbers of routers, where 0 is none.
+const NUMBERS: usize = 1 << 8;
+
+/// For each upper half of an address, the number of a router: 64 KiB, of which clients use few lines.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientRouters {
+    numbers: Box<[u8]>,
+    /// Slots of next hops by their numbers; [`UNRESOLVED`] for none.
+    slots: [u32; NUMBERS],
+}
+
+impl Default for ClientRouters {
+    fn default() -> Self {
+        Self { numbers: vec![0; RANGES].into(), slots: [UNRESOLVED; NUMBERS] }
+    }
+}
+
+impl ClientRouters {
+    /// Those of these routes.
+    pub(crate) fn new(routes: &Prefixes<u32, RouteTarget>) -> Self {
+        let mut routers = Self::default();
+        for ((first, last), target) in routes.ranges() {
+            if let Some(RouteTarget::Via(slot)) = target
+                && slot & GROUP == 0
+                && let Some(number) = routers.number_of(slot)
+            {
+                let (first, end) = (u64::from(first).div_ceil(RANGES as u64), (u64::from(last) + 1) / RANGES as u64);
+                for range in first..end {
+                    routers.numbers[range as usize] = number;
+                }
+            }
+        }
+        routers
+    }
+
+    /// The number of the next hop in a slot, perhaps a new one; `None` if there are too many.
+    fn number_of(&mut self, slot: u32) -> Option<u8> {
+        let number = (1..NUMBERS).find(|&number| matches!(self.slots[number], known if known == slot || known == UNRESOLVED))?;
+        self.slots[number] = slot;
+        u8::try_from(number).ok()
+    }
+
+    /// The slot of the next hop towards a client whose address stands so in packets; [`UNRESOLVED`] if it is not known.
+    #[inline(always)]
+    pub(crate) fn slot(&self, client: u32) -> u32 {
+        let number = self.numbers.get((u32::from_be(client) >> 16) as usize).copied().unwrap_or(0);
+        self.slots[usize::from(number)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::snapshot::Prefix;
+
+    fn target() -> impl Strategy<Value = RouteTarget> {
+        prop_oneof![
+            4 => (0..300_u32).prop_map(RouteTarget::Via),
+            1 => (0..3_u32).prop_map(|group| RouteTarget::Via(group | GROUP)),
+            1 => Just(RouteTarget::Nowhere),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_router_is_that_of_the_routes(routes in proptest::collection::vec((any::<u32>(), 0..=32u8, target()), 0..40), others in proptest::collection::vec(any::<u32>(), 20)) {
+            let prefixes: Vec<_> = routes.iter().map(|&(address, len, value)| Prefix { address, len, value }).collect();
+            let table = Prefixes::new(prefixes);
+            let routers = ClientRouters::new(&table);
+            let edges = routes.iter().flat_map(|&(address, len, _)| {
+                let mask = u32::MAX.checked_shr(len.into()).unwrap_or(0);
+                [address & !mask, address | mask].into_iter().flat_map(|edge| [edge.wrapping_sub(1), edge, edge.wrapping_add(1)])
+            });
+            for address in edges.chain(others) {
+                let slot = routers.slot(address.to_be());
+                prop_assert!(slot == UNRESOLVED || table.get(address) == Some(RouteTarget::Via(slot)), "{address:#x}: {slot}");
+            }
+        }
+    }
+
+    #[test]
+    fn clients_behind_one_router_are_known_unless_another_route_is_nearer() {
+        let prefix = |address, len, value| Prefix { address, len, value };
+        let table = Prefixes::new(vec![
+            prefix(0, 0, RouteTarget::Via(7)),
+            prefix(0x0a01_0000, 16, RouteTarget::Nowhere),
+            prefix(0x0a02_8000, 17, RouteTarget::Via(8)),
+        ]);
+        let routers = ClientRouters::new(&table);
+        for (address, slot) in
+            [(0x0102_0304_u32, 7), (0xffff_ffff, 7), (0x0a00_ffff, 7), (0x0a01_0001, UNRESOLVED), (0x0a02_0001, UNRESOLVED), (0x0a03_0001, 7)]
+        {
+            assert_eq!(routers.slot(address.to_be()), slot, "{address:#x}");
+        }
+    }
+}
