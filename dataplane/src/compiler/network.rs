@@ -22,7 +22,8 @@ use crate::choose::MaglevTable;
 use crate::flow::{ROUTE_EPOCHS, UNRESOLVED};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::{
-    ClientRouters, Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink,
+    ClientRouters, Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget,
+    Routes, VlanLink,
 };
 use crate::wire::{Mac, TableHash};
 

@@ -14,13 +14,13 @@ mod tick;
 mod transitions;
 mod yield_order;
 
+pub use crate::processor::prefetch;
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
-pub use crate::processor::prefetch;
 
 pub use transitions::{Segment, advance};
 

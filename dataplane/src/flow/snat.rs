@@ -28,8 +28,8 @@ pub(crate) use restore::UsedPort;
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
-use crate::processor;
 use super::tick::{Tick, Ticks};
+use crate::processor;
 use crate::stats::BACKEND_SLOTS;
 use crate::wire::{Address, protocol};
 use crate::workers::PortShare;

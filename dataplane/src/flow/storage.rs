@@ -20,10 +20,10 @@ use zerocopy::{AllocError, FromZeros};
 
 use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
 use super::index::IndexSlot;
-use crate::processor;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
 use super::tick::{Tick, Ticks};
+use crate::processor;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;

@@ -12,10 +12,10 @@
 
 use zerocopy::FromZeros;
 
-use crate::processor::prefetch_at;
 use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
 use super::tick::Tick;
+use crate::processor::prefetch_at;
 
 /// The lists that a flow can be in.
 const ALL: usize = 0;

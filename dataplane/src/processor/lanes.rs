@@ -212,3 +212,64 @@ impl Row {
         words::row_bytes(self.0)
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::portable;
+    use super::*;
+
+    /// A word, or one of the extremes.
+    fn word() -> impl Strategy<Value = u32> {
+        prop_oneof![3 => any::<u32>(), 1 => prop::sample::select(vec![0, 1, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, u32::MAX])]
+    }
+
+    fn words() -> impl Strategy<Value = [u32; LANES]> {
+        prop::array::uniform8(word())
+    }
+
+    /// Whether the lanes of a result are those that [`portable`] defines.
+    fn same(result: Lanes, defined: portable::Words) -> Result<(), TestCaseError> {
+        prop_assert_eq!(result.to_array(), portable::to_array(defined));
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn operations_are_as_defined(values in words(), others in words(), equal in any::<u8>(), one in word()) {
+            let Some(avx2) = Avx2::detect() else { return Ok(()) };
+            let others: [u32; LANES] = std::array::from_fn(|lane| if equal >> lane & 1 == 1 { values[lane] } else { others[lane] });
+            let (a, b, x, y) = (avx2.lanes(values), avx2.lanes(others), portable::of(values), portable::of(others));
+            same(avx2.splat(one), portable::splat(one))?;
+            same(a & b, portable::and(x, y))?;
+            same(a | b, portable::or(x, y))?;
+            same(a ^ b, portable::xor(x, y))?;
+            same(a + b, portable::add(x, y))?;
+            same(a - b, portable::sub(x, y))?;
+            same(a.equals(b), portable::equals(x, y))?;
+            same(a.exceeds(b), portable::exceeds(x, y))?;
+            same(a.min(b), portable::min(x, y))?;
+            for (half, defined) in a.product(b).into_iter().zip(portable::product(x, y)) {
+                same(half, defined)?;
+            }
+            same(a.left::<9>(), portable::left::<9>(x))?;
+            same(a.right::<9>(), portable::right::<9>(x))?;
+            same(a.lower_number(), portable::lower_number(x))?;
+            same(a.upper_number(), portable::upper_number(x))?;
+            same(a.exchanged(), portable::exchanged(x))?;
+            same(a.with_upper(b), portable::with_upper(x, y))?;
+            same(a.or_where(a.equals(b), b ^ a), portable::or_where(x, portable::equals(x, y), portable::xor(y, x)))?;
+            prop_assert_eq!(a.bits(), portable::bits(x));
+        }
+
+        #[test]
+        fn rows_and_columns_are_as_defined(rows in any::<[[u8; 16]; LANES]>()) {
+            let Some(avx2) = Avx2::detect() else { return Ok(()) };
+            let (columns, defined) = (avx2.columns(rows), portable::columns(rows));
+            columns.into_iter().zip(defined).try_for_each(|(column, defined)| same(column, defined))?;
+            prop_assert_eq!(Lanes::rows(columns).map(Row::bytes), portable::rows(defined).map(portable::row_bytes));
+            prop_assert_eq!(portable::rows(defined), rows);
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! The operations of [`super::Lanes`] without vector instructions: the definition of each, and what other processors
-//! than x86-64 compile. They never run there, since no AVX2 is detected.
+//! than x86-64 compile. They never run there, since no AVX2 is detected; the tests compare the others with them.
+#![allow(clippy::cast_possible_truncation)] // halves of products
 
 use std::array::from_fn;
 
@@ -90,7 +91,6 @@ pub(super) fn or_where(words: Words, mask: Words, other: Words) -> Words {
     from_fn(|lane| words[lane] & !mask[lane] | other[lane] & mask[lane])
 }
 
-#[allow(clippy::cast_possible_truncation)] // eight bits
 pub(super) fn bits(words: Words) -> u8 {
     (0..).zip(words).fold(0, |bits, (lane, word)| bits | (word >> 31) << lane) as u8
 }

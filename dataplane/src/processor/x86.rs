@@ -2,14 +2,15 @@
 //!
 //! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`].
 #![allow(unsafe_code)]
-#![allow(clippy::cast_possible_wrap, clippy::cast_sign_loss)] // bits
+#![allow(clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_possible_truncation)] // bits
 
 use std::arch::x86_64::{
     __m128i, __m256i, _mm256_add_epi32, _mm256_and_si256, _mm256_blend_epi16, _mm256_blend_epi32, _mm256_blendv_epi8,
     _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32, _mm256_extracti128_si256,
-    _mm256_min_epu32, _mm256_mul_epu32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_movemask_ps, _mm256_or_si256, _mm256_set_m128i, _mm256_set1_epi32, _mm256_setr_epi8,
-    _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_epi32, _mm256_unpackhi_epi32,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm256_min_epu32, _mm256_movemask_ps, _mm256_mul_epu32, _mm256_or_si256, _mm256_set_m128i, _mm256_set1_epi32,
+    _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_slli_epi64, _mm256_srli_epi32,
+    _mm256_srli_epi64, _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
+    _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 use super::lanes::{Avx2, LANES, Vectorised};
@@ -128,10 +129,38 @@ fn shuffled<const A: i8, const B: i8, const C: i8, const D: i8>(words: Words) ->
     avx2!(_mm256_shuffle_epi8(
         words,
         _mm256_setr_epi8(
-            word!(0, A), word!(0, B), word!(0, C), word!(0, D), word!(1, A), word!(1, B), word!(1, C), word!(1, D),
-            word!(2, A), word!(2, B), word!(2, C), word!(2, D), word!(3, A), word!(3, B), word!(3, C), word!(3, D),
-            word!(0, A), word!(0, B), word!(0, C), word!(0, D), word!(1, A), word!(1, B), word!(1, C), word!(1, D),
-            word!(2, A), word!(2, B), word!(2, C), word!(2, D), word!(3, A), word!(3, B), word!(3, C), word!(3, D),
+            word!(0, A),
+            word!(0, B),
+            word!(0, C),
+            word!(0, D),
+            word!(1, A),
+            word!(1, B),
+            word!(1, C),
+            word!(1, D),
+            word!(2, A),
+            word!(2, B),
+            word!(2, C),
+            word!(2, D),
+            word!(3, A),
+            word!(3, B),
+            word!(3, C),
+            word!(3, D),
+            word!(0, A),
+            word!(0, B),
+            word!(0, C),
+            word!(0, D),
+            word!(1, A),
+            word!(1, B),
+            word!(1, C),
+            word!(1, D),
+            word!(2, A),
+            word!(2, B),
+            word!(2, C),
+            word!(2, D),
+            word!(3, A),
+            word!(3, B),
+            word!(3, C),
+            word!(3, D),
         )
     ))
 }

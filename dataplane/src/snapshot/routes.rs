@@ -14,11 +14,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::prefixes::Prefixes;
-pub(crate) use client_routers::ClientRouters;
 use crate::choose::{MaglevTable, reduce};
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
 use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, split_mix};
+pub(crate) use client_routers::ClientRouters;
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);

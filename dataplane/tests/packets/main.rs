@@ -6,6 +6,7 @@
 mod arbitrary;
 mod bursts;
 mod capture;
+mod eight;
 mod errors;
 mod explain;
 mod fast_way;

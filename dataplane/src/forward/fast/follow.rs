@@ -19,8 +19,8 @@ pub(super) struct Follow<'s> {
     exits: Exits<'s>,
     routes: &'s Routes,
     client_routers: &'s ClientRouters,
-    /// Whether the route that is stored for any flow was needed.
-    reads_routes: Cell<bool>,
+    /// Whether the route that is stored for any flow was needed. Not here, so that the compiler may keep the rest in registers.
+    reads_routes: &'s Cell<bool>,
     pub(super) now: Tick,
     /// No flow whose last packet is more recent is over.
     pub(super) shortest: Ticks,
@@ -248,15 +248,11 @@ pub(super) struct Passage<'f, 's, K: TupleKey> {
 }
 
 impl<'s> Follow<'s> {
-    pub(super) fn new(snapshot: &'s Snapshot, now: Tick, shortest: Ticks) -> Self {
+    /// Sets `reads_routes` when the route that is stored for a flow is needed.
+    pub(super) fn new(snapshot: &'s Snapshot, (now, shortest): (Tick, Ticks), reads_routes: &'s Cell<bool>) -> Self {
         let routes = snapshot.routes();
         let (spots, exits, client_routers) = (snapshot.backends.spots(), routes.exits(), &*routes.client_routers);
-        Self { snapshot, spots, exits, routes, client_routers, reads_routes: Cell::new(false), now, shortest }
-    }
-
-    /// Whether the route that is stored for any flow was needed.
-    pub(super) fn has_read_routes(&self) -> bool {
-        self.reads_routes.get()
+        Self { snapshot, spots, exits, routes, client_routers, reads_routes, now, shortest }
     }
 
     /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
@@ -292,12 +288,7 @@ impl<'s> Follow<'s> {
 
     /// Whether the packet changes nothing of its flow, as far as state and flags tell.
     #[inline(always)]
-    pub(super) fn admits<A: FastFamily, S: Scope>(
-        &self,
-        flow: &HotFlow<A::Key>,
-        record: &Record,
-        direction: Direction,
-    ) -> bool {
+    pub(super) fn admits<A: FastFamily, S: Scope>(&self, flow: &HotFlow<A::Key>, record: &Record, direction: Direction) -> bool {
         S::ADMISSION.admits(flow.mode_and_state(), record.signal(), direction)
     }
 

@@ -22,18 +22,21 @@ mod hand_over;
 mod nat;
 mod open;
 mod outer;
+mod progress;
 mod record;
 mod rewrite;
+
+use std::cell::Cell;
 
 use eight::RecogniseByEight;
 use follow::Follow;
 pub(super) use follow::LastBurst;
 pub(super) use open::OpeningBackends;
 use open::openings;
+use progress::Progress;
 pub(super) use record::FEW_FLOWS;
 pub(super) use record::Record;
 use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
-use rewrite::Progress;
 
 use super::engine::Engine;
 use super::observer::Observe;
@@ -59,7 +62,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
         prefetch_frames(burst, last_burst.families & Record::V6 != 0);
         let mut records = std::mem::take(&mut self.records);
-        let follow = Follow::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest());
+        let reads_routes = Cell::new(false);
+        let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
         let (mut kinds, mut progress, mut any_away) = (0, Progress::new(snapshot, last_burst), false);
         let (mut opening_v4, mut opening_v6) = (None, None);
@@ -107,7 +111,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
-            *last_burst = progress.end(kinds & Record::FAMILY, frames.any_tagged, follow.has_read_routes());
+            *last_burst = progress.end(kinds & Record::FAMILY, frames.any_tagged, reads_routes.get());
         }
         if kinds & Record::FAMILY != 0 {
             self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
@@ -184,12 +188,7 @@ fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
 
 /// The second loop: finds the probable flow of each packet, and prefetches it, perhaps with the route to the client.
 /// `families` has at least those of the records. Returns whether any may be found in another line of tags, which is prefetched.
-fn locate(
-    tables: &FlowTables,
-    (avx2, with_routes): (Option<Avx2>, bool),
-    records: &mut [Record],
-    families: u8,
-) -> bool {
+fn locate(tables: &FlowTables, (avx2, with_routes): (Option<Avx2>, bool), records: &mut [Record], families: u8) -> bool {
     match (families, avx2) {
         (Record::V4, Some(avx2)) => avx2.run(Locate { table: &tables.v4, with_routes, records }),
         (Record::V6, Some(avx2)) => avx2.run(Locate { table: &tables.v6, with_routes, records }),
@@ -235,11 +234,7 @@ fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut
 }
 
 #[inline(always)]
-fn locate_by<A: Address>(
-    compare: impl Compare,
-    (table, with_routes): (&FlowTable<A>, bool),
-    records: &mut [Record],
-) -> bool {
+fn locate_by<A: Address>(compare: impl Compare, (table, with_routes): (&FlowTable<A>, bool), records: &mut [Record]) -> bool {
     let (candidate, mut any_away) = (table.candidates(compare, with_routes), false);
     for record in records.iter_mut() {
         record.candidate = candidate(record.hash);

@@ -28,7 +28,7 @@ const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 
 /// The decrement of the hop limit, in the byte order of the machine.
-pub(super) const HOP: u64 = u16::from_ne_bytes(HOP_DELTA.to_be_bytes()) as u64;
+pub(super) const HOP: u16 = u16::from_ne_bytes(HOP_DELTA.to_be_bytes());
 
 /// The word at an offset, in the byte order of the machine.
 #[inline(always)]
@@ -83,10 +83,10 @@ where
 #[inline(always)]
 fn header_change(head: &mut [u8; HEAD_V4], identification: Option<u16>) -> u64 {
     head[V4_TTL] = head[V4_TTL].wrapping_sub(1);
-    let Some(identification) = identification else { return HOP };
+    let Some(identification) = identification else { return HOP.into() };
     let (old, new) = (word(head, V4_IDENTIFICATION), u16::from_ne_bytes(identification.to_be_bytes()));
     set_word(head, V4_IDENTIFICATION, new);
-    HOP + u64::from(!old) + u64::from(new)
+    u64::from(HOP) + u64::from(!old) + u64::from(new)
 }
 
 /// Decrements the hop limit of an IPv4 packet.
@@ -131,7 +131,7 @@ pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, is_udp:
 /// Updates the checksum of TCP or UDP. A UDP checksum of 0 means "none" and stays; a computed 0 is sent as 0xffff (RFC
 /// 768).
 #[inline(always)]
-pub(super) fn rewrite_transport(head: &mut [u8], change: u64, is_udp: bool) {
+fn rewrite_transport(head: &mut [u8], change: u64, is_udp: bool) {
     let updated = |old: u16| finish(change + u64::from(!old));
     if !is_udp {
         return set_word(head, TCP_CHECKSUM, updated(word(head, TCP_CHECKSUM)));

@@ -17,8 +17,9 @@ mod backends;
 use arrayvec::ArrayVec;
 
 use super::follow::{FastFamily, PacketHead};
+use super::progress::Progress;
 use super::record::{Record, STAYS};
-use super::rewrite::{Progress, Rewritten, framed, identification};
+use super::rewrite::{Rewritten, framed, identification};
 use crate::flow::{
     BackendId, BegunFlow, Candidate, Direction, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick,
 };

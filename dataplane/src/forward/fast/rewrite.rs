@@ -4,20 +4,22 @@
 //!
 //! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
+use super::eight::{Copied, ForwardByEight};
 use super::follow::{
-    All, Direct, EVERY_KIND, FRAGMENTABLE, FastFamily, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, LastBurst,
-    PacketHead, Passage, Rewrites, Scope, TAGS, Translated,
+    All, Direct, EVERY_KIND, FastFamily, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, PacketHead, Passage, Rewrites,
+    Scope, TAGS, Translated,
 };
 use super::nat;
 use super::outer::{self, OuterFields};
-use super::record::{HEAD_V4, HEAD_V6, Record, STAYS, UNTAGGED};
+use super::progress::{Passed, Progress};
+use super::record::{HEAD_V4, HEAD_V6, Record, UNTAGGED};
 use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::{BURST, Port, PortIndex};
-use crate::processor::{Avx2, LANES, Vectorised};
+use crate::processor::{Avx2, LANES};
 use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
@@ -33,7 +35,7 @@ pub(super) trait Rewritten: FastFamily {
     /// Whether eight packets may be rewritten at a time, by [`Rewritten::eight`].
     const BY_EIGHT: bool;
     /// Forwards eight packets, or leaves them as they are and returns false.
-    fn eight<B: Buffer, O: Observe<B>>(
+    fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
         forwarding: &mut Forwarding<'_, Self, O>,
         avx2: Avx2,
         group: (&mut [B; LANES], &mut [Record; LANES]),
@@ -69,13 +71,13 @@ impl Rewritten for u32 {
     const BY_EIGHT: bool = true;
 
     #[inline(always)]
-    fn eight<B: Buffer, O: Observe<B>>(
+    fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
         forwarding: &mut Forwarding<'_, u32, O>,
         avx2: Avx2,
         group: (&mut [B; LANES], &mut [Record; LANES]),
         passed: &mut Passed,
     ) -> bool {
-        forwarding.eight(avx2, group, passed)
+        forwarding.eight::<B, S>(avx2, group, passed)
     }
 
     const ROUTERS_FRAGMENT: bool = true;
@@ -112,7 +114,7 @@ impl Rewritten for u128 {
     const BY_EIGHT: bool = false;
 
     #[inline(always)]
-    fn eight<B: Buffer, O: Observe<B>>(
+    fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
         _: &mut Forwarding<'_, u128, O>,
         _: Avx2,
         _: (&mut [B; LANES], &mut [Record; LANES]),
@@ -138,67 +140,6 @@ impl Rewritten for u128 {
     #[inline(always)]
     fn write_outer(frame: &mut [u8], source: [u8; 16], to: &WireKey<9>, fields: &OuterFields) -> Option<()> {
         outer::write_v6(frame, source, to.source(), fields)
-    }
-}
-
-/// What a burst has come to so far.
-#[derive(Default)]
-pub(super) struct Progress {
-    /// Flows, by some bits of the hash, of which a packet was left: later packets must not overtake it.
-    pub(super) left: u64,
-    /// Number of packets that leave and opened a connection.
-    pub(super) opened: u64,
-    /// For each family, the loop that took most of its packets in the last part, and probably takes those of the next.
-    most: [ForwardLoop; 2],
-    /// Kinds of packets that may be among those of the burst: [`GROUPS`], [`TAGS`], [`FRAGMENTABLE`].
-    kinds: u8,
-    /// The ports by which packets leave.
-    ports: LeavingPorts,
-}
-
-/// The ports by which packets leave: all bits that any of them has, and those that any of them lacks.
-#[derive(Clone, Copy, Default)]
-pub(super) struct LeavingPorts {
-    set: u8,
-    clear: u8,
-}
-
-impl LeavingPorts {
-    #[inline(always)]
-    pub(super) fn add(&mut self, port: u8) {
-        self.set |= port;
-        self.clear |= !port;
-    }
-}
-
-impl Progress {
-    pub(super) fn new(snapshot: &Snapshot, last: LastBurst) -> Self {
-        let kinds = if snapshot.backends.any_behind_groups() { GROUPS } else { 0 };
-        // Packets that need the longest loop are rare, so a burst never begins with it.
-        let most = last.most.map(|most| if most == ForwardLoop::Others { ForwardLoop::default() } else { most });
-        Self { kinds, most, ..Self::default() }
-    }
-
-    /// What the next burst should know of this one.
-    pub(super) fn end(&self, families: u8, any_tagged: bool, reads_routes: bool) -> LastBurst {
-        LastBurst { families, any_tagged, reads_routes, most: self.most }
-    }
-
-    /// Notes that packets with VLAN tags, or packets that routers may fragment, are among those of the burst.
-    #[inline(always)]
-    pub(super) fn note(&mut self, any_tagged: bool, any_fragmentable: bool) {
-        self.kinds |= if any_tagged { TAGS } else { 0 } | if any_fragmentable { FRAGMENTABLE } else { 0 };
-    }
-
-    /// The port by which all packets leave, if there is one.
-    pub(super) fn only_port(&self) -> Option<PortIndex> {
-        let LeavingPorts { set, clear } = self.ports;
-        (set == !clear && set != STAYS).then_some(PortIndex(set))
-    }
-
-    #[inline(always)]
-    pub(super) fn add_port(&mut self, port: u8) {
-        self.ports.add(port);
     }
 }
 
@@ -238,34 +179,36 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) -> u32 {
         match progress.kinds {
-            0 => match self.avx2 {
-                Some(avx2) if A::BY_EIGHT => self.forward_by_eight::<A>(avx2, follow, part, records, progress),
-                _ => self.forward_in_place::<A, Translated<0>>(follow, part, records, progress),
-            },
-            1 => self.forward_in_place::<A, Translated<1>>(follow, part, records, progress),
-            2 => self.forward_in_place::<A, Translated<2>>(follow, part, records, progress),
-            3 => self.forward_in_place::<A, Translated<3>>(follow, part, records, progress),
-            4 => self.forward_in_place::<A, Translated<4>>(follow, part, records, progress),
-            5 => self.forward_in_place::<A, Translated<5>>(follow, part, records, progress),
-            6 => self.forward_in_place::<A, Translated<6>>(follow, part, records, progress),
-            _ => self.forward_in_place::<A, Translated<EVERY_KIND>>(follow, part, records, progress),
+            0 => self.forward_copy::<A, 0>(follow, part, records, progress),
+            1 => self.forward_copy::<A, 1>(follow, part, records, progress),
+            2 => self.forward_copy::<A, 2>(follow, part, records, progress),
+            3 => self.forward_copy::<A, 3>(follow, part, records, progress),
+            4 => self.forward_copy::<A, 4>(follow, part, records, progress),
+            5 => self.forward_copy::<A, 5>(follow, part, records, progress),
+            6 => self.forward_copy::<A, 6>(follow, part, records, progress),
+            _ => self.forward_copy::<A, EVERY_KIND>(follow, part, records, progress),
         }
     }
 
-    /// As [`Self::forward_in_place`] for [`Translated`] packets of no kind, eight at a time.
+    /// The same by one copy: eight packets at a time where that is possible.
     #[inline(always)]
-    fn forward_by_eight<A: Rewritten>(
+    fn forward_copy<A: Rewritten, const KINDS: u8>(
         &mut self,
-        avx2: Avx2,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
         records: &mut [Record],
         progress: &mut Progress,
     ) -> u32 {
-        let passed = Passed { others: 0, left: progress.left, ports: progress.ports };
-        let passed = avx2.run(ByEight { forwarding: self.forwarding::<A>(follow), part, records, passed });
-        progress.ports = passed.ports;
-        passed.others
+        match self.avx2.filter(|_| A::BY_EIGHT && KINDS & TAGS == 0) {
+            None => self.forward_in_place::<A, Translated<KINDS>>(follow, part, records, progress),
+            Some(avx2) => {
+                let passed = Passed { others: 0, left: progress.left, ports: progress.ports };
+                let by_eight = ForwardByEight { forwarding: self.forwarding::<A>(follow), part, records, passed };
+                let passed = avx2.run(Copied::<_, KINDS>(by_eight));
+                progress.ports = passed.ports;
+                passed.others
+            }
+        }
     }
 
     /// The same for the packets at the positions that are bits of `others`, which need another loop than the first.
@@ -505,56 +448,19 @@ impl<O> Writer<'_, O> {
     }
 }
 
-/// What became of the packets of a part so far.
-pub(super) struct Passed {
-    /// Positions of those that do not pass, as bits.
-    others: u32,
-    /// See [`Progress::left`]; with those of `others`.
-    pub(super) left: u64,
-    /// The ports by which the others leave.
-    pub(super) ports: LeavingPorts,
-}
-
-/// The third loop for eight packets at a time.
-struct ByEight<'e, 'p, A: FastFamily, O, B> {
-    forwarding: Forwarding<'e, A, O>,
-    part: &'p mut [B],
-    records: &'p mut [Record],
-    passed: Passed,
-}
-
-impl<A: Rewritten, O: Observe<B>, B: Buffer> Vectorised for ByEight<'_, '_, A, O, B> {
-    type Output = Passed;
-
-    #[inline(always)]
-    fn run(self, avx2: Avx2) -> Passed {
-        let Self { mut forwarding, part, records, mut passed } = self;
-        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), records.as_chunks_mut());
-        let mut position = 0;
-        for (group, records) in groups.iter_mut().zip(of_groups) {
-            if !A::eight(&mut forwarding, avx2, (group, records), &mut passed) {
-                forwarding.each_in_place::<_, Translated<0>>((group, records, position), &mut passed);
-            }
-            position += LANES;
-        }
-        forwarding.each_in_place::<_, Translated<0>>((rest, of_rest, position), &mut passed);
-        passed
-    }
-}
-
 /// What the third loop needs of the engine.
 pub(super) struct Forwarding<'e, A: FastFamily, O> {
     pub(super) follow: &'e Follow<'e>,
     pub(super) flows: HotFlows<'e, A::Key>,
     pub(super) counters: &'e [BackendCounters; COUNTER_SLOTS],
-    identifications: &'e mut Identifications,
+    pub(super) identifications: &'e mut Identifications,
     pub(super) observer: &'e mut O,
 }
 
 impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// Forwards those packets of a part, from a position on, that can be rewritten where they are.
     #[inline(always)]
-    fn each_in_place<B: Buffer, S: InPlaceScope>(
+    pub(super) fn each_in_place<B: Buffer, S: InPlaceScope>(
         &mut self,
         (part, records, position): (&mut [B], &mut [Record], usize),
         passed: &mut Passed,
@@ -568,7 +474,8 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
                 record.shape.way = port;
                 ports.add(port);
             } else {
-                left |= bit_of(record.hash);
+                // Of a packet that is not recognised, the flow is not known.
+                left |= if record.is_of(A::RECORD) { bit_of(record.hash) } else { 0 };
                 others |= 1 << position;
             }
         }

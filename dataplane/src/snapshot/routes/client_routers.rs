@@ -11,6 +11,8 @@ use crate::flow::UNRESOLVED;
 
 /// Ranges of addresses with the same upper half.
 const RANGES: usize = 1 << 16;
+/// Addresses of a range.
+const SIZE: u64 = 1 << 16;
 /// Numbers of routers, where 0 is none.
 const NUMBERS: usize = 1 << 8;
 
@@ -37,10 +39,10 @@ impl ClientRouters {
                 && slot & GROUP == 0
                 && let Some(number) = routers.number_of(slot)
             {
-                let (first, end) = (u64::from(first).div_ceil(RANGES as u64), (u64::from(last) + 1) / RANGES as u64);
-                for range in first..end {
-                    routers.numbers[range as usize] = number;
-                }
+                // The first range that begins in it, and the one in which it ends: of that the last address tells.
+                let (begin, end) = (u64::from(first).div_ceil(SIZE), (u64::from(last) + 1) / SIZE);
+                let whole = (0..).zip(&mut routers.numbers).filter(|(range, _)| (begin..end).contains(range));
+                whole.for_each(|(_, of_range)| *of_range = number);
             }
         }
         routers
@@ -102,9 +104,14 @@ mod tests {
             prefix(0x0a02_8000, 17, RouteTarget::Via(8)),
         ]);
         let routers = ClientRouters::new(&table);
-        for (address, slot) in
-            [(0x0102_0304_u32, 7), (0xffff_ffff, 7), (0x0a00_ffff, 7), (0x0a01_0001, UNRESOLVED), (0x0a02_0001, UNRESOLVED), (0x0a03_0001, 7)]
-        {
+        for (address, slot) in [
+            (0x0102_0304_u32, 7),
+            (0xffff_ffff, 7),
+            (0x0a00_ffff, 7),
+            (0x0a01_0001, UNRESOLVED),
+            (0x0a02_0001, UNRESOLVED),
+            (0x0a03_0001, 7),
+        ] {
             assert_eq!(routers.slot(address.to_be()), slot, "{address:#x}");
         }
     }

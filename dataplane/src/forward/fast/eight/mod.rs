@@ -3,7 +3,9 @@
 //!
 //! Not here: the instructions (`processor`).
 
+mod forward;
 mod recognise;
 mod translate;
 
+pub(super) use forward::{Copied, ForwardByEight};
 pub(super) use recognise::RecogniseByEight;

@@ -3,12 +3,13 @@
 //! **Invariant:** it forwards all eight packets, as the same bytes as the loop for one packet at a time, or leaves all eight
 //! unchanged to that loop.
 //!
-//! Not here: packets with tags, other identifications or groups of next hops (`rewrite`).
+//! Not here: packets with tags (`rewrite`).
 
-use super::super::follow::{Follow, PacketHead, Translated};
+use super::super::follow::{Follow, InPlaceScope, PacketHead};
 use super::super::nat::HOP;
+use super::super::progress::Passed;
 use super::super::record::{HEAD_V4, Record, Shape, UNTAGGED};
-use super::super::rewrite::{Forwarding, Passed, belongs, count};
+use super::super::rewrite::{Forwarding, belongs, count, identification};
 use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, SeenWords, Tick};
 use crate::forward::observer::{Observe, PacketOutcome};
 use crate::processor::{Avx2, LANES, Lanes, Row};
@@ -19,6 +20,7 @@ use crate::wire::{Buffer, WireKey, protocol};
 type Start = [u8; UNTAGGED + HEAD_V4];
 /// Where the bytes that are rewritten together begin: TTL, protocol, checksum, addresses and ports.
 const REWRITTEN: usize = UNTAGGED + 8;
+const IDENTIFICATION: usize = UNTAGGED + 4;
 /// Where the TCP or UDP header begins.
 const TRANSPORT: usize = UNTAGGED + 20;
 const TCP_CHECKSUM: usize = TRANSPORT + 16;
@@ -34,7 +36,7 @@ struct Found<'f, 's> {
 impl<O> Forwarding<'_, u32, O> {
     /// Forwards eight packets. Returns false, and leaves them as they are, unless all of them pass.
     #[inline(always)]
-    pub(in crate::forward::fast) fn eight<B: Buffer>(
+    pub(in crate::forward::fast) fn eight<B: Buffer, S: InPlaceScope>(
         &mut self,
         avx2: Avx2,
         (group, records): (&mut [B; LANES], &mut [Record; LANES]),
@@ -43,14 +45,14 @@ impl<O> Forwarding<'_, u32, O> {
     where
         O: Observe<B>,
     {
-        let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, .. } = self;
+        let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, identifications } = self;
         if *left != 0 {
             return false;
         }
         let Some(first) = flows.first() else { return false };
         let mut found = [Found { flow: first, exit: &Exit::NOWHERE }; LANES];
         for (found, record) in found.iter_mut().zip(&*records) {
-            let Some(way) = find(follow, (flows, *routes), record) else { return false };
+            let Some(way) = find::<S>(follow, (flows, *routes), record) else { return false };
             *found = way;
         }
         let Some(starts) = all(group.each_mut().map(|buffer| Start::of_mut(buffer.bytes_mut(), 0))) else { return false };
@@ -66,7 +68,14 @@ impl<O> Forwarding<'_, u32, O> {
             return false;
         }
         let moved = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits() ^ u8::MAX;
-        let Rewritten { rows, checksums } = packets.rewritten(avx2, &of_flows);
+        let mut changes = [0; LANES];
+        if S::FRAGMENTABLE {
+            for (lane, record) in records.iter().enumerate().filter(|(_, record)| record.shape.may_fragment()) {
+                let replies = found[lane].flow.key(record.candidate.entry().1.opposite());
+                changes[lane] = identify(starts[lane], identification::<u32>(identifications, replies, record));
+            }
+        }
+        let Rewritten { rows, checksums } = packets.rewritten(avx2, &of_flows, avx2.lanes(changes));
         let checksums = checksums.to_array();
         let mut any_padded = 0;
         for (lane, record) in records.iter_mut().enumerate() {
@@ -110,6 +119,15 @@ fn see(flows: &mut [HotFlow<WireKey<3>>], records: &[Record; LANES], lanes: u8, 
     }
 }
 
+/// Gives a packet another identification. Returns what that adds to the sum of its header.
+#[inline(always)]
+fn identify(start: &mut Start, identification: Option<u16>) -> u32 {
+    let place = start[IDENTIFICATION..].first_chunk_mut();
+    let Some((place, new)) = place.zip(identification.map(u16::to_be_bytes)) else { return 0 };
+    let old = std::mem::replace(place, new);
+    u32::from(!u16::from_le_bytes(old)) + u32::from(u16::from_le_bytes(new))
+}
+
 /// Writes what changes of a packet.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // the lower half of a word
@@ -122,17 +140,17 @@ fn write(start: &mut Start, (row, checksum): (Row, u32), exit: &Exit, is_udp: bo
 
 /// The flow of a packet and where it leaves, unless anything but addresses, ports or age keeps the packet from passing.
 #[inline(always)]
-fn find<'f, 's>(
+fn find<'f, 's, S: InPlaceScope>(
     follow: &Follow<'s>,
     (flows, routes): (&'f [HotFlow<WireKey<3>>], ClientRoutes<'_>),
     record: &Record,
 ) -> Option<Found<'f, 's>> {
     let (index, direction) = record.candidate.entry();
     let flow = flows.get(index)?;
-    if !record.is_of(Record::V4) || !follow.admits::<u32, Translated<0>>(flow, record, direction) {
+    if !record.is_of(Record::V4) || !follow.admits::<u32, S>(flow, record, direction) {
         return None;
     }
-    let exit = follow.exit::<u32, Translated<0>>(flow, routes, record)?;
+    let exit = follow.exit::<u32, S>(flow, routes, record)?;
     Some(Found { flow, exit })
 }
 
@@ -243,9 +261,10 @@ impl Packets {
         Self { hops, keys: Keys { source, destination, ports }, checksums, is_udp }
     }
 
-    /// A UDP checksum of 0 means "none" and stays; a computed 0 is sent as 0xffff (RFC 768).
+    /// The packets with other addresses and ports; `changes` is what else has changed in the sums of their headers. A UDP
+    /// checksum of 0 means "none" and stays; a computed 0 is sent as 0xffff (RFC 768).
     #[inline(always)]
-    fn rewritten(&self, avx2: Avx2, flows: &Flows) -> Rewritten {
+    fn rewritten(&self, avx2: Avx2, flows: &Flows, changes: Lanes) -> Rewritten {
         let (old, new) = (self.keys, flows.opposite.reversed());
         let (zero, half, ones) = (avx2.splat(0), avx2.splat(0xffff), avx2.splat(u32::MAX));
         let finished = |sum: Lanes| {
@@ -253,9 +272,8 @@ impl Packets {
             folded(folded(sum)) ^ half
         };
         let halves = |word: Lanes| (word & half) + word.right::<16>();
-        let addresses =
-            halves(new.source) + halves(new.destination) + halves(old.source ^ ones) + halves(old.destination ^ ones);
-        let of_header = finished(addresses + (self.hops ^ ones).right::<16>() + avx2.splat(HOP as u32));
+        let addresses = halves(new.source) + halves(new.destination) + halves(old.source ^ ones) + halves(old.destination ^ ones);
+        let of_header = finished(addresses + changes + (self.hops ^ ones).right::<16>() + avx2.splat(HOP.into()));
         let hops = (self.hops - avx2.splat(1)).with_upper(of_header.left::<16>());
         let ports = halves(new.ports) + halves(old.ports ^ ones);
         let computed = finished(addresses + ports + (self.checksums ^ half));
