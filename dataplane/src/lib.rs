@@ -24,7 +24,6 @@ pub mod forward;
 pub mod fragment;
 pub mod icmp;
 pub mod port;
-mod processor;
 pub mod snapshot;
 pub mod stats;
 #[cfg(any(test, feature = "testing"))]

@@ -22,8 +22,7 @@ use crate::choose::MaglevTable;
 use crate::flow::{ROUTE_EPOCHS, UNRESOLVED};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::{
-    ClientRouters, Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget,
-    Routes, VlanLink,
+    Exit, GROUP_TABLE, Group, Network, NextHop, NextHopKey, PortConfig, Prefix, Prefixes, Route, RouteTarget, Routes, VlanLink,
 };
 use crate::wire::{Mac, TableHash};
 
@@ -171,7 +170,7 @@ impl RouteBook {
         self.routers.extend(groups.made.iter().flat_map(|group| group.members.iter().copied()));
         (self.routes.v4, self.routes.v6, self.routes.groups) =
             (Arc::new(Prefixes::new(v4)), Arc::new(Prefixes::new(v6)), groups.made.into());
-        self.routes.client_routers = Arc::new(ClientRouters::new(&self.routes.v4));
+        self.routes.find_client_routers();
         self.look_again();
     }
 

@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::processor::{self, AnyProcessor, Avx2, Compare, Lanes};
+use crate::wire::processor::{self, AnyProcessor, Avx2, Compare, Lanes};
 
 const WAYS: usize = 15;
 /// Maximum number of buckets searched for room. At 90 % load the second level (30 x 15 slots) lacks room in one case in

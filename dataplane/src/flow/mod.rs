@@ -14,7 +14,7 @@ mod tick;
 mod transitions;
 mod yield_order;
 
-pub use crate::processor::prefetch;
+pub use crate::wire::processor::prefetch;
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
@@ -31,7 +31,7 @@ pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_strea
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };
-pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, SeenWords};
+pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, Meters, SeenWords};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub(crate) use table::{Fate, PortUse, SweepRules};
 pub use tick::{Tick, Ticks};

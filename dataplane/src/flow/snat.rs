@@ -29,8 +29,8 @@ use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
 use super::tick::{Tick, Ticks};
-use crate::processor;
 use crate::stats::BACKEND_SLOTS;
+use crate::wire::processor;
 use crate::wire::{Address, protocol};
 use crate::workers::PortShare;
 

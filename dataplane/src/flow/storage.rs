@@ -23,7 +23,7 @@ use super::index::IndexSlot;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
 use super::tick::{Tick, Ticks};
-use crate::processor;
+use crate::wire::processor;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;

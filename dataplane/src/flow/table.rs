@@ -20,7 +20,7 @@ use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
 use crate::flow::advance;
-use crate::processor::{AnyProcessor, Avx2, Compare, Lanes};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 pub(crate) use sweep::{Fate, SweepRules};
 

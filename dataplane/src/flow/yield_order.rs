@@ -15,7 +15,7 @@ use zerocopy::FromZeros;
 use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
 use super::tick::Tick;
-use crate::processor::prefetch_at;
+use crate::wire::processor::prefetch_at;
 
 /// The lists that a flow can be in.
 const ALL: usize = 0;

@@ -22,9 +22,9 @@ use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
 use crate::port::{Arrival, Burst, Port, TwinRate};
-use crate::processor::Avx2;
 use crate::snapshot::Snapshot;
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
+use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
 

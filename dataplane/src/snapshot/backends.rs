@@ -11,7 +11,7 @@ use proto::{Protocol, ServiceName};
 
 use super::routes::GROUP;
 use crate::flow::{BackendId, TargetSlot, Tick, Ticks, UNRESOLVED};
-use crate::processor::prefetch_at;
+use crate::wire::processor::prefetch_at;
 
 /// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;

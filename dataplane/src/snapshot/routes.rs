@@ -317,6 +317,15 @@ impl Routes {
         self.exits().get(slot)
     }
 
+    /// Finds out which clients are behind one router, after a change of `v4`.
+    pub(crate) fn find_client_routers(&mut self) {
+        let behind = self.v4.ranges().filter_map(|(range, target)| match target {
+            Some(RouteTarget::Via(slot)) if slot & GROUP == 0 => Some((range, slot)),
+            _ => None,
+        });
+        self.client_routers = Arc::new(ClientRouters::new(behind));
+    }
+
     /// The exits of all slots.
     #[inline(always)]
     pub(crate) fn exits(&self) -> Exits<'_> {

@@ -3,7 +3,9 @@
 //!
 //! **Invariant:** a difference is never 0; "no change" is 0xffff. The sum of a checksum and a difference is therefore
 //! never 0 either, and the result equals that of a full computation bit for bit, never the other zero of one's
-//! complement. A wrong checksum stays wrong: the engine never repairs one. Not here: SCTP's CRC32c.
+//! complement. A wrong checksum stays wrong: the engine never repairs one. SCTP's checksum, a CRC32c, is a module of its own.
+
+pub mod crc32c;
 
 use super::address::{Address, Tuple};
 

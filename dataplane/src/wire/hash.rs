@@ -11,7 +11,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use super::address::{Address, Tuple, TupleKey};
-use crate::processor::{Avx2, Lanes};
+use crate::wire::processor::{Avx2, Lanes};
 
 /// Multiplies and folds the halves of the product.
 #[inline]

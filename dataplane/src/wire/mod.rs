@@ -9,19 +9,20 @@
 mod address;
 mod buffer;
 pub mod checksum;
-pub mod crc32c;
 mod ethernet;
 mod hash;
 mod headers;
 mod icmp;
 mod ip;
 mod parse;
+pub(crate) mod processor;
 mod transport;
 mod vlan;
 
 pub(crate) use address::is_group_address;
 pub use address::{Address, ByFamily, Tuple, TupleKey, WireKey};
 pub use buffer::{Buffer, take, take_mut};
+pub use checksum::crc32c;
 pub(crate) use ethernet::turn_link;
 pub use ethernet::{Arp, Ethernet, Mac, ether_type};
 pub use hash::TupleHash;

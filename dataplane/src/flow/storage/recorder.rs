@@ -258,7 +258,7 @@ impl Recorder {
     /// Prefetches the meter of a flow.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: usize) {
-        crate::processor::prefetch_at(&self.meters, index);
+        crate::wire::processor::prefetch_at(&self.meters, index);
     }
 
     /// A flow has started at a position.

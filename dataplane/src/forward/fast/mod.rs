@@ -1,6 +1,6 @@
 //! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
-//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`rewrite`); create flows of
+//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`forward`, `rewrite`); create flows of
 //! connections (`open`); send the packets, or hand them to the workers that own them (`hand_over`).
 //!
 //! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
@@ -18,6 +18,7 @@
 
 mod eight;
 mod follow;
+mod forward;
 mod hand_over;
 mod nat;
 mod open;
@@ -43,8 +44,8 @@ use super::observer::Observe;
 use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
-use crate::processor::{AnyProcessor, Avx2, Compare, Vectorised, prefetch_at};
 use crate::snapshot::Snapshot;
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, Vectorised, prefetch_at};
 use crate::wire::{Address, Buffer};
 
 /// Records for the packets of one burst.

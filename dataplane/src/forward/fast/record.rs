@@ -16,6 +16,8 @@ use crate::wire::{Address, Buffer, Ipv4, TAG_BYTES, Tags, WireKey, protocol, tcp
 
 /// Bytes of an IPv4 header without options and a TCP header without options.
 pub(super) const HEAD_V4: usize = 40;
+/// The start of an untagged frame of IPv4.
+pub(super) type StartV4 = [u8; UNTAGGED + HEAD_V4];
 /// Bytes of an IPv6 header and a TCP header without options.
 pub(super) const HEAD_V6: usize = 60;
 /// Offset of the IP header of an untagged frame.
@@ -263,7 +265,7 @@ impl<'s> Recognise<'s> {
     /// Stores what is known of a frame but its kind, which it returns.
     #[inline(always)]
     fn frame(&self, tables: &FlowTables, frames: &mut FramesSoFar, frame: &[u8], record: &mut Record) -> Option<u8> {
-        let start: &[u8; UNTAGGED + HEAD_V4] = frame.first_chunk()?;
+        let start: &StartV4 = frame.first_chunk()?;
         if !self.filter.is_for_port(start) {
             return None;
         }

@@ -1,27 +1,22 @@
-//! The third loop of the fast way: checks packets against their flows (`follow`), rewrites them, and counts them.
+//! Checks a packet against its flow (`follow`), rewrites it, and counts it.
 //!
 //! **Invariant:** a packet whose bytes cannot be rewritten is left unchanged.
 //!
-//! Not here: checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
+//! Not here: the loops over packets (`forward`), checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
-use super::eight::{Copied, ForwardByEight};
-use super::follow::{
-    All, Direct, EVERY_KIND, FastFamily, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, PacketHead, Passage, Rewrites,
-    Scope, TAGS, Translated,
-};
+use super::follow::{FastFamily, Follow, InPlaceScope, PacketHead, Passage, Rewrites, Scope};
 use super::nat;
 use super::outer::{self, OuterFields};
-use super::progress::{Passed, Progress};
+use super::progress::Passed;
 use super::record::{HEAD_V4, HEAD_V6, Record, UNTAGGED};
-use crate::flow::{BackendId, Candidate, Direction, FlowMode, HotFlow, HotFlows};
-use crate::forward::engine::Engine;
+use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::{BURST, Port, PortIndex};
-use crate::processor::{Avx2, LANES};
+use crate::port::PortIndex;
 use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
+use crate::wire::processor::{Avx2, LANES};
 use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
@@ -143,262 +138,6 @@ impl Rewritten for u128 {
     }
 }
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// The third loop, for the packets of one family in a part of a burst, except those at the positions that are bits of
-    /// `openings`. It consists of three: one for packets that are rewritten where they are, one for packets into tunnels,
-    /// and one for all others. Most packets of a part probably need the same as those of the part before.
-    #[inline(always)]
-    pub(super) fn forward_part<A: Rewritten>(
-        &mut self,
-        follow: &Follow<'_>,
-        part: &mut [P::Buffer],
-        (records, openings): (&mut [Record], u32),
-        progress: &mut Progress,
-    ) {
-        let others = match progress.most[A::FAMILY as usize] {
-            ForwardLoop::Translated => self.forward_translated::<A>(follow, part, records, progress),
-            ForwardLoop::Direct if progress.kinds & (GROUPS | TAGS) == 0 => {
-                self.forward_in_place::<A, Direct<0>>(follow, part, records, progress)
-            }
-            ForwardLoop::Direct => self.forward_in_place::<A, Direct<EVERY_KIND>>(follow, part, records, progress),
-            ForwardLoop::IntoTunnels | ForwardLoop::Others => first_positions(part.len()),
-        };
-        if others != 0 {
-            self.forward_rest::<A>(follow, (part, records), (others, openings), progress);
-        }
-    }
-
-    /// The third loop for packets whose addresses and ports are rewritten, by the copy of it for the kinds of packets that
-    /// there may be.
-    #[inline(always)]
-    fn forward_translated<A: Rewritten>(
-        &mut self,
-        follow: &Follow<'_>,
-        part: &mut [P::Buffer],
-        records: &mut [Record],
-        progress: &mut Progress,
-    ) -> u32 {
-        match progress.kinds {
-            0 => self.forward_copy::<A, 0>(follow, part, records, progress),
-            1 => self.forward_copy::<A, 1>(follow, part, records, progress),
-            2 => self.forward_copy::<A, 2>(follow, part, records, progress),
-            3 => self.forward_copy::<A, 3>(follow, part, records, progress),
-            4 => self.forward_copy::<A, 4>(follow, part, records, progress),
-            5 => self.forward_copy::<A, 5>(follow, part, records, progress),
-            6 => self.forward_copy::<A, 6>(follow, part, records, progress),
-            _ => self.forward_copy::<A, EVERY_KIND>(follow, part, records, progress),
-        }
-    }
-
-    /// The same by one copy: eight packets at a time where that is possible.
-    #[inline(always)]
-    fn forward_copy<A: Rewritten, const KINDS: u8>(
-        &mut self,
-        follow: &Follow<'_>,
-        part: &mut [P::Buffer],
-        records: &mut [Record],
-        progress: &mut Progress,
-    ) -> u32 {
-        match self.avx2.filter(|_| A::BY_EIGHT && KINDS & TAGS == 0) {
-            None => self.forward_in_place::<A, Translated<KINDS>>(follow, part, records, progress),
-            Some(avx2) => {
-                let passed = Passed { others: 0, left: progress.left, ports: progress.ports };
-                let by_eight = ForwardByEight { forwarding: self.forwarding::<A>(follow), part, records, passed };
-                let passed = avx2.run(Copied::<_, KINDS>(by_eight));
-                progress.ports = passed.ports;
-                passed.others
-            }
-        }
-    }
-
-    /// The same for the packets at the positions that are bits of `others`, which need another loop than the first.
-    #[inline(never)]
-    fn forward_rest<A: Rewritten>(
-        &mut self,
-        follow: &Follow<'_>,
-        (part, records): (&mut [P::Buffer], &mut [Record]),
-        (mut others, openings): (u32, u32),
-        progress: &mut Progress,
-    ) {
-        let tried = progress.most[A::FAMILY as usize];
-        let mut into_tunnels = match tried {
-            _ if others & !openings == 0 => 0,
-            ForwardLoop::Translated | ForwardLoop::Direct => self.positions_of::<A>(records, others, FlowMode::is_tunnel),
-            ForwardLoop::IntoTunnels => others,
-            ForwardLoop::Others => 0,
-        };
-        if into_tunnels != 0 {
-            let tunnels = (&mut *part, &mut *records, into_tunnels);
-            let left = if progress.kinds & GROUPS != 0 {
-                self.forward_into_tunnels::<A, IntoTunnels<true>>(follow, tunnels, progress)
-            } else {
-                self.forward_into_tunnels::<A, IntoTunnels<false>>(follow, tunnels, progress)
-            };
-            (others, into_tunnels) = (others & !into_tunnels | left, into_tunnels & !left);
-        }
-        progress.most[A::FAMILY as usize] = self.most_taken_by::<A>(records, (into_tunnels, others), openings, tried);
-        if others & !openings != 0 {
-            self.forward_others::<A>(follow, (part, records, others & !openings), progress);
-        }
-    }
-
-    /// The loop that takes or should have taken most packets of a family in a part, of which some went into tunnels, some
-    /// open connections, and the others were not taken by the loop that was tried.
-    fn most_taken_by<A: Rewritten>(
-        &mut self,
-        records: &[Record],
-        (into_tunnels, others): (u32, u32),
-        openings: u32,
-        tried: ForwardLoop,
-    ) -> ForwardLoop {
-        if into_tunnels.count_ones() as usize > records.len() / 2 {
-            return ForwardLoop::IntoTunnels;
-        }
-        let of_family = (0..).zip(records).filter(|(_, record)| record.is_of(A::RECORD)).fold(0, |all, (at, _)| all | 1 << at);
-        let are_most = |positions: u32| 2 * (positions & of_family).count_ones() > u32::count_ones(of_family);
-        let untaken = others & !openings;
-        match tried {
-            _ if of_family == 0 => tried,
-            _ if are_most(into_tunnels) => ForwardLoop::IntoTunnels,
-            ForwardLoop::Translated | ForwardLoop::Direct if !are_most(others | openings) => tried,
-            ForwardLoop::Translated if are_most(self.positions_of::<A>(records, untaken, |mode| mode == FlowMode::Dsr)) => {
-                ForwardLoop::Direct
-            }
-            ForwardLoop::Direct if are_most(self.positions_of::<A>(records, untaken, FlowMode::is_two_way)) => {
-                ForwardLoop::Translated
-            }
-            _ if are_most(others | openings) => ForwardLoop::Others,
-            _ => ForwardLoop::Translated,
-        }
-    }
-
-    /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
-    /// other packets as bits.
-    #[inline(never)]
-    fn forward_in_place<A: Rewritten, S: InPlaceScope>(
-        &mut self,
-        follow: &Follow<'_>,
-        part: &mut [P::Buffer],
-        records: &mut [Record],
-        progress: &mut Progress,
-    ) -> u32 {
-        let mut forwarding = self.forwarding::<A>(follow);
-        let mut passed = Passed { others: 0, left: progress.left, ports: progress.ports };
-        forwarding.each_in_place::<_, S>((part, records, 0), &mut passed);
-        progress.ports = passed.ports;
-        passed.others
-    }
-
-    /// Those of some positions whose packets are probably of flows in some modes. The packets of a flow have one mode.
-    #[inline(never)]
-    fn positions_of<A: Rewritten>(&mut self, records: &[Record], positions: u32, is_meant: fn(FlowMode) -> bool) -> u32 {
-        let flows = A::split(&mut self.tables).0.hot_parts(false).flows;
-        let mode = |record: &Record| flows.get(record.candidate.entry().0).map(HotFlow::mode);
-        let is_one = |record: &Record| record.family() == A::RECORD && mode(record).is_some_and(is_meant);
-        let all = (0..).zip(records).filter(|(_, record)| is_one(record)).fold(0, |all, (at, _)| all | 1 << at);
-        all & positions
-    }
-
-    /// The third loop for packets into tunnels, at the positions that are bits of `positions`. It calls no function.
-    /// Returns those of them that it does not take, for [`Self::forward_others`].
-    #[inline(never)]
-    fn forward_into_tunnels<A: Rewritten, S: Scope>(
-        &mut self,
-        follow: &Follow<'_>,
-        (part, records, positions): (&mut [P::Buffer], &mut [Record], u32),
-        progress: &mut Progress,
-    ) -> u32 {
-        let (mut flows, mut others) = (progress.left, 0);
-        let mut forwarding = self.forwarding::<A>(follow);
-        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
-            if positions >> position & 1 == 0 {
-                continue;
-            }
-            let flow = 1 << (record.hash & 63);
-            let is_next = record.family() == A::RECORD && flows & flow == 0;
-            if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
-                record.shape.way = port;
-                progress.add_port(port);
-            } else {
-                flows |= flow;
-                others |= 1 << position;
-            }
-        }
-        others
-    }
-
-    /// The third loop for the packets at the positions that are bits of `others`. Those that do not pass are left, and with
-    /// them later packets of the same flow and direction.
-    #[inline(never)]
-    fn forward_others<A: Rewritten>(
-        &mut self,
-        follow: &Follow<'_>,
-        (part, records, others): (&mut [P::Buffer], &mut [Record], u32),
-        progress: &mut Progress,
-    ) {
-        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
-            if others >> position & 1 == 0 {
-                continue;
-            }
-            if record.family() == A::RECORD {
-                let flow = 1 << (record.hash & 63);
-                let may_pass = progress.left & flow == 0;
-                match may_pass.then(|| self.forward_one::<A>(follow, buffer, record)).flatten() {
-                    Some(port) => record.shape.way = port.0,
-                    None => progress.left |= flow,
-                }
-            }
-            progress.add_port(record.shape.way);
-        }
-    }
-
-    /// Decides on one packet, rewrites it and counts it. Returns the port by which it leaves; `None` if it is left.
-    #[inline(always)]
-    fn forward_one<A: Rewritten>(
-        &mut self,
-        follow: &Follow<'_>,
-        buffer: &mut P::Buffer,
-        record: &mut Record,
-    ) -> Option<PortIndex> {
-        let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
-        let table = A::split(&mut self.tables).0;
-        if record.candidate == Candidate::NONE {
-            return None;
-        }
-        if !table.is_at(record.candidate, &A::key(head)) {
-            record.candidate = table.search_key(record.hash, &A::key(head), record.protocol())?;
-        }
-        let mut flows = table.hot_parts(O::METERS);
-        let passage = follow.packet::<A, All>(&mut flows, None, record)?;
-        let mut writer = Writer {
-            snapshot: follow.snapshot,
-            identifications: &mut self.identifications,
-            counters: self.counters.all_slots(),
-            observer: &mut self.observer,
-        };
-        let direction = passage.direction;
-        let port = writer.packet::<A, _>(buffer, record, &passage);
-        if O::METERS && port.is_some() {
-            meter::<A, P::Buffer, O>(&mut flows, record, direction);
-        }
-        port
-    }
-
-    fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
-        let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.all_slots());
-        let (identifications, observer) = (&mut self.identifications, &mut self.observer);
-        Forwarding { follow, flows, counters, identifications, observer }
-    }
-}
-
-/// The first positions of a part, as bits; at most those of a burst.
-#[allow(clippy::cast_possible_truncation)] // of at most 32 bits
-const fn first_positions(count: usize) -> u32 {
-    ((1_u64 << count) - 1) as u32
-}
-
-const _: () = assert!(BURST <= 32);
-
 /// The bit of a hash in [`Progress::left`].
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // the lower six bits
@@ -408,17 +147,17 @@ fn bit_of(hash: u64) -> u64 {
 }
 
 /// What rewriting a packet anywhere needs.
-struct Writer<'e, O> {
-    snapshot: &'e Snapshot,
-    identifications: &'e mut Identifications,
-    counters: &'e [BackendCounters; COUNTER_SLOTS],
-    observer: &'e mut O,
+pub(super) struct Writer<'e, O> {
+    pub(super) snapshot: &'e Snapshot,
+    pub(super) identifications: &'e mut Identifications,
+    pub(super) counters: &'e [BackendCounters; COUNTER_SLOTS],
+    pub(super) observer: &'e mut O,
 }
 
 impl<O> Writer<'_, O> {
     /// Rewrites a packet and counts it. Returns the port by which it leaves; `None` if it is left, unchanged.
     #[inline(always)]
-    fn packet<A: Rewritten, B: Buffer>(
+    pub(super) fn packet<A: Rewritten, B: Buffer>(
         &mut self,
         buffer: &mut B,
         record: &Record,
@@ -524,7 +263,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
     /// As [`Forwarding::in_place`], for a packet into a tunnel to an address of its own family, over an untagged link.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // some bits of a hash
-    fn through_tunnel<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    pub(super) fn through_tunnel<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {

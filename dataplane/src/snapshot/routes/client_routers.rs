@@ -6,7 +6,6 @@
 //! Not here: clients on a link, behind several routers, or in ranges that several routes share: flows store their next
 //! hops (`flow::storage`).
 
-use super::{GROUP, Prefixes, RouteTarget};
 use crate::flow::UNRESOLVED;
 
 /// Ranges of addresses with the same upper half.
@@ -31,14 +30,11 @@ impl Default for ClientRouters {
 }
 
 impl ClientRouters {
-    /// Those of these routes.
-    pub(crate) fn new(routes: &Prefixes<u32, RouteTarget>) -> Self {
+    /// Those of the next hops in these slots, with the first and the last address of what is behind each.
+    pub(crate) fn new(behind: impl Iterator<Item = ((u32, u32), u32)>) -> Self {
         let mut routers = Self::default();
-        for ((first, last), target) in routes.ranges() {
-            if let Some(RouteTarget::Via(slot)) = target
-                && slot & GROUP == 0
-                && let Some(number) = routers.number_of(slot)
-            {
+        for ((first, last), slot) in behind {
+            if let Some(number) = routers.number_of(slot) {
                 // The first range that begins in it, and the one in which it ends: of that the last address tells.
                 let (begin, end) = (u64::from(first).div_ceil(SIZE), (u64::from(last) + 1) / SIZE);
                 let whole = (0..).zip(&mut routers.numbers).filter(|(range, _)| (begin..end).contains(range));
@@ -68,29 +64,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::snapshot::Prefix;
+    use crate::snapshot::{Prefix, Prefixes};
 
-    fn target() -> impl Strategy<Value = RouteTarget> {
-        prop_oneof![
-            4 => (0..300_u32).prop_map(RouteTarget::Via),
-            1 => (0..3_u32).prop_map(|group| RouteTarget::Via(group | GROUP)),
-            1 => Just(RouteTarget::Nowhere),
-        ]
+    /// Those of a table in which prefixes are behind the next hop in a slot, or not behind a router.
+    fn routers(table: &Prefixes<u32, Option<u32>>) -> ClientRouters {
+        ClientRouters::new(table.ranges().filter_map(|(range, slot)| Some((range, slot??))))
     }
 
     proptest! {
         #[test]
-        fn a_router_is_that_of_the_routes(routes in proptest::collection::vec((any::<u32>(), 0..=32u8, target()), 0..40), others in proptest::collection::vec(any::<u32>(), 20)) {
+        fn a_router_is_that_of_the_routes(routes in proptest::collection::vec((any::<u32>(), 0..=32u8, prop::option::weighted(0.8, 0..300_u32)), 0..40), others in proptest::collection::vec(any::<u32>(), 20)) {
             let prefixes: Vec<_> = routes.iter().map(|&(address, len, value)| Prefix { address, len, value }).collect();
             let table = Prefixes::new(prefixes);
-            let routers = ClientRouters::new(&table);
+            let routers = routers(&table);
             let edges = routes.iter().flat_map(|&(address, len, _)| {
                 let mask = u32::MAX.checked_shr(len.into()).unwrap_or(0);
                 [address & !mask, address | mask].into_iter().flat_map(|edge| [edge.wrapping_sub(1), edge, edge.wrapping_add(1)])
             });
             for address in edges.chain(others) {
                 let slot = routers.slot(address.to_be());
-                prop_assert!(slot == UNRESOLVED || table.get(address) == Some(RouteTarget::Via(slot)), "{address:#x}: {slot}");
+                prop_assert!(slot == UNRESOLVED || table.get(address) == Some(Some(slot)), "{address:#x}: {slot}");
             }
         }
     }
@@ -98,12 +91,8 @@ mod tests {
     #[test]
     fn clients_behind_one_router_are_known_unless_another_route_is_nearer() {
         let prefix = |address, len, value| Prefix { address, len, value };
-        let table = Prefixes::new(vec![
-            prefix(0, 0, RouteTarget::Via(7)),
-            prefix(0x0a01_0000, 16, RouteTarget::Nowhere),
-            prefix(0x0a02_8000, 17, RouteTarget::Via(8)),
-        ]);
-        let routers = ClientRouters::new(&table);
+        let table = Prefixes::new(vec![prefix(0, 0, Some(7)), prefix(0x0a01_0000, 16, None), prefix(0x0a02_8000, 17, Some(8))]);
+        let routers = routers(&table);
         for (address, slot) in [
             (0x0102_0304_u32, 7),
             (0xffff_ffff, 7),

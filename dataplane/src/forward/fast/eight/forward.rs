@@ -8,8 +8,8 @@ use super::super::progress::Passed;
 use super::super::record::Record;
 use super::super::rewrite::{Forwarding, Rewritten};
 use crate::forward::observer::Observe;
-use crate::processor::{Avx2, LANES, Vectorised};
 use crate::wire::Buffer;
+use crate::wire::processor::{Avx2, LANES, Vectorised};
 
 /// What the loop needs.
 pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: FastFamily, O, B> {

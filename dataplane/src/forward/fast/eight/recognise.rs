@@ -5,17 +5,14 @@
 //!
 //! Not here: frames of other kinds (`record`).
 
-use super::super::record::{FramesSoFar, HEAD_V4, Recognise, Record, STAYS, Shape, UNTAGGED};
+use super::super::record::{FramesSoFar, HEAD_V4, Recognise, Record, STAYS, Shape, StartV4, UNTAGGED};
 use crate::flow::UDP_SIGNAL;
 use crate::forward::decide::FlowTables;
-use crate::processor::{Avx2, LANES, Lanes, Vectorised};
+use crate::wire::processor::{Avx2, LANES, Lanes, Vectorised};
 use crate::wire::{Buffer, Ipv4, protocol};
 
-/// The bytes of a frame that are looked at.
-type Start = [u8; UNTAGGED + HEAD_V4];
-
-/// In place of a frame that is shorter than [`Start`].
-static SHORT: Start = [0; UNTAGGED + HEAD_V4];
+/// In place of a frame that is shorter than [`StartV4`].
+static SHORT: StartV4 = [0; UNTAGGED + HEAD_V4];
 
 /// The first loop for bursts of which most packets are untagged and of IPv4.
 pub(in crate::forward::fast) struct RecogniseByEight<'a, B> {
@@ -51,8 +48,8 @@ fn eight<B: Buffer>(
     records: &mut [Record; LANES],
 ) -> u8 {
     let starts = group.each_ref().map(|buffer| buffer.bytes().first_chunk().unwrap_or(&SHORT));
-    let Headers { known, fragmentable, shapes, key, protocol } =
-        Headers::of(avx2, recognise, starts, group.each_ref().map(|buffer| buffer.bytes().len()));
+    let EightHeaders { known, fragmentable, shapes, key, protocol } =
+        EightHeaders::of(avx2, recognise, starts, group.each_ref().map(|buffer| buffer.bytes().len()));
     let [lower, upper] = tables.v4.hash_eight(avx2, key, protocol);
     frames.note_fragmentable((fragmentable & known).bits() != 0);
     let rows = Lanes::rows([lower, upper, shapes[0], shapes[1]]);
@@ -87,7 +84,7 @@ fn folded_kinds(words: [u32; LANES]) -> u8 {
 }
 
 /// What the headers of eight packets say.
-struct Headers {
+struct EightHeaders {
     /// All ones for packets that are recognised.
     known: Lanes,
     /// All ones for packets that routers may fragment.
@@ -100,10 +97,10 @@ struct Headers {
     protocol: Lanes,
 }
 
-impl Headers {
+impl EightHeaders {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // frames are shorter than 2^31 bytes
-    fn of(avx2: Avx2, recognise: &Recognise<'_>, starts: [&Start; LANES], frame_lens: [usize; LANES]) -> Self {
+    fn of(avx2: Avx2, recognise: &Recognise<'_>, starts: [&StartV4; LANES], frame_lens: [usize; LANES]) -> Self {
         let word = |value| avx2.splat(value);
         let frame_len = avx2.lanes(frame_lens.map(|len| len as u32));
         let [to, to_from, ..] = avx2.columns(starts.map(bytes_at::<0>));
@@ -148,7 +145,7 @@ const DONT_FRAGMENT: u32 = u32::from_le_bytes([0, 0, 0x40, 0]);
 
 /// Sixteen bytes of the start of a frame.
 #[inline(always)]
-fn bytes_at<const OFFSET: usize>(start: &Start) -> [u8; 16] {
+pub(super) fn bytes_at<const OFFSET: usize>(start: &StartV4) -> [u8; 16] {
     start[OFFSET..].first_chunk().copied().unwrap_or_default()
 }
 

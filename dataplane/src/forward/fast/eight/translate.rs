@@ -8,16 +8,16 @@
 use super::super::follow::{Follow, InPlaceScope, PacketHead};
 use super::super::nat::HOP;
 use super::super::progress::Passed;
-use super::super::record::{HEAD_V4, Record, Shape, UNTAGGED};
+use super::super::record::{Record, Shape, StartV4, UNTAGGED};
 use super::super::rewrite::{Forwarding, belongs, count, identification};
-use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, SeenWords, Tick};
+use super::recognise::bytes_at;
+use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, Meters, SeenWords, Tick};
 use crate::forward::observer::{Observe, PacketOutcome};
-use crate::processor::{Avx2, LANES, Lanes, Row};
+use crate::fragment::Identifications;
 use crate::snapshot::Exit;
+use crate::wire::processor::{Avx2, LANES, Lanes, Row};
 use crate::wire::{Buffer, WireKey, protocol};
 
-/// The bytes of a frame that are looked at.
-type Start = [u8; UNTAGGED + HEAD_V4];
 /// Where the bytes that are rewritten together begin: TTL, protocol, checksum, addresses and ports.
 const REWRITTEN: usize = UNTAGGED + 8;
 const IDENTIFICATION: usize = UNTAGGED + 4;
@@ -55,27 +55,19 @@ impl<O> Forwarding<'_, u32, O> {
             let Some(way) = find::<S>(follow, (flows, *routes), record) else { return false };
             *found = way;
         }
-        let Some(starts) = all(group.each_mut().map(|buffer| Start::of_mut(buffer.bytes_mut(), 0))) else { return false };
+        let Some(mut starts) = all(group.each_mut().map(|buffer| StartV4::of_mut(buffer.bytes_mut(), 0))) else { return false };
         let packets = Packets::of(avx2, starts.each_ref().map(|start| &**start));
         let of_flows = Flows::of(avx2, records, &found);
+        let exits = avx2.lanes(found.map(|found| found.exit.measures()));
         let elapsed = avx2.splat(SeenWords::minuend(follow.now)) - of_flows.seen;
         let limit = avx2.splat(SeenWords::below(follow.shortest));
-        let exits = avx2.lanes(found.map(|found| found.exit.measures()));
         let shapes = avx2.lanes(records.each_ref().map(|record| record.shape.measures()));
         let is_recent = elapsed.min(limit).equals(elapsed);
-        let passes = packets.keys.equals(of_flows.same) & is_recent & fit(avx2, shapes, exits);
-        if passes.bits() != u8::MAX {
+        if (packets.keys.equals(of_flows.same) & is_recent & fit(avx2, shapes, exits)).bits() != u8::MAX {
             return false;
         }
-        let moved = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits() ^ u8::MAX;
-        let mut changes = [0; LANES];
-        if S::FRAGMENTABLE {
-            for (lane, record) in records.iter().enumerate().filter(|(_, record)| record.shape.may_fragment()) {
-                let replies = found[lane].flow.key(record.candidate.entry().1.opposite());
-                changes[lane] = identify(starts[lane], identification::<u32>(identifications, replies, record));
-            }
-        }
-        let Rewritten { rows, checksums } = packets.rewritten(avx2, &of_flows, avx2.lanes(changes));
+        let changes = if S::FRAGMENTABLE { identify_all(identifications, &mut starts, &found, records) } else { [0; LANES] };
+        let EightRewritten { rows, checksums } = packets.rewritten(avx2, &of_flows, avx2.lanes(changes));
         let checksums = checksums.to_array();
         let mut any_padded = 0;
         for (lane, record) in records.iter_mut().enumerate() {
@@ -91,22 +83,50 @@ impl<O> Forwarding<'_, u32, O> {
             found.iter().for_each(|found| ports.add(found.exit.port.0));
         }
         if O::OBSERVES || O::METERS || any_padded & Shape::PADDED != 0 {
-            for ((buffer, record), Found { flow, exit }) in group.iter_mut().zip(&*records).zip(&found) {
-                if record.shape.is_padded() {
-                    buffer.truncate(UNTAGGED + usize::from(record.shape.packet_len));
-                }
-                observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<u32>(flow, record)));
-                if O::METERS {
-                    let (index, direction) = record.candidate.entry();
-                    meters.count(index, direction, record.shape.packet_len);
-                }
-            }
+            finish(group, records, &found, (*observer, meters));
         }
-        if moved != 0 {
-            see(flows, records, moved, follow.now);
+        let is_seen_now = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits();
+        if is_seen_now != u8::MAX {
+            see(flows, records, !is_seen_now, follow.now);
         }
         true
     }
+}
+
+/// Removes what follows packets in their frames, and tells the observer and the meters of them.
+#[inline(always)]
+fn finish<B: Buffer, O: Observe<B>>(
+    group: &mut [B; LANES],
+    records: &[Record; LANES],
+    found: &[Found<'_, '_>; LANES],
+    (observer, meters): (&mut O, &mut Meters<'_>),
+) {
+    for ((buffer, record), Found { flow, exit }) in group.iter_mut().zip(records).zip(found) {
+        if record.shape.is_padded() {
+            buffer.truncate(UNTAGGED + usize::from(record.shape.packet_len));
+        }
+        observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<u32>(flow, record)));
+        if O::METERS {
+            let (index, direction) = record.candidate.entry();
+            meters.count(index, direction, record.shape.packet_len);
+        }
+    }
+}
+
+/// Gives packets that may be fragmented other identifications. Returns what that adds to the sums of their headers.
+#[inline(always)]
+fn identify_all(
+    identifications: &mut Identifications,
+    starts: &mut [&mut StartV4; LANES],
+    found: &[Found<'_, '_>; LANES],
+    records: &[Record; LANES],
+) -> [u32; LANES] {
+    let mut changes = [0; LANES];
+    for (lane, record) in records.iter().enumerate().filter(|(_, record)| record.shape.may_fragment()) {
+        let replies = found[lane].flow.key(record.candidate.entry().1.opposite());
+        changes[lane] = identify(starts[lane], identification::<u32>(identifications, replies, record));
+    }
+    changes
 }
 
 /// Marks the flows of some packets as seen.
@@ -121,7 +141,7 @@ fn see(flows: &mut [HotFlow<WireKey<3>>], records: &[Record; LANES], lanes: u8, 
 
 /// Gives a packet another identification. Returns what that adds to the sum of its header.
 #[inline(always)]
-fn identify(start: &mut Start, identification: Option<u16>) -> u32 {
+fn identify(start: &mut StartV4, identification: Option<u16>) -> u32 {
     let place = start[IDENTIFICATION..].first_chunk_mut();
     let Some((place, new)) = place.zip(identification.map(u16::to_be_bytes)) else { return 0 };
     let old = std::mem::replace(place, new);
@@ -131,7 +151,7 @@ fn identify(start: &mut Start, identification: Option<u16>) -> u32 {
 /// Writes what changes of a packet.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // the lower half of a word
-fn write(start: &mut Start, (row, checksum): (Row, u32), exit: &Exit, is_udp: bool) {
+fn write(start: &mut StartV4, (row, checksum): (Row, u32), exit: &Exit, is_udp: bool) {
     let _ = start[REWRITTEN..].first_chunk_mut().map(|bytes| *bytes = row.bytes()); // it is long enough
     let place = if is_udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
     let _ = start[place..].first_chunk_mut().map(|bytes| *bytes = (checksum as u16).to_le_bytes()); // likewise
@@ -244,7 +264,7 @@ struct Packets {
 }
 
 /// Eight packets afterwards.
-struct Rewritten {
+struct EightRewritten {
     /// The bytes from [`REWRITTEN`] on.
     rows: [Row; LANES],
     /// The checksums of TCP or UDP, in the lower halves.
@@ -253,7 +273,7 @@ struct Rewritten {
 
 impl Packets {
     #[inline(always)]
-    fn of(avx2: Avx2, starts: [&Start; LANES]) -> Self {
+    fn of(avx2: Avx2, starts: [&StartV4; LANES]) -> Self {
         let [hops, source, destination, ports] = avx2.columns(starts.map(bytes_at::<REWRITTEN>));
         let [of_udp, _, _, of_tcp] = avx2.columns(starts.map(bytes_at::<{ TRANSPORT + 4 }>));
         let is_udp = (hops & avx2.splat(0xff00)).equals(avx2.splat(u32::from(protocol::UDP) << 8));
@@ -264,7 +284,7 @@ impl Packets {
     /// The packets with other addresses and ports; `changes` is what else has changed in the sums of their headers. A UDP
     /// checksum of 0 means "none" and stays; a computed 0 is sent as 0xffff (RFC 768).
     #[inline(always)]
-    fn rewritten(&self, avx2: Avx2, flows: &Flows, changes: Lanes) -> Rewritten {
+    fn rewritten(&self, avx2: Avx2, flows: &Flows, changes: Lanes) -> EightRewritten {
         let (old, new) = (self.keys, flows.opposite.reversed());
         let (zero, half, ones) = (avx2.splat(0), avx2.splat(0xffff), avx2.splat(u32::MAX));
         let finished = |sum: Lanes| {
@@ -280,12 +300,6 @@ impl Packets {
         let sent = computed.or_where(computed.equals(zero), half);
         let of_udp = sent.or_where(self.checksums.equals(zero), zero);
         let checksums = computed.or_where(self.is_udp, of_udp);
-        Rewritten { rows: Lanes::rows([hops, new.source, new.destination, new.ports]), checksums }
+        EightRewritten { rows: Lanes::rows([hops, new.source, new.destination, new.ports]), checksums }
     }
-}
-
-/// Sixteen bytes of the start of a frame.
-#[inline(always)]
-fn bytes_at<const OFFSET: usize>(start: &Start) -> [u8; 16] {
-    start[OFFSET..].first_chunk().copied().unwrap_or_default()
 }

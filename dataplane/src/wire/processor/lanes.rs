@@ -38,10 +38,21 @@ impl Avx2 {
 
     /// Runs work that is compiled for AVX2.
     #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code)]
     pub(crate) fn run<V: Vectorised>(self, work: V) -> V::Output {
-        #[cfg(target_arch = "x86_64")]
-        return words::run(self, work);
-        #[cfg(not(target_arch = "x86_64"))]
+        #[target_feature(enable = "avx2,bmi1,bmi2")]
+        fn compiled<V: Vectorised>(avx2: Avx2, work: V) -> V::Output {
+            work.run(avx2)
+        }
+        // SAFETY: this value tells that the processor has these instruction sets.
+        unsafe { compiled(self, work) }
+    }
+
+    /// Runs work.
+    #[inline(always)]
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(crate) fn run<V: Vectorised>(self, work: V) -> V::Output {
         work.run(self)
     }
 

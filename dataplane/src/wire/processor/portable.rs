@@ -1,24 +1,22 @@
-//! The operations of [`super::Lanes`] without vector instructions: the definition of each, and what other processors
+//! The operations of `Lanes` without vector instructions: the definition of each, and what other processors
 //! than x86-64 compile. They never run there, since no AVX2 is detected; the tests compare the others with them.
 #![allow(clippy::cast_possible_truncation)] // halves of products
 
 use std::array::from_fn;
 
-use super::lanes::LANES;
-
-pub(super) type Words = [u32; LANES];
+pub(super) type Words = [u32; 8];
 pub(super) type RowBytes = [u8; 16];
 
-pub(super) fn of(values: [u32; LANES]) -> Words {
+pub(super) fn of(values: [u32; 8]) -> Words {
     values
 }
 
-pub(super) fn to_array(words: Words) -> [u32; LANES] {
+pub(super) fn to_array(words: Words) -> [u32; 8] {
     words
 }
 
 pub(super) fn splat(value: u32) -> Words {
-    [value; LANES]
+    [value; 8]
 }
 
 pub(super) fn and(a: Words, b: Words) -> Words {
@@ -59,7 +57,7 @@ pub(super) fn min(a: Words, b: Words) -> Words {
 }
 
 pub(super) fn product(a: Words, b: Words) -> [Words; 2] {
-    let products: [u64; LANES] = from_fn(|lane| u64::from(a[lane]) * u64::from(b[lane]));
+    let products: [u64; 8] = from_fn(|lane| u64::from(a[lane]) * u64::from(b[lane]));
     [products.map(|product| product as u32), products.map(|product| (product >> 32) as u32)]
 }
 
@@ -95,12 +93,12 @@ pub(super) fn bits(words: Words) -> u8 {
     (0..).zip(words).fold(0, |bits, (lane, word)| bits | (word >> 31) << lane) as u8
 }
 
-pub(super) fn columns(rows: [[u8; 16]; LANES]) -> [Words; 4] {
+pub(super) fn columns(rows: [[u8; 16]; 8]) -> [Words; 4] {
     let word = |row: &[u8; 16], column: usize| u32::from_le_bytes(from_fn(|byte| row[4 * column + byte]));
     from_fn(|column| rows.map(|row| word(&row, column)))
 }
 
-pub(super) fn rows(columns: [Words; 4]) -> [RowBytes; LANES] {
+pub(super) fn rows(columns: [Words; 4]) -> [RowBytes; 8] {
     from_fn(|lane| {
         let words: [[u8; 4]; 4] = from_fn(|column| columns[column][lane].to_le_bytes());
         from_fn(|byte| words[byte / 4][byte % 4])

@@ -1,4 +1,4 @@
-//! The operations of [`super::Lanes`] by instructions of x86-64 with AVX2.
+//! The operations of `Lanes` by instructions of x86-64 with AVX2.
 //!
 //! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`].
 #![allow(unsafe_code)]
@@ -13,23 +13,13 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
-use super::lanes::{Avx2, LANES, Vectorised};
-
+/// One for each of eight lanes.
+type Array = [u32; 8];
 pub(super) type Words = __m256i;
 pub(super) type RowBytes = __m128i;
 
 pub(super) fn detect() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2")
-}
-
-#[inline(always)]
-pub(super) fn run<V: Vectorised>(avx2: Avx2, work: V) -> V::Output {
-    #[target_feature(enable = "avx2,bmi1,bmi2")]
-    fn compiled<V: Vectorised>(avx2: Avx2, work: V) -> V::Output {
-        work.run(avx2)
-    }
-    // SAFETY: `Avx2` exists, so the processor has these instruction sets.
-    unsafe { compiled(avx2, work) }
 }
 
 /// An instruction of AVX2.
@@ -41,12 +31,12 @@ macro_rules! avx2 {
 }
 
 #[inline(always)]
-pub(super) fn of([a, b, c, d, e, f, g, h]: [u32; LANES]) -> Words {
+pub(super) fn of([a, b, c, d, e, f, g, h]: Array) -> Words {
     avx2!(_mm256_setr_epi32(a as i32, b as i32, c as i32, d as i32, e as i32, f as i32, g as i32, h as i32))
 }
 
 #[inline(always)]
-pub(super) fn to_array(words: Words) -> [u32; LANES] {
+pub(super) fn to_array(words: Words) -> Array {
     zerocopy::transmute!(words)
 }
 
@@ -196,13 +186,13 @@ pub(super) fn bits(words: Words) -> u8 {
 }
 
 #[inline(always)]
-pub(super) fn columns(rows: [[u8; 16]; LANES]) -> [Words; 4] {
-    let [a, b, c, d, e, f, g, h]: [__m128i; LANES] = zerocopy::transmute!(rows);
+pub(super) fn columns(rows: [[u8; 16]; 8]) -> [Words; 4] {
+    let [a, b, c, d, e, f, g, h]: [__m128i; 8] = zerocopy::transmute!(rows);
     transposed([(a, e), (b, f), (c, g), (d, h)].map(|(lower, upper)| avx2!(_mm256_set_m128i(upper, lower))))
 }
 
 #[inline(always)]
-pub(super) fn rows(columns: [Words; 4]) -> [RowBytes; LANES] {
+pub(super) fn rows(columns: [Words; 4]) -> [RowBytes; 8] {
     let [a, b, c, d] = transposed(columns);
     let lower = |words| avx2!(_mm256_castsi256_si128(words));
     let upper = |words| avx2!(_mm256_extracti128_si256::<1>(words));
