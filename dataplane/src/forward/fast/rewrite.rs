@@ -138,7 +138,7 @@ impl Rewritten for u128 {
     }
 }
 
-/// The bit of a hash in [`Progress::left`].
+/// The bit of a hash among those of flows of which a packet was left.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // the lower six bits
 fn bit_of(hash: u64) -> u64 {
