@@ -21,7 +21,6 @@ pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
-
 pub use transitions::{Segment, advance};
 
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};

@@ -69,7 +69,7 @@ impl Exit {
         Self { addresses, mtu, port: link.port(), link_bytes: Ethernet::BYTES as u8 + tag_bytes, tags, link }
     }
 
-    /// The MTU in the lower half, above it the port, above that the bytes of the Ethernet header: one word of memory.
+    /// The MTU (bits 0 to 15), the port (16 to 23) and the bytes of the Ethernet header (24 to 31), which one load reads.
     #[inline(always)]
     pub(crate) fn measures(&self) -> u32 {
         u32::from(self.mtu) | u32::from(self.port.0) << 16 | u32::from(self.link_bytes) << 24

@@ -1,10 +1,11 @@
-//! The hash functions of the engine: multiply two 64-bit words and fold the 128-bit product by exclusive-or.
+//! The hash functions of the engine: multiply two words of 64 bits and fold the product by exclusive-or. The hash by which
+//! flows of IPv4 are found multiplies words of 32 bits.
 //!
 //! **Invariant:** the same seed and tuple give the same hash on every machine and in every version with the same
 //! `MAGLEV_HASH_VERSION`, because gateways must agree on the backend of a client.
 //!
 //! The flow table uses a secret seed against chosen tuples. A key hides each factor before each multiplication, so no
-//! sender can force a factor to 0.
+//! sender can choose a factor of 0.
 //!
 //! Not here: the hash of network cards (`workers`).
 

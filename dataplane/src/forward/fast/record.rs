@@ -12,6 +12,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{BURST, FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::checksum::header_holds;
+use crate::wire::processor::LANES;
 use crate::wire::{Address, Buffer, Ipv4, TAG_BYTES, Tags, WireKey, protocol, tcp_flags};
 
 /// Bytes of an IPv4 header without options and a TCP header without options.
@@ -73,6 +74,7 @@ const _: () = assert!(size_of::<Record>() == 24);
 
 /// Packets of a burst that a loop handles at a time, unless flows are few.
 const PART: usize = 8;
+const _: () = assert!(PART.is_multiple_of(LANES) && BURST.is_multiple_of(LANES));
 /// If no more entries of flows than this were ever used, each loop handles the whole burst: little is gained by spreading
 /// so few requests to memory. An entry of IPv6 counts as three.
 pub(in crate::forward) const FEW_FLOWS: u32 = 8_192;
@@ -99,7 +101,7 @@ impl Shape {
         self.more & Self::PADDED != 0
     }
 
-    /// The bytes of the packet in the lower half, above them its offset: of one word of memory.
+    /// The bytes of the packet (bits 0 to 15), its offset (16 to 23) and [`Shape::way`] (24 to 31), which one load reads.
     #[inline(always)]
     pub(super) fn measures(self) -> u32 {
         u32::from(self.packet_len) | u32::from(self.network_offset) << 16 | u32::from(self.way) << 24
@@ -191,7 +193,7 @@ pub(super) struct FramesSoFar {
     /// As it stands in the frame, without priority. All bits are set if there was none: the mask leaves no tag all bits.
     tag: u32,
     link: Link,
-    /// Whether there was any frame with tags, known or not.
+    /// Whether there was any frame with tags of a known link.
     pub(super) any_tagged: bool,
     /// The bit [`DONT_FRAGMENT`], if all IPv4 packets had it.
     all_unfragmentable: u8,
@@ -283,7 +285,6 @@ impl<'s> Recognise<'s> {
     /// The same for a frame with VLAN tags, unless its link is unknown.
     #[inline(never)]
     fn tagged(&self, tables: &FlowTables, frames: &mut FramesSoFar, frame: &[u8], record: &mut Record) -> Option<u8> {
-        frames.any_tagged = true;
         let tag = word_at(frame, UNTAGGED)? & FramesSoFar::MASK;
         let is_ip = |word: u32| word & V4_MASK == V4_START || word & V6_MASK == V6_START;
         let (link, offset) = if tag == frames.tag && is_ip(word_at(frame, UNTAGGED + TAG)?) {
@@ -295,6 +296,7 @@ impl<'s> Recognise<'s> {
             }
             (link, offset)
         };
+        frames.any_tagged = true;
         let from_type = frame.get(offset - TYPE..)?;
         let word = u32::from_ne_bytes(*from_type.first_chunk()?);
         if word & V4_MASK == V4_START {

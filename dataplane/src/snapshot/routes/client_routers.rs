@@ -10,8 +10,6 @@ use crate::flow::UNRESOLVED;
 
 /// Ranges of addresses with the same upper half.
 const RANGES: usize = 1 << 16;
-/// Addresses of a range.
-const SIZE: u64 = 1 << 16;
 /// Numbers of routers, where 0 is none.
 const NUMBERS: usize = 1 << 8;
 
@@ -34,11 +32,13 @@ impl ClientRouters {
     pub(crate) fn new(behind: impl Iterator<Item = ((u32, u32), u32)>) -> Self {
         let mut routers = Self::default();
         for ((first, last), slot) in behind {
-            if let Some(number) = routers.number_of(slot) {
-                // The first range that begins in it, and the one in which it ends: of that the last address tells.
-                let (begin, end) = (u64::from(first).div_ceil(SIZE), (u64::from(last) + 1) / SIZE);
-                let whole = (0..).zip(&mut routers.numbers).filter(|(range, _)| (begin..end).contains(range));
-                whole.for_each(|(_, of_range)| *of_range = number);
+            // From the first range that begins at `first` or behind it, to before that which begins behind `last`.
+            let begin = (first >> 16) + u32::from(first & 0xffff != 0);
+            let end = (last >> 16) + u32::from(last & 0xffff == 0xffff);
+            if begin < end
+                && let Some(number) = routers.number_of(slot)
+            {
+                routers.numbers[begin as usize..end as usize].fill(number);
             }
         }
         routers
@@ -103,5 +103,14 @@ mod tests {
         ] {
             assert_eq!(routers.slot(address.to_be()), slot, "{address:#x}");
         }
+    }
+
+    #[test]
+    fn routers_of_small_prefixes_leave_the_numbers_to_those_of_large_ones() {
+        let small = (0..1000_u32).map(|n| Prefix { address: 0x0a00_0000 + (n << 8), len: 24, value: Some(n) });
+        let table = Prefixes::new(small.chain([Prefix { address: 0, len: 0, value: Some(5000) }]).collect());
+        let routers = routers(&table);
+        assert_eq!(routers.slot(0xc633_6407_u32.to_be()), 5000);
+        assert_eq!(routers.slot(0x0a00_0001_u32.to_be()), UNRESOLVED);
     }
 }

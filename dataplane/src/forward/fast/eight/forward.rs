@@ -1,4 +1,4 @@
-//! The third loop of the fast way for eight packets at a time: those groups of eight of which one does not pass go through
+//! The third loop of the fast way for eight packets at a time: a group with a packet that does not pass goes through
 //! the loop for one packet at a time.
 //!
 //! Not here: how eight packets are checked and rewritten (`translate`).
@@ -20,7 +20,7 @@ pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: FastFamily, O, B> 
     pub(in crate::forward::fast) passed: Passed,
 }
 
-/// The copy of it for some kinds of packets, see [`Translated`].
+/// The loop `L`, compiled for packets of the kinds in the set `KINDS`, see [`Translated`].
 pub(in crate::forward::fast) struct Copied<L, const KINDS: u8>(pub(in crate::forward::fast) L);
 
 impl<A: Rewritten, O: Observe<B>, B: Buffer, const KINDS: u8> Vectorised for Copied<ForwardByEight<'_, '_, A, O, B>, KINDS> {

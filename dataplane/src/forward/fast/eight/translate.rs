@@ -9,7 +9,7 @@ use super::super::follow::{Follow, InPlaceScope, PacketHead};
 use super::super::nat::HOP;
 use super::super::progress::Passed;
 use super::super::record::{Record, Shape, StartV4, UNTAGGED};
-use super::super::rewrite::{Forwarding, belongs, count, identification};
+use super::super::rewrite::{Forwarding, belongs, bit_of, count, identification};
 use super::recognise::bytes_at;
 use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, Meters, SeenWords, Tick};
 use crate::forward::observer::{Observe, PacketOutcome};
@@ -46,7 +46,7 @@ impl<O> Forwarding<'_, u32, O> {
         O: Observe<B>,
     {
         let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, identifications } = self;
-        if *left != 0 {
+        if *left != 0 && records.iter().any(|record| *left & bit_of(record.hash) != 0) {
             return false;
         }
         let Some(first) = flows.first() else { return false };
@@ -82,8 +82,11 @@ impl<O> Forwarding<'_, u32, O> {
         } else {
             found.iter().for_each(|found| ports.add(found.exit.port.0));
         }
-        if O::OBSERVES || O::METERS || any_padded & Shape::PADDED != 0 {
-            finish(group, records, &found, (*observer, meters));
+        if any_padded & Shape::PADDED != 0 {
+            truncate(group, records);
+        }
+        if O::OBSERVES || O::METERS {
+            tell(group, records, &found, (*observer, meters));
         }
         let is_seen_now = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits();
         if is_seen_now != u8::MAX {
@@ -93,18 +96,23 @@ impl<O> Forwarding<'_, u32, O> {
     }
 }
 
-/// Removes what follows packets in their frames, and tells the observer and the meters of them.
+/// Removes what follows packets in their frames.
 #[inline(always)]
-fn finish<B: Buffer, O: Observe<B>>(
-    group: &mut [B; LANES],
+fn truncate(group: &mut [impl Buffer; LANES], records: &[Record; LANES]) {
+    for (buffer, record) in group.iter_mut().zip(records).filter(|(_, record)| record.shape.is_padded()) {
+        buffer.truncate(UNTAGGED + usize::from(record.shape.packet_len));
+    }
+}
+
+/// Tells the observer and the meters of packets that were forwarded.
+#[inline(always)]
+fn tell<B: Buffer, O: Observe<B>>(
+    group: &[B; LANES],
     records: &[Record; LANES],
     found: &[Found<'_, '_>; LANES],
     (observer, meters): (&mut O, &mut Meters<'_>),
 ) {
-    for ((buffer, record), Found { flow, exit }) in group.iter_mut().zip(records).zip(found) {
-        if record.shape.is_padded() {
-            buffer.truncate(UNTAGGED + usize::from(record.shape.packet_len));
-        }
+    for ((buffer, record), Found { flow, exit }) in group.iter().zip(records).zip(found) {
         observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<u32>(flow, record)));
         if O::METERS {
             let (index, direction) = record.candidate.entry();
@@ -301,5 +309,92 @@ impl Packets {
         let of_udp = sent.or_where(self.checksums.equals(zero), zero);
         let checksums = computed.or_where(self.is_udp, of_udp);
         EightRewritten { rows: Lanes::rows([hops, new.source, new.destination, new.ports]), checksums }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::nat;
+    use super::*;
+    use crate::wire::split_mix;
+
+    /// A packet with any addresses, ports and checksums.
+    fn start(number: u64, is_udp: bool) -> StartV4 {
+        let word = |at: u64| split_mix(number << 8 | at).to_le_bytes();
+        let bytes: [[u8; 8]; 7] = std::array::from_fn(|at| word(at as u64));
+        let mut start = *bytes.as_flattened().first_chunk::<{ size_of::<StartV4>() }>().unwrap();
+        start[REWRITTEN] |= 2; // more than one hop
+        start[REWRITTEN + 1] = if is_udp { protocol::UDP } else { protocol::TCP };
+        start
+    }
+
+    fn checksum_at(is_udp: bool) -> usize {
+        if is_udp { UDP_CHECKSUM } else { TCP_CHECKSUM }
+    }
+
+    fn set_checksum(start: &mut StartV4, is_udp: bool, checksum: u16) {
+        start[checksum_at(is_udp)..][..2].copy_from_slice(&checksum.to_be_bytes());
+    }
+
+    fn checksum(start: &StartV4, is_udp: bool) -> u16 {
+        let at = checksum_at(is_udp);
+        u16::from_be_bytes([start[at], start[at + 1]])
+    }
+
+    fn one_by_one(mut start: StartV4, replies: &WireKey<3>, is_udp: bool) -> StartV4 {
+        nat::rewrite_v4(start.last_chunk_mut().unwrap(), replies, is_udp, None);
+        start
+    }
+
+    fn by_eight(avx2: Avx2, mut starts: [StartV4; LANES], replies: &[WireKey<3>; LANES]) -> [StartV4; LANES] {
+        let packets = Packets::of(avx2, starts.each_ref());
+        let word = |at: usize| avx2.lanes(replies.map(|key| key.all()[at]));
+        let opposite = Keys { source: word(0), destination: word(1), ports: word(2) };
+        let flows = Flows { same: packets.keys, opposite, seen: avx2.splat(0) };
+        let EightRewritten { rows, checksums } = packets.rewritten(avx2, &flows, avx2.splat(0));
+        for (lane, start) in starts.iter_mut().enumerate() {
+            let is_udp = start[REWRITTEN + 1] == protocol::UDP;
+            let before = *start;
+            write(start, (rows[lane], checksums.to_array()[lane]), &Exit::NOWHERE, is_udp);
+            start[..12].copy_from_slice(&before[..12]);
+        }
+        starts
+    }
+
+    #[test]
+    fn eight_packets_are_rewritten_as_one_by_one_whatever_their_checksums() {
+        let Some(avx2) = Avx2::detect() else { return };
+        let mut sent_for_zero = 0;
+        for round in 0..500_u64 {
+            let is_udp = |lane: usize| (lane as u64 + round).is_multiple_of(2);
+            let replies: [WireKey<3>; LANES] =
+                std::array::from_fn(|lane| WireKey::<3>::read_at(&start(1 << 40 | round << 8 | lane as u64, false), 20));
+            let starts: [StartV4; LANES] = std::array::from_fn(|lane| {
+                let mut start = start(round << 8 | lane as u64, is_udp(lane));
+                set_checksum(&mut start, is_udp(lane), 1);
+                let changed = checksum(&one_by_one(start, &replies[lane], is_udp(lane)), is_udp(lane));
+                // The checksum that becomes 0: what the change takes away, of 16 bits in one's complement.
+                let becomes_zero = u16::try_from((1 + 0xffff - u32::from(changed)) % 0xffff).unwrap();
+                let old = match lane / 2 {
+                    0 => 0,
+                    1 => u16::MAX,
+                    2 => {
+                        if becomes_zero == 0 {
+                            u16::MAX
+                        } else {
+                            becomes_zero
+                        }
+                    }
+                    _ => u16::try_from(split_mix(round) & 0xffff).unwrap(),
+                };
+                set_checksum(&mut start, is_udp(lane), old);
+                start
+            });
+            let expected: [StartV4; LANES] = std::array::from_fn(|lane| one_by_one(starts[lane], &replies[lane], is_udp(lane)));
+            assert_eq!(by_eight(avx2, starts, &replies), expected, "round {round}");
+            let is_sent_for_zero = |&lane: &usize| is_udp(lane) && checksum(&expected[lane], true) == u16::MAX;
+            sent_for_zero += (4..6).filter(is_sent_for_zero).count();
+        }
+        assert!(sent_for_zero >= 400, "{sent_for_zero} computed checksums of 0");
     }
 }
