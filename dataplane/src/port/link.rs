@@ -23,7 +23,7 @@ const PORT_SHIFT: u32 = Vlan::BITS + 1;
 
 impl Link {
     /// The link of frames without tags on the first port.
-    pub(crate) const UNTAGGED: Self = Self(NonZeroU32::MIN);
+    pub(crate) const OF_FIRST_PORT: Self = Self(NonZeroU32::MIN);
 
     /// The link of frames with these tags on a port.
     #[must_use]

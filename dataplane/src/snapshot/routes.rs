@@ -58,7 +58,7 @@ const _: () = assert!(size_of::<Option<Exit>>() == 32);
 impl Exit {
     /// An exit that no packet takes: the MTU is 0.
     pub(crate) const NOWHERE: Self =
-        Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::UNTAGGED };
+        Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::OF_FIRST_PORT };
 
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
     #[allow(clippy::cast_possible_truncation)] // 14 bytes

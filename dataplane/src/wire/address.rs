@@ -166,23 +166,20 @@ pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'sta
     fn has_no_source(&self) -> bool;
 }
 
-impl WireKey<3> {
-    /// The key in the bytes of an IPv4 header without options, from the source address on, and the ports after it.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn read(bytes: [u8; 12]) -> Self {
-        zerocopy::transmute!(bytes)
-    }
-
-    /// The key in the bytes from an offset on.
+impl<const WORDS: usize> WireKey<WORDS> {
+    /// The key in the bytes from an offset on: that of the source address in an IPv4 header without options, or in an IPv6
+    /// header, before the ports.
     #[inline(always)]
     #[must_use]
     pub(crate) fn read_at(head: &[u8], at: usize) -> Self {
-        let mut bytes = [0; 12];
-        bytes.copy_from_slice(&head[at..at + 12]);
-        Self::read(bytes)
+        let mut key = Self([0; WORDS]);
+        let bytes = key.as_mut_bytes();
+        bytes.copy_from_slice(&head[at..at + bytes.len()]);
+        key
     }
+}
 
+impl WireKey<3> {
     /// All words.
     #[inline(always)]
     pub(crate) const fn all(&self) -> [u32; 3] {
@@ -206,22 +203,6 @@ impl WireKey<3> {
 }
 
 impl WireKey<9> {
-    /// The key in the bytes of an IPv6 header, from the source address on, and the ports after it.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn read(bytes: [u8; 36]) -> Self {
-        zerocopy::transmute!(bytes)
-    }
-
-    /// The key in the bytes from an offset on.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn read_at(head: &[u8], at: usize) -> Self {
-        let mut bytes = [0; 36];
-        bytes.copy_from_slice(&head[at..at + 36]);
-        Self::read(bytes)
-    }
-
     /// The bytes of the source address.
     #[inline(always)]
     pub(crate) fn source(&self) -> [u8; 16] {

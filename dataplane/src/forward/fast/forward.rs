@@ -5,11 +5,11 @@
 //!
 //! Not here: what becomes of one packet (`rewrite`), or of eight (`eight`).
 
-use super::eight::{Copied, ForwardByEight};
+use super::eight::ForwardByEight;
 use super::follow::{
     All, Direct, EVERY_KIND, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, PacketHead, Scope, TAGS, Translated,
 };
-use super::progress::{Passed, Progress};
+use super::progress::Progress;
 use super::record::Record;
 use super::rewrite::{Forwarding, Rewritten, Writer, meter};
 use crate::flow::{Candidate, FlowMode, HotFlow};
@@ -77,11 +77,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         match self.avx2.filter(|_| A::BY_EIGHT && KINDS & TAGS == 0) {
             None => self.forward_in_place::<A, Translated<KINDS>>(follow, part, records, progress),
             Some(avx2) => {
-                let passed = Passed { others: 0, left: progress.left, ports: progress.ports };
-                let by_eight = ForwardByEight { forwarding: self.forwarding::<A>(follow), part, records, passed };
-                let passed = avx2.run(Copied::<_, KINDS>(by_eight));
-                progress.ports = passed.ports;
-                passed.others
+                let (forwarding, passed) = (self.forwarding::<A>(follow), progress.passed());
+                let passed = avx2.run(ForwardByEight::<_, _, _, KINDS> { forwarding, part, records, passed });
+                progress.take(&passed)
             }
         }
     }
@@ -157,11 +155,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         records: &mut [Record],
         progress: &mut Progress,
     ) -> u32 {
-        let mut forwarding = self.forwarding::<A>(follow);
-        let mut passed = Passed { others: 0, left: progress.left, ports: progress.ports };
-        forwarding.each_in_place::<_, S>((part, records, 0), &mut passed);
-        progress.ports = passed.ports;
-        passed.others
+        let mut passed = progress.passed();
+        self.forwarding::<A>(follow).each_in_place::<_, S>((part, records, 0), &mut passed);
+        progress.take(&passed)
     }
 
     /// Those of some positions whose packets are probably of flows in some modes. The packets of a flow have one mode.

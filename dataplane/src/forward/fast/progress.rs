@@ -19,7 +19,7 @@ pub(super) struct Progress {
     /// Kinds of packets that may be among those of the burst: [`GROUPS`], [`TAGS`], [`FRAGMENTABLE`].
     pub(super) kinds: u8,
     /// The ports by which packets leave.
-    pub(super) ports: LeavingPorts,
+    ports: LeavingPorts,
 }
 
 /// The ports by which packets leave: all bits that any of them has, and those that any of them lacks.
@@ -60,6 +60,20 @@ impl Progress {
     pub(super) fn only_port(&self) -> Option<PortIndex> {
         let LeavingPorts { set, clear } = self.ports;
         (set == !clear && set != STAYS).then_some(PortIndex(set))
+    }
+
+    /// What a loop over a part continues.
+    #[inline(always)]
+    pub(super) fn passed(&self) -> Passed {
+        Passed { others: 0, left: self.left, ports: self.ports }
+    }
+
+    /// Takes over what a loop over a part has come to. Returns the positions of the packets that do not pass, whose flows
+    /// the next loop notes if it leaves them too.
+    #[inline(always)]
+    pub(super) fn take(&mut self, passed: &Passed) -> u32 {
+        self.ports = passed.ports;
+        passed.others
     }
 
     #[inline(always)]

@@ -107,12 +107,6 @@ impl Shape {
         u32::from(self.packet_len) | u32::from(self.network_offset) << 16 | u32::from(self.way) << 24
     }
 
-    /// The bits [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`].
-    #[inline(always)]
-    pub(super) fn more(self) -> u8 {
-        self.more
-    }
-
     /// See [`Shape::FRAGMENTABLE`].
     #[inline(always)]
     pub(super) fn may_fragment(self) -> bool {
@@ -343,7 +337,7 @@ fn ipv4(
     }
     frames.all_unfragmentable &= head[6];
     let more = if head[6] & DONT_FRAGMENT == 0 { Shape::FRAGMENTABLE } else { 0 };
-    let (key, transport) = (WireKey::<3>::read(*head[12..].first_chunk()?), head[20..].first_chunk()?);
+    let (key, transport) = (WireKey::<3>::read_at(head, 12), head[20..].first_chunk()?);
     let (from, lens) = ((link, offset, more), (len, frame_len));
     // One copy for each protocol, which is a constant there.
     match u32::from_ne_bytes(*head[6..].first_chunk()?) & WHOLE_MASK {
@@ -374,7 +368,7 @@ fn ipv6(
     if head[7] <= 1 || offset + usize::from(len) > frame_len {
         return None;
     }
-    let (key, transport) = (WireKey::<9>::read(*head[8..].first_chunk()?), head[40..].first_chunk()?);
+    let (key, transport) = (WireKey::<9>::read_at(head, 8), head[40..].first_chunk()?);
     let (from, lens) = ((link, offset, 0), (len, frame_len));
     match head[6] {
         protocol::TCP => {

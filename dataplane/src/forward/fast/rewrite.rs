@@ -28,16 +28,20 @@ pub(super) trait Rewritten: FastFamily {
     fn lower_hop_limit(head: &mut Self::Head);
 
     /// Whether eight packets may be rewritten at a time, by [`Rewritten::eight`].
-    const BY_EIGHT: bool;
+    const BY_EIGHT: bool = false;
     /// Forwards eight packets, or leaves them as they are and returns false.
+    #[inline(always)]
     fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
-        forwarding: &mut Forwarding<'_, Self, O>,
-        avx2: Avx2,
-        group: (&mut [B; LANES], &mut [Record; LANES]),
-        passed: &mut Passed,
+        _forwarding: &mut Forwarding<'_, Self, O>,
+        _avx2: Avx2,
+        _group: (&mut [B; LANES], &mut [Record; LANES]),
+        _passed: &mut Passed,
     ) -> bool
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        false
+    }
 
     /// Whether routers fragment packets that permit it.
     const ROUTERS_FRAGMENT: bool;
@@ -104,18 +108,6 @@ impl Rewritten for u128 {
     #[inline(always)]
     fn lower_hop_limit(head: &mut [u8; HEAD_V6]) {
         nat::lower_hop_limit(head);
-    }
-
-    const BY_EIGHT: bool = false;
-
-    #[inline(always)]
-    fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
-        _: &mut Forwarding<'_, u128, O>,
-        _: Avx2,
-        _: (&mut [B; LANES], &mut [Record; LANES]),
-        _: &mut Passed,
-    ) -> bool {
-        false
     }
 
     const ROUTERS_FRAGMENT: bool = false;

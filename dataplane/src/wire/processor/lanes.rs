@@ -165,51 +165,29 @@ impl Lanes {
     }
 }
 
-impl BitAnd for Lanes {
-    type Output = Self;
+/// Operators that work on each lane.
+macro_rules! operators {
+    ($($(#[$doc:meta])* $operator:ident::$method:ident: $operation:ident,)*) => {$(
+        $(#[$doc])*
+        impl $operator for Lanes {
+            type Output = Self;
 
-    #[inline(always)]
-    fn bitand(self, other: Self) -> Self {
-        Self(words::and(self.0, other.0))
-    }
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                Self(words::$operation(self.0, other.0))
+            }
+        }
+    )*};
 }
 
-impl BitOr for Lanes {
-    type Output = Self;
-
-    #[inline(always)]
-    fn bitor(self, other: Self) -> Self {
-        Self(words::or(self.0, other.0))
-    }
-}
-
-impl BitXor for Lanes {
-    type Output = Self;
-
-    #[inline(always)]
-    fn bitxor(self, other: Self) -> Self {
-        Self(words::xor(self.0, other.0))
-    }
-}
-
-/// Sums wrap.
-impl Add for Lanes {
-    type Output = Self;
-
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        Self(words::add(self.0, other.0))
-    }
-}
-
-/// Differences wrap.
-impl Sub for Lanes {
-    type Output = Self;
-
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        Self(words::sub(self.0, other.0))
-    }
+operators! {
+    BitAnd::bitand: and,
+    BitOr::bitor: or,
+    BitXor::bitxor: xor,
+    /// Sums wrap.
+    Add::add: add,
+    /// Differences wrap.
+    Sub::sub: sub,
 }
 
 /// Sixteen bytes of a packet.

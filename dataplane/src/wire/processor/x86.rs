@@ -45,44 +45,25 @@ pub(super) fn splat(value: u32) -> Words {
     avx2!(_mm256_set1_epi32(value as i32))
 }
 
-#[inline(always)]
-pub(super) fn and(a: Words, b: Words) -> Words {
-    avx2!(_mm256_and_si256(a, b))
+/// Operations on two words of each lane that are one instruction.
+macro_rules! operations {
+    ($($operation:ident: $instruction:ident,)*) => {$(
+        #[inline(always)]
+        pub(super) fn $operation(a: Words, b: Words) -> Words {
+            avx2!($instruction(a, b))
+        }
+    )*};
 }
 
-#[inline(always)]
-pub(super) fn or(a: Words, b: Words) -> Words {
-    avx2!(_mm256_or_si256(a, b))
-}
-
-#[inline(always)]
-pub(super) fn xor(a: Words, b: Words) -> Words {
-    avx2!(_mm256_xor_si256(a, b))
-}
-
-#[inline(always)]
-pub(super) fn add(a: Words, b: Words) -> Words {
-    avx2!(_mm256_add_epi32(a, b))
-}
-
-#[inline(always)]
-pub(super) fn sub(a: Words, b: Words) -> Words {
-    avx2!(_mm256_sub_epi32(a, b))
-}
-
-#[inline(always)]
-pub(super) fn equals(a: Words, b: Words) -> Words {
-    avx2!(_mm256_cmpeq_epi32(a, b))
-}
-
-#[inline(always)]
-pub(super) fn exceeds(a: Words, b: Words) -> Words {
-    avx2!(_mm256_cmpgt_epi32(a, b))
-}
-
-#[inline(always)]
-pub(super) fn min(a: Words, b: Words) -> Words {
-    avx2!(_mm256_min_epu32(a, b))
+operations! {
+    and: _mm256_and_si256,
+    or: _mm256_or_si256,
+    xor: _mm256_xor_si256,
+    add: _mm256_add_epi32,
+    sub: _mm256_sub_epi32,
+    equals: _mm256_cmpeq_epi32,
+    exceeds: _mm256_cmpgt_epi32,
+    min: _mm256_min_epu32,
 }
 
 #[inline(always)]

@@ -11,8 +11,8 @@ use crate::forward::observer::Observe;
 use crate::wire::Buffer;
 use crate::wire::processor::{Avx2, LANES, Vectorised};
 
-/// What the loop needs.
-pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: FastFamily, O, B> {
+/// What the loop needs, which is compiled for packets of the kinds in the set `KINDS`, see [`Translated`].
+pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: FastFamily, O, B, const KINDS: u8> {
     pub(in crate::forward::fast) forwarding: Forwarding<'e, A, O>,
     pub(in crate::forward::fast) part: &'p mut [B],
     pub(in crate::forward::fast) records: &'p mut [Record],
@@ -20,15 +20,12 @@ pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: FastFamily, O, B> 
     pub(in crate::forward::fast) passed: Passed,
 }
 
-/// The loop `L`, compiled for packets of the kinds in the set `KINDS`, see [`Translated`].
-pub(in crate::forward::fast) struct Copied<L, const KINDS: u8>(pub(in crate::forward::fast) L);
-
-impl<A: Rewritten, O: Observe<B>, B: Buffer, const KINDS: u8> Vectorised for Copied<ForwardByEight<'_, '_, A, O, B>, KINDS> {
+impl<A: Rewritten, O: Observe<B>, B: Buffer, const KINDS: u8> Vectorised for ForwardByEight<'_, '_, A, O, B, KINDS> {
     type Output = Passed;
 
     #[inline(always)]
     fn run(self, avx2: Avx2) -> Passed {
-        let Self(ForwardByEight { mut forwarding, part, records, mut passed }) = self;
+        let Self { mut forwarding, part, records, mut passed } = self;
         let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), records.as_chunks_mut());
         let mut position = 0;
         for (group, records) in groups.iter_mut().zip(of_groups) {

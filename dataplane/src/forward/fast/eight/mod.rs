@@ -7,5 +7,5 @@ mod forward;
 mod recognise;
 mod translate;
 
-pub(super) use forward::{Copied, ForwardByEight};
+pub(super) use forward::ForwardByEight;
 pub(super) use recognise::RecogniseByEight;

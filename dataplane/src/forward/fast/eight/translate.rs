@@ -8,7 +8,7 @@
 use super::super::follow::{Follow, InPlaceScope, PacketHead};
 use super::super::nat::HOP;
 use super::super::progress::Passed;
-use super::super::record::{Record, Shape, StartV4, UNTAGGED};
+use super::super::record::{Record, StartV4, UNTAGGED};
 use super::super::rewrite::{Forwarding, belongs, bit_of, count, identification};
 use super::recognise::bytes_at;
 use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, Meters, SeenWords, Tick};
@@ -69,20 +69,20 @@ impl<O> Forwarding<'_, u32, O> {
         let changes = if S::FRAGMENTABLE { identify_all(identifications, &mut starts, &found, records) } else { [0; LANES] };
         let EightRewritten { rows, checksums } = packets.rewritten(avx2, &of_flows, avx2.lanes(changes));
         let checksums = checksums.to_array();
-        let mut any_padded = 0;
+        let mut any_padded = false;
         for (lane, record) in records.iter_mut().enumerate() {
             let Found { flow, exit } = found[lane];
             write(starts[lane], (rows[lane], checksums[lane]), exit, record.is_udp());
             count::<u32>(counters, flow, record.candidate.entry().1, record);
             record.shape.way = exit.port.0;
-            any_padded |= record.shape.more();
+            any_padded |= record.shape.is_padded();
         }
         if exits.equals(avx2.splat(found[0].exit.measures())).bits() == u8::MAX {
             ports.add(found[0].exit.port.0);
         } else {
             found.iter().for_each(|found| ports.add(found.exit.port.0));
         }
-        if any_padded & Shape::PADDED != 0 {
+        if any_padded {
             truncate(group, records);
         }
         if O::OBSERVES || O::METERS {
@@ -249,7 +249,7 @@ impl Flows {
 }
 
 /// All ones for packets that are at most as long as the MTU, if neither they nor their links have tags; by
-/// [`Shape::measures`] and [`Exit::measures`].
+/// `Shape::measures` and [`Exit::measures`].
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // fourteen
 fn fit(avx2: Avx2, packets: Lanes, exits: Lanes) -> Lanes {
