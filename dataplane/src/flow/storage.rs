@@ -23,6 +23,7 @@ use super::index::IndexSlot;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
 use super::tick::{Tick, Ticks};
+use crate::wire::checksum::difference;
 use crate::wire::processor;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
@@ -43,7 +44,7 @@ pub(crate) struct HotFlow<K: TupleKey> {
     backend: u32,
     /// Last packet (upper 24 bits, in ticks), mode (3 bits), state (5 bits).
     seen: u32,
-    /// The route to the client, and the words of a [`ColdFlow`], if there is room.
+    /// The route to the client, the words of a [`ColdFlow`], and [`HotFlow::checksum_change`], if there is room.
     rest: K::Filler,
 }
 
@@ -96,6 +97,22 @@ pub(crate) struct BegunFlow<K> {
 }
 
 impl<K: TupleKey> HotFlow<K> {
+    fn new(keys: [K; 2], backend: u32, seen: u32) -> Self {
+        let mut hot = Self { keys, backend, seen, rest: FromZeros::new_zeroed() };
+        if let [_, _, _, change] = hot.rest.as_mut() {
+            let [from, to] = hot.keys.each_ref().map(TupleKey::sum);
+            *change = difference(from, to).into();
+        }
+        hot
+    }
+
+    /// What it adds to the sum of a checksum that packets to the backend get other addresses and ports, 16 bits in the byte
+    /// order of the machine; of packets to the client it is the complement. Meaningless in one-way modes, and 0 without room.
+    #[inline(always)]
+    pub(crate) fn checksum_change(&self) -> u32 {
+        if let [_, _, _, change] = *self.rest.as_ref() { change } else { 0 }
+    }
+
     /// The addresses and ports of packets in one direction, as they arrive.
     #[inline(always)]
     pub(crate) fn key(&self, direction: Direction) -> &K {
@@ -459,8 +476,7 @@ impl<A: Address> Storage<A> {
     /// Stores a new flow at a position; `begins`: it begins now, rather than at another gateway.
     pub(super) fn put(&mut self, index: u32, flow: &Flow<A>, begins: bool) {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
-        let (backend, rest) = (flow.backend.packed_with(flow.frontend), FromZeros::new_zeroed());
-        self.hot[index as usize] = HotFlow { keys, backend, seen: 0, rest };
+        self.hot[index as usize] = HotFlow::new(keys, flow.backend.packed_with(flow.frontend), 0);
         self.set(index, flow);
         if begins && self.recorder.is_some() {
             self.record_start(index, flow.last_seen);
@@ -474,7 +490,7 @@ impl<A: Address> Storage<A> {
     pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<A::Key>, now: Tick) {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
         let (index, keys, backend) = (number as usize, begun.keys, begun.backend);
-        let mut hot = HotFlow { keys, backend, seen: now.0 << SEEN_SHIFT | STATE, rest: FromZeros::new_zeroed() };
+        let mut hot = HotFlow::new(keys, backend, now.0 << SEEN_SHIFT | STATE);
         let (route, cold) = (begun.initial_sequence, ColdFlow { pool: begun.pool, number: 0 });
         if !(hot.set_route(route) && hot.set_cold(cold)) {
             (self.routes[index], self.cold[index]) = (route, cold);

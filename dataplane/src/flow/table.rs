@@ -216,7 +216,7 @@ impl<A: Address> FlowTable<A> {
 
     /// The lower and the upper halves of the hashes of eight packets, whose lines of tags are prefetched.
     #[inline(always)]
-    pub(crate) fn hash_eight(&self, avx2: Avx2, key: [Lanes; 3], protocol: Lanes) -> [Lanes; 2] {
+    pub(crate) fn hash_eight<const WORDS: usize>(&self, avx2: Avx2, key: [Lanes; WORDS], protocol: Lanes) -> [Lanes; 2] {
         let hashes = self.hash.hash_eight(avx2, key, protocol);
         self.index.prefetch_eight(avx2, hashes[1]);
         hashes

@@ -164,6 +164,13 @@ pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'sta
     fn words(&self) -> (&[u32], u32);
     /// Whether the source address is 0.
     fn has_no_source(&self) -> bool;
+
+    /// What they add to the sum of a checksum over them, in the byte order of the machine.
+    #[inline(always)]
+    fn sum(&self) -> u64 {
+        let (addresses, ports) = self.words();
+        addresses.iter().fold(ports.into(), |sum, word| sum + u64::from(*word))
+    }
 }
 
 impl<const WORDS: usize> WireKey<WORDS> {
@@ -203,6 +210,13 @@ impl WireKey<3> {
 }
 
 impl WireKey<9> {
+    /// The bytes of both addresses, and the word of the ports.
+    #[inline(always)]
+    pub(crate) fn halves(&self) -> ([u8; 32], u32) {
+        let [a, b, c, d, e, f, g, h, ports] = self.0;
+        (zerocopy::transmute!([a, b, c, d, e, f, g, h]), ports)
+    }
+
     /// The bytes of the source address.
     #[inline(always)]
     pub(crate) fn source(&self) -> [u8; 16] {

@@ -6,6 +6,8 @@
 
 use std::cell::Cell;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{Admission, ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, UNRESOLVED};
 use crate::forward::decide::FlowFamily;
@@ -47,7 +49,7 @@ pub(super) trait FastFamily: FlowFamily {
 }
 
 /// The first bytes of a packet.
-pub(super) trait PacketHead: Sized {
+pub(super) trait PacketHead: FromBytes + IntoBytes + Immutable + KnownLayout + Unaligned {
     /// The head of the packet at an offset of a frame; `None` if it is shorter.
     fn of(frame: &[u8], offset: usize) -> Option<&Self>;
     /// As [`PacketHead::of`], to be changed.
@@ -226,18 +228,10 @@ pub(in crate::forward) struct LastBurst {
     pub(super) families: u8,
     /// Whether the route that is stored for any flow was needed, so that those of the next burst should be prefetched.
     pub(super) reads_routes: bool,
-    /// Whether any frame had the VLAN tags of a known link.
-    pub(super) any_tagged: bool,
+    /// Whether the last packet had VLAN tags.
+    pub(super) is_tagged: bool,
     /// For each family, the loop that took most of its packets in the last part.
     pub(super) most: [ForwardLoop; 2],
-}
-
-impl LastBurst {
-    /// Whether frames are probably untagged and of IPv4.
-    #[inline(always)]
-    pub(super) fn is_for_eight(&self) -> bool {
-        self.families != Record::V6 && !self.any_tagged
-    }
 }
 
 /// A packet that passes: its flow, the direction, and where it leaves.

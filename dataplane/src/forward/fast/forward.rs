@@ -5,13 +5,15 @@
 //!
 //! Not here: what becomes of one packet (`rewrite`), or of eight (`eight`).
 
-use super::eight::ForwardByEight;
+use std::marker::PhantomData;
+
+use super::eight::{ForwardByEight, KeysOfEight};
 use super::follow::{
     All, Direct, EVERY_KIND, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, PacketHead, Scope, TAGS, Translated,
 };
 use super::progress::Progress;
 use super::record::Record;
-use super::rewrite::{Forwarding, Rewritten, Writer, meter};
+use super::rewrite::{Forwarding, Rewritten, Writer, bit_of, meter};
 use crate::flow::{Candidate, FlowMode, HotFlow};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
@@ -23,7 +25,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// `openings`. It consists of three: one for packets that are rewritten where they are, one for packets into tunnels,
     /// and one for all others. Most packets of a part probably need the same as those of the part before.
     #[inline(always)]
-    pub(super) fn forward_part<A: Rewritten>(
+    pub(super) fn forward_part<A: KeysOfEight>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -46,7 +48,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets whose addresses and ports are rewritten, by the copy of it for the kinds of packets that
     /// there may be.
     #[inline(always)]
-    fn forward_translated<A: Rewritten>(
+    fn forward_translated<A: KeysOfEight>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -54,33 +56,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) -> u32 {
         match progress.kinds {
-            0 => self.forward_copy::<A, 0>(follow, part, records, progress),
-            1 => self.forward_copy::<A, 1>(follow, part, records, progress),
-            2 => self.forward_copy::<A, 2>(follow, part, records, progress),
-            3 => self.forward_copy::<A, 3>(follow, part, records, progress),
-            4 => self.forward_copy::<A, 4>(follow, part, records, progress),
-            5 => self.forward_copy::<A, 5>(follow, part, records, progress),
-            6 => self.forward_copy::<A, 6>(follow, part, records, progress),
-            _ => self.forward_copy::<A, EVERY_KIND>(follow, part, records, progress),
-        }
-    }
-
-    /// The same by one copy: eight packets at a time where that is possible.
-    #[inline(always)]
-    fn forward_copy<A: Rewritten, const KINDS: u8>(
-        &mut self,
-        follow: &Follow<'_>,
-        part: &mut [P::Buffer],
-        records: &mut [Record],
-        progress: &mut Progress,
-    ) -> u32 {
-        match self.avx2.filter(|_| A::BY_EIGHT && KINDS & TAGS == 0) {
-            None => self.forward_in_place::<A, Translated<KINDS>>(follow, part, records, progress),
-            Some(avx2) => {
-                let (forwarding, passed) = (self.forwarding::<A>(follow), progress.passed());
-                let passed = avx2.run(ForwardByEight::<_, _, _, KINDS> { forwarding, part, records, passed });
-                progress.take(&passed)
-            }
+            0 => self.forward_in_place::<A, Translated<0>>(follow, part, records, progress),
+            1 => self.forward_in_place::<A, Translated<1>>(follow, part, records, progress),
+            2 => self.forward_in_place::<A, Translated<2>>(follow, part, records, progress),
+            3 => self.forward_in_place::<A, Translated<3>>(follow, part, records, progress),
+            4 => self.forward_in_place::<A, Translated<4>>(follow, part, records, progress),
+            5 => self.forward_in_place::<A, Translated<5>>(follow, part, records, progress),
+            6 => self.forward_in_place::<A, Translated<6>>(follow, part, records, progress),
+            _ => self.forward_in_place::<A, Translated<EVERY_KIND>>(follow, part, records, progress),
         }
     }
 
@@ -145,10 +128,26 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// The third loop for packets that are rewritten where they are. It calls no function. Returns the positions of the
-    /// other packets as bits.
+    /// The third loop for packets that are rewritten where they are: eight at a time where that is possible. Returns the
+    /// positions of the other packets as bits.
+    #[inline(always)]
+    fn forward_in_place<A: KeysOfEight, S: InPlaceScope>(
+        &mut self,
+        follow: &Follow<'_>,
+        part: &mut [P::Buffer],
+        records: &mut [Record],
+        progress: &mut Progress,
+    ) -> u32 {
+        let Some(avx2) = self.avx2 else { return self.forward_one_by_one::<A, S>(follow, part, records, progress) };
+        let (forwarding, passed) = (self.forwarding::<A>(follow), progress.passed());
+        let scope = PhantomData::<S>;
+        let passed = avx2.run(ForwardByEight { forwarding, part: (part, records), passed, scope });
+        progress.take(&passed)
+    }
+
+    /// The same one at a time. It calls no function.
     #[inline(never)]
-    fn forward_in_place<A: Rewritten, S: InPlaceScope>(
+    fn forward_one_by_one<A: Rewritten, S: InPlaceScope>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -185,8 +184,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if positions >> position & 1 == 0 {
                 continue;
             }
-            let flow = 1 << (record.hash & 63);
-            let is_next = record.family() == A::RECORD && flows & flow == 0;
+            // Of a packet that is not recognised, the flow is not known.
+            let flow = if record.is_of(A::RECORD) { bit_of(record.hash) } else { 0 };
+            let is_next = flow != 0 && flows & flow == 0;
             if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
                 record.shape.way = port;
                 progress.add_port(port);

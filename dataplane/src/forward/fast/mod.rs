@@ -29,7 +29,7 @@ mod rewrite;
 
 use std::cell::Cell;
 
-use eight::RecogniseByEight;
+use eight::recognise_by_eight;
 use follow::Follow;
 pub(super) use follow::LastBurst;
 pub(super) use open::OpeningBackends;
@@ -78,8 +78,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             let range = part(turn);
             let (tables, of_part) = (&self.tables, (&burst[range.clone()], &mut records[range]));
-            kinds |= match self.avx2.filter(|_| last_burst.is_for_eight()) {
-                Some(avx2) => avx2.run(RecogniseByEight { recognise, tables, frames: &mut frames, part: of_part }),
+            kinds |= match self.avx2 {
+                Some(avx2) => recognise_by_eight(avx2, last_burst, recognise, (tables, &mut frames), of_part),
                 None => recognise.burst(tables, &mut frames, of_part),
             };
             let families = kinds & Record::FAMILY;
@@ -111,8 +111,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.open_part::<u128>((snapshot, arrival), &mut opening_v6, part, (records, openings), &mut progress);
             }
         }
+        let is_tagged = records[..len].last().is_some_and(Record::is_tagged);
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
-            *last_burst = progress.end(kinds & Record::FAMILY, frames.any_tagged, reads_routes.get());
+            *last_burst = progress.end(kinds & Record::FAMILY, is_tagged, reads_routes.get());
         }
         if kinds & Record::FAMILY != 0 {
             self.send_known(snapshot, arrival, (burst, &records), progress.only_port());

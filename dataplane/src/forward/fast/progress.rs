@@ -46,8 +46,8 @@ impl Progress {
     }
 
     /// What the next burst should know of this one.
-    pub(super) fn end(&self, families: u8, any_tagged: bool, reads_routes: bool) -> LastBurst {
-        LastBurst { families, any_tagged, reads_routes, most: self.most }
+    pub(super) fn end(&self, families: u8, is_tagged: bool, reads_routes: bool) -> LastBurst {
+        LastBurst { families, is_tagged, reads_routes, most: self.most }
     }
 
     /// Notes that packets with VLAN tags, or packets that routers may fragment, are among those of the burst.

@@ -18,13 +18,13 @@ use crate::wire::{Address, Buffer, Ipv4, TAG_BYTES, Tags, WireKey, protocol, tcp
 /// Bytes of an IPv4 header without options and a TCP header without options.
 pub(super) const HEAD_V4: usize = 40;
 /// The start of an untagged frame of IPv4.
-pub(super) type StartV4 = [u8; UNTAGGED + HEAD_V4];
+type StartV4 = [u8; UNTAGGED + HEAD_V4];
 /// Bytes of an IPv6 header and a TCP header without options.
 pub(super) const HEAD_V6: usize = 60;
 /// Offset of the IP header of an untagged frame.
 pub(super) const UNTAGGED: usize = 14;
 /// Bytes of a VLAN tag.
-const TAG: usize = TAG_BYTES as usize;
+pub(super) const TAG: usize = TAG_BYTES as usize;
 /// Bytes of the EtherType, which is looked at together with the IP header.
 const TYPE: usize = 2;
 
@@ -151,6 +151,11 @@ impl Record {
         self.shape.kind & Self::FAMILY
     }
 
+    /// Whether the packet had VLAN tags, if it was recognised.
+    pub(super) fn is_tagged(&self) -> bool {
+        self.family() != 0 && usize::from(self.shape.network_offset) != UNTAGGED
+    }
+
     /// Whether the packet is recognised and of the family with this bit.
     #[inline(always)]
     pub(super) fn is_of(&self, family: u8) -> bool {
@@ -199,6 +204,24 @@ impl FramesSoFar {
 
     pub(super) fn nothing() -> Self {
         Self { tag: u32::MAX, link: PortIndex(0).into(), any_tagged: false, all_unfragmentable: DONT_FRAGMENT }
+    }
+
+    /// Whether there was any frame with one known tag.
+    #[inline(always)]
+    pub(super) fn knows_tag(&self) -> bool {
+        self.tag != u32::MAX
+    }
+
+    /// The tag as it stands in the frame, without priority, and the bits that count.
+    #[inline(always)]
+    pub(super) fn tag_and_mask(&self) -> [u32; 2] {
+        [self.tag, Self::MASK].map(|word| u32::from_le_bytes(word.to_ne_bytes()))
+    }
+
+    /// The link of frames with that tag, or without one, whose packets begin at an offset.
+    #[inline(always)]
+    pub(super) fn link_of(&self, recognise: &Recognise<'_>, offset: usize) -> Link {
+        if offset == UNTAGGED { recognise.link } else { self.link }
     }
 
     /// Notes whether any packet of some may be fragmented.
@@ -250,12 +273,6 @@ impl<'s> Recognise<'s> {
     #[inline(always)]
     pub(super) fn destination(&self) -> [u32; 2] {
         self.filter.destination()
-    }
-
-    /// The link of untagged frames.
-    #[inline(always)]
-    pub(super) fn link(&self) -> Link {
-        self.link
     }
 
     /// Stores what is known of a frame but its kind, which it returns.

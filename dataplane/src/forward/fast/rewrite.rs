@@ -16,7 +16,6 @@ use crate::fragment::Identifications;
 use crate::port::PortIndex;
 use crate::snapshot::{Exit, Snapshot, Tunnels};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
-use crate::wire::processor::{Avx2, LANES};
 use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
 
 /// How the packets of a family are rewritten.
@@ -26,22 +25,6 @@ pub(super) trait Rewritten: FastFamily {
     fn rewrite(head: &mut Self::Head, replies: &Self::Key, is_udp: bool, identification: Option<u16>);
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
-
-    /// Whether eight packets may be rewritten at a time, by [`Rewritten::eight`].
-    const BY_EIGHT: bool = false;
-    /// Forwards eight packets, or leaves them as they are and returns false.
-    #[inline(always)]
-    fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
-        _forwarding: &mut Forwarding<'_, Self, O>,
-        _avx2: Avx2,
-        _group: (&mut [B; LANES], &mut [Record; LANES]),
-        _passed: &mut Passed,
-    ) -> bool
-    where
-        Self: Sized,
-    {
-        false
-    }
 
     /// Whether routers fragment packets that permit it.
     const ROUTERS_FRAGMENT: bool;
@@ -65,18 +48,6 @@ impl Rewritten for u32 {
     #[inline(always)]
     fn lower_hop_limit(head: &mut [u8; HEAD_V4]) {
         nat::lower_ttl(head);
-    }
-
-    const BY_EIGHT: bool = true;
-
-    #[inline(always)]
-    fn eight<B: Buffer, O: Observe<B>, S: InPlaceScope>(
-        forwarding: &mut Forwarding<'_, u32, O>,
-        avx2: Avx2,
-        group: (&mut [B; LANES], &mut [Record; LANES]),
-        passed: &mut Passed,
-    ) -> bool {
-        forwarding.eight::<B, S>(avx2, group, passed)
     }
 
     const ROUTERS_FRAGMENT: bool = true;

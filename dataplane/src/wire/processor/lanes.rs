@@ -1,6 +1,6 @@
 //! Eight words of 32 bits, one for each of eight packets, in the lanes of a vector register.
 //!
-//! **Invariant:** [`Lanes`] and [`Row`] exist only where the processor has AVX2: they are made from [`Avx2`], which only
+//! **Invariant:** [`Lanes`], [`Row`] and [`WideSums`] exist only where the processor has AVX2: they are made from [`Avx2`], which only
 //! [`Avx2::detect`] returns, or from other lanes.
 //!
 //! Not here: what the words mean (`forward::fast::eight`).
@@ -62,6 +62,18 @@ impl Avx2 {
         Lanes(words::of(values))
     }
 
+    /// Eight words from 32 bytes.
+    #[inline(always)]
+    pub(crate) fn words(self, bytes: [u8; 32]) -> Lanes {
+        Lanes(words::of_bytes(bytes))
+    }
+
+    /// Sums that are 0.
+    #[inline(always)]
+    pub(crate) fn wide_sums(self) -> WideSums {
+        WideSums(words::wide_sums())
+    }
+
     /// Eight times the same word.
     #[inline(always)]
     pub(crate) fn splat(self, value: u32) -> Lanes {
@@ -84,6 +96,12 @@ impl Lanes {
     #[inline(always)]
     pub(crate) fn to_array(self) -> [u32; LANES] {
         words::to_array(self.0)
+    }
+
+    /// The words as 32 bytes.
+    #[inline(always)]
+    pub(crate) fn to_bytes(self) -> [u8; 32] {
+        words::to_bytes(self.0)
     }
 
     /// All ones in the lanes in which the words are equal.
@@ -140,6 +158,12 @@ impl Lanes {
         Self(words::exchanged(self.0))
     }
 
+    /// The last four words, and the first four behind them.
+    #[inline(always)]
+    pub(crate) fn rotated(self) -> Self {
+        Self(words::rotated(self.0))
+    }
+
     /// The lower half of each word, and the upper half of the other one.
     #[inline(always)]
     pub(crate) fn with_upper(self, other: Self) -> Self {
@@ -188,6 +212,24 @@ operators! {
     Add::add: add,
     /// Differences wrap.
     Sub::sub: sub,
+}
+
+/// Eight sums of 64 bits, which wrap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WideSums(words::SumWords);
+
+impl WideSums {
+    /// The sums, each with the product of two words added.
+    #[inline(always)]
+    pub(crate) fn plus_product(self, a: Lanes, b: Lanes) -> Self {
+        Self(words::plus_product(self.0, a.0, b.0))
+    }
+
+    /// The lower and the upper halves of the sums.
+    #[inline(always)]
+    pub(crate) fn halves(self) -> [Lanes; 2] {
+        words::halves(self.0).map(Lanes)
+    }
 }
 
 /// Sixteen bytes of a packet.
@@ -247,6 +289,14 @@ mod tests {
             same(a.lower_number(), portable::lower_number(x))?;
             same(a.upper_number(), portable::upper_number(x))?;
             same(a.exchanged(), portable::exchanged(x))?;
+            same(a.rotated(), portable::rotated(x))?;
+            let sums = avx2.wide_sums().plus_product(a, b).plus_product(b, b).plus_product(a, a);
+            let defined = [[x, y], [y, y], [x, x]].into_iter().fold(portable::wide_sums(), |sums, [a, b]| portable::plus_product(sums, a, b));
+            for (half, defined) in sums.halves().into_iter().zip(portable::halves(defined)) {
+                same(half, defined)?;
+            }
+            prop_assert_eq!(a.to_bytes(), portable::to_bytes(x));
+            same(avx2.words(a.to_bytes()), portable::of_bytes(portable::to_bytes(x)))?;
             same(a.with_upper(b), portable::with_upper(x, y))?;
             same(a.or_where(a.equals(b), b ^ a), portable::or_where(x, portable::equals(x, y), portable::xor(y, x)))?;
             prop_assert_eq!(a.bits(), portable::bits(x));

@@ -11,6 +11,14 @@ pub(super) fn of(values: [u32; 8]) -> Words {
     values
 }
 
+pub(super) fn of_bytes(bytes: [u8; 32]) -> Words {
+    from_fn(|lane| u32::from_le_bytes(from_fn(|byte| bytes[4 * lane + byte])))
+}
+
+pub(super) fn to_bytes(words: Words) -> [u8; 32] {
+    from_fn(|byte| words[byte / 4].to_le_bytes()[byte % 4])
+}
+
 pub(super) fn to_array(words: Words) -> [u32; 8] {
     words
 }
@@ -56,9 +64,22 @@ pub(super) fn min(a: Words, b: Words) -> Words {
     from_fn(|lane| a[lane].min(b[lane]))
 }
 
+pub(super) type SumWords = [u64; 8];
+
+pub(super) fn wide_sums() -> SumWords {
+    [0; 8]
+}
+
+pub(super) fn plus_product(sums: SumWords, a: Words, b: Words) -> SumWords {
+    from_fn(|lane| sums[lane].wrapping_add(u64::from(a[lane]) * u64::from(b[lane])))
+}
+
+pub(super) fn halves(sums: SumWords) -> [Words; 2] {
+    [sums.map(|sum| sum as u32), sums.map(|sum| (sum >> 32) as u32)]
+}
+
 pub(super) fn product(a: Words, b: Words) -> [Words; 2] {
-    let products: [u64; 8] = from_fn(|lane| u64::from(a[lane]) * u64::from(b[lane]));
-    [products.map(|product| product as u32), products.map(|product| (product >> 32) as u32)]
+    halves(plus_product(wide_sums(), a, b))
 }
 
 pub(super) fn left<const BITS: i32>(words: Words) -> Words {
@@ -79,6 +100,10 @@ pub(super) fn upper_number(words: Words) -> Words {
 
 pub(super) fn exchanged(words: Words) -> Words {
     words.map(|word| word.rotate_left(16))
+}
+
+pub(super) fn rotated([a, b, c, d, e, f, g, h]: Words) -> Words {
+    [e, f, g, h, a, b, c, d]
 }
 
 pub(super) fn with_upper(words: Words, other: Words) -> Words {

@@ -5,12 +5,12 @@
 #![allow(clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_possible_truncation)] // bits
 
 use std::arch::x86_64::{
-    __m128i, __m256i, _mm256_add_epi32, _mm256_and_si256, _mm256_blend_epi16, _mm256_blend_epi32, _mm256_blendv_epi8,
-    _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32, _mm256_extracti128_si256,
-    _mm256_min_epu32, _mm256_movemask_ps, _mm256_mul_epu32, _mm256_or_si256, _mm256_set_m128i, _mm256_set1_epi32,
-    _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_slli_epi64, _mm256_srli_epi32,
-    _mm256_srli_epi64, _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
-    _mm256_unpacklo_epi64, _mm256_xor_si256,
+    __m128i, __m256i, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256, _mm256_blend_epi16, _mm256_blend_epi32,
+    _mm256_blendv_epi8, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32,
+    _mm256_extracti128_si256, _mm256_min_epu32, _mm256_movemask_ps, _mm256_mul_epu32, _mm256_or_si256, _mm256_permute4x64_epi64,
+    _mm256_set_m128i, _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32,
+    _mm256_slli_epi64, _mm256_srli_epi32, _mm256_srli_epi64, _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
+    _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 /// One for each of eight lanes.
@@ -33,6 +33,16 @@ macro_rules! avx2 {
 #[inline(always)]
 pub(super) fn of([a, b, c, d, e, f, g, h]: Array) -> Words {
     avx2!(_mm256_setr_epi32(a as i32, b as i32, c as i32, d as i32, e as i32, f as i32, g as i32, h as i32))
+}
+
+#[inline(always)]
+pub(super) fn of_bytes(bytes: [u8; 32]) -> Words {
+    zerocopy::transmute!(bytes)
+}
+
+#[inline(always)]
+pub(super) fn to_bytes(words: Words) -> [u8; 32] {
+    zerocopy::transmute!(words)
 }
 
 #[inline(always)]
@@ -66,14 +76,40 @@ operations! {
     min: _mm256_min_epu32,
 }
 
+/// The sums of the lanes with even numbers, and those of the others.
+pub(super) type SumWords = [__m256i; 2];
+
 #[inline(always)]
-pub(super) fn product(a: Words, b: Words) -> [Words; 2] {
+pub(super) fn wide_sums() -> SumWords {
+    [splat(0); 2]
+}
+
+#[inline(always)]
+fn upper(words: Words) -> Words {
+    avx2!(_mm256_srli_epi64::<32>(words))
+}
+
+#[inline(always)]
+fn products(a: Words, b: Words) -> SumWords {
+    avx2!([_mm256_mul_epu32(a, b), _mm256_mul_epu32(upper(a), upper(b))])
+}
+
+#[inline(always)]
+pub(super) fn plus_product([even, odd]: SumWords, a: Words, b: Words) -> SumWords {
+    let [of_even, of_odd] = products(a, b);
+    avx2!([_mm256_add_epi64(even, of_even), _mm256_add_epi64(odd, of_odd)])
+}
+
+#[inline(always)]
+pub(super) fn halves([even, odd]: SumWords) -> [Words; 2] {
     const ODD: i32 = 0b1010_1010;
-    let upper = |words| avx2!(_mm256_srli_epi64::<32>(words));
-    let even = avx2!(_mm256_mul_epu32(a, b));
-    let odd = avx2!(_mm256_mul_epu32(upper(a), upper(b)));
     let lower = avx2!(_mm256_blend_epi32::<ODD>(even, _mm256_slli_epi64::<32>(odd)));
     [lower, avx2!(_mm256_blend_epi32::<ODD>(upper(even), odd))]
+}
+
+#[inline(always)]
+pub(super) fn product(a: Words, b: Words) -> [Words; 2] {
+    halves(products(a, b))
 }
 
 #[inline(always)]
@@ -149,6 +185,11 @@ pub(super) fn upper_number(words: Words) -> Words {
 #[inline(always)]
 pub(super) fn exchanged(words: Words) -> Words {
     shuffled::<2, 3, 0, 1>(words)
+}
+
+#[inline(always)]
+pub(super) fn rotated(words: Words) -> Words {
+    avx2!(_mm256_permute4x64_epi64::<0b0100_1110>(words))
 }
 
 #[inline(always)]

@@ -3,38 +3,41 @@
 //!
 //! Not here: how eight packets are checked and rewritten (`translate`).
 
-use super::super::follow::{FastFamily, Translated};
+use std::marker::PhantomData;
+
+use super::super::follow::InPlaceScope;
 use super::super::progress::Passed;
 use super::super::record::Record;
-use super::super::rewrite::{Forwarding, Rewritten};
+use super::super::rewrite::Forwarding;
+use super::translate::KeysOfEight;
 use crate::forward::observer::Observe;
 use crate::wire::Buffer;
 use crate::wire::processor::{Avx2, LANES, Vectorised};
 
-/// What the loop needs, which is compiled for packets of the kinds in the set `KINDS`, see [`Translated`].
-pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: FastFamily, O, B, const KINDS: u8> {
+/// What the loop needs, which is compiled for the packets of a scope.
+pub(in crate::forward::fast) struct ForwardByEight<'e, 'p, A: KeysOfEight, O, B, S> {
     pub(in crate::forward::fast) forwarding: Forwarding<'e, A, O>,
-    pub(in crate::forward::fast) part: &'p mut [B],
-    pub(in crate::forward::fast) records: &'p mut [Record],
+    pub(in crate::forward::fast) part: (&'p mut [B], &'p mut [Record]),
     /// What became of the packets before.
     pub(in crate::forward::fast) passed: Passed,
+    pub(in crate::forward::fast) scope: PhantomData<S>,
 }
 
-impl<A: Rewritten, O: Observe<B>, B: Buffer, const KINDS: u8> Vectorised for ForwardByEight<'_, '_, A, O, B, KINDS> {
+impl<A: KeysOfEight, O: Observe<B>, B: Buffer, S: InPlaceScope> Vectorised for ForwardByEight<'_, '_, A, O, B, S> {
     type Output = Passed;
 
     #[inline(always)]
     fn run(self, avx2: Avx2) -> Passed {
-        let Self { mut forwarding, part, records, mut passed } = self;
+        let Self { mut forwarding, part: (part, records), mut passed, .. } = self;
         let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), records.as_chunks_mut());
         let mut position = 0;
         for (group, records) in groups.iter_mut().zip(of_groups) {
-            if !A::eight::<B, O, Translated<KINDS>>(&mut forwarding, avx2, (group, records), &mut passed) {
-                forwarding.each_in_place::<_, Translated<KINDS>>((group, records, position), &mut passed);
+            if !forwarding.eight::<B, S>(avx2, (group, records), &mut passed) {
+                forwarding.each_in_place::<_, S>((group, records, position), &mut passed);
             }
             position += LANES;
         }
-        forwarding.each_in_place::<_, Translated<KINDS>>((rest, of_rest, position), &mut passed);
+        forwarding.each_in_place::<_, S>((rest, of_rest, position), &mut passed);
         passed
     }
 }

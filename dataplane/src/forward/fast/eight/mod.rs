@@ -3,9 +3,15 @@
 //!
 //! Not here: the instructions (`processor`).
 
+mod checksums;
 mod forward;
+mod headers;
+mod keys_v4;
+mod keys_v6;
 mod recognise;
+mod start;
 mod translate;
 
 pub(super) use forward::ForwardByEight;
-pub(super) use recognise::RecogniseByEight;
+pub(super) use recognise::recognise_by_eight;
+pub(super) use translate::KeysOfEight;

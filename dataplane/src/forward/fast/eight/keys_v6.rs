@@ -1,0 +1,112 @@
+//! Addresses, ports and checksums of eight packets of IPv6: the addresses of each packet in one register.
+//!
+//! Not here: which packets pass (`translate`).
+
+use super::super::record::Record;
+use super::checksums::updated;
+use super::translate::{Found, KeysOfEight, Starts, are_to_client};
+use crate::fragment::Identifications;
+use crate::wire::WireKey;
+use crate::wire::processor::{Avx2, LANES, Lanes};
+
+/// Offsets in an IPv6 header.
+const HOP_LIMIT: usize = 7;
+const ADDRESSES: usize = 8;
+const TRANSPORT: usize = 40;
+const TCP_CHECKSUM: usize = TRANSPORT + 16;
+const UDP_CHECKSUM: usize = TRANSPORT + 6;
+
+/// What is read of eight packets and of their flows.
+#[derive(Clone, Copy)]
+pub(in crate::forward::fast) struct ReadV6 {
+    /// Bits in which the addresses of any packet differ from those of its flow, all packets in one.
+    other_addresses: Lanes,
+    /// Those of ports.
+    other_ports: Lanes,
+    seen: Lanes,
+    is_to_client: Lanes,
+}
+
+impl KeysOfEight for u128 {
+    type Read = ReadV6;
+
+    #[inline(always)]
+    fn read<const AT: usize>(
+        avx2: Avx2,
+        starts: &Starts<'_, AT, [u8; 60]>,
+        records: &[Record; LANES],
+        found: &[Found<'_, '_, WireKey<9>>; LANES],
+    ) -> ReadV6 {
+        let mut other_addresses = avx2.splat(0);
+        let mut other_ports = [0; LANES];
+        for (lane, start) in starts.iter().enumerate() {
+            let (addresses, ports) = WireKey::<9>::read_at(&start.head, ADDRESSES).halves();
+            let (of_flow, ports_of_flow) = found[lane].flow.key(records[lane].candidate.entry().1).halves();
+            other_addresses = other_addresses | avx2.words(addresses) ^ avx2.words(of_flow);
+            other_ports[lane] = ports ^ ports_of_flow;
+        }
+        let seen = avx2.lanes(found.map(|found| found.flow.seen_word()));
+        ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen, is_to_client: are_to_client(avx2, records) }
+    }
+
+    #[inline(always)]
+    fn are_of_flows(avx2: Avx2, read: &ReadV6) -> Lanes {
+        (read.other_addresses | read.other_ports).equals(avx2.splat(0))
+    }
+
+    #[inline(always)]
+    fn seen(read: &ReadV6) -> Lanes {
+        read.seen
+    }
+
+    /// Routers never fragment them.
+    #[inline(always)]
+    fn identify<const AT: usize>(
+        avx2: Avx2,
+        _: &ReadV6,
+        _: &mut Starts<'_, AT, [u8; 60]>,
+        _: &[Record; LANES],
+        _: &mut Identifications,
+    ) -> Lanes {
+        avx2.splat(0)
+    }
+
+    /// There is no checksum of the header.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // the lower half of a word
+    fn rewrite_eight<const AT: usize>(
+        avx2: Avx2,
+        read: &ReadV6,
+        starts: &mut Starts<'_, AT, [u8; 60]>,
+        found: &[Found<'_, '_, WireKey<9>>; LANES],
+        records: &[Record; LANES],
+        _: Lanes,
+    ) {
+        let places = records.each_ref().map(|record| if record.is_udp() { UDP_CHECKSUM } else { TCP_CHECKSUM });
+        let mut checksums = [0; LANES];
+        for (lane, start) in starts.iter().enumerate() {
+            checksums[lane] = u32::from(u16::from_le_bytes([start.head[places[lane]], start.head[places[lane] + 1]]));
+        }
+        let is_udp = avx2.lanes(records.each_ref().map(|record| u32::from(record.is_udp()))).equals(avx2.splat(1));
+        let half = avx2.splat(0xffff);
+        // The other 0 of one's complement does not change the result, and a sum that is not 0 folds as any other.
+        let sums = avx2.lanes(found.map(|found| found.flow.checksum_change())) ^ read.is_to_client & half;
+        let checksums = updated(avx2, avx2.lanes(checksums), sums + half, is_udp).to_array();
+        for (lane, start) in starts.iter_mut().enumerate() {
+            let replies = found[lane].flow.key(records[lane].candidate.entry().1.opposite());
+            let (addresses, ports) = replies.halves();
+            let head = &mut start.head;
+            head[HOP_LIMIT] = head[HOP_LIMIT].wrapping_sub(1);
+            head[ADDRESSES..ADDRESSES + 32].copy_from_slice(&avx2.words(addresses).rotated().to_bytes());
+            head[TRANSPORT..TRANSPORT + 4].copy_from_slice(&ports.rotate_left(16).to_ne_bytes());
+            head[places[lane]..places[lane] + 2].copy_from_slice(&(checksums[lane] as u16).to_le_bytes());
+        }
+    }
+
+    #[inline(always)]
+    fn lower_hop_limits<const AT: usize>(_: Avx2, _: &ReadV6, starts: &mut Starts<'_, AT, [u8; 60]>) {
+        for start in starts {
+            start.head[HOP_LIMIT] = start.head[HOP_LIMIT].wrapping_sub(1);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The start of a frame: what recognising and rewriting a packet reads and writes.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::super::follow::PacketHead;
+use super::super::record::{TAG, UNTAGGED};
+use crate::wire::processor::LANES;
+
+/// Offset of the IP header of a frame with one VLAN tag.
+pub(super) const TAGGED: usize = UNTAGGED + TAG;
+
+/// The link header of `AT` bytes, and the head of the packet.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(in crate::forward::fast) struct Start<const AT: usize, H> {
+    pub(super) link: [u8; AT],
+    pub(super) head: H,
+}
+
+impl<const AT: usize, H: PacketHead> Start<AT, H> {
+    /// The start of a frame; `None` if the frame is shorter.
+    #[inline(always)]
+    pub(super) fn of(frame: &[u8]) -> Option<&Self> {
+        Some(Self::ref_from_prefix(frame).ok()?.0)
+    }
+
+    /// The same, to be changed.
+    #[inline(always)]
+    pub(super) fn of_mut(frame: &mut [u8]) -> Option<&mut Self> {
+        Some(Self::mut_from_prefix(frame).ok()?.0)
+    }
+
+    /// Sixteen bytes from an offset on.
+    #[inline(always)]
+    pub(super) fn bytes_at(&self, offset: usize) -> [u8; 16] {
+        self.as_bytes()[offset..].first_chunk().copied().unwrap_or_default()
+    }
+}
+
+/// All values, or none.
+#[inline(always)]
+pub(super) fn all<T>(values: [Option<T>; LANES]) -> Option<[T; LANES]> {
+    let [a, b, c, d, e, f, g, h] = values;
+    Some([a?, b?, c?, d?, e?, f?, g?, h?])
+}
