@@ -23,7 +23,8 @@ use crate::cli::BenchArgs;
 #[repr(C, align(64))]
 struct TraceLine([u8; 64]);
 
-/// Bytes of a flow: of IPv4 from the header checksum to behind TCP's, of IPv6 from the source address to behind TCP's.
+/// Bytes of a flow: of IPv4 from the header checksum to behind the TCP header, of IPv6 from the source address to there. The
+/// frame is written up to their end for each packet; data behind is never written again.
 const FLOW_V4: usize = 32;
 const FLOW_V6: usize = 64;
 /// Where they begin in a frame without tag.
@@ -31,9 +32,6 @@ const FLOW_AT_V4: usize = 24;
 const FLOW_AT_V6: usize = 22;
 const FLOW_AT_V4_TAGGED: usize = FLOW_AT_V4 + frame::TAG;
 const FLOW_AT_V6_TAGGED: usize = FLOW_AT_V6 + frame::TAG;
-/// Where the part that is written for each packet ends. Headers end before; data behind is never written again.
-const END_V4: usize = 64;
-const END_V6: usize = 96;
 
 /// How many frames ahead a trace is fetched. The processor fetches only within a page, and reads two traces in turn.
 const FRAMES_AHEAD: usize = 2 * BURST;
@@ -123,19 +121,15 @@ impl Trace {
         let range = self.next..self.next + burst.len();
         self.next = if range.end >= self.frames { 0 } else { range.end };
         match (self.family, self.is_tagged) {
-            (Family::V4, false) => self.fill_each::<FLOW_AT_V4, FLOW_V4, END_V4, B>(range, burst),
-            (Family::V4, true) => self.fill_each::<FLOW_AT_V4_TAGGED, FLOW_V4, END_V4, B>(range, burst),
-            (Family::V6, false) => self.fill_each::<FLOW_AT_V6, FLOW_V6, END_V6, B>(range, burst),
-            (Family::V6, true) => self.fill_each::<FLOW_AT_V6_TAGGED, FLOW_V6, END_V6, B>(range, burst),
+            (Family::V4, false) => self.fill_each::<FLOW_AT_V4, FLOW_V4, B>(range, burst),
+            (Family::V4, true) => self.fill_each::<FLOW_AT_V4_TAGGED, FLOW_V4, B>(range, burst),
+            (Family::V6, false) => self.fill_each::<FLOW_AT_V6, FLOW_V6, B>(range, burst),
+            (Family::V6, true) => self.fill_each::<FLOW_AT_V6_TAGGED, FLOW_V6, B>(range, burst),
         }
     }
 
     #[inline(always)]
-    fn fill_each<const AT: usize, const BYTES: usize, const END: usize, B: FrameRoom>(
-        &self,
-        range: Range<usize>,
-        burst: &mut Burst<B>,
-    ) {
+    fn fill_each<const AT: usize, const BYTES: usize, B: FrameRoom>(&self, range: Range<usize>, burst: &mut Burst<B>) {
         let (flows, _) = self.lines.as_bytes().as_chunks::<BYTES>();
         let ahead = flows.get(range.start + FRAMES_AHEAD..range.end + FRAMES_AHEAD);
         let Some(flows) = flows.get(range.clone()) else { return };
@@ -144,14 +138,14 @@ impl Trace {
             let template = *template;
             for (buffer, (flow, ahead)) in burst.iter_mut().zip(flows) {
                 prefetch(ahead);
-                write::<AT, BYTES, END, B>(buffer, &template, flow, &self.pattern);
+                write::<AT, BYTES, B>(buffer, &template, flow, &self.pattern);
             }
         } else {
             let sizes = self.sizes.get(range).unwrap_or(&[]);
             for ((buffer, (flow, ahead)), size) in burst.iter_mut().zip(flows).zip(sizes) {
                 prefetch(ahead);
                 if let Some(template) = self.templates.get(usize::from(*size)) {
-                    write::<AT, BYTES, END, B>(buffer, template, flow, &self.pattern);
+                    write::<AT, BYTES, B>(buffer, template, flow, &self.pattern);
                 }
             }
         }
@@ -160,7 +154,7 @@ impl Trace {
 
 /// Writes the head of a frame: a few moves of constant length.
 #[inline(always)]
-fn write<const AT: usize, const BYTES: usize, const END: usize, B: FrameRoom>(
+fn write<const AT: usize, const BYTES: usize, B: FrameRoom>(
     buffer: &mut B,
     template: &Template,
     flow: &[u8; BYTES],
@@ -169,10 +163,7 @@ fn write<const AT: usize, const BYTES: usize, const END: usize, B: FrameRoom>(
     let Some(head) = buffer.begin(template.len) else { return };
     head[..AT].copy_from_slice(&template.head[..AT]);
     head[AT..AT + BYTES].copy_from_slice(flow);
-    if AT + BYTES < END {
-        head[AT + BYTES..END].copy_from_slice(&template.head[AT + BYTES..END]);
-    }
-    buffer.complete(template.len, END, pattern);
+    buffer.complete(template.len, AT + BYTES, pattern);
 }
 
 /// The bytes that are the same in the frames of all flows and sizes: data behind the headers.

@@ -101,12 +101,6 @@ impl Shape {
         self.more & Self::PADDED != 0
     }
 
-    /// The bytes of the packet (bits 0 to 15), its offset (16 to 23) and [`Shape::way`] (24 to 31), which one load reads.
-    #[inline(always)]
-    pub(super) fn measures(self) -> u32 {
-        u32::from(self.packet_len) | u32::from(self.network_offset) << 16 | u32::from(self.way) << 24
-    }
-
     /// See [`Shape::FRAGMENTABLE`].
     #[inline(always)]
     pub(super) fn may_fragment(self) -> bool {
@@ -129,6 +123,13 @@ impl Record {
             link: PortIndex(0).into(),
             shape: Shape { packet_len: 0, network_offset: 0, way: STAYS, kind: 0, more: 0, _unused: [0; 2] },
         }
+    }
+
+    /// The hash and the shape as bytes.
+    #[inline(always)]
+    pub(super) fn row(&self) -> [u8; 16] {
+        let (hash, shape): ([u8; 8], [u8; 8]) = (self.hash.to_ne_bytes(), zerocopy::transmute!(self.shape));
+        zerocopy::transmute!([hash, shape])
     }
 
     /// Sets the hash and the shape from their bytes, and the link.

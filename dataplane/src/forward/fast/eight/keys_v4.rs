@@ -5,11 +5,11 @@
 use super::super::nat::HOP;
 use super::super::record::Record;
 use super::checksums::{changed, finished, updated};
-use super::translate::{Found, KeysOfEight, Starts, are_to_client};
+use super::translate::{Found, KeysOfEight, Shapes, Starts, are_to_client};
 use crate::flow::Direction;
 use crate::fragment::Identifications;
+use crate::wire::WireKey;
 use crate::wire::processor::{Avx2, LANES, Lanes};
-use crate::wire::{WireKey, protocol};
 
 /// Offsets in an IPv4 header.
 const IDENTIFICATION: usize = 4;
@@ -98,10 +98,10 @@ struct Packets {
 
 impl Packets {
     #[inline(always)]
-    fn of<const AT: usize>(avx2: Avx2, starts: &Starts<'_, AT, [u8; 40]>) -> Self {
+    fn of<const AT: usize>(avx2: Avx2, starts: &Starts<'_, AT, [u8; 40]>, shapes: &Shapes) -> Self {
         let [hops, source, destination, ports] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + REWRITTEN)));
         let [of_udp, _, _, of_tcp] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + TRANSPORT + 4)));
-        let is_udp = (hops & avx2.splat(0xff00)).equals(avx2.splat(u32::from(protocol::UDP) << 8));
+        let is_udp = shapes.are_udp(avx2);
         let checksums = (of_tcp & avx2.splat(0xffff)).or_where(is_udp, of_udp.right::<16>());
         Self { hops, keys: Keys { source, destination, ports }, checksums, is_udp }
     }
@@ -122,10 +122,11 @@ impl KeysOfEight for u32 {
     fn read<const AT: usize>(
         avx2: Avx2,
         starts: &Starts<'_, AT, [u8; 40]>,
+        shapes: &Shapes,
         records: &[Record; LANES],
         found: &[Found<'_, '_, WireKey<3>>; LANES],
     ) -> ReadV4 {
-        ReadV4 { packets: Packets::of(avx2, starts), flows: Flows::of(avx2, records, found) }
+        ReadV4 { packets: Packets::of(avx2, starts, shapes), flows: Flows::of(avx2, records, found) }
     }
 
     #[inline(always)]
@@ -144,21 +145,19 @@ impl KeysOfEight for u32 {
         avx2: Avx2,
         ReadV4 { packets, flows }: &ReadV4,
         starts: &mut Starts<'_, AT, [u8; 40]>,
-        records: &[Record; LANES],
+        may_fragment: Lanes,
         identifications: &mut Identifications,
     ) -> Lanes {
-        let may_fragment = avx2.lanes(records.each_ref().map(|record| u32::from(record.shape.may_fragment())));
-        let fragmentable = may_fragment.equals(avx2.splat(1));
+        let wanted = may_fragment.bits();
         let (new, protocol) = (flows.opposite.reversed(), packets.hops.right::<8>() & avx2.splat(0xff));
-        let numbers =
-            identifications.next_of_eight(avx2, [new.source, new.destination], protocol, fragmentable.bits()).lower_number();
+        let numbers = identifications.next_of_eight(avx2, [new.source, new.destination], protocol, wanted).lower_number();
         let (mut olds, news) = ([0; LANES], numbers.to_array());
-        for (lane, start) in starts.iter_mut().enumerate().filter(|(lane, _)| records[*lane].shape.may_fragment()) {
+        for (lane, start) in starts.iter_mut().enumerate().filter(|(lane, _)| wanted >> lane & 1 != 0) {
             let place = &mut start.head[IDENTIFICATION..IDENTIFICATION + 2];
             olds[lane] = u32::from(u16::from_le_bytes([place[0], place[1]]));
             place.copy_from_slice(&(news[lane] as u16).to_le_bytes());
         }
-        (numbers + (avx2.lanes(olds) ^ avx2.splat(0xffff))) & fragmentable
+        (numbers + (avx2.lanes(olds) ^ avx2.splat(0xffff))) & may_fragment
     }
 
     #[inline(always)]

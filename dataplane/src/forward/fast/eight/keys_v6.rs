@@ -4,7 +4,7 @@
 
 use super::super::record::Record;
 use super::checksums::updated;
-use super::translate::{Found, KeysOfEight, Starts, are_to_client};
+use super::translate::{Found, KeysOfEight, Shapes, Starts, are_to_client};
 use crate::fragment::Identifications;
 use crate::wire::WireKey;
 use crate::wire::processor::{Avx2, LANES, Lanes};
@@ -24,7 +24,8 @@ pub(in crate::forward::fast) struct ReadV6 {
     /// Those of ports.
     other_ports: Lanes,
     seen: Lanes,
-    is_to_client: Lanes,
+    are_to_client: Lanes,
+    are_udp: Lanes,
 }
 
 impl KeysOfEight for u128 {
@@ -34,6 +35,7 @@ impl KeysOfEight for u128 {
     fn read<const AT: usize>(
         avx2: Avx2,
         starts: &Starts<'_, AT, [u8; 60]>,
+        shapes: &Shapes,
         records: &[Record; LANES],
         found: &[Found<'_, '_, WireKey<9>>; LANES],
     ) -> ReadV6 {
@@ -46,7 +48,8 @@ impl KeysOfEight for u128 {
             other_ports[lane] = ports ^ ports_of_flow;
         }
         let seen = avx2.lanes(found.map(|found| found.flow.seen_word()));
-        ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen, is_to_client: are_to_client(avx2, records) }
+        let (are_to_client, are_udp) = (are_to_client(avx2, records), shapes.are_udp(avx2));
+        ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen, are_to_client, are_udp }
     }
 
     #[inline(always)]
@@ -65,7 +68,7 @@ impl KeysOfEight for u128 {
         avx2: Avx2,
         _: &ReadV6,
         _: &mut Starts<'_, AT, [u8; 60]>,
-        _: &[Record; LANES],
+        _: Lanes,
         _: &mut Identifications,
     ) -> Lanes {
         avx2.splat(0)
@@ -87,11 +90,10 @@ impl KeysOfEight for u128 {
         for (lane, start) in starts.iter().enumerate() {
             checksums[lane] = u32::from(u16::from_le_bytes([start.head[places[lane]], start.head[places[lane] + 1]]));
         }
-        let is_udp = avx2.lanes(records.each_ref().map(|record| u32::from(record.is_udp()))).equals(avx2.splat(1));
         let half = avx2.splat(0xffff);
         // The other 0 of one's complement does not change the result, and a sum that is not 0 folds as any other.
-        let sums = avx2.lanes(found.map(|found| found.flow.checksum_change())) ^ read.is_to_client & half;
-        let checksums = updated(avx2, avx2.lanes(checksums), sums + half, is_udp).to_array();
+        let sums = avx2.lanes(found.map(|found| found.flow.checksum_change())) ^ read.are_to_client & half;
+        let checksums = updated(avx2, avx2.lanes(checksums), sums + half, read.are_udp).to_array();
         for (lane, start) in starts.iter_mut().enumerate() {
             let replies = found[lane].flow.key(records[lane].candidate.entry().1.opposite());
             let (addresses, ports) = replies.halves();

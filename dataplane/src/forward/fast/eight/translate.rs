@@ -7,10 +7,10 @@
 
 use super::super::follow::{Follow, InPlaceScope, Rewrites};
 use super::super::progress::Passed;
-use super::super::record::{Record, UNTAGGED};
+use super::super::record::{Record, Shape, UNTAGGED};
 use super::super::rewrite::{Forwarding, Rewritten, belongs, bit_of, count};
 use super::start::{Start, TAGGED, all};
-use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, Meters, SeenWords, Tick};
+use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, Meters, SeenWords, Tick, UDP_SIGNAL};
 use crate::forward::observer::{Observe, PacketOutcome};
 use crate::fragment::Identifications;
 use crate::snapshot::Exit;
@@ -35,6 +35,7 @@ pub(in crate::forward::fast) trait KeysOfEight: Rewritten {
     fn read<const AT: usize>(
         avx2: Avx2,
         starts: &Starts<'_, AT, Self::Head>,
+        shapes: &Shapes,
         records: &[Record; LANES],
         found: &[Found<'_, '_, Self::Key>; LANES],
     ) -> Self::Read;
@@ -50,7 +51,7 @@ pub(in crate::forward::fast) trait KeysOfEight: Rewritten {
         avx2: Avx2,
         read: &Self::Read,
         starts: &mut Starts<'_, AT, Self::Head>,
-        records: &[Record; LANES],
+        may_fragment: Lanes,
         identifications: &mut Identifications,
     ) -> Lanes;
 
@@ -111,25 +112,25 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
         let Some(mut starts) = all(group.each_mut().map(|buffer| Start::<AT, _>::of_mut(buffer.bytes_mut()))) else {
             return false;
         };
-        let read = A::read(avx2, &starts, records, &found);
+        let shapes = Shapes::of(avx2, records);
+        let read = A::read(avx2, &starts, &shapes, records, &found);
         let exits = avx2.lanes(found.map(|found| found.exit.measures()));
         let elapsed = avx2.splat(SeenWords::minuend(follow.now)) - A::seen(&read);
         let limit = avx2.splat(SeenWords::below(follow.shortest));
-        let shapes = avx2.lanes(records.each_ref().map(|record| record.shape.measures()));
         let is_recent = elapsed.min(limit).equals(elapsed);
-        if (A::are_of_flows(avx2, &read) & is_recent & fit::<AT>(avx2, shapes, exits)).bits() != u8::MAX {
+        let pass = A::are_of_flows(avx2, &read) & is_recent & shapes.are_of(avx2, A::RECORD) & shapes.fit::<AT>(avx2, exits);
+        if pass.bits() != u8::MAX {
             return false;
         }
         if S::REWRITES == Rewrites::None {
             A::lower_hop_limits(avx2, &read, &mut starts);
         } else {
             let changes = match S::FRAGMENTABLE && A::ROUTERS_FRAGMENT {
-                true => A::identify(avx2, &read, &mut starts, records, identifications),
+                true => A::identify(avx2, &read, &mut starts, shapes.may_fragment(avx2), identifications),
                 false => avx2.splat(0),
             };
             A::rewrite_eight(avx2, &read, &mut starts, &found, records, changes);
         }
-        let mut any_padded = false;
         for (lane, record) in records.iter_mut().enumerate() {
             let Found { flow, exit } = found[lane];
             if AT == UNTAGGED {
@@ -139,14 +140,13 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
             }
             count::<A>(counters, flow, record.candidate.entry().1, record);
             record.shape.way = exit.port.0;
-            any_padded |= record.shape.is_padded();
         }
         if exits.equals(avx2.splat(found[0].exit.measures())).bits() == u8::MAX {
             ports.add(found[0].exit.port.0);
         } else {
             found.iter().for_each(|found| ports.add(found.exit.port.0));
         }
-        if any_padded {
+        if shapes.any_padded(avx2) {
             truncate(group, records);
         }
         if O::OBSERVES || O::METERS {
@@ -204,23 +204,65 @@ fn find<'f, 's, A: Rewritten, S: InPlaceScope>(
 ) -> Option<Found<'f, 's, A::Key>> {
     let (index, direction) = record.candidate.entry();
     let flow = flows.get(index)?;
-    if !record.is_of(A::RECORD) || !follow.admits::<A, S>(flow, record, direction) {
+    if !follow.admits::<A, S>(flow, record, direction) {
         return None;
     }
     let exit = follow.exit::<A, S>(flow, routes, record)?;
     Some(Found { flow, exit })
 }
 
-/// All ones for packets that are at most as long as the MTU, if both they and their links have link headers of `AT` bytes; by
-/// `Shape::measures` and [`Exit::measures`].
-#[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // at most eighteen
-fn fit<const AT: usize>(avx2: Avx2, packets: Lanes, exits: Lanes) -> Lanes {
-    let word = |value| avx2.splat(value);
-    let too_long = (packets & word(0xffff)).exceeds(exits & word(0xffff));
-    let other_before = (packets ^ word((AT as u32) << 16)) & word(0xff << 16);
-    let other_after = (exits ^ word((AT as u32) << 24)) & word(0xff << 24);
-    (too_long | other_before | other_after).equals(word(0))
+/// The [`Shape`]s of eight packets.
+pub(in crate::forward::fast) struct Shapes {
+    /// Bytes of the packet (bits 0 to 15), its offset (16 to 23), and where it goes.
+    places: Lanes,
+    /// What kind of packet it is (bits 0 to 7), and [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`] (from 8 on).
+    kinds: Lanes,
+}
+
+impl Shapes {
+    #[inline(always)]
+    fn of(avx2: Avx2, records: &[Record; LANES]) -> Self {
+        let [_, _, places, kinds] = avx2.columns(records.each_ref().map(Record::row));
+        Self { places, kinds }
+    }
+
+    /// All ones where the kind has all these bits.
+    #[inline(always)]
+    fn are_of(&self, avx2: Avx2, kind: u8) -> Lanes {
+        let bits = avx2.splat(kind.into());
+        (self.kinds & bits).equals(bits)
+    }
+
+    /// All ones for packets of UDP.
+    #[inline(always)]
+    pub(super) fn are_udp(&self, avx2: Avx2) -> Lanes {
+        self.are_of(avx2, UDP_SIGNAL)
+    }
+
+    /// All ones for packets that routers may fragment.
+    #[inline(always)]
+    fn may_fragment(&self, avx2: Avx2) -> Lanes {
+        let bit = avx2.splat(u32::from(Shape::FRAGMENTABLE) << 8);
+        (self.kinds & bit).equals(bit)
+    }
+
+    /// Whether bytes follow any packet in its frame.
+    #[inline(always)]
+    fn any_padded(&self, avx2: Avx2) -> bool {
+        (self.kinds & avx2.splat(u32::from(Shape::PADDED) << 8)).equals(avx2.splat(0)).bits() != u8::MAX
+    }
+
+    /// All ones for packets that are at most as long as the MTU, if both they and their links have link headers of `AT`
+    /// bytes; by [`Exit::measures`].
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // at most eighteen
+    fn fit<const AT: usize>(&self, avx2: Avx2, exits: Lanes) -> Lanes {
+        let word = |value| avx2.splat(value);
+        let too_long = (self.places & word(0xffff)).exceeds(exits & word(0xffff));
+        let other_before = (self.places ^ word((AT as u32) << 16)) & word(0xff << 16);
+        let other_after = (exits ^ word((AT as u32) << 24)) & word(0xff << 24);
+        (too_long | other_before | other_after).equals(word(0))
+    }
 }
 
 /// All ones for packets to the client.
