@@ -72,21 +72,21 @@ impl Mbuf {
         ManuallyDrop::new(self).0.as_ptr()
     }
 
-    #[inline]
+    #[inline(always)]
     fn view(&self) -> &View {
         // SAFETY: points to a live rte_mbuf, which is at least as large and aligned as View and has its fields at the
         // same offsets (asserted above); `&self` excludes a writer, as there is no other reference to it.
         unsafe { self.0.cast::<View>().as_ref() }
     }
 
-    #[inline]
+    #[inline(always)]
     fn view_mut(&mut self) -> &mut View {
         // SAFETY: as in `view`, and `&mut self` excludes every other reader.
         unsafe { self.0.cast::<View>().as_mut() }
     }
 
     /// The bytes of the frame; of a frame in several segments, those of the first.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let view = self.view();
@@ -96,7 +96,7 @@ impl Mbuf {
     }
 
     /// The mutable bytes of the frame; of a frame in several segments, those of the first.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let view = self.view_mut();
@@ -126,7 +126,7 @@ impl Mbuf {
     }
 
     /// Extends the frame by `len` bytes at its front. False, without any change, if the headroom is smaller.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn prepend(&mut self, len: usize) -> bool {
         let view = self.view_mut();

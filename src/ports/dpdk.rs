@@ -51,12 +51,12 @@ impl From<Packet> for Mbuf {
 }
 
 impl Buffer for Packet {
-    #[inline]
+    #[inline(always)]
     fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }
 
-    #[inline]
+    #[inline(always)]
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.0.bytes_mut()
     }
@@ -66,7 +66,7 @@ impl Buffer for Packet {
         self.0.resize(len)
     }
 
-    #[inline]
+    #[inline(always)]
     fn prepend(&mut self, len: usize) -> bool {
         self.0.prepend(len)
     }

@@ -106,8 +106,8 @@ impl<K: TupleKey> HotFlow<K> {
         hot
     }
 
-    /// What it adds to the sum of a checksum that packets to the backend get other addresses and ports, 16 bits in the byte
-    /// order of the machine; of packets to the client it is the complement. Meaningless in one-way modes, and 0 without room.
+    /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits in the
+    /// byte order of the machine. For packets to the client it is the complement. Meaningless in one-way modes, 0 without room.
     #[inline(always)]
     pub(crate) fn checksum_change(&self) -> u32 {
         if let [_, _, _, change] = *self.rest.as_ref() { change } else { 0 }

@@ -58,7 +58,7 @@ impl Identifications {
         *counter
     }
 
-    /// The same for those of eight IPv4 datagrams that are bits of `wanted`, by addresses as they stand in packets. The
+    /// As [`Identifications::next`], for those of eight IPv4 datagrams that are bits of `wanted`, by addresses as they stand in packets. The
     /// identifications of the others are meaningless.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // 16 bits

@@ -52,12 +52,12 @@ impl PartialEq for MemoryBuffer {
 impl Eq for MemoryBuffer {}
 
 impl Buffer for MemoryBuffer {
-    #[inline]
+    #[inline(always)]
     fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    #[inline]
+    #[inline(always)]
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..]
     }
@@ -75,7 +75,7 @@ impl Buffer for MemoryBuffer {
         self.bytes.truncate(self.start + len);
     }
 
-    #[inline]
+    #[inline(always)]
     fn prepend(&mut self, len: usize) -> bool {
         if self.bytes().len() + len > ROOM {
             return false;

@@ -70,10 +70,10 @@ impl TupleHash {
         fold(fold(addresses ^ k2, rest ^ k3) ^ k4, k2)
     }
 
-    /// The hash of addresses and ports as they stand in a packet, by which flows are found. It depends on the byte order
+    /// The hash of addresses and ports as they stand in a packet, by which flows are found and identifications chosen. It depends on the byte order
     /// of the machine, and differs from [`TupleHash::hash`]. It consists of products of 32 bits, of which a vector register
-    /// computes several at once. Those of the addresses of IPv6 are added up, as by NH (Black, Halevi, Krawczyk, Krovetz,
-    /// Rogaway: UMAC, 1999). After one multiplication alone the lower bits of consecutive ports would be an arithmetic
+    /// computes several at once. Those of the addresses of IPv6 are added up as by NH, which adds its keys where the other
+    /// products take them by exclusive-or (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, 1999). After one multiplication alone the lower bits of consecutive ports would be an arithmetic
     /// progression, in which many may be equal.
     #[must_use]
     #[inline(always)]
@@ -102,8 +102,9 @@ impl TupleHash {
     /// The same of eight packets: the lower and the upper halves.
     #[inline(always)]
     pub(crate) fn hash_eight<const WORDS: usize>(&self, avx2: Avx2, key: [Lanes; WORDS], protocol: Lanes) -> [Lanes; 2] {
+        const { assert!(WORDS == 3 || WORDS == 9, "a key of IPv4 or IPv6") }
         let [k0, k1, k2, k3, ..] = self.keys;
-        let Some((&ports, addresses)) = key.split_last() else { return [protocol; 2] };
+        let (addresses, ports) = (&key[..WORDS - 1], key[WORDS - 1]);
         let [lower, upper] = match *addresses {
             [source, destination] => product_of_eight(avx2, [source, destination], k0),
             _ => self.sums_of_products(avx2, addresses),

@@ -37,6 +37,8 @@ const FIRST_OF_UDP: usize = 4;
 
 /// The VLANs of the links of both sides, if these have any.
 const VLANS: [u16; 2] = [100, 200];
+/// Other VLANs of both ports.
+const OTHERS: [u16; 2] = [101, 201];
 const UNKNOWN_VLAN: u16 = 300;
 
 /// One kind of gateway.
@@ -44,8 +46,8 @@ const UNKNOWN_VLAN: u16 = 300;
 struct Kind {
     mode: Mode,
     is_v4: bool,
-    /// Both sides are on VLANs.
-    tagged: bool,
+    /// Which sides are on VLANs.
+    tagged: [bool; 2],
     /// Backends are behind two routers.
     routed: bool,
     /// The packets are those of backends.
@@ -53,10 +55,16 @@ struct Kind {
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
-    (0..Mode::ALL.len(), any::<[bool; 4]>()).prop_map(|(mode, [is_v4, tagged, routed, replies])| {
+    (0..Mode::ALL.len(), any::<[bool; 5]>()).prop_map(|(mode, [is_v4, uplink, cluster, routed, replies])| {
         let mode = Mode::ALL[mode];
         // In mode `dsr` backends are on the link.
-        Kind { mode, is_v4, tagged, routed: routed && mode != Mode::Dsr, replies: replies && mode.is_two_way() }
+        Kind {
+            mode,
+            is_v4,
+            tagged: [uplink, cluster],
+            routed: routed && mode != Mode::Dsr,
+            replies: replies && mode.is_two_way(),
+        }
     })
 }
 
@@ -79,10 +87,16 @@ enum Oddity {
     TornHeader,
     /// Without the tag of its link.
     Untagged,
+    UnknownVlan,
+    /// Another VLAN of the port.
     OtherVlan,
+    /// A tag with a priority only.
+    PriorityTag,
+    /// Another tag behind that of its link.
+    TwoTags,
 }
 
-const ODDITIES: [Oddity; 13] = [
+const ODDITIES: [Oddity; 16] = [
     Oddity::Fin,
     Oddity::WrongHeaderChecksum,
     Oddity::WrongTransportChecksum,
@@ -95,7 +109,10 @@ const ODDITIES: [Oddity; 13] = [
     Oddity::Short,
     Oddity::TornHeader,
     Oddity::Untagged,
+    Oddity::UnknownVlan,
     Oddity::OtherVlan,
+    Oddity::PriorityTag,
+    Oddity::TwoTags,
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +151,7 @@ impl Kind {
         let ports = [from.port(), to.port()];
         let segment = match flow < FIRST_OF_UDP {
             true => Segment::Tcp { ports, flags, sequence: 1_000, acknowledgement: 1_001 },
-            false => Segment::Udp { ports, checksum: checksum || !self.is_v4 },
+            false => Segment::Udp { ports, checksum },
         };
         Packet::between(from.ip(), to.ip(), segment)
     }
@@ -168,18 +185,29 @@ impl Kind {
             Oddity::TornHeader if sent.flow < FIRST_OF_UDP => frame[transport + 12] = 0xf0,
             _ => {}
         }
-        let vlan = if matches!(sent.oddity, Oddity::OtherVlan) { UNKNOWN_VLAN } else { VLANS[usize::from(port.0)] };
-        let is_tagged = self.tagged && !matches!(sent.oddity, Oddity::Untagged);
-        if is_tagged { with_tag(sent.priority << 13 | vlan, &frame) } else { frame }
+        let side = usize::from(port.0);
+        if !self.tagged[side] {
+            return frame;
+        }
+        let tagged = |vlan, frame: &[u8]| with_tag(sent.priority << 13 | vlan, frame);
+        match sent.oddity {
+            Oddity::Untagged => frame,
+            Oddity::UnknownVlan => tagged(UNKNOWN_VLAN, &frame),
+            Oddity::OtherVlan => tagged(OTHERS[side], &frame),
+            Oddity::PriorityTag => tagged(0, &frame),
+            Oddity::TwoTags => tagged(VLANS[side], &tagged(OTHERS[side], &frame)),
+            _ => tagged(VLANS[side], &frame),
+        }
     }
 
     /// Forwards a packet of a frame without tag. Returns it as it left, without tag.
     fn forward(&self, rig: &mut Rig, port: PortIndex, frame: &[u8]) -> Vec<u8> {
-        if !self.tagged {
-            return rig.forward(port, frame);
-        }
-        let sent = rig.forward(port, &with_tag(VLANS[usize::from(port.0)], frame));
-        [&sent[..12], &sent[16..]].concat()
+        let (from, to) = (usize::from(port.0), usize::from(1 - port.0));
+        let sent = match self.tagged[from] {
+            true => rig.forward(port, &with_tag(VLANS[from], frame)),
+            false => rig.forward(port, frame),
+        };
+        if self.tagged[to] { [&sent[..12], &sent[16..]].concat() } else { sent }
     }
 
     /// Begins a flow and confirms it. Returns the ends of its packets.
@@ -215,9 +243,7 @@ impl Kind {
             rig.network.routes.push(Route { to: net.parse().unwrap(), via: Some(address), link: CLUSTER.into(), weight: 1 });
             rig.network.neighbours.push(Neighbour { link: CLUSTER.into(), address, mac });
         }
-        if self.tagged {
-            put_on_vlans(&mut rig);
-        }
+        put_on_vlans(&mut rig, self.tagged);
         rig.publish();
         let flows = if self.is_v4 { FLOWS_V4 } else { FLOWS_V6 };
         let flows = flows.into_iter().map(|(client, vip)| (client.parse().unwrap(), vip.parse().unwrap()));
@@ -230,18 +256,29 @@ fn with_tag(tag: u16, frame: &[u8]) -> Vec<u8> {
     [&frame[..12], &[0x81, 0], &tag.to_be_bytes(), &frame[12..]].concat()
 }
 
-/// Moves all networks to VLANs.
-fn put_on_vlans(rig: &mut Rig) {
-    let link = |port: PortIndex| Link::new(port, Vlan::NONE.with(TagKind::Customer, VLANS[usize::from(port.0)]).unwrap());
+/// Moves the networks of some sides to VLANs. Their ports have other VLANs too.
+fn put_on_vlans(rig: &mut Rig, tagged: [bool; 2]) {
+    let on = |port: PortIndex, vlan| Link::new(port, Vlan::NONE.with(TagKind::Customer, vlan).unwrap());
+    let moved = |link: Link| match usize::from(link.port().0) {
+        side if tagged[side] => on(link.port(), VLANS[side]),
+        _ => link,
+    };
     let network = &mut rig.network;
-    network.routes.iter_mut().for_each(|route| route.link = link(route.link.port()));
-    network.neighbours.iter_mut().for_each(|neighbour| neighbour.link = link(neighbour.link.port()));
-    let vlan = |port, addresses: [&str; 2]| VlanLink {
-        link: link(port),
+    network.routes.iter_mut().for_each(|route| route.link = moved(route.link));
+    network.neighbours.iter_mut().for_each(|neighbour| neighbour.link = moved(neighbour.link));
+    let vlan = |link, addresses: [&str; 2]| VlanLink {
+        link,
         mtu: 1500,
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
     };
-    network.vlans = vec![vlan(UPLINK, ["192.0.2.2/24", "2001:db8::2/64"]), vlan(CLUSTER, ["10.0.0.2/24", "fd00::2/64"])];
+    let sides = [
+        (UPLINK, ["192.0.2.2/24", "2001:db8::2/64"], ["192.0.3.2/24", "2001:db8:3::2/64"]),
+        (CLUSTER, ["10.0.0.2/24", "fd00::2/64"], ["10.0.3.2/24", "fd03::2/64"]),
+    ];
+    for (port, addresses, others) in sides.into_iter().filter(|(port, ..)| tagged[usize::from(port.0)]) {
+        let side = usize::from(port.0);
+        network.vlans.extend([vlan(on(port, VLANS[side]), addresses), vlan(on(port, OTHERS[side]), others)]);
+    }
 }
 
 /// The flows as they are now, with the time since their last packets.

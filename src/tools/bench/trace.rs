@@ -2,7 +2,7 @@
 //! stored, 32 of IPv4 and 64 of IPv6, in one stream. The others come from a template, which stays in the nearest cache. So
 //! the measurement shows the memory accesses of the engine rather than of the trace.
 //!
-//! **Invariant:** what [`Trace::fill`] writes is the frame that the trace was made from.
+//! **Invariant:** what [`Trace::fill`] writes is the frame that the trace was made from, but for its padding.
 //!
 //! Not here: what frames say (`traffic`).
 

@@ -228,7 +228,7 @@ pub(in crate::forward) struct LastBurst {
     pub(super) families: u8,
     /// Whether the route that is stored for any flow was needed, so that those of the next burst should be prefetched.
     pub(super) reads_routes: bool,
-    /// Whether the last packet had VLAN tags.
+    /// Whether the last packet was recognised and had one VLAN tag.
     pub(super) is_tagged: bool,
     /// For each family, the loop that took most of its packets in the last part.
     pub(super) most: [ForwardLoop; 2],

@@ -184,14 +184,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if positions >> position & 1 == 0 {
                 continue;
             }
-            // Of a packet that is not recognised, the flow is not known.
-            let flow = if record.is_of(A::RECORD) { bit_of(record.hash) } else { 0 };
-            let is_next = flow != 0 && flows & flow == 0;
+            let is_next = record.is_of(A::RECORD) && flows >> (record.hash & 63) & 1 == 0;
             if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
                 record.shape.way = port;
                 progress.add_port(port);
             } else {
-                flows |= flow;
+                // Of a packet that is not recognised, the flow is not known.
+                flows |= if record.is_of(A::RECORD) { bit_of(record.hash) } else { 0 };
                 others |= 1 << position;
             }
         }

@@ -13,19 +13,19 @@ use crate::wire::checksum::{HOP_DELTA, finish};
 use crate::wire::{TupleKey, WireKey};
 
 /// Offsets in an IPv4 header.
-const V4_IDENTIFICATION: usize = 4;
-const V4_TTL: usize = 8;
+pub(super) const V4_IDENTIFICATION: usize = 4;
+pub(super) const V4_TTL: usize = 8;
 const V4_CHECKSUM: usize = 10;
 const V4_KEY: usize = 12;
 const V4_PORTS: usize = 20;
-const V4_TRANSPORT: usize = 20;
+pub(super) const V4_TRANSPORT: usize = 20;
 /// Offsets in an IPv6 header.
-const V6_HOP_LIMIT: usize = 7;
-const V6_KEY: usize = 8;
-const V6_TRANSPORT: usize = 40;
+pub(super) const V6_HOP_LIMIT: usize = 7;
+pub(super) const V6_KEY: usize = 8;
+pub(super) const V6_TRANSPORT: usize = 40;
 /// Offsets in a TCP and a UDP header.
-const TCP_CHECKSUM: usize = 16;
-const UDP_CHECKSUM: usize = 6;
+pub(super) const TCP_CHECKSUM: usize = 16;
+pub(super) const UDP_CHECKSUM: usize = 6;
 
 /// The decrement of the hop limit, in the byte order of the machine.
 pub(super) const HOP: u16 = u16::from_ne_bytes(HOP_DELTA.to_be_bytes());

@@ -152,9 +152,9 @@ impl Record {
         self.shape.kind & Self::FAMILY
     }
 
-    /// Whether the packet had VLAN tags, if it was recognised.
+    /// Whether the packet was recognised and had one VLAN tag.
     pub(super) fn is_tagged(&self) -> bool {
-        self.family() != 0 && usize::from(self.shape.network_offset) != UNTAGGED
+        self.family() != 0 && usize::from(self.shape.network_offset) == UNTAGGED + TAG
     }
 
     /// Whether the packet is recognised and of the family with this bit.

@@ -1,7 +1,7 @@
 //! Eight words of 32 bits, one for each of eight packets, in the lanes of a vector register.
 //!
-//! **Invariant:** [`Lanes`], [`Row`] and [`WideSums`] exist only where the processor has AVX2: they are made from [`Avx2`], which only
-//! [`Avx2::detect`] returns, or from other lanes.
+//! **Invariant:** [`Lanes`], [`Row`] and [`WideSums`] exist only where the processor has AVX2: they are made from
+//! [`Avx2`], which only [`Avx2::detect`] returns, or from other lanes.
 //!
 //! Not here: what the words mean (`forward::fast::eight`).
 

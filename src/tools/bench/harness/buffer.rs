@@ -118,7 +118,7 @@ impl Buffer for FrameBuffer {
         self.set_extent(start, before.min(len));
     }
 
-    #[inline]
+    #[inline(always)]
     fn prepend(&mut self, bytes: usize) -> bool {
         let (start, len) = self.extent();
         let fits = bytes <= start;

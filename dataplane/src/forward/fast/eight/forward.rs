@@ -1,7 +1,7 @@
 //! The third loop of the fast way for eight packets at a time: a group with a packet that does not pass goes through
 //! the loop for one packet at a time.
 //!
-//! Not here: how eight packets are checked and rewritten (`translate`).
+//! Not here: how eight packets are checked and rewritten (`pass`).
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use super::super::follow::InPlaceScope;
 use super::super::progress::Passed;
 use super::super::record::Record;
 use super::super::rewrite::Forwarding;
-use super::translate::KeysOfEight;
+use super::pass::KeysOfEight;
 use crate::forward::observer::Observe;
 use crate::wire::Buffer;
 use crate::wire::processor::{Avx2, LANES, Vectorised};

@@ -1,6 +1,6 @@
 //! What the headers of eight packets of a family say.
 //!
-//! **Invariant:** a packet is known exactly if [`super::super::record::Recognise::frame`] recognises it.
+//! **Invariant:** a packet is known only if [`super::super::record::Recognise::frame`] recognises it.
 
 use super::super::follow::FastFamily;
 use super::super::record::UNTAGGED;
@@ -13,7 +13,7 @@ use crate::wire::{Ipv4, protocol};
 /// Eight frames, as far as it does not matter of which family their packets are.
 pub(in crate::forward::fast) struct Arrived<'b, const AT: usize, H> {
     pub(super) starts: [&'b Start<AT, H>; LANES],
-    /// Words that are not 0 where the frame is not for the port.
+    /// Words that are not 0 where the frame is not for the port, or has another tag than the known one.
     pub(super) wrong: Lanes,
     /// Bytes from the IP header to the end of the frame.
     pub(super) room: Lanes,
@@ -87,11 +87,12 @@ impl HeadersOfEight for u128 {
         let [ports, udp, _, tcp] = avx2.columns(starts.map(|start| start.bytes_at(AT + 40)));
         let is_other = (before_type ^ word(TYPE_V6)).right::<16>() | (first ^ word(VERSION_6)) & word(VERSION);
         let len = len_and_next.lower_number() + word(40);
+        let is_short = word(1 << 16).exceeds(len); // of 16 bits with the IPv6 header
         let has_hops = len_and_next.right::<24>().exceeds(word(1));
         let number = len_and_next.right::<16>() & word(0xff);
         let transport = EightTransports::of::<40>(avx2, number, len, [udp, tcp]);
         EightHeaders {
-            known: (wrong | is_other).equals(word(0)) & has_hops & fits(avx2, len, room) & transport.is_whole,
+            known: (wrong | is_other).equals(word(0)) & has_hops & fits(avx2, len, room) & is_short & transport.is_whole,
             kind: transport.kind,
             fragmentable: word(0),
             hash: tables.v6.hash_eight(avx2, [a, b, c, d, e, f, g, h, ports], number),

@@ -1,23 +1,20 @@
 //! Addresses, ports and checksums of eight packets of IPv4: a word of each packet in one register.
 //!
-//! Not here: which packets pass (`translate`).
+//! Not here: which packets pass (`pass`).
 
-use super::super::nat::HOP;
+use super::super::nat::{self, HOP, V4_IDENTIFICATION, V4_TRANSPORT, V4_TTL};
 use super::super::record::Record;
 use super::checksums::{changed, finished, updated};
-use super::translate::{Found, KeysOfEight, Shapes, Starts, are_to_client};
+use super::pass::{Found, KeysOfEight, Shapes, Starts, are_to_client};
 use crate::flow::Direction;
 use crate::fragment::Identifications;
 use crate::wire::WireKey;
 use crate::wire::processor::{Avx2, LANES, Lanes};
 
-/// Offsets in an IPv4 header.
-const IDENTIFICATION: usize = 4;
-/// TTL, protocol, checksum, addresses and ports, which are rewritten together.
-const REWRITTEN: usize = 8;
-const TRANSPORT: usize = 20;
-const TCP_CHECKSUM: usize = TRANSPORT + 16;
-const UDP_CHECKSUM: usize = TRANSPORT + 6;
+/// Offsets in an IPv4 header. TTL, protocol, checksum, addresses and ports are rewritten together.
+const REWRITTEN: usize = V4_TTL;
+const TCP_CHECKSUM: usize = V4_TRANSPORT + nat::TCP_CHECKSUM;
+const UDP_CHECKSUM: usize = V4_TRANSPORT + nat::UDP_CHECKSUM;
 
 /// Addresses and ports as they stand in packets.
 #[derive(Clone, Copy)]
@@ -100,7 +97,7 @@ impl Packets {
     #[inline(always)]
     fn of<const AT: usize>(avx2: Avx2, starts: &Starts<'_, AT, [u8; 40]>, shapes: &Shapes) -> Self {
         let [hops, source, destination, ports] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + REWRITTEN)));
-        let [of_udp, _, _, of_tcp] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + TRANSPORT + 4)));
+        let [of_udp, _, _, of_tcp] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + V4_TRANSPORT + 4)));
         let is_udp = shapes.are_udp(avx2);
         let checksums = (of_tcp & avx2.splat(0xffff)).or_where(is_udp, of_udp.right::<16>());
         Self { hops, keys: Keys { source, destination, ports }, checksums, is_udp }
@@ -153,7 +150,7 @@ impl KeysOfEight for u32 {
         let numbers = identifications.next_of_eight(avx2, [new.source, new.destination], protocol, wanted).lower_number();
         let (mut olds, news) = ([0; LANES], numbers.to_array());
         for (lane, start) in starts.iter_mut().enumerate().filter(|(lane, _)| wanted >> lane & 1 != 0) {
-            let place = &mut start.head[IDENTIFICATION..IDENTIFICATION + 2];
+            let place = &mut start.head[V4_IDENTIFICATION..V4_IDENTIFICATION + 2];
             olds[lane] = u32::from(u16::from_le_bytes([place[0], place[1]]));
             place.copy_from_slice(&(news[lane] as u16).to_le_bytes());
         }

@@ -1,27 +1,25 @@
 //! Addresses, ports and checksums of eight packets of IPv6: the addresses of each packet in one register.
 //!
-//! Not here: which packets pass (`translate`).
+//! Not here: which packets pass (`pass`).
 
+use super::super::nat::{self, V6_HOP_LIMIT, V6_KEY, V6_TRANSPORT};
 use super::super::record::Record;
 use super::checksums::updated;
-use super::translate::{Found, KeysOfEight, Shapes, Starts, are_to_client};
+use super::pass::{Found, KeysOfEight, Shapes, Starts, are_to_client};
 use crate::fragment::Identifications;
 use crate::wire::WireKey;
 use crate::wire::processor::{Avx2, LANES, Lanes};
 
 /// Offsets in an IPv6 header.
-const HOP_LIMIT: usize = 7;
-const ADDRESSES: usize = 8;
-const TRANSPORT: usize = 40;
-const TCP_CHECKSUM: usize = TRANSPORT + 16;
-const UDP_CHECKSUM: usize = TRANSPORT + 6;
+const TCP_CHECKSUM: usize = V6_TRANSPORT + nat::TCP_CHECKSUM;
+const UDP_CHECKSUM: usize = V6_TRANSPORT + nat::UDP_CHECKSUM;
 
 /// What is read of eight packets and of their flows.
 #[derive(Clone, Copy)]
 pub(in crate::forward::fast) struct ReadV6 {
-    /// Bits in which the addresses of any packet differ from those of its flow, all packets in one.
+    /// Bits in which the addresses of any packet differ from those of its flow: a word of all packets in each lane.
     other_addresses: Lanes,
-    /// Those of ports.
+    /// Those of the ports: a packet in each lane. All bits of both must be 0.
     other_ports: Lanes,
     seen: Lanes,
     are_to_client: Lanes,
@@ -42,7 +40,7 @@ impl KeysOfEight for u128 {
         let mut other_addresses = avx2.splat(0);
         let mut other_ports = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
-            let (addresses, ports) = WireKey::<9>::read_at(&start.head, ADDRESSES).halves();
+            let (addresses, ports) = WireKey::<9>::read_at(&start.head, V6_KEY).halves();
             let (of_flow, ports_of_flow) = found[lane].flow.key(records[lane].candidate.entry().1).halves();
             other_addresses = other_addresses | avx2.words(addresses) ^ avx2.words(of_flow);
             other_ports[lane] = ports ^ ports_of_flow;
@@ -91,16 +89,16 @@ impl KeysOfEight for u128 {
             checksums[lane] = u32::from(u16::from_le_bytes([start.head[places[lane]], start.head[places[lane] + 1]]));
         }
         let half = avx2.splat(0xffff);
-        // The other 0 of one's complement does not change the result, and a sum that is not 0 folds as any other.
+        // 0xffff is 0 in one's complement. Added, it keeps the sum above 0, as that of `nat`: both fold to the same zero.
         let sums = avx2.lanes(found.map(|found| found.flow.checksum_change())) ^ read.are_to_client & half;
         let checksums = updated(avx2, avx2.lanes(checksums), sums + half, read.are_udp).to_array();
         for (lane, start) in starts.iter_mut().enumerate() {
             let replies = found[lane].flow.key(records[lane].candidate.entry().1.opposite());
             let (addresses, ports) = replies.halves();
             let head = &mut start.head;
-            head[HOP_LIMIT] = head[HOP_LIMIT].wrapping_sub(1);
-            head[ADDRESSES..ADDRESSES + 32].copy_from_slice(&avx2.words(addresses).rotated().to_bytes());
-            head[TRANSPORT..TRANSPORT + 4].copy_from_slice(&ports.rotate_left(16).to_ne_bytes());
+            head[V6_HOP_LIMIT] = head[V6_HOP_LIMIT].wrapping_sub(1);
+            head[V6_KEY..V6_KEY + 32].copy_from_slice(&avx2.words(addresses).rotated().to_bytes());
+            head[V6_TRANSPORT..V6_TRANSPORT + 4].copy_from_slice(&ports.rotate_left(16).to_ne_bytes());
             head[places[lane]..places[lane] + 2].copy_from_slice(&(checksums[lane] as u16).to_le_bytes());
         }
     }
@@ -108,7 +106,7 @@ impl KeysOfEight for u128 {
     #[inline(always)]
     fn lower_hop_limits<const AT: usize>(_: Avx2, _: &ReadV6, starts: &mut Starts<'_, AT, [u8; 60]>) {
         for start in starts {
-            start.head[HOP_LIMIT] = start.head[HOP_LIMIT].wrapping_sub(1);
+            start.head[V6_HOP_LIMIT] = start.head[V6_HOP_LIMIT].wrapping_sub(1);
         }
     }
 }

@@ -8,10 +8,10 @@ mod forward;
 mod headers;
 mod keys_v4;
 mod keys_v6;
+mod pass;
 mod recognise;
 mod start;
-mod translate;
 
 pub(super) use forward::ForwardByEight;
+pub(super) use pass::KeysOfEight;
 pub(super) use recognise::recognise_by_eight;
-pub(super) use translate::KeysOfEight;

@@ -19,7 +19,8 @@ use crate::wire::processor::{Avx2, LANES, Lanes, Vectorised};
 /// The end of the destination address, and the bit of group addresses in the source address.
 const STATION: u32 = u32::from_le_bytes([0xff, 0xff, 0x01, 0]);
 
-/// The first loop, for bursts of which most packets are probably as most were in the last one. Returns the kinds of all
+/// The first loop, for bursts whose packets are probably of the family of the last burst, and with a tag or without as its
+/// last packet. Returns the kinds of all
 /// packets together, as [`Recognise::burst`].
 #[inline(always)]
 pub(in crate::forward::fast) fn recognise_by_eight<B: Buffer>(
@@ -86,7 +87,7 @@ impl<'a, B: Buffer, A: HeadersOfEight, const AT: usize> RecogniseByEight<'a, B, 
             return self.others(group, records, 0);
         };
         let room = avx2.lanes(group.each_ref().map(|buffer| buffer.bytes().len() as u32)) - word(AT as u32);
-        let headers = A::of_eight(avx2, self.tables, Arrived { starts, wrong: self.misdirected(avx2, starts), room });
+        let headers = A::of_eight(avx2, self.tables, Arrived { starts, wrong: self.unexpected(avx2, starts), room });
         let EightHeaders { len, kind, fragmentable, hash: [lower, upper], known } = headers;
         let padded = word(Shape::PADDED.into()) ^ room.equals(len) & word(Shape::PADDED.into());
         let more = fragmentable & word(Shape::FRAGMENTABLE.into()) | padded;
@@ -107,15 +108,15 @@ impl<'a, B: Buffer, A: HeadersOfEight, const AT: usize> RecogniseByEight<'a, B, 
 
     /// Words that are 0 where frames are for the port and, if they have a tag, have the known one.
     #[inline(always)]
-    fn misdirected(&self, avx2: Avx2, starts: [&Start<AT, A::Head>; LANES]) -> Lanes {
+    fn unexpected(&self, avx2: Avx2, starts: [&Start<AT, A::Head>; LANES]) -> Lanes {
         let [to, to_from, _, tag] = avx2.columns(starts.map(|start| start.bytes_at(0)));
         let [port, port_end] = self.recognise.destination();
-        let misdirected = (to ^ avx2.splat(port)) | (to_from ^ avx2.splat(port_end)) & avx2.splat(STATION);
+        let unexpected = (to ^ avx2.splat(port)) | (to_from ^ avx2.splat(port_end)) & avx2.splat(STATION);
         if AT == UNTAGGED {
-            return misdirected;
+            return unexpected;
         }
         let [known, mask] = self.frames.tag_and_mask();
-        misdirected | tag & avx2.splat(mask) ^ avx2.splat(known)
+        unexpected | tag & avx2.splat(mask) ^ avx2.splat(known)
     }
 
     /// Recognises those of eight packets that are not bits of `known`. Returns their kinds.

@@ -33,7 +33,9 @@ impl<const AT: usize, H: PacketHead> Start<AT, H> {
     /// Sixteen bytes from an offset on.
     #[inline(always)]
     pub(super) fn bytes_at(&self, offset: usize) -> [u8; 16] {
-        self.as_bytes()[offset..].first_chunk().copied().unwrap_or_default()
+        let mut row = [0; 16];
+        row.copy_from_slice(&self.as_bytes()[offset..offset + 16]);
+        row
     }
 }
 

@@ -55,7 +55,8 @@ pub(in crate::forward::fast) trait KeysOfEight: Rewritten {
         identifications: &mut Identifications,
     ) -> Lanes;
 
-    /// Replaces addresses and ports, decrements hop limits, and updates checksums, those of headers by `changes` too.
+    /// Replaces addresses and ports, decrements hop limits, and updates checksums. `changes` is what other changes add to the
+    /// sums of headers.
     fn rewrite_eight<const AT: usize>(
         avx2: Avx2,
         read: &Self::Read,
@@ -106,8 +107,8 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
         let Some(first) = flows.first() else { return false };
         let mut found = [Found { flow: first, exit: &Exit::NOWHERE }; LANES];
         for (found, record) in found.iter_mut().zip(&*records) {
-            let Some(way) = find::<A, S>(follow, (flows, *routes), record) else { return false };
-            *found = way;
+            let Some(one) = find::<A, S>(follow, (flows, *routes), record) else { return false };
+            *found = one;
         }
         let Some(mut starts) = all(group.each_mut().map(|buffer| Start::<AT, _>::of_mut(buffer.bytes_mut()))) else {
             return false;
@@ -125,7 +126,7 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
         if S::REWRITES == Rewrites::None {
             A::lower_hop_limits(avx2, &read, &mut starts);
         } else {
-            let changes = match S::FRAGMENTABLE && A::ROUTERS_FRAGMENT {
+            let changes = match S::FRAGMENTABLE {
                 true => A::identify(avx2, &read, &mut starts, shapes.may_fragment(avx2), identifications),
                 false => avx2.splat(0),
             };
@@ -252,8 +253,8 @@ impl Shapes {
         (self.kinds & avx2.splat(u32::from(Shape::PADDED) << 8)).equals(avx2.splat(0)).bits() != u8::MAX
     }
 
-    /// All ones for packets that are at most as long as the MTU, if both they and their links have link headers of `AT`
-    /// bytes; by [`Exit::measures`].
+    /// All ones where the packet is no longer than the MTU, and both its link header and that of its exit have `AT` bytes; by
+    /// [`Exit::measures`].
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // at most eighteen
     fn fit<const AT: usize>(&self, avx2: Avx2, exits: Lanes) -> Lanes {
