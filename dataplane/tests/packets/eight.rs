@@ -8,7 +8,7 @@ use dataplane::flow::{FlowRecords, FlowView, Tick};
 use dataplane::forward::{About, FamilyInquiry, Inquired};
 use dataplane::stats::BackendCounters;
 use dataplane::testing::{Packet, Segment};
-use dataplane::{BURST, Link, Mac, Neighbour, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
+use dataplane::{BURST, Link, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
 use proptest::prelude::*;
 use proto::Mode;
 
@@ -237,11 +237,8 @@ impl Kind {
         if !self.mode.is_two_way() {
             rig.set_backend_ports();
         }
-        let net = if self.is_v4 { "10.0.0.8/29" } else { "fd00::10/124" };
-        for (n, router) in [(1, ["10.0.0.71", "fd00::71"]), (2, ["10.0.0.72", "fd00::72"])].into_iter().filter(|_| self.routed) {
-            let (address, mac) = (ip(router[usize::from(!self.is_v4)]), Mac([2, 0, 0, 0, 2, n]));
-            rig.network.routes.push(Route { to: net.parse().unwrap(), via: Some(address), link: CLUSTER.into(), weight: 1 });
-            rig.network.neighbours.push(Neighbour { link: CLUSTER.into(), address, mac });
+        if self.routed {
+            rig.route_backends(self.is_v4);
         }
         put_on_vlans(&mut rig, self.tagged);
         rig.publish();

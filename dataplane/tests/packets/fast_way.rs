@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{Link, Mac, Neighbour, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
+use dataplane::{Link, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
 use proptest::prelude::*;
 use proto::Mode;
 
@@ -109,11 +109,8 @@ impl Case {
         if !self.mode.is_two_way() {
             rig.set_backend_ports();
         }
-        let net = if self.is_v4 { "10.0.0.8/29" } else { "fd00::10/124" };
-        for (n, router) in [(1, ["10.0.0.71", "fd00::71"]), (2, ["10.0.0.72", "fd00::72"])].into_iter().filter(|_| self.routed) {
-            let (address, mac) = (ip(router[usize::from(!self.is_v4)]), Mac([2, 0, 0, 0, 2, n]));
-            rig.network.routes.push(Route { to: net.parse().unwrap(), via: Some(address), link: CLUSTER.into(), weight: 1 });
-            rig.network.neighbours.push(Neighbour { link: CLUSTER.into(), address, mac });
+        if self.routed {
+            rig.route_backends(self.is_v4);
         }
         if self.tagged {
             let link = |port: PortIndex| match port {

@@ -281,6 +281,19 @@ impl Rig {
         }
     }
 
+    /// Puts the backends of one family behind two routers.
+    pub fn route_backends(&mut self, is_v4: bool) {
+        let (net, routers) = match is_v4 {
+            true => ("10.0.0.8/29", ["10.0.0.71", "10.0.0.72"]),
+            false => ("fd00::10/124", ["fd00::71", "fd00::72"]),
+        };
+        for (n, router) in (1..).zip(routers) {
+            let (address, mac) = (ip(router), Mac([2, 0, 0, 0, 2, n]));
+            self.network.routes.push(Route { to: net.parse().unwrap(), via: Some(address), link: CLUSTER.into(), weight: 1 });
+            self.network.neighbours.push(Neighbour { link: CLUSTER.into(), address, mac });
+        }
+    }
+
     /// Keeps only these backends of a service, in both families.
     pub fn keep_backends(&mut self, service: &str, keep: &[u8]) {
         let name = ServiceName::new("default", service);

@@ -20,8 +20,7 @@ use crate::wire::processor::{Avx2, LANES, Lanes, Vectorised};
 const STATION: u32 = u32::from_le_bytes([0xff, 0xff, 0x01, 0]);
 
 /// The first loop, for bursts whose packets are probably of the family of the last burst, and with a tag or without as its
-/// last packet. Returns the kinds of all
-/// packets together, as [`Recognise::burst`].
+/// last packet. Returns the kinds of all packets together, as [`Recognise::burst`].
 #[inline(always)]
 pub(in crate::forward::fast) fn recognise_by_eight<B: Buffer>(
     avx2: Avx2,
