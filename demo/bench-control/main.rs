@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use api_server::{ApiServer, Kind};
 use cluster::Cluster;
 use gateway::Gateway;
-use programs::Programs;
+use programs::{CpuTimes, Programs};
 use proto::v1::ServiceHealth;
 use report::{Endpoints, FirstSync, Nodes, Report, Sets};
 use stamp::{Stages, Stamp};
@@ -105,10 +105,10 @@ fn fill(cluster: &mut Cluster<'_>, api: &ApiServer, services: usize) {
 
 /// Starts both programs; returns them after the first sync.
 fn first_sync(api: &ApiServer) -> (Programs, FirstSync) {
-    let (start, cpu) = (Stamp::now(), programs::own_cpu_time());
+    let (start, cpu) = (Stamp::now(), CpuTimes::of(std::process::id()));
     let mut programs = Programs::start(api);
     let trace = programs.wait_for_generation(PATIENCE);
-    let api_server = programs::own_cpu_time() - cpu;
+    let api_server = CpuTimes::of(std::process::id()).since(&cpu);
     let plan = programs.first_plan().map(|at| at.since(start));
     let sync = FirstSync { whole: trace.reached().since(start), plan, compile: trace.compiling, api_server };
     programs.drain(SILENCE);

@@ -1,6 +1,7 @@
 //! The two programs, the stages of a change in their logs, and their figures from `/proc`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -199,22 +200,22 @@ impl Programs {
 
     /// Cores that controller and gateway use while nothing changes, without the workers, which poll.
     pub fn cpu_at_rest(&self, time: Duration) -> Vec<f64> {
-        let of_all = || self.children().map(|child| cpu_time(child.id())).collect::<Vec<_>>();
+        let of_all = || self.children().map(|child| CpuTimes::of(child.id())).collect::<Vec<_>>();
         let before = of_all();
         std::thread::sleep(time);
         let after = of_all();
-        after.iter().zip(before).map(|(after, before)| (*after - before).as_secs_f64() / time.as_secs_f64()).collect()
+        after.iter().zip(before).map(|(after, before)| after.since(&before).as_secs_f64() / time.as_secs_f64()).collect()
     }
 
     /// CPU time of the controller for each of `count` successive events.
     pub fn controller_time(&self, count: u32, mut happens: impl FnMut(u32)) -> Duration {
-        let before = cpu_time(self.controller.id());
+        let before = CpuTimes::of(self.controller.id());
         for n in 0..count {
             happens(n);
             std::thread::sleep(PAUSE);
         }
         std::thread::sleep(SILENCE);
-        (cpu_time(self.controller.id()) - before) / count
+        CpuTimes::of(self.controller.id()).since(&before) / count
     }
 
     fn children(&self) -> impl Iterator<Item = &Child> {
@@ -252,21 +253,25 @@ fn read(line: &str) -> Option<LogEvent> {
     is_stage.then_some(LogEvent { message, at, counter, took })
 }
 
-/// CPU time of this process.
-pub fn own_cpu_time() -> Duration {
-    cpu_time(std::process::id())
-}
+/// CPU time of each thread of a process but its workers, ns.
+pub struct CpuTimes(HashMap<OsString, u64>);
 
-/// CPU time of a process, without its workers.
-fn cpu_time(process: u32) -> Duration {
-    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    let of_thread = |thread: fs::DirEntry| {
-        let text = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
-        if text("comm").starts_with("sluice-worker") {
-            return 0;
-        }
-        // The first field is the time on a core, in ns.
-        text("schedstat").split_whitespace().next().and_then(|field| field.parse::<u64>().ok()).unwrap_or_default()
-    };
-    Duration::from_nanos(threads.flatten().map(of_thread).sum())
+impl CpuTimes {
+    /// Those of a process until now.
+    pub fn of(process: u32) -> Self {
+        let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        let of_thread = |thread: fs::DirEntry| {
+            let text = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+            // The first field is the time on a core.
+            let time = text("schedstat").split_whitespace().next().and_then(|field| field.parse().ok());
+            time.filter(|_| !text("comm").starts_with("sluice-worker")).map(|time| (thread.file_name(), time))
+        };
+        Self(threads.flatten().filter_map(of_thread).collect())
+    }
+
+    /// All CPU time since then; that of threads which ended meanwhile is not known.
+    pub fn since(&self, before: &Self) -> Duration {
+        let of_thread = |(thread, now): (&OsString, &u64)| now.saturating_sub(before.0.get(thread).copied().unwrap_or_default());
+        Duration::from_nanos(self.0.iter().map(of_thread).sum())
+    }
 }
