@@ -97,6 +97,7 @@ pub(crate) struct BegunFlow<K> {
 }
 
 impl<K: TupleKey> HotFlow<K> {
+    /// A flow of which nothing but these is known: see the fields.
     fn new(keys: [K; 2], backend: u32, seen: u32) -> Self {
         let mut hot = Self { keys, backend, seen, rest: FromZeros::new_zeroed() };
         if let [_, _, _, change] = hot.rest.as_mut() {
@@ -106,8 +107,9 @@ impl<K: TupleKey> HotFlow<K> {
         hot
     }
 
-    /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits in the
-    /// byte order of the machine. For packets to the client it is the complement. Meaningless in one-way modes, 0 without room.
+    /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits in
+    /// the byte order of the machine. For packets to the client it is the complement. Meaningless in one-way modes, 0 without
+    /// room.
     #[inline(always)]
     pub(crate) fn checksum_change(&self) -> u32 {
         if let [_, _, _, change] = *self.rest.as_ref() { change } else { 0 }

@@ -58,8 +58,8 @@ impl Identifications {
         *counter
     }
 
-    /// As [`Identifications::next`], for those of eight IPv4 datagrams that are bits of `wanted`, by addresses as they stand in packets. The
-    /// identifications of the others are meaningless.
+    /// As [`Identifications::next`], for those of eight IPv4 datagrams that are bits of `wanted`, by addresses as they stand
+    /// in packets. The identifications of the others are meaningless.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // 16 bits
     pub(crate) fn next_of_eight(&mut self, avx2: Avx2, addresses: [Lanes; 2], protocol: Lanes, wanted: u8) -> Lanes {
