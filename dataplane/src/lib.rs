@@ -33,7 +33,7 @@ pub mod workers;
 
 pub use choose::{Chooser, Intervals, SourceRanges};
 pub use compiler::Compiler;
-pub use flow::{BackendId, FlowLimits, FlowTable, prefetch};
+pub use flow::{BackendId, FlowLimits, FlowTable, prefetch, prefetch_at};
 pub use forward::{
     FlowFate, Metered, NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS,
     SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError, Worker,

@@ -14,7 +14,7 @@ mod tick;
 mod transitions;
 mod yield_order;
 
-pub use crate::wire::processor::prefetch;
+pub use crate::wire::processor::{prefetch, prefetch_at};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};

@@ -232,16 +232,18 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        self.candidates(AnyProcessor, true)(hash)
+        self.candidates(AnyProcessor, true)(hash, 0, &mut 0)
     }
 
-    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
+    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies. For
+    /// [`Candidate::AWAY`] it adds a bit to a set.
     #[inline(always)]
-    pub(crate) fn candidates(&self, compare: impl Compare, with_routes: bool) -> impl Fn(u64) -> Candidate {
+    pub(crate) fn candidates(&self, compare: impl Compare, with_routes: bool) -> impl Fn(u64, u32, &mut u32) -> Candidate {
         let homes = self.index.homes();
-        move |hash| match homes.candidate(hash, compare) {
+        move |hash, bit, away| match homes.candidate(hash, compare) {
             Guess::At(place) => self.prefetch_entry(place, with_routes),
             Guess::Away => {
+                *away |= bit;
                 self.index.prefetch_away(hash);
                 Candidate::AWAY
             }

@@ -7,10 +7,17 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::processor::prefetch_at;
+
 /// One packet, contiguous in memory, from the Ethernet header on.
 pub trait Buffer: Send {
     /// The frame.
     fn bytes(&self) -> &[u8];
+    /// Prefetches the cache line of the frame's byte at an offset, which is not checked.
+    #[inline(always)]
+    fn prefetch(&self, offset: usize) {
+        prefetch_at(self.bytes(), offset);
+    }
     /// The frame, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Sets the length of the frame to `len` bytes and keeps its start; new bytes have any value. Returns false, and

@@ -66,15 +66,17 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let reads_routes = Cell::new(false);
         let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
-        let (mut kinds, mut progress, mut any_away) = (0, Progress::new(snapshot, last_burst), false);
+        let (mut kinds, mut progress, mut away) = (0, Progress::new(snapshot, last_burst), 0);
         let (mut opening_v4, mut opening_v6) = (None, None);
         let (len, part_len) = (burst.len(), part_len(&self.tables, self.few_flows));
         let part = |number: usize| (number * part_len).min(len)..((number + 1) * part_len).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };
         for turn in 0..len.div_ceil(part_len) + last {
-            if any_away && let Some(before) = turn.checked_sub(2) {
-                locate_away(&self.tables, &mut records[part(before)]);
+            if away != 0
+                && let Some(before) = turn.checked_sub(2)
+            {
+                locate_away(&self.tables, &mut records[part(before)], away);
             }
             let range = part(turn);
             let (tables, of_part) = (&self.tables, (&burst[range.clone()], &mut records[range]));
@@ -88,7 +90,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             if let Some(before) = turn.checked_sub(1) {
                 let records = &mut records[part(before)];
-                any_away = locate(&self.tables, (self.avx2, last_burst.reads_routes), records, families);
+                away = locate(&self.tables, (self.avx2, last_burst.reads_routes), records, families);
                 if O::METERS {
                     prefetch_meters(&self.tables, records);
                 }
@@ -182,15 +184,16 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 /// packets end in the second one.
 #[inline(always)]
 fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
-    burst.iter().for_each(|buffer| prefetch_at(buffer.bytes(), 0));
+    burst.iter().for_each(|buffer| buffer.prefetch(0));
     if of_v6 {
-        burst.iter().for_each(|buffer| prefetch_at(buffer.bytes(), UNTAGGED + HEAD_V6 - 1));
+        burst.iter().for_each(|buffer| buffer.prefetch(UNTAGGED + HEAD_V6 - 1));
     }
 }
 
 /// The second loop: finds the probable flow of each packet, and prefetches it, perhaps with the route to the client.
-/// `families` has at least those of the records. Returns whether any may be found in another line of tags, which is prefetched.
-fn locate(tables: &FlowTables, (avx2, with_routes): (Option<Avx2>, bool), records: &mut [Record], families: u8) -> bool {
+/// `families` has at least those of the records. Returns the positions, as bits, of those that may be found in another line
+/// of tags, which is prefetched.
+fn locate(tables: &FlowTables, (avx2, with_routes): (Option<Avx2>, bool), records: &mut [Record], families: u8) -> u32 {
     match (families, avx2) {
         (Record::V4, Some(avx2)) => avx2.run(Locate { table: &tables.v4, with_routes, records }),
         (Record::V6, Some(avx2)) => avx2.run(Locate { table: &tables.v6, with_routes, records }),
@@ -208,10 +211,10 @@ struct Locate<'a, A: Address> {
 }
 
 impl<A: Address> Vectorised for Locate<'_, A> {
-    type Output = bool;
+    type Output = u32;
 
     #[inline(always)]
-    fn run(self, avx2: Avx2) -> bool {
+    fn run(self, avx2: Avx2) -> u32 {
         locate_by(avx2, (self.table, self.with_routes), self.records)
     }
 }
@@ -228,44 +231,44 @@ fn prefetch_meters(tables: &FlowTables, records: &[Record]) {
     }
 }
 
-/// The same for records of one family, and of packets that are left, whose flows do not matter. Returns whether any is
-/// away.
+/// The same for records of one family, and of packets that are left, whose flows do not matter.
 #[inline(never)]
-fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut [Record]) -> bool {
+fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut [Record]) -> u32 {
     locate_by(AnyProcessor, (table, with_routes), records)
 }
 
 #[inline(always)]
-fn locate_by<A: Address>(compare: impl Compare, (table, with_routes): (&FlowTable<A>, bool), records: &mut [Record]) -> bool {
-    let (candidate, mut any_away) = (table.candidates(compare, with_routes), false);
-    for record in records.iter_mut() {
-        record.candidate = candidate(record.hash);
-        any_away |= record.candidate == Candidate::AWAY;
+fn locate_by<A: Address>(compare: impl Compare, (table, with_routes): (&FlowTable<A>, bool), records: &mut [Record]) -> u32 {
+    let (candidate, mut away) = (table.candidates(compare, with_routes), 0);
+    for (position, record) in records.iter_mut().enumerate() {
+        record.candidate = candidate(record.hash, 1 << position, &mut away);
     }
-    any_away
+    away
 }
 
 #[inline(never)]
-fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> bool {
-    let mut any_away = false;
-    for record in records.iter_mut() {
+fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> u32 {
+    let mut away = 0;
+    for (position, record) in records.iter_mut().enumerate() {
         record.candidate = match record.family() {
             Record::V4 => tables.v4.candidate(record.hash),
             Record::V6 => tables.v6.candidate(record.hash),
             _ => Candidate::NONE,
         };
-        any_away |= record.candidate == Candidate::AWAY;
+        away |= u32::from(record.candidate == Candidate::AWAY) << position;
     }
-    any_away
+    away
 }
 
-/// The same for those that may be found in another line of tags, a turn later: in a full table one packet in fifteen.
+/// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.
 #[inline(never)]
-fn locate_away(tables: &FlowTables, records: &mut [Record]) {
-    for record in records.iter_mut().filter(|record| record.candidate == Candidate::AWAY) {
+fn locate_away(tables: &FlowTables, records: &mut [Record], away: u32) {
+    let mut left = away;
+    while let Some(record) = records.get_mut(left.trailing_zeros() as usize) {
         record.candidate = match record.family() {
             Record::V4 => tables.v4.candidate_away(record.hash),
             _ => tables.v6.candidate_away(record.hash),
         };
+        left &= left - 1;
     }
 }

@@ -26,7 +26,7 @@ pub fn prefetch<T>(value: &T) {
 
 /// The same for the value at an index of `values`. The index is not checked: of a wrong one, other memory is prefetched.
 #[inline(always)]
-pub(crate) fn prefetch_at<T>(values: &[T], index: usize) {
+pub fn prefetch_at<T>(values: &[T], index: usize) {
     let start = values.as_ptr().wrapping_add(index).cast::<u8>();
     for offset in (0..size_of::<T>()).step_by(LINE_BYTES) {
         line(start.wrapping_add(offset));

@@ -1,13 +1,16 @@
-//! Frame buffers of the harness in memory, and the ring of those that are free.
+//! Frame buffers of the harness in memory, and the queue of those that are free.
 //!
 //! A buffer is handled as one pointer. Its start and length stand in a cache line of its own before the headroom, as in
 //! DPDK's packets. Buffers live as long as the process, as DPDK's do, so a handle is an exclusive reference.
 //!
-//! **Invariant:** free buffers are used in turn, the one that has been free for the longest first.
+//! **Invariant:** free buffers are used in turn, in whole bursts as far as possible, without a look at each buffer. Those of
+//! bursts that are not full wait a little longer than others.
 //!
 //! Not here: what is written into a buffer (`trace`).
 
-use dataplane::{Buffer, Burst};
+use std::collections::VecDeque;
+
+use dataplane::{BURST, Buffer, Burst};
 use zerocopy::FromZeros;
 
 use super::super::error::BenchError;
@@ -90,6 +93,12 @@ impl FrameRoom for FrameBuffer {
 }
 
 impl Buffer for FrameBuffer {
+    /// Without a look at the length.
+    #[inline(always)]
+    fn prefetch(&self, offset: usize) {
+        dataplane::prefetch_at(self.0.pieces.as_flattened(), self.extent().0 + offset);
+    }
+
     #[inline(always)]
     fn bytes(&self) -> &[u8] {
         let (start, len) = self.extent();
@@ -136,14 +145,14 @@ impl Buffer for FrameBuffer {
     }
 }
 
-/// A ring of free buffers.
+/// The free buffers.
 #[derive(Debug)]
 pub(super) struct FreeBuffers {
-    /// A power of two, with room for the buffers of all workers.
-    slots: Box<[Option<FrameBuffer>]>,
-    /// Where the next buffer is taken, and where the next is put, counted on beyond the slots.
-    head: usize,
-    tail: usize,
+    /// Full bursts, the one that has been free for the longest first.
+    bursts: VecDeque<Burst<FrameBuffer>>,
+    /// What is left of a burst of which some were taken, and buffers that do not fill a burst yet.
+    begun: Burst<FrameBuffer>,
+    gathered: Burst<FrameBuffer>,
     pattern: Box<Pattern>,
     /// Buffers given out by `allocate` that have not been filled again.
     foreign: usize,
@@ -153,30 +162,37 @@ impl FreeBuffers {
     /// `count` new buffers in one piece of memory, in huge pages if they take several. `shares` workers exchange theirs.
     pub(super) fn new(count: usize, shares: usize, pattern: Pattern) -> Result<Self, BenchError> {
         let memory = BufferMemory::new_vec_zeroed(count).map_err(|_| BenchError::Buffers(count))?;
-        let mut slots: Vec<_> = memory.leak().iter_mut().map(FrameBuffer).map(Some).collect();
-        slots.iter_mut().flatten().for_each(|buffer| buffer.fill(&pattern));
-        slots.resize_with((count * shares).next_power_of_two(), || None);
-        Ok(Self { slots: slots.into(), head: 0, tail: count, pattern: Box::new(pattern), foreign: 0 })
-    }
-
-    /// The slots from a counted position on, `count` or up to the last.
-    #[inline(always)]
-    fn slots_at(&mut self, position: usize, count: usize) -> &mut [Option<FrameBuffer>] {
-        let start = position & self.slots.len().wrapping_sub(1);
-        let end = self.slots.len().min(start + count);
-        self.slots.get_mut(start..end).unwrap_or(&mut [])
+        let bursts = VecDeque::with_capacity((count * shares).div_ceil(BURST) + 1);
+        let (begun, gathered, pattern) = (Burst::new(), Burst::new(), Box::new(pattern));
+        let mut free = Self { bursts, begun, gathered, pattern, foreign: 0 };
+        for buffer in memory.leak() {
+            let mut buffer = FrameBuffer(buffer);
+            buffer.fill(&free.pattern);
+            free.gather(buffer);
+        }
+        Ok(free)
     }
 
     /// Adds up to `count` buffers to a burst.
     #[inline(always)]
     pub(super) fn take(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
-        let mut left = count.min(self.tail - self.head).min(burst.remaining_capacity());
-        while left > 0 {
-            let slots = self.slots_at(self.head, left);
-            let taken = slots.len();
-            burst.extend(slots.iter_mut().map_while(Option::take));
-            self.head += taken;
-            left -= taken;
+        if count == BURST
+            && burst.is_empty()
+            && let Some(full) = self.bursts.pop_front()
+        {
+            *burst = full;
+        } else {
+            self.take_some(count, burst);
+        }
+    }
+
+    #[inline(never)]
+    fn take_some(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
+        for _ in 0..count.min(burst.remaining_capacity()) {
+            if self.begun.is_empty() {
+                self.begun = self.bursts.pop_front().unwrap_or_else(|| std::mem::take(&mut self.gathered));
+            }
+            burst.extend(self.begun.pop());
         }
     }
 
@@ -186,15 +202,18 @@ impl FreeBuffers {
         if self.foreign > 0 {
             self.fill_foreign(burst);
         }
-        let (tail, count) = (self.tail, burst.len());
-        self.tail += count;
-        let slots = self.slots_at(tail, count);
-        if slots.len() == count {
-            slots.iter_mut().zip(burst.drain(..)).for_each(|(slot, buffer)| *slot = Some(buffer));
-            return;
+        if burst.is_full() {
+            self.bursts.push_back(std::mem::take(burst));
+        } else {
+            burst.drain(..).for_each(|buffer| self.gather(buffer));
         }
-        for (position, buffer) in (tail..).zip(burst.drain(..)) {
-            self.slots_at(position, 1).iter_mut().zip([buffer]).for_each(|(slot, buffer)| *slot = Some(buffer));
+    }
+
+    #[inline(never)]
+    fn gather(&mut self, buffer: FrameBuffer) {
+        self.gathered.push(buffer);
+        if self.gathered.is_full() {
+            self.bursts.push_back(std::mem::take(&mut self.gathered));
         }
     }
 
@@ -216,5 +235,66 @@ impl FreeBuffers {
         buffer.0.is_foreign = true;
         self.foreign += 1;
         Some(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn free(count: usize) -> FreeBuffers {
+        FreeBuffers::new(count, 1, [0; size_of::<Pattern>()]).unwrap()
+    }
+
+    fn taken(free: &mut FreeBuffers, count: usize) -> Burst<FrameBuffer> {
+        let mut burst = Burst::new();
+        free.take(count, &mut burst);
+        burst
+    }
+
+    fn addresses(burst: &Burst<FrameBuffer>) -> Vec<usize> {
+        burst.iter().map(|buffer| std::ptr::from_ref(&*buffer.0).addr()).collect()
+    }
+
+    #[test]
+    fn full_bursts_are_used_in_turn() {
+        let mut free = free(8 * BURST);
+        let mut order: Vec<Vec<usize>> = Vec::new();
+        for _ in 0..16 {
+            let mut burst = taken(&mut free, BURST);
+            assert_eq!(burst.len(), BURST);
+            order.push(addresses(&burst));
+            free.put(&mut burst);
+        }
+        let (first, second) = order.split_at(8);
+        assert_eq!(first, second);
+        assert!(!first[1..].contains(&first[0]));
+    }
+
+    proptest! {
+        #[test]
+        fn no_buffer_is_lost_or_given_out_twice(count in 1..300_usize, sizes in prop::collection::vec((0..=BURST, any::<bool>()), 0..60)) {
+            let mut free = free(count);
+            let mut out: Vec<Burst<FrameBuffer>> = Vec::new();
+            for (size, is_put) in sizes {
+                if is_put && !out.is_empty() {
+                    let mut burst = out.remove(size % out.len());
+                    free.put(&mut burst);
+                    prop_assert!(burst.is_empty());
+                } else {
+                    let before: usize = out.iter().map(|burst| burst.len()).sum();
+                    let burst = taken(&mut free, size);
+                    prop_assert_eq!(burst.len(), size.min(count - before));
+                    out.push(burst);
+                }
+            }
+            out.extend(std::iter::from_fn(|| Some(taken(&mut free, BURST)).filter(|burst| !burst.is_empty())));
+            let mut all: Vec<usize> = out.iter().flat_map(addresses).collect();
+            all.sort_unstable();
+            all.dedup();
+            prop_assert_eq!(all.len(), count);
+        }
     }
 }

@@ -173,9 +173,12 @@ impl KeysOfEight for u32 {
         let sums = addresses + changed(avx2, old.ports, new.ports);
         let checksums = updated(avx2, packets.checksums, sums, packets.is_udp).to_array();
         let rows = Lanes::rows([hops, new.source, new.destination, new.ports]);
+        for (start, row) in starts.iter_mut().zip(rows) {
+            start.head[REWRITTEN..REWRITTEN + 16].copy_from_slice(&row.bytes());
+        }
+        let any_udp = packets.is_udp.bits() != 0;
         for (lane, start) in starts.iter_mut().enumerate() {
-            let place = if records[lane].is_udp() { UDP_CHECKSUM } else { TCP_CHECKSUM };
-            start.head[REWRITTEN..REWRITTEN + 16].copy_from_slice(&rows[lane].bytes());
+            let place = if any_udp && records[lane].is_udp() { UDP_CHECKSUM } else { TCP_CHECKSUM };
             start.head[place..place + 2].copy_from_slice(&(checksums[lane] as u16).to_le_bytes());
         }
     }

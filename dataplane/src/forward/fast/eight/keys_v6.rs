@@ -83,7 +83,8 @@ impl KeysOfEight for u128 {
         records: &[Record; LANES],
         _: Lanes,
     ) {
-        let places = records.each_ref().map(|record| if record.is_udp() { UDP_CHECKSUM } else { TCP_CHECKSUM });
+        let any_udp = read.are_udp.bits() != 0;
+        let places = records.each_ref().map(|record| if any_udp && record.is_udp() { UDP_CHECKSUM } else { TCP_CHECKSUM });
         let mut checksums = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
             checksums[lane] = u32::from(u16::from_le_bytes([start.head[places[lane]], start.head[places[lane] + 1]]));

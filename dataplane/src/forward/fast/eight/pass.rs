@@ -148,7 +148,7 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
             found.iter().for_each(|found| ports.add(found.exit.port.0));
         }
         if shapes.any_padded(avx2) {
-            truncate(group, records);
+            truncate::<AT>(group, records);
         }
         if O::OBSERVES || O::METERS {
             tell::<A, _, _>(group, records, &found, (*observer, meters));
@@ -161,11 +161,11 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
     }
 }
 
-/// Removes what follows packets in their frames.
+/// Removes what follows packets in their frames, behind link headers of `AT` bytes.
 #[inline(always)]
-fn truncate(group: &mut [impl Buffer; LANES], records: &[Record; LANES]) {
-    for (buffer, record) in group.iter_mut().zip(records).filter(|(_, record)| record.shape.is_padded()) {
-        buffer.truncate(usize::from(record.shape.network_offset) + usize::from(record.shape.packet_len));
+fn truncate<const AT: usize>(group: &mut [impl Buffer; LANES], records: &[Record; LANES]) {
+    for (buffer, record) in group.iter_mut().zip(records) {
+        buffer.truncate(AT + usize::from(record.shape.packet_len));
     }
 }
 
