@@ -133,14 +133,15 @@ impl<B: Buffer> TwinPort<B> {
                     break;
                 };
                 match rustix::io::read(&self.tap, buffer.bytes_mut()) {
-                    Ok(len) if buffer.resize(len) => burst.push(buffer),
-                    Ok(_) | Err(Errno::INTR) => *spare = Some(buffer),
-                    Err(_) => {
+                    Err(Errno::INTR) => *spare = Some(buffer),
+                    Ok(0) | Err(_) => {
                         // The tap is empty or the interface is gone. Either way there is nothing to read until epoll
                         // reports it.
                         self.readable = false;
                         *spare = Some(buffer);
                     }
+                    Ok(len) if buffer.resize(len) => burst.push(buffer),
+                    Ok(_) => *spare = Some(buffer),
                 }
             }
             let read = burst.len();
@@ -371,6 +372,8 @@ mod tests {
         let (queues, new_tap) = (port.queues.clone(), NewTap(port.new_tap.clone()));
         let _thread = TwinThread::start(vec![port], None, || Some(MemoryBuffer::default())).unwrap();
         drop(gone);
+        // Long enough for it to read the end, which is no frame.
+        std::thread::sleep(Duration::from_millis(40));
         new_tap.give(other.tap);
         send(&linux, &numbered(7));
         let mut from_linux = Vec::new();
