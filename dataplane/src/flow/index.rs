@@ -13,7 +13,7 @@
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::wire::processor::{self, AnyProcessor, Avx2, Compare, Lanes};
+use crate::wire::processor::{self, AnyProcessor, Avx2, Compare, Lanes, SetBits};
 
 const WAYS: usize = 15;
 /// Maximum number of buckets searched for room. At 90 % load the second level (30 x 15 slots) lacks room in one case in
@@ -69,24 +69,6 @@ impl Bucket {
 
     fn count_away(&mut self, joins: bool, leaves: bool) {
         self.words[WAYS] = self.words[WAYS] + u32::from(joins) * AWAY - u32::from(leaves) * AWAY;
-    }
-}
-
-/// Slots as bits, in order.
-#[derive(Clone, Copy)]
-struct Slots(u32);
-
-impl Iterator for Slots {
-    type Item = usize;
-
-    #[inline]
-    fn next(&mut self) -> Option<usize> {
-        if self.0 == 0 {
-            return None;
-        }
-        let slot = self.0.trailing_zeros() as usize;
-        self.0 &= self.0 - 1;
-        Some(slot)
     }
 }
 
@@ -207,7 +189,7 @@ impl Index {
         let (home, tag) = (self.home(hash), self.tag(hash));
         let bucket = &self.buckets[home];
         let mut in_bucket = |bucket: &Bucket| {
-            let slots = Slots(bucket.matching(tag, self.tag_mask));
+            let slots = SetBits(bucket.matching(tag, self.tag_mask));
             slots.map(|slot| bucket.words[slot] & !self.tag_mask).find(|&place| is_it(place))
         };
         let found = in_bucket(bucket);

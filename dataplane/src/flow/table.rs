@@ -232,22 +232,21 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        self.candidates(AnyProcessor, true)(hash, 0, &mut 0)
+        self.candidates(AnyProcessor, true)(hash).unwrap_or(Candidate::AWAY)
     }
 
-    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies. For
-    /// [`Candidate::AWAY`] it adds a bit to a set.
+    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies. `None` stands for
+    /// [`Candidate::AWAY`]: a loop needs no comparison to count it.
     #[inline(always)]
-    pub(crate) fn candidates(&self, compare: impl Compare, with_routes: bool) -> impl Fn(u64, u32, &mut u32) -> Candidate {
+    pub(crate) fn candidates(&self, compare: impl Compare, with_routes: bool) -> impl Fn(u64) -> Option<Candidate> {
         let homes = self.index.homes();
-        move |hash, bit, away| match homes.candidate(hash, compare) {
-            Guess::At(place) => self.prefetch_entry(place, with_routes),
+        move |hash| match homes.candidate(hash, compare) {
+            Guess::At(place) => Some(self.prefetch_entry(place, with_routes)),
             Guess::Away => {
-                *away |= bit;
                 self.index.prefetch_away(hash);
-                Candidate::AWAY
+                None
             }
-            Guess::Nowhere => Candidate::NONE,
+            Guess::Nowhere => Some(Candidate::NONE),
         }
     }
 

@@ -45,7 +45,7 @@ use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
 use crate::snapshot::Snapshot;
-use crate::wire::processor::{AnyProcessor, Avx2, Compare, Vectorised, prefetch_at};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, SetBits, Vectorised, prefetch_at};
 use crate::wire::{Address, Buffer};
 
 /// Records for the packets of one burst.
@@ -239,23 +239,28 @@ fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut
 
 #[inline(always)]
 fn locate_by<A: Address>(compare: impl Compare, (table, with_routes): (&FlowTable<A>, bool), records: &mut [Record]) -> u32 {
-    let (candidate, mut away) = (table.candidates(compare, with_routes), 0);
-    for (position, record) in records.iter_mut().enumerate() {
-        record.candidate = candidate(record.hash, 1 << position, &mut away);
-    }
-    away
+    let candidate = table.candidates(compare, with_routes);
+    set_candidates(records, |record| candidate(record.hash))
 }
 
 #[inline(never)]
 fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> u32 {
+    set_candidates(records, |record| match record.family() {
+        Record::V4 => tables.v4.candidates(AnyProcessor, true)(record.hash),
+        Record::V6 => tables.v6.candidates(AnyProcessor, true)(record.hash),
+        _ => Some(Candidate::NONE),
+    })
+}
+
+/// Sets the candidates of records. Returns the positions, as bits, of those that are away.
+#[inline(always)]
+fn set_candidates(records: &mut [Record], candidate: impl Fn(&Record) -> Option<Candidate>) -> u32 {
     let mut away = 0;
     for (position, record) in records.iter_mut().enumerate() {
-        record.candidate = match record.family() {
-            Record::V4 => tables.v4.candidate(record.hash),
-            Record::V6 => tables.v6.candidate(record.hash),
-            _ => Candidate::NONE,
-        };
-        away |= u32::from(record.candidate == Candidate::AWAY) << position;
+        record.candidate = candidate(record).unwrap_or_else(|| {
+            away |= 1 << position;
+            Candidate::AWAY
+        });
     }
     away
 }
@@ -263,12 +268,11 @@ fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> u32 {
 /// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.
 #[inline(never)]
 fn locate_away(tables: &FlowTables, records: &mut [Record], away: u32) {
-    let mut left = away;
-    while let Some(record) = records.get_mut(left.trailing_zeros() as usize) {
+    for position in SetBits(away) {
+        let record = &mut records[position];
         record.candidate = match record.family() {
             Record::V4 => tables.v4.candidate_away(record.hash),
             _ => tables.v6.candidate_away(record.hash),
         };
-        left &= left - 1;
     }
 }

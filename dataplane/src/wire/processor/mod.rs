@@ -78,6 +78,24 @@ pub(crate) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
     words.iter().enumerate().map(bit).fold(0, |bits, bit| bits | bit)
 }
 
+/// The positions of the bits that are set in a word, such as [`matching`] returns, lowest first.
+#[derive(Clone, Copy)]
+pub(crate) struct SetBits(pub(crate) u32);
+
+impl Iterator for SetBits {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
+        }
+        let position = self.0.trailing_zeros() as usize;
+        self.0 &= self.0 - 1;
+        Some(position)
+    }
+}
+
 /// How sixteen words are compared.
 pub(crate) trait Compare: Copy {
     /// The words that equal `pattern` where `mask` has ones, one bit for each.
