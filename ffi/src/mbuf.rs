@@ -117,17 +117,6 @@ impl Mbuf {
         true
     }
 
-    /// Removes the bytes after the first `len` bytes of the frame, if there are any and the frame is in one segment.
-    #[inline(always)]
-    pub fn truncate(&mut self, len: usize) {
-        let is_contiguous = self.is_contiguous();
-        let view = self.view_mut();
-        if let Some(len) = u16::try_from(len).ok().filter(|len| *len < view.data_len && is_contiguous) {
-            view.data_len = len;
-            view.pkt_len = u32::from(len);
-        }
-    }
-
     /// The hash by which the device chose a receive queue, if the device reports it.
     #[inline]
     #[must_use]

@@ -67,11 +67,6 @@ impl Buffer for Packet {
     }
 
     #[inline(always)]
-    fn truncate(&mut self, len: usize) {
-        self.0.truncate(len);
-    }
-
-    #[inline(always)]
     fn prepend(&mut self, len: usize) -> bool {
         self.0.prepend(len)
     }
