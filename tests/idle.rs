@@ -71,7 +71,7 @@ fn assert_no_packet_of_a_burst_is_lost(edge: &Edge) {
     let burst = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
                  for n in range(300): s.sendto(b'x', ('192.0.2.119', 9))";
     let dropped = || edge.drops().iter().find(|(reason, _)| reason == "unknown_vip").map_or(0, |(_, packets)| *packets);
-    // Requests that came before their Service are among those before.
+    // What arrives before the gateway has a complete state is dropped for the same reason.
     let before = dropped();
     for n in 1..=5 {
         std::thread::sleep(Duration::from_millis(200));

@@ -133,15 +133,14 @@ impl<B: Buffer> TwinPort<B> {
                     break;
                 };
                 match rustix::io::read(&self.tap, buffer.bytes_mut()) {
-                    Err(Errno::INTR) => *spare = Some(buffer),
+                    Ok(len @ 1..) if buffer.resize(len) => burst.push(buffer),
+                    Ok(1..) | Err(Errno::INTR) => *spare = Some(buffer),
                     Ok(0) | Err(_) => {
                         // The tap is empty or the interface is gone. Either way there is nothing to read until epoll
                         // reports it.
                         self.readable = false;
                         *spare = Some(buffer);
                     }
-                    Ok(len) if buffer.resize(len) => burst.push(buffer),
-                    Ok(_) => *spare = Some(buffer),
                 }
             }
             let read = burst.len();

@@ -3,8 +3,8 @@
 //! A buffer is handled as one pointer. Its start and length stand in a cache line of its own before the headroom, as in
 //! DPDK's packets. Buffers live as long as the process, as DPDK's do, so a handle is an exclusive reference.
 //!
-//! **Invariant:** free buffers are used in turn, in whole bursts as far as possible, without a look at each buffer. Those of
-//! bursts that are not full wait a little longer than others.
+//! **Invariant:** full bursts of free buffers are used in turn. Other buffers wait until a burst of them is full, or until
+//! one is taken that is not.
 //!
 //! Not here: what is written into a buffer (`trace`).
 

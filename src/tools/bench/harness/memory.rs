@@ -3,8 +3,8 @@
 //! **Invariant:** every buffer is free, or in the engine. So the packets fed are those transmitted, released and held;
 //! [`Traffic`] counts them beside the engine's own account.
 //!
-//! A burst of frames is written when the engine receives it, into the buffers that have been free for the longest. With
-//! more buffers than the second-level cache holds, each fetches its lines from the third, as after a card's DMA.
+//! A burst of frames is written when the engine receives it, into the burst of buffers that has been free for the longest.
+//! With more buffers than the second-level cache holds, each fetches its lines from the third, as after a card's DMA.
 //!
 //! Not here: frames (`trace`).
 
