@@ -66,6 +66,15 @@ impl SeenWords {
     /// The bits below those of the time, which mean nothing in differences.
     pub(crate) const BELOW: u32 = BELOW_SEEN;
 
+    /// The bits of the mode.
+    pub(crate) const MODE: u32 = BELOW_SEEN & !STATE_MASK;
+
+    /// Those bits of a flow's word.
+    #[inline(always)]
+    pub(crate) const fn of_mode(mode: FlowMode) -> u32 {
+        (mode as u32) << STATE_BITS
+    }
+
     /// From this, [`HotFlow::seen_word`] is subtracted: the time since the last packet.
     #[inline(always)]
     pub(crate) const fn minuend(now: Tick) -> u32 {

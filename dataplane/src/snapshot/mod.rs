@@ -36,4 +36,4 @@ pub(crate) use snat_groups::{SnatGroups, snat_group};
 pub(crate) use tables::Announced;
 pub use tables::{RemovedBackend, RemovedBackends, Snapshot, Views};
 pub use tunnels::Ends;
-pub(crate) use tunnels::Tunnels;
+pub(crate) use tunnels::{Tunnels, source_of};

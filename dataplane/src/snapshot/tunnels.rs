@@ -74,28 +74,33 @@ impl Tunnels {
     #[inline]
     pub(crate) fn ends(&self, port: PortIndex, backend: IpAddr, entropy: u32) -> Option<Ends> {
         Some(match backend {
-            IpAddr::V4(backend) => Ends::V4(pick(&self.v4, port, entropy)?.into(), backend.into()),
-            IpAddr::V6(backend) => Ends::V6(pick(&self.v6, port, entropy)?.into(), backend.into()),
+            IpAddr::V4(backend) => Ends::V4(source_of(self.sources_v4(port), entropy)?.into(), backend.into()),
+            IpAddr::V6(backend) => Ends::V6(source_of(self.sources_v6(port), entropy)?.into(), backend.into()),
         })
     }
 
-    /// The source of an IPv4 tunnel through a port, as [`Tunnels::ends`] selects it.
+    /// The sources of IPv4 tunnels through a port, of which [`source_of`] selects one as [`Tunnels::ends`] does.
     #[inline(always)]
-    pub(crate) fn source_v4(&self, port: PortIndex, entropy: u32) -> Option<[u8; 4]> {
-        pick(&self.v4, port, entropy).map(|source| source.octets())
+    pub(crate) fn sources_v4(&self, port: PortIndex) -> &[Ipv4Addr] {
+        of_port(&self.v4, port)
     }
 
-    /// The same of an IPv6 tunnel.
+    /// The same of IPv6 tunnels.
     #[inline(always)]
-    pub(crate) fn source_v6(&self, port: PortIndex, entropy: u32) -> Option<[u8; 16]> {
-        pick(&self.v6, port, entropy).map(|source| source.octets())
+    pub(crate) fn sources_v6(&self, port: PortIndex) -> &[Ipv6Addr] {
+        of_port(&self.v6, port)
     }
 }
 
 #[inline(always)]
-fn pick<A: Copy>(by_port: &[Box<[A]>], port: PortIndex, entropy: u32) -> Option<A> {
-    let sources = by_port.get(usize::from(port.0))?;
-    match **sources {
+fn of_port<A>(by_port: &[Box<[A]>], port: PortIndex) -> &[A] {
+    by_port.get(usize::from(port.0)).map_or(&[], |sources| sources)
+}
+
+/// The source that `entropy` selects; `None` if there is none.
+#[inline(always)]
+pub(crate) fn source_of<A: Copy>(sources: &[A], entropy: u32) -> Option<A> {
+    match *sources {
         [source] => Some(source),
         _ => sources.get((entropy as usize).checked_rem(sources.len())?).copied(),
     }

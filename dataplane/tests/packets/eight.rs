@@ -12,7 +12,7 @@ use dataplane::{BURST, Link, PortIndex, TagKind, Vlan, VlanLink, tcp_flags};
 use proptest::prelude::*;
 use proto::Mode;
 
-use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ends, ip};
+use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, config, ends, ip, network, state};
 
 const ACK: u8 = tcp_flags::ACK;
 
@@ -40,6 +40,8 @@ const VLANS: [u16; 2] = [100, 200];
 /// Other VLANs of both ports.
 const OTHERS: [u16; 2] = [101, 201];
 const UNKNOWN_VLAN: u16 = 300;
+/// The longest frame in memory.
+const BUFFER_ROOM: usize = 9216;
 
 /// One kind of gateway.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +52,19 @@ struct Kind {
     tagged: [bool; 2],
     /// Backends are behind two routers.
     routed: bool,
+    /// One of the routers is on the side of the clients, for tunnels.
+    both_sides: bool,
     /// The packets are those of backends.
     replies: bool,
+    /// Flows of UDP have the mode of the other tunnel, if those of TCP go into tunnels.
+    both_tunnels: bool,
+    /// Tunnels have several source addresses.
+    many_sources: bool,
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
-    (0..Mode::ALL.len(), any::<[bool; 5]>()).prop_map(|(mode, [is_v4, uplink, cluster, routed, replies])| {
+    (0..Mode::ALL.len(), any::<[bool; 8]>()).prop_map(|(mode, bits)| {
+        let [is_v4, uplink, cluster, routed, both_sides, replies, both_tunnels, many_sources] = bits;
         let mode = Mode::ALL[mode];
         // In mode `dsr` backends are on the link.
         Kind {
@@ -63,7 +72,10 @@ fn kind() -> impl Strategy<Value = Kind> {
             is_v4,
             tagged: [uplink, cluster],
             routed: routed && mode != Mode::Dsr,
+            both_sides: both_sides && !mode.is_two_way(),
             replies: replies && mode.is_two_way(),
+            both_tunnels,
+            many_sources,
         }
     })
 }
@@ -79,6 +91,10 @@ enum Oddity {
     LastHop,
     OtherStation,
     TooLong,
+    /// The packet fits the MTU, perhaps not with outer headers.
+    Long,
+    /// There is no room for outer headers in its buffer.
+    FullBuffer,
     UnknownFlow,
     NotIp,
     /// Shorter than the headers of TCP.
@@ -96,7 +112,7 @@ enum Oddity {
     TwoTags,
 }
 
-const ODDITIES: [Oddity; 16] = [
+const ODDITIES: [Oddity; 18] = [
     Oddity::Fin,
     Oddity::WrongHeaderChecksum,
     Oddity::WrongTransportChecksum,
@@ -104,6 +120,8 @@ const ODDITIES: [Oddity; 16] = [
     Oddity::LastHop,
     Oddity::OtherStation,
     Oddity::TooLong,
+    Oddity::Long,
+    Oddity::FullBuffer,
     Oddity::UnknownFlow,
     Oddity::NotIp,
     Oddity::Short,
@@ -147,6 +165,14 @@ fn sent() -> impl Strategy<Value = Sent> {
 }
 
 impl Kind {
+    fn mode_of_udp(&self) -> Mode {
+        match self.mode {
+            Mode::Ipip if self.both_tunnels => Mode::Gue,
+            Mode::Gue if self.both_tunnels => Mode::Ipip,
+            mode => mode,
+        }
+    }
+
     fn packet(&self, flow: usize, (from, to): (SocketAddr, SocketAddr), flags: u8, checksum: bool) -> Packet {
         let ports = [from.port(), to.port()];
         let segment = match flow < FIRST_OF_UDP {
@@ -167,6 +193,9 @@ impl Kind {
         if matches!(sent.oddity, Oddity::TooLong) {
             packet.payload.resize(1480, 0);
         }
+        if matches!(sent.oddity, Oddity::Long) {
+            packet.payload.resize(1380 + sent.payload, 0);
+        }
         packet.padding = sent.padding;
         packet.hop_limit = if matches!(sent.oddity, Oddity::LastHop) { 1 } else { sent.hop_limit };
         packet.fragmentation = match sent.oddity {
@@ -182,6 +211,7 @@ impl Kind {
             Oddity::OtherStation => frame[5] ^= 1,
             Oddity::NotIp => frame[12..14].copy_from_slice(&[0x88, 0xcc]),
             Oddity::Short => frame.truncate(transport + 16),
+            Oddity::FullBuffer => frame.resize(BUFFER_ROOM, 0),
             Oddity::TornHeader if sent.flow < FIRST_OF_UDP => frame[transport + 12] = 0xf0,
             _ => {}
         }
@@ -202,12 +232,12 @@ impl Kind {
 
     /// Forwards a packet of a frame without tag. Returns it as it left, without tag.
     fn forward(&self, rig: &mut Rig, port: PortIndex, frame: &[u8]) -> Vec<u8> {
-        let (from, to) = (usize::from(port.0), usize::from(1 - port.0));
+        let from = usize::from(port.0);
         let sent = match self.tagged[from] {
             true => rig.forward(port, &with_tag(VLANS[from], frame)),
             false => rig.forward(port, frame),
         };
-        if self.tagged[to] { [&sent[..12], &sent[16..]].concat() } else { sent }
+        if sent[12..14] == [0x81, 0] { [&sent[..12], &sent[16..]].concat() } else { sent }
     }
 
     /// Begins a flow and confirms it. Returns the ends of its packets.
@@ -229,7 +259,14 @@ impl Kind {
 
     /// A gateway with the known flows; the ends of packets of each; and the records of flows.
     fn gateway(&self, by_eight: bool) -> (Rig, Vec<(SocketAddr, SocketAddr)>, Arc<FlowRecords>) {
-        let mut rig = Rig::with_mode(self.mode);
+        let mut config = config(1024);
+        if self.many_sources {
+            config.tunnel.sources = ["10.0.0.2", "10.0.0.4", "10.0.0.5", "fd00::2", "fd00::4", "fd00::5"].map(ip).into();
+        }
+        let mut rig = Rig::with_config(config);
+        (rig.state, rig.network) = (state(), network());
+        rig.set_mode("web", self.mode);
+        rig.set_mode("dns", self.mode_of_udp());
         let records = rig.record(64);
         if !by_eight {
             rig.worker.forgo_vectors();
@@ -239,6 +276,12 @@ impl Kind {
         }
         if self.routed {
             rig.route_backends(self.is_v4);
+            let network = &mut rig.network;
+            if self.both_sides
+                && let (Some(route), Some(router)) = (network.routes.last_mut(), network.neighbours.last_mut())
+            {
+                (route.link, router.link) = (UPLINK.into(), UPLINK.into());
+            }
         }
         put_on_vlans(&mut rig, self.tagged);
         rig.publish();

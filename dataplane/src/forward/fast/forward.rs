@@ -7,25 +7,26 @@
 
 use std::marker::PhantomData;
 
-use super::eight::{ForwardByEight, KeysOfEight};
+use super::eight::{ForwardByEight, OutersOfEight, TunnelsByEight};
 use super::follow::{
     All, Direct, EVERY_KIND, Follow, ForwardLoop, GROUPS, InPlaceScope, IntoTunnels, PacketHead, Scope, TAGS, Translated,
 };
 use super::progress::Progress;
 use super::record::Record;
-use super::rewrite::{Forwarding, Rewritten, Writer, bit_of, meter};
+use super::rewrite::{Forwarding, Rewritten, Writer, meter};
 use crate::flow::{Candidate, FlowMode, HotFlow};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::port::{BURST, Port, PortIndex};
 use crate::wire::Buffer;
+use crate::wire::processor::SetBits;
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop, for the packets of one family in a part of a burst, except those at the positions that are bits of
     /// `openings`. It consists of three: one for packets that are rewritten where they are, one for packets into tunnels,
     /// and one for all others. Most packets of a part probably need the same as those of the part before.
     #[inline(always)]
-    pub(super) fn forward_part<A: KeysOfEight>(
+    pub(super) fn forward_part<A: OutersOfEight>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -48,7 +49,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets whose addresses and ports are rewritten, by the copy of it for the kinds of packets that
     /// there may be.
     #[inline(always)]
-    fn forward_translated<A: KeysOfEight>(
+    fn forward_translated<A: OutersOfEight>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -69,7 +70,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// The same for the packets at the positions that are bits of `others`, which need another loop than the first.
     #[inline(never)]
-    fn forward_rest<A: Rewritten>(
+    fn forward_rest<A: OutersOfEight>(
         &mut self,
         follow: &Follow<'_>,
         (part, records): (&mut [P::Buffer], &mut [Record]),
@@ -131,7 +132,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The third loop for packets that are rewritten where they are: eight at a time where that is possible. Returns the
     /// positions of the other packets as bits.
     #[inline(always)]
-    fn forward_in_place<A: KeysOfEight, S: InPlaceScope>(
+    fn forward_in_place<A: OutersOfEight, S: InPlaceScope>(
         &mut self,
         follow: &Follow<'_>,
         part: &mut [P::Buffer],
@@ -164,37 +165,43 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn positions_of<A: Rewritten>(&mut self, records: &[Record], positions: u32, is_meant: fn(FlowMode) -> bool) -> u32 {
         let flows = A::split(&mut self.tables).0.hot_parts(false).flows;
         let mode = |record: &Record| flows.get(record.candidate.entry().0).map(HotFlow::mode);
-        let is_one = |record: &Record| record.family() == A::RECORD && mode(record).is_some_and(is_meant);
-        let all = (0..).zip(records).filter(|(_, record)| is_one(record)).fold(0, |all, (at, _)| all | 1 << at);
-        all & positions
+        let is_one = |record: &&Record| record.family() == A::RECORD && mode(record).is_some_and(is_meant);
+        let one = |at: usize| records.get(at).filter(is_one).map(|_| 1 << at);
+        SetBits(positions).filter_map(one).fold(0, |all, one| all | one)
     }
 
-    /// The third loop for packets into tunnels, at the positions that are bits of `positions`. It calls no function.
-    /// Returns those of them that it does not take, for [`Self::forward_others`].
+    /// The third loop for packets into tunnels, at the positions that are bits of `positions`: eight at a time where that is
+    /// possible. Returns those of them that it does not take, for [`Self::forward_others`].
     #[inline(never)]
-    fn forward_into_tunnels<A: Rewritten, S: Scope>(
+    fn forward_into_tunnels<A: OutersOfEight, S: Scope>(
         &mut self,
         follow: &Follow<'_>,
         (part, records, positions): (&mut [P::Buffer], &mut [Record], u32),
         progress: &mut Progress,
     ) -> u32 {
-        let (mut flows, mut others) = (progress.left, 0);
-        let mut forwarding = self.forwarding::<A>(follow);
-        for (position, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
-            if positions >> position & 1 == 0 {
-                continue;
-            }
-            let is_next = record.is_of(A::RECORD) && flows >> (record.hash & 63) & 1 == 0;
-            if is_next && let Some(port) = forwarding.through_tunnel::<_, S>(buffer, record) {
-                record.shape.way = port;
-                progress.add_port(port);
-            } else {
-                // Of a packet that is not recognised, the flow is not known.
-                flows |= if record.is_of(A::RECORD) { bit_of(record.hash) } else { 0 };
-                others |= 1 << position;
-            }
-        }
-        others
+        let Some(avx2) = self.avx2 else {
+            let mut passed = progress.passed();
+            self.forwarding::<A>(follow).each_into_tunnels::<_, S>((part, records, 0), positions, &mut passed);
+            return progress.take(&passed);
+        };
+        // The others are probably in the mode of the first.
+        let first = SetBits(positions).take(1).fold(0, |_, first| 1 << first);
+        let passed = if self.positions_of::<A>(records, first, |mode| mode == FlowMode::Gue) == 0 {
+            avx2.run(self.tunnels_by_eight::<false, A, S>(follow, (part, records, positions), progress))
+        } else {
+            avx2.run(self.tunnels_by_eight::<true, A, S>(follow, (part, records, positions), progress))
+        };
+        progress.take(&passed)
+    }
+
+    fn tunnels_by_eight<'e, 'p, const IN_UDP: bool, A: OutersOfEight, S: Scope>(
+        &'e mut self,
+        follow: &'e Follow<'e>,
+        (part, records, positions): (&'p mut [P::Buffer], &'p mut [Record], u32),
+        progress: &Progress,
+    ) -> TunnelsByEight<'e, 'p, IN_UDP, A, O, P::Buffer, S> {
+        let (forwarding, passed) = (self.forwarding::<A>(follow), progress.passed());
+        TunnelsByEight { forwarding, part: (part, records), positions, passed, scope: PhantomData }
     }
 
     /// The third loop for the packets at the positions that are bits of `others`. Those that do not pass are left, and with

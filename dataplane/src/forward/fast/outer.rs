@@ -47,7 +47,7 @@ pub(super) const fn bytes_before(ip_header: usize, in_udp: bool) -> usize {
 
 /// The word of two numbers of 16 bits.
 #[inline(always)]
-fn pair(first: u16, second: u16) -> u32 {
+pub(super) fn pair(first: u16, second: u16) -> u32 {
     (u32::from(first) << 16 | u32::from(second)).to_be()
 }
 

@@ -4,6 +4,8 @@
 //!
 //! Not here: the loops over packets (`forward`), checksums (`nat`) and outer headers (`outer`, `forward::rewrite`).
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use super::follow::{FastFamily, Follow, InPlaceScope, PacketHead, Passage, Rewrites, Scope};
 use super::nat;
 use super::outer::{self, OuterFields};
@@ -14,7 +16,7 @@ use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::PortIndex;
-use crate::snapshot::{Exit, Snapshot, Tunnels};
+use crate::snapshot::{Exit, Snapshot, Tunnels, source_of};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
 
@@ -30,9 +32,10 @@ pub(super) trait Rewritten: FastFamily {
     const ROUTERS_FRAGMENT: bool;
     /// The IP header of an outer packet, bytes.
     const HEADER: usize;
-    /// The outer source address of a tunnel, see [`Tunnels::ends`].
-    type Source;
-    fn tunnel_source(tunnels: &Tunnels, port: PortIndex, entropy: u32) -> Option<Self::Source>;
+    /// An outer source address of a tunnel.
+    type Source: Copy;
+    /// Those of tunnels through a port, of which [`source_of`] selects one.
+    fn tunnel_sources(tunnels: &Tunnels, port: PortIndex) -> &[Self::Source];
     /// The [`bytes_of_same_sum`] of a packet; `None` if there are none but outer headers need them.
     fn inner_sum(head: &Self::Head) -> Option<[u8; 8]>;
     /// Writes the outer headers before a packet to the source of a key, see `outer`.
@@ -52,11 +55,11 @@ impl Rewritten for u32 {
 
     const ROUTERS_FRAGMENT: bool = true;
     const HEADER: usize = Ipv4::BYTES as usize;
-    type Source = [u8; 4];
+    type Source = Ipv4Addr;
 
     #[inline(always)]
-    fn tunnel_source(tunnels: &Tunnels, port: PortIndex, entropy: u32) -> Option<[u8; 4]> {
-        tunnels.source_v4(port, entropy)
+    fn tunnel_sources(tunnels: &Tunnels, port: PortIndex) -> &[Ipv4Addr] {
+        tunnels.sources_v4(port)
     }
 
     #[inline(always)]
@@ -65,8 +68,8 @@ impl Rewritten for u32 {
     }
 
     #[inline(always)]
-    fn write_outer(frame: &mut [u8], source: [u8; 4], to: &WireKey<3>, fields: &OuterFields) -> Option<()> {
-        outer::write_v4(frame, source, to.source(), fields)
+    fn write_outer(frame: &mut [u8], source: Ipv4Addr, to: &WireKey<3>, fields: &OuterFields) -> Option<()> {
+        outer::write_v4(frame, source.octets(), to.source(), fields)
     }
 }
 
@@ -83,11 +86,11 @@ impl Rewritten for u128 {
 
     const ROUTERS_FRAGMENT: bool = false;
     const HEADER: usize = Ipv6::BYTES as usize;
-    type Source = [u8; 16];
+    type Source = Ipv6Addr;
 
     #[inline(always)]
-    fn tunnel_source(tunnels: &Tunnels, port: PortIndex, entropy: u32) -> Option<[u8; 16]> {
-        tunnels.source_v6(port, entropy)
+    fn tunnel_sources(tunnels: &Tunnels, port: PortIndex) -> &[Ipv6Addr] {
+        tunnels.sources_v6(port)
     }
 
     #[inline(always)]
@@ -96,8 +99,8 @@ impl Rewritten for u128 {
     }
 
     #[inline(always)]
-    fn write_outer(frame: &mut [u8], source: [u8; 16], to: &WireKey<9>, fields: &OuterFields) -> Option<()> {
-        outer::write_v6(frame, source, to.source(), fields)
+    fn write_outer(frame: &mut [u8], source: Ipv6Addr, to: &WireKey<9>, fields: &OuterFields) -> Option<()> {
+        outer::write_v6(frame, source.octets(), to.source(), fields)
     }
 }
 
@@ -223,19 +226,45 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         Some(exit.port.0)
     }
 
+    /// Forwards those packets of a part, from a position on, that go into tunnels, at the positions that are bits of
+    /// `positions`, of which the lowest is the first one's.
+    #[inline(always)]
+    pub(super) fn each_into_tunnels<B: Buffer, S: Scope>(
+        &mut self,
+        (part, records, position): (&mut [B], &mut [Record], usize),
+        positions: u32,
+        passed: &mut Passed,
+    ) where
+        O: Observe<B>,
+    {
+        for (at, (buffer, record)) in part.iter_mut().zip(records).enumerate() {
+            if positions >> at & 1 == 0 {
+                continue;
+            }
+            let is_next = record.is_of(A::RECORD) && passed.left >> (record.hash & 63) & 1 == 0;
+            if is_next && let Some(port) = self.through_tunnel::<_, S>(buffer, record) {
+                record.shape.way = port;
+                passed.ports.add(port);
+            } else {
+                // Of a packet that is not recognised, the flow is not known.
+                passed.left |= if record.is_of(A::RECORD) { bit_of(record.hash) } else { 0 };
+                passed.others |= 1 << (position + at);
+            }
+        }
+    }
+
     /// As [`Forwarding::in_place`], for a packet into a tunnel to an address of its own family, over an untagged link.
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // some bits of a hash
-    pub(super) fn through_tunnel<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
+    fn through_tunnel<B: Buffer, S: Scope>(&mut self, buffer: &mut B, record: &Record) -> Option<u8>
     where
         O: Observe<B>,
     {
         let offset = usize::from(record.shape.network_offset);
         let head = A::Head::of(buffer.bytes(), offset)?;
         let Passage { flow, direction, exit } = self.follow.packet::<A, S>(&mut self.flows, Some(head), record)?;
-        let (is_udp, entropy, to) = (flow.mode() == FlowMode::Gue, (record.hash >> 32) as u32, flow.key(Direction::ToClient));
+        let (is_udp, to) = (flow.mode() == FlowMode::Gue, flow.key(Direction::ToClient));
         let tunnels = &self.follow.snapshot.tunnels;
-        let source = A::tunnel_source(tunnels, exit.port, if is_udp { 0 } else { entropy })?;
+        let source = tunnel_source(A::tunnel_sources(tunnels, exit.port), record, is_udp)?;
         let before = outer::bytes_before(A::HEADER, is_udp);
         let is_too_long = usize::from(record.shape.packet_len) + before - UNTAGGED > usize::from(exit.mtu);
         if is_too_long || exit.link_bytes() != UNTAGGED || record.shape.may_fragment() || to.has_no_source() {
@@ -245,12 +274,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         if !buffer.prepend(before.checked_sub(offset)?) {
             return None;
         }
-        let fields = OuterFields {
-            packet_len: record.shape.packet_len,
-            ports: is_udp.then_some([0xc000 | (entropy >> 18) as u16, tunnels.gue_destination_port]),
-            flow_label: entropy & 0xf_ffff,
-            inner_sum,
-        };
+        let fields = outer_fields(tunnels, record, is_udp, inner_sum);
         let frame = buffer.bytes_mut();
         exit.write_addresses(frame)?;
         A::write_outer(frame, source, to, &fields)?;
@@ -262,6 +286,32 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
         self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
         meter::<A, B, O>(&mut self.flows, record, direction);
         Some(exit.port.0)
+    }
+}
+
+/// The bits of a packet's hash by which its tunnel is chosen.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // some bits of a hash
+fn entropy(record: &Record) -> u32 {
+    (record.hash >> 32) as u32
+}
+
+/// The outer source address of a packet, of those of the port by which it leaves. Ports vary in UDP, addresses otherwise.
+#[inline(always)]
+pub(super) fn tunnel_source<S: Copy>(of_port: &[S], record: &Record, in_udp: bool) -> Option<S> {
+    source_of(of_port, if in_udp { 0 } else { entropy(record) })
+}
+
+/// What the outer headers of a packet say.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // 14 bits
+fn outer_fields(tunnels: &Tunnels, record: &Record, in_udp: bool, inner_sum: [u8; 8]) -> OuterFields {
+    let entropy = entropy(record);
+    OuterFields {
+        packet_len: record.shape.packet_len,
+        ports: in_udp.then_some([0xc000 | (entropy >> 18) as u16, tunnels.gue_destination_port]),
+        flow_label: entropy & 0xf_ffff,
+        inner_sum,
     }
 }
 

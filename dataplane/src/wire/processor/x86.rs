@@ -210,7 +210,10 @@ pub(super) fn bits(words: Words) -> u8 {
 #[inline(always)]
 pub(super) fn columns(rows: [[u8; 16]; 8]) -> [Words; 4] {
     let [a, b, c, d, e, f, g, h]: [__m128i; 8] = zerocopy::transmute!(rows);
-    transposed([(a, e), (b, f), (c, g), (d, h)].map(|(lower, upper)| avx2!(_mm256_set_m128i(upper, lower))))
+    // Without a closure, which the compiler may leave as a call and compile for any processor.
+    let (ae, bf) = avx2!((_mm256_set_m128i(e, a), _mm256_set_m128i(f, b)));
+    let (cg, dh) = avx2!((_mm256_set_m128i(g, c), _mm256_set_m128i(h, d)));
+    transposed([ae, bf, cg, dh])
 }
 
 #[inline(always)]

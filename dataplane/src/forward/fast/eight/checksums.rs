@@ -9,7 +9,7 @@ const HALF: u32 = 0xffff;
 
 /// The sums of both halves of words.
 #[inline(always)]
-fn halves(avx2: Avx2, words: Lanes) -> Lanes {
+pub(super) fn halves(avx2: Avx2, words: Lanes) -> Lanes {
     (words & avx2.splat(HALF)) + words.right::<16>()
 }
 
@@ -25,14 +25,18 @@ pub(super) fn finished(avx2: Avx2, sums: Lanes) -> Lanes {
     halves(avx2, halves(avx2, sums)) ^ avx2.splat(HALF)
 }
 
-/// The checksums of TCP or UDP after changes that add `sums`. A UDP checksum of 0 means "none" and stays; a computed 0 is
-/// sent as 0xffff (RFC 768).
+/// Checksums of UDP as they are sent: in place of a computed 0, which would mean "none", 0xffff (RFC 768).
+#[inline(always)]
+pub(super) fn sent(avx2: Avx2, computed: Lanes) -> Lanes {
+    computed.or_where(computed.equals(avx2.splat(0)), avx2.splat(HALF))
+}
+
+/// The checksums of TCP or UDP after changes that add `sums`. A UDP checksum of 0 means "none" and stays.
 #[inline(always)]
 pub(super) fn updated(avx2: Avx2, checksums: Lanes, sums: Lanes, is_udp: Lanes) -> Lanes {
     let (zero, half) = (avx2.splat(0), avx2.splat(HALF));
     let computed = finished(avx2, sums + (checksums ^ half));
-    let sent = computed.or_where(computed.equals(zero), half);
-    let of_udp = sent.or_where(checksums.equals(zero), zero);
+    let of_udp = sent(avx2, computed).or_where(checksums.equals(zero), zero);
     computed.or_where(is_udp, of_udp)
 }
 

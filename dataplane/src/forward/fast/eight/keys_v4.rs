@@ -5,7 +5,8 @@
 use super::super::nat::{self, HOP, V4_IDENTIFICATION, V4_TRANSPORT, V4_TTL};
 use super::super::record::Record;
 use super::checksums::{changed, finished, updated};
-use super::pass::{Found, KeysOfEight, Shapes, Starts, are_to_client};
+use super::pass::{Found, KeysOfEight, Shapes, are_to_client};
+use super::start::Starts;
 use crate::flow::Direction;
 use crate::fragment::Identifications;
 use crate::wire::WireKey;

@@ -5,7 +5,8 @@
 use super::super::nat::{self, V6_HOP_LIMIT, V6_KEY, V6_TRANSPORT};
 use super::super::record::Record;
 use super::checksums::updated;
-use super::pass::{Found, KeysOfEight, Shapes, Starts, are_to_client};
+use super::pass::{Found, KeysOfEight, Shapes, are_to_client};
+use super::start::Starts;
 use crate::fragment::Identifications;
 use crate::wire::WireKey;
 use crate::wire::processor::{Avx2, LANES, Lanes};

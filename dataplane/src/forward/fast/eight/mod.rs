@@ -8,10 +8,12 @@ mod forward;
 mod headers;
 mod keys_v4;
 mod keys_v6;
+mod outers;
 mod pass;
 mod recognise;
 mod start;
+mod tunnels;
 
-pub(super) use forward::ForwardByEight;
-pub(super) use pass::KeysOfEight;
+pub(super) use forward::{ForwardByEight, TunnelsByEight};
+pub(super) use outers::OutersOfEight;
 pub(super) use recognise::recognise_by_eight;

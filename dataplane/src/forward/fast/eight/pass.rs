@@ -5,15 +5,16 @@
 //!
 //! Not here: addresses, ports and checksums (`keys_v4`, `keys_v6`).
 
-use super::super::follow::{Follow, InPlaceScope, Rewrites};
-use super::super::progress::Passed;
+use super::super::follow::{Follow, InPlaceScope, Rewrites, Scope};
+use super::super::progress::{LeavingPorts, Passed};
 use super::super::record::{Record, Shape, UNTAGGED};
 use super::super::rewrite::{Forwarding, Rewritten, belongs, bit_of, count};
-use super::start::{Start, TAGGED, all};
-use crate::flow::{ClientRoutes, Direction, HotFlow, HotFlows, Meters, SeenWords, Tick, UDP_SIGNAL};
+use super::start::{Starts, TAGGED, starts};
+use crate::flow::{ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Meters, SeenWords, Tick, UDP_SIGNAL};
 use crate::forward::observer::{Observe, PacketOutcome};
 use crate::fragment::Identifications;
 use crate::snapshot::Exit;
+use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::processor::{Avx2, LANES, Lanes};
 use crate::wire::{Buffer, TupleKey};
 
@@ -23,9 +24,6 @@ pub(in crate::forward::fast) struct Found<'f, 's, K: TupleKey> {
     pub(super) flow: &'f HotFlow<K>,
     pub(super) exit: &'s Exit,
 }
-
-/// The starts of eight frames.
-pub(in crate::forward::fast) type Starts<'b, const AT: usize, H> = [&'b mut Start<AT, H>; LANES];
 
 /// A family of which eight packets are compared with their flows and rewritten at a time.
 pub(in crate::forward::fast) trait KeysOfEight: Rewritten {
@@ -101,71 +99,149 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
         O: Observe<B>,
     {
         let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, identifications } = self;
-        if *left != 0 && records.iter().any(|record| *left & bit_of(record.hash) != 0) {
-            return false;
-        }
         let Some(first) = flows.first() else { return false };
         let mut found = [Found { flow: first, exit: &Exit::NOWHERE }; LANES];
-        for (found, record) in found.iter_mut().zip(&*records) {
-            let Some(one) = find::<A, S>(follow, (flows, *routes), record) else { return false };
-            *found = one;
-        }
-        let Some(mut starts) = all(group.each_mut().map(|buffer| Start::<AT, _>::of_mut(buffer.bytes_mut()))) else {
+        if !find_eight::<A, S>(follow, (flows, *routes), records, *left, &mut found) {
             return false;
-        };
-        let shapes = Shapes::of(avx2, records);
-        let read = A::read(avx2, &starts, &shapes, records, &found);
-        let exits = avx2.lanes(found.map(|found| found.exit.measures()));
-        let elapsed = avx2.splat(SeenWords::minuend(follow.now)) - A::seen(&read);
-        let limit = avx2.splat(SeenWords::below(follow.shortest));
-        let is_recent = elapsed.min(limit).equals(elapsed);
-        let pass = A::are_of_flows(avx2, &read) & is_recent & shapes.are_of(avx2, A::RECORD) & shapes.fit::<AT>(avx2, exits);
-        if pass.bits() != u8::MAX {
+        }
+        let Some(mut starts) = starts::<AT, _, _>(group) else { return false };
+        let eight = Eight::<A>::of(avx2, follow, &starts, records, &found);
+        let Eight { read, shapes, exits, .. } = &eight;
+        if (eight.are_of_live_flows(avx2) & shapes.fit::<AT>(avx2, *exits, 0)).bits() != u8::MAX {
             return false;
         }
         if S::REWRITES == Rewrites::None {
-            A::lower_hop_limits(avx2, &read, &mut starts);
+            A::lower_hop_limits(avx2, read, &mut starts);
         } else {
             let changes = match S::FRAGMENTABLE {
-                true => A::identify(avx2, &read, &mut starts, shapes.may_fragment(avx2), identifications),
+                true => A::identify(avx2, read, &mut starts, shapes.may_fragment(avx2), identifications),
                 false => avx2.splat(0),
             };
-            A::rewrite_eight(avx2, &read, &mut starts, &found, records, changes);
+            A::rewrite_eight(avx2, read, &mut starts, &found, records, changes);
         }
-        for (lane, record) in records.iter_mut().enumerate() {
-            let Found { flow, exit } = found[lane];
+        for (start, Found { exit, .. }) in starts.iter_mut().zip(&found) {
             if AT == UNTAGGED {
-                let _ = exit.write_addresses(&mut starts[lane].link); // it is long enough
+                let _ = exit.write_addresses(&mut start.link); // it is long enough
             } else {
-                exit.write_link(&mut starts[lane].link);
+                exit.write_link(&mut start.link);
             }
-            count::<A>(counters, flow, record.candidate.entry().1, record);
-            record.shape.way = exit.port.0;
         }
-        if exits.equals(avx2.splat(found[0].exit.measures())).bits() == u8::MAX {
-            ports.add(found[0].exit.port.0);
-        } else {
-            found.iter().for_each(|found| ports.add(found.exit.port.0));
-        }
-        if shapes.any_padded(avx2) {
-            truncate::<AT>(group, records);
-        }
-        if O::OBSERVES || O::METERS {
-            tell::<A, _, _>(group, records, &found, (*observer, meters));
-        }
-        let is_seen_now = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits();
-        if is_seen_now != u8::MAX {
-            see(flows, records, !is_seen_now, follow.now);
-        }
+        eight.leave::<_, O>(avx2, (group, records, AT), &found, (counters, *observer, meters), ports);
+        eight.see(avx2, flows, records, follow.now);
         true
     }
 }
 
-/// Removes what follows packets in their frames, behind link headers of `AT` bytes.
+/// Finds the flows of eight packets, and where these leave. Returns false if anything but addresses, ports or age keeps one of
+/// them from passing, or if a packet of such a flow is `left`.
 #[inline(always)]
-fn truncate<const AT: usize>(group: &mut [impl Buffer; LANES], records: &[Record; LANES]) {
+pub(super) fn find_eight<'f, 's, A: Rewritten, S: Scope>(
+    follow: &Follow<'s>,
+    (flows, routes): (&'f [HotFlow<A::Key>], ClientRoutes<'_>),
+    records: &[Record; LANES],
+    left: u64,
+    found: &mut [Found<'f, 's, A::Key>; LANES],
+) -> bool {
+    if left != 0 && records.iter().any(|record| left & bit_of(record.hash) != 0) {
+        return false;
+    }
+    for (found, record) in found.iter_mut().zip(records) {
+        let Some(one) = find::<A, S>(follow, (flows, routes), record) else { return false };
+        *found = one;
+    }
+    true
+}
+
+/// What is known of eight packets.
+pub(in crate::forward::fast) struct Eight<A: KeysOfEight> {
+    pub(super) read: A::Read,
+    pub(super) shapes: Shapes,
+    /// See [`Exit::measures`].
+    pub(super) exits: Lanes,
+    /// Since the last packets of the flows, by [`SeenWords`].
+    elapsed: Lanes,
+    /// All ones where that is less than any flow lives.
+    are_recent: Lanes,
+}
+
+impl<A: KeysOfEight> Eight<A> {
+    #[inline(always)]
+    pub(super) fn of<const AT: usize>(
+        avx2: Avx2,
+        follow: &Follow<'_>,
+        starts: &Starts<'_, AT, A::Head>,
+        records: &[Record; LANES],
+        found: &[Found<'_, '_, A::Key>; LANES],
+    ) -> Self {
+        let shapes = Shapes::of(avx2, records);
+        let read = A::read(avx2, starts, &shapes, records, found);
+        let exits = avx2.lanes(found.map(|found| found.exit.measures()));
+        let elapsed = avx2.splat(SeenWords::minuend(follow.now)) - A::seen(&read);
+        let limit = avx2.splat(SeenWords::below(follow.shortest));
+        let are_recent = elapsed.min(limit).equals(elapsed);
+        Self { read, shapes, exits, elapsed, are_recent }
+    }
+
+    /// All ones where packets have the family, addresses and ports of their flows, and these are not over.
+    #[inline(always)]
+    pub(super) fn are_of_live_flows(&self, avx2: Avx2) -> Lanes {
+        A::are_of_flows(avx2, &self.read) & self.are_recent & self.shapes.are_of(avx2, A::RECORD)
+    }
+
+    /// All ones where flows are in a mode.
+    #[inline(always)]
+    pub(super) fn are_in_mode(&self, avx2: Avx2, mode: FlowMode) -> Lanes {
+        (A::seen(&self.read) & avx2.splat(SeenWords::MODE)).equals(avx2.splat(SeenWords::of_mode(mode)))
+    }
+
+    /// All ones where packets leave by the port of an exit.
+    #[inline(always)]
+    pub(super) fn leave_by_port_of(&self, avx2: Avx2, exit: &Exit) -> Lanes {
+        (self.exits & avx2.splat(Exit::PORT)).equals(avx2.splat(exit.measures() & Exit::PORT))
+    }
+
+    /// Counts packets that were rewritten and now begin at a byte of their frames, and tells by which ports they leave.
+    #[inline(always)]
+    pub(super) fn leave<B: Buffer, O: Observe<B>>(
+        &self,
+        avx2: Avx2,
+        (group, records, at): (&mut [B; LANES], &mut [Record; LANES], usize),
+        found: &[Found<'_, '_, A::Key>; LANES],
+        (counters, observer, meters): (&[BackendCounters; COUNTER_SLOTS], &mut O, &mut Meters<'_>),
+        ports: &mut LeavingPorts,
+    ) {
+        for (record, Found { flow, exit }) in records.iter_mut().zip(found) {
+            count::<A>(counters, flow, record.candidate.entry().1, record);
+            record.shape.way = exit.port.0;
+        }
+        if self.exits.equals(avx2.splat(found[0].exit.measures())).bits() == u8::MAX {
+            ports.add(found[0].exit.port.0);
+        } else {
+            found.iter().for_each(|found| ports.add(found.exit.port.0));
+        }
+        if self.shapes.any_padded(avx2) {
+            truncate(group, records, at);
+        }
+        if O::OBSERVES || O::METERS {
+            tell::<A, _, _>(group, records, found, (observer, meters));
+        }
+    }
+
+    /// Marks the flows as seen now, unless they are.
+    #[inline(always)]
+    pub(super) fn see(&self, avx2: Avx2, flows: &mut [HotFlow<A::Key>], records: &[Record; LANES], now: Tick) {
+        let are_seen_now = (self.elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits();
+        if are_seen_now != u8::MAX {
+            see(flows, records, !are_seen_now, now);
+        }
+    }
+}
+
+/// Removes what follows packets in their frames, in which these begin `at` a byte.
+#[inline(always)]
+fn truncate(group: &mut [impl Buffer; LANES], records: &[Record; LANES], at: usize) {
     for (buffer, record) in group.iter_mut().zip(records) {
-        buffer.truncate(AT + usize::from(record.shape.packet_len));
+        buffer.truncate(at + usize::from(record.shape.packet_len));
     }
 }
 
@@ -198,7 +274,7 @@ fn see<K: TupleKey>(flows: &mut [HotFlow<K>], records: &[Record; LANES], lanes: 
 
 /// The flow of a packet and where it leaves, unless anything but addresses, ports or age keeps the packet from passing.
 #[inline(always)]
-fn find<'f, 's, A: Rewritten, S: InPlaceScope>(
+fn find<'f, 's, A: Rewritten, S: Scope>(
     follow: &Follow<'s>,
     (flows, routes): (&'f [HotFlow<A::Key>], ClientRoutes<'_>),
     record: &Record,
@@ -216,6 +292,8 @@ fn find<'f, 's, A: Rewritten, S: InPlaceScope>(
 pub(in crate::forward::fast) struct Shapes {
     /// Bytes of the packet (bits 0 to 15), its offset (16 to 23), and where it goes.
     places: Lanes,
+    /// The upper halves of hashes.
+    pub(super) entropy: Lanes,
     /// What kind of packet it is (bits 0 to 7), and [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`] (from 8 on).
     kinds: Lanes,
 }
@@ -223,8 +301,14 @@ pub(in crate::forward::fast) struct Shapes {
 impl Shapes {
     #[inline(always)]
     fn of(avx2: Avx2, records: &[Record; LANES]) -> Self {
-        let [_, _, places, kinds] = avx2.columns(records.each_ref().map(Record::row));
-        Self { places, kinds }
+        let [_, entropy, places, kinds] = avx2.columns(records.each_ref().map(Record::row));
+        Self { places, entropy, kinds }
+    }
+
+    /// Bytes of the packets.
+    #[inline(always)]
+    pub(super) fn packet_lens(&self, avx2: Avx2) -> Lanes {
+        self.places & avx2.splat(0xffff)
     }
 
     /// All ones where the kind has all these bits.
@@ -242,7 +326,7 @@ impl Shapes {
 
     /// All ones for packets that routers may fragment.
     #[inline(always)]
-    fn may_fragment(&self, avx2: Avx2) -> Lanes {
+    pub(super) fn may_fragment(&self, avx2: Avx2) -> Lanes {
         let bit = avx2.splat(u32::from(Shape::FRAGMENTABLE) << 8);
         (self.kinds & bit).equals(bit)
     }
@@ -253,13 +337,13 @@ impl Shapes {
         (self.kinds & avx2.splat(u32::from(Shape::PADDED) << 8)).equals(avx2.splat(0)).bits() != u8::MAX
     }
 
-    /// All ones where the packet is no longer than the MTU, and both its link header and that of its exit have `AT` bytes; by
-    /// [`Exit::measures`].
+    /// All ones where the packet with this many `more` bytes is no longer than the MTU, and both its link header and that of
+    /// its exit have `AT` bytes; by [`Exit::measures`].
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // at most eighteen
-    fn fit<const AT: usize>(&self, avx2: Avx2, exits: Lanes) -> Lanes {
+    pub(super) fn fit<const AT: usize>(&self, avx2: Avx2, exits: Lanes, more: u32) -> Lanes {
         let word = |value| avx2.splat(value);
-        let too_long = (self.places & word(0xffff)).exceeds(exits & word(0xffff));
+        let too_long = (self.packet_lens(avx2) + word(more)).exceeds(exits & word(0xffff));
         let other_before = (self.places ^ word((AT as u32) << 16)) & word(0xff << 16);
         let other_after = (exits ^ word((AT as u32) << 24)) & word(0xff << 24);
         (too_long | other_before | other_after).equals(word(0))

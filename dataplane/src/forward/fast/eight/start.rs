@@ -4,6 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::super::follow::PacketHead;
 use super::super::record::{TAG, UNTAGGED};
+use crate::wire::Buffer;
 use crate::wire::processor::LANES;
 
 /// Offset of the IP header of a frame with one VLAN tag.
@@ -16,6 +17,9 @@ pub(in crate::forward::fast) struct Start<const AT: usize, H> {
     pub(super) link: [u8; AT],
     pub(super) head: H,
 }
+
+/// The starts of eight frames.
+pub(in crate::forward::fast) type Starts<'b, const AT: usize, H> = [&'b mut Start<AT, H>; LANES];
 
 impl<const AT: usize, H: PacketHead> Start<AT, H> {
     /// The start of a frame; `None` if the frame is shorter.
@@ -37,6 +41,23 @@ impl<const AT: usize, H: PacketHead> Start<AT, H> {
         row.copy_from_slice(&self.as_bytes()[offset..offset + 16]);
         row
     }
+}
+
+/// The starts of eight frames; `None` if one of them is shorter.
+#[inline(always)]
+pub(super) fn starts<const AT: usize, H: PacketHead, B: Buffer>(group: &mut [B; LANES]) -> Option<Starts<'_, AT, H>> {
+    // Without `map`, which the compiler may leave as a call.
+    let [a, b, c, d, e, f, g, h] = group;
+    all([
+        Start::of_mut(a.bytes_mut()),
+        Start::of_mut(b.bytes_mut()),
+        Start::of_mut(c.bytes_mut()),
+        Start::of_mut(d.bytes_mut()),
+        Start::of_mut(e.bytes_mut()),
+        Start::of_mut(f.bytes_mut()),
+        Start::of_mut(g.bytes_mut()),
+        Start::of_mut(h.bytes_mut()),
+    ])
 }
 
 /// All values, or none.
