@@ -105,12 +105,14 @@ impl Tags {
     }
 
     /// Adds the tags to a frame. Returns false, and changes nothing, when the buffer has no room in front.
+    #[inline]
     pub(crate) fn put_on(self, buffer: &mut impl Buffer) -> bool {
+        self.is_none() || self.put_some_on(buffer)
+    }
+
+    fn put_some_on(self, buffer: &mut impl Buffer) -> bool {
         let (tags, bytes) = self.to_bytes();
         let bytes = usize::from(bytes);
-        if bytes == 0 {
-            return true;
-        }
         if buffer.bytes().len() < TAGS_AT || !buffer.prepend(bytes) {
             return false;
         }

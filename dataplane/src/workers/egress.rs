@@ -170,6 +170,7 @@ impl<P: Port> Egress<P> {
     }
 
     /// Adds a packet, as it arrived, to the burst for another worker.
+    #[inline]
     pub(crate) fn hand_over(
         &mut self,
         owner: WorkerId,

@@ -252,6 +252,7 @@ impl<B> Gathered<B> {
     }
 
     /// Adds a packet to the burst for its owner. Returns the previous burst if that was full; it must be pushed first.
+    #[inline]
     pub(super) fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
         let burst = self.burst(owner, port, task)?;
         let full = burst.is_full().then(|| mem::take(burst));

@@ -139,6 +139,7 @@ struct Sent {
     payload: usize,
     padding: usize,
     hop_limit: u8,
+    traffic_class: u8,
     dont_fragment: bool,
     /// Of UDP.
     checksum: bool,
@@ -150,12 +151,13 @@ struct Sent {
 fn sent() -> impl Strategy<Value = Sent> {
     let oddity = prop_oneof![40 => Just(Oddity::None), 1 => prop::sample::select(ODDITIES.to_vec())];
     let bits = any::<[bool; 2]>();
-    (0..FLOWS_V4.len(), 0..80usize, 0..20usize, 2..=255u8, bits, 0..8u16, oddity).prop_map(
-        |(flow, payload, padding, hop_limit, [dont_fragment, checksum], priority, oddity)| Sent {
+    (0..FLOWS_V4.len(), 0..80usize, 0..20usize, 2..=255u8, any::<u8>(), bits, 0..8u16, oddity).prop_map(
+        |(flow, payload, padding, hop_limit, traffic_class, [dont_fragment, checksum], priority, oddity)| Sent {
             flow,
             payload,
             padding,
             hop_limit,
+            traffic_class,
             dont_fragment,
             checksum,
             priority,
@@ -204,6 +206,7 @@ impl Kind {
             _ => 0,
         };
         let mut frame = packet.build();
+        self.set_traffic_class(&mut frame, sent.traffic_class);
         let transport = if self.is_v4 { 34 } else { 54 };
         match sent.oddity {
             Oddity::WrongHeaderChecksum if self.is_v4 => frame[24] ^= 1,
@@ -227,6 +230,20 @@ impl Kind {
             Oddity::PriorityTag => tagged(0, &frame),
             Oddity::TwoTags => tagged(VLANS[side], &tagged(OTHERS[side], &frame)),
             _ => tagged(VLANS[side], &frame),
+        }
+    }
+
+    /// Sets DSCP and ECN, which are 0, of the packet of a frame without tag, and of IPv6 some bits of the flow label.
+    fn set_traffic_class(&self, frame: &mut [u8], class: u8) {
+        if self.is_v4 {
+            frame[15] = class;
+            let sum = u32::from(!u16::from_be_bytes([frame[24], frame[25]])) + u32::from(class);
+            let folded = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+            frame[24..26].copy_from_slice(&(!folded).to_be_bytes());
+        } else {
+            frame[14] |= class >> 4;
+            frame[15] |= class << 4;
+            frame[17] = class;
         }
     }
 

@@ -124,7 +124,7 @@ impl Bench<'_> {
         // New flows have twice as many tuples as may live, so that each is new again when it is next used.
         let is_twice = traffic::comes_and_goes(options) && options.snat_load.is_none();
         let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
-        let flows: Vec<u32> = (0..count).filter(|flow| setup.flows.arrive(options, self.family, *flow)).collect();
+        let flows = setup.flows.arriving(options, self.family, count);
         if flows.is_empty() {
             return Err(BenchError::Options("a worker has no flows: take more --flows"));
         }

@@ -123,15 +123,32 @@ pub(super) struct WorkerFlows {
 }
 
 impl WorkerFlows {
-    /// Whether the packets of the flow with this number arrive at the worker.
-    pub(super) fn arrive(&self, options: &BenchArgs, family: Family, flow: u32) -> bool {
+    /// The flows, of those with numbers below `count`, whose packets arrive at the worker. With `--handover` as many as those
+    /// of the worker with the most, some of them twice: buffers come back only while the others feed packets too.
+    pub(super) fn arriving(&self, options: &BenchArgs, family: Family, count: u32) -> Vec<u32> {
+        let mut of_owners = vec![0; usize::from(options.workers)];
+        let mut arriving = Vec::new();
+        for flow in 0..count {
+            let owner = self.owner_of(options, family, flow);
+            if let Some(flows) = of_owners.get_mut(usize::from(owner.0)) {
+                *flows += 1;
+            }
+            if owner == self.owner {
+                arriving.push(flow);
+            }
+        }
+        let most = of_owners.into_iter().max().unwrap_or(0);
+        if options.handover { arriving.into_iter().cycle().take(most).collect() } else { arriving }
+    }
+
+    fn owner_of(&self, options: &BenchArgs, family: Family, flow: u32) -> WorkerId {
         let ((source, source_port), vip) = (scenario::client(family, flow), scenario::vip(family, flow % options.services));
-        let owner = match (source, vip) {
+        match (source, vip) {
             (IpAddr::V4(source), IpAddr::V4(vip)) => self.owner(u32::from(source), source_port, u32::from(vip)),
             (IpAddr::V6(source), IpAddr::V6(vip)) => self.owner(u128::from(source), source_port, u128::from(vip)),
-            _ => return false,
-        };
-        owner == self.owner
+            // Both are of the same family.
+            _ => WorkerId(0),
+        }
     }
 
     fn owner<A: dataplane::Address>(&self, source: A, source_port: u16, destination: A) -> WorkerId {

@@ -104,6 +104,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
             progress.note(frames.any_tagged, frames.any_fragmentable());
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
+            if self.egress.peers.is_some() && openings == 0 && records.iter().all(|record| record.candidate == Candidate::NONE) {
+                progress.leave(records);
+                continue;
+            }
             if families != Record::V6 {
                 self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
                 self.open_part::<u32>((snapshot, arrival), &mut opening_v4, part, (records, openings), &mut progress);

@@ -3,7 +3,7 @@
 //! Not here: what becomes of a packet (`rewrite`, `open`).
 
 use super::follow::{FRAGMENTABLE, ForwardLoop, GROUPS, LastBurst, TAGS};
-use super::record::STAYS;
+use super::record::{Record, STAYS, bit_of};
 use crate::port::PortIndex;
 use crate::snapshot::Snapshot;
 
@@ -74,6 +74,14 @@ impl Progress {
     pub(super) fn take(&mut self, passed: &Passed) -> u32 {
         self.ports = passed.ports;
         passed.others
+    }
+
+    /// Leaves the packets of a part, of which none has a flow here.
+    #[inline(never)] // a single worker has no such parts
+    pub(super) fn leave(&mut self, records: &[Record]) {
+        let recognised = records.iter().filter(|record| record.family() != 0);
+        self.left = recognised.fold(self.left, |left, record| left | bit_of(record.hash));
+        self.ports.add(STAYS);
     }
 
     #[inline(always)]

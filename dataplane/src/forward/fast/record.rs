@@ -181,6 +181,14 @@ impl Record {
     }
 }
 
+/// The bit of a hash among those of flows of which a packet was left.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // the lower six bits
+pub(super) fn bit_of(hash: u64) -> u64 {
+    // As a rotation, so that compilers do not compute it ahead for packets that need only a test of the bit.
+    1_u64.rotate_left((hash & 63) as u32)
+}
+
 #[inline(always)]
 fn protocol_of(kind: u8) -> u8 {
     if kind & UDP_SIGNAL == 0 { protocol::TCP } else { protocol::UDP }

@@ -10,7 +10,7 @@ use super::follow::{FastFamily, Follow, InPlaceScope, PacketHead, Passage, Rewri
 use super::nat;
 use super::outer::{self, OuterFields};
 use super::progress::Passed;
-use super::record::{HEAD_V4, HEAD_V6, Record, UNTAGGED};
+use super::record::{HEAD_V4, HEAD_V6, Record, UNTAGGED, bit_of};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::{InnerPacket, Outer, bytes_of_same_sum, encapsulate};
@@ -102,14 +102,6 @@ impl Rewritten for u128 {
     fn write_outer(frame: &mut [u8], source: Ipv6Addr, to: &WireKey<9>, fields: &OuterFields) -> Option<()> {
         outer::write_v6(frame, source.octets(), to.source(), fields)
     }
-}
-
-/// The bit of a hash among those of flows of which a packet was left.
-#[inline(always)]
-#[allow(clippy::cast_possible_truncation)] // the lower six bits
-pub(super) fn bit_of(hash: u64) -> u64 {
-    // As a rotation, so that compilers do not compute it ahead for packets that need only a test of the bit.
-    1_u64.rotate_left((hash & 63) as u32)
 }
 
 /// What rewriting a packet anywhere needs.

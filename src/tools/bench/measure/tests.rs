@@ -268,3 +268,16 @@ fn a_packet_that_arrives_alone_leaves_in_the_poll_that_receives_it() {
         assert_eq!(found.bursts, 101 * each, "{mode}");
     }
 }
+
+#[test]
+fn workers_that_hand_over_feed_equally_many_packets_of_all_flows() {
+    let options = options(&["--workers", "2", "--core", "0", "--handover", "--flows", "3000"]);
+    let setups = setups::<dataplane::MemoryBuffer>(&options, Family::V4);
+    let of_workers: Vec<_> = setups.iter().map(|setup| setup.flows.arriving(&options, Family::V4, options.flows)).collect();
+    assert_eq!(of_workers[0].len(), of_workers[1].len());
+    let mut all = of_workers.concat();
+    assert!(all.len() > 3000, "one has more flows than the other");
+    all.sort_unstable();
+    all.dedup();
+    assert!(all.into_iter().eq(0..3000));
+}

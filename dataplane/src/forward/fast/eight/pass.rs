@@ -7,8 +7,8 @@
 
 use super::super::follow::{Follow, InPlaceScope, Rewrites, Scope};
 use super::super::progress::{LeavingPorts, Passed};
-use super::super::record::{Record, Shape, UNTAGGED};
-use super::super::rewrite::{Forwarding, Rewritten, belongs, bit_of, count};
+use super::super::record::{Record, Shape, UNTAGGED, bit_of};
+use super::super::rewrite::{Forwarding, Rewritten, belongs, count};
 use super::start::{Starts, TAGGED, starts};
 use crate::flow::{ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Meters, SeenWords, Tick, UDP_SIGNAL};
 use crate::forward::observer::{Observe, PacketOutcome};

@@ -82,3 +82,25 @@ fn sources<S: Copy>(of_port: &[S], records: &[Record; LANES], in_udp: bool) -> O
         _ => all(records.each_ref().map(|record| tunnel_source(of_port, record, in_udp))),
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // numbers of lanes
+mod tests {
+    use super::*;
+    use crate::port::MemoryBuffer;
+
+    #[test]
+    fn all_frames_get_room_or_none_does() {
+        let group = |full: Option<usize>| -> [MemoryBuffer; LANES] {
+            std::array::from_fn(|lane| MemoryBuffer::new(&vec![lane as u8; if full == Some(lane) { 9216 } else { 60 }], 0))
+        };
+        for full in 0..LANES {
+            let mut frames = group(Some(full));
+            assert!(!prepend(&mut frames, 20));
+            assert_eq!(frames, group(Some(full)));
+        }
+        let mut frames = group(None);
+        assert!(prepend(&mut frames, 20));
+        assert!(frames.iter().all(|frame| frame.bytes().len() == 80));
+    }
+}
