@@ -110,6 +110,7 @@ impl Tags {
         self.is_none() || self.put_some_on(buffer)
     }
 
+    /// The same for tags that there are.
     fn put_some_on(self, buffer: &mut impl Buffer) -> bool {
         let (tags, bytes) = self.to_bytes();
         let bytes = usize::from(bytes);

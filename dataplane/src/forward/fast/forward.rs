@@ -185,7 +185,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             return progress.take(&passed);
         };
         // The others are probably in the mode of the first.
-        let first = SetBits(positions).take(1).fold(0, |_, first| 1 << first);
+        let first = positions & positions.wrapping_neg();
         let passed = if self.positions_of::<A>(records, first, |mode| mode == FlowMode::Gue) == 0 {
             avx2.run(self.tunnels_by_eight::<false, A, S>(follow, (part, records, positions), progress))
         } else {

@@ -104,6 +104,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
             progress.note(frames.any_tagged, frames.any_fragmentable());
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
+            // Most packets of a part without any flow here are of other workers.
             if self.egress.peers.is_some() && openings == 0 && records.iter().all(|record| record.candidate == Candidate::NONE) {
                 progress.leave(records);
                 continue;

@@ -9,7 +9,7 @@ use super::super::outer::{self, bytes_before};
 use super::super::record::{HEAD_V4, HEAD_V6};
 use super::checksums::{finished, halves, sent};
 use super::pass::{Eight, Found, KeysOfEight};
-use super::start::{Starts, starts};
+use super::start::{Start, Starts, starts};
 use crate::flow::Direction;
 use crate::snapshot::Exit;
 use crate::wire::processor::{Avx2, LANES, Lanes};
@@ -57,7 +57,7 @@ fn before_v4<const BEFORE: usize, const IN_UDP: bool>(
     group: &mut [impl Buffer; LANES],
 ) {
     let Some(mut starts) = starts::<BEFORE, [u8; HEAD_V4], _>(group) else { return };
-    let inner = avx2.lanes(starts.each_ref().map(|start| word_at(&start.head, 0)));
+    let inner = avx2.lanes(starts.each_ref().map(|Start { head: [a, b, c, d, ..], .. }| u32::from_ne_bytes([*a, *b, *c, *d])));
     let source = avx2.lanes(sources.map(|source| u32::from_ne_bytes(source.octets())));
     let destination = avx2.lanes(found.map(|found| found.flow.key(Direction::ToClient).source()));
     let carried_len = carried_len::<IN_UDP>(avx2, eight.shapes.packet_lens(avx2));
@@ -130,12 +130,6 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
         start.link[LINK + 24..LINK + V6].copy_from_slice(&destinations[lane]);
     }
     u128::lower_hop_limits(avx2, &eight.read, &mut starts);
-}
-
-/// The word of a header at an offset.
-#[inline(always)]
-fn word_at(head: &[u8], offset: usize) -> u32 {
-    head.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
 /// The sums of the halves of four words. Without a loop or `fold`, which the compiler may compile for any processor.

@@ -3,7 +3,7 @@
 //! **Invariant:** it forwards all eight packets, as the same bytes as the loop for one packet at a time, or leaves all eight
 //! unchanged to that loop.
 //!
-//! Not here: which packets are of live flows (`pass`), and the bytes of outer headers (`outer`).
+//! Not here: which packets are of live flows (`pass`), and the bytes of outer headers (`outers`).
 
 use super::super::follow::Scope;
 use super::super::outer;
