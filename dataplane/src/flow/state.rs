@@ -438,8 +438,8 @@ pub(crate) const UDP_SIGNAL: u8 = SIGNALS;
 /// Bits of the number of a state, below that of a mode, in the byte by which [`Admission`] finds both.
 pub(crate) const STATE_BITS: u32 = 5;
 
-/// Which packets a loop of the fast way admits: those that are plain ([`is_plain`]) for flows in some modes. None is for
-/// flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
+/// Which packets a loop of the fast path admits: those that are plain ([`is_plain`]) for flows in some modes. None is
+/// for flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
 ///
 /// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by direction and by the byte of mode and state. 4 KiB,
 /// of which flows use few lines.

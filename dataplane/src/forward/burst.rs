@@ -1,5 +1,5 @@
-//! The stages of a burst: the fast way; then, for what it leaves, parse, sort by kind, look up flows, and process packet
-//! by packet. Bursts of tagged frames return here without their tags.
+//! The stages of a burst: the fast path; then, for what it leaves, parse, sort by kind, look up flows, and process
+//! packet by packet. Bursts of tagged frames return here without their tags.
 //!
 //! **Invariant:** a burst is empty afterwards; every packet went to one function of the engine, or to another worker.
 //!
@@ -25,7 +25,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.process_unobserved(snapshot, arrival, burst);
     }
 
-    /// Processes a burst: the fast way first, then the stages for what it leaves.
+    /// Processes a burst: the fast path first, then the stages for what it leaves.
     #[inline(always)]
     pub(super) fn process_unobserved(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         self.forward_known(snapshot, arrival, burst);
@@ -34,7 +34,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// The stages of a burst of packets that the fast way leaves.
+    /// The stages of a burst of packets that the fast path leaves.
     #[inline(never)]
     pub(super) fn process_left(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };

@@ -47,13 +47,13 @@ pub(super) struct Engine<P: Port, O> {
     /// The VIP groups that this gateway owns.
     pub(super) ownership: Arc<VipOwnership>,
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
-    /// What the fast way knows of the packets of the present burst, kept to be used again.
+    /// What the fast path knows of the packets of the present burst, kept to be used again.
     pub(super) records: Vec<Record>,
-    /// What the fast way remembers of the last burst of each port.
+    /// What the fast path remembers of the last burst of each port.
     pub(super) last_bursts: Box<[LastBurst]>,
-    /// With no more flows than this, the fast way does not divide bursts.
+    /// With no more flows than this, the fast path does not divide bursts.
     pub(super) few_flows: u32,
-    /// Whether the fast way may work on eight packets at a time.
+    /// Whether the fast path may work on eight packets at a time.
     pub(super) avx2: Option<Avx2>,
     /// What new flows need of the backends that they were sent to.
     pub(super) opening_backends: OpeningBackends,

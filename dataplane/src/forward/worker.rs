@@ -1,11 +1,11 @@
 //! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates or logs. It
 //! makes no system call of its own but the one that wakes a sleeping worker to which it hands packets.
 //!
-//! A burst first takes the fast way (`fast`). What that leaves passes three stages (`burst`): parse all packets and
+//! A burst first takes the fast path (`fast`). What that leaves passes three stages (`burst`): parse all packets and
 //! prefetch their flow buckets, prefetch the flows found there, then decide and rewrite. So the memory that one packet
 //! needs is fetched while others are processed.
 //!
-//! With several workers, packets of other workers' flows are handed over by the fast way or after the first stage, and
+//! With several workers, packets of other workers' flows are handed over by the fast path or after the first stage, and
 //! packets that they hand to this worker take the same ways here ([`crate::workers`]). After each poll the worker sweeps
 //! a bounded number of flows and SNAT pools.
 //!
@@ -226,13 +226,13 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.engine.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
     }
 
-    /// Lets the fast way divide each burst, as with many flows.
+    /// Lets the fast path divide each burst, as with many flows.
     #[cfg(feature = "testing")]
     pub fn divide_bursts(&mut self) {
         self.engine.few_flows = 0;
     }
 
-    /// Lets the fast way work on one packet at a time, as on processors without AVX2.
+    /// Lets the fast path work on one packet at a time, as on processors without AVX2.
     #[cfg(feature = "testing")]
     pub fn forgo_vectors(&mut self) {
         self.engine.avx2 = None;

@@ -63,7 +63,7 @@ impl Backend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spot {
     /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0: packets of its
-    /// flows leave the fast way.
+    /// flows leave the fast path.
     id: u32,
     /// Slot of its next hop, with [`Spot::ON_LINK`].
     reach: u32,

@@ -1,6 +1,6 @@
-//! SYNs that the fast way takes begin the same flows, and leave as the same bytes, as those that the slow way takes.
+//! SYNs that the fast path takes begin the same flows, and leave as the same bytes, as those that the slow path takes.
 //! One gateway gets each SYN as it is. Its twin gets it behind a packet of the same tuple that needs a flow, so that
-//! it has to take the slow way too.
+//! it has to take the slow path too.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -232,14 +232,14 @@ proptest! {
         let frames: Vec<_> = picks.into_iter().map(syn).collect();
         let by_fast = feed(&mut fast, &frames).0;
         let by_slow: Vec<_> = frames.into_iter().flat_map(|frame| feed(&mut slow, &[frame]).0.to_backends).collect();
-        // SYNs that the fast way leaves come last, so their SNAT ports may be others.
+        // SYNs that the fast path leaves come last, so their SNAT ports may be others.
         prop_assert_eq!(backends(&by_fast.to_backends), backends(&by_slow));
         let snat: BTreeSet<_> = by_fast.to_backends.iter().map(|sent| ends(sent)).collect();
         prop_assert_eq!(snat.len(), flows.len());
         prop_assert_eq!(by_fast.counts, feed(&mut slow, &[]).0.counts);
     }
 
-    /// What the fast way keeps of one SYN for the next must hold for the next one too: of other clients and to other
+    /// What the fast path keeps of one SYN for the next must hold for the next one too: of other clients and to other
     /// frontends.
     #[test]
     fn a_burst_of_syns_of_all_kinds_of_clients_begins_the_flows_of_its_packets_one_by_one(
@@ -278,7 +278,7 @@ fn backends(sent: &[Vec<u8>]) -> Vec<(SocketAddr, [u8; 4])> {
     all
 }
 
-/// Whether the SYN takes the fast way: it then leaves before a packet of the slow way that arrived earlier.
+/// Whether the SYN takes the fast path: it then leaves before a packet of the slow path that arrived earlier.
 fn is_fast(rig: &mut Rig, syn: &Packet) -> bool {
     let slow = Packet::udp("198.51.100.9:4444", "192.0.2.101:53").build();
     rig.arrive(UPLINK, &slow, 1);

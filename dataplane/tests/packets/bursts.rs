@@ -1,6 +1,6 @@
 //! A burst of packets of many kinds comes to the same as its packets one by one: the same bytes, and the packets of a flow
-//! in their order. The loops of the fast way handle parts of a burst, and what one of them leaves another one takes. With
-//! two workers they hand over what the other one owns.
+//! in their order. The loops of the fast path handle parts of a burst, and what one of them leaves another one takes.
+//! With two workers they hand over what the other one owns.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Where the processor has AVX2, the fast way works on eight packets at a time. It comes to the same as one packet at a
-//! time: the same bytes in the same order, the same counters, flows, records and observed packets.
+//! Where the processor has AVX2, the fast path works on eight packets at a time. It comes to the same as one packet at
+//! a time: the same bytes in the same order, the same counters, flows, records and observed packets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! The fast way forwards the same bytes by the same port as the slow way. One gateway gets a packet as it is. Its twin gets
-//! it behind a packet of the same flow that is too big, so that it has to take the slow way too.
+//! The fast path forwards the same bytes by the same port as the slow path. One gateway gets a packet as it is. Its
+//! twin gets it behind a packet of the same flow that is too big, so that it has to take the slow path too.
 //!
-//! Which way a packet took shows in the order of what leaves: the fast way sends before the slow way sends a packet that
-//! arrived earlier, one that begins a flow of UDP or answers another flow.
+//! Which path a packet took shows in the order of what leaves: the fast path sends before the slow path sends a packet
+//! that arrived earlier, one that begins a flow of UDP or answers another flow.
 
 use std::net::SocketAddr;
 
@@ -42,7 +42,7 @@ fn case() -> impl Strategy<Value = Case> {
     let bits = any::<[bool; 8]>();
     let payload = prop_oneof![1 => 0..SHORT, 3 => SHORT..1200];
     (0..Mode::ALL.len(), bits, payload, 0usize..30, 2u8..=255).prop_map(|(mode, bits, payload, padding, hop_limit)| {
-        // Without padding, as network cards add it, the slow way takes short datagrams.
+        // Without padding, as network cards add it, the slow path takes short datagrams.
         let padding = padding.max(SHORT.saturating_sub(payload));
         let mode = Mode::ALL[mode];
         let [is_v4, is_udp, is_reply, dont_fragment, checksum, push, tagged, routed] = bits;
@@ -201,7 +201,7 @@ proptest! {
         prop_assert_eq!(flow, same);
         let frame = case.build(flow).build();
         let too_big = Packet { payload: vec![0; 1600], ..Case { dont_fragment: true, ..case }.build(flow) }.build();
-        // A packet of the slow way that leaves by the same port: it begins a flow of UDP, or answers one.
+        // A packet of the slow path that leaves by the same port: it begins a flow of UDP, or answers one.
         let marker = |rig: &mut Rig| match case.is_reply {
             true => {
                 let (backend, snat) = case.begin(rig, 6666);

@@ -300,7 +300,7 @@ fn a_route_by_a_vlan_whose_neighbour_is_a_router_is_followed() {
     assert_eq!(out[..6], ROUTER_MAC.0);
 }
 
-/// The fast way remembers the tag of the frame before.
+/// The fast path remembers the tag of the frame before.
 #[test]
 fn each_frame_of_a_burst_has_its_own_link() {
     let ack = Packet::tcp(CLIENT, VIP).flags(tcp_flags::ACK).build();
@@ -315,7 +315,7 @@ fn each_frame_of_a_burst_has_its_own_link() {
     ];
     for (sentence, tags, is_forwarded) in rows {
         let mut rig = vlan_rig();
-        // An open connection: during the handshake packets take the slow way.
+        // An open connection: during the handshake packets take the slow path.
         let (snat, backend) = ends(&without(BACKEND_TAGS, &rig.forward(UPLINK, &with(CLIENTS, &syn()))));
         let answer = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | tcp_flags::ACK).build();
         rig.forward(CLUSTER, &with(BACKEND_TAGS, &answer));

@@ -1,4 +1,4 @@
-//! The decision on a packet of a known flow that the fast way leaves (`forward::fast`).
+//! The decision on a packet of a known flow that the fast path leaves (`forward::fast`).
 //!
 //! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
 
@@ -15,7 +15,7 @@ use crate::wire::{Address, Headers, Transport, tcp_flags};
 /// A flow, and the direction of the packet in it.
 pub(crate) type FlowMatch = (FlowIndex, Direction);
 
-/// The verdict on a packet that does not change the state of its flow, including those that the fast way leaves.
+/// The verdict on a packet that does not change the state of its flow, including those that the fast path leaves.
 ///
 /// # Errors
 /// The flow whose state the packet may change, or `None` if the packet has no flow: [`super::decide`] decides.

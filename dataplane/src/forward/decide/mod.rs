@@ -1,11 +1,10 @@
 //! The decision: what happens to a packet. It is a function of the packet's headers, the snapshot, the flows and the
 //! time; it reads no clock, touches no packet and does no I/O.
 //!
-//! The fast way (`forward::fast`) takes packets of known flows that are only rewritten and sent, [`follow`] others that do
-//! not change their flow, [`decide`] all the rest; each leaves to the next what it does not decide
-//! (docs/internals/decisions/0037).
-//! ICMP errors go by the flow of the packet that they quote (`forward::icmp_errors`), probes of the kernel by
-//! [`follow_probe`].
+//! The fast path (`forward::fast`) takes packets of known flows that are only rewritten and sent, [`follow`] others
+//! that do not change their flow, [`decide`] all the rest; each leaves to the next what it does not decide
+//! (docs/internals/decisions/0037). ICMP errors go by the flow of the packet that they quote (`forward::icmp_errors`),
+//! probes of the kernel by [`follow_probe`].
 //!
 //! **Invariant:** a packet for an address of the gateway is never passed to the kernel, and nothing is answered before
 //! the first complete state (FORWARDING 1).

@@ -28,7 +28,7 @@ pub(super) struct Follow<'s> {
     pub(super) shortest: Ticks,
 }
 
-/// A family whose packets the fast way takes.
+/// A family whose packets the fast path takes.
 pub(super) trait FastFamily: FlowFamily {
     /// [`Record::V4`] or [`Record::V6`].
     const RECORD: u8;
@@ -211,7 +211,7 @@ impl Scope for All {
     const REWRITES: Rewrites = Rewrites::Some;
 }
 
-/// A loop of the fast way that rewrites packets.
+/// A loop of the fast path that rewrites packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ForwardLoop {
     #[default]

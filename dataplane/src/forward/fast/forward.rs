@@ -1,5 +1,5 @@
-//! The third loop of the fast way, over the packets of one family in a part of a burst. It consists of several: each for
-//! the packets that need the same.
+//! The third loop of the fast path, over the packets of one family in a part of a burst. It consists of several: each
+//! for the packets that need the same.
 //!
 //! **Invariant:** packets of a flow and direction behind one that is left are left too.
 //!

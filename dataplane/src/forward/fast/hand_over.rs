@@ -1,8 +1,8 @@
 //! Packets that other workers own. What the first loops found out about a packet tells its owner too, so it is handed
 //! over without a second look at its headers.
 //!
-//! **Invariant:** the owner is that which the slow way would find, and a packet is checked at most once against the queue
-//! that it came by.
+//! **Invariant:** the owner is that which the slow path would find, and a packet is checked at most once against the
+//! queue that it came by.
 //!
 //! Not here: the owner function and the queues (`workers`); packets that the first loop did not recognise, and those of
 //! which a tag of the index looked like that of a flow (`forward::sort`).

@@ -1,16 +1,16 @@
-//! The fast way: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
+//! The fast path: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
 //! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
 //! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`forward`, `rewrite`); create flows of
 //! connections (`open`); send the packets, or hand them to the workers that own them (`hand_over`).
 //!
-//! What the fast way takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
+//! What the fast path takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
 //! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
 //! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
 //! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
 //! left too, so packets that it recognises keep their order within a flow. Such a packet without a flow here goes to the
 //! worker that owns it.
 //!
-//! **Invariant:** whatever it forwards, the slow way would forward as the same bytes by the same port
+//! **Invariant:** whatever it forwards, the slow path would forward as the same bytes by the same port
 //! (`tests/packets/fast_way.rs`, `tests/flows/openings.rs`). A flow is only in the table of the worker that owns it, so
 //! a packet that is found here needs no steering.
 //!
@@ -54,7 +54,7 @@ pub(super) fn records() -> Vec<Record> {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Forwards the packets that the fast way takes; the others stay in the burst, in order.
+    /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
     ///
     /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
     /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.

@@ -1,4 +1,4 @@
-//! The loop of the fast way for packets that open connections: of those the index shows that they have no flow. It
+//! The loop of the fast path for packets that open connections: of those the index shows that they have no flow. It
 //! takes what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room
 //! for their flows and a rested port. It creates the flow and rewrites the packet. All other packets are left, and
 //! nothing is changed for them.
@@ -305,7 +305,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let table = A::split(&mut self.tables).0;
         let reply_hash = table.hash_key(&reply, protocol::TCP);
         if table.is_replicated() && table.port_use(reply_hash, &reply, protocol::TCP).is_some() {
-            // A shadow flow has the port, or had it a moment ago: the slow way tries others.
+            // A shadow flow has the port, or had it a moment ago: the slow path tries others.
             self.ports.release(lease.pool, lease.port, now);
             return None;
         }
@@ -336,7 +336,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         let table = A::split(&mut self.tables).0;
         let Ok(candidate) = table.begin(&flow, opening.now) else {
-            // The index has no room: the slow way says so.
+            // The index has no room: the slow path says so.
             let port = open.reply.tuple(protocol::TCP).destination_port;
             self.ports.release(open.pool, port, opening.now);
             return None;

@@ -1,4 +1,4 @@
-//! What the loops of the fast way have come to: of a burst, and of the packets of one of its parts.
+//! What the loops of the fast path have come to: of a burst, and of the packets of one of its parts.
 //!
 //! Not here: what becomes of a packet (`rewrite`, `open`).
 

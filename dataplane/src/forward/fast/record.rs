@@ -1,5 +1,5 @@
-//! The first loop of the fast way: recognises packets by a few comparisons, and hashes their addresses and ports as they
-//! stand in the frame.
+//! The first loop of the fast path: recognises packets by a few comparisons, and hashes their addresses and ports as
+//! they stand in the frame.
 //!
 //! **Invariant:** a recognised packet is one that `parse` accepts, with the same tuple, length, flags and offset.
 //!
@@ -115,7 +115,7 @@ impl Record {
     /// Set in the kinds of packets that open connections, and of the answers to them.
     pub(super) const SYN: u8 = tcp_flags::SYN;
 
-    /// A packet that the fast way leaves.
+    /// A packet that the fast path leaves.
     pub(super) fn left() -> Self {
         Self {
             hash: 0,

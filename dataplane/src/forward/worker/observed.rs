@@ -1,5 +1,5 @@
 //! Observation of packets while a capture runs: each packet of an observed burst passes the engine alone and without the
-//! fast way, and the worker compares its counts and its outputs before and after (docs/internals/decisions/0053).
+//! fast path, and the worker compares its counts and its outputs before and after (docs/internals/decisions/0053).
 //!
 //! **Invariant:** an observed packet leaves as the same bytes by the same port as any other. Without a capture nothing
 //! here runs.
@@ -64,7 +64,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Processes one packet without the fast way, which would send it before anybody could look at it.
+    /// Processes one packet without the fast path, which would send it before anybody could look at it.
     fn process_alone(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
         let mut alone = Burst::new();
         alone.push(buffer);

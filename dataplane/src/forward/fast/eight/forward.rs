@@ -1,4 +1,4 @@
-//! The third loop of the fast way for eight packets at a time: a group with a packet that does not pass goes through
+//! The third loop of the fast path for eight packets at a time: a group with a packet that does not pass goes through
 //! the loop for one packet at a time.
 //!
 //! Not here: how eight packets are checked and rewritten (`pass`).

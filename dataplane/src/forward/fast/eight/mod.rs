@@ -1,4 +1,4 @@
-//! The loops of the fast way for eight packets at a time, on processors with AVX2: what most packets need, by vector
+//! The loops of the fast path for eight packets at a time, on processors with AVX2: what most packets need, by vector
 //! instructions. Packets that need more are left to the other loops.
 //!
 //! Not here: the instructions (`processor`).
