@@ -30,7 +30,7 @@ def check(io, limit_floors):
         report = runs.sluiced(["--io", io, "--backends", "100"])
         floors = report["ns_per_packet"] / report["floor_ns"]
         print(
-            f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns a packet, {floors:.1f} floors, "
+            f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns per packet, {floors:.1f} floors, "
             f"{report['drops']} drops, {report['verified']} packets checked",
             flush=True,
         )

@@ -12,13 +12,13 @@ PAGE = ROOT / "docs/reference/performance.md"
 TEXT = """# Performance
 
 Written by `make bench`. It measures the forwarding engine with `sluiced bench`
-([Commands](commands.md#sluiced)), without a NIC: a real 100G port costs about 44 ns a packet more. Every packet is
+([Commands](commands.md#sluiced)), without a NIC: a real 100G port costs about 44 ns per packet more. Every packet is
 accounted for, and one in 100 is checked in full. A figure is the better of two measurements; of latency, and with
 4,000,000 flows, it is the only one. Flows are established; `nat` and `dnat` carry both directions. They go to one
 Service of 16 backends, unless the row says otherwise.
 
-- **Floor**: the same harness with a worker that only swaps Ethernet addresses, in the same process, ns a packet. It is
-  included in the figure.
+- **Floor**: the same harness with a worker that only swaps Ethernet addresses, in the same process, ns per packet. It
+  is included in the figure.
 - **Yardstick**, y: DPDK's `testpmd` in mode `5tswap` (it parses a packet, and swaps addresses and ports) over two null
   devices that copy nothing, on the same core. It is measured again every minute; the column compares a figure with the
   yardstick of its minute, and targets in y are computed from it.
@@ -50,17 +50,17 @@ def write(stored, rows):
         series = series | {"floor": floor}
         if figures.yardstick(of):
             series["yardstick"] = [(n, figures.yardstick(f"{runs} {n}")) for n, _ in floor]
-        graph_file(name).write_text(graph(f"ns a packet by number of {name}", f"number of {name}", series))
+        graph_file(name).write_text(graph(f"ns per packet by number of {name}", f"number of {name}", series))
     PAGE.write_text(
         TEXT
         + markdown(["", ""], stored["machine"])
         + f"\n## Figures\n\n{summary(rows)}\n\n"
         + markdown(HEADER, rows)
         + "\n## Flows\n\n"
-        + "![ns a packet of each mode over the number of flows](performance-flows.svg)\n"
+        + "![ns per packet of each mode over the number of flows](performance-flows.svg)\n"
         + "\n## Services\n\n"
         + "`nat`, 1,000,000 flows, 10 backends for each Service.\n\n"
-        + "![ns a packet over the number of Services](performance-services.svg)\n"
+        + "![ns per packet over the number of Services](performance-services.svg)\n"
     )
 
 

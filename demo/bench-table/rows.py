@@ -32,7 +32,7 @@ class Figures:
         return f"{ns / yardstick:.2f}" if yardstick else "-"
 
     def per_packet(self, what, run, limit_ns=None, limit_text=""):
-        """ns a packet, with the harness."""
+        """ns per packet, with the harness."""
         target, met = "-", "-"
         if limit_ns is not None:
             target, met = f"<= {limit_ns:.1f}{limit_text}", verdict(self.ns(run) <= limit_ns)
@@ -42,7 +42,7 @@ class Figures:
         return [what, f"{self.ns(run):.1f} ns", floor, target, self.ratio(run, self.ns(run)), met]
 
     def in_units(self, what, run, units, more_ns):
-        """ns a packet; the target is in units of the yardstick, and `more_ns`."""
+        """ns per packet; the target is in units of the yardstick, and `more_ns`."""
         yardstick = self.yardstick(run)
         limit_ns = yardstick and units * yardstick + more_ns
         return self.per_packet(what, run, limit_ns, f" ({units} y" + (f" + {more_ns})" if more_ns else ")"))
@@ -100,7 +100,7 @@ def table(stored):
             rows.append(figures.per_packet(f"`{mode}` IPv6, {flows:,} flows", f"{mode} v6 {flows}", limit_ns, " (1.25 x IPv4)"))
     for run, what in ("nat no-df", "without DF"), ("nat ecmp 4", "4 next hops"), ("nat vlan", "VLAN tags"):
         limit_ns = 1.2 * figures.ns("nat 1000")
-        rows.append(figures.per_packet(f"`nat`, 1,000 flows, {what}", run, limit_ns, " (1.2 x without)"))
+        rows.append(figures.per_packet(f"`nat`, 1,000 flows, {what}", run, limit_ns, " (1.2 x the plain row)"))
     for flows, more_ns in (1_000, 12), (1_000_000, 20):
         run = f"ring {flows}"
         limit_ns = figures.report(run)["floor_ns"] + more_ns
@@ -114,7 +114,7 @@ def table(stored):
         figures.rate(
             "`nat`, 1,000,000 flows, two workers", "workers 2", "Mpps", 1.9 * figures.report("worker")["mpps"], " (1.9 x one)"
         ),
-        figures.handover_row("hand-over between two workers, more a packet"),
+        figures.handover_row("hand-over between two workers, additional time per packet"),
         figures.rate("new flows, IPv4", "new-flows v4", "M/s", 8),
         figures.rate("new flows, IPv6", "new-flows v6", "M/s", 5),
         figures.rate("new flows, IPv4, 95 % of the SNAT ports held", "new-flows snat-load", "M/s", 4),

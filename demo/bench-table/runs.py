@@ -90,7 +90,7 @@ class Yardstick:
         self.ns = None
 
     def now(self):
-        """ns a packet, or None if there is no testpmd."""
+        """ns per packet, or None if there is no testpmd."""
         is_old = self.measured_at is None or time.monotonic() - self.measured_at > YARDSTICK_AGE
         if self.program and is_old:
             self.ns = self.measure()
@@ -98,7 +98,7 @@ class Yardstick:
         return self.ns
 
     def measure(self):
-        """ns a packet in the best second."""
+        """ns per packet in the best second."""
         core = cores() - 1
         devices = ["--no-pci", "--vdev", "net_null0,copy=0", "--vdev", "net_null1,copy=0"]
         forward = ["--forward-mode=5tswap", "--nb-cores=1", "--auto-start", "--stats-period=1", "--no-mlockall"]

@@ -60,7 +60,7 @@ pub struct Report {
     /// With `--handover`: time a packet when each arrives at its owner, in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_handover_ns: Option<f64>,
-    /// TSC cycles a packet.
+    /// TSC cycles per packet.
     pub cycles_per_packet: f64,
     /// Packets of known flows.
     pub hits: u64,
