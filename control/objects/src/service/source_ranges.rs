@@ -1,6 +1,6 @@
 //! The clients that may connect to a Service.
 //!
-//! Invariant: a field that decides who may connect is parsed completely or is an error; a typing error admits no
+//! Invariant: a field that decides who may connect is parsed completely or is an error; a typo admits no
 //! client.
 
 use ipnet::IpNet;
