@@ -111,6 +111,7 @@ impl Compiler {
             groups: None,
             promiscuous: Arc::default(),
             vlan_mtus: Arc::default(),
+            vlan_addresses: Arc::default(),
             announced: announced_addresses.update(&config, &[], &[], &network, &VipAnswers::default(), 1),
             lost: announced_addresses.lost(),
             routed: Arc::default(),
@@ -285,6 +286,7 @@ impl Compiler {
         (last.v4.snat, last.v6.snat) = (self.snat.v4.clone(), self.snat.v6.clone());
         last.vlans = self.snat.vlans.clone();
         last.vlan_mtus = network.vlans.iter().map(|vlan| vlan.mtu).collect();
+        last.vlan_addresses = network.vlans.iter().map(|vlan| vlan.addresses.clone()).collect();
         true
     }
 

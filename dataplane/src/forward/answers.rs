@@ -13,7 +13,7 @@ use crate::forward::decide::Answer;
 use crate::forward::rewrite::Reset;
 use crate::icmp;
 use crate::icmp::{IcmpError, VipClaim};
-use crate::port::{Arrival, Port};
+use crate::port::{Arrival, Link, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Mac};
@@ -109,7 +109,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         reply: Answer,
     ) {
         let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        let source = answer_source(snapshot, arrival.link.port(), headers.tuple.destination).filter(|_| allowed);
+        let source = answer_source(snapshot, arrival.link, headers.tuple.destination).filter(|_| allowed);
         let mac = snapshot.port(arrival.link.port()).mac;
         let done = source.is_some_and(|source| match reply {
             Answer::Reset => rewrite::reset(&mut buffer, headers, mac),
@@ -172,13 +172,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// The source address of an answer about a packet: the destination of the packet, or the port's own address if that
+/// The source address of an answer about a packet: the destination of the packet, or an address of the gateway if that
 /// destination is not the gateway's (a reply of mode `dnat` to its client).
-fn answer_source<A: Address>(snapshot: &Snapshot, in_port: crate::port::PortIndex, destination: A) -> Option<A> {
+fn answer_source<A: Address>(snapshot: &Snapshot, arrived_by: Link, destination: A) -> Option<A> {
     match snapshot.role(destination) {
-        AddressRole::Elsewhere | AddressRole::Broadcast => {
-            snapshot.port(in_port).addresses.iter().find_map(|net| A::from_ip(net.addr()))
-        }
+        AddressRole::Elsewhere | AddressRole::Broadcast => snapshot.own_addresses(arrived_by).find_map(A::from_ip),
         AddressRole::Vip | AddressRole::Snat | AddressRole::Twin(_) | AddressRole::PoolUnused => Some(destination),
     }
 }

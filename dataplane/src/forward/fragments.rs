@@ -7,7 +7,7 @@ use super::engine::Engine;
 use super::observer::Observe;
 use super::rewrite;
 use super::sort::{may_have_flow, owner_of_first};
-use crate::flow::{Candidate, Segment, Tick};
+use crate::flow::{Candidate, FlowMode, Segment, Tick};
 use crate::forward::decide::{FlowFamily, NatForward, Packet, Verdict, follow};
 use crate::forward::rewrite::rewrite_of;
 use crate::fragment::{EarlyFragment, Fragment, LaterFragments, Part, Slot};
@@ -51,6 +51,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let placed = FragmentOf { fragment: &fragment, headers, slot };
         match (&fragment.part, self.datagrams.later(slot)) {
             (Part::First(first), _) => self.first(snapshot, arrival, buffer, &placed, first),
+            (Part::FirstPortless, _) => self.first(snapshot, arrival, buffer, &placed, headers),
             (_, Some(later)) => self.later(snapshot, arrival, buffer, &placed, later),
             (_, None) => {
                 if let Some(buffer) = self.datagrams.keep(buffer, arrival, slot) {
@@ -82,7 +83,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         })
     }
 
-    /// Decides on a first fragment like on any packet, stores the decision, and processes the fragments that waited for
+    /// Decides on a first fragment like on any packet by its headers, stores the decision, and processes the fragments that waited for
     /// it.
     fn first<A: FlowFamily>(
         &mut self,
@@ -93,7 +94,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         first: &Headers<A>,
     ) {
         let segment = Segment::of(buffer.bytes(), first);
-        let verdict = self.verdict_alone(snapshot, arrival, first, segment);
+        let verdict = if begins_translated(snapshot, first) {
+            self.tally.misses += 1;
+            Verdict::Drop(DropReason::SctpFragment)
+        } else {
+            self.verdict_alone(snapshot, arrival, first, segment)
+        };
         let later = match verdict {
             Verdict::Forward(nat) => self.forward_first(buffer, placed, first, nat),
             Verdict::ForwardDirect(_) => {
@@ -271,13 +277,21 @@ fn owner_elsewhere<A: Address, P: Port>(
     (owner != peers.me()).then_some(owner)
 }
 
+/// Whether a first fragment would begin an association whose ports are rewritten, which no fragment can pass
+/// ([`DropReason::SctpFragment`]).
+fn begins_translated<A: Address>(snapshot: &Snapshot, first: &Headers<A>) -> bool {
+    let Tuple { destination, destination_port, protocol, .. } = first.tuple;
+    let is_init = first.transport == Transport::Sctp { chunk: sctp_chunk::INIT };
+    is_init && snapshot.frontend(destination, protocol, destination_port).is_some_and(|front| front.mode() == FlowMode::Nat)
+}
+
 /// The decision for the fragments after a first one. What a later fragment's packet means for the connection is
 /// unknown, so neutral transport fields are used.
 const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> LaterFragments {
     let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
     let transport = match first.transport {
         Transport::Tcp { .. } => Transport::Tcp { flags: 0 },
-        Transport::Sctp { .. } => Transport::Sctp { chunk: sctp_chunk::SACK },
+        Transport::Sctp { .. } => Transport::Sctp { chunk: sctp_chunk::ERROR },
         other => other,
     };
     LaterFragments::Follow { source_port, destination_port, protocol, transport, identification }

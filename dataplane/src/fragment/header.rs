@@ -55,9 +55,11 @@ pub struct Fragment<A> {
 pub enum Part<A> {
     /// The first fragment, with ports. The headers are those of a whole packet.
     First(Headers<A>),
-    /// A later fragment.
+    /// A later fragment, of a protocol that only the first one tells where it is one of IPv6.
     Later,
-    /// Any fragment of a protocol other than TCP, UDP and SCTP.
+    /// The first fragment, of a protocol other than TCP, UDP and SCTP, of which later fragments do not tell that.
+    FirstPortless,
+    /// Any fragment of such a protocol that tells so itself.
     Portless,
 }
 
@@ -143,6 +145,7 @@ fn part_v6<A: Address>(headers: &Headers<A>, offset: u16, data: &[u8]) -> Option
     }
     let chain = match number {
         next_header::HOP_BY_HOP => return None, // allowed only directly after the IPv6 header
+        protocol::ICMPV6 => return Some(Part::Portless),
         first => walk(first, data).ok()?,
     };
     let data = data.get(usize::from(chain.extension_bytes)..)?;
@@ -151,7 +154,7 @@ fn part_v6<A: Address>(headers: &Headers<A>, offset: u16, data: &[u8]) -> Option
         ChainEnd::Transport if has_ports(chain.protocol) => {
             Some(Part::First(first(headers, chain.protocol, chain.extension_bytes, data)?))
         }
-        ChainEnd::Transport | ChainEnd::Opaque => Some(Part::Portless),
+        ChainEnd::Transport | ChainEnd::Opaque => Some(Part::FirstPortless),
     }
 }
 

@@ -8,7 +8,8 @@
 use proto::Family;
 
 use crate::wire::{
-    Address, ChainEnd, Headers, Icmp, Ipv4, Ipv6, Sctp, Transport, Tuple, Udp, icmpv4, icmpv6, protocol, take, walk,
+    Address, ChainEnd, FragmentHeader, Headers, Icmp, Ipv4, Ipv6, Sctp, Transport, Tuple, Udp, icmpv4, icmpv6, protocol, take,
+    walk,
 };
 
 /// Offset of TCP's checksum in its header (RFC 9293 section 3.1).
@@ -85,7 +86,11 @@ fn sctp_checksum<A: Address>(quoted: &[u8], header_len: usize, offset: usize, en
             let (ip, _) = take::<Ipv4>(quoted).filter(|(ip, _)| !ip.is_fragment())?;
             ip.total_len.get()
         }
-        Family::V6 => take::<Ipv6>(quoted)?.0.payload_len.get().checked_add(Ipv6::BYTES)?,
+        Family::V6 => {
+            let (ip, payload) = take::<Ipv6>(quoted)?;
+            walk(ip.next_header, payload).ok().filter(|chain| chain.end == ChainEnd::Transport)?;
+            ip.payload_len.get().checked_add(Ipv6::BYTES)?
+        }
     };
     let len = packet_len.checked_sub(u16::try_from(header_len).ok()?).filter(|len| *len >= Sctp::BYTES)?;
     (offset + 4 <= end).then_some(QuotedChecksum::Crc32c { offset, len })
@@ -134,7 +139,22 @@ pub(super) fn network_v6(quoted: &[u8]) -> Option<QuotedNetwork> {
     if ip.version() != 6 {
         return None;
     }
-    let chain = walk(ip.next_header, payload).ok()?;
-    let header_len = usize::from(Ipv6::BYTES + chain.extension_bytes);
-    (chain.end == ChainEnd::Transport).then(|| (ip.source.get(), ip.destination.get(), chain.protocol, header_len))
+    let (protocol, extension_bytes) = transport_v6(ip.next_header, payload)?;
+    Some((ip.source.get(), ip.destination.get(), protocol, usize::from(Ipv6::BYTES + extension_bytes)))
+}
+
+/// The transport protocol of a quoted packet, and the number of bytes of extension headers before it: in a first fragment,
+/// before and behind the fragment header.
+fn transport_v6(next_header: u8, payload: &[u8]) -> Option<(u8, u16)> {
+    let chain = walk(next_header, payload).ok()?;
+    match chain.end {
+        ChainEnd::Transport => Some((chain.protocol, chain.extension_bytes)),
+        ChainEnd::Opaque => None,
+        ChainEnd::Fragment => {
+            let header_at = usize::from(chain.extension_bytes.checked_sub(FragmentHeader::BYTES)?);
+            let (fragment, data) = take::<FragmentHeader>(payload.get(header_at..)?)?;
+            let inner = walk(chain.protocol, data).ok().filter(|_| fragment.is_first())?;
+            (inner.end == ChainEnd::Transport).then_some((inner.protocol, chain.extension_bytes + inner.extension_bytes))
+        }
+    }
 }

@@ -13,10 +13,12 @@ use proto::Family;
 use super::quote::{network_v4, network_v6, packet};
 use crate::flow::FlowMode;
 use crate::snapshot::Tunnels;
-use crate::wire::{Address, Headers, Icmp, Ipv4, Ipv6, Transport, Tuple, Udp, icmpv4, icmpv6, protocol, take};
+use crate::wire::{Address, Headers, Icmp, Ipv4, Ipv6, Transport, Tuple, Udp, icmpv4, icmpv6, protocol, take, tcp_flags};
 
 /// The smallest MTU of IPv4 (RFC 791 section 3.2).
 const IPV4_MTU_MIN: u16 = 68;
+/// Offset of the flags in TCP's header (RFC 9293 section 3.1).
+const TCP_FLAGS_AT: usize = 13;
 /// The smallest MTU of IPv6 (RFC 8200 section 5).
 const IPV6_MTU_MIN: u16 = 1280;
 
@@ -61,7 +63,7 @@ pub struct TunnelQuote<A> {
 
 impl<A: Address> TunnelQuote<A> {
     /// The tunnel packet that the ICMP error in `frame` is about. `None` for another error, an error about another
-    /// packet, or a quote with too little of the inner packet.
+    /// packet, a quote with too little of the inner packet, or an inner RST, about which nobody is told (FORWARDING 8).
     #[must_use]
     pub(crate) fn of(frame: &[u8], headers: &Headers<A>, tunnels: &Tunnels) -> Option<Self> {
         let Transport::Icmp { kind, code } = headers.transport else { return None };
@@ -90,11 +92,11 @@ impl<A: Address> TunnelQuote<A> {
         let bytes = quoted.get(outer_len..)?;
         let (inner, inner_len) = match (bytes.first()? >> 4, carried) {
             (4, protocol::IPV4 | protocol::UDP) => {
-                (Inner::V4(packet(bytes)?.0), usize::from(take::<Ipv4>(bytes)?.0.total_len.get()))
+                (Inner::V4(no_reset(bytes)?), usize::from(take::<Ipv4>(bytes)?.0.total_len.get()))
             }
             (6, protocol::IPV6 | protocol::UDP) => {
                 let payload_len = take::<Ipv6>(bytes)?.0.payload_len.get();
-                (Inner::V6(packet(bytes)?.0), usize::from(Ipv6::BYTES) + usize::from(payload_len))
+                (Inner::V6(no_reset(bytes)?), usize::from(Ipv6::BYTES) + usize::from(payload_len))
             }
             _ => return None,
         };
@@ -103,6 +105,13 @@ impl<A: Address> TunnelQuote<A> {
         let trouble = trouble(report, u32::try_from(outer_len).ok()?, inner);
         Some(Self { source, destination, mode, trouble, inner, inner_range })
     }
+}
+
+/// The tuple of an inner packet, unless it is a RST as far as it is quoted.
+fn no_reset<A: Address>(bytes: &[u8]) -> Option<Tuple<A>> {
+    let (tuple, header_len) = packet(bytes)?;
+    let flags = bytes.get(header_len + TCP_FLAGS_AT).filter(|_| tuple.protocol == protocol::TCP);
+    flags.is_none_or(|flags| flags & tcp_flags::RST == 0).then_some(tuple)
 }
 
 /// What a router reports about the outer packet.

@@ -69,6 +69,8 @@ pub struct Snapshot {
     pub(crate) groups: Option<OwnedGroups>,
     /// MTUs of `vlans`, in their order.
     pub(crate) vlan_mtus: Arc<[u16]>,
+    /// Addresses of `vlans`, in their order.
+    pub(crate) vlan_addresses: Arc<[Vec<IpNet>]>,
     pub(crate) promiscuous: Arc<[PortIndex]>,
     pub(crate) announced: Announced,
     /// The addresses of VIP groups that this gateway has lost, since which snapshot.
@@ -304,6 +306,14 @@ impl Snapshot {
     #[inline(never)]
     fn mtu_of_vlan(&self, link: Link) -> Option<u16> {
         self.vlan_mtus.get(self.vlans.binary_search(&link).ok()?).copied()
+    }
+
+    /// Addresses of the gateway from which it answers what arrives by a link: those of the link, then others.
+    pub(crate) fn own_addresses(&self, link: Link) -> impl Iterator<Item = IpAddr> {
+        let vlan = self.vlans.binary_search(&link).ok().and_then(|at| self.vlan_addresses.get(at));
+        let of_link = vlan.into_iter().flatten();
+        let of_ports = std::iter::once(self.port(link.port())).chain(self.ports.iter()).flat_map(|port| &port.addresses);
+        of_link.chain(of_ports).map(IpNet::addr)
     }
 
     /// The SNAT addresses for new flows to this VIP, towards backends reached by this link.

@@ -5,6 +5,7 @@
 //! Not here: parsing.
 
 use super::address::{Address, Tuple};
+use super::ip::network_len;
 
 /// Bits of the TCP flags byte (RFC 9293 section 3.1).
 pub mod tcp_flags {
@@ -97,6 +98,13 @@ pub struct Headers<A> {
     pub group_frame: bool,
     /// IPv4 "don't fragment"; always true for IPv6.
     pub dont_fragment: bool,
+}
+
+impl<A: Address> Headers<A> {
+    /// Whether anything stands between the IP header and the transport: options of IPv4, extension headers of IPv6.
+    pub(crate) fn has_options(&self) -> bool {
+        self.transport_offset > self.network_offset + network_len::<A>()
+    }
 }
 
 /// The kind of a frame.

@@ -126,6 +126,13 @@ impl FragmentHeader {
     pub fn is_atomic(&self) -> bool {
         self.offset_more.get() & 0xfff9 == 0
     }
+
+    /// Whether this is the first fragment of its datagram: offset 0.
+    #[inline]
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.offset_more.get() & 0xfff8 == 0
+    }
 }
 
 /// The fixed 20 bytes.
@@ -256,7 +263,8 @@ pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
                 next = fragment.next_header;
                 if !fragment.is_atomic() {
                     let extension_bytes = offset + FragmentHeader::BYTES;
-                    return Ok(Chain { protocol: next, extension_bytes, end: ChainEnd::Fragment });
+                    let end = if end == ChainEnd::Opaque { end } else { ChainEnd::Fragment };
+                    return Ok(Chain { protocol: next, extension_bytes, end });
                 }
                 FragmentHeader::BYTES // RFC 6946: a whole datagram
             }

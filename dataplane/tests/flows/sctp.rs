@@ -297,6 +297,13 @@ fn fragments_cannot_pass_a_port_rewrite() {
         for part in &parts {
             assert_eq!(association.rig.put(UPLINK, part), Some(PacketOutcome::Drop(DropReason::SctpFragment)));
         }
+        let init = Packet::sctp(client, vip);
+        let long_init = Packet { payload: [&init.payload[..2], &[2, 0], &init.payload[4..], &[0; 492]].concat(), ..init };
+        let mut rig = Rig::new();
+        for part in &fragments(&long_init.build(), 256, 10) {
+            assert_eq!(rig.put(UPLINK, part), Some(PacketOutcome::Drop(DropReason::SctpFragment)));
+        }
+        assert_eq!((rig.counters.flows.get(), rig.counters.snat_ports.get()), (0, 0), "nothing remains of it");
         let mut rig = Rig::with_mode(Mode::Dsr);
         rig.forward(UPLINK, &Packet::sctp(client, vip).build());
         for part in &parts {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use dataplane::testing::{Packet, Segment, assert_checksums};
+use dataplane::testing::{Packet, Segment, assert_checksums, fragments};
 use dataplane::{DropReason, PacketOutcome, PortIndex, tcp_flags};
 use proptest::prelude::*;
 use proto::Mode;
@@ -116,6 +116,26 @@ fn an_error_of_the_clients_side_reaches_the_backend_from_the_snat_address() {
                 assert_eq!(addresses(&left), (ip(mode.snat), backend.ip()));
             }
         }
+    }
+}
+
+/// A large answer over UDP leaves in fragments, and a router near the client has a smaller MTU.
+#[test]
+fn an_error_about_a_first_fragment_reaches_the_backend_and_one_about_a_later_fragment_does_not() {
+    for mode in [V4_UDP, V6_UDP] {
+        let mut rig = Rig::new();
+        let (snat, backend) = mode.open(&mut rig);
+        let vip: SocketAddr = mode.vip.parse().unwrap();
+        let parts = |from: &str, to: &str| fragments(&Packet::udp(from, to).payload(&[7; 2000]).hop_limit(50).build(), 1200, 9);
+        let sent = parts(mode.vip, mode.client);
+        let came = parts(&backend.to_string(), &snat.to_string());
+        let numbers = errors(mode.client.starts_with('1'))[1];
+        let left = rig.forward(UPLINK, &error(mode.far, vip.ip(), numbers, &sent[0], 1000).build());
+        assert_checksums(&left);
+        assert_eq!(quote(&left), &came[0][14..][..1000]);
+        assert_eq!(addresses(&left), (ip(mode.snat), backend.ip()));
+        let later = error(mode.far, vip.ip(), numbers, &sent[1], 1000).build();
+        assert_eq!(rig.put(UPLINK, &later), Some(PacketOutcome::Drop(DropReason::IcmpUnmatched)));
     }
 }
 
@@ -291,6 +311,14 @@ fn the_checksum_of_sctp_in_a_quoted_fragment_is_left_alone() {
     let left = rig.forward(CLUSTER, &error(V4.near, snat.ip(), (11, 1, 0), &first, 1000).build());
     assert_checksums(&left);
     assert_eq!(quote(&left)[28..32], first[42..46], "the length of the packet is unknown");
+
+    let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::sctp(V6.client, V6.vip).build()));
+    let whole =
+        Packet::sctp(&snat.to_string(), &backend.to_string()).chunk(7, 0).payload(&[[0, 3, 0, 44].as_slice(), &[7; 40]].concat());
+    let first = fragments(&whole.build(), 32, 9).remove(0);
+    let left = rig.forward(CLUSTER, &error(V6.near, snat.ip(), (3, 1, 0), &first, 1000).build());
+    assert_checksums(&left);
+    assert_eq!(quote(&left)[56..60], first[70..74], "the same over IPv6");
 }
 
 proptest! {

@@ -203,6 +203,9 @@ fn a_packet_that_does_not_fit_and_may_be_fragmented_leaves_in_fragments() {
     assert_checksums(&reassembled(&left));
     let options = Packet { options: vec![1; 4], ..packet };
     assert_eq!(rig.put(UPLINK, &options.build()), Some(PacketOutcome::Drop(DropReason::TooBig)));
+    let other = Packet { source: "198.51.100.9".parse().unwrap(), ..options };
+    assert_eq!(rig.put(UPLINK, &other.build()), Some(PacketOutcome::Drop(DropReason::TooBig)));
+    assert_eq!(rig.counters.flows.get(), 1, "a packet that cannot be forwarded creates no flow");
 }
 
 #[test]
@@ -290,6 +293,9 @@ fn later_fragments_share_the_verdict_of_the_first() {
         row("for the twin", UPLINK, udp(CLIENT, "192.0.2.2:53"), vec![PacketOutcome::Linux(UPLINK); 2]),
         row("for a node port", UPLINK, tcp(CLIENT, "192.0.2.2:30080", tcp_flags::SYN), vec![PacketOutcome::Forward(CLUSTER); 2]),
         row("for another address", UPLINK, udp(CLIENT, "203.0.113.9:53"), vec![PacketOutcome::Linux(UPLINK); 2]),
+        row("IPsec for the twin", UPLINK, ipsec("198.51.100.7", "192.0.2.2"), vec![PacketOutcome::Linux(UPLINK); 2]),
+        row("IPsec for the twin over IPv6", UPLINK, ipsec("2001:db8:1::7", "2001:db8::2"), vec![PacketOutcome::Linux(UPLINK); 2]),
+        row("IPsec for a VIP over IPv6", UPLINK, ipsec("2001:db8:1::7", "2001:db8::1:0"), drop(R::FragmentUnsupported)),
         row(
             "the last alone, for another address",
             UPLINK,
@@ -303,6 +309,24 @@ fn later_fragments_share_the_verdict_of_the_first() {
             vec![PacketOutcome::Reply(UPLINK), PacketOutcome::Drop(R::AnswerLimited)],
         ),
     ]);
+}
+
+/// ESP (RFC 4303) in two fragments.
+fn ipsec(from: &str, to: &str) -> Vec<Vec<u8>> {
+    let mut frame = Packet::echo_request(from, to).payload(&data(1000)).build();
+    let protocol_at = if is_v4(&frame) { 23 } else { 20 };
+    frame[protocol_at] = 50;
+    fragments(&frame, 800, 1)
+}
+
+#[test]
+fn later_fragments_of_a_protocol_without_ports_wait_for_the_first_and_go_where_it_goes() {
+    let mut rig = Rig::new();
+    let came = ipsec("2001:db8:1::7", "2001:db8::2");
+    assert_eq!(rig.put(UPLINK, &came[1]), None, "only the first one tells the protocol");
+    assert_eq!(rig.put(UPLINK, &came[0]), Some(PacketOutcome::Linux(UPLINK)));
+    assert_eq!(rig.to_linux(UPLINK).len(), 2);
+    rig.assert_account();
 }
 
 fn hops(packet: &Packet, hop_limit: u8) -> Vec<Vec<u8>> {

@@ -4,7 +4,8 @@
 use std::net::IpAddr;
 
 use dataplane::testing::{Packet, Segment, arp_request, assert_checksums};
-use dataplane::{DropReason, Link, Neighbour, PacketOutcome, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
+use dataplane::{Config, DropReason, Link, Neighbour, PacketOutcome, PortIndex, Route, TagKind, Vlan, VlanLink, tcp_flags};
+use proto::Mode;
 
 use crate::rig::{self, BACKENDS, CLUSTER, ROUTER_MAC, Rig, UPLINK, backend_mac, ends, ip};
 
@@ -36,7 +37,11 @@ fn backends() -> Link {
 
 /// The rig with all its addresses on VLANs.
 fn vlan_rig() -> Rig {
-    let mut rig = Rig::before_state(1024);
+    vlan_rig_with(rig::config(1024))
+}
+
+fn vlan_rig_with(config: Config) -> Rig {
+    let mut rig = Rig::with_config(config);
     rig.state = rig::state();
     let link_of = |port| if port == UPLINK { clients() } else { backends() };
     let network = &mut rig.network;
@@ -111,6 +116,27 @@ fn answers_keep_the_tags_that_the_question_came_with() {
     let mid_stream = Packet::tcp(CLIENT, VIP).flags(tcp_flags::ACK).build();
     assert_eq!(rig.put(UPLINK, &with(CLIENTS, &mid_stream)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_checksums(&without(CLIENTS, &rig.sent(UPLINK).remove(0)));
+}
+
+/// The address of the VLAN, whether or not its port has one of the family too.
+#[test]
+fn a_backend_on_a_vlan_gets_icmp_errors_from_the_address_of_the_vlan() {
+    for is_trunk in [false, true] {
+        let mut config = rig::config(1024);
+        if is_trunk {
+            config.ports.iter_mut().for_each(|port| port.addresses.clear());
+        }
+        let mut rig = vlan_rig_with(config);
+        rig.network.vlans[1].addresses = vec!["10.0.0.9/24".parse().unwrap()];
+        rig.publish();
+        rig.set_mode("web", Mode::Dnat);
+        let sent = without(BACKEND_TAGS, &rig.forward(UPLINK, &with(CLIENTS, &syn())));
+        let (client, backend) = rig::ends(&sent);
+        let reply = Packet::tcp(&backend.to_string(), &client.to_string()).flags(tcp_flags::ACK).hop_limit(1).build();
+        assert_eq!(rig.put(CLUSTER, &with(BACKEND_TAGS, &reply)), Some(PacketOutcome::Reply(CLUSTER)));
+        let error = without(BACKEND_TAGS, &rig.sent(CLUSTER).remove(0));
+        assert_eq!(rig::ends(&error).0.ip(), rig::ip("10.0.0.9"), "a trunk without addresses: {is_trunk}");
+    }
 }
 
 #[test]

@@ -116,6 +116,19 @@ fn a_stray_reset_of_a_backend_begins_no_flow() {
 }
 
 #[test]
+fn a_packet_of_a_backend_to_an_address_that_no_client_has_begins_no_flow() {
+    for destination in ["169.254.1.1:5555", "127.0.0.1:5555", "224.0.0.9:5555", "0.0.0.1:5555"] {
+        let mut rig = Rig::with_mode(Mode::Dnat);
+        let (_, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build()));
+        assert_eq!(
+            rig.put(CLUSTER, &between(backend, socket(destination)).flags(ACK).build()),
+            Some(PacketOutcome::Linux(CLUSTER))
+        );
+        assert_eq!(rig.counters.flows.get(), 1, "{destination}");
+    }
+}
+
+#[test]
 fn a_late_reply_of_a_backend_that_the_flow_left_is_dropped() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     let (client, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).build()));

@@ -7,12 +7,13 @@
 
 use super::exit::{arrives_from, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
+use super::local::refused_source;
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{NatForward, Verdict};
 use crate::flow::{Direction, FlowEnd, FlowMode, PoolId, SnatLease, begins, flow_of, next_state};
-use crate::snapshot::{AddressRole, Front};
+use crate::snapshot::Front;
 use crate::stats::DropReason;
-use crate::wire::{Address, Transport, Tuple, tcp_flags};
+use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
 
 /// The client's own address and port, in the role of a SNAT lease. `None` while another flow uses them; a flow that is
 /// unconfirmed, closing or over gives way.
@@ -44,12 +45,14 @@ pub(super) fn own_port<A: Address>(
 
 /// A packet without flow from a backend of this mode to a foreign address: a reply to a packet that was forwarded
 /// before this gateway started, or by another gateway. It is rewritten if only one frontend leads to that backend
-/// (FORWARDING 4). `None` if it is not from such a backend, or opens a connection of its own.
+/// (FORWARDING 4). `None` if it is not from such a backend, opens a connection of its own, or goes to no address that a
+/// client can have.
 pub(super) fn reply<'s, A: Address>(packet: &Packet<'_, A>, context: &mut DecisionContext<'_, 's, A>) -> Option<Verdict<'s>> {
     let snapshot = context.snapshot;
     let tuple = &packet.headers.tuple;
     let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
-    if begins(packet.headers.transport) || snapshot.role(tuple.destination) != AddressRole::Elsewhere {
+    let is_client = refused_source(tuple.destination, snapshot).is_none() && !is_martian(tuple.destination);
+    if begins(packet.headers.transport) || !is_client {
         return None;
     }
     let is_reset = matches!(packet.headers.transport, Transport::Tcp { flags } if flags & tcp_flags::RST != 0);
@@ -81,9 +84,6 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
     if context.table.search(context.table.hash(&asked), &asked).is_some() {
         return Verdict::Drop(DropReason::NoFlow);
     }
-    if context.room == 0 && !make_room(context) {
-        return Verdict::Drop(DropReason::FlowTableFull);
-    }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
     let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, (source, source_port), front.backend, &lease, now);
     flow.frontend = number;
@@ -92,6 +92,9 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
+    if context.room == 0 && !make_room(context) {
+        return Verdict::Drop(DropReason::FlowTableFull);
+    }
     let Ok(index) = context.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
     context.changes.made = Some(flow.counter_slot());
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToClient, exit })

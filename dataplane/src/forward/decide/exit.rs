@@ -116,8 +116,12 @@ pub(crate) fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Re
 pub(super) fn fits_in<A: Address>(packet: &Packet<'_, A>, mtu: u16) -> Result<(), Verdict<'static>> {
     if packet.headers.hop_limit <= 1 {
         Err(Verdict::Reply(Answer::TimeExceeded))
-    } else if packet.headers.packet_len > mtu && packet.headers.dont_fragment {
+    } else if packet.headers.packet_len <= mtu {
+        Ok(())
+    } else if packet.headers.dont_fragment {
         Err(Verdict::Reply(Answer::TooBig { mtu }))
+    } else if packet.headers.has_options() {
+        Err(Verdict::Drop(DropReason::TooBig)) // such packets are not fragmented
     } else {
         Ok(())
     }
