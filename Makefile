@@ -29,11 +29,13 @@ deb: ## build the Debian package, target/debian/sluice_*.deb
 	cargo build --release --bins --workspace
 	@.ci/package target/release target/debian
 
+# Examples make cargo doc use the features that clippy uses, so nothing is compiled twice.
 lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 	@.ci/install build lint
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --all-features --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --lib --bins --examples --no-deps --all-features \
+	  --document-private-items
 	cargo deny --log-level error check bans licenses sources
 
 test: ## run every test that this machine allows
