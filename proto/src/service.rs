@@ -431,11 +431,13 @@ impl ServicePort {
     }
 
     /// The port as a gateway in `zone` uses it; none if that is the same. The backends of other zones are left out only
-    /// if one in this zone takes new flows. Earlier backends have no zones, so they do not count then.
+    /// if one in this zone takes new flows; those that take none keep their flows in all zones. Earlier backends have no
+    /// zones, so they do not count then.
     fn in_zone(&self, zone: &str) -> Option<Self> {
         let hinted = self.zones.iter().find(|hinted| hinted.zone == zone)?;
-        let indices = hinted.backends.iter().filter_map(|index| usize::try_from(*index).ok());
-        let backends: Vec<Backend> = indices.filter_map(|index| self.backends.get(index).cloned()).collect();
+        let is_used =
+            |(index, backend): &(u32, &Backend)| backend.state == BackendState::Draining || hinted.backends.contains(index);
+        let backends: Vec<Backend> = (0..).zip(&self.backends).filter(is_used).map(|(_, backend)| backend.clone()).collect();
         let takes_new = |backend: &Backend| backend.state == BackendState::Active && backend.weight > 0;
         let is_enough = backends.len() < self.backends.len() && backends.iter().any(takes_new);
         is_enough.then(|| Self { backends, zones: Vec::new(), earlier: Vec::new(), ..self.clone() })

@@ -360,8 +360,8 @@ impl<'a> ServiceBuilder<'a> {
                 // With a manual override of one backend this port gets a separate list.
                 let overridden = selection.nodes.take_if(|nodes| world.overrides().concern(name, nodes));
                 selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
-                world.overrides().apply(name, slices, world.nodes(), &mut selection.backends);
                 let count = selection.count();
+                world.overrides().apply(name, slices, world.nodes(), &mut selection.backends);
                 fenced += selection.fenced;
                 notes.extend(selection.notes);
                 ineligible = ineligible.or(selection.ineligible);

@@ -4,7 +4,7 @@
 //! Invariant: an impossible combination is refused with the field to change. No packet is forwarded in another way than
 //! requested.
 
-use proto::{Backend, Mode, Reason, Refusal, Scheduler, Target};
+use proto::{Backend, BackendState, Mode, Reason, Refusal, Scheduler, Target};
 
 use crate::config::settings::Defaults;
 use objects::status::IpMode;
@@ -84,7 +84,8 @@ impl Policy {
         if self.mode.is_two_way() || self.target == Target::Node {
             return None;
         }
-        let other = backends.iter().find(|backend| backend.address.port() != port.port)?;
+        let mut takes_new = backends.iter().filter(|backend| backend.state == BackendState::Active);
+        let other = takes_new.find(|backend| backend.address.port() != port.port)?;
         refused(format!(
             "mode {} changes no port, and endpoint {} of port {} listens on another one; set targetPort to {}, or use nat or dnat",
             self.mode, other.address, port.port, port.port
@@ -101,7 +102,6 @@ mod tests {
     use std::time::Duration;
 
     use k8s_openapi::api::core::v1::Service;
-    use proto::BackendState;
     use serde_json::{Value, json};
 
     use super::*;

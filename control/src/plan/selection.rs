@@ -1,7 +1,7 @@
 //! Selection of the endpoints that serve one port of a Service.
 //!
-//! Invariant: ready endpoints if there are any, else those that are serving while they terminate. No endpoint is
-//! selected twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply,
+//! Invariant: new flows go to ready endpoints if there are any, else to those that are serving while they terminate; such
+//! endpoints beside ready ones keep the flows that they have. No endpoint is selected twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply,
 //! because traffic through a gateway always comes from outside the cluster. Deliberately not here: health, which each
 //! gateway determines by its own probes.
 
@@ -103,14 +103,16 @@ pub fn special(address: IpAddr) -> Option<&'static str> {
 /// The backends of `port` in `family`.
 pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, family: Family, fence: &Fence<'_>) -> Selection {
     let endpoints = endpoints(slices, port, family);
-    let ready = endpoints.iter().filter(|(_, endpoint)| endpoint.ready);
-    let mut chosen: Vec<SocketAddr> = ready.map(|(address, _)| *address).collect();
-    let is_any_ready = !chosen.is_empty();
-    if !is_any_ready {
-        let terminating = endpoints.iter().filter(|(_, endpoint)| endpoint.serving && endpoint.terminating);
-        chosen = terminating.map(|(address, _)| *address).collect();
-    }
-    let mut selection = admit(chosen.into_iter().map(|address| (address, 1)), port, fence);
+    let is_any_ready = endpoints.values().any(|endpoint| endpoint.ready);
+    let of_terminating = if is_any_ready { BackendState::Draining } else { BackendState::Active };
+    let state = |endpoint: &EndpointSpec| match endpoint {
+        _ if endpoint.ready => Some(BackendState::Active),
+        _ if endpoint.serving && endpoint.terminating => Some(of_terminating),
+        _ => None,
+    };
+    let chosen =
+        endpoints.iter().filter_map(|(&address, endpoint)| Some(Backend { address, weight: 1, state: state(endpoint)? }));
+    let mut selection = admit(chosen, port, fence);
     if is_any_ready {
         selection.zones = zones(&endpoints, &selection.backends);
     }
@@ -118,13 +120,14 @@ pub fn select<'a>(slices: impl Iterator<Item = &'a SliceSpec>, port: &PortSpec, 
 }
 
 /// Zone hints count as in kube-proxy: only if every ready endpoint has one, and only in zones that some hint names.
-/// Node hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones.
+/// Node hints do not count, because a gateway is not a node. Terminating endpoints are used in all zones, and keep their
+/// flows in all.
 fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) -> Vec<ZoneBackends> {
     if endpoints.values().any(|endpoint| endpoint.ready && endpoint.zones.is_empty()) {
         return Vec::new();
     }
     let mut zones: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    for (place, backend) in (0..).zip(backends) {
+    for (place, backend) in (0..).zip(backends).filter(|(_, backend)| backend.state == BackendState::Active) {
         let hinted: BTreeSet<&str> =
             endpoints.get(&backend.address).into_iter().flat_map(|e| &e.zones).map(|zone| &**zone).collect();
         for zone in hinted {
@@ -134,18 +137,22 @@ fn zones(endpoints: &BTreeMap<SocketAddr, &EndpointSpec>, backends: &[Backend]) 
     zones.into_iter().map(|(zone, backends)| ZoneBackends { zone: zone.to_owned(), backends }).collect()
 }
 
-/// The permitted candidates, ordered by address, at most as many as one table can hold.
-fn admit(candidates: impl Iterator<Item = (SocketAddr, u16)>, port: &PortSpec, fence: &Fence<'_>) -> Selection {
+/// The permitted candidates, ordered by address, at most as many as one table can hold: those that take new flows first.
+fn admit(candidates: impl Iterator<Item = Backend>, port: &PortSpec, fence: &Fence<'_>) -> Selection {
     let mut selection = Selection::default();
     let mut refused = Vec::new();
-    for (address, weight) in candidates {
-        match fence.refuses(address.ip()) {
-            Some(why) => refused.push((address, why)),
-            None => selection.backends.push(Backend { address, weight, state: BackendState::Active }),
+    for backend in candidates {
+        match fence.refuses(backend.address.ip()) {
+            Some(why) => refused.push((backend.address, why)),
+            None => selection.backends.push(backend),
         }
     }
     let found = selection.backends.len();
-    selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
+    if found > limits::BACKENDS_PER_PORT_MAX {
+        selection.backends.sort_by_key(|backend| (backend.state == BackendState::Draining, backend.address));
+        selection.backends.truncate(limits::BACKENDS_PER_PORT_MAX);
+        selection.backends.sort_by_key(|backend| backend.address);
+    }
     selection.note_excluded(refused.iter().map(|(address, why)| (*address, why.as_str())), found, port);
     selection
 }
@@ -173,10 +180,11 @@ impl Selection {
         }
     }
 
-    /// How many backends there are.
+    /// How many backends there are, without endpoints that take no new flows because they terminate.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.backends.len() + self.nodes.as_ref().map_or(0, |at| at.set.nodes.len())
+        let listed = self.backends.iter().filter(|backend| backend.state == BackendState::Active).count();
+        listed + self.nodes.as_ref().map_or(0, |at| at.set.nodes.len())
     }
 }
 
@@ -276,14 +284,15 @@ pub(crate) mod tests {
         let settings = settings();
         let fenced = Fenced::of(&settings);
         let selection = select(slices.iter(), &port(), Family::V4, &fenced.fence(&settings, &[]));
-        selection.backends.iter().map(|backend| backend.address.to_string()).collect()
+        let state = |backend: &Backend| if backend.state == BackendState::Draining { " draining" } else { "" };
+        selection.backends.iter().map(|backend| format!("{}{}", backend.address, state(backend))).collect()
     }
 
     #[test]
     fn selection_follows_the_conditions() {
         let rows = [
             ("ready ones", "1rs 2rs", "1 2"),
-            ("a ready one keeps terminating ones out", "1rs 2st", "1"),
+            ("beside a ready one, those that serve while they terminate keep their flows", "1rs 2st 3t", "1 2d"),
             ("without a ready one, those that serve while they terminate", "1st 2t 3", "1"),
             ("not ready and not terminating is never used", "1s 2", ""),
             ("publishNotReadyAddresses arrives as ready, serving or not", "1r", "1"),
@@ -293,7 +302,11 @@ pub(crate) mod tests {
         ];
         for (sentence, endpoints, expected) in rows {
             let list = endpoints.split_whitespace().map(|text| endpoint(text[..1].parse().unwrap(), &text[1..]));
-            let expected: Vec<_> = expected.split_whitespace().map(|last| format!("10.0.0.{last}:8080")).collect();
+            let text = |last: &str| match last.strip_suffix('d') {
+                Some(last) => format!("10.0.0.{last}:8080 draining"),
+                None => format!("10.0.0.{last}:8080"),
+            };
+            let expected: Vec<_> = expected.split_whitespace().map(text).collect();
             let slice = slice(&[("http", Protocol::Tcp, 8080)], &list.collect::<Vec<_>>());
             assert_eq!(selected(&[slice]), expected, "{sentence}");
         }
@@ -354,7 +367,8 @@ pub(crate) mod tests {
             let fenced = Fenced::of(&settings);
             let Selection { backends, zones, .. } = select([slice].iter(), &port(), Family::V4, &fenced.fence(&settings, &[]));
             let near = zones.iter().find(|hint| hint.zone == zone);
-            let used = (0..).zip(&backends).filter(|(place, _)| near.is_none_or(|hint| hint.backends.contains(place)));
+            let takes_new = (0..).zip(&backends).filter(|(_, backend)| backend.state == BackendState::Active);
+            let used = takes_new.filter(|(place, _)| near.is_none_or(|hint| hint.backends.contains(place)));
             let used: BTreeSet<IpAddr> = used.map(|(_, backend)| backend.address.ip()).collect();
             proptest::prop_assert_eq!(used, naive(&endpoints, &zone));
         }

@@ -271,6 +271,34 @@ fn udp_moves_at_once_when_its_backend_goes_and_is_refused_when_the_last_one_does
     assert_eq!(rig.counters.flows.get(), 0);
 }
 
+/// As kube-proxy does: it deletes the entries of UDP only when an endpoint no longer serves.
+#[test]
+fn udp_stays_at_a_backend_that_drains_until_it_goes_or_the_drain_ends() {
+    let to = |rig: &mut Rig, datagram: &[u8]| ends(&rig.forward(UPLINK, datagram)).1;
+    for goes in [true, false] {
+        let mut rig = Rig::new();
+        let datagram = Packet::udp("198.51.100.7:1", "192.0.2.101:53").build();
+        let backend = to(&mut rig, &datagram);
+        let drain = |service: &mut proto::Service| {
+            let backends = service.ports.iter_mut().flat_map(|port| &mut port.backends);
+            backends.filter(|one| one.address == backend).for_each(|one| one.state = proto::BackendState::Draining);
+        };
+        rig.change_service(&proto::ServiceName::new("default", "dns"), drain);
+        assert_eq!(to(&mut rig, &datagram), backend);
+        assert!((2..40).all(|n| to(&mut rig, &Packet::udp(&client(n), "192.0.2.101:53").build()) != backend));
+        if goes {
+            let others: Vec<u8> = rig::BACKENDS.into_iter().filter(|n| *n != rig::last_byte(backend.ip())).collect();
+            rig.keep_backends("dns", &others);
+        } else {
+            for _ in 0..31 {
+                rig.now += 10 * SECOND;
+                rig.publish();
+            }
+        }
+        assert_ne!(to(&mut rig, &datagram), backend, "it is gone: {goes}");
+    }
+}
+
 #[test]
 fn a_deleted_service_takes_no_new_connections_and_its_old_ones_drain() {
     let mut rig = Rig::new();

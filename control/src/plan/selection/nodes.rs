@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use proto::{BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, limits};
+use proto::{Backend, BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, limits};
 
 use super::{Fence, Selection, admit, endpoints};
 use crate::plan::message::shortened;
@@ -127,18 +127,21 @@ impl NodesOfFamily {
         let endpoints: Vec<_> = endpoints.iter().map(|(address, endpoint)| (address.ip(), *endpoint)).collect();
         let is_used = |endpoint: &EndpointSpec| endpoint.ready || (endpoint.serving && endpoint.terminating);
         let ready = counts(&endpoints, &self.addresses, |endpoint| endpoint.ready);
-        let weights = if ready.is_empty() { counts(&endpoints, &self.addresses, is_used) } else { ready };
-        let is_elsewhere = weights.is_empty() && endpoints.iter().any(|(_, endpoint)| is_used(endpoint));
+        let used = counts(&endpoints, &self.addresses, is_used);
+        let is_elsewhere = used.is_empty() && endpoints.iter().any(|(_, endpoint)| is_used(endpoint));
         // Two nodes may report the same address, but only one of them can own it.
-        let mut candidates: BTreeMap<SocketAddr, u16> = BTreeMap::new();
-        for (name, weight) in weights {
-            if let Some(address) = self.addresses.get(name) {
-                let sum = candidates.entry(SocketAddr::new(*address, port_at_nodes)).or_default();
-                *sum = sum.saturating_add(weight);
+        let mut candidates: BTreeMap<SocketAddr, Backend> = BTreeMap::new();
+        for (name, of_used) in used {
+            let Some(node) = self.addresses.get(name) else { continue };
+            let address = SocketAddr::new(*node, port_at_nodes);
+            let candidate = candidates.entry(address).or_insert(Backend { address, weight: 0, state: BackendState::Draining });
+            if let Some(weight) = ready.get(name).copied().or_else(|| ready.is_empty().then_some(of_used)) {
+                candidate.weight = candidate.weight.saturating_add(weight);
+                candidate.state = BackendState::Active;
             }
         }
         let ineligible = (self.addresses.is_empty() || is_elsewhere).then(|| self.ineligible(is_elsewhere));
-        Selection { ineligible, ..admit(candidates.into_iter(), port, fence) }
+        Selection { ineligible, ..admit(candidates.into_values(), port, fence) }
     }
 
     /// Why no node is eligible.
@@ -235,7 +238,9 @@ mod tests {
     }
 
     fn texts(selection: &Selection) -> Vec<String> {
-        selection.backends.iter().map(|backend| format!("{} x{}", backend.address, backend.weight)).collect()
+        let state = |backend: &Backend| if backend.state == BackendState::Draining { " draining" } else { "" };
+        let text = |backend: &Backend| format!("{} x{}{}", backend.address, backend.weight, state(backend));
+        selection.backends.iter().map(text).collect()
     }
 
     #[test]
@@ -251,9 +256,14 @@ mod tests {
     fn under_local_nodes_count_by_their_endpoints_and_one_without_never() {
         let nodes = nodes(&["a 10.0.1.1", "b 10.0.1.2", "c 10.0.1.3", "d 10.0.1.4 excluded"]);
         let choice = NodeChoice { nodes: &nodes, local: true, is_tunnel: false };
-        let rows: [(&str, &[&str], &[&str]); 7] = [
+        let rows: [(&str, &[&str], &[&str]); 8] = [
             ("by count of ready ones", &["1 rs a", "2 rs a", "3 rs b"], &["10.0.1.1:30080 x2", "10.0.1.2:30080 x1"]),
-            ("ready ones keep terminating ones out", &["1 rs a", "2 st b"], &["10.0.1.1:30080 x1"]),
+            (
+                "beside ready ones, those that terminate only keep their flows",
+                &["1 rs a", "2 st b"],
+                &["10.0.1.1:30080 x1", "10.0.1.2:30080 x0 draining"],
+            ),
+            ("ready and terminating on one node", &["1 rs a", "2 st a"], &["10.0.1.1:30080 x1"]),
             ("without a ready one, those that serve while they terminate", &["1 st b", "2 t a"], &["10.0.1.2:30080 x1"]),
             ("not even when nothing else is there", &["1 s a", "2 - b"], &[]),
             ("none", &[], &[]),
