@@ -1,8 +1,9 @@
 //! `sluice-controller release` and `uninstall`: remove our addresses, conditions and finalizer from Services while no
 //! controller runs.
 //!
-//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately
-//! not here: the release of Services by a running controller (`finalizer`), and the output of the command.
+//! Invariant: Services of another class or group are not changed, nor addresses that another controller wrote to a
+//! Service of a former class, and nothing is changed while a controller leads. Deliberately not here: the release of
+//! Services by a running controller (`finalizer`), and the output of the command.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,7 @@ use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
-use objects::{Candidate, OwnedParts};
+use objects::{Candidate, Leftover, OwnedParts};
 
 /// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for
 /// the time that a read takes.
@@ -203,12 +204,19 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
     let candidate = Candidate::try_from(service).ok();
     let is_load_balancer = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
     let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
-    let was_written = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
+    let was_ours = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
+    let has_our_addresses = match (extent, class) {
+        // Another controller may have the class now.
+        (Extent::Class(_), Some(_)) => is_status_ours(service),
+        (_, Some(_)) => true,
+        (_, None) => was_ours,
+    };
+    let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && has_our_addresses;
     let is_extent = match (extent, class) {
-        (Extent::All, Some(class)) => class == settings.load_balancer_class && !held.is_of_another(&settings.group),
+        _ if held.is_of_another(&settings.group) => false,
+        (Extent::All, Some(class)) => class == settings.load_balancer_class,
         (Extent::Class(left), Some(class)) => class == left,
         (Extent::Unclaimed, Some(_)) => false,
-        (_, None) if held.is_of_another(&settings.group) => false,
         (Extent::All, None) => true,
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
@@ -216,11 +224,61 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
             is_load_balancer && Ownership::of(&unheld, world, settings).addresses
         }),
     };
-    let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && (class.is_some() || was_written);
     if !is_extent || !(held.has_marks() || has_our_addresses) {
         return None;
     }
     let name = ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?);
     let (uid, resource_version) = (service.metadata.uid.clone()?, service.metadata.resource_version.clone()?);
     Some(removal(name, uid, resource_version, &held, has_our_addresses))
+}
+
+/// Whether our field manager wrote the addresses of a Service.
+fn is_status_ours(service: &Service) -> bool {
+    let of_candidate = Candidate::try_from(service).map(|candidate| candidate.status_is_ours).ok();
+    of_candidate.or_else(|| Leftover::of(service).map(|left| left.status_is_ours)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::plan::tests::settings;
+
+    /// A Service of a former class, with an address that `manager` wrote.
+    fn service(finalizers: &[&str], group: Option<&str>, manager: &str) -> Service {
+        let fields = json!({"f:status": {"f:loadBalancer": {"f:ingress": {}}}});
+        let annotations = group.map(|group| json!({"sluice.dev/group": group}));
+        serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u", "resourceVersion": "7", "finalizers": finalizers,
+                "annotations": annotations,
+                "managedFields": [{"manager": manager, "operation": "Update", "subresource": "status", "fieldsV1": fields}]},
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "example.com/former", "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.100"}]}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn of_a_former_class_only_what_this_installation_wrote_is_removed() {
+        let ours = &["sluice.dev/load-balancer-cleanup"][..];
+        // Whether the addresses are removed; `None`: nothing is written.
+        let rows = [
+            ("ours", service(ours, Some("default"), "sluice"), Some(true)),
+            ("ours, of a version without groups", service(ours, None, "sluice"), Some(true)),
+            ("of another group", service(ours, Some("other"), "sluice"), None),
+            ("ours, and another controller wrote the address", service(ours, Some("default"), "rival"), Some(false)),
+            ("of another controller", service(&[], None, "rival"), None),
+            ("with our address, without other marks", service(&[], None, "sluice"), Some(true)),
+        ];
+        let class = Extent::Class("example.com/former".to_owned());
+        for (sentence, service, expected) in rows {
+            let write = write(&service, &World::default(), &settings(), &class);
+            assert_eq!(write.map(|write| write.ingress == Some(Vec::new())), expected, "{sentence}");
+        }
+        let mut deleted = service(ours, Some("default"), "sluice");
+        deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        let write = write(&deleted, &World::default(), &settings(), &class).unwrap();
+        assert_eq!((write.ingress, write.finalizer), (Some(Vec::new()), Some(false)), "it is being deleted");
+    }
 }
