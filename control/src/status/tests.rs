@@ -190,6 +190,20 @@ fn a_drained_gateway_is_not_waited_for() {
 
 #[test]
 fn if_all_gateways_are_drained_addresses_and_deletions_wait_for_them() {
+#[test]
+fn a_drained_gateway_does_not_begin_the_wait_for_the_others() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (one, drained) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    Gateways::drain(&lab.gateways, ["edge-2".to_owned()].into());
+    lab.settle(4);
+    drained.acknowledge(4);
+    assert!(lab.due().is_none() && lab.queue.next_due().is_none());
+    lab.pass(SLOW_GATEWAY_WAITED_FOR);
+    assert!(lab.due().is_none(), "no gateway that gets traffic forwards for it");
+    one.acknowledge(4);
+    assert!(lab.due().unwrap().ingress.is_some());
+}
+
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
     Gateways::drain(&lab.gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
