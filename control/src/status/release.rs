@@ -5,11 +5,12 @@
 //! Service of a former class, and nothing is changed while a controller leads. Deliberately not here: the release of
 //! Services by a running controller (`finalizer`), and the output of the command.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Service};
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, ObjectList};
 use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
@@ -24,6 +25,10 @@ use crate::world::change::Change;
 use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
 use objects::{Candidate, Leftover, OwnedParts};
+
+mod paced;
+
+use paced::PacedRequests;
 
 /// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for
 /// the time that a read takes.
@@ -63,6 +68,18 @@ pub enum ReleaseError {
         /// The operation.
         what: &'static str,
         /// The error.
+        outage: ApiError,
+    },
+    /// The API server refused or did not answer a request again and again.
+    #[error(
+        "{what}: {attempts} attempts failed, the last one because {outage}; what is released stays so, run the command again later"
+    )]
+    Unavailable {
+        /// The operation.
+        what: &'static str,
+        /// How often it was tried.
+        attempts: u32,
+        /// The last error.
         outage: ApiError,
     },
     /// One Service could not be written.
@@ -107,7 +124,7 @@ pub async fn check_no_leader(cluster: &Cluster, group: &str) -> Result<(), Relea
 /// Releases Services and passes each to `report`. With `is_dry` it changes nothing.
 ///
 /// # Errors
-/// The first error. Services passed to `report` before it are released.
+/// The first error that does not pass. Services passed to `report` before it are released.
 pub async fn release(
     cluster: &Cluster,
     settings: &ControllerSettings,
@@ -115,17 +132,19 @@ pub async fn release(
     is_dry: bool,
     mut report: impl FnMut(&ServiceName),
 ) -> Result<(), ReleaseError> {
-    let namespaces = all::<Namespace>(Api::all(cluster.client.clone()), "list namespaces").await?;
+    let mut requests = PacedRequests::new(cluster);
+    let namespaces = all::<Namespace>(&mut requests, &Api::all(cluster.client.clone()), "list namespaces").await?;
     let mut world = World::default();
     world.apply(Change::NamespacesReplaced(namespaces));
     let write = |service: &Service| write(service, &world, settings, extent);
-    for service in all::<Service>(Api::all(cluster.client.clone()), "list services").await? {
-        if let Some(write_now) = write(&service) {
-            if !is_dry {
-                release_one(cluster, write_now.clone(), write).await?;
-            }
-            report(&write_now.service);
+    let services = all::<Service>(&mut requests, &Api::all(cluster.client.clone()), "list services").await?;
+    let mut due: VecDeque<StatusWrite> = services.iter().filter_map(write).collect();
+    while let Some(next) = due.pop_front() {
+        let service = next.service.clone();
+        if !is_dry {
+            release_one(cluster, &mut requests, due.len(), next, write).await?;
         }
+        report(&service);
     }
     Ok(())
 }
@@ -133,24 +152,26 @@ pub async fn release(
 /// Deletes the `EdgeGateway` objects of a group and passes the name of each to `report`.
 ///
 /// # Errors
-/// The first error.
+/// The first error that does not pass.
 pub async fn delete_gateways(
     cluster: &Cluster,
     group: &str,
     is_dry: bool,
     mut report: impl FnMut(&str),
 ) -> Result<(), ReleaseError> {
+    let mut requests = PacedRequests::new(cluster);
     let gateways = Api::<EdgeGateway>::all(cluster.client.clone());
-    let list = match gateways.list(&ListParams::default()).await {
-        Ok(list) => list.items,
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        Err(error) => return Err(api("list edgegateways.sluice.dev")(error)),
+    let list = async || match gateways.list(&ListParams::default()).await {
+        Ok(list) => Ok(list.items),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+        Err(error) => Err(ApiError::from(&error)),
     };
+    let list = requests.send("list edgegateways.sluice.dev", 0, list).await?;
     for gateway in list.iter().filter(|gateway| gateway.spec.group == group) {
         let name = gateway.name_any();
         if !is_dry {
-            accepted(gateways.delete(&name, &DeleteParams::default()).await, &[404])
-                .map_err(|outage| ReleaseError::Api { what: "delete edgegateways.sluice.dev", outage })?;
+            let delete = async || accepted(gateways.delete(&name, &DeleteParams::default()).await, &[404]);
+            requests.send("delete edgegateways.sluice.dev", 0, delete).await?;
         }
         report(&name);
     }
@@ -158,14 +179,14 @@ pub async fn delete_gateways(
 }
 
 /// All objects, page by page.
-async fn all<K>(objects: Api<K>, what: &'static str) -> Result<Vec<K>, ReleaseError>
+async fn all<K>(requests: &mut PacedRequests, objects: &Api<K>, what: &'static str) -> Result<Vec<K>, ReleaseError>
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let (mut found, mut next) = (Vec::new(), None);
     loop {
         let parameters = ListParams { continue_token: next, limit: Some(PAGE), ..ListParams::default() };
-        let page = objects.list(&parameters).await.map_err(api(what))?;
+        let page = requests.send(what, 0, async || list(objects, &parameters).await).await?;
         next = page.metadata.continue_.filter(|token| !token.is_empty());
         found.extend(page.items);
         if next.is_none() {
@@ -174,23 +195,36 @@ where
     }
 }
 
+async fn list<K>(objects: &Api<K>, parameters: &ListParams) -> Result<ObjectList<K>, ApiError>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    objects.list(parameters).await.map_err(|error| ApiError::from(&error))
+}
+
+/// Releases one Service, while `waiting` others wait for it.
 async fn release_one(
     cluster: &Cluster,
+    requests: &mut PacedRequests,
+    waiting: usize,
     mut next: StatusWrite,
     write: impl Fn(&Service) -> Option<StatusWrite>,
 ) -> Result<(), ReleaseError> {
     let services = Api::<Service>::namespaced(cluster.client.clone(), &next.service.namespace);
     for _ in 0..ATTEMPTS_MAX {
-        match patch(&cluster.client, &next).await {
+        let patch = async || match patch(&cluster.client, &next).await {
+            Err(StatusError::Later(outage)) => Err(outage),
+            decided => Ok(decided),
+        };
+        match requests.send("patch services/status", waiting, patch).await? {
             Ok(PatchOutcome::Written | PatchOutcome::Gone) => return Ok(()),
             Ok(PatchOutcome::Stale) => {
                 // The role has no right to `get` a single object.
                 let this = ListParams::default().fields(&format!("metadata.name={}", next.service.name));
-                let newer = services.list(&this).await.map_err(api("list services"))?.items.pop();
+                let newer = requests.send("list services", waiting, async || list(&services, &this).await).await?.items.pop();
                 let Some(newer) = newer.as_ref().and_then(&write) else { return Ok(()) };
                 next = newer;
             }
-            Err(StatusError::Later(outage)) => return Err(ReleaseError::Api { what: "patch services/status", outage }),
             Err(error) => return Err(ReleaseError::Service { service: next.service, cause: error.to_string() }),
         }
     }
