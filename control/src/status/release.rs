@@ -29,6 +29,7 @@ use objects::{Candidate, Leftover, OwnedParts};
 mod paced;
 
 use paced::PacedRequests;
+pub use paced::RequestError;
 
 /// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for
 /// the time that a read takes.
@@ -63,25 +64,8 @@ pub enum ReleaseError {
         lease: String,
     },
     /// The API server.
-    #[error("{what}: {outage}")]
-    Api {
-        /// The operation.
-        what: &'static str,
-        /// The error.
-        outage: ApiError,
-    },
-    /// The API server refused or did not answer a request again and again.
-    #[error(
-        "{what}: {attempts} attempts failed, the last one because {outage}; what is released stays so, run the command again later"
-    )]
-    Unavailable {
-        /// The operation.
-        what: &'static str,
-        /// How often it was tried.
-        attempts: u32,
-        /// The last error.
-        outage: ApiError,
-    },
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// One Service could not be written.
     #[error("{service}: {cause}")]
     Service {
@@ -93,7 +77,7 @@ pub enum ReleaseError {
 }
 
 fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
-    move |error| ReleaseError::Api { what, outage: ApiError::from(&error) }
+    move |error| RequestError::Failed { what, outage: ApiError::from(&error) }.into()
 }
 
 /// Checks that no controller leads the group.

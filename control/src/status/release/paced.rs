@@ -1,16 +1,38 @@
 //! Requests of a command that changes many objects, one after another.
 //!
-//! Invariant: requests keep to the rate limit of status writes. A request that meets a temporary error is repeated after
-//! the delay that the server asks for, at most [`ATTEMPTS_MAX`] times in all.
+//! Invariant: requests keep to the rate limit of status writes. A request that meets a temporary error is repeated
+//! after the delay that the server asks for; it is sent at most [`ATTEMPTS_MAX`] times in all.
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::ReleaseError;
 use crate::kubernetes::{ApiError, Cluster, RateLimit, Retry};
 
 /// Maximum number of attempts of one request. The delays between them add up to 23 s; a server that is busy may ask for
 /// up to 60 s each.
 const ATTEMPTS_MAX: u32 = 8;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// It will fail until somebody changes something.
+    #[error("{what}: {outage}")]
+    Failed {
+        /// The operation.
+        what: &'static str,
+        /// The error.
+        outage: ApiError,
+    },
+    /// The API server was busy or did not answer again and again.
+    #[error("{what}: {attempts} attempts failed, the last one because {outage}; what is done stays done, run the command again")]
+    GivenUp {
+        /// The operation.
+        what: &'static str,
+        /// How often it was tried.
+        attempts: u32,
+        /// The last error.
+        outage: ApiError,
+    },
+}
 
 /// State of the requests.
 pub(super) struct PacedRequests {
@@ -29,7 +51,7 @@ impl PacedRequests {
         what: &'static str,
         waiting: usize,
         request: impl AsyncFn() -> Result<T, ApiError>,
-    ) -> Result<T, ReleaseError> {
+    ) -> Result<T, RequestError> {
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -44,8 +66,8 @@ impl PacedRequests {
                     self.retry.succeeded();
                     return Ok(done);
                 }
-                Err(outage) if !is_temporary(&outage) => return Err(ReleaseError::Api { what, outage }),
-                Err(outage) if attempts == ATTEMPTS_MAX => return Err(ReleaseError::Unavailable { what, attempts, outage }),
+                Err(outage) if !is_temporary(&outage) => return Err(RequestError::Failed { what, outage }),
+                Err(outage) if attempts == ATTEMPTS_MAX => return Err(RequestError::GivenUp { what, attempts, outage }),
                 Err(outage) => {
                     self.rate_limit.throttled();
                     sleep(self.retry.failed(outage, now.into_std())).await;
