@@ -21,6 +21,7 @@ pub use api_error::{ApiError, Retry};
 pub use client::{Cluster, ConnectError, connect, instance};
 pub(crate) use client::{patch_params, post_params};
 pub use events::{EventWriter, REPEATED_AFTER};
+pub(crate) use rate_limit::RateLimit;
 pub use status_patch::{PatchOutcome, StatusError, patch};
 pub use status_writer::StatusWriter;
 pub use watch::follow;

@@ -18,7 +18,7 @@ use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
-use crate::gateways::registry::Gateways;
+use crate::gateways::registry::{Gateway, Gateways};
 use crate::kubernetes::StatusWriter;
 use crate::kubernetes::activity::ApiActivity;
 use crate::kubernetes::lease::{Leader, Leadership};
@@ -162,7 +162,7 @@ impl View {
         let is_new = self.change(is_new).await?;
         tracing::info!(%what, by = set_by.by, %caller, is_new, "drained");
         let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
-        Ok(v1::ChangeResponse { summary, notes: notes(&what, &state) })
+        Ok(v1::ChangeResponse { summary, notes: notes(&what, &state, &self.gateways.borrow()) })
     }
 
     /// Removes a drain.
@@ -277,11 +277,13 @@ fn rows(overrides: &Overrides, left: &FlowsLeft) -> Vec<v1::Override> {
     overrides.drains().iter().map(drain).chain(weights.map(weight)).collect()
 }
 
-/// Warning about an effect that a drain does not have.
-fn notes(what: &DrainTarget, state: &State) -> Vec<String> {
+/// Warning about an effect that a drain does not have. With an election other gateways take over all VIPs.
+fn notes(what: &DrainTarget, state: &State, gateways: &Gateways) -> Vec<String> {
     let l2: Vec<&str> = state.pools.iter().filter(|pool| pool.announce == Announce::L2).map(|pool| pool.name.as_str()).collect();
+    let has_election = |gateway: &Gateway| gateway.fleet.as_ref().is_some_and(|fleet| fleet.election.is_some());
+    let gives_way = |name: &str| gateways.iter().any(|gateway| gateway.name == name && has_election(gateway));
     match what {
-        DrainTarget::Gateway(name) if !l2.is_empty() => vec![format!(
+        DrainTarget::Gateway(name) if !l2.is_empty() && !gives_way(name) => vec![format!(
             "routes to VIPs of routed pools are withdrawn; for VIPs of pool {} (announce: l2) {name} still answers, because no other \
              gateway would",
             l2.join(", ")
@@ -305,4 +307,38 @@ fn status(error: ChangeError) -> Status {
         ChangeError::Full(_) => Code::ResourceExhausted,
     };
     Status::new(code, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::{FleetStatus, Pool, PoolBgp, VipElection};
+
+    use super::*;
+    use crate::gateways::registry::{Connection, Report};
+
+    #[test]
+    fn a_drain_warns_of_vips_that_the_gateway_keeps_only_without_an_election() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let connect = |name: &str, election| {
+            let connection = Connection::open(&gateways, name, "", Vec::new());
+            connection.report(Report { fleet: Some(FleetStatus { election, ..FleetStatus::default() }), ..Report::default() });
+            connection
+        };
+        let _connected = [connect("elects", Some(VipElection::default())), connect("alone", None)];
+        let _silent = Connection::open(&gateways, "silent", "", Vec::new());
+        let ranges = vec!["192.0.2.100".parse().unwrap()];
+        let pool = |announce| Pool { name: "edge".to_owned(), ranges: ranges.clone(), announce, bgp: PoolBgp::default() };
+        let rows = [
+            ("elects", Announce::L2, false),
+            ("alone", Announce::L2, true),
+            ("silent", Announce::L2, true),
+            ("away", Announce::L2, true),
+            ("alone", Announce::Routed, false),
+        ];
+        for (name, announce, warns) in rows {
+            let state = State { pools: vec![pool(announce)], ..State::default() };
+            let notes = notes(&DrainTarget::Gateway(name.to_owned()), &state, &gateways.borrow());
+            assert_eq!(notes.iter().any(|note| note.contains("(announce: l2)") && note.contains(name)), warns, "{name}");
+        }
+    }
 }

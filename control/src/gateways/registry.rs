@@ -127,10 +127,10 @@ impl Gateways {
         by_name.into_iter().map(member).take(PARTNERS_MAX).collect()
     }
 
-    /// Whether any gateway has applied `counter` or a newer generation.
+    /// Whether any relevant gateway, as for [`Gateways::all_reached`], has applied `counter` or a newer generation.
     #[must_use]
     pub fn any_reached(&self, counter: u64) -> bool {
-        self.iter().any(|gateway| gateway.acknowledged >= Some(counter))
+        self.relevant().any(|gateway| gateway.acknowledged >= Some(counter))
     }
 
     /// Counter of the newest generation that all of them have applied; 0 while one has applied none of this epoch;
@@ -339,8 +339,10 @@ mod tests {
         one.acknowledge(5);
         Gateways::drain(&gateways, ["edge-2".to_owned()].into());
         assert!(gateways.borrow().all_reached(5) && gateways.borrow().is_drained("edge-2"));
+        two.acknowledge(6);
+        assert!(!gateways.borrow().any_reached(6), "a drained gateway does not count");
         Gateways::drain(&gateways, ["edge-1".to_owned(), "edge-2".to_owned()].into());
-        assert!(!gateways.borrow().all_reached(0), "if all are drained, all count");
+        assert!(gateways.borrow().any_reached(6) && !gateways.borrow().all_reached(6), "if all are drained, all count");
         let again = Connection::open(&gateways, "edge-2", "0.1.0", Vec::new());
         drop(two);
         assert!(gateways.borrow().disconnected().is_empty(), "it is registered twice while it reconnects");

@@ -34,7 +34,7 @@ pub enum ApiError {
     #[error("the API server forbids it (403: {0}); grant it by a ClusterRole")]
     Forbidden(String),
     /// 429, 503 and similar: the server is overloaded or starting.
-    #[error("the API server is busy or starting ({code}: {message}); trying again")]
+    #[error("the API server is busy or starting ({code}: {message})")]
     Busy {
         /// HTTP status.
         code: u16,
@@ -47,7 +47,7 @@ pub enum ApiError {
     #[error("the resource version has expired (410: {0}); listing again")]
     Expired(String),
     /// Any other answer.
-    #[error("the API server answered {code}: {message}; see its log, trying again")]
+    #[error("the API server answered {code}: {message}; see its log")]
     Failing {
         /// HTTP status.
         code: u16,
@@ -55,10 +55,10 @@ pub enum ApiError {
         message: String,
     },
     /// No answer.
-    #[error("the API server cannot be reached ({0}); check its address in the kubeconfig, and that it runs; trying again")]
+    #[error("the API server cannot be reached ({0}); check its address in the kubeconfig, and that it runs")]
     Unreachable(String),
     /// An invalid answer.
-    #[error("the answer is not that of a Kubernetes API server ({0}); check its address in the kubeconfig; trying again")]
+    #[error("the answer is not that of a Kubernetes API server ({0}); check its address in the kubeconfig")]
     Senseless(String),
 }
 
@@ -154,7 +154,9 @@ impl Retry {
         match &outage {
             _ if !is_new => {}
             ApiError::Expired(_) => info!(server = self.server, "{}: {outage}", self.what),
-            _ => warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what),
+            _ => {
+                warn!(server = self.server, "cannot {}: {outage}. Trying again; the last known state stays in force.", self.what)
+            }
         }
         let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {

@@ -20,7 +20,7 @@ const LATE_BY: Duration = Duration::from_millis(20);
 
 /// State of the rate limit.
 #[derive(Debug)]
-pub(super) struct RateLimit {
+pub(crate) struct RateLimit {
     rate: usize,
     sent: VecDeque<Instant>,
     /// Usual answer time; `None` before the first answer.
@@ -41,13 +41,13 @@ impl Default for RateLimit {
 
 impl RateLimit {
     /// When the next write may be sent.
-    pub(super) fn next_at(&self, now: Instant) -> Instant {
+    pub(crate) fn next_at(&self, now: Instant) -> Instant {
         let oldest = self.sent.len().checked_sub(self.rate).and_then(|at| self.sent.get(at));
         oldest.map_or(now, |sent| (*sent + PERIOD).max(now))
     }
 
     /// Records that a write is sent.
-    pub(super) fn count(&mut self, now: Instant) {
+    pub(crate) fn count(&mut self, now: Instant) {
         if self.sent.len() >= RATE_MAX {
             self.sent.pop_front();
         }
@@ -56,7 +56,7 @@ impl RateLimit {
     }
 
     /// Records an answer after `took`, while `waiting` other writes wait.
-    pub(super) fn answered(&mut self, took: Duration, waiting: usize, now: Instant) {
+    pub(crate) fn answered(&mut self, took: Duration, waiting: usize, now: Instant) {
         (self.answers, self.took) = (self.answers + 1, self.took + took);
         if self.period_ends.is_none_or(|ends| now < ends) {
             return;
@@ -78,7 +78,7 @@ impl RateLimit {
     }
 
     /// Records that the server throttles or does not answer.
-    pub(super) const fn throttled(&mut self) {
+    pub(crate) const fn throttled(&mut self) {
         self.rate = RATE_MIN;
         self.is_throttled = true;
     }

@@ -126,11 +126,16 @@ impl Allocations {
     }
 
     fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
-        self.freed.remove(address, &claim.service);
         if !self.holders.is_held(address) {
             // Nothing else was free, so the reservation of the former holder ends.
             self.freed.forget(address);
         }
+        self.hold_as_before(claim, address, pools);
+    }
+
+    /// Records a holder, and leaves the reservations of others as they are.
+    fn hold_as_before(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+        self.freed.remove(address, &claim.service);
         self.holders.add(address, claim, pools.holding(address));
     }
 

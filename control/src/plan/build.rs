@@ -229,7 +229,11 @@ impl<'a> ServiceBuilder<'a> {
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let served = match (&self.candidate.wanted, &self.outcome.refusal) {
             (Err(error), _) => Err(error.refusal()),
-            (Ok(_), Some(refusal)) => Err(refusal.clone()),
+            (Ok(spec), Some(refusal)) => {
+                // What could not be read may be the cause.
+                notes.extend(spec.notes.iter().cloned());
+                Err(refusal.clone())
+            }
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
                 notes.extend(spec.health.remarks(spec.health.probe.unwrap_or(self.inputs.settings.health.probe)));

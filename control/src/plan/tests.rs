@@ -113,6 +113,22 @@ fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
 }
 
 #[test]
+fn a_service_without_an_address_is_told_what_of_it_could_not_be_read() {
+    let (mut world, mut settings) = (World::default(), settings());
+    settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
+    apply(&mut world, service("first", json!({})));
+    let mut web = service("web", json!({}));
+    web["metadata"]["annotations"]["sluice.dev/addresses"] = "192.0.2.1oo".into();
+    apply(&mut world, web);
+    let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+    assert_eq!(plan.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
+    let causes =
+        |cause| plan.notes.iter().filter(|note| note.remark.cause == cause).map(|note| &note.remark.text).collect::<Vec<_>>();
+    assert!(causes(Cause::AnnotationIgnored).iter().any(|text| text.contains("192.0.2.1oo")), "{:?}", plan.notes);
+    assert_eq!(causes(Cause::Reason(Reason::Exhausted)).len(), 1);
+}
+
+#[test]
 fn only_a_service_that_changed_is_a_new_one() {
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     apply(&mut world, service("a", json!({})));

@@ -224,8 +224,10 @@ impl Item {
         let waits = wanted.ingress.iter().filter(is_new).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         if wanted.refusal.is_some() {
             goal.ingress.retain(|old| wanted.ingress.iter().any(|new| new.ip == old.ip));
+            goal.ingress_without_ip = 0;
         } else if self.contested_until.is_none() && (self.rollout.is_done || !waits) {
             goal.ingress.clone_from(&wanted.ingress);
+            goal.ingress_without_ip = 0;
         }
         if self.contested_until.is_none() {
             self.set_ports(known, &mut goal, view.now, decision);
@@ -364,7 +366,7 @@ impl Item {
             service: self.wanted.service.clone(),
             uid: self.wanted.uid.clone(),
             resource_version: self.wanted.resource_version.clone(),
-            ingress: (base.ingress != goal.ingress).then(|| goal.ingress.clone()),
+            ingress: (!base.has_ingress_of(&goal)).then(|| goal.ingress.clone()),
             conditions: changed(base, &goal),
             finalizer: (base.finalizer != goal.finalizer).then_some(goal.finalizer),
             group: (base.group != goal.group).then(|| goal.group.clone().unwrap_or_default()),
@@ -456,5 +458,5 @@ fn changed(known: &OwnedParts, goal: &OwnedParts) -> BTreeMap<ConditionType, Opt
 /// Whether two contents are equal apart from times.
 fn is_same(one: &OwnedParts, other: &OwnedParts) -> bool {
     let has_same_marks = one.finalizer == other.finalizer && one.group == other.group;
-    one.ingress == other.ingress && has_same_marks && changed(one, other).is_empty()
+    one.has_ingress_of(other) && has_same_marks && changed(one, other).is_empty()
 }

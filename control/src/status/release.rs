@@ -1,14 +1,16 @@
 //! `sluice-controller release` and `uninstall`: remove our addresses, conditions and finalizer from Services while no
 //! controller runs.
 //!
-//! Invariant: Services of another class are not changed, and nothing is changed while a controller leads. Deliberately
-//! not here: the release of Services by a running controller (`finalizer`), and the output of the command.
+//! Invariant: Services of another class or group are not changed, nor addresses that another controller wrote to a
+//! Service of a former class, and nothing is changed while a controller leads. Deliberately not here: the release of
+//! Services by a running controller (`finalizer`), and the output of the command.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Service};
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, ObjectList};
 use kube::{Api, ResourceExt};
 use proto::ServiceName;
 
@@ -22,7 +24,12 @@ use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
-use objects::{Candidate, OwnedParts};
+use objects::{Candidate, Leftover, OwnedParts};
+
+mod paced;
+
+use paced::PacedRequests;
+pub use paced::RequestError;
 
 /// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for
 /// the time that a read takes.
@@ -57,13 +64,8 @@ pub enum ReleaseError {
         lease: String,
     },
     /// The API server.
-    #[error("{what}: {outage}")]
-    Api {
-        /// The operation.
-        what: &'static str,
-        /// The error.
-        outage: ApiError,
-    },
+    #[error(transparent)]
+    Request(#[from] RequestError),
     /// One Service could not be written.
     #[error("{service}: {cause}")]
     Service {
@@ -75,7 +77,7 @@ pub enum ReleaseError {
 }
 
 fn api(what: &'static str) -> impl Fn(kube::Error) -> ReleaseError {
-    move |error| ReleaseError::Api { what, outage: ApiError::from(&error) }
+    move |error| RequestError::Failed { what, outage: ApiError::from(&error) }.into()
 }
 
 /// Checks that no controller leads the group.
@@ -106,7 +108,7 @@ pub async fn check_no_leader(cluster: &Cluster, group: &str) -> Result<(), Relea
 /// Releases Services and passes each to `report`. With `is_dry` it changes nothing.
 ///
 /// # Errors
-/// The first error. Services passed to `report` before it are released.
+/// The first error that does not pass. Services passed to `report` before it are released.
 pub async fn release(
     cluster: &Cluster,
     settings: &ControllerSettings,
@@ -114,17 +116,19 @@ pub async fn release(
     is_dry: bool,
     mut report: impl FnMut(&ServiceName),
 ) -> Result<(), ReleaseError> {
-    let namespaces = all::<Namespace>(Api::all(cluster.client.clone()), "list namespaces").await?;
+    let mut requests = PacedRequests::new(cluster);
+    let namespaces = all::<Namespace>(&mut requests, &Api::all(cluster.client.clone()), "list namespaces").await?;
     let mut world = World::default();
     world.apply(Change::NamespacesReplaced(namespaces));
     let write = |service: &Service| write(service, &world, settings, extent);
-    for service in all::<Service>(Api::all(cluster.client.clone()), "list services").await? {
-        if let Some(write_now) = write(&service) {
-            if !is_dry {
-                release_one(cluster, write_now.clone(), write).await?;
-            }
-            report(&write_now.service);
+    let services = all::<Service>(&mut requests, &Api::all(cluster.client.clone()), "list services").await?;
+    let mut due: VecDeque<StatusWrite> = services.iter().filter_map(write).collect();
+    while let Some(next) = due.pop_front() {
+        let service = next.service.clone();
+        if !is_dry {
+            release_one(cluster, &mut requests, due.len(), next, write).await?;
         }
+        report(&service);
     }
     Ok(())
 }
@@ -132,24 +136,26 @@ pub async fn release(
 /// Deletes the `EdgeGateway` objects of a group and passes the name of each to `report`.
 ///
 /// # Errors
-/// The first error.
+/// The first error that does not pass.
 pub async fn delete_gateways(
     cluster: &Cluster,
     group: &str,
     is_dry: bool,
     mut report: impl FnMut(&str),
 ) -> Result<(), ReleaseError> {
+    let mut requests = PacedRequests::new(cluster);
     let gateways = Api::<EdgeGateway>::all(cluster.client.clone());
-    let list = match gateways.list(&ListParams::default()).await {
-        Ok(list) => list.items,
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-        Err(error) => return Err(api("list edgegateways.sluice.dev")(error)),
+    let list = async || match gateways.list(&ListParams::default()).await {
+        Ok(list) => Ok(list.items),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Vec::new()),
+        Err(error) => Err(ApiError::from(&error)),
     };
+    let list = requests.send("list edgegateways.sluice.dev", 0, list).await?;
     for gateway in list.iter().filter(|gateway| gateway.spec.group == group) {
         let name = gateway.name_any();
         if !is_dry {
-            accepted(gateways.delete(&name, &DeleteParams::default()).await, &[404])
-                .map_err(|outage| ReleaseError::Api { what: "delete edgegateways.sluice.dev", outage })?;
+            let delete = async || accepted(gateways.delete(&name, &DeleteParams::default()).await, &[404]);
+            requests.send("delete edgegateways.sluice.dev", 0, delete).await?;
         }
         report(&name);
     }
@@ -157,14 +163,14 @@ pub async fn delete_gateways(
 }
 
 /// All objects, page by page.
-async fn all<K>(objects: Api<K>, what: &'static str) -> Result<Vec<K>, ReleaseError>
+async fn all<K>(requests: &mut PacedRequests, objects: &Api<K>, what: &'static str) -> Result<Vec<K>, ReleaseError>
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let (mut found, mut next) = (Vec::new(), None);
     loop {
         let parameters = ListParams { continue_token: next, limit: Some(PAGE), ..ListParams::default() };
-        let page = objects.list(&parameters).await.map_err(api(what))?;
+        let page = requests.send(what, 0, async || list(objects, &parameters).await).await?;
         next = page.metadata.continue_.filter(|token| !token.is_empty());
         found.extend(page.items);
         if next.is_none() {
@@ -173,23 +179,36 @@ where
     }
 }
 
+async fn list<K>(objects: &Api<K>, parameters: &ListParams) -> Result<ObjectList<K>, ApiError>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    objects.list(parameters).await.map_err(|error| ApiError::from(&error))
+}
+
+/// Releases one Service, while `waiting` others wait for it.
 async fn release_one(
     cluster: &Cluster,
+    requests: &mut PacedRequests,
+    waiting: usize,
     mut next: StatusWrite,
     write: impl Fn(&Service) -> Option<StatusWrite>,
 ) -> Result<(), ReleaseError> {
     let services = Api::<Service>::namespaced(cluster.client.clone(), &next.service.namespace);
     for _ in 0..ATTEMPTS_MAX {
-        match patch(&cluster.client, &next).await {
+        let patch = async || match patch(&cluster.client, &next).await {
+            Err(StatusError::Later(outage)) => Err(outage),
+            decided => Ok(decided),
+        };
+        match requests.send("patch services/status", waiting, patch).await? {
             Ok(PatchOutcome::Written | PatchOutcome::Gone) => return Ok(()),
             Ok(PatchOutcome::Stale) => {
                 // The role has no right to `get` a single object.
                 let this = ListParams::default().fields(&format!("metadata.name={}", next.service.name));
-                let newer = services.list(&this).await.map_err(api("list services"))?.items.pop();
+                let newer = requests.send("list services", waiting, async || list(&services, &this).await).await?.items.pop();
                 let Some(newer) = newer.as_ref().and_then(&write) else { return Ok(()) };
                 next = newer;
             }
-            Err(StatusError::Later(outage)) => return Err(ReleaseError::Api { what: "patch services/status", outage }),
             Err(error) => return Err(ReleaseError::Service { service: next.service, cause: error.to_string() }),
         }
     }
@@ -203,12 +222,19 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
     let candidate = Candidate::try_from(service).ok();
     let is_load_balancer = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
     let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
-    let was_written = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
+    let was_ours = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
+    let has_our_addresses = match (extent, class) {
+        // Another controller may have the class now.
+        (Extent::Class(_), Some(_)) => is_status_ours(service),
+        (_, Some(_)) => true,
+        (_, None) => was_ours,
+    };
+    let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && has_our_addresses;
     let is_extent = match (extent, class) {
-        (Extent::All, Some(class)) => class == settings.load_balancer_class && !held.is_of_another(&settings.group),
+        _ if held.is_of_another(&settings.group) => false,
+        (Extent::All, Some(class)) => class == settings.load_balancer_class,
         (Extent::Class(left), Some(class)) => class == left,
         (Extent::Unclaimed, Some(_)) => false,
-        (_, None) if held.is_of_another(&settings.group) => false,
         (Extent::All, None) => true,
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
@@ -216,11 +242,61 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
             is_load_balancer && Ownership::of(&unheld, world, settings).addresses
         }),
     };
-    let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && (class.is_some() || was_written);
     if !is_extent || !(held.has_marks() || has_our_addresses) {
         return None;
     }
     let name = ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?);
     let (uid, resource_version) = (service.metadata.uid.clone()?, service.metadata.resource_version.clone()?);
     Some(removal(name, uid, resource_version, &held, has_our_addresses))
+}
+
+/// Whether our field manager wrote the addresses of a Service.
+fn is_status_ours(service: &Service) -> bool {
+    let of_candidate = Candidate::try_from(service).map(|candidate| candidate.status_is_ours).ok();
+    of_candidate.or_else(|| Leftover::of(service).map(|left| left.status_is_ours)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::plan::tests::settings;
+
+    /// A Service of a former class, with an address that `manager` wrote.
+    fn service(finalizers: &[&str], group: Option<&str>, manager: &str) -> Service {
+        let fields = json!({"f:status": {"f:loadBalancer": {"f:ingress": {}}}});
+        let annotations = group.map(|group| json!({"sluice.dev/group": group}));
+        serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "shop", "uid": "u", "resourceVersion": "7", "finalizers": finalizers,
+                "annotations": annotations,
+                "managedFields": [{"manager": manager, "operation": "Update", "subresource": "status", "fieldsV1": fields}]},
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "example.com/former", "ports": [{"port": 80}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.100"}]}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn of_a_former_class_only_what_this_installation_wrote_is_removed() {
+        let ours = &["sluice.dev/load-balancer-cleanup"][..];
+        // Whether the addresses are removed; `None`: nothing is written.
+        let rows = [
+            ("ours", service(ours, Some("default"), "sluice"), Some(true)),
+            ("ours, of a version without groups", service(ours, None, "sluice"), Some(true)),
+            ("of another group", service(ours, Some("other"), "sluice"), None),
+            ("ours, and another controller wrote the address", service(ours, Some("default"), "rival"), Some(false)),
+            ("of another controller", service(&[], None, "rival"), None),
+            ("with our address, without other marks", service(&[], None, "sluice"), Some(true)),
+        ];
+        let class = Extent::Class("example.com/former".to_owned());
+        for (sentence, service, expected) in rows {
+            let write = write(&service, &World::default(), &settings(), &class);
+            assert_eq!(write.map(|write| write.ingress == Some(Vec::new())), expected, "{sentence}");
+        }
+        let mut deleted = service(ours, Some("default"), "sluice");
+        deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        let write = write(&deleted, &World::default(), &settings(), &class).unwrap();
+        assert_eq!((write.ingress, write.finalizer), (Some(Vec::new()), Some(false)), "it is being deleted");
+    }
 }

@@ -38,7 +38,7 @@ fn held(ingress: &[Ingress]) -> OwnedParts {
 
 fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
     let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
-    let held = OwnedParts { ingress: vec![ingress(1, IpMode::Proxy)], conditions, finalizer: true, group: None };
+    let held = OwnedParts { conditions, finalizer: true, ..held(&[ingress(1, IpMode::Proxy)]) };
     let left = Leftover {
         name: web(),
         uid: "u".to_owned(),
@@ -119,7 +119,9 @@ impl Lab {
         if let Some(group) = &write.group {
             held.group = Some(group.clone()).filter(|group| !group.is_empty());
         }
-        held.ingress = write.ingress.clone().unwrap_or_else(|| held.ingress.clone());
+        if let Some(ingress) = &write.ingress {
+            (held.ingress, held.ingress_without_ip) = (ingress.clone(), 0);
+        }
         for (kind, condition) in &write.conditions {
             held.conditions.remove(kind);
             held.conditions.extend(condition.clone().map(|condition| (*kind, condition)));
@@ -185,6 +187,20 @@ fn a_drained_gateway_is_not_waited_for() {
     one.acknowledge(4);
     assert!(lab.due().is_none(), "it is not drained yet");
     Gateways::drain(&lab.gateways, ["edge-2".to_owned()].into());
+    assert!(lab.due().unwrap().ingress.is_some());
+}
+
+#[test]
+fn a_drained_gateway_does_not_begin_the_wait_for_the_others() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let (one, drained) = (lab.connect("edge-1"), lab.connect("edge-2"));
+    Gateways::drain(&lab.gateways, ["edge-2".to_owned()].into());
+    lab.settle(4);
+    drained.acknowledge(4);
+    assert!(lab.due().is_none() && lab.queue.next_due().is_none());
+    lab.pass(SLOW_GATEWAY_WAITED_FOR);
+    assert!(lab.due().is_none(), "no gateway that gets traffic forwards for it");
+    one.acknowledge(4);
     assert!(lab.due().unwrap().ingress.is_some());
 }
 
@@ -302,10 +318,10 @@ fn a_failed_write_is_tried_again_later() {
     assert!(lab.due().is_some());
 }
 
-/// Clears the addresses `times` times, as another writer does, and counts how often they are written again.
-fn contested(lab: &mut Lab, times: usize) -> usize {
-    let clear = |lab: &mut Lab| {
-        lab.wanted.held.ingress.clear();
+/// Changes the object `times` times, as another writer does, and counts how often the addresses are written again.
+fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> usize {
+    let rewrites = |lab: &mut Lab| {
+        change(&mut lab.wanted.held);
         lab.version += 1;
         lab.plan(4);
         let mut is_written = false;
@@ -315,7 +331,7 @@ fn contested(lab: &mut Lab, times: usize) -> usize {
         }
         is_written
     };
-    (0..times).filter(|_| clear(lab)).count()
+    (0..times).filter(|_| rewrites(lab)).count()
 }
 
 #[test]
@@ -324,7 +340,7 @@ fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alon
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
     lab.settle(4);
-    assert_eq!(contested(&mut lab, 9), REWRITES_MAX);
+    assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
     assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::ForeignStatusWriter)).count(), 1);
     assert_eq!(lab.queue.next_due(), Some(lab.now + REWRITES_WITHIN));
@@ -333,10 +349,21 @@ fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alon
     assert_eq!(again.ingress, Some(vec![ingress(1, IpMode::Vip)]));
     lab.see(&again, 4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
-    assert_eq!(contested(&mut lab, 9), REWRITES_MAX - 1, "the new attempt counts");
+    assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX - 1, "the new attempt counts");
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
+}
+
+#[test]
+fn an_entry_without_an_address_that_another_writer_appends_is_removed_three_times_and_then_reported() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    lab.settle(4);
+    assert_eq!(contested(&mut lab, 9, |held| held.ingress_without_ip = 1), REWRITES_MAX);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
+    assert_eq!(lab.wanted.held.ingress_without_ip, 1, "it is left alone");
 }
 
 #[test]

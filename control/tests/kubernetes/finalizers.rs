@@ -167,3 +167,33 @@ async fn uninstall_leaves_nothing_on_services() {
     assert!(has_finalizer(&user.service("of-another").await), "of another installation");
     assert!(server.get(Kind::EdgeGateway, "", "edge-1").is_none());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstall_goes_on_after_a_busy_api_server_and_ends_with_a_reason_if_it_stays_busy() {
+    let (server, user) = User::with_test_server().await;
+    let installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    user.wait_for_reason("web", "Programmed", "True Programmed").await;
+    installation.stop().await;
+    let busy = |times| FaultRule {
+        fault: Fault::TooMany { retry_after_s: 1 },
+        times,
+        method: "PATCH",
+        path_contains: "/services/web/status",
+        watch: false,
+    };
+    server.inject(busy(usize::MAX));
+    let (code, output_text) = sluice_controller(&user, &["uninstall"]);
+    assert!(
+        code == Some(1) && output_text.contains("8 attempts failed") && output_text.contains("429"),
+        "{code:?} {output_text}"
+    );
+    assert!(has_finalizer(&user.service("web").await));
+    server.clear_faults();
+    server.inject(busy(2));
+    let start = Instant::now();
+    let (code, output_text) = sluice_controller(&user, &["uninstall"]);
+    assert!(code == Some(0) && output_text.contains("released 1 Services"), "{code:?} {output_text}");
+    assert!(start.elapsed() >= Duration::from_secs(2), "the server asks for a second twice");
+    assert!(!has_finalizer(&user.service("web").await));
+}

@@ -23,6 +23,8 @@ const GROUP_CHARS_READ: usize = 80;
 pub struct OwnedParts {
     /// `status.loadBalancer.ingress`, without entries that have no address.
     pub ingress: Vec<Ingress>,
+    /// Number of entries without an address, a host name for example, which sluice never writes.
+    pub ingress_without_ip: usize,
     /// Our conditions.
     pub conditions: BTreeMap<ConditionType, Condition>,
     /// Whether our finalizer is there.
@@ -36,8 +38,10 @@ impl OwnedParts {
     #[must_use]
     pub fn of(service: &Service) -> Self {
         let finalizers = service.metadata.finalizers.as_deref().unwrap_or_default();
+        let (ingress, ingress_without_ip) = ingress(service);
         Self {
-            ingress: ingress(service),
+            ingress,
+            ingress_without_ip,
             conditions: conditions(service),
             finalizer: finalizers.iter().any(|name| name == FINALIZER),
             group: service.metadata.annotations.as_ref().and_then(|annotations| annotations.get(GROUP_ANNOTATION)).cloned(),
@@ -48,6 +52,12 @@ impl OwnedParts {
     #[must_use]
     pub fn is_of_another(&self, group: &str) -> bool {
         self.group.as_deref().is_some_and(|named| named != group)
+    }
+
+    /// Whether both have the same `status.loadBalancer.ingress`, as far as sluice writes it.
+    #[must_use]
+    pub fn has_ingress_of(&self, other: &Self) -> bool {
+        self.ingress == other.ingress && self.ingress_without_ip == other.ingress_without_ip
     }
 
     /// Whether the object has anything that only sluice writes.
@@ -63,8 +73,8 @@ pub(super) fn gateway_group(service: &Service) -> Option<String> {
     Some(text.chars().take(GROUP_CHARS_READ).collect()).filter(|group: &String| !group.is_empty())
 }
 
-/// The addresses in the status; the API server's default for `ipMode` is VIP.
-fn ingress(service: &Service) -> Vec<Ingress> {
+/// The addresses in the status, and the number of entries without one. The API server's default for `ipMode` is VIP.
+fn ingress(service: &Service) -> (Vec<Ingress>, usize) {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let entries = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
     let port = |port: &k8s_openapi::api::core::v1::PortStatus| {
@@ -76,7 +86,9 @@ fn ingress(service: &Service) -> Vec<Ingress> {
         let ports = entry.ports.iter().flatten().filter_map(port).collect();
         Some(Ingress { ip: entry.ip.as_deref()?.parse().ok()?, ip_mode, ports })
     };
-    entries.iter().filter_map(read).collect()
+    let addresses: Vec<Ingress> = entries.iter().filter_map(read).collect();
+    let without_ip = entries.len() - addresses.len();
+    (addresses, without_ip)
 }
 
 fn conditions(service: &Service) -> BTreeMap<ConditionType, Condition> {
@@ -196,6 +208,17 @@ mod tests {
         let held =
             OwnedParts::of(&service("LoadBalancer", &json!({"finalizers": ["example.com/other"]}), &["example.com/Ready"]));
         assert_eq!(held, OwnedParts::default());
+    }
+
+    #[test]
+    fn entries_without_an_address_are_counted() {
+        let mut object = service("LoadBalancer", &json!({}), &[]);
+        let list = json!([{"hostname": "lb.example.com"}, {"ip": "192.0.2.1", "ipMode": "VIP"}, {}]);
+        object.status.as_mut().unwrap().load_balancer = Some(serde_json::from_value(json!({"ingress": list})).unwrap());
+        let held = OwnedParts::of(&object);
+        assert_eq!((&held.ingress[..], held.ingress_without_ip), (&[Ingress::new([192, 0, 2, 1].into(), IpMode::Vip)][..], 2));
+        let ours_alone = OwnedParts { ingress_without_ip: 0, ..held.clone() };
+        assert!(held.has_ingress_of(&held) && !held.has_ingress_of(&ours_alone));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Adoption of addresses from the Services' statuses and the checkpoint when a controller starts (CONTROL section 6).
 //!
 //! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it
-//! belongs to a gateway or a node, or if another Service holds it. The owner gets an Event for each address that is not
-//! adopted.
+//! belongs to a gateway or a node, or if another Service holds it. A mere reservation for another Service counts only
+//! against what sluice did not allocate. The owner gets an Event for each address that is not adopted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -68,9 +68,15 @@ impl Allocations {
             }
             let is_ours = source != AddressSource::Foreign;
             let is_shared_unread = !claim.is_readable() && is_ours && self.holders.is_held(address);
-            let obstacle = || self.obstacle(claim, address, rules.pools).filter(|_| !is_shared_unread);
+            let obstacle = || match source {
+                AddressSource::Foreign => self.obstacle(claim, address, rules.pools),
+                // sluice allocated it in spite of the reservation: a former sharer freed it, or nothing else was free.
+                AddressSource::Ours | AddressSource::Recalled => {
+                    self.holders.refuse(address, claim, rules.pools.holding(address)).filter(|_| !is_shared_unread)
+                }
+            };
             match refusal(claim, address, is_ours, rules).or_else(obstacle) {
-                None => self.hold(claim, address, rules.pools),
+                None => self.hold_as_before(claim, address, rules.pools),
                 Some(_) if source == AddressSource::Recalled => {}
                 Some(why) => {
                     let text = format!("address {address} of its status is not taken over: {why}; it gets another one");

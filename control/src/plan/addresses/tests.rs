@@ -494,6 +494,53 @@ fn after_a_restart_sharers_keep_their_address_even_one_that_cannot_be_parsed() {
     assert_eq!(lab.got("unreadable"), "102");
 }
 
+impl Lab {
+    /// The leader changes; the next one starts from these reservations.
+    fn change_leader(&mut self, reserved: &[Reserved]) {
+        self.all = Allocations::default();
+        self.all.recall(reserved, self.now);
+    }
+
+    fn reserved(&self) -> Vec<Reserved> {
+        self.all.reserved().1.iter().cloned().collect()
+    }
+}
+
+#[test]
+fn after_a_change_of_leader_a_service_keeps_an_address_that_another_sharer_freed() {
+    let (web, tls) = (sharing(claim("web", 1), "k", 80), sharing(claim("tls", 2), "k", 443));
+    let recalled = Claim { recalled: vec![ip("192.0.2.100")], ..tls.clone() };
+    for successor in [holding(tls.clone(), "192.0.2.100"), recalled] {
+        let mut lab = Lab::small();
+        lab.assign(&[web.clone(), tls.clone()]).assign(std::slice::from_ref(&tls));
+        let reserved = lab.reserved();
+        assert_eq!(reserved.len(), 1, "the address is reserved for web");
+        lab.change_leader(&reserved);
+        assert_eq!(lab.assign(std::slice::from_ref(&successor)).got("tls"), "100");
+        assert!(lab.of("tls").notes.is_empty(), "{:?}", lab.of("tls"));
+        assert_eq!(lab.reserved(), reserved, "web may return");
+        assert_eq!(lab.assign(&[web.clone(), successor]).got("web"), "100");
+    }
+}
+
+#[test]
+fn after_a_change_of_leader_a_service_keeps_a_reserved_address_that_the_checkpoint_does_not_name_yet() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100"])]);
+    lab.assign(&[claim("a", 1)]).assign(&[]);
+    let reserved = lab.reserved();
+    assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "100", "nothing else is free");
+    lab.change_leader(&reserved);
+    // No gateway has applied a state of the new leader yet.
+    lab.reached = Some(0);
+    assert_eq!(lab.assign(&[holding(claim("b", 2), "192.0.2.100"), claim("a", 3)]).got("b"), "100");
+    assert!(lab.of("b").notes.is_empty() && lab.got("a") == "Exhausted", "{:?}", lab.of("b"));
+    // A reservation still counts against what another program wrote.
+    lab.change_leader(&reserved);
+    let foreign = Claim { in_status: vec![ip("192.0.2.100")], ..claim("c", 1) };
+    lab.assign(&[foreign, claim("a", 3)]);
+    assert!(lab.of("c").notes[0].text.contains("is reserved for shop/a"), "{:?}", lab.of("c"));
+}
+
 #[test]
 fn usage_figures_count_available_addresses() {
     let mut v6 = pool("v6", &["2001:db8::/64"]);
