@@ -369,7 +369,8 @@ mod tests {
 
     #[test]
     fn a_malformed_annotation_for_source_ranges_refuses_no_service_whose_field_is_valid() {
-        let spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}], "loadBalancerSourceRanges": ["10.0.0.0/8"]});
+        let spec =
+            serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}], "loadBalancerSourceRanges": ["10.0.0.0/8"]});
         let mut object = service(&spec);
         let key = "service.beta.kubernetes.io/load-balancer-source-ranges";
         object.metadata.annotations = Some([(key.to_owned(), "10.0.0.0/8,".to_owned())].into());
