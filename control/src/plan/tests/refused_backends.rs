@@ -75,3 +75,37 @@ fn backends_are_refused_and_admitted_again_as_the_pool_of_another_class_comes_an
         assert_eq!(refusal, expected);
     }
 }
+
+/// A Service with the ports `good` and `bad`, and the endpoints of each.
+fn two_ports(world: &mut World, good: &[&str], bad: &[&str]) {
+    let ports = json!([{"name": "good", "port": 80}, {"name": "bad", "port": 443}]);
+    apply(world, service("web", json!({"ports": ports})));
+    for (name, addresses) in [("good", good), ("bad", bad)] {
+        let list: Vec<Value> = addresses.iter().map(|address| json!({"addresses": [address]})).collect();
+        let labels = json!({"kubernetes.io/service-name": "web"});
+        let object = json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
+            "addressType": "IPv4", "ports": [{"name": name, "port": 8080}], "endpoints": list});
+        world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
+    }
+}
+
+#[test]
+fn a_port_that_lost_all_backends_by_refusal_is_named_beside_a_good_one_as_long_as_that_lasts() {
+    let (mut world, mut memory, settings) = (World::default(), Memory::default(), settings());
+    two_ports(&mut world, &["10.0.0.1"], &["127.0.0.1"]);
+    let first = plan(&world, &settings, &mut memory, Instant::now());
+    assert_eq!(first.services[&named("web")].refusal, None, "the good port is served");
+    let names_port = |note: &Note| note.remark.cause == Cause::Reason(Reason::Refused) && note.remark.text.contains("tcp 443");
+    let names_backend = |note: &Note| note.remark.cause == Cause::BackendRefused && note.remark.text.contains("127.0.0.1:8080");
+    for notes in [&first.notes, &memory.current_notes()] {
+        assert!(notes.iter().any(names_port) && notes.iter().any(names_backend), "{notes:?}");
+        assert!(!notes.iter().any(|note| note.remark.text.contains("tcp 80 ")), "{notes:?}");
+    }
+    two_ports(&mut world, &["10.0.0.1"], &["127.0.0.1", "10.0.0.2"]);
+    plan(&world, &settings, &mut memory, Instant::now());
+    let lasting = memory.current_notes();
+    assert!(!lasting.iter().any(names_port) && lasting.iter().any(names_backend), "{lasting:?}");
+    two_ports(&mut world, &["10.0.0.1"], &[]);
+    plan(&world, &settings, &mut memory, Instant::now());
+    assert_eq!(memory.current_notes(), [], "nothing is refused any more");
+}
