@@ -390,14 +390,14 @@ impl Reader<'_> {
     /// A duration: ours with a unit, the alias in whole seconds.
     fn time(&mut self, what: Unread, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
         let seconds = |value: &str| value.parse().ok().map(Duration::from_secs);
-        self.time_or(what, key, limits, (alias, &seconds))
+        self.time_or(what, key, limits, alias, seconds)
     }
 
     /// AWS has two annotations for it, and without draining the timeout has no effect.
     fn drain_timeout(&mut self) -> Option<Duration> {
         let (key, enabled) = (ours("drain-timeout"), aws("connection-draining-enabled"));
         if self.value(&enabled).is_some_and(|value| value.eq_ignore_ascii_case("false")) {
-            return self.time_or(Unread::DrainTimeout, &key, DRAIN, (&enabled, &|_| Some(Duration::ZERO)));
+            return self.time_or(Unread::DrainTimeout, &key, DRAIN, &enabled, |_| Some(Duration::ZERO));
         }
         self.time(Unread::DrainTimeout, &key, &aws("connection-draining-timeout"), DRAIN)
     }
@@ -408,7 +408,8 @@ impl Reader<'_> {
         what: Unread,
         key: &str,
         limits: RangeInclusive<Duration>,
-        (alias, parse): (&str, &dyn Fn(&str) -> Option<Duration>),
+        alias: &str,
+        parse: impl Fn(&str) -> Option<Duration>,
     ) -> Option<Duration> {
         let range = format!("from {} to {}", DurationText(*limits.start()), DurationText(*limits.end()));
         let (of_ours, of_alias) =
