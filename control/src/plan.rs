@@ -152,12 +152,13 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
 }
 
 impl Memory {
-    /// Current reasons why Services are not served, or are served only in part, and why pools are not in use.
+    /// Current reasons why Services are not served, or are served only in part, why backends are refused, and why pools
+    /// are not in use.
     #[must_use]
     pub fn current_notes(&self) -> Vec<Note> {
         let of_service = |(name, planned): (&ServiceName, &Planned)| {
-            let reasons = planned.notes.iter().filter(|remark| matches!(remark.cause, Cause::Reason(_)));
-            reasons.map(|remark| note_on_service(name, remark)).collect::<Vec<_>>()
+            let is_lasting = |remark: &&Remark| matches!(remark.cause, Cause::Reason(_) | Cause::BackendRefused);
+            planned.notes.iter().filter(is_lasting).map(|remark| note_on_service(name, remark)).collect::<Vec<_>>()
         };
         let unserved = self.unserved.without_group.iter().chain(&self.unserved.not_released);
         let unserved = unserved.map(|(name, remark)| note_on_service(name, remark));

@@ -37,7 +37,7 @@ pub fn bounded(mut remarks: Vec<Remark>, max: usize) -> Vec<Remark> {
 pub enum Cause {
     /// The Service is not served, or only in part.
     Reason(Reason),
-    /// An annotation has no effect or an invalid value; the default is used.
+    /// An annotation has no effect, or an invalid value: the previous value stays in force, else the default.
     AnnotationIgnored,
     /// Two annotations with the same meaning, or an annotation and a field, differ.
     AnnotationsDiffer,

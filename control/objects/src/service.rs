@@ -179,7 +179,7 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         spec.unread.insert(Unread::Addresses);
         spec.addresses.clear();
     }
-    let source_ranges = clients(fields, spec.source_ranges.take(), &mut spec.notes)?;
+    let source_ranges = clients(fields, annotations::annotated_source_ranges(&annotations), &mut spec.notes)?;
     note_denied_families(source_ranges.as_deref(), &families, &mut spec.notes);
     let local = is_local(fields)?;
     let labels = service.metadata.labels.as_ref();
@@ -365,6 +365,18 @@ mod tests {
         let port = &wanted.ports[0];
         assert_eq!((port.protocol, port.node_port, port.port_of_nodes), (Protocol::Sctp, None, Some(30_080)));
         assert_eq!(port.app_protocol.as_deref(), Some("example.com/x"));
+    }
+
+    #[test]
+    fn a_malformed_annotation_for_source_ranges_refuses_no_service_whose_field_is_valid() {
+        let spec =
+            serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}], "loadBalancerSourceRanges": ["10.0.0.0/8"]});
+        let mut object = service(&spec);
+        let key = "service.beta.kubernetes.io/load-balancer-source-ranges";
+        object.metadata.annotations = Some([(key.to_owned(), "10.0.0.0/8,".to_owned())].into());
+        let wanted = Candidate::try_from(&object).unwrap().wanted.unwrap();
+        assert_eq!(wanted.source_ranges, Some(vec!["10.0.0.0/8".parse().unwrap()]));
+        assert_eq!(wanted.notes.iter().map(|note| note.cause).collect::<Vec<_>>(), [Cause::AnnotationsDiffer]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use proto::{Announce, Pool, PoolBgp, Protocol, Reason, Refusal, ServiceName};
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
-use crate::plan::cleanup::{held_by_others, holders};
+use crate::plan::cleanup::{held_by_others, holders, vips_of_others};
 use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::ownership::Ownership;
@@ -38,7 +38,7 @@ pub(super) struct Assignment {
     pub(super) pools: Arc<Pools>,
     /// Addresses that must not become VIPs.
     pub(super) forbidden: Arc<Forbidden>,
-    /// VIPs outside every pool.
+    /// VIPs outside every pool, of ours and of other groups, in order.
     pub(super) outside_pools: Arc<Vec<IpAddr>>,
     /// Pools as sent to gateways.
     pub(super) gateway_pools: Vec<Pool>,
@@ -142,7 +142,7 @@ impl Assignment {
 
     /// Whether another owner of this address matters for any Service.
     fn concerns(&self, address: IpAddr, settings: &ControllerSettings) -> bool {
-        let is_named = self.named.contains(&address) || self.outside_pools.contains(&address);
+        let is_named = self.named.contains(&address) || self.outside_pools.binary_search(&address).is_ok();
         let mut externals = settings.ownership.external_ips_allowed.iter();
         is_named || self.pools.holding(address).is_some() || externals.any(|net| net.contains(&address))
     }
@@ -192,8 +192,10 @@ impl Assignment {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
         }
         let outside = self.allocations.outside(&pools);
-        let mut outside_pools: Vec<IpAddr> = outside.iter().map(|(address, _)| *address).collect();
-        let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: &outside_pools };
+        let of_others = vips_of_others(world, settings).filter(|address| pools.holding(*address).is_none());
+        let mut outside_pools: BTreeSet<IpAddr> = outside.iter().map(|(address, _)| *address).chain(of_others).collect();
+        let known_vips: Vec<IpAddr> = outside_pools.iter().copied().collect();
+        let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: &known_vips };
         let externals = externals::assign(ours.iter().map(|(candidate, _)| *candidate), &fence);
         let external_ips: BTreeSet<IpAddr> = externals.iter().flat_map(|one| &one.addresses).copied().collect();
         for ((candidate, owned), externals) in ours.into_iter().zip(externals) {
@@ -210,7 +212,7 @@ impl Assignment {
             outcomes.insert(candidate.name.clone(), Allocation { refusal, ..Allocation::default() });
         }
         outside_pools.extend(external_ips);
-        self.outside_pools = Arc::new(outside_pools);
+        self.outside_pools = Arc::new(outside_pools.into_iter().collect());
         self.outcomes = outcomes;
         self.gateway_pools = gateway_pools(&pools, &outside);
         self.uses = Arc::new(self.allocations.account(&pools, &forbidden));

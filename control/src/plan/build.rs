@@ -19,6 +19,7 @@ use proto::{
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::addresses::Allocation;
+use crate::plan::message::shortened;
 use crate::plan::policy::Policy;
 use crate::plan::selection::nodes::Nodes;
 use crate::plan::selection::{DeletedSlices, Fence, MissingBackends, Selection, select};
@@ -98,6 +99,8 @@ pub(super) struct Planned {
     pub(super) deleted_slices_until: Option<Instant>,
 }
 
+/// Maximum number of ports named in a message.
+const PORTS_NAMED_MAX: usize = 8;
 /// Maximum number of remarks on one Service: one per slice and port could be thousands.
 const REMARKS_MAX: usize = 32;
 
@@ -350,7 +353,7 @@ impl<'a> ServiceBuilder<'a> {
         }
         let (name, world) = (&self.candidate.name, self.inputs.world);
         let mut ports = Vec::new();
-        let mut fenced = 0;
+        let mut fenced = Vec::new();
         let mut ineligible = None;
         for port in &spec.ports {
             for &family in &spec.families {
@@ -366,7 +369,8 @@ impl<'a> ServiceBuilder<'a> {
                 selection.backends.extend(overridden.iter().flat_map(NodesAt::backends));
                 let count = selection.count();
                 world.overrides().apply(name, slices, world.nodes(), &mut selection.backends);
-                fenced += selection.fenced;
+                fenced
+                    .extend((selection.fenced > 0 && count == 0).then(|| format!("{} {} ({family})", port.protocol, port.port)));
                 notes.extend(selection.notes);
                 ineligible = ineligible.or(selection.ineligible);
                 if let Some(refusal) = self.policy.refuses_endpoints(port, &selection.backends) {
@@ -395,10 +399,16 @@ impl<'a> ServiceBuilder<'a> {
             return Err(Refusal { reason: Reason::NoEligibleNode, message });
         }
         notes.extend(ineligible.map(|text| Remark::new(Cause::Reason(Reason::NoEligibleNode), text)));
-        if fenced > 0 && has_none {
-            let message = "none of its backends may be reached through a gateway; each is named in the log with the reason";
-            return Err(Refusal { reason: Reason::Refused, message: message.to_owned() });
+        if fenced.is_empty() {
+            return Ok(ports);
         }
+        let why = "none of its backends may be reached through a gateway; each is named in another Event with the reason";
+        if has_none {
+            return Err(Refusal { reason: Reason::Refused, message: why.to_owned() });
+        }
+        // It comes first, because the last remarks are omitted if there are too many.
+        let text = format!("port {} is not served: {why}", shortened(&fenced, PORTS_NAMED_MAX, ", port ", ", and "));
+        notes.insert(0, Remark::new(Cause::Reason(Reason::Refused), text));
         Ok(ports)
     }
 

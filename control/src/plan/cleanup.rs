@@ -105,6 +105,16 @@ pub(super) fn held_by_others<'a>(
     others.map(|(name, created_s, held)| (name, created_s, held.ingress.iter().map(|ingress| ingress.ip).collect()))
 }
 
+/// VIPs of other groups of gateways: the addresses that sluice wrote into the statuses of Services with their marks.
+/// Another writer of a status could name any address there.
+pub(super) fn vips_of_others(world: &World, settings: &ControllerSettings) -> impl Iterator<Item = IpAddr> {
+    let services = world.services().values().map(|entry| &entry.candidate).filter(|one| one.status_is_ours);
+    let deleted = world.leftovers().values().filter(|left| left.status_is_ours);
+    let all = services.map(|one| &one.held).chain(deleted.map(|left| &left.held));
+    let others = all.filter(|held| held.is_of_another(&settings.group));
+    others.flat_map(|held| held.ingress.iter().map(|ingress| ingress.ip))
+}
+
 /// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have
 /// begun before this controller started.
 pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a Leftover> {

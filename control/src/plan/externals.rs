@@ -90,7 +90,10 @@ fn refusal(address: IpAddr, spec: &ServiceSpec, fence: &Fence<'_>, taken: &Taken
     if let Some(pool) = fence.pools.holding(address) {
         return refused(format!("it lies in pool {}; ask for it by sluice.dev/addresses", pool.name));
     }
-    if fence.vips_outside_pools.contains(&address) {
+    if let Some(pool) = fence.pools.elsewhere(address) {
+        return refused(format!("it lies in pool {pool} of another installation"));
+    }
+    if fence.is_vip_outside_pools(address) {
         return refused("it is the address of a load balancer".to_owned());
     }
     let family = Family::of(address);

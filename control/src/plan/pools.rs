@@ -2,10 +2,12 @@
 //!
 //! Invariant: no address lies in two pools, whichever group of gateways they are for. If two pools overlap, the younger
 //! one is not used at all; the configuration counts as older than any object. Only the pools that other groups have in
-//! their configurations are unknown here. Deliberately not here: allocation.
+//! their configurations are unknown here. Pools of other classes, and those that `poolSelector` leaves out, conflict with
+//! none of ours (decision 72). Deliberately not here: allocation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use kube::core::SelectorExt as _;
 use proto::AddressRange;
@@ -30,6 +32,7 @@ pub struct Pools {
     /// Ranges of the pools in use by their first address, with the index of the pool.
     ranges: BTreeMap<IpAddr, (AddressRange, usize)>,
     states: Vec<PoolState>,
+    elsewhere: PoolsElsewhere,
 }
 
 /// One pool, in use or not.
@@ -59,19 +62,16 @@ impl Pools {
             let addresses = spec.ranges.iter().map(ToString::to_string).collect();
             all.states.push(PoolState { name: spec.name.clone(), addresses, ..PoolState::default() });
         }
-        let of_our_class = |pool: &&AddressPool| {
-            let labels = pool.metadata.labels.clone().unwrap_or_default();
-            let class = pool.spec.load_balancer_class.as_deref();
-            class.is_none_or(|class| class == settings.load_balancer_class) && settings.ownership.pools.matches(&labels)
-        };
-        let mut objects: Vec<&AddressPool> = objects.values().filter(of_our_class).collect();
+        let (mut objects, others): (Vec<&AddressPool>, Vec<&AddressPool>) =
+            objects.values().partition(|pool| is_of_our_class(pool, settings));
+        let mut elsewhere: Vec<PoolSpec> = others.into_iter().filter_map(|pool| PoolSpec::try_from(pool).ok()).collect();
         objects
             .sort_by_key(|pool| (pool.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()), &pool.metadata.name));
         let mut by_name = BTreeMap::new();
         for pool in objects {
             if !settings.is_of_our_group(pool.spec.gateway_group.as_deref()) {
                 // Of two groups whose pools overlap the younger pool is not used by its own controller either.
-                taken.add_if_apart(pool);
+                elsewhere.extend(taken.add_if_apart(pool));
                 continue;
             }
             let is_full = settings.pools.len() + by_name.len() >= POOLS_MAX;
@@ -98,6 +98,7 @@ impl Pools {
         all.used.sort_by_key(|pool| (pool.priority == 0, pool.priority));
         let ranges = all.used.iter().enumerate().flat_map(|(index, pool)| pool.ranges.iter().map(move |range| (*range, index)));
         all.ranges = ranges.map(|(range, index)| (range.first(), (range, index))).collect();
+        all.elsewhere = PoolsElsewhere::of(&elsewhere);
         all
     }
 
@@ -125,6 +126,13 @@ impl Pools {
         self.used.get(self.index_of(address)?)
     }
 
+    /// The pool of another class, group or set of labels that contains an address: a VIP of another installation, though
+    /// not of ours.
+    #[must_use]
+    pub fn elsewhere(&self, address: IpAddr) -> Option<&str> {
+        self.elsewhere.holding(address)
+    }
+
     /// Whether any pool selects namespaces by label.
     #[must_use]
     pub fn select_namespaces(&self) -> bool {
@@ -136,6 +144,41 @@ impl Pools {
     pub(super) fn names(&self) -> String {
         let names: Vec<_> = self.used.iter().map(|pool| format!("pool {} ({})", pool.name, pool.ranges_text())).collect();
         if names.is_empty() { "none, because there is no pool".to_owned() } else { shortened(&names, NAMED_MAX, ", ", " and ") }
+    }
+}
+
+/// Whether an object names our class or none, and has the labels of our pools.
+fn is_of_our_class(pool: &AddressPool, settings: &ControllerSettings) -> bool {
+    let labels = pool.metadata.labels.clone().unwrap_or_default();
+    let class = pool.spec.load_balancer_class.as_deref();
+    class.is_none_or(|class| class == settings.load_balancer_class) && settings.ownership.pools.matches(&labels)
+}
+
+/// The pool objects of other installations, which may overlap each other: for the first address of each range, the last
+/// address of all ranges that begin there or before, and the pool that has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct PoolsElsewhere(BTreeMap<IpAddr, (IpAddr, Arc<str>)>);
+
+impl PoolsElsewhere {
+    fn of(specs: &[PoolSpec]) -> Self {
+        let named = specs.iter().map(|spec| (spec, Arc::<str>::from(spec.name.as_str())));
+        let mut ranges: Vec<_> =
+            named.flat_map(|(spec, name)| spec.ranges.iter().map(move |range| (range, name.clone()))).collect();
+        ranges.sort_by_key(|(range, _)| (range.first(), range.last()));
+        let mut all = BTreeMap::new();
+        let mut reach: Option<(IpAddr, Arc<str>)> = None;
+        for (range, name) in ranges {
+            // Every IPv4 address is less than any IPv6 address, so that no range reaches into the other family.
+            let reached = reach.filter(|(last, _)| *last >= range.last()).unwrap_or_else(|| (range.last(), name));
+            all.insert(range.first(), reached.clone());
+            reach = Some(reached);
+        }
+        Self(all)
+    }
+
+    fn holding(&self, address: IpAddr) -> Option<&str> {
+        let (_, (last, name)) = self.0.range(..=address).next_back()?;
+        (*last >= address).then_some(&**name)
     }
 }
 
@@ -153,13 +196,11 @@ impl TakenRanges {
         self.pools.extend(spec.ranges.iter().map(|range| (range.first(), (*range, format!("pool {}", spec.name)))));
     }
 
-    /// Adds the pool of another group of gateways, if that group can use it.
-    fn add_if_apart(&mut self, pool: &AddressPool) {
-        if let Ok(spec) = PoolSpec::try_from(pool)
-            && self.overlap(&spec).is_none()
-        {
-            self.add(&spec);
-        }
+    /// Adds the pool of another group of gateways, if that group can use it, and returns it.
+    fn add_if_apart(&mut self, pool: &AddressPool) -> Option<PoolSpec> {
+        let spec = PoolSpec::try_from(pool).ok().filter(|spec| self.overlap(spec).is_none())?;
+        self.add(&spec);
+        Some(spec)
     }
 
     fn overlap(&self, spec: &PoolSpec) -> Option<String> {

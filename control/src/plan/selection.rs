@@ -36,7 +36,7 @@ pub struct Fence<'a> {
     pub pools: &'a Pools,
     /// Addresses of gateways and nodes.
     pub forbidden: &'a Forbidden,
-    /// VIPs outside every pool.
+    /// VIPs outside every pool, of ours and of other groups, in order.
     pub vips_outside_pools: &'a [IpAddr],
 }
 
@@ -71,7 +71,10 @@ impl Fence<'_> {
         if let Some(pool) = self.pools.holding(address) {
             return Some(format!("it lies in pool {}", pool.name));
         }
-        if self.vips_outside_pools.contains(&address) {
+        if let Some(pool) = self.pools.elsewhere(address) {
+            return Some(format!("it lies in pool {pool} of another installation"));
+        }
+        if self.is_vip_outside_pools(address) {
             return Some("it is a VIP".to_owned());
         }
         if let Some(net) = within(&self.settings.cluster_cidrs) {
@@ -81,6 +84,12 @@ impl Fence<'_> {
             Some(allowed) if within(allowed).is_none() => Some("it lies outside backends.allowed".to_owned()),
             _ => None,
         }
+    }
+
+    /// Whether `address` is a VIP outside every pool.
+    #[must_use]
+    pub fn is_vip_outside_pools(&self, address: IpAddr) -> bool {
+        self.vips_outside_pools.binary_search(&address).is_ok()
     }
 }
 

@@ -20,6 +20,7 @@ mod earlier_backends;
 mod failover;
 mod groups;
 mod health_checks;
+mod refused_backends;
 
 /// Settings with one pool, 192.0.2.100-199.
 pub(crate) fn settings() -> ControllerSettings {

@@ -22,18 +22,19 @@ pub(super) fn source_ranges<'a>(place: &str, texts: impl Iterator<Item = &'a str
     Ok(ranges)
 }
 
-/// `spec.loadBalancerSourceRanges`, or the annotation if that is empty.
+/// `spec.loadBalancerSourceRanges`, or the annotation if that is empty. An annotation beside the field decides nothing,
+/// so that an invalid one refuses no Service.
 pub(super) fn clients(
     fields: &ServiceFields,
-    annotated: Option<Vec<IpNet>>,
+    annotated: Result<Option<Vec<IpNet>>, SpecError>,
     notes: &mut Vec<Remark>,
 ) -> Result<Option<Vec<IpNet>>, SpecError> {
     let texts = fields.load_balancer_source_ranges.as_deref().unwrap_or_default();
     if texts.is_empty() {
-        return Ok(annotated);
+        return annotated;
     }
     let ranges = source_ranges("spec.loadBalancerSourceRanges", texts.iter().map(String::as_str))?;
-    if annotated.is_some_and(|annotated| annotated != ranges) {
+    if annotated.map_or(true, |annotated| annotated.is_some_and(|annotated| annotated != ranges)) {
         let text = "spec.loadBalancerSourceRanges and the annotation for it differ; the field is used";
         notes.push(Remark::new(Cause::AnnotationsDiffer, text));
     }
@@ -64,7 +65,7 @@ mod tests {
     }
 
     fn clients_of(value: Value, annotated: Option<&str>) -> (Result<Option<Vec<IpNet>>, SpecError>, usize) {
-        let annotated = annotated.map(|text| source_ranges("", text.split(',')).unwrap());
+        let annotated = annotated.map(|text| source_ranges("", text.split(','))).transpose();
         let mut notes = Vec::new();
         (clients(&fields(value), annotated, &mut notes), notes.len())
     }
@@ -80,6 +81,15 @@ mod tests {
         for wrong in ["10.0.0.0", "10.0.0.0/33", "", "10.0.0.0/8,192.0.2.0/24"] {
             assert!(clients_of(json!({"loadBalancerSourceRanges": ["10.0.0.0/8", wrong]}), None).0.is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn an_invalid_annotation_beside_the_field_is_noted_and_refuses_nothing() {
+        let nets = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+        let spec = json!({"loadBalancerSourceRanges": ["10.0.0.0/8"]});
+        assert_eq!(clients_of(spec.clone(), Some("10.0.0.0/8")), (Ok(nets.clone()), 0));
+        assert_eq!(clients_of(spec, Some("10.0.0.300/8")), (Ok(nets), 1));
+        assert!(clients_of(json!({}), Some("10.0.0.300/8")).0.is_err());
     }
 
     #[test]

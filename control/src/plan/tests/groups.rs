@@ -223,3 +223,16 @@ fn a_deleted_service_of_another_group_of_our_class_is_left_to_it_first() {
     let by: Vec<_> = plan.cleanups.iter().map(|(name, cleanup)| (name.name.as_str(), cleanup.by)).collect();
     assert_eq!(by, [("ours", LeftBy::Us), ("theirs", LeftBy::Another)]);
 }
+
+#[test]
+fn an_address_that_another_installation_gave_is_not_given_again_though_pools_of_two_classes_overlap() {
+    let (mut world, mut home) = (World::default(), Group::new(ControllerSettings { pools: Vec::new(), ..settings() }));
+    let mut theirs = pool("theirs", &["203.0.113.0/28"], None, "2026-01-01T00:00:00Z");
+    theirs.spec.load_balancer_class = Some("example.com/other".to_owned());
+    world.apply(Change::PoolsReplaced(vec![theirs, pool("ours", &["203.0.113.0/28"], None, "2026-01-02T00:00:00Z")]));
+    let mut other = marked("other", None, Some("east"), Some("203.0.113.0"));
+    other["spec"]["loadBalancerClass"] = "example.com/other".into();
+    apply(&mut world, other);
+    apply(&mut world, marked("web", None, None, None));
+    assert_eq!(home.address_of(&world, "web"), ip("203.0.113.1"));
+}

@@ -23,16 +23,17 @@ pub async fn endpoints_of_a_deleted_slice_stay_for_two_seconds(user: &User) {
     assert!(deleted.elapsed() >= SLICE_KEPT, "its endpoints were removed after {:?}", deleted.elapsed());
 }
 
+/// The addresses lie in no pool, not even of another installation.
 pub async fn external_ips_are_served_where_they_are_allowed(user: &User) {
     let installation = Installation::start_with(user, |settings| {
-        settings.ownership.external_ips_allowed = vec!["203.0.113.0/24".parse().unwrap()];
+        settings.ownership.external_ips_allowed = vec!["198.18.0.0/15".parse().unwrap()];
     })
     .await;
-    let spec = json!({"type": "ClusterIP", "loadBalancerClass": null, "externalIPs": ["203.0.113.7", "198.51.100.7"]});
+    let spec = json!({"type": "ClusterIP", "loadBalancerClass": null, "externalIPs": ["198.18.0.7", "198.51.100.7"]});
     user.add("inner", &json!({"spec": spec})).await;
     let received = installation.wait_until_served(user, "inner", 1).await;
     let port = &received.services[&user.full_name("inner")].ports[0];
-    assert_eq!((&port.vips, port.node_port), (&vec![vec![203, 0, 113, 7]], 0));
+    assert_eq!((&port.vips, port.node_port), (&vec![vec![198, 18, 0, 7]], 0));
     // sluice does not own the status of a Service that is no LoadBalancer, and adds no finalizer to it.
     user.add("web", &json!({})).await;
     user.wait_for_ingress("web").await;
