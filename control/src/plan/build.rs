@@ -70,6 +70,8 @@ pub struct WantedStatus {
     pub pools: Vec<String>,
     /// Whether a setting of it cannot be parsed, so that the previous value stays in force.
     pub is_partly_unread: bool,
+    /// Whether a part of it is refused, such as a port whose backends are all refused, while the rest is served.
+    pub is_partly_refused: bool,
     /// Why it has no backends.
     pub missing: MissingBackends,
     /// Whether all backends are used if none is healthy (fail open).
@@ -259,7 +261,9 @@ impl<'a> ServiceBuilder<'a> {
             _ => Arc::new(service),
         };
         let has_status = self.candidate.kind == Kind::LoadBalancer;
-        let status = has_status.then(|| Arc::new(self.status(&service, &slices)));
+        let is_partly_refused =
+            service.refusal.is_none() && notes.iter().any(|note| note.cause == Cause::Reason(Reason::Refused));
+        let status = has_status.then(|| Arc::new(WantedStatus { is_partly_refused, ..self.status(&service, &slices) }));
         Planned {
             revision: self.revision,
             outcome: self.outcome.clone(),
@@ -336,6 +340,7 @@ impl<'a> ServiceBuilder<'a> {
             is_withheld: false,
             pools,
             is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
+            is_partly_refused: false,
             missing: missing.unwrap_or_default(),
             fails_open: service.health.fail_open,
         }

@@ -23,6 +23,12 @@ pub(super) const PARTLY_PROGRAMMED: Condition = Condition::new(
     Cause::AnnotationIgnored.as_str(),
     "Gateways forward for it; a setting that it requests cannot be parsed and has no effect; the Event names it.",
 );
+/// As [`PROGRAMMED`], but a part is refused, such as a port whose backends are all refused.
+pub(super) const PARTLY_REFUSED: Condition = Condition::new(
+    true,
+    Reason::Refused.as_str(),
+    "Gateways forward for it, apart from what is refused of it; the Event names that.",
+);
 /// `sluice.dev/Programmed`: some gateways have not applied the Service yet.
 pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for it yet.");
 
@@ -55,6 +61,17 @@ pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
             let text = format!("It has every address that it needs, of pool{plural} {}.", wanted.pools.join(", "));
             Condition::naming(true, "Assigned", text)
         }
+    }
+}
+
+/// `sluice.dev/Programmed` of a Service that all gateways serve as planned.
+pub(super) const fn programmed(wanted: &WantedStatus) -> Condition {
+    if wanted.is_partly_refused {
+        PARTLY_REFUSED
+    } else if wanted.is_partly_unread {
+        PARTLY_PROGRAMMED
+    } else {
+        PROGRAMMED
     }
 }
 

@@ -299,7 +299,7 @@ impl Item {
             return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
         }
         let Some((gateways, refusal)) = view.gateways.refusal(&self.wanted.service, self.rollout.counter) else {
-            return Some(if self.wanted.is_partly_unread { conditions::PARTLY_PROGRAMMED } else { conditions::PROGRAMMED });
+            return Some(conditions::programmed(&self.wanted));
         };
         let condition = refused_by_gateways(&gateways, refusal);
         if !old.is_some_and(|old| old.says_the_same(&condition)) {

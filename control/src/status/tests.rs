@@ -70,6 +70,7 @@ impl Lab {
             is_withheld: false,
             pools: vec!["edge".to_owned()],
             is_partly_unread: false,
+            is_partly_refused: false,
             missing: MissingBackends::default(),
             fails_open: true,
         };
@@ -533,6 +534,9 @@ fn conditions_name_the_pool_and_the_ignored_annotation() {
     lab.settle(4);
     assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("of pool edge."));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "AnnotationIgnored")));
+    lab.wanted.is_partly_refused = true;
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Refused")));
 }
 
 #[test]
