@@ -16,7 +16,7 @@ use control::plan::{Memory, Plan, plan};
 use control::world::World;
 use control::world::change::Change;
 use proto::limits::FINALIZER;
-use proto::{Family, ServiceName};
+use proto::{Backend, BackendState, Family, ServiceName};
 use serde_json::Value;
 use settings::settings;
 
@@ -68,11 +68,15 @@ fn plan_at(resource_version: u64) -> Plan {
     plan(&world, &controller_settings(), &mut Memory::default(), Instant::now())
 }
 
-/// IPv4 backends of a Service's port.
+/// IPv4 backends of a Service's port; with a `d` those that take no new flows.
 fn backends(plan: &Plan, service: &str, port: &str) -> Vec<String> {
     let service = &plan.services[&ServiceName::new("rec", service)];
     let port = service.ports.iter().find(|p| p.name == port && p.family == Family::V4).unwrap();
-    port.all_backends().map(|backend| backend.address.to_string()).collect()
+    let text = |backend: Backend| match backend.state {
+        BackendState::Active => backend.address.to_string(),
+        BackendState::Draining => format!("{} d", backend.address),
+    };
+    port.all_backends().map(text).collect()
 }
 
 #[test]
@@ -80,7 +84,8 @@ fn each_endpoint_of_a_hand_written_slice_is_judged_alone() {
     // Before the deletion of the Service, with all of these endpoints: not ready, terminating beside ready, duplicate,
     // without port, FQDN, and empty.
     let plan = plan_at(1530);
-    assert_eq!(backends(&plan, "lb-manual", "http"), ["10.9.0.1:8080", "10.9.0.1:9090", "10.9.0.4:9090", "10.9.0.7:8080"]);
+    let expected = ["10.9.0.1:8080", "10.9.0.1:9090", "10.9.0.3:8080 d", "10.9.0.4:9090", "10.9.0.7:8080"];
+    assert_eq!(backends(&plan, "lb-manual", "http"), expected);
     assert_eq!(backends(&plan, "lb-mirrored", "http"), ["10.8.0.1:8080", "10.8.0.2:8080"]);
 }
 

@@ -25,7 +25,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use proto::{Family, ServicePort};
+use proto::{Backend, BackendState, Family, ServicePort};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -162,12 +162,15 @@ impl WatchedWorld {
     }
 }
 
+/// The backends that take new flows.
 fn line(service: &str, port: &ServicePort) -> String {
     let family = if port.family == Family::V4 { "IPv4" } else { "IPv6" };
     let mut words = vec![format!("{service} {} {} {family}", port.protocol, port.port)];
-    words.extend(port.all_backends().map(|backend| backend.address.to_string()));
+    let takes_new = |backend: &Backend| backend.state == BackendState::Active;
+    words.extend(port.all_backends().filter(takes_new).map(|backend| backend.address.to_string()));
     for hint in &port.zones {
-        let indexes: Vec<String> = hint.backends.iter().map(ToString::to_string).collect();
+        let place = |index: &u32| port.backends[..*index as usize].iter().filter(|backend| takes_new(backend)).count();
+        let indexes: Vec<String> = hint.backends.iter().map(|index| place(index).to_string()).collect();
         words.push(format!("{}={}", hint.zone, indexes.join(",")));
     }
     words.join(" ")
