@@ -24,7 +24,8 @@ const SEQUENCE_GAP: Duration = Duration::from_secs(60);
 /// Maximum length of a server message, in characters: some answers embed the whole object.
 const MESSAGE_CHARS_MAX: usize = 1_000;
 
-/// Why a request to the API server failed.
+/// Why a request to the API server failed, and what to do. Whether the request is repeated depends on who made it: a
+/// [`Retry`] says so, a command asks its user to ([`ApiError::repeat`]).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ApiError {
     /// 401: the credentials are invalid.
@@ -34,7 +35,7 @@ pub enum ApiError {
     #[error("the API server forbids it (403: {0}); grant it by a ClusterRole")]
     Forbidden(String),
     /// 429, 503 and similar: the server is overloaded or starting.
-    #[error("the API server is busy or starting ({code}: {message}); trying again")]
+    #[error("the API server is busy or starting ({code}: {message})")]
     Busy {
         /// HTTP status.
         code: u16,
@@ -44,10 +45,10 @@ pub enum ApiError {
         retry_after: Duration,
     },
     /// 410: the resource version has expired. This is normal.
-    #[error("the resource version has expired (410: {0}); listing again")]
+    #[error("the resource version has expired (410: {0})")]
     Expired(String),
     /// Any other answer.
-    #[error("the API server answered {code}: {message}; see its log, trying again")]
+    #[error("the API server answered {code}: {message}; see its log")]
     Failing {
         /// HTTP status.
         code: u16,
@@ -55,14 +56,23 @@ pub enum ApiError {
         message: String,
     },
     /// No answer.
-    #[error("the API server cannot be reached ({0}); check its address in the kubeconfig, and that it runs; trying again")]
+    #[error("the API server cannot be reached ({0}); check its address in the kubeconfig, and that it runs")]
     Unreachable(String),
     /// An invalid answer.
-    #[error("the answer is not that of a Kubernetes API server ({0}); check its address in the kubeconfig; trying again")]
+    #[error("the answer is not that of a Kubernetes API server ({0}); check its address in the kubeconfig")]
     Senseless(String),
 }
 
 impl ApiError {
+    /// What the user of a command that made this request does at last.
+    #[must_use]
+    pub const fn repeat(&self) -> &'static str {
+        match self {
+            Self::Busy { .. } | Self::Expired(_) => "repeat the command later",
+            _ => "then repeat the command",
+        }
+    }
+
     /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern
     /// one object or namespace only: admission webhooks decide per object, quotas per namespace.
     pub(super) const fn concerns_all(&self) -> bool {
@@ -153,8 +163,10 @@ impl Retry {
         let is_new = self.last.as_ref().is_none_or(|(last, _)| std::mem::discriminant(last) != std::mem::discriminant(&outage));
         match &outage {
             _ if !is_new => {}
-            ApiError::Expired(_) => info!(server = self.server, "{}: {outage}", self.what),
-            _ => warn!(server = self.server, "cannot {}: {outage}. The last known state stays in force.", self.what),
+            ApiError::Expired(_) => info!(server = self.server, "{}: {outage}; listing again", self.what),
+            _ => {
+                warn!(server = self.server, "cannot {}: {outage}; trying again. The last known state stays in force.", self.what)
+            }
         }
         let ours = self.waits.next().unwrap_or(WAIT_MAX);
         let wait = match &outage {
@@ -232,6 +244,7 @@ mod tests {
         assert_eq!(text.matches("grant it by a ClusterRole").count(), 2, "{text}");
         assert_eq!(text.matches("answers again").count(), 1, "{text}");
         assert!(text.contains("cannot list and watch services") && text.contains("https://api:6443"), "{text}");
+        assert_eq!(text.matches("; trying again. ").count(), 3, "{text}");
     }
 
     #[test]

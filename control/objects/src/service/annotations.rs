@@ -22,6 +22,7 @@ use super::source_ranges::source_ranges;
 use super::spec::{HealthSpec, Namespaces, ServiceSpec, Sharing};
 use crate::note::{self, Cause, Remark};
 use crate::scalar::{DurationText, duration, is_dns_label, scheduler};
+use crate::spelling;
 use crate::status::IpMode;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
@@ -145,9 +146,15 @@ impl Reader<'_> {
     fn note_unknown(&mut self) {
         for key in self.annotations.keys() {
             let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
-            if !READ_ELSEWHERE.contains(&name) && !self.known.contains(key) {
-                self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; check its spelling"));
+            if READ_ELSEWHERE.contains(&name) || self.known.contains(key) {
+                continue;
             }
+            let ours = self.known.iter().filter_map(|known| known.strip_prefix(ANNOTATION_PREFIX));
+            let advice = match spelling::nearest(name, ours.chain(READ_ELSEWHERE.iter().copied())) {
+                Some(known) => format!("did you mean {ANNOTATION_PREFIX}{known}?"),
+                None => "check its spelling".to_owned(),
+            };
+            self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; {advice}"));
         }
     }
 
@@ -608,6 +615,18 @@ mod tests {
             assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
             let (notes, unread) = (wishes.notes.clone(), what.into_iter().collect());
             assert_eq!(wishes, ServiceSpec { notes, unread, ..ServiceSpec::default() });
+        }
+    }
+
+    #[test]
+    fn an_unknown_annotation_has_the_most_similar_known_one_in_its_note() {
+        for (key, advice) in [
+            ("mod", "did you mean sluice.dev/mode?"),
+            ("helth-check", "did you mean sluice.dev/health-check?"),
+            ("colour", "check its spelling"),
+        ] {
+            let notes = read(&[(&format!("sluice.dev/{key}"), "nat")]).unwrap().notes;
+            assert_eq!(notes[0].text, format!("annotation sluice.dev/{key} is unknown and has no effect; {advice}"));
         }
     }
 
