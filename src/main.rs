@@ -9,7 +9,7 @@ use clap::Parser;
 use control::config::Logs;
 use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs, RunArgs};
 use sluice::reload::Reload;
-use sluice::run::{self, Privileges};
+use sluice::run::{self, Privileges, RunError};
 use sluice::settings::{Settings, SourceChoice};
 use sluice::tools::replay::{self, ReplayError};
 use sluice::tools::{bench, doctor};
@@ -37,7 +37,7 @@ fn run_gateway(RunArgs { config: args, no_sandbox }: &RunArgs) -> ExitCode {
     control::config::logging::start(settings.logs);
     let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
     match run::run(&settings, reload, privileges) {
-        Err(error) if error.is_configuration() => invalid(&format!("sluiced: {error}")),
+        Err(RunError::Controller(error)) if error.is_configuration() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }
 }

@@ -97,14 +97,6 @@ pub enum RunError {
     Controller(#[from] ControllerError),
 }
 
-impl RunError {
-    /// Whether what the configuration names is unusable (exit code 2), rather than the machine (exit code 1).
-    #[must_use]
-    pub const fn is_configuration(&self) -> bool {
-        matches!(self, Self::Controller(error) if error.is_configuration())
-    }
-}
-
 /// The privileges that a gateway keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privileges {

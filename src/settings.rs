@@ -127,13 +127,12 @@ impl Settings {
         let source = state_source::take(&mut top, choice, &admin_listen.unix);
         fleet::check_source(&top, replication.as_ref(), &source);
         let listeners = [
-            // First, since it has a default and another key may be at fault.
-            ("metrics.listen", metrics_listen),
             ("listen", source.listen()),
             ("admin.listen", admin_listen.tcp.as_ref().map(|(address, _)| *address)),
             ("fleet.listen", replication.as_ref().map(|replication| replication.listen)),
         ];
-        check_listeners(&mut top, &listeners);
+        // The key with a default comes first, so that of two keys the other one is reported.
+        check_listeners(&mut top, &[&[("metrics.listen", metrics_listen)], &listeners[..]].concat());
         top.finish();
 
         links.sort_by_key(|link| link.settings.link);

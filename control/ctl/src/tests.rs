@@ -479,15 +479,12 @@ async fn the_error_for_a_socket_that_does_not_answer_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     let error = |result: Result<(), CtlError>| result.unwrap_err().to_string();
-    let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("is its program (sluiced or sluice-controller) running here?"));
+    assert!(error(ctl(&socket, "ports").await.2).contains("is its program (sluiced or sluice-controller) running here?"));
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("no process listens"));
+    assert!(error(ctl(&socket, "ports").await.2).contains("no process listens"));
     std::fs::remove_file(&socket).unwrap();
     std::fs::write(&socket, "").unwrap();
-    let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("admin.sock"));
+    assert!(error(ctl(&socket, "ports").await.2).contains("admin.sock"));
 }
 
 #[tokio::test]
@@ -524,14 +521,16 @@ async fn every_command_has_its_man_page() {
         let page = fs::read_to_string(dir.path().join(format!("sluicectl-{}.1", command.get_name()))).unwrap();
         assert!(page.contains(".SH SYNOPSIS"), "{page}");
     }
+    let error = ctl(Path::new("/a"), "man /nonexistent/man").await.2.unwrap_err().to_string();
+    assert!(error.starts_with("cannot write the man pages to /nonexistent/man: ") && error.ends_with("; create the directory"));
 }
 
 #[tokio::test]
 async fn completion_and_version_need_no_server() {
-    let (out, _, result) = ctl(Path::new("/nonexistent"), "completion bash").await;
-    assert!(result.is_ok() && out.contains("sluicectl"));
-    let (out, _, result) = ctl(Path::new("/nonexistent"), "version").await;
-    assert!(result.is_ok() && out.starts_with("sluicectl "));
+    for (command, begin) in [("completion bash", "_sluicectl()"), ("version", "sluicectl ")] {
+        let (out, _, result) = ctl(Path::new("/nonexistent"), command).await;
+        assert!(result.is_ok() && out.starts_with(begin), "{out}");
+    }
 }
 
 #[test]

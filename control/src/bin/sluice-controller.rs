@@ -115,11 +115,11 @@ fn unwritten(error: io::Error) -> anyhow::Error {
 
 /// The lines of a command that goes on when standard output fails.
 #[derive(Default)]
-struct Lines {
+struct ReportedLines {
     failed: Option<io::Error>,
 }
 
-impl Lines {
+impl ReportedLines {
     fn line(&mut self, line: impl Display) {
         if self.failed.is_none() {
             self.failed = writeln!(io::stdout().lock(), "{line}").err();
@@ -182,7 +182,7 @@ async fn release_services(
     if !is_dry {
         release::check_no_leader(&cluster, &settings.group).await.map_err(&failed)?;
     }
-    let (mut lines, mut count) = (Lines::default(), 0_usize);
+    let (mut lines, mut count) = (ReportedLines::default(), 0_usize);
     release::release(&cluster, settings, extent, is_dry, |service| {
         lines.line(format_args!("{would} Service {service}"));
         count += 1;
