@@ -54,7 +54,7 @@ pub fn write_pages(directory: &Path) -> std::io::Result<()> {
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
     /// Configuration file whose requirements are checked. Without it nothing counts as missing.
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
@@ -73,7 +73,7 @@ pub struct RunArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ConfigArgs {
     /// Configuration file.
-    #[arg(long, value_name = "F", default_value = CONFIG)]
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
@@ -96,7 +96,7 @@ struct SourceArgs {
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     manifests: Option<PathBuf>,
     /// Watch the cluster of this kubeconfig, with an embedded controller.
-    #[arg(long, value_name = "F", value_parser = absolute)]
+    #[arg(long, value_name = "FILE", value_parser = absolute)]
     kubeconfig: Option<PathBuf>,
     /// Connect to a sluice-controller: unix:PATH or https://HOST:PORT.
     #[arg(long, value_name = "URL", value_parser = controller_url)]
@@ -114,7 +114,7 @@ pub enum OutputFormat {
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// Configuration file.
-    #[arg(long, value_name = "F", default_value = CONFIG)]
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
     /// Directory of Service and EndpointSlice YAML.
     #[arg(long, value_name = "DIR", value_parser = absolute)]

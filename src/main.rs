@@ -7,13 +7,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use control::config::Logs;
-use control::controller::ControllerError;
 use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs, RunArgs};
 use sluice::reload::Reload;
-use sluice::run;
-use sluice::run::{Privileges, RunError};
+use sluice::run::{self, Privileges, RunError};
 use sluice::settings::{Settings, SourceChoice};
-use sluice::tools::{bench, doctor, replay};
+use sluice::tools::replay::{self, ReplayError};
+use sluice::tools::{bench, doctor};
 
 #[global_allocator]
 static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
@@ -38,8 +37,7 @@ fn run_gateway(RunArgs { config: args, no_sandbox }: &RunArgs) -> ExitCode {
     control::config::logging::start(settings.logs);
     let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
     match run::run(&settings, reload, privileges) {
-        // An unusable kubeconfig is a configuration error, too.
-        Err(error @ RunError::Controller(ControllerError::Kubernetes(_))) => invalid(&format!("sluiced: {error}")),
+        Err(RunError::Controller(error)) if error.is_configuration() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }
 }
@@ -85,13 +83,18 @@ fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
 }
 
 fn run_bench(args: &BenchArgs) -> ExitCode {
-    exit_code(bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())))
+    match bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())) {
+        Err(error) if error.is_usage() => invalid(&format!("sluiced: {error}")),
+        other => exit_code(other),
+    }
 }
 
 fn run_replay(args: &ReplayArgs) -> ExitCode {
     control::config::logging::start(Logs::default());
     match replay::replay(args, &mut BufWriter::new(io::stdout().lock())) {
-        Err(error) if error.is_usage() => invalid(&error),
+        // The errors of a configuration begin with its name.
+        Err(error @ ReplayError::Settings(_)) => invalid(&error),
+        Err(error) if error.is_usage() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }
 }

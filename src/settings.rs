@@ -19,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::config::listen::{check_admin_port, take_admin};
+use control::config::listen::{check_listeners, take_admin};
 use control::config::settings::AdminListen;
 use control::config::yaml_tree::Node;
 use control::config::{Invalid, Located, Logs, Reader};
@@ -126,7 +126,13 @@ impl Settings {
         let flow_records = keys::flow_records(&mut top, &reader.base());
         let source = state_source::take(&mut top, choice, &admin_listen.unix);
         fleet::check_source(&top, replication.as_ref(), &source);
-        check_admin_port(&mut top, &admin_listen, &[("listen", source.listen()), ("metrics.listen", metrics_listen)]);
+        let listeners = [
+            ("listen", source.listen()),
+            ("admin.listen", admin_listen.tcp.as_ref().map(|(address, _)| *address)),
+            ("fleet.listen", replication.as_ref().map(|replication| replication.listen)),
+        ];
+        // The key with a default comes first, so that of two keys the other one is reported.
+        check_listeners(&mut top, &[&[("metrics.listen", metrics_listen)], &listeners[..]].concat());
         top.finish();
 
         links.sort_by_key(|link| link.settings.link);

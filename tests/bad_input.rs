@@ -158,7 +158,7 @@ fn a_mistake_in_the_file_is_reported_with_file_line_and_key_and_exit_code_2() {
         (
             "manifests: manifests",
             "defaults: {mode: teleport}\nmanifests: manifests",
-            &["sluice.yaml:16:", "`defaults.mode`", "nat or dnat or dsr or ipip or gue"],
+            &["sluice.yaml:16:", "`defaults.mode`", "nat, dnat, dsr, ipip or gue"],
         ),
         ("net_null1,no-rx=1", "eth1", &["sluice.yaml:8:", "`ports[1].device`", "eth1"]),
     ];
@@ -293,6 +293,24 @@ fn a_missing_or_broken_kubeconfig_is_reported_with_exit_code_2() {
     kubernetes(None);
     kubernetes(Some("clusters: [oops"));
     kubernetes(Some("apiVersion: v1\nkind: Config\n"));
+}
+
+#[test]
+fn unreadable_certificates_of_the_controller_are_reported_with_exit_code_2() {
+    let tcp = "listen: ['unix:config.sock', '127.0.0.1:9']\ntls: {ca: ca.pem, cert: cert.pem, key: key.pem}";
+    ConfigDir::with("listen: unix:config.sock", tcp).assert_refused(2, &["tls: ", "ca.pem"]);
+}
+
+#[test]
+fn a_replay_of_a_capture_that_does_not_exist_ends_with_exit_code_2() {
+    let config_dir = ConfigDir::of(GOOD);
+    let (manifests, out) = (config_dir.path("manifests"), config_dir.path("out"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+    command.args(["replay", "--in", "uplink=/nonexistent.pcap"]).arg("--config").arg(&config_dir.config);
+    let output = command.arg("--manifests").arg(manifests).arg("--out").arg(out).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("sluiced: cannot open /nonexistent.pcap"), "{text}");
 }
 
 fn kubeconfig(server: &str) -> String {

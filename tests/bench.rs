@@ -182,7 +182,7 @@ fn contradictions_are_refused() {
         "--listing --flood",
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).arg("bench").args(args.split(' ')).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{args}");
+        assert_eq!(output.status.code(), Some(2), "{args}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("--"), "{args}");
     }
 }

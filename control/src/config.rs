@@ -23,5 +23,5 @@ pub use logging::{LogFormat, LogLevel, Logs};
 pub use objects::scalar;
 pub use pools::LocatedRange;
 pub use problem::{Invalid, Located, Location, Problem};
-pub use section::{Field, Reader, Section};
+pub use section::{Field, Reader, Section, alternatives};
 pub use selector::is_label_value;

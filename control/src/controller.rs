@@ -82,6 +82,14 @@ pub enum ControllerError {
     Task(#[from] tokio::task::JoinError),
 }
 
+impl ControllerError {
+    /// Whether what the configuration names is unusable (exit code 2): the kubeconfig, or the certificates of `tls`.
+    #[must_use]
+    pub const fn is_configuration(&self) -> bool {
+        matches!(self, Self::Kubernetes(_) | Self::Certificates(_))
+    }
+}
+
 /// A running controller.
 #[derive(Debug)]
 pub struct Running {

@@ -45,6 +45,45 @@ fn wrong_usage_ends_with_exit_code_2() {
     assert_eq!(sluice_controller(&["check", "--config", "/nonexistent"]).status.code(), Some(2));
 }
 
+#[test]
+fn the_definitions_are_printed_with_and_without_a_configuration() {
+    let all = [&["crds"][..], &["crds", "--config", "/nonexistent"]].map(sluice_controller);
+    for output in &all {
+        assert!(output.status.success() && text(&output.stdout).contains("CustomResourceDefinition"));
+    }
+    assert_eq!(all[0].stdout, all[1].stdout);
+}
+
+#[test]
+fn a_full_or_closed_standard_output_is_reported_with_exit_code_1() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for arguments in [&["crds"][..], &["check", "--config", file.path().to_str().unwrap()]] {
+        let (_, closed) = std::io::pipe().unwrap();
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        for stdout in [std::process::Stdio::from(full), closed.into()] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
+            let child = command.args(arguments).stdout(stdout).stderr(std::process::Stdio::piped()).spawn().unwrap();
+            let output = child.wait_with_output().unwrap();
+            let error = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(error.starts_with("sluice-controller: cannot write the output: "), "{error}");
+        }
+    }
+}
+
+#[test]
+fn unreadable_certificates_are_reported_with_exit_code_2() {
+    let manifests = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("controller.yaml");
+    let lines = "listen: ['unix:config.sock', '127.0.0.1:9']\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: status\n\
+                 tls: {ca: ca.pem, cert: cert.pem, key: key.pem}\n";
+    std::fs::write(&config, format!("{lines}manifests: {}\n", manifests.path().display())).unwrap();
+    let output = sluice_controller(&["run", "--config", config.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("ca.pem"), "{}", text(&output.stderr));
+}
+
 /// A configuration with a source: a kubeconfig that does not exist, or a directory of manifests.
 fn run(source: &str) -> (tempfile::TempDir, std::process::Child) {
     run_with(source, &[])
@@ -134,6 +173,23 @@ fn a_missing_kubeconfig_is_reported_with_exit_code_2() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("/nonexistent/kubeconfig"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_command_that_finds_no_api_server_names_it_and_asks_to_be_repeated() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("controller.yaml");
+    let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n\
+                      clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: u, user: {token: t}}]\n";
+    std::fs::write(directory.path().join("kubeconfig"), kubeconfig).unwrap();
+    std::fs::write(&config, "kubernetes: {kubeconfig: kubeconfig}\n").unwrap();
+    for command in ["release", "uninstall"] {
+        let output = sluice_controller(&[command, "--dry-run", "--config", config.to_str().unwrap()]);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.starts_with("sluice-controller: cannot list namespaces at http://127.0.0.1:1/: "), "{error}");
+        assert!(error.ends_with("check its address in the kubeconfig, and that it runs; then repeat the command\n"), "{error}");
+    }
 }
 
 #[test]

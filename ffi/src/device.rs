@@ -293,7 +293,8 @@ impl FromStr for Device {
             return Err(bad("there is a space in it"));
         }
         if !name.starts_with("net_") {
-            let address = parse_pci(name).ok_or_else(|| bad("it has not the form dddd:bb:dd.f and does not begin with net_"))?;
+            let address =
+                parse_pci(name).ok_or_else(|| bad("it does not have the form dddd:bb:dd.f and does not begin with net_"))?;
             return Ok(Self::Pci { address, arguments });
         }
         let is_legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
@@ -417,7 +418,8 @@ mod tests {
 
     #[test]
     fn what_is_no_device_is_refused_with_the_reason() {
-        let (space, form, name) = ("there is a space in it", "has not the form dddd:bb:dd.f", "lowercase letters, digits and _");
+        let (space, form, name) =
+            ("there is a space in it", "does not have the form dddd:bb:dd.f", "lowercase letters, digits and _");
         let too_long = format!("net_{}", "a".repeat(60));
         let rows = [
             ("", form),

@@ -64,7 +64,7 @@ macro_rules! named {
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 Self::ALL.iter().copied().find(|v| v.as_str() == text).ok_or_else(|| {
                     let allowed: Vec<_> = Self::ALL.iter().map(|v| v.as_str()).collect();
-                    format!("{text:?} is none of {}", allowed.join(", "))
+                    format!("found {text:?}, expected one of {}", allowed.join(", "))
                 })
             }
         }

@@ -86,6 +86,7 @@ fn message(gateway: &str, packet: &ExplainedPacket, explained: &Explanation, sna
         next_hop_mac: leaves.map_or_else(String::new, |leaves| leaves.mac.to_string()),
         out: leaves.map_or_else(String::new, |leaves| link(leaves.link, snapshot)),
         gateway: gateway.to_owned(),
+        reset: matches!(explained.outcome, Outcome::Reset(_)),
     }
 }
 
@@ -98,8 +99,7 @@ fn verdict(outcome: Outcome, snapshot: &Snapshot) -> (&'static str, String) {
         Outcome::RefusedByReset => ("reply", "reset".to_owned()),
         Outcome::RefusedByIcmp => ("reply", "port_unreachable".to_owned()),
         Outcome::OtherIcmp => ("reply", "icmp".to_owned()),
-        Outcome::Reset(reason) => ("drop", format!("{} (its source gets a reset)", reason.as_str())),
-        Outcome::Drop(reason) => ("drop", reason.as_str().to_owned()),
+        Outcome::Reset(reason) | Outcome::Drop(reason) => ("drop", reason.as_str().to_owned()),
     }
 }
 
@@ -186,6 +186,8 @@ fn rewrite(leaves: &Leaves) -> v1::ExplainedRewrite {
 
 #[cfg(test)]
 mod tests {
+    use dataplane::DropReason;
+
     use super::*;
 
     fn view(draining: bool, healthy: bool, weight: u16) -> BackendView {
@@ -204,6 +206,14 @@ mod tests {
         ];
         for ((draining, healthy, weight), expected) in rows {
             assert_eq!(why_not(&view(draining, healthy, weight)), expected);
+        }
+    }
+
+    #[test]
+    fn the_reason_of_a_drop_is_its_name_alone() {
+        let snapshot = crate::agent::inquiries::tests::without_workers().snapshot();
+        for outcome in [Outcome::Reset(DropReason::NoFlow), Outcome::Drop(DropReason::NoFlow)] {
+            assert_eq!(verdict(outcome, &snapshot), ("drop", "no_flow".to_owned()));
         }
     }
 

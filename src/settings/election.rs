@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use control::config::Section;
 use control::config::scalar::DurationText;
+use control::config::{Section, alternatives};
 use proto::limits::VIP_GROUPS_MAX;
 use serde::Serialize;
 
@@ -115,7 +115,7 @@ fn daemon_sockets(section: &mut Section<'_>) -> DaemonSockets {
 fn election(section: &mut Section<'_>, ports: &[LocatedPort]) -> Election {
     let elector = section.one_of("election", &[Elector::None, Elector::Keepalived], Elector::default());
     let groups = section.number("groups", 1..=VIP_GROUPS_MAX, GROUPS);
-    let names = || ports.iter().map(|port| port.settings.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = || alternatives(&ports.iter().map(|port| port.settings.name.as_str()).collect::<Vec<_>>());
     let position = |text: &str| ports.iter().position(|port| port.settings.name == text);
     let port = section.parse("port", format!("the name of a port: {}", names()), position).unwrap_or(0);
     let first_vrid = section.number("firstVrid", 1..=u8::MAX, FIRST_VRID);

@@ -113,8 +113,9 @@ fn snat_addresses_suffice(section: &Section<'_>, election: &Election, snat: &[Lo
     for (family, is_v4) in [("IPv4", true), ("IPv6", false)] {
         let count = snat.iter().filter(|located| located.value.is_ipv4() == is_v4).count();
         if count > 0 && count < usize::from(election.groups) {
+            let addresses = if count == 1 { "address" } else { "addresses" };
             let message = format!(
-                "needs an address of `snat.addresses` for each group of VIPs: found {count} {family} addresses for {} groups; set \
+                "needs an address of `snat.addresses` for each group of VIPs: found {count} {family} {addresses} for {} groups; set \
                  `announce: {{groups: {count}}}`, or give more, the same on all gateways",
                 election.groups
             );
@@ -263,7 +264,27 @@ mod tests {
         let error = lab.read_with(listen, election, "[10.0.0.3, 10.0.0.4]").unwrap_err();
         assert!(error.contains("found 2 IPv4 addresses for 16 groups; set `announce: {groups: 2}`"), "{error}");
         let error = lab.read_with(listen, "announce: {election: keepalived, groups: 2}", "[10.0.0.3, 10.0.0.4, 'fd00::3']");
-        assert!(error.unwrap_err().contains("found 1 IPv6 addresses for 2 groups"));
+        assert!(error.unwrap_err().contains("found 1 IPv6 address for 2 groups"));
+    }
+
+    #[test]
+    fn the_key_may_come_from_a_controller_that_the_file_or_a_flag_names() {
+        let lab = Lab::new(&key(), 0o600);
+        let fleet = "listen: 192.0.2.2:9437, partners: [\"192.0.2.3:9437\"]";
+        let file = lab.0.path().join("sluice.yaml");
+        assert!(lab.read(fleet).unwrap_err().contains("`fleet.key`: missing"));
+        let text = std::fs::read_to_string(&file).unwrap();
+        let read = |source: &str, choice| {
+            std::fs::write(&file, text.replace("manifests: m\n", source)).unwrap();
+            Settings::read(&file, &choice).map_err(|invalid| invalid.to_string())
+        };
+        // As `replay` and `doctor` read it.
+        let replay = || SourceChoice::Replay("/".into());
+        for choice in [SourceChoice::File, replay()] {
+            read("controller: {urls: ['unix:/c.sock']}\n", choice).unwrap();
+        }
+        read("", replay()).unwrap();
+        assert!(read("manifests: m\n", replay()).unwrap_err().contains("`fleet.key`: missing"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use control::config::{Field, Location, Section, scalar};
+use control::config::{Field, Location, Section, alternatives, scalar};
 use dataplane::{Mac, PortIndex};
 use dpdk_sys::{BadDevice, Device};
 use ipnet::IpNet;
@@ -171,7 +171,7 @@ pub(super) fn mac(text: &str) -> Option<Mac> {
 /// Reads key `port`.
 pub(super) fn port_index(section: &mut Section<'_>, ports: &[LocatedPort]) -> Option<PortIndex> {
     let names: Vec<_> = ports.iter().map(|port| port.settings.name.as_str()).collect();
-    let expected = format!("the name of a port: {}", names.join(" or "));
+    let expected = format!("the name of a port: {}", alternatives(&names));
     let index = section.parse_required("port", expected, |text| names.iter().position(|name| *name == text))?;
     u8::try_from(index).ok().map(PortIndex)
 }

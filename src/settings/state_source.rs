@@ -38,14 +38,23 @@ pub enum StateSource {
 /// The source as read.
 pub(super) enum SourceKeys {
     Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
+    /// The file names no source for a controller in this process, and `replay` only plans like one.
+    Planned(Box<ControllerKeys>, Source),
     Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
+}
+
+/// Key `controller` as read.
+struct RemoteKeys {
+    urls: Option<Located<Vec<ControllerUrl>>>,
+    tls: Option<CertificateFiles>,
+    tls_location: Location,
 }
 
 impl SourceKeys {
     /// Ranges of the pools; none if they are in the file of another controller.
     pub(super) fn ranges(&self) -> &[LocatedRange] {
         match self {
-            Self::Embedded(keys, ..) => &keys.ranges,
+            Self::Embedded(keys, ..) | Self::Planned(keys, _) => &keys.ranges,
             Self::Remote(..) => &[],
         }
     }
@@ -54,17 +63,19 @@ impl SourceKeys {
     pub(super) fn listen(&self) -> Option<SocketAddr> {
         match self {
             Self::Embedded(keys, ..) => keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address),
-            Self::Remote(..) => None,
+            Self::Planned(..) | Self::Remote(..) => None,
         }
     }
 
     /// The source of a gateway with this `state_dir` and these `reserved` addresses.
     pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path) -> StateSource {
+        let embedded = |keys: ControllerKeys, source, tls| {
+            let lock_dir = Some(state_dir.to_owned());
+            StateSource::Embedded(Box::new(ControllerSettings { source, reserved, lock_dir, ..keys.settings }), tls)
+        };
         match self {
-            Self::Embedded(keys, source, tls) => {
-                let lock_dir = Some(state_dir.to_owned());
-                StateSource::Embedded(Box::new(ControllerSettings { source, reserved, lock_dir, ..keys.settings }), tls)
-            }
+            Self::Embedded(keys, source, tls) => embedded(*keys, source, tls),
+            Self::Planned(keys, source) => embedded(*keys, source, None),
             Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
     }
@@ -72,7 +83,7 @@ impl SourceKeys {
 
 /// Reads key `controller` and, if the controller is embedded, its keys.
 pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &Path) -> SourceKeys {
-    let (urls, tls) = take_controller(top);
+    let RemoteKeys { urls, tls, tls_location } = take_controller(top);
     if matches!(choice, SourceChoice::Controller(_)) || (*choice == SourceChoice::File && urls.is_some()) {
         refuse_controller_keys(top);
         let urls = match choice {
@@ -80,55 +91,67 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
             _ => urls.map(|urls| urls.value).unwrap_or_default(),
         };
         if let (Some(url), None) = (urls.iter().find(|url| matches!(url, ControllerUrl::Https { .. })), &tls) {
-            top.problem_of("controller.tls", format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
+            top.reader.problem(&tls_location, format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
         }
         return SourceKeys::Remote(urls, tls);
     }
     let keys = ControllerKeys::take(top);
-    if keys.settings.listen.unix.is_none() {
-        top.problem_of("listen", "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
-    }
-    if keys.settings.listen.unix.as_deref() == Some(admin_listen) {
-        top.problem_of(
-            "listen",
-            format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display()),
-        );
+    if urls.is_none() {
+        check_socket(top, &keys, admin_listen);
     }
     if let Some(listen) = &keys.health_listen {
         let message = format!("found {}, which only sluice-controller serves in this version; leave it out", listen.value);
         top.reader.problem(&listen.location, message);
     }
     let source = choose(top, choice, &keys, urls.as_ref());
+    let has_own_source = urls.is_none() && (keys.manifests.is_some() || keys.kubeconfig.is_some());
+    if matches!(choice, SourceChoice::Replay(_)) && !has_own_source {
+        return SourceKeys::Planned(Box::new(keys), source);
+    }
     SourceKeys::Embedded(Box::new(keys), source, tls)
 }
 
-fn take_controller(top: &mut Section<'_>) -> (Option<Located<Vec<ControllerUrl>>>, Option<CertificateFiles>) {
+/// The embedded controller serves this gateway on a unix socket of its own.
+fn check_socket(top: &Section<'_>, keys: &ControllerKeys, admin_listen: &Path) {
+    let listen = keys.settings.listen.unix.as_deref();
+    if listen.is_none() {
+        top.problem_of("listen", "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
+    }
+    if listen == Some(admin_listen) {
+        let message = format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display());
+        top.problem_of("listen", message);
+    }
+}
+
+fn take_controller(top: &mut Section<'_>) -> RemoteKeys {
     let base = top.reader.base();
     let mut section = top.section("controller");
     let mut files = section.section("tls");
     let tls = take_files(&mut files);
     files.finish();
     let field = section.field("urls").filter(|field| !field.is_empty());
+    let tls_location = Location { line: section.location.line, key: "controller.tls".to_owned() };
     section.finish();
     let urls = field.map(|field| {
         let items = field.items("URLs");
         let value = items.iter().filter_map(|item| take_url(item, &base)).collect();
         Located { location: field.location, value }
     });
-    (urls, tls)
+    RemoteKeys { urls, tls, tls_location }
 }
 
 /// Refuses the keys of a controller in a file that names a remote controller: they belong in that controller's file.
 fn refuse_controller_keys(top: &mut Section<'_>) {
     for key in KEYS {
-        match (key, top.field(key)) {
-            (_, None) => {}
-            ("manifests" | "kubernetes", Some(field)) => {
-                field.problem("found a second source beside `controller`; keep one of the two")
-            }
-            (_, Some(field)) => {
-                field.problem("belongs in the controller's own file, since `controller` is the source; move it there")
-            }
+        let Some(field) = top.field(key) else { continue };
+        let second = match key {
+            "manifests" => Some(field.clone()),
+            "kubernetes" if field.is_mapping() => field.section().field("kubeconfig").filter(|file| !file.is_empty()),
+            _ => None,
+        };
+        match second {
+            Some(source) => source.problem("found a second source beside `controller`; keep one of the two"),
+            None => field.problem("belongs in the controller's own file, since `controller` is the source; move it there"),
         }
     }
 }
@@ -165,6 +188,9 @@ fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls:
 fn missing(top: &Section<'_>) -> Source {
     let location = Location { line: 0, key: String::new() };
     let expected = "one of the keys `manifests`, `kubernetes.kubeconfig`, `controller.urls` or of the flags --manifests, --kubeconfig, --controller";
-    top.reader.problem(&location, format!("found no source of Services, expected {expected}"));
+    // A source with a mistake is none yet, and its own message says enough.
+    if !top.reader.has_problem_with(&["manifests", "kubernetes", "kubernetes.kubeconfig", "controller", "controller.urls"]) {
+        top.reader.problem(&location, format!("found no source of Services, expected {expected}"));
+    }
     Source::Kubernetes { kubeconfig: None, namespace: None }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use std::collections::BTreeSet;
 
+use control::config::controller::{GATEWAY_KEYS, KEYS};
 use control::config::settings::Source;
 use control::config::url::ControllerUrl;
 use control::config::yaml_tree::Value;
@@ -234,6 +235,8 @@ fn check_prints_every_key_that_is_read() {
     let read_beside = |text: &str| read(text).unwrap_err().split_once("known here are ").unwrap().1.replace(", ", "\n");
     let known = read_beside(&format!("{effective}zzz: 1\n"));
     assert_eq!(known.lines().collect::<BTreeSet<_>>(), keys_of(&tree));
+    let listed: BTreeSet<_> = KEYS.into_iter().chain(GATEWAY_KEYS).chain(["logs", "admin", "metrics"]).collect();
+    assert_eq!(listed, keys_of(&tree), "what belongs in which file");
     let sections = [
         "workers",
         "memory",
@@ -269,7 +272,7 @@ fn a_socket_of_a_routing_daemon_names_the_daemon() {
     assert_eq!(settings.daemon_sockets, DaemonSockets { daemon: RoutingDaemon::Frr, socket: Some("/etc/run".into()) });
     assert_eq!(read(&settings.effective()).unwrap(), settings);
     let rows = [
-        ("daemon: gobgp", "/etc/f.yaml:11: key `announce.daemon`: found `gobgp`, expected auto or none or bird or frr"),
+        ("daemon: gobgp", "/etc/f.yaml:11: key `announce.daemon`: found `gobgp`, expected auto, none, bird or frr"),
         (
             "daemonSocket: /run/bird.ctl",
             "/etc/f.yaml:11: key `announce.daemonSocket`: found /run/bird.ctl; say whose it is by `daemon: bird` or `daemon: frr`",
@@ -291,6 +294,66 @@ fn exactly_one_source_is_named() {
     let error = read(&remote).unwrap_err();
     assert!(error.contains("key `manifests`: found a second source beside `controller`"), "{error}");
     assert!(error.contains("key `pools`: belongs in the controller's own file"), "{error}");
+    let remote = remote.replace("manifests: /m", "kubernetes: {namespace: a}");
+    let error = read(&remote).unwrap_err();
+    assert!(error.contains("key `kubernetes`: belongs in the controller's own file"), "{error}");
+    let error = read(&remote.replace("{namespace: a}", "{kubeconfig: k}")).unwrap_err();
+    assert!(error.contains("key `kubernetes.kubeconfig`: found a second source beside `controller`"), "{error}");
+}
+
+#[test]
+fn a_source_with_a_mistake_is_not_called_missing() {
+    let none = BASE.replace("manifests: /m\n", "");
+    let mistakes = [
+        "manifests: [m]",
+        "manifests: ''",
+        "kubernetes: {kubeconfig: [k]}",
+        "kubernetes: {kubconfig: k}",
+        "controller: {url: 'unix:/c'}",
+    ];
+    for line in mistakes {
+        let error = read(&format!("{none}{line}\n")).unwrap_err();
+        assert_eq!(error.lines().count(), 1, "{line}: {error}");
+    }
+    assert!(read(&format!("{none}kubernetes: {{namespace: a}}\n")).unwrap_err().contains("found no source of Services"));
+}
+
+#[test]
+fn missing_certificates_of_a_remote_controller_are_reported_where_it_is_named() {
+    let remote = BASE.replace("manifests: /m", "controller:\n  urls: ['https://c.example:9440']");
+    let line = 1 + remote.lines().position(|line| line == "controller:").unwrap();
+    let error = read(&remote).unwrap_err();
+    assert!(error.starts_with(&format!("/etc/f.yaml:{line}: key `controller.tls`: missing")), "{error}");
+}
+
+#[test]
+fn keys_of_one_port_exclude_each_other() {
+    let admin = "admin: {listen: ['unix:/a.sock', '127.0.0.1:9435'], tls: {ca: a, cert: b, key: c}}";
+    let listen = |address: &str| format!("listen: ['unix:/c.sock', '{address}']\ntls: {{ca: a, cert: b, key: c}}");
+    let rows = [
+        (admin.to_owned(), "key `admin.listen`: found 127.0.0.1:9435, the port of `metrics.listen` (127.0.0.1:9435)"),
+        (listen("0.0.0.0:9435"), "key `listen`: found 0.0.0.0:9435, the port of `metrics.listen` (127.0.0.1:9435)"),
+        (
+            format!("{}\nmetrics: {{listen: '[::]:9436'}}", listen("192.0.2.2:9436")),
+            "key `listen`: found 192.0.2.2:9436, the port of `metrics.listen` ([::]:9436); give each a port of its own",
+        ),
+        (
+            format!("{}\n{admin}\nmetrics: {{listen: ''}}", listen("[::]:9435")),
+            "key `admin.listen`: found 127.0.0.1:9435, the port of `listen` ([::]:9435)",
+        ),
+        (
+            "announce: {election: keepalived, groups: 1}\nfleet: {listen: '10.0.0.2:9437'}\nmetrics: {listen: '0.0.0.0:9437'}"
+                .to_owned(),
+            "key `fleet.listen`: found 10.0.0.2:9437, the port of `metrics.listen` (0.0.0.0:9437)",
+        ),
+    ];
+    for (lines, expected) in rows {
+        let error = read(&format!("{BASE}{lines}\n")).unwrap_err();
+        assert!(error.contains(expected) && error.lines().count() == 1, "{lines}: {error}");
+    }
+    for apart in [listen("192.0.2.2:9435"), listen("[::1]:9435"), listen("127.0.0.1:9436")] {
+        read(&format!("{BASE}{apart}\n")).unwrap();
+    }
 }
 
 #[test]

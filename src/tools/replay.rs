@@ -530,6 +530,19 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
     }
 
     #[test]
+    fn a_capture_that_is_none_is_wrong_usage() {
+        let mut bench = Bench::new();
+        for text in [None, Some("no capture")] {
+            bench.input("uplink", &[]);
+            let file = bench.inputs[0].file.clone();
+            text.map_or_else(|| fs::remove_file(&file), |text| fs::write(&file, text)).unwrap();
+            let error = bench.run("out").unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(&file.display().to_string()), "{error}");
+            bench.inputs.clear();
+        }
+    }
+
+    #[test]
     fn a_port_that_is_not_configured_is_named() {
         let mut bench = Bench::new();
         bench.input("upling", &[]);

@@ -14,21 +14,26 @@ use crate::client::ServerUrl;
 use crate::convert::Product;
 use crate::routing::RoutingDaemon;
 
+/// Heading of the options that say which server is asked, and how; they are options of every command.
+const CONNECTION: &str = "Connection";
+/// Names of protocols.
+const PROTOCOLS: [&str; 3] = ["tcp", "udp", "sctp"];
+
 /// Query a sluice gateway, or all gateways of a controller, and drain backends, nodes and gateways.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluicectl", version)]
 pub struct Arguments {
     /// The admin API of a gateway or a controller: unix:PATH, or https://HOST:PORT, which needs --ca, --cert and --key.
-    #[arg(long, global = true, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
+    #[arg(long, global = true, help_heading = CONNECTION, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
     pub server: ServerUrl,
     /// PEM file of the authority of the server's certificate, for https.
-    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA")]
+    #[arg(long, global = true, help_heading = CONNECTION, value_name = "FILE", env = "SLUICE_CA")]
     pub ca: Option<PathBuf>,
     /// PEM file of your certificate, for https.
-    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CERT")]
+    #[arg(long, global = true, help_heading = CONNECTION, value_name = "FILE", env = "SLUICE_CERT")]
     pub cert: Option<PathBuf>,
     /// PEM file of its private key, which others must not be able to read, for https.
-    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_KEY")]
+    #[arg(long, global = true, help_heading = CONNECTION, value_name = "FILE", env = "SLUICE_KEY")]
     pub key: Option<PathBuf>,
     /// The command.
     #[command(subcommand)]
@@ -92,6 +97,7 @@ pub enum Command {
         /// The Service: NAMESPACE/NAME, or an unambiguous name.
         service: String,
         /// The backend: ADDRESS:PORT.
+        #[arg(value_parser = socket_address)]
         backend: SocketAddr,
         /// 0 to 65535, or `auto` to remove the override.
         #[arg(value_name = "N", allow_hyphen_values = true)]
@@ -145,9 +151,9 @@ pub struct FlowsArguments {
     /// Of this client: ADDRESS, ADDRESS:PORT or a network.
     #[arg(long, value_name = "CLIENT", default_value = "", hide_default_value = true)]
     pub client: String,
-    /// Of this protocol: tcp, udp or sctp.
-    #[arg(long, value_name = "PROTOCOL", default_value = "", hide_default_value = true)]
-    pub protocol: String,
+    /// Of this protocol.
+    #[arg(long, value_name = "PROTOCOL", value_parser = PROTOCOLS, ignore_case = true)]
+    pub protocol: Option<String>,
     /// In this state, as the list shows it.
     #[arg(long, value_name = "STATE", default_value = "", hide_default_value = true)]
     pub state: String,
@@ -184,13 +190,13 @@ impl FromStr for Delay {
 #[derive(Clone, Debug, Args)]
 pub struct ExplainArguments {
     /// Its protocol.
-    #[arg(value_name = "tcp|udp|sctp")]
+    #[arg(value_parser = PROTOCOLS, ignore_case = true)]
     pub protocol: String,
     /// Its source, for example 198.51.100.7:5555; an IPv6 address stands in brackets.
-    #[arg(value_name = "ADDRESS:PORT")]
+    #[arg(value_parser = socket_address)]
     pub source: SocketAddr,
     /// Its destination, for example 192.0.2.100:80.
-    #[arg(value_name = "ADDRESS:PORT")]
+    #[arg(value_parser = socket_address)]
     pub destination: SocketAddr,
     /// Whether it opens a connection (first) or comes later. Default: later if the gateway has its flow, otherwise first.
     #[arg(long, value_name = "first|later", value_parser = ["first", "later"])]
@@ -316,6 +322,10 @@ impl FromStr for ChosenWeight {
     }
 }
 
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "expected ADDRESS:PORT, such as 192.0.2.100:80 or [2001:db8::1]:80".to_owned())
+}
+
 /// Writes the man page of the program to `out`, or one for each command to a directory.
 pub(super) fn write_man(directory: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
     match directory {
@@ -329,4 +339,40 @@ pub(super) fn write_completion(shell: Shell, out: &mut impl Write) -> io::Result
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "sluicectl", &mut script);
     out.write_all(&script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(words: &str) -> String {
+        let error = Arguments::try_parse_from(["sluicectl"].into_iter().chain(words.split(' '))).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{words}");
+        error.to_string()
+    }
+
+    #[test]
+    fn the_packet_of_explain_says_what_is_expected() {
+        let expected = "expected ADDRESS:PORT, such as 192.0.2.100:80 or [2001:db8::1]:80";
+        for words in ["explain tcp here 192.0.2.100:80", "explain tcp 198.51.100.7:1 192.0.2.100", "weight web 10.0.0.1 5"] {
+            assert!(refusal(words).contains(expected), "{words}");
+        }
+        for words in ["explain icmp 198.51.100.7:1 192.0.2.100:80", "flows --protocol icmp"] {
+            assert!(refusal(words).contains("[possible values: tcp, udp, sctp]"), "{words}");
+        }
+        assert!(refusal("explain").contains("<PROTOCOL> <SOURCE> <DESTINATION>"));
+        Arguments::try_parse_from(["sluicectl", "explain", "TCP", "198.51.100.7:1", "[2001:db8::1]:80"]).unwrap();
+    }
+
+    #[test]
+    fn the_options_of_the_connection_stand_apart_in_the_help() {
+        let mut command = Arguments::command();
+        command.build();
+        let help = command.find_subcommand_mut("flows").unwrap().render_help().to_string();
+        let (own, connection) = help.split_once("Connection:").unwrap();
+        for option in ["--server", "--ca", "--cert", "--key"] {
+            assert!(connection.contains(option) && !own.contains(option), "{help}");
+        }
+        assert!(own.contains("--limit"), "{help}");
+    }
 }

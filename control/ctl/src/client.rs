@@ -97,8 +97,10 @@ impl ClientError {
             (_, Some(_)) if answered => Self::Gone { server },
             (_, Some(cause)) => Self::Foreign { server, detail: chain(cause) },
             (Code::Unimplemented, None) => Self::Foreign { server, detail: "it does not support the request".to_owned() },
-            (code, None) if status.message().is_empty() => Self::Answer { server, message: code.description().to_owned() },
-            (_, None) => Self::Answer { server, message: status.message().to_owned() },
+            (code, None) => {
+                let message = if status.message().is_empty() { code.description() } else { status.message() };
+                Self::Answer { server, code, message: message.to_owned() }
+            }
         }
     }
 }

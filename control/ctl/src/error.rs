@@ -8,19 +8,19 @@ use crate::convert::ConvertError;
 use crate::filter::InvalidFilter;
 use crate::routing::RoutingError;
 
-/// Why a command failed; exit code 1 unless stated otherwise.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
     /// The request failed.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The input of a conversion is invalid: exit code 2.
+    /// The input of a conversion is invalid.
     #[error(transparent)]
     Convert(#[from] ConvertError),
-    /// A configuration of a routing daemon cannot be written for this gateway: exit code 2.
+    /// A configuration of a routing daemon cannot be written for this gateway.
     #[error(transparent)]
     Routing(#[from] RoutingError),
-    /// The filter of a capture is invalid: exit code 2.
+    /// The filter of a capture is invalid.
     #[error(transparent)]
     Filter(#[from] InvalidFilter),
     /// A capture would be printed.
@@ -33,6 +33,14 @@ pub enum CtlError {
     Written {
         /// The file.
         file: PathBuf,
+        /// The reason.
+        error: io::Error,
+    },
+    /// The man pages cannot be written to a directory.
+    #[error("cannot write the man pages to {}: {error}; create the directory", directory.display())]
+    ManPages {
+        /// The directory.
+        directory: PathBuf,
         /// The reason.
         error: io::Error,
     },
@@ -53,4 +61,40 @@ pub enum CtlError {
     /// The answer could not be written in this format.
     #[error("cannot write the answer: {0}")]
     Format(String),
+}
+
+impl CtlError {
+    /// 2 for bad usage or input, 1 for a command that failed.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Convert(_) | Self::Routing(_) | Self::Filter(_) | Self::Input(..) => 2,
+            Self::Client(error) if error.is_usage() => 2,
+            _ => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn wrong_options_and_values_end_with_2_and_failures_with_1() {
+        let answer = |code| ClientError::Answer { server: "a".to_owned(), code, message: "b".to_owned() };
+        let rows = [
+            (ClientError::NoCertificates, 2),
+            (ClientError::Certificates("ca.pem: no such file".to_owned()), 2),
+            (answer(Code::InvalidArgument), 2),
+            (answer(Code::NotFound), 1),
+            (answer(Code::Unavailable), 1),
+            (ClientError::Missing("/a.sock".into()), 1),
+        ];
+        for (error, code) in rows {
+            let error = CtlError::from(error);
+            assert_eq!(error.exit_code(), code, "{error}");
+        }
+    }
 }

@@ -76,18 +76,19 @@ pub(super) fn text(explanation: &v1::Explanation) -> String {
         lines.push(("leaves", format!("by {} to next hop {hop}", explanation.out)));
     }
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let reset = if explanation.reset { " (its source gets a reset)" } else { "" };
     let effect = match flow_effect.as_str() {
         "none" => String::new(),
         effect => format!("; it {effect} {}", if effect == "begins" { "a flow" } else { "the flow" }),
     };
-    lines.push(("verdict", format!("{verdict}{because}{effect}")));
+    lines.push(("verdict", format!("{verdict}{because}{reset}{effect}")));
     lines.iter().map(|(name, text)| line(name, text)).collect()
 }
 
 fn flow(flow: &v1::FlowStatus) -> String {
-    let v1::FlowStatus { client, frontend, backend, state, mode, age_s, idle_s, snat, .. } = flow;
+    let v1::FlowStatus { protocol, client, frontend, backend, state, mode, age_s, idle_s, snat, .. } = flow;
     let snat = if snat.is_empty() { String::new() } else { format!(" from {snat}") };
-    format!("{client} -> {frontend} -> {backend}{snat}, {mode}, {state}, age {age_s}s, idle {idle_s}s")
+    format!("{protocol} {client} -> {frontend} -> {backend}{snat}, {mode}, {state}, age {age_s}s, idle {idle_s}s")
 }
 
 fn of_frontend(frontend: &v1::ExplainedFrontend) -> Vec<(&'static str, String)> {
@@ -137,4 +138,37 @@ fn of_rewrite(rewrite: &v1::ExplainedRewrite) -> String {
         if tunnel_source.is_empty() { String::new() } else { format!(", inside {tunnel_source} -> {tunnel_destination}") };
     let early = if *snat_port_early { " (ports are scarce: this one has not rested)" } else { "" };
     format!("{source} -> {destination}{tunnel}{early}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_has_its_protocol_and_a_reset_stands_beside_the_reason() {
+        let text_of = |text: &str| text.to_owned();
+        let flow = v1::FlowStatus {
+            protocol: text_of("tcp"),
+            client: text_of("198.51.100.7:5555"),
+            frontend: text_of("192.0.2.100:80"),
+            backend: text_of("10.0.0.11:8080"),
+            mode: text_of("nat"),
+            state: text_of("established"),
+            ..Default::default()
+        };
+        let explanation = v1::Explanation {
+            verdict: text_of("drop"),
+            reason: text_of("no_flow"),
+            reset: true,
+            flow_effect: text_of("none"),
+            flow: Some(flow),
+            ..Default::default()
+        };
+        let text = text(&explanation);
+        let flow = "flow      tcp 198.51.100.7:5555 -> 192.0.2.100:80 -> 10.0.0.11:8080, nat, established, age 0s, idle 0s\n";
+        assert!(text.contains(flow), "{text}");
+        assert!(text.ends_with("verdict   drop: no_flow (its source gets a reset)\n"), "{text}");
+        let json = serde_json::to_value(&explanation).unwrap();
+        assert_eq!((&json["reason"], &json["reset"]), (&"no_flow".into(), &true.into()));
+    }
 }

@@ -30,7 +30,7 @@ pub(super) async fn list(
             service: arguments.service.clone(),
             backend: arguments.backend.clone(),
             client: arguments.client.clone(),
-            protocol: arguments.protocol.clone(),
+            protocol: arguments.protocol.clone().unwrap_or_default(),
             state: arguments.state.clone(),
             page_size: u32::try_from(limit).unwrap_or(u32::MAX).min(PAGE_ROWS),
             page_token: String::new(),

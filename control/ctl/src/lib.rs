@@ -86,7 +86,10 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Top(arguments) => top::run(server, arguments).await,
         Command::Convert(arguments) => convert_files(arguments, out, notes),
         Command::Completion { shell } => Ok(args::write_completion(*shell, out)?),
-        Command::Man { directory } => Ok(args::write_man(directory.as_deref(), out)?),
+        Command::Man { directory } => args::write_man(directory.as_deref(), out).map_err(|error| match directory.clone() {
+            Some(directory) => CtlError::ManPages { directory, error },
+            None => CtlError::Output(error),
+        }),
         Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
     }
 }

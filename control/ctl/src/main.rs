@@ -20,8 +20,7 @@ async fn main() -> ExitCode {
         Err(CtlError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluicectl: {error}");
-            let is_input = matches!(error, CtlError::Convert(_) | CtlError::Routing(_) | CtlError::Filter(_));
-            ExitCode::from(if is_input { 2 } else { 1 })
+            ExitCode::from(error.exit_code())
         }
     }
 }

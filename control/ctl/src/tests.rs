@@ -479,15 +479,12 @@ async fn the_error_for_a_socket_that_does_not_answer_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     let error = |result: Result<(), CtlError>| result.unwrap_err().to_string();
-    let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("is sluiced running here?"));
+    assert!(error(ctl(&socket, "ports").await.2).contains("is its program (sluiced or sluice-controller) running here?"));
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("no process listens"));
+    assert!(error(ctl(&socket, "ports").await.2).contains("no process listens"));
     std::fs::remove_file(&socket).unwrap();
     std::fs::write(&socket, "").unwrap();
-    let (_, _, result) = ctl(&socket, "ports").await;
-    assert!(error(result).contains("admin.sock"));
+    assert!(error(ctl(&socket, "ports").await.2).contains("admin.sock"));
 }
 
 #[tokio::test]
@@ -502,7 +499,7 @@ async fn a_server_of_another_kind_is_named_as_such() {
     });
     let (_, _, result) = ctl(&text, "ports").await;
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("is no sluice admin API"), "{error}");
+    assert!(error.contains("is not the admin API of sluice"), "{error}");
 
     let other = dir.path().join("grpc.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&other).unwrap());
@@ -510,7 +507,7 @@ async fn a_server_of_another_kind_is_named_as_such() {
     tokio::spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
     let (_, _, result) = ctl(&other, "ports").await;
     let error = result.unwrap_err().to_string();
-    assert!(error.contains("is no sluice admin API"), "{error}");
+    assert!(error.contains("is not the admin API of sluice"), "{error}");
 }
 
 #[tokio::test]
@@ -524,14 +521,16 @@ async fn every_command_has_its_man_page() {
         let page = fs::read_to_string(dir.path().join(format!("sluicectl-{}.1", command.get_name()))).unwrap();
         assert!(page.contains(".SH SYNOPSIS"), "{page}");
     }
+    let error = ctl(Path::new("/a"), "man /nonexistent/man").await.2.unwrap_err().to_string();
+    assert!(error.starts_with("cannot write the man pages to /nonexistent/man: ") && error.ends_with("; create the directory"));
 }
 
 #[tokio::test]
 async fn completion_and_version_need_no_server() {
-    let (out, _, result) = ctl(Path::new("/nonexistent"), "completion bash").await;
-    assert!(result.is_ok() && out.contains("sluicectl"));
-    let (out, _, result) = ctl(Path::new("/nonexistent"), "version").await;
-    assert!(result.is_ok() && out.starts_with("sluicectl "));
+    for (command, begin) in [("completion bash", "_sluicectl()"), ("version", "sluicectl ")] {
+        let (out, _, result) = ctl(Path::new("/nonexistent"), command).await;
+        assert!(result.is_ok() && out.starts_with(begin), "{out}");
+    }
 }
 
 #[test]
@@ -553,8 +552,8 @@ async fn a_reload_prints_the_keys_in_effect_or_the_problems_of_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     serve(&socket, Canned { empty: true, ..Canned::default() });
-    let error = ctl(&socket, "reload").await.2.unwrap_err().to_string();
-    assert!(error.contains("/etc/f.yaml:3: unknown key `snatt`"), "{error}");
+    let error = ctl(&socket, "reload").await.2.unwrap_err();
+    assert!(error.exit_code() == 2 && error.to_string().contains("/etc/f.yaml:3: unknown key `snatt`"), "{error}");
 }
 
 #[tokio::test]
@@ -625,8 +624,8 @@ async fn a_drain_and_a_weight_print_the_new_state_and_unknown_names_list_the_kno
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     serve(&socket, Canned::default());
-    let error = ctl(&socket, "drain edge-9").await.2.unwrap_err().to_string();
-    assert!(error.contains("edge-9 is neither a gateway (edge-1)"), "{error}");
+    let error = ctl(&socket, "drain edge-9").await.2.unwrap_err();
+    assert!(error.exit_code() == 1 && error.to_string().contains("edge-9 is neither a gateway (edge-1)"), "{error}");
     for wrong in ["weight web 10.0.0.1 7", "weight web 10.0.0.1:80 65536", "weight web 10.0.0.1:80 -1", "drain", "undrain"] {
         let words = ["sluicectl"].into_iter().chain(wrong.split(' '));
         assert_eq!(Arguments::try_parse_from(words).unwrap_err().exit_code(), 2, "{wrong}");

@@ -62,8 +62,8 @@ fn wrong_input_exits_with_2_and_prints_no_pool() {
 }
 
 #[test]
-fn a_missing_file_exits_with_1() {
+fn a_missing_file_exits_with_2() {
     let output = convert(&["cilium", "/does/not/exist.yaml"], "");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(texts(&output).1.contains("cannot read /does/not/exist.yaml"));
 }

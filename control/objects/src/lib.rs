@@ -14,6 +14,7 @@ pub mod note;
 pub mod pool;
 pub mod scalar;
 pub mod service;
+pub mod spelling;
 pub mod status;
 
 pub use endpoint_slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};

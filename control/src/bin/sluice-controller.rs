@@ -2,14 +2,17 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage or configuration.
 
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use anyhow::anyhow;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use control::admin::{self, AdminSockets, ControllerAdmin};
 use control::config::command_pages;
-use control::config::controller::ControllerFile;
+use control::config::controller::{CONFIG, ControllerFile};
 use control::config::logging;
 use control::config::settings::Source;
 use control::controller::{self, ControllerError};
@@ -17,7 +20,7 @@ use control::gateways::socket::{self, ListenError};
 use control::healthz::{self, systemd};
 use control::kubernetes;
 use control::metrics::{ControllerMetrics, ControllerPages};
-use control::status::release::{self, Extent};
+use control::status::release::{self, Extent, ReleaseError, RequestError};
 use control::store::checkpoints::CONFIG_MAPS;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -34,20 +37,20 @@ struct Arguments {
 enum Command {
     /// Follow the cluster or the manifests, allocate addresses, serve gateways and write status, until SIGTERM or
     /// SIGINT.
-    Run {
-        /// The configuration.
-        #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
-        config: PathBuf,
-    },
+    Run(ConfigArgs),
     /// Print the definitions of the kinds that sluice adds to a cluster, for `kubectl apply -f -`.
-    Crds,
+    Crds {
+        /// Ignored: the definitions are the same for every configuration.
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
     /// Remove addresses, conditions and the finalizer of sluice from Services. Without `--class` or `--all`: from
     /// Services that the configuration no longer claims, because they have no class or are no longer of type
     /// LoadBalancer.
     Release {
-        /// The configuration.
-        #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
-        config: PathBuf,
+        /// The file to read.
+        #[command(flatten)]
+        config: ConfigArgs,
         /// Also from Services of this class, which was ours.
         #[arg(long, value_name = "CLASS", conflicts_with = "all")]
         class: Option<String>,
@@ -60,9 +63,9 @@ enum Command {
     },
     /// Release every Service of this installation, delete its EdgeGateway objects, and print what remains.
     Uninstall {
-        /// The configuration.
-        #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
-        config: PathBuf,
+        /// The file to read.
+        #[command(flatten)]
+        config: ConfigArgs,
         /// Only print what would be done.
         #[arg(long)]
         dry_run: bool,
@@ -74,32 +77,61 @@ enum Command {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Check the configuration and print the effective settings, or everything that is wrong with it.
-    Check {
-        /// The configuration.
-        #[arg(long, value_name = "FILE", default_value = "/etc/sluice/sluice.yaml")]
-        config: PathBuf,
-    },
+    /// Validate the configuration and print it with all defaults.
+    Check(ConfigArgs),
+}
+
+/// The file that a command reads.
+#[derive(Args)]
+struct ConfigArgs {
+    /// Configuration file.
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Check { config } => with_file(&config, |file| {
-            print!("{}", file.effective());
-            ExitCode::SUCCESS
-        }),
-        Command::Run { config } => with_file(&config, run),
+        Command::Check(config) => with_file(&config, |file| exit_code(print(&file.effective()))),
+        Command::Run(config) => with_file(&config, run),
         Command::Release { config, class, all, dry_run } => with_file(&config, |file| {
             let extent = class.map_or(if all { Extent::All } else { Extent::Unclaimed }, Extent::Class);
             release(&file, &extent, false, dry_run)
         }),
         Command::Uninstall { config, dry_run } => with_file(&config, |file| release(&file, &Extent::All, true, dry_run)),
         Command::Pages { directory } => exit_code(command_pages::write(Arguments::command(), &directory).map_err(Into::into)),
-        Command::Crds => exit_code(objects::crd::definitions().map(|text| print!("{text}")).map_err(Into::into)),
+        Command::Crds { config: _ } => exit_code(objects::crd::definitions().map_err(Into::into).and_then(|text| print(&text))),
     }
 }
 
-fn with_file(config: &Path, act: impl FnOnce(ControllerFile) -> ExitCode) -> ExitCode {
+/// Writes to standard output, which may be closed or full.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(unwritten)
+}
+
+fn unwritten(error: io::Error) -> anyhow::Error {
+    anyhow!("cannot write the output: {error}")
+}
+
+/// The lines of a command that goes on when standard output fails.
+#[derive(Default)]
+struct ReportedLines {
+    failed: Option<io::Error>,
+}
+
+impl ReportedLines {
+    fn line(&mut self, line: impl Display) {
+        if self.failed.is_none() {
+            self.failed = writeln!(io::stdout().lock(), "{line}").err();
+        }
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        self.failed.map_or(Ok(()), |error| Err(unwritten(error)))
+    }
+}
+
+fn with_file(ConfigArgs { config }: &ConfigArgs, act: impl FnOnce(ControllerFile) -> ExitCode) -> ExitCode {
     match ControllerFile::read(config) {
         Ok(file) => act(file),
         Err(invalid) => {
@@ -114,11 +146,11 @@ fn run(file: ControllerFile) -> ExitCode {
     exit_code(serve(file))
 }
 
-/// Prints the error. An unusable kubeconfig also counts as a configuration error.
+/// Prints the error. Files that the configuration names and that cannot be used count as configuration, too.
 fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     eprintln!("sluice-controller: {error}");
-    let is_configuration = matches!(error.downcast_ref(), Some(ControllerError::Kubernetes(_)))
+    let is_configuration = error.downcast_ref().is_some_and(ControllerError::is_configuration)
         || error.downcast_ref::<kubernetes::ConnectError>().is_some();
     ExitCode::from(if is_configuration { 2 } else { 1 })
 }
@@ -145,28 +177,53 @@ async fn release_services(
     if let Some(namespace) = namespace {
         namespace.clone_into(&mut cluster.namespace);
     }
+    let failed = |error| failure(error, &cluster.server);
     let (settings, would) = (&file.settings, if is_dry { "would release" } else { "released" });
     if !is_dry {
-        release::check_no_leader(&cluster, &settings.group).await?;
+        release::check_no_leader(&cluster, &settings.group).await.map_err(&failed)?;
     }
-    let mut count = 0_usize;
+    let (mut lines, mut count) = (ReportedLines::default(), 0_usize);
     release::release(&cluster, settings, extent, is_dry, |service| {
-        println!("{would} Service {service}");
+        lines.line(format_args!("{would} Service {service}"));
         count += 1;
     })
-    .await?;
-    println!("{would} {count} Services");
+    .await
+    .map_err(&failed)?;
+    lines.line(format_args!("{would} {count} Services"));
     if is_uninstalled {
         let would = if is_dry { "would delete" } else { "deleted" };
-        release::delete_gateways(&cluster, &settings.group, is_dry, |name| println!("{would} EdgeGateway {name}")).await?;
-        println!("as cluster administrator, delete what remains:");
-        println!("  kubectl -n {} delete lease/sluice-controller-{}", cluster.namespace, settings.group);
-        let config_maps = CONFIG_MAPS.map(|name| format!("configmap/{name}")).join(" ");
-        println!("  kubectl -n {} delete configmap/sluice-overrides {config_maps}", cluster.namespace);
-        println!("  kubectl delete -f deploy/rbac.yaml");
-        println!("  kubectl delete crd/addresspools.sluice.dev crd/edgegateways.sluice.dev  # of every installation");
+        let deleted = |name: &str| lines.line(format_args!("{would} EdgeGateway {name}"));
+        release::delete_gateways(&cluster, &settings.group, is_dry, deleted).await.map_err(&failed)?;
+        lines.line(remaining(&cluster.namespace, &settings.group));
     }
-    Ok(())
+    lines.finish()
+}
+
+/// The error of a command, which nobody repeats but its user.
+fn failure(error: ReleaseError, server: &str) -> anyhow::Error {
+    match error {
+        ReleaseError::Request(RequestError::Failed { what, outage }) => {
+            anyhow!("cannot {what} at {server}: {outage}; {}", outage.repeat())
+        }
+        ReleaseError::Request(RequestError::GivenUp { what, attempts, outage }) => anyhow!(
+            "cannot {what} at {server}: {attempts} attempts failed, the last one because {outage}; what is done stays done; {}",
+            outage.repeat()
+        ),
+        other => other.into(),
+    }
+}
+
+/// What only an administrator of the cluster may delete.
+fn remaining(namespace: &str, group: &str) -> String {
+    let config_maps = CONFIG_MAPS.map(|name| format!("configmap/{name}")).join(" ");
+    [
+        "as cluster administrator, delete what remains:".to_owned(),
+        format!("  kubectl -n {namespace} delete lease/sluice-controller-{group}"),
+        format!("  kubectl -n {namespace} delete configmap/sluice-overrides {config_maps}"),
+        "  kubectl delete -f deploy/rbac.yaml".to_owned(),
+        "  kubectl delete crd/addresspools.sluice.dev crd/edgegateways.sluice.dev  # of every installation".to_owned(),
+    ]
+    .join("\n")
 }
 
 #[tokio::main]

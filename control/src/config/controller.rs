@@ -16,7 +16,7 @@ use super::key_values::KeyValues;
 use super::logging::Logs;
 use super::pools::LocatedRange;
 use super::problem::{Invalid, Located};
-use super::section::{Field, Reader, Section};
+use super::section::{Field, Reader, Section, alternatives};
 use crate::config::settings::{AdminListen, ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
 use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
@@ -40,6 +40,29 @@ pub const KEYS: [&str; 16] = [
     "statusDir",
 ];
 
+/// Every top-level key of `sluiced` that a controller does not have.
+pub const GATEWAY_KEYS: [&str; 17] = [
+    "name",
+    "ports",
+    "workers",
+    "memory",
+    "snat",
+    "tunnel",
+    "nodePortAddresses",
+    "flows",
+    "zone",
+    "stateDir",
+    "maxStateAge",
+    "flowRecords",
+    "static",
+    "announce",
+    "drainOnStop",
+    "fleet",
+    "controller",
+];
+
+/// The file of `sluice-controller` unless given. A gateway on the same machine has a file of its own.
+pub const CONFIG: &str = "/etc/sluice/controller.yaml";
 /// Default of key `statusDir`.
 pub const STATUS_DIR: &str = "/var/lib/sluice/status";
 /// Longest name of a Namespace, a DNS label.
@@ -144,7 +167,7 @@ fn take_group(top: &mut Section<'_>) -> String {
 fn take_defaults(top: &mut Section<'_>) -> Defaults {
     let mut section = top.section("defaults");
     let names: Vec<_> = Scheduler::ALL.iter().map(|scheduler| scheduler.as_str()).collect();
-    let expected = format!("{}, or its name in IPVS", names.join(" or "));
+    let expected = format!("{}, or its name in IPVS", alternatives(&names));
     let chosen = section.parse("scheduler", expected, scheduler);
     let day = Duration::from_secs(86_400);
     let defaults = Defaults {
@@ -250,19 +273,16 @@ impl ControllerFile {
         let tcp = keys.settings.listen.tcp.as_ref().map(|tcp| tcp.address);
         let address_of = |located: &Option<Located<SocketAddr>>| located.as_ref().map(|located| located.value);
         let (health_listen, metrics_listen) = (address_of(&keys.health_listen), address_of(&metrics));
-        let others = [("listen", tcp), ("health.listen", health_listen), ("metrics.listen", metrics_listen)];
-        super::listen::check_admin_port(&mut top, &admin_listen, &others);
+        let admin_tcp = admin_listen.tcp.as_ref().map(|(address, _)| *address);
+        let listeners = [("listen", tcp), ("health.listen", health_listen), ("metrics.listen", metrics_listen)];
+        super::listen::check_listeners(&mut top, &[&listeners[..], &[("admin.listen", admin_tcp)]].concat());
+        top.refuse_keys(&GATEWAY_KEYS, |count| {
+            let are = if count == 1 { "is a key" } else { "are keys" };
+            format!("{are} of sluiced; this is the configuration of sluice-controller (give its file with --config)")
+        });
         top.finish();
         if let (Some(manifests), Some(_)) = (&keys.manifests, &keys.kubeconfig) {
             reader.problem(&manifests.location, "found a second source beside `kubernetes.kubeconfig`; keep one of the two");
-        }
-        let rows = [(&keys.health_listen, "listen", tcp), (&metrics, "listen", tcp), (&metrics, "health.listen", health_listen)];
-        for (listen, key, other) in rows {
-            if let (Some(Located { location, value }), Some(other)) = (listen, other)
-                && value.port() == other.port()
-            {
-                reader.problem(location, format!("found {value}, the port of `{key}` ({other}); give each a port of its own"));
-            }
         }
         reader.finish()?;
         let settings = ControllerSettings { lock_dir: admin_listen.unix.parent().map(Path::to_owned), ..keys.settings };
@@ -422,11 +442,8 @@ mod tests {
                 "listen: '[::]:9'\ntls: {secret: a}\nadvertise: 'unix:/a'",
                 "key `advertise`: found `unix:/a`, expected https://HOST:PORT",
             ),
-            ("defaults: {mode: x}", "key `defaults.mode`: found `x`, expected nat or dnat or dsr or ipip or gue"),
-            (
-                "defaults: {scheduler: x}",
-                "key `defaults.scheduler`: found `x`, expected maglev or round-robin or least-connections",
-            ),
+            ("defaults: {mode: x}", "key `defaults.mode`: found `x`, expected nat, dnat, dsr, ipip or gue"),
+            ("defaults: {scheduler: x}", "key `defaults.scheduler`: found `x`, expected maglev, round-robin, least-connections"),
             ("backends: {allowed: []}", "key `backends.allowed`: found nothing, which would allow no backend"),
             ("health: {interval: 1s, timeout: 2s}", "key `health`: timeout 2s is longer than interval 1s"),
             (
@@ -455,6 +472,25 @@ mod tests {
             ("manifests: a\nkubernetes: {kubeconfig: b}", "key `manifests`: found a second source"),
         ];
         assert_errors(&rows);
+    }
+
+    #[test]
+    fn the_keys_of_a_gateway_are_named_as_such_in_one_line() {
+        let error = read("ports: []\ngroup: a\nstateDir: /a\nsnat:\n").unwrap_err();
+        let expected = "1: `ports`, `stateDir`, `snat` are keys of sluiced; this is the configuration of sluice-controller (give its \
+                        file with --config)";
+        assert_eq!(error, expected);
+        let error = read("group: a\nports: []\nprots: []\n").unwrap_err();
+        let lines: Vec<_> = error.lines().collect();
+        assert!(lines.len() == 2 && lines[0].starts_with("2: `ports` is a key of sluiced; "), "{error}");
+        assert!(lines[1].contains("unknown key `prots`"), "{error}");
+    }
+
+    #[test]
+    fn addresses_that_can_be_listened_on_together_may_have_one_port() {
+        for apart in ["192.0.2.2:1", "'[::1]:1'"] {
+            read(&format!("health: {{listen: {apart}}}\nmetrics: {{listen: 127.0.0.1:1}}")).unwrap();
+        }
     }
 
     #[test]

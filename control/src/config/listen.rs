@@ -1,7 +1,7 @@
 //! Keys `listen`, `tls` and `advertise`: the addresses and certificates that a controller serves gateways with; and key
 //! `admin`, those of the admin API.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use proto::limits::CONFIG_LISTEN;
@@ -108,15 +108,35 @@ pub fn take_admin(top: &mut Section<'_>, default: &str) -> AdminListen {
     AdminListen { unix: unix.unwrap_or_else(|| default.trim_start_matches("unix:").into()), tcp: address.zip(files) }
 }
 
-/// Reports that the TCP address of the admin API has the port of another key.
-pub fn check_admin_port(top: &mut Section<'_>, admin: &AdminListen, others: &[(&str, Option<SocketAddr>)]) {
-    let Some((address, _)) = &admin.tcp else { return };
-    for (key, other) in others {
-        if let Some(other) = other.filter(|other| other.port() == address.port()) {
-            let message = format!("found {address}, the port of `{key}` ({other}); give each a port of its own");
-            top.section("admin").problem_of("listen", message);
+/// Reports keys whose TCP addresses cannot be listened on together. Of two keys the one that comes later is reported.
+pub fn check_listeners(top: &mut Section<'_>, listeners: &[(&'static str, Option<SocketAddr>)]) {
+    let all: Vec<_> = listeners.iter().filter_map(|(key, address)| Some((*key, (*address)?))).collect();
+    for (index, (key, address)) in all.iter().enumerate() {
+        for (earlier, other) in all[..index].iter().filter(|(_, other)| excludes(*address, *other)) {
+            let location = location_of(top, key);
+            let message = format!("found {address}, the port of `{earlier}` ({other}); give each a port of its own");
+            top.reader.problem(&location, message);
         }
     }
+}
+
+/// Whether Linux lets only one of two sockets listen. `[::]` includes the addresses of IPv4.
+fn excludes(one: SocketAddr, other: SocketAddr) -> bool {
+    let (first, second) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let holds = |whole: IpAddr, address: IpAddr| whole.is_unspecified() && (whole.is_ipv6() || address.is_ipv4());
+    one.port() == other.port() && (first == second || holds(first, second) || holds(second, first))
+}
+
+/// The location of a key, or of its section if the file does not have it.
+fn location_of(top: &mut Section<'_>, key: &'static str) -> Location {
+    let (section, name) = key.split_once('.').unwrap_or(("", key));
+    let of_section = |mut section: Section<'_>| section.field(name).map_or(section.location.line, |field| field.location.line);
+    let line = if section.is_empty() {
+        top.field(name).map_or(top.location.line, |field| field.location.line)
+    } else {
+        of_section(top.section(section))
+    };
+    Location { line, key: key.to_owned() }
 }
 
 /// Key `admin` with its values.

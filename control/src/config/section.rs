@@ -15,12 +15,10 @@ use serde::Serialize;
 use super::problem::{Invalid, Located, Location, Problem};
 use super::yaml_tree::{self, Entry, Node, Value};
 use objects::scalar::{self, DurationText};
+use objects::spelling;
 
 /// Message about values of features that are not built yet.
 const NOT_BUILT: &str = "not built in this version; leave it out";
-/// Known keys with at least this Jaro-Winkler similarity are suggested: `adress` and `addresses` score 0.91, `poll` and
-/// `ports` 0.63.
-const SIMILAR: f64 = 0.8;
 
 /// The text of a value as serde serialises it.
 fn name(value: &impl Serialize) -> String {
@@ -85,6 +83,12 @@ impl Reader {
         self.problems.borrow_mut().push(Problem { location: location.clone(), message: message.into() });
     }
 
+    /// Whether a problem with one of these keys was recorded.
+    #[must_use]
+    pub fn has_problem_with(&self, keys: &[&str]) -> bool {
+        self.problems.borrow().iter().any(|problem| keys.contains(&problem.location.key.as_str()))
+    }
+
     /// Ends reading.
     ///
     /// # Errors
@@ -126,6 +130,12 @@ impl<'a> Field<'a> {
             Value::Map(_) => "a mapping".to_owned(),
         };
         self.problem(format!("found {found}, expected {expected}"));
+    }
+
+    /// Whether it is a mapping.
+    #[must_use]
+    pub const fn is_mapping(&self) -> bool {
+        matches!(self.node.value, Value::Map(_))
     }
 
     /// Whether it is an empty text, list or mapping.
@@ -197,7 +207,7 @@ impl<'a> Field<'a> {
                 &[]
             }
         };
-        Section { reader: self.reader, location: self.location.clone(), entries, known: Vec::new() }
+        Section { reader: self.reader, location: self.location.clone(), entries, known: Vec::new(), elsewhere: &[] }
     }
 }
 
@@ -210,6 +220,8 @@ pub struct Section<'a> {
     pub location: Location,
     entries: &'a [Entry],
     known: Vec<&'static str>,
+    /// Keys that were reported as belonging elsewhere.
+    elsewhere: &'static [&'static str],
 }
 
 impl<'a> Section<'a> {
@@ -274,6 +286,7 @@ impl<'a> Section<'a> {
                 location: Location { line: self.location.line, key: self.path(key) },
                 entries: &[],
                 known: Vec::new(),
+                elsewhere: &[],
             },
         }
     }
@@ -316,7 +329,7 @@ impl<'a> Section<'a> {
         let Some(field) = self.field(key) else { return default };
         let names: Vec<String> = built.iter().map(name).collect();
         let all: Vec<&str> = names.iter().map(String::as_str).chain(unbuilt.iter().copied()).collect();
-        let expected = all.join(" or ");
+        let expected = alternatives(&all);
         let value = |text: &str| names.iter().zip(built).find(|(name, _)| *name == text).map(|(_, value)| *value);
         let known = field.parse(expected, |text| value(text).map(Some).or_else(|| unbuilt.contains(&text).then_some(None)));
         match known {
@@ -349,18 +362,41 @@ impl<'a> Section<'a> {
         Some(Located { location: field.location, value })
     }
 
-    /// Ends the section, and records every key that was never read as unknown.
+    /// Records, in one problem, that the keys in this file among these belong `elsewhere`: `what` follows their names.
+    pub fn refuse_keys(&mut self, elsewhere: &'static [&'static str], what: impl FnOnce(usize) -> String) {
+        self.elsewhere = elsewhere;
+        let found: Vec<_> = self.entries.iter().filter(|entry| elsewhere.contains(&entry.key.as_str())).collect();
+        let Some(first) = found.first() else { return };
+        let names: Vec<_> = found.iter().map(|entry| format!("`{}`", entry.key)).collect();
+        let location = Location { line: first.line, key: self.location.key.clone() };
+        self.reader.problem(&location, format!("{} {}", names.join(", "), what(found.len())));
+    }
+
+    /// Ends the section, and records every key that was never read as unknown. The known ones are listed once.
     pub fn finish(self) {
-        for entry in self.entries.iter().filter(|entry| !self.known.contains(&entry.key.as_str())) {
-            let similarity = |key: &str| strsim::jaro_winkler(&entry.key, key);
-            let nearest = self.known.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-            let advice = match nearest {
-                Some(key) if similarity(key) >= SIMILAR => format!("did you mean `{key}`?"),
-                _ => format!("known here are {}", self.known.join(", ")),
+        let is_known = |key: &str| self.known.contains(&key) || self.elsewhere.contains(&key);
+        let mut is_listed = false;
+        for entry in self.entries.iter().filter(|entry| !is_known(&entry.key)) {
+            let advice = match spelling::nearest(&entry.key, self.known.iter().copied()) {
+                Some(key) => format!("did you mean `{key}`?"),
+                None if is_listed => "the known ones are listed above".to_owned(),
+                None => {
+                    is_listed = true;
+                    format!("known here are {}", self.known.join(", "))
+                }
             };
             let location = Location { line: entry.line, key: self.location.key.clone() };
             self.reader.problem(&location, format!("unknown key `{}`, {advice}", entry.key));
         }
+    }
+}
+
+/// The alternatives as a sentence lists them: `a, b or c`.
+#[must_use]
+pub fn alternatives(names: &[&str]) -> String {
+    match names {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        names => names.concat(),
     }
 }
 
@@ -393,14 +429,15 @@ mod tests {
 
     #[test]
     fn an_unknown_key_error_suggests_the_most_similar_known_key() {
-        let found = problems("adress: 1\nzzz: 2\n", |top| {
+        let found = problems("adress: 1\nzzz: 2\nyyy: 3\n", |top| {
             top.field("addresses");
             top.field("name");
         });
         assert_eq!(
             found,
             "f.yaml:1: unknown key `adress`, did you mean `addresses`?\n\
-             f.yaml:2: unknown key `zzz`, known here are addresses, name"
+             f.yaml:2: unknown key `zzz`, known here are addresses, name\n\
+             f.yaml:3: unknown key `yyy`, the known ones are listed above"
         );
     }
 

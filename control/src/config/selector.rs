@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use kube::core::Selector;
 
-use super::section::{Field, Section};
+use super::section::{Field, Section, alternatives};
 use objects::scalar::is_dns_label;
 
 /// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
@@ -59,7 +59,7 @@ fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
     let mut section = field.section();
     let key = section.parse_required("key", EXPECTED_KEY, |text| is_label_key(text).then(|| text.to_owned()));
     let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
-    let expected = operators.join(" or ");
+    let expected = alternatives(&operators);
     let operator = section.parse_required("operator", expected, |text| operators.into_iter().find(|name| *name == text));
     let listed = section.field("values");
     let items = listed.as_ref().map(|field| field.items("values")).unwrap_or_default();
@@ -161,7 +161,10 @@ mod tests {
             ("{-a: b}", "found `-a`, expected a label's key"),
             ("{a/b/c: d}", "found `a/b/c`, expected a label's key"),
             ("{a: 'b c'}", "key `s.a`: found `b c`, expected a label's value"),
-            ("{matchExpressions: [{key: a, operator: Like, values: [b]}]}", "found `Like`, expected In or NotIn"),
+            (
+                "{matchExpressions: [{key: a, operator: Like, values: [b]}]}",
+                "found `Like`, expected In, NotIn, Exists or DoesNotExist",
+            ),
             ("{matchExpressions: [{key: a, operator: In}]}", "operator In has no `values`"),
             ("{matchExpressions: [{key: a, operator: Exists, values: [b]}]}", "operator Exists takes no `values`"),
             ("{matchExpressions: [{operator: Exists}]}", "matchExpressions[0].key`: missing"),

@@ -62,7 +62,7 @@ pub fn parse(text: &str) -> Result<(Node, Vec<SyntaxError>), SyntaxError> {
     let mut builder = Builder { parser: Parser::new_from_str_with_options(text, options), errors: Vec::new() };
     match builder.document() {
         Ok(node) => Ok((node, builder.errors)),
-        Err(scan) => Err(SyntaxError { line: scan.marker().line(), message: format!("this is no YAML: {}", scan.info()) }),
+        Err(scan) => Err(SyntaxError { line: scan.marker().line(), message: format!("this is not valid YAML: {}", scan.info()) }),
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn an_error_for_invalid_yaml_has_its_line() {
         let found = parse("a: 1\nb: [1, 2\nc: 3\n").unwrap_err();
-        assert!(found.message.starts_with("this is no YAML: ") && found.line >= 2, "{found:?}");
+        assert!(found.message.starts_with("this is not valid YAML: ") && found.line >= 2, "{found:?}");
     }
 
     proptest! {

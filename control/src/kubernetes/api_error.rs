@@ -24,7 +24,8 @@ const SEQUENCE_GAP: Duration = Duration::from_secs(60);
 /// Maximum length of a server message, in characters: some answers embed the whole object.
 const MESSAGE_CHARS_MAX: usize = 1_000;
 
-/// Why a request to the API server failed.
+/// Why a request to the API server failed, and what to do. Whether the request is repeated depends on who made it: a
+/// [`Retry`] says so, a command asks its user to ([`ApiError::repeat`]).
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ApiError {
     /// 401: the credentials are invalid.
@@ -44,7 +45,7 @@ pub enum ApiError {
         retry_after: Duration,
     },
     /// 410: the resource version has expired. This is normal.
-    #[error("the resource version has expired (410: {0}); listing again")]
+    #[error("the resource version has expired (410: {0})")]
     Expired(String),
     /// Any other answer.
     #[error("the API server answered {code}: {message}; see its log")]
@@ -63,6 +64,15 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// What the user of a command that made this request does at last.
+    #[must_use]
+    pub const fn repeat(&self) -> &'static str {
+        match self {
+            Self::Busy { .. } | Self::Expired(_) => "repeat the command later",
+            _ => "then repeat the command",
+        }
+    }
+
     /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern
     /// one object or namespace only: admission webhooks decide per object, quotas per namespace.
     pub(super) const fn concerns_all(&self) -> bool {
@@ -153,9 +163,9 @@ impl Retry {
         let is_new = self.last.as_ref().is_none_or(|(last, _)| std::mem::discriminant(last) != std::mem::discriminant(&outage));
         match &outage {
             _ if !is_new => {}
-            ApiError::Expired(_) => info!(server = self.server, "{}: {outage}", self.what),
+            ApiError::Expired(_) => info!(server = self.server, "{}: {outage}; listing again", self.what),
             _ => {
-                warn!(server = self.server, "cannot {}: {outage}. Trying again; the last known state stays in force.", self.what)
+                warn!(server = self.server, "cannot {}: {outage}; trying again. The last known state stays in force.", self.what)
             }
         }
         let ours = self.waits.next().unwrap_or(WAIT_MAX);
@@ -234,6 +244,7 @@ mod tests {
         assert_eq!(text.matches("grant it by a ClusterRole").count(), 2, "{text}");
         assert_eq!(text.matches("answers again").count(), 1, "{text}");
         assert!(text.contains("cannot list and watch services") && text.contains("https://api:6443"), "{text}");
+        assert_eq!(text.matches("; trying again. ").count(), 3, "{text}");
     }
 
     #[test]

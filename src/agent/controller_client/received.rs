@@ -222,7 +222,7 @@ pub(crate) mod tests {
         let [a, b] = ["a", "b"].map(|name| Arc::clone(&known.state.services[&ServiceName::new("default", name)]));
         let refusal = a.refusal.as_ref().unwrap();
         assert_eq!(refusal.reason, Reason::Unsupported);
-        assert!(refusal.message.contains("\"teleport\" is none of nat"), "{}", refusal.message);
+        assert!(refusal.message.contains("found \"teleport\", expected one of nat"), "{}", refusal.message);
         assert!(a.ports.is_empty());
         assert_eq!(b, service("b", &["10.0.0.2:80"]));
         assert_eq!(received.hello("edge-1", "1").hashes.len(), 2);

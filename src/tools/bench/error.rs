@@ -19,7 +19,7 @@ pub enum BenchError {
     /// SNAT ports were reused before they had rested, so opening a flow cost less than it may.
     #[error("{0} SNAT ports were reused before they had rested; take more --backends, or fewer --flows")]
     ReusedEarly(u64),
-    /// Options contradict each other.
+    /// Options contradict each other: exit code 2.
     #[error("{0}")]
     Options(&'static str),
     /// There is no memory for the packet buffers.
@@ -46,4 +46,12 @@ pub enum BenchError {
     /// DPDK could not be set up.
     #[error("DPDK: {0}")]
     Dpdk(String),
+}
+
+impl BenchError {
+    /// Whether the options are wrong (exit code 2), rather than the measurement having failed (exit code 1).
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        matches!(self, Self::Options(_))
+    }
 }

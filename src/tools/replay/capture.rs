@@ -23,11 +23,17 @@ const PCAPNG_MAGIC: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// Why a capture file is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// It cannot be opened or created.
-    #[error("cannot {what} {}: {error}", file.display())]
-    File {
-        /// "open" or "create".
-        what: &'static str,
+    /// It cannot be opened.
+    #[error("cannot open {}: {error}; --in names a readable capture file", file.display())]
+    Unreadable {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// It cannot be created.
+    #[error("cannot create {}: {error}", file.display())]
+    Uncreatable {
         /// Which.
         file: PathBuf,
         /// Why.
@@ -73,6 +79,16 @@ pub enum CaptureError {
     },
 }
 
+impl CaptureError {
+    /// Whether a capture that was given is unusable, rather than the output.
+    pub(super) const fn is_of_input(&self) -> bool {
+        match self {
+            Self::Unreadable { .. } | Self::Broken { .. } | Self::LinkType { .. } | Self::Truncated { .. } => true,
+            Self::Uncreatable { .. } | Self::Write { .. } => false,
+        }
+    }
+}
+
 /// A captured frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
@@ -104,7 +120,7 @@ struct Capture {
 
 impl Capture {
     fn open(file: &Path) -> Result<Self, CaptureError> {
-        let cannot = |error| CaptureError::File { what: "open", file: file.to_owned(), error };
+        let cannot = |error| CaptureError::Unreadable { file: file.to_owned(), error };
         let mut opened = File::open(file).map_err(cannot)?;
         let mut magic = [0; 4];
         opened.read_exact(&mut magic).map_err(cannot)?;
@@ -240,7 +256,7 @@ impl CaptureWriter {
     pub(super) fn create(file: PathBuf) -> Result<Self, CaptureError> {
         let created = match File::create(&file) {
             Ok(created) => created,
-            Err(error) => return Err(CaptureError::File { what: "create", file, error }),
+            Err(error) => return Err(CaptureError::Uncreatable { file, error }),
         };
         let header = PcapHeader {
             snaplen: SNAPLEN,

@@ -41,7 +41,7 @@ pub enum ReplayError {
     /// There is no memory for the tables of the worker.
     #[error(transparent)]
     Memory(#[from] NoMemory),
-    /// A capture file cannot be read or written.
+    /// A capture file cannot be read (exit code 2) or written.
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// The output directory cannot be created.
@@ -62,6 +62,10 @@ impl ReplayError {
     /// 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
-        matches!(self, Self::Settings(_) | Self::UnknownPort { .. } | Self::SameFile { .. } | Self::Manifests { .. })
+        match self {
+            Self::Settings(_) | Self::UnknownPort { .. } | Self::SameFile { .. } | Self::Manifests { .. } => true,
+            Self::Capture(error) => error.is_of_input(),
+            Self::Memory(_) | Self::Directory { .. } | Self::Output(_) => false,
+        }
     }
 }

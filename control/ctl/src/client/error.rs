@@ -7,6 +7,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tonic::Code;
+
 /// Timeout of an answer; the API answers from memory.
 pub(in crate::client) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -15,19 +17,24 @@ pub(in crate::client) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 pub enum ClientError {
     /// The socket does not exist.
     #[error(
-        "found no socket {0}; is sluiced running here? `admin.listen` of its configuration says where, give it as --server unix:PATH"
+        "found no socket {0}; is its program (sluiced or sluice-controller) running here? `admin.listen` of its configuration names \
+         the socket: give it as --server unix:PATH"
     )]
     Missing(PathBuf),
     /// Permission denied.
-    #[error("may not open the socket {0}: permission denied; run sluicectl as the user of sluiced, or with sudo")]
+    #[error(
+        "cannot open the socket {0}: permission denied; run sluicectl with sudo, or, as a member of group sluice, use the read-only \
+         socket beside it (-view in its name, by default --server unix:/run/sluice/admin-view.sock)"
+    )]
     Permission(PathBuf),
     /// No process listens on the socket.
     #[error(
-        "no process listens on {0}: sluiced ended without removing it; start sluiced (`systemctl status sluiced` says why it ended)"
+        "no process listens on {0}: its program (sluiced or sluice-controller) ended without removing it; start it again (`systemctl \
+         status sluiced` says why it ended)"
     )]
     Refused(PathBuf),
     /// The socket cannot be opened for another reason.
-    #[error("cannot open the socket {path}: {error}; expected the admin socket of a sluiced")]
+    #[error("cannot open the socket {path}: {error}; expected the admin socket of a sluiced or sluice-controller")]
     Socket {
         /// The socket.
         path: PathBuf,
@@ -49,7 +56,7 @@ pub enum ClientError {
         problem: String,
     },
     /// Another program listens there.
-    #[error("what listens on {server} is no sluice admin API ({detail}); give an address of `admin.listen` as --server")]
+    #[error("what listens on {server} is not the admin API of sluice ({detail}); give an address of `admin.listen` as --server")]
     Foreign {
         /// The server.
         server: String,
@@ -68,14 +75,23 @@ pub enum ClientError {
         /// The server.
         server: String,
     },
-    /// The gateway refused to answer.
+    /// The server refused to answer.
     #[error("the gateway behind {server} answered: {message}")]
     Answer {
         /// The server.
         server: String,
+        /// Why, as gRPC says it.
+        code: Code,
         /// Its message.
         message: String,
     },
+}
+
+impl ClientError {
+    /// Whether an option, or what the server was asked for, is wrong.
+    pub(crate) const fn is_usage(&self) -> bool {
+        matches!(self, Self::NoCertificates | Self::Certificates(_) | Self::Answer { code: Code::InvalidArgument, .. })
+    }
 }
 
 /// An error with its causes: tonic's own text is "transport error".

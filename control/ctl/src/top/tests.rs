@@ -223,7 +223,7 @@ fn dialogs_and_a_service_with_its_backends_are_drawn() {
 #[test]
 fn without_an_answer_the_last_figures_stay_and_the_screen_says_since_when() {
     let mut model = model();
-    let error = || Err("found no socket /run/sluice/admin.sock; is sluiced running here?".to_owned());
+    let error = || Err("found no socket /run/sluice/admin.sock; is its program running here?".to_owned());
     model.answered(error(), NOON_S - 75);
     model.answered(error(), NOON_S - 5);
     assert_screen(&mut model, 80, 24, "disconnected");

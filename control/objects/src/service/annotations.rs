@@ -22,6 +22,7 @@ use super::source_ranges::source_ranges;
 use super::spec::{HealthSpec, Namespaces, ServiceSpec, Sharing};
 use crate::note::{self, Cause, Remark};
 use crate::scalar::{DurationText, duration, is_dns_label, scheduler};
+use crate::spelling;
 use crate::status::IpMode;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
@@ -171,9 +172,15 @@ impl Reader<'_> {
     fn note_unknown(&mut self) {
         for key in self.annotations.keys() {
             let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
-            if !READ_ELSEWHERE.contains(&name) && !self.known.contains(key) {
-                self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; check its spelling"));
+            if READ_ELSEWHERE.contains(&name) || self.known.contains(key) {
+                continue;
             }
+            let ours = self.known.iter().filter_map(|known| known.strip_prefix(ANNOTATION_PREFIX));
+            let advice = match spelling::nearest(name, ours.chain(READ_ELSEWHERE.iter().copied())) {
+                Some(known) => format!("did you mean {ANNOTATION_PREFIX}{known}?"),
+                None => "check its spelling".to_owned(),
+            };
+            self.note(Cause::AnnotationIgnored, format!("annotation {key} is unknown and has no effect; {advice}"));
         }
     }
 

@@ -1,7 +1,8 @@
 //! Requests of a command that changes many objects, one after another.
 //!
 //! Invariant: requests keep to the rate limit of status writes. A request that meets a temporary error is repeated
-//! after the delay that the server asks for; it is sent at most [`ATTEMPTS_MAX`] times in all.
+//! after the delay that the server asks for; it is sent at most [`ATTEMPTS_MAX`] times in all. A server that was never
+//! reached is not waited for: probably its address is wrong.
 
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -23,7 +24,7 @@ pub enum RequestError {
         outage: ApiError,
     },
     /// The API server was busy or did not answer again and again.
-    #[error("{what}: {attempts} attempts failed, the last one because {outage}; what is done stays done, run the command again")]
+    #[error("{what}: {attempts} attempts failed, the last one because {outage}")]
     GivenUp {
         /// The operation.
         what: &'static str,
@@ -38,11 +39,13 @@ pub enum RequestError {
 pub(super) struct PacedRequests {
     rate_limit: RateLimit,
     retry: Retry,
+    /// Whether the server has answered at all.
+    has_answered: bool,
 }
 
 impl PacedRequests {
     pub(super) fn new(cluster: &Cluster) -> Self {
-        Self { rate_limit: RateLimit::default(), retry: Retry::new("release Services", &cluster.server) }
+        Self { rate_limit: RateLimit::default(), retry: Retry::new("release Services", &cluster.server), has_answered: false }
     }
 
     /// Sends a request that does `what`, while `waiting` others wait for it.
@@ -60,13 +63,14 @@ impl PacedRequests {
             self.rate_limit.count(sent_at.into_std());
             let result = request().await;
             let now = Instant::now();
+            self.has_answered |= !matches!(result, Err(ApiError::Unreachable(_)));
             match result {
                 Ok(done) => {
                     self.rate_limit.answered(now - sent_at, waiting, now.into_std());
                     self.retry.succeeded();
                     return Ok(done);
                 }
-                Err(outage) if !is_temporary(&outage) => return Err(RequestError::Failed { what, outage }),
+                Err(outage) if !self.has_answered || !is_temporary(&outage) => return Err(RequestError::Failed { what, outage }),
                 Err(outage) if attempts == ATTEMPTS_MAX => return Err(RequestError::GivenUp { what, attempts, outage }),
                 Err(outage) => {
                     self.rate_limit.throttled();
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
 
     fn requests() -> PacedRequests {
-        PacedRequests { rate_limit: RateLimit::default(), retry: Retry::new("release Services", "") }
+        PacedRequests { rate_limit: RateLimit::default(), retry: Retry::new("release Services", ""), has_answered: false }
     }
 
     fn busy(seconds: u64) -> ApiError {
@@ -122,6 +126,16 @@ mod tests {
         assert_eq!((start.elapsed().as_secs(), attempts.get()), (60, 3));
         let error = requests.send("patch services/status", 0, async || Err::<(), _>(busy(0))).await.unwrap_err().to_string();
         assert!(error.starts_with("patch services/status: 8 attempts failed") && error.contains("429: slow down"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_answer_any_more_is_waited_for_and_one_that_never_did_is_not() {
+        let (mut requests, start) = (requests(), Instant::now());
+        let unreachable = async || Err::<(), _>(ApiError::Unreachable("Connection refused".to_owned()));
+        assert!(matches!(requests.send("list", 0, unreachable).await, Err(RequestError::Failed { .. })));
+        assert!(start.elapsed() < Duration::from_secs(1));
+        requests.send("list", 0, async || Ok(())).await.unwrap();
+        assert!(matches!(requests.send("list", 0, unreachable).await, Err(RequestError::GivenUp { attempts: ATTEMPTS_MAX, .. })));
     }
 
     #[tokio::test(start_paused = true)]

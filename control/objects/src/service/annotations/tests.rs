@@ -239,6 +239,18 @@ fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
 }
 
 #[test]
+fn an_unknown_annotation_has_the_most_similar_known_one_in_its_note() {
+    for (key, advice) in [
+        ("mod", "did you mean sluice.dev/mode?"),
+        ("helth-check", "did you mean sluice.dev/health-check?"),
+        ("colour", "check its spelling"),
+    ] {
+        let notes = read(&[(&format!("sluice.dev/{key}"), "nat")]).unwrap().notes;
+        assert_eq!(notes[0].text, format!("annotation sluice.dev/{key} is unknown and has no effect; {advice}"));
+    }
+}
+
+#[test]
 fn an_address_by_dhcp_is_one_of_a_pool() {
     let wishes = read(&[("kube-vip.io/loadbalancerIPs", "0.0.0.0")]).unwrap();
     assert_eq!((wishes.addresses.len(), wishes.unread.len(), wishes.notes.len()), (0, 0, 1));
