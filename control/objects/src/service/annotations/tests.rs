@@ -1,3 +1,5 @@
+//! Reading of annotations.
+
 use proto::{Mode, Probe, Target};
 
 use super::*;
