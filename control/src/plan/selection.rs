@@ -1,9 +1,9 @@
 //! Selection of the endpoints that serve one port of a Service.
 //!
 //! Invariant: new flows go to ready endpoints if there are any, else to those that are serving while they terminate; such
-//! endpoints beside ready ones keep the flows that they have. No endpoint is selected twice, and none that a tenant must not reach through the gateway. `internalTrafficPolicy` does not apply,
-//! because traffic through a gateway always comes from outside the cluster. Deliberately not here: health, which each
-//! gateway determines by its own probes.
+//! endpoints beside ready ones keep the flows that they have. No endpoint is selected twice, and none that a tenant must
+//! not reach through the gateway. `internalTrafficPolicy` does not apply, because traffic through a gateway always comes
+//! from outside the cluster. Deliberately not here: health, which each gateway determines by its own probes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

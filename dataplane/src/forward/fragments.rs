@@ -83,8 +83,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         })
     }
 
-    /// Decides on a first fragment like on any packet by its headers, stores the decision, and processes the fragments that waited for
-    /// it.
+    /// Decides on a first fragment like on any packet, by these headers, stores the decision, and processes the fragments
+    /// that waited for it.
     fn first<A: FlowFamily>(
         &mut self,
         snapshot: &Snapshot,
