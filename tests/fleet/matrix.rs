@@ -79,8 +79,8 @@ fn page(bed: &Bed, outcomes: &[(Event, Outcome)], repetitions: usize, each: usiz
     let mut text = format!(
         "# Outages of a fleet
 
-How long clients notice what happens to three gateways, and which connections break. `make fleet-matrix` writes this
-page; it takes more than an hour. What the events mean for an operator: [Several gateways on a
+For how long clients are affected when something happens to three gateways, and which connections break. `make
+fleet-matrix` writes this page; it takes more than an hour. What the events mean for an operator: [Several gateways on a
 link](../operate/gateways.md), [Announce VIPs by BGP](../operate/bgp.md).
 
 | | |
