@@ -81,7 +81,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Ok(verdict) => {
                 self.tally.hits += 1;
                 return match verdict {
-                    Verdict::ForwardDirect(direct) => self.forward_direct(buffer, packet.headers, &direct),
+                    Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, packet.headers, &direct),
                     verdict => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
                 };
             }
@@ -188,36 +188,40 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
         }
         match verdict {
-            Verdict::Forward(nat) => self.forward_nat(buffer, headers, nat),
-            Verdict::ForwardDirect(direct) => self.forward_direct(buffer, headers, &direct),
+            Verdict::Forward(nat) => self.forward_nat(snapshot, buffer, headers, nat),
+            Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, headers, &direct),
             Verdict::Wait(neighbour) => self.hold(arrival, buffer, neighbour),
             Verdict::Linux => self.give_to_linux(snapshot, arrival, buffer),
             Verdict::LinuxAt(link) => self.give_to_linux_at(snapshot, arrival, link, buffer),
             Verdict::Reply(answer) => self.reply(snapshot, arrival, buffer, headers, answer),
             Verdict::Reset(reason) => self.reset(snapshot, arrival, buffer, headers, reason),
-            Verdict::Drop(reason) => {
-                self.count_service_drop(snapshot, headers, reason);
-                self.drop(buffer, reason);
-            }
+            Verdict::Drop(reason) => self.drop_of_service(snapshot, buffer, headers, reason),
         }
     }
 
     /// Rewrites a packet by its flow and sends it. An IPv4 packet that may be fragmented gets an identification of the
     /// gateway and is fragmented if necessary; on a tagged link the tags are added.
     #[inline(never)]
-    pub(super) fn forward_nat<A: FlowFamily>(&mut self, mut buffer: P::Buffer, headers: &Headers<A>, nat: NatForward<'_>) {
+    pub(super) fn forward_nat<A: FlowFamily>(
+        &mut self,
+        snapshot: &Snapshot,
+        mut buffer: P::Buffer,
+        headers: &Headers<A>,
+        nat: NatForward<'_>,
+    ) {
         let flow = self.flows::<A>().0.get(nat.flow);
         rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, nat.direction, nat.exit));
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_split(buffer, headers, &flow, nat);
+        self.send_split(snapshot, buffer, headers, &flow, nat);
     }
 
     /// Sends a rewritten packet, in fragments if it does not fit. Fragments after the first count as originated, since
     /// the packet became the first.
     pub(super) fn send_split<A: FlowFamily>(
         &mut self,
+        snapshot: &Snapshot,
         mut buffer: P::Buffer,
         headers: &Headers<A>,
         flow: &Flow<A>,
@@ -229,7 +233,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if headers.packet_len > exit.mtu {
             match split(&mut buffer, usize::from(headers.network_offset), exit.mtu, || self.egress.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
-                None => return self.drop(buffer, DropReason::TooBig),
+                None => return self.drop_of_service(snapshot, buffer, headers, DropReason::TooBig),
             }
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
@@ -250,6 +254,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Sends a packet as it is, or encapsulated.
     pub(super) fn forward_direct<A: FlowFamily>(
         &mut self,
+        snapshot: &Snapshot,
         mut buffer: P::Buffer,
         headers: &Headers<A>,
         direct: &DirectForward<'_>,
@@ -260,12 +265,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if headers.packet_len > mtu {
             match split(&mut buffer, usize::from(headers.network_offset), mtu, || self.egress.allocate(exit.port)) {
                 Some(pieces) => rest = pieces,
-                None => return self.drop(buffer, DropReason::TooBig),
+                None => return self.drop_of_service(snapshot, buffer, headers, DropReason::TooBig),
             }
         }
         if !self.prepare_direct(&mut buffer, headers, direct) {
             rest.into_iter().for_each(|piece| self.egress.discard(piece));
-            return self.drop(buffer, DropReason::TooBig);
+            return self.drop_of_service(snapshot, buffer, headers, DropReason::TooBig);
         }
         self.counters.forwarded(CounterSlot::new(backend.slot, frontend), false, headers.packet_len);
         if O::METERS
@@ -317,6 +322,18 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
         self.tally.drop(reason);
         self.egress.discard(buffer);
+    }
+
+    /// Drops a packet and counts the reason, also for the service that it was sent to, if any.
+    pub(super) fn drop_of_service<A: Address>(
+        &mut self,
+        snapshot: &Snapshot,
+        buffer: P::Buffer,
+        headers: &Headers<A>,
+        reason: DropReason,
+    ) {
+        self.count_service_drop(snapshot, headers, reason);
+        self.drop(buffer, reason);
     }
 
     /// Counts a dropped packet for the service that it was sent to, if any.

@@ -101,7 +101,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             self.verdict_alone(snapshot, arrival, first, segment)
         };
         let later = match verdict {
-            Verdict::Forward(nat) => self.forward_first(buffer, placed, first, nat),
+            Verdict::Forward(nat) => self.forward_first(snapshot, buffer, placed, first, nat),
             Verdict::ForwardDirect(_) => {
                 self.apply(snapshot, arrival, buffer, first, verdict);
                 // The packet is not changed in a way that would require another identification.
@@ -122,6 +122,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Rewrites a first fragment by its flow, with an identification of the gateway, and sends it.
     fn forward_first<A: FlowFamily>(
         &mut self,
+        snapshot: &Snapshot,
         mut buffer: P::Buffer,
         placed: &FragmentOf<'_, A>,
         first: &Headers<A>,
@@ -134,7 +135,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             && (source_port, destination_port) != (rewrite.source_port, rewrite.destination_port)
         {
             // Its checksum covers the ports by a CRC over all fragments (RFC 9260 section 6.8).
-            self.drop(buffer, DropReason::SctpFragment);
+            self.drop_of_service(snapshot, buffer, first, DropReason::SctpFragment);
             return LaterFragments::Drop(DropReason::SctpFragment);
         }
         let identification = match self.datagrams.later(placed.slot) {
@@ -151,7 +152,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         rewrite::whole(buffer.bytes_mut(), first, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), first, placed.fragment.identification_offset, identification);
-        self.send_split(buffer, first, &flow, nat);
+        self.send_split(snapshot, buffer, first, &flow, nat);
         follow_by(first, identification)
     }
 
@@ -205,7 +206,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
         let headers = Headers { tuple, transport, ..*placed.headers };
         match self.verdict_alone(snapshot, arrival, &headers, Segment::default()) {
-            Verdict::Forward(nat) => self.forward_later(buffer, placed, identification, nat),
+            Verdict::Forward(nat) => self.forward_later(snapshot, buffer, placed, identification, nat),
             // With the headers of the fragment: only first fragments may be answered.
             verdict => self.apply(snapshot, arrival, buffer, placed.headers, verdict),
         }
@@ -235,6 +236,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Rewrites a later fragment by its flow, with the identification of the first one, and sends it.
     fn forward_later<A: FlowFamily>(
         &mut self,
+        snapshot: &Snapshot,
         mut buffer: P::Buffer,
         placed: &FragmentOf<'_, A>,
         identification: u32,
@@ -244,7 +246,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let rewrite = rewrite_of(&flow, nat.direction, nat.exit);
         rewrite::later_fragment(buffer.bytes_mut(), placed.headers, &rewrite);
         rewrite::renumber(buffer.bytes_mut(), placed.headers, placed.fragment.identification_offset, identification);
-        self.send_split(buffer, placed.headers, &flow, nat);
+        self.send_split(snapshot, buffer, placed.headers, &flow, nat);
     }
 
     /// Gives an IPv4 packet that may be fragmented on its way an identification of the gateway (RFC 6864 section 5.3).

@@ -48,7 +48,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let Some(followed) = followed else { return self.tunnel_error(snapshot, arrival, buffer, packet) };
         self.tally.hits += 1;
         match followed {
-            Ok(nat) => self.forward_error(buffer, packet.headers, &quote, nat),
+            Ok(nat) => self.forward_error(snapshot, buffer, packet.headers, &quote, nat),
             Err(verdict) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
         }
         Ok(())
@@ -56,6 +56,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     fn forward_error<A: FlowFamily>(
         &mut self,
+        snapshot: &Snapshot,
         mut buffer: P::Buffer,
         headers: &Headers<A>,
         quote: &Quote<A>,
@@ -79,7 +80,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }
-        self.send_split(buffer, headers, &flow, nat);
+        self.send_split(snapshot, buffer, headers, &flow, nat);
     }
 
     /// Processes an ICMP error about a tunnel packet.

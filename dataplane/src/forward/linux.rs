@@ -113,7 +113,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let hash = self.flows::<A>().0.hash(&headers.tuple);
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
         match follow_probe(&packet, snapshot) {
-            Some(Ok(direct)) => self.forward_direct(buffer, headers, &direct),
+            Some(Ok(direct)) => self.forward_direct(snapshot, buffer, headers, &direct),
             Some(Err(Verdict::Wait(neighbour))) => {
                 self.ask(neighbour);
                 self.drop(buffer, DropReason::NeighbourUnresolved);

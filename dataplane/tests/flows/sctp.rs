@@ -297,6 +297,7 @@ fn fragments_cannot_pass_a_port_rewrite() {
         for part in &parts {
             assert_eq!(association.rig.put(UPLINK, part), Some(PacketOutcome::Drop(DropReason::SctpFragment)));
         }
+        assert_eq!(association.rig.service_drops("web", DropReason::SctpFragment), 1, "the first one tells the service");
         let init = Packet::sctp(client, vip);
         let long_init = Packet { payload: [&init.payload[..2], &[2, 0], &init.payload[4..], &[0; 492]].concat(), ..init };
         let mut rig = Rig::new();

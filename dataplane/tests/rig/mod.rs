@@ -380,6 +380,12 @@ impl Rig {
         self.mailbox.take_answer().unwrap()
     }
 
+    /// Drops for one reason that are counted for a service of [`state`].
+    pub fn service_drops(&mut self, service: &str, reason: DropReason) -> u64 {
+        let snapshot = self.compiler.compile(&self.state, &self.network, &self.health, self.now);
+        snapshot.services()[&ServiceName::new("default", service)].drops.sum(reason)
+    }
+
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.counters.drops(reason).get()
     }

@@ -64,14 +64,10 @@ fn dropped_packets_are_counted_for_the_service_that_they_were_sent_to_and_stay_c
     let outside = |service: &mut Service| service.source_ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     change(&mut rig, "web", outside);
     rig.publish();
-    let counted = |rig: &mut Rig, name: &str, reason| {
-        let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
-        snapshot.services()[&ServiceName::new("default", name)].drops.sum(reason)
-    };
     for port in 1..=3 {
         rig.put(UPLINK, &Packet::tcp(&format!("198.51.100.7:{port}"), "192.0.2.100:80").build());
     }
-    assert_eq!(counted(&mut rig, "web", DropReason::SourceRange), 3);
+    assert_eq!(rig.service_drops("web", DropReason::SourceRange), 3);
     change(&mut rig, "web", |service| service.source_ranges = None);
     rig.publish();
     // Mid-stream without a flow: dropped, and a reset is sent.
@@ -80,8 +76,8 @@ fn dropped_packets_are_counted_for_the_service_that_they_were_sent_to_and_stay_c
     rig.put(UPLINK, &Packet::tcp("198.51.100.7:9", "192.0.2.100:81").flags(tcp_flags::RST).build());
     assert_eq!(rig.drops(DropReason::NoFlow), 2);
     let reasons = [DropReason::SourceRange, DropReason::NoFlow];
-    assert_eq!(reasons.map(|reason| counted(&mut rig, "web", reason)), [3, 1]);
-    assert_eq!(reasons.map(|reason| counted(&mut rig, "dns", reason)), [0, 0]);
+    assert_eq!(reasons.map(|reason| rig.service_drops("web", reason)), [3, 1]);
+    assert_eq!(reasons.map(|reason| rig.service_drops("dns", reason)), [0, 0]);
 }
 
 #[test]
