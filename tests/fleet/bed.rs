@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -70,13 +70,15 @@ pub(crate) struct Pace {
     pub(crate) bfd: (u32, u8),
     /// Interval of health probes.
     pub(crate) probe_ms: u32,
+    /// A connection without an answer for this long is broken. TCP repeats a segment after 13 s, then after 25 s and 51 s.
+    pub(crate) stalled: Duration,
 }
 
 /// The programs and their network.
 pub(crate) struct Bed {
     id: String,
     dir: tempfile::TempDir,
-    pace: Pace,
+    pub(crate) pace: Pace,
     pub(crate) targets: Vec<Target>,
     sluicectl: PathBuf,
     sluice_controller: PathBuf,

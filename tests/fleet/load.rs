@@ -27,8 +27,6 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(1000);
 pub(crate) const NEW_FLOW_EVERY: Duration = Duration::from_millis(40);
 /// A new flow that takes longer has failed: a SYN is repeated after a second.
 const PATIENCE: Duration = Duration::from_millis(950);
-/// A connection without an answer for this long is broken: after an outage of 10 s TCP repeats a segment after 13 s.
-const STALLED: Duration = Duration::from_secs(25);
 /// Failures that are further apart belong to different outages.
 const APART: Duration = Duration::from_millis(1000);
 
@@ -85,6 +83,8 @@ struct Shared {
     /// Milliseconds after `start` from which gaps count.
     counts_from_ms: AtomicU64,
     is_over: AtomicBool,
+    /// A connection without an answer for this long is broken.
+    stalled: Duration,
     open: AtomicUsize,
     ended: AtomicUsize,
     record: Mutex<Record>,
@@ -158,6 +158,7 @@ impl Load {
             start: Instant::now(),
             counts_from_ms: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
+            stalled: bed.pace.stalled,
             open: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             record: Mutex::default(),
@@ -243,20 +244,21 @@ fn broken(why: &str) -> io::Error {
     io::Error::other(why.to_owned())
 }
 
-/// Waits for an answer; without one the connection is broken.
-async fn answer<T>(wait: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    timeout(STALLED, wait).await.map_err(|_| broken("no answer"))?
+/// Waits for an answer, but no longer than this; without one the connection is broken.
+async fn answer<T>(stalled: Duration, wait: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(stalled, wait).await.map_err(|_| broken("no answer"))?
 }
 
 /// Requests the name of the server again and again.
 async fn http_keep_alive(connection: &mut Connection, address: SocketAddr) -> io::Result<()> {
-    let mut stream = answer(TcpStream::connect(address)).await?;
+    let stalled = connection.shared.stalled;
+    let mut stream = answer(stalled, TcpStream::connect(address)).await?;
     let mut response = Vec::new();
     loop {
         let is_last = connection.shared.is_over();
         let sent = Instant::now();
         response.clear();
-        answer(async {
+        answer(stalled, async {
             stream.write_all(b"GET / HTTP/1.1\r\nHost: fleet\r\n\r\n").await?;
             // The body is a name and a line feed.
             while !response.ends_with(b"\n") || response.ends_with(b"\r\n") {
@@ -306,7 +308,7 @@ async fn datagrams(connection: &mut Connection, address: SocketAddr) -> io::Resu
         if is_last && newest > before {
             return Ok(());
         }
-        if answered_at.elapsed() > STALLED {
+        if answered_at.elapsed() > connection.shared.stalled {
             return Err(broken("no answer"));
         }
     }

@@ -23,7 +23,7 @@ use bed::{Bed, Pace};
 use events::{Event, Outcome};
 
 /// For a machine that is busy with other tests.
-const PATIENT: Pace = Pace { advertisement_ms: 400, bfd: (1000, 5), probe_ms: 1000 };
+const PATIENT: Pace = Pace { advertisement_ms: 400, bfd: (1000, 5), probe_ms: 1000, stalled: Duration::from_secs(60) };
 /// Double answers end this soon after a takeover, by the clock of the capture. The promise is 100 ms, on a machine that
 /// lets programs run; here one may wait for the others.
 const DOUBLE_ANSWERS_MAX: Duration = Duration::from_secs(2);

@@ -16,7 +16,7 @@ use super::events::{self, Event, Outcome};
 use super::load::{Held, Kind};
 
 /// The defaults of an election, and BFD that notices a failure within 150 ms.
-const FAST: Pace = Pace { advertisement_ms: 100, bfd: (50, 3), probe_ms: 500 };
+const FAST: Pace = Pace { advertisement_ms: 100, bfd: (50, 3), probe_ms: 500, stalled: Duration::from_secs(25) };
 const PAGE: &str = "docs/reference/fleet-outages.md";
 /// The page of a run of selected events.
 const PART: &str = "target/fleet-outages.md";

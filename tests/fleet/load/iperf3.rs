@@ -28,7 +28,8 @@ const BLOCK_EVERY: Duration = Duration::from_millis(400);
 
 /// Holds one download for each of the connections.
 pub(super) async fn downloads(connections: Vec<Connection>, address: SocketAddr) {
-    let (control, streams) = match answer(open(connections.len(), address)).await {
+    let Some(stalled) = connections.first().map(|connection| connection.shared.stalled) else { return };
+    let (control, streams) = match answer(stalled, open(connections.len(), address)).await {
         Ok(opened) => opened,
         Err(error) => {
             let why = format!("iperf3 does not start: {error}");
@@ -77,7 +78,7 @@ async fn download(mut connection: Connection, mut stream: TcpStream) {
     let mut last = Instant::now();
     let result = loop {
         let is_last = connection.shared.is_over();
-        match answer(stream.read(&mut buffer)).await {
+        match answer(connection.shared.stalled, stream.read(&mut buffer)).await {
             Ok(0) => break Err("closed by the server".to_owned()),
             Err(error) => break Err(error.to_string()),
             Ok(_) => connection.answered("b11", last + BLOCK_EVERY),
