@@ -29,7 +29,7 @@ deb: ## build the Debian package, target/debian/sluice_*.deb
 	cargo build --release --bins --workspace
 	@.ci/package target/release target/debian
 
-# Examples make cargo doc use the features that clippy uses, so nothing is compiled twice.
+# With --examples cargo doc uses the features that clippy uses, so no library of others is checked twice.
 lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 	@.ci/install build lint
 	cargo fmt --all --check

@@ -129,14 +129,15 @@ fn excludes(one: SocketAddr, other: SocketAddr) -> bool {
 
 /// The location of a key, or of its section if the file does not have it.
 fn location_of(top: &mut Section<'_>, key: &'static str) -> Location {
-    let (section, name) = key.split_once('.').unwrap_or(("", key));
-    let of_section = |mut section: Section<'_>| section.field(name).map_or(section.location.line, |field| field.location.line);
-    let line = if section.is_empty() {
-        top.field(name).map_or(top.location.line, |field| field.location.line)
-    } else {
-        of_section(top.section(section))
+    let line = match key.split_once('.') {
+        Some((section, name)) => line_of(&mut top.section(section), name),
+        None => line_of(top, key),
     };
     Location { line, key: key.to_owned() }
+}
+
+fn line_of(section: &mut Section<'_>, key: &'static str) -> usize {
+    section.field(key).map_or(section.location.line, |field| field.location.line)
 }
 
 /// Key `admin` with its values.

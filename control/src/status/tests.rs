@@ -79,6 +79,15 @@ impl Lab {
         Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new(), texts: Vec::new() }
     }
 
+    /// A Service with one address that a gateway forwards for, with all of its status written.
+    fn programmed() -> (Self, Connection) {
+        let mut lab = Self::new(&[ingress(1, IpMode::Vip)]);
+        let gateway = lab.connect("edge-1");
+        gateway.acknowledge(4);
+        lab.settle(4);
+        (lab, gateway)
+    }
+
     fn connect(&self, name: &str) -> Connection {
         Connection::open(&self.gateways, name, "", Vec::new())
     }
@@ -337,10 +346,7 @@ fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> u
 
 #[test]
 fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alone() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
-    let gateway = lab.connect("edge-1");
-    gateway.acknowledge(4);
-    lab.settle(4);
+    let (mut lab, _gateway) = Lab::programmed();
     assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
     assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::ForeignStatusWriter)).count(), 1);
@@ -358,10 +364,7 @@ fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alon
 
 #[test]
 fn an_entry_without_an_address_that_another_writer_appends_is_removed_three_times_and_then_reported() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
-    let gateway = lab.connect("edge-1");
-    gateway.acknowledge(4);
-    lab.settle(4);
+    let (mut lab, _gateway) = Lab::programmed();
     assert_eq!(contested(&mut lab, 9, |held| held.ingress_without_ip = 1), REWRITES_MAX);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
     assert_eq!(lab.wanted.held.ingress_without_ip, 1, "it is left alone");
@@ -379,10 +382,7 @@ fn a_stale_write_does_not_count_as_overwritten() {
 
 #[test]
 fn a_change_of_health_is_written_at_most_every_thirty_seconds() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
-    let gateway = lab.connect("edge-1");
-    gateway.acknowledge(4);
-    lab.settle(4);
+    let (mut lab, gateway) = Lab::programmed();
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "no gateway has reported");
     let report = |healthy| {
         let health = vec![(web(), Health { backends: 3, healthy, refusal: None })];
@@ -515,10 +515,7 @@ fn every_port_is_in_the_status_and_one_that_no_slice_has_with_an_error() {
 
 #[test]
 fn an_exchanged_address_is_reported_like_the_first_one() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
-    let gateway = lab.connect("edge-1");
-    gateway.acknowledge(4);
-    lab.settle(4);
+    let (mut lab, _gateway) = Lab::programmed();
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
     let assigned = lab.texts.iter().filter(|text| text.starts_with("it has"));
