@@ -307,7 +307,8 @@ impl Admin for Sources {
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
         let pools = self.known.borrow().as_ref().map(|known| known.state.pools.iter().map(v1::Pool::from).collect());
-        Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective(), pools: pools.unwrap_or_default() }))
+        let (has_state, pools) = (pools.is_some(), pools.unwrap_or_default());
+        Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective(), pools, has_state }))
     }
 }
 

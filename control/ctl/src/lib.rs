@@ -18,6 +18,7 @@ mod top;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use proto::v1;
 
@@ -31,10 +32,15 @@ pub use error::CtlError;
 pub use filter::InvalidFilter;
 pub use list::Screen;
 use list::follow;
+use routing::RoutingDaemon;
 pub use routing::RoutingError;
 
 /// The standard input.
 const STDIN: &str = "-";
+
+/// How long and how often a gateway is asked for its first state.
+const FIRST_STATE_TIMEOUT: Duration = Duration::from_secs(10);
+const FIRST_STATE_POLL: Duration = Duration::from_millis(200);
 
 /// Runs a command. Results go to `out`, notes for people to `notes`.
 ///
@@ -76,10 +82,9 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             Ok(writeln!(out, "{}", answer.summary)?)
         }
         Command::Config { daemon } => {
-            let answer = ask(server, async |mut admin| admin.get_config(v1::GetConfigRequest {}).await).await?;
             let text = match daemon {
-                None => answer.yaml,
-                Some(daemon) => routing::configuration(daemon, answer)?,
+                None => ask_config(server).await?.yaml,
+                Some(daemon) => routing_configuration(server, daemon).await?,
             };
             Ok(write!(out, "{text}")?)
         }
@@ -91,6 +96,22 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
             None => CtlError::Output(error),
         }),
         Command::Version => Ok(writeln!(out, "sluicectl {}", env!("CARGO_PKG_VERSION"))?),
+    }
+}
+
+async fn ask_config(server: &Server) -> Result<v1::GetConfigResponse, ClientError> {
+    ask(server, async |mut admin| admin.get_config(v1::GetConfigRequest {}).await).await
+}
+
+/// The configuration of a routing daemon. A gateway without a state is asked again for a while: its first one arrives a
+/// moment after its start.
+async fn routing_configuration(server: &Server, daemon: &RoutingDaemon) -> Result<String, CtlError> {
+    let deadline = Instant::now() + FIRST_STATE_TIMEOUT;
+    loop {
+        match routing::configuration(daemon, ask_config(server).await?) {
+            Err(RoutingError::NoState(_)) if Instant::now() < deadline => tokio::time::sleep(FIRST_STATE_POLL).await,
+            result => return Ok(result?),
+        }
     }
 }
 

@@ -43,6 +43,12 @@ pub enum RoutingError {
     /// The gateway knows pools that this program does not.
     #[error("{0}; this program is older than the gateway: update it")]
     Pool(ConvertError),
+    /// The gateway does not know its pools.
+    #[error(
+        "gateway {0} has received nothing from a controller yet, so it does not know its pools: repeat this when \
+         `sluicectl gateways` shows it as ready"
+    )]
+    NoState(String),
     /// FRR needs another table.
     #[error(
         "the gateway puts its routes into table {0}, where FRR does not notice that they go: set \
@@ -90,6 +96,9 @@ pub(super) fn configuration(daemon: &RoutingDaemon, config: v1::GetConfigRespons
             return Err(RoutingError::TwoNextHops(*other, *hop));
         }
     }
+    if !config.has_state {
+        return Err(RoutingError::NoState(gateway.name));
+    }
     let AnnounceSettings { route_table, route_protocol } = gateway.announce;
     let pools: Vec<Pool> = config.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>().map_err(RoutingError::Pool)?;
     let comment = |mark: char, daemon: &str| {
@@ -135,10 +144,14 @@ mod tests {
     }
 
     fn printed_with(announce: &str, pools: Vec<v1::Pool>, line: &str) -> Result<String, String> {
+        let config = v1::GetConfigResponse { yaml: format!("{GATEWAY}{announce}"), pools, has_state: true };
+        configured(config, line)
+    }
+
+    fn configured(config: v1::GetConfigResponse, line: &str) -> Result<String, String> {
         let words = ["sluicectl", "config"].into_iter().chain(line.split_whitespace());
         let arguments = Arguments::try_parse_from(words).map_err(|error| error.to_string())?;
         let Command::Config { daemon: Some(daemon) } = arguments.command else { panic!("{line}") };
-        let config = v1::GetConfigResponse { yaml: format!("{GATEWAY}{announce}"), pools };
         configuration(&daemon, config).map_err(|error| error.to_string())
     }
 
@@ -306,6 +319,9 @@ ip prefix-list SLUICE-POOL-2 permit 198.51.100.0/24 le 32
             let error = printed(MAIN, line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");
         }
+        let config = v1::GetConfigResponse { yaml: format!("{GATEWAY}{OWN}"), ..Default::default() };
+        let error = configured(config, "bird --local-as 1 --peer 192.0.2.1=2").unwrap_err();
+        assert!(error.contains("gateway edge-1 has received nothing from a controller"), "{error}");
         let error = printed("", "bird --local-as 1 --peer 192.0.2.1=2").unwrap_err();
         assert!(error.contains("not a gateway's") && error.contains("--server unix:PATH"), "{error}");
     }

@@ -15,6 +15,10 @@ use super::*;
 
 const SCREEN: Screen = Screen { redraw: false, period: Duration::from_millis(1) };
 
+/// The configuration of the gateway.
+const CONFIG: &str = "name: edge-1\nports: [{name: uplink, addresses: [192.0.2.2/24]}]\nannounce: {routeTable: 151, \
+                      routeProtocol: 150}\n";
+
 /// A server with fixed answers, except that packet counters grow by one per request.
 #[derive(Default)]
 struct Canned {
@@ -304,7 +308,11 @@ impl Admin for Canned {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
-        Ok(Response::new(v1::GetConfigResponse { yaml: "name: edge-1\n".into(), pools: Vec::new() }))
+        // The first answer is that of a gateway that has just started.
+        let has_state = self.asked.fetch_add(1, Ordering::Relaxed) > 0;
+        let pool = v1::Pool { name: "a".into(), announce: v1::Announce::Routed.into(), ..Default::default() };
+        let pools = if has_state { vec![pool] } else { Vec::new() };
+        Ok(Response::new(v1::GetConfigResponse { yaml: CONFIG.into(), pools, has_state }))
     }
 }
 
@@ -548,12 +556,18 @@ fn servers_are_unix_sockets_or_tls() {
 #[tokio::test]
 async fn a_reload_prints_the_keys_in_effect_or_the_problems_of_the_file() {
     assert_eq!(printed(Canned::default(), "reload").await.0, "in effect: pools\n");
-    assert_eq!(printed(Canned::default(), "config").await.0, "name: edge-1\n");
+    assert_eq!(printed(Canned::default(), "config").await.0, CONFIG);
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
     serve(&socket, Canned { empty: true, ..Canned::default() });
     let error = ctl(&socket, "reload").await.2.unwrap_err();
     assert!(error.exit_code() == 2 && error.to_string().contains("/etc/f.yaml:3: unknown key `snatt`"), "{error}");
+}
+
+#[tokio::test]
+async fn a_configuration_of_a_routing_daemon_waits_for_the_first_state_of_the_gateway() {
+    let (out, _) = printed(Canned::default(), "config bird --local-as 64512 --peer 192.0.2.1=64513").await;
+    assert!(out.contains("# Pools now: a."), "{out}");
 }
 
 #[tokio::test]

@@ -205,7 +205,7 @@ impl Admin for ControllerAdmin {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
-        Ok(Response::new(v1::GetConfigResponse { yaml: self.config.clone(), pools: Vec::new() }))
+        Ok(Response::new(v1::GetConfigResponse { yaml: self.config.clone(), ..Default::default() }))
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
