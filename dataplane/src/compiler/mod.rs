@@ -235,9 +235,10 @@ impl Compiler {
         if *last.promiscuous != *network.promiscuous {
             last.promiscuous = network.promiscuous.as_slice().into();
         }
+        last.routes = self.routes.share();
+        self.backends.table.follow(&last.routes);
         last.backends = self.backends.table.clone();
         last.removed = self.backends.removed.clone();
-        last.routes = self.routes.share();
         last.managed = self.routes.managed(self.backends.targets.next_hops());
         let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
         let of_snat = last.groups.map_or_else(Vec::new, |groups| self.snat.problems(groups.groups, &self.config));

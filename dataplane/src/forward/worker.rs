@@ -437,7 +437,7 @@ struct Look<'a> {
 impl<A: Address> SweepRules<A> for Look<'_> {
     #[inline(always)]
     fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate {
-        match self.snapshot.backends.spot(flow.backend()) {
+        match self.snapshot.backends.exits().get(flow.backend()) {
             None => Fate::Unknown,
             Some(_) if self.limits.is_handshake_over(state, flow.idle(self.now)) => Fate::Over,
             Some(_) => Fate::Stays,

@@ -22,8 +22,8 @@ pub struct Link(NonZeroU32);
 const PORT_SHIFT: u32 = Vlan::BITS + 1;
 
 impl Link {
-    /// The link of frames without tags on the first port.
-    pub(crate) const OF_FIRST_PORT: Self = Self(NonZeroU32::MIN);
+    /// The link of no frame: its tags would have the identifier 4095, which is not valid.
+    pub(crate) const NONE: Self = Self(NonZeroU32::MAX);
 
     /// The link of frames with these tags on a port.
     #[must_use]

@@ -1,22 +1,23 @@
 //! Backends by slot, in chunks that successive snapshots share.
 //!
-//! **Invariant:** the compact form of a backend always matches the backend.
+//! **Invariant:** what an exit is made from always matches its backend; the exit does in a finished snapshot.
 //!
 //! Not here: the assignment of slots (`compiler`).
+
+mod exits;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use exits::BackendExits;
+pub(crate) use exits::ExitsOfFlows;
 use proto::{Protocol, ServiceName};
 
-use super::routes::GROUP;
-use crate::flow::{BackendId, TargetSlot, Tick, Ticks, UNRESOLVED};
-use crate::wire::processor::prefetch_at;
+use super::routes::{Exit, Routes};
+use crate::flow::{BackendId, TargetSlot, Tick, Ticks};
 
-/// Backends per chunk: a change copies 256 x 96 B, and a table of 100,000 backends has 391 chunks.
+/// Backends per chunk: a change copies 256 x 108 B, and a table of 100,000 backends has 391 chunks.
 const PIECE: usize = 256;
-/// Backends whose compact forms fill a first-level cache of 32 KiB.
-const MANY: usize = 4096;
 
 /// A backend of one service.
 #[derive(Clone, Debug)]
@@ -59,78 +60,48 @@ impl Backend {
     }
 }
 
-/// The fields of a backend that a hit needs, as compact as possible, so that a thousand backends stay in the L1 cache.
+/// What the exit of a backend is made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Spot {
-    /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0: packets of its
-    /// flows leave the fast path.
-    id: u32,
-    /// Slot of its next hop, with [`Spot::ON_LINK`].
-    reach: u32,
+struct ExitSource {
+    /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0.
+    backend: u32,
+    /// [`Backend::next_hop`].
+    next_hop: u32,
+    /// [`Backend::on_link`].
+    on_link: bool,
 }
 
-impl Spot {
-    /// Set where the backend is its own next hop. Slots of next hops are below it; numbers of groups, which have bit 31,
-    /// leave it clear.
-    const ON_LINK: u32 = 1 << 30;
-
+impl ExitSource {
     fn of(slot: u32, backend: &Backend) -> Self {
         let id = BackendId::without_frontend(BackendId { slot, generation: backend.generation }.packed());
-        let reach = backend.next_hop & !Self::ON_LINK | if backend.on_link { Self::ON_LINK } else { 0 };
-        Self { id: if backend.is_steady() { id } else { 0 }, reach }
+        let id = if backend.is_steady() { id } else { 0 };
+        Self { backend: id, next_hop: backend.next_hop, on_link: backend.on_link }
     }
 
-    /// Slot of its next hop, or number of the group of its next hops.
-    #[inline(always)]
-    pub(crate) fn next_hop(self) -> u32 {
-        self.reach & !Self::ON_LINK
-    }
-
-    fn is_behind_group(self) -> bool {
-        self.id != 0 && self.next_hop() & GROUP != 0 && self.next_hop() != UNRESOLVED & !Self::ON_LINK
-    }
-
-    /// Whether the backend is its own next hop.
-    #[inline(always)]
-    pub(crate) fn is_on_link(self) -> bool {
-        self.reach & Self::ON_LINK != 0
+    fn exit(self, routes: &Routes) -> Exit {
+        if self.backend == 0 { Exit::NOWHERE } else { Exit::of_backend(routes, self.backend, self.next_hop, self.on_link) }
     }
 }
 
-/// Backends, and their compact form at the same index.
+/// Backends, and what their exits are made from, at the same index.
 #[derive(Clone, Debug)]
 struct Piece {
-    spots: [Spot; PIECE],
+    sources: [ExitSource; PIECE],
     backends: Vec<Option<Backend>>,
 }
 
 impl Piece {
     fn new() -> Self {
-        Self { spots: [Spot::default(); PIECE], backends: vec![None; PIECE] }
+        Self { sources: [ExitSource::default(); PIECE], backends: vec![None; PIECE] }
     }
 
-    /// Changes the entry of a slot, and its compact form with it. Returns the compact forms before and now.
-    fn change(&mut self, slot: u32, change: impl FnOnce(&mut Option<Backend>)) -> [Spot; 2] {
+    /// Changes the entry of a slot. Returns whether its exit must be made again.
+    fn change(&mut self, slot: u32, change: impl FnOnce(&mut Option<Backend>)) -> bool {
         let place = slot as usize % PIECE;
         let backend = &mut self.backends[place];
         change(backend);
-        let now = backend.as_ref().map_or_else(Spot::default, |backend| Spot::of(slot, backend));
-        [std::mem::replace(&mut self.spots[place], now), now]
-    }
-}
-
-/// What hits need of all backends.
-#[derive(Clone, Copy)]
-pub(crate) struct Spots<'s>(&'s [Arc<Piece>]);
-
-impl Spots<'_> {
-    /// As [`BackendTable::get`], for a hit, by [`BackendId::packed_with`]; `None` also for a backend that is not steady.
-    #[inline(always)]
-    pub(crate) fn get(self, word: u32) -> Option<Spot> {
-        let id = BackendId::without_frontend(word);
-        let slot = BackendId::slot_of(id) as usize;
-        let spot = self.0.get(slot / PIECE)?.spots[slot % PIECE];
-        (spot.id == id).then_some(spot)
+        let now = backend.as_ref().map_or_else(ExitSource::default, |backend| ExitSource::of(slot, backend));
+        std::mem::replace(&mut self.sources[place], now) != now
     }
 }
 
@@ -138,8 +109,11 @@ impl Spots<'_> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackendTable {
     pieces: Vec<Arc<Piece>>,
-    /// Number of steady backends behind groups of next hops.
-    behind_groups: u32,
+    exits: BackendExits,
+    /// The routes from which the exits were made.
+    routes: Option<Arc<Routes>>,
+    /// Slots whose exits must be made again.
+    changed: Vec<u32>,
 }
 
 impl BackendTable {
@@ -148,39 +122,34 @@ impl BackendTable {
         self.in_slot(id.slot).filter(|backend| backend.generation == id.generation)
     }
 
-    /// See [`Spots::get`].
+    /// The exits of all backends, for hits.
     #[inline(always)]
-    pub(crate) fn spot(&self, word: u32) -> Option<Spot> {
-        self.spots().get(word)
+    pub(crate) fn exits(&self) -> ExitsOfFlows<'_> {
+        self.exits.by_flow()
     }
 
-    /// What hits need of all backends.
-    #[inline(always)]
-    pub(crate) fn spots(&self) -> Spots<'_> {
-        Spots(&self.pieces)
-    }
-
-    /// Whether their compact forms exceed the first-level cache.
+    /// Whether their exits have several times the size of a first-level cache.
     #[inline]
     pub(crate) fn are_many(&self) -> bool {
-        self.pieces.len() > MANY / PIECE
+        self.exits.are_many()
     }
 
     /// Whether any steady backend is behind a group of next hops.
     #[inline]
     pub(crate) fn any_behind_groups(&self) -> bool {
-        self.behind_groups > 0
+        self.exits.any_behind_groups()
     }
 
-    fn count(&mut self, [before, now]: [Spot; 2]) {
-        self.behind_groups = self.behind_groups + u32::from(now.is_behind_group()) - u32::from(before.is_behind_group());
-    }
-
-    /// Prefetches the compact form of the backend in a slot.
-    #[inline(always)]
-    pub(crate) fn prefetch(&self, slot: usize) {
-        if let Some(piece) = self.pieces.get(slot / PIECE) {
-            prefetch_at(&piece.spots, slot % PIECE);
+    /// Makes exits again: of the backends that changed, or of all if these are other routes than before.
+    pub(crate) fn follow(&mut self, routes: &Arc<Routes>) {
+        let changed = std::mem::take(&mut self.changed);
+        let exit = |slot: u32| (slot, self.pieces[slot as usize / PIECE].sources[slot as usize % PIECE].exit(routes));
+        if self.routes.as_ref().is_some_and(|before| Arc::ptr_eq(before, routes)) {
+            self.exits.set(changed.into_iter().map(exit));
+        } else {
+            let slots = (0..).take(self.pieces.len() * PIECE);
+            self.exits.set(slots.map(exit));
+            self.routes = Some(routes.clone());
         }
     }
 
@@ -190,20 +159,23 @@ impl BackendTable {
         while self.pieces.len() <= piece {
             self.pieces.push(Arc::new(Piece::new()));
         }
-        let spots = Arc::make_mut(&mut self.pieces[piece]).change(slot, |place| *place = backend);
-        self.count(spots);
+        if Arc::make_mut(&mut self.pieces[piece]).change(slot, |place| *place = backend) {
+            self.changed.push(slot);
+        }
     }
 
     /// Changes the backend of a slot, if there is one and it `differs`. The chunk is copied only then.
     pub(crate) fn update(&mut self, slot: u32, differs: impl Fn(&Backend) -> bool, change: impl FnOnce(&mut Backend)) {
         let Some(piece) = self.pieces.get_mut(slot as usize / PIECE) else { return };
         if piece.backends[slot as usize % PIECE].as_ref().is_some_and(differs) {
-            let spots = Arc::make_mut(piece).change(slot, |place| {
+            let has_changed = Arc::make_mut(piece).change(slot, |place| {
                 if let Some(backend) = place {
                     change(backend);
                 }
             });
-            self.count(spots);
+            if has_changed {
+                self.changed.push(slot);
+            }
         }
     }
 

@@ -18,7 +18,7 @@ mod tables;
 mod tunnels;
 
 pub use backends::Backend;
-pub(crate) use backends::{BackendTable, Spots};
+pub(crate) use backends::{BackendTable, ExitsOfFlows};
 pub(crate) use earlier::{EarlierTable, EarlierTables};
 pub use family::{AddressRole, FamilyTables, Front};
 pub(crate) use family::{AddressRoles, FrontendAt};

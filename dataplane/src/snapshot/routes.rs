@@ -34,8 +34,8 @@ pub struct NextHop {
     pub address: IpAddr,
 }
 
-/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port. 32
-/// bytes, half a cache line.
+/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port, and of
+/// the backend behind it. 32 bytes, half a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Exit {
@@ -51,14 +51,21 @@ pub struct Exit {
     tags: [u8; 8],
     /// The link.
     pub link: Link,
+    /// Of the exit towards a backend, see [`super::backends`]: [`crate::flow::BackendId::without_frontend`], with
+    /// [`Exit::ON_LINK`] and [`Exit::BEHIND_GROUP`] in the bits that this leaves. Otherwise 0.
+    backend: u32,
 }
 
 const _: () = assert!(size_of::<Option<Exit>>() == 32);
 
 impl Exit {
-    /// An exit that no packet takes: the MTU is 0.
+    /// An exit that no packet takes, since the MTU is 0. Nothing arrives by its link.
     pub(crate) const NOWHERE: Self =
-        Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::OF_FIRST_PORT };
+        Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::NONE, backend: 0 };
+    /// The backend is its own next hop.
+    const ON_LINK: u32 = 1;
+    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] tells the group.
+    const BEHIND_GROUP: u32 = 2;
 
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
     #[allow(clippy::cast_possible_truncation)] // 14 bytes
@@ -66,7 +73,44 @@ impl Exit {
         let (tags, tag_bytes) = link.tags().to_bytes();
         let ([a, b, c, d, e, f], [g, h, i, j, k, l]) = (destination_mac.0, source_mac.0);
         let addresses = [a, b, c, d, e, f, g, h, i, j, k, l];
-        Self { addresses, mtu, port: link.port(), link_bytes: Ethernet::BYTES as u8 + tag_bytes, tags, link }
+        Self { addresses, mtu, port: link.port(), link_bytes: Ethernet::BYTES as u8 + tag_bytes, tags, link, backend: 0 }
+    }
+
+    /// The bits of [`Exit::backend`] that are not the backend's.
+    pub(super) const BACKEND_FLAGS: u32 = Self::ON_LINK | Self::BEHIND_GROUP;
+
+    /// The exit towards a steady backend, by its [`crate::flow::BackendId::without_frontend`].
+    pub(super) fn of_backend(routes: &Routes, backend: u32, next_hop: u32, on_link: bool) -> Self {
+        if routes.group(next_hop).is_some() {
+            let mut addresses = Self::NOWHERE.addresses;
+            addresses[..4].copy_from_slice(&next_hop.to_ne_bytes());
+            return Self { addresses, backend: backend | Self::BEHIND_GROUP, ..Self::NOWHERE };
+        }
+        routes.exit(next_hop).unwrap_or(&Self::NOWHERE).towards(backend, on_link)
+    }
+
+    /// The same exit, as that towards a backend.
+    pub(super) fn towards(self, backend: u32, on_link: bool) -> Self {
+        Self { backend: backend | if on_link { Self::ON_LINK } else { 0 }, ..self }
+    }
+
+    /// Whether it is that towards a backend, by [`crate::flow::BackendId::without_frontend`].
+    #[inline(always)]
+    pub(super) fn is_of(&self, backend: u32) -> bool {
+        self.backend ^ backend <= Self::BACKEND_FLAGS
+    }
+
+    /// The number of the group of next hops that the backend is behind.
+    #[inline(always)]
+    pub(crate) fn group(&self) -> Option<u32> {
+        let [a, b, c, d, ..] = self.addresses;
+        (self.backend & Self::BEHIND_GROUP != 0).then_some(u32::from_ne_bytes([a, b, c, d]))
+    }
+
+    /// Whether the backend is its own next hop.
+    #[inline(always)]
+    pub(crate) fn is_on_link(&self) -> bool {
+        self.backend & Self::ON_LINK != 0
     }
 
     /// The bits of the port in [`Exit::measures`].

@@ -11,13 +11,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::record::{HEAD_V4, HEAD_V6, Record};
 use crate::flow::{Admission, ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, UNRESOLVED};
 use crate::forward::decide::FlowFamily;
-use crate::snapshot::{ClientRouters, Exit, Exits, Routes, Snapshot, Spots};
+use crate::snapshot::{ClientRouters, Exit, Exits, ExitsOfFlows, Routes, Snapshot};
 use crate::wire::{TupleKey, WireKey};
 
 /// What the decision depends on besides packets and flows.
 pub(super) struct Follow<'s> {
     pub(super) snapshot: &'s Snapshot,
-    spots: Spots<'s>,
+    backends: ExitsOfFlows<'s>,
     exits: Exits<'s>,
     routes: &'s Routes,
     client_routers: &'s ClientRouters,
@@ -245,8 +245,8 @@ impl<'s> Follow<'s> {
     /// Sets `reads_routes` when the route that is stored for a flow is needed.
     pub(super) fn new(snapshot: &'s Snapshot, (now, shortest): (Tick, Ticks), reads_routes: &'s Cell<bool>) -> Self {
         let routes = snapshot.routes();
-        let (spots, exits, client_routers) = (snapshot.backends.spots(), routes.exits(), &*routes.client_routers);
-        Self { snapshot, spots, exits, routes, client_routers, reads_routes, now, shortest }
+        let (backends, exits, client_routers) = (snapshot.backends.exits(), routes.exits(), &*routes.client_routers);
+        Self { snapshot, backends, exits, routes, client_routers, reads_routes, now, shortest }
     }
 
     /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
@@ -287,7 +287,7 @@ impl<'s> Follow<'s> {
     }
 
     /// Where a packet of a flow leaves, if it is not longer than the MTU. `None` if it arrived where none may, or if anything
-    /// is not known.
+    /// is not known; [`Exit::NOWHERE`] while the next hop is not.
     #[inline(always)]
     pub(super) fn exit<A: FastFamily, S: Scope>(
         &self,
@@ -296,33 +296,32 @@ impl<'s> Follow<'s> {
         record: &Record,
     ) -> Option<&'s Exit> {
         let (index, direction) = record.candidate.entry();
-        let spot = self.spots.get(flow.backend())?;
-        let next_hop = spot.next_hop();
-        let slot = match direction {
-            Direction::ToBackend if S::GROUPS => self.routes.slot_of(next_hop, record.hash),
-            Direction::ToBackend => next_hop,
-            Direction::ToClient => {
-                let arrives = match self.exits.get(next_hop) {
-                    Some(exit) => exit.link == record.link,
-                    None => S::GROUPS && self.routes.ways.arrive_from(next_hop, record.link),
-                };
-                if !arrives {
-                    return None;
-                }
-                match A::router_of(self.client_routers, flow.key(Direction::ToBackend)) {
-                    UNRESOLVED => {
-                        self.reads_routes.set(true);
-                        to_clients.slot(flow, index, self.routes.epoch)
-                    }
-                    slot => slot,
-                }
+        let backend = self.backends.get(flow.backend())?;
+        let group = if S::GROUPS { backend.group() } else { None };
+        if direction == Direction::ToBackend {
+            let may_be_direct = S::REWRITES != Rewrites::All;
+            if may_be_direct && flow.mode() == FlowMode::Dsr && !backend.is_on_link() {
+                return None;
             }
+            return match group {
+                Some(group) => self.exits.get(self.routes.ways.slot(group, record.hash)),
+                None => Some(backend),
+            };
+        }
+        let arrives = match group {
+            Some(group) => self.routes.ways.arrive_from(group, record.link),
+            None => backend.link == record.link,
         };
-        let exit = self.exits.get(slot)?;
-        let may_be_direct = S::REWRITES != Rewrites::All;
-        if may_be_direct && flow.mode() == FlowMode::Dsr && !spot.is_on_link() {
+        if !arrives {
             return None;
         }
-        Some(exit)
+        let slot = match A::router_of(self.client_routers, flow.key(Direction::ToBackend)) {
+            UNRESOLVED => {
+                self.reads_routes.set(true);
+                to_clients.slot(flow, index, self.routes.epoch)
+            }
+            slot => slot,
+        };
+        self.exits.get(slot)
     }
 }

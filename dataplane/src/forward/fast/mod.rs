@@ -143,7 +143,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             };
             if let Some(backend) = backend {
                 prefetch_at(self.counters.all_slots(), BackendId::counter_slot(backend).index());
-                snapshot.backends.prefetch(BackendId::unpacked(backend).slot as usize);
+                snapshot.backends.exits().prefetch(backend);
             }
         }
     }
