@@ -1,7 +1,7 @@
 //! A Kubernetes Service in the form that sluice uses: frontends, policy, backends.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -431,24 +431,34 @@ impl ServicePort {
     }
 
     /// The port as a gateway in `zone` uses it; none if that is the same. The backends of other zones are left out only
-    /// if one in this zone takes new flows; those that take none keep their flows in all zones. Earlier backends have no
-    /// zones, so they do not count then.
-    fn in_zone(&self, zone: &str) -> Option<Self> {
+    /// if one in this zone takes new flows; those that take none keep their flows in all zones, and so do those that were
+    /// `used` until now. Earlier backends have no zones, so they do not count then.
+    fn in_zone(&self, zone: &str, used: &HashSet<SocketAddr>) -> Option<Self> {
         let hinted = self.zones.iter().find(|hinted| hinted.zone == zone)?;
-        let is_used =
-            |(index, backend): &(u32, &Backend)| backend.state == BackendState::Draining || hinted.backends.contains(index);
-        let backends: Vec<Backend> = (0..).zip(&self.backends).filter(is_used).map(|(_, backend)| backend.clone()).collect();
+        let is_near = |index, backend: &Backend| backend.state == BackendState::Draining || hinted.backends.contains(&index);
         let takes_new = |backend: &Backend| backend.state == BackendState::Active && backend.weight > 0;
-        let is_enough = backends.len() < self.backends.len() && backends.iter().any(takes_new);
-        is_enough.then(|| Self { backends, zones: Vec::new(), earlier: Vec::new(), ..self.clone() })
+        let all = || (0..).zip(&self.backends);
+        let is_enough = all().any(|(index, backend)| is_near(index, backend) && takes_new(backend));
+        if !is_enough || all().all(|(index, backend)| is_near(index, backend)) {
+            return None;
+        }
+        let as_used = |(index, backend): (u32, &Backend)| match is_near(index, backend) {
+            true => Some(backend.clone()),
+            false => used.contains(&backend.address).then(|| Backend { state: BackendState::Draining, ..backend.clone() }),
+        };
+        let backends = all().filter_map(as_used).collect();
+        Some(Self { backends, zones: Vec::new(), earlier: Vec::new(), ..self.clone() })
     }
 }
 
 impl Service {
-    /// The Service as a gateway in `zone` uses it; none if that is the same.
+    /// The Service as a gateway in `zone` uses it; none if that is the same. Backends of other zones to which the gateway
+    /// has sent flows until now, those of the Service `before`, drain.
     #[must_use]
-    pub fn in_zone(&self, zone: &str) -> Option<Self> {
-        let narrowed: Vec<Option<ServicePort>> = self.ports.iter().map(|port| port.in_zone(zone)).collect();
+    pub fn in_zone(&self, zone: &str, before: Option<&Self>) -> Option<Self> {
+        let backends = before.into_iter().flat_map(|before| &before.ports).flat_map(|port| &port.backends);
+        let used = backends.map(|backend| backend.address).collect();
+        let narrowed: Vec<Option<ServicePort>> = self.ports.iter().map(|port| port.in_zone(zone, &used)).collect();
         narrowed.iter().any(Option::is_some).then(|| {
             let ports = narrowed.into_iter().zip(&self.ports).map(|(near, port)| near.unwrap_or_else(|| port.clone()));
             Self { ports: ports.collect(), ..self.clone() }
@@ -523,14 +533,21 @@ mod tests {
             ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
         };
         let service = Service::new(ServiceName::new("shop", "web"), vec![port]);
-        let near = service.in_zone("a").unwrap();
-        assert_eq!(
-            near.ports[0].backends.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(),
-            ["10.0.0.1:80", "10.0.0.4:80"]
-        );
+        let near = service.in_zone("a", None).unwrap();
+        let listed = |service: &Service| -> Vec<(String, BackendState)> {
+            service.ports[0].backends.iter().map(|backend| (backend.address.to_string(), backend.state)).collect()
+        };
+        let of_zone = [("10.0.0.1:80".to_owned(), BackendState::Active), ("10.0.0.4:80".to_owned(), BackendState::Draining)];
+        assert_eq!(listed(&near), of_zone);
         assert!(near.ports[0].zones.is_empty());
         for zone in ["off", "all", "unknown", ""] {
-            assert_eq!(service.in_zone(zone), None, "{zone:?}");
+            assert_eq!(service.in_zone(zone, Some(&near)), None, "{zone:?}");
         }
+        let mut two = service.clone();
+        two.ports[0].backends.truncate(2);
+        let after = service.in_zone("a", Some(&two)).unwrap();
+        let was_used = ("10.0.0.2:80".to_owned(), BackendState::Draining);
+        assert_eq!(listed(&after), [&of_zone[..1], &[was_used], &of_zone[1..]].concat());
+        assert_eq!(service.in_zone("a", Some(&after)), Some(after), "it drains for as long as it is listed");
     }
 }

@@ -17,13 +17,15 @@ pub struct Zone {
     name: String,
     /// Services restricted last, in their original and restricted form.
     narrowed: BTreeMap<ServiceName, (Arc<Service>, Arc<Service>)>,
+    /// The state as it was used last: when hints change, backends of other zones that it has keep their flows.
+    used: Arc<State>,
 }
 
 impl Zone {
     /// The zone of this name.
     #[must_use]
-    pub const fn new(name: String) -> Self {
-        Self { name, narrowed: BTreeMap::new() }
+    pub fn new(name: String) -> Self {
+        Self { name, narrowed: BTreeMap::new(), used: Arc::default() }
     }
 
     /// The state as it is used in this zone.
@@ -31,10 +33,17 @@ impl Zone {
         let before = std::mem::take(&mut self.narrowed);
         for (name, service) in &state.services {
             let kept = before.get(name).filter(|(whole, _)| Arc::ptr_eq(whole, service)).map(|(_, near)| Arc::clone(near));
-            if let Some(near) = kept.or_else(|| service.in_zone(&self.name).map(Arc::new)) {
+            let narrow = || service.in_zone(&self.name, self.used.services.get(name).map(|before| &**before)).map(Arc::new);
+            if let Some(near) = kept.or_else(narrow) {
                 self.narrowed.insert(name.clone(), (Arc::clone(service), near));
             }
         }
+        self.used = self.with_narrowed(state);
+        Arc::clone(&self.used)
+    }
+
+    /// The state with the Services that were restricted.
+    fn with_narrowed(&self, state: &Arc<State>) -> Arc<State> {
         if self.narrowed.is_empty() {
             return Arc::clone(state);
         }
@@ -66,7 +75,7 @@ pub async fn run(
 
 #[cfg(test)]
 mod tests {
-    use proto::{Origin, ZoneBackends};
+    use proto::{BackendState, Origin, ZoneBackends};
 
     use super::*;
     use crate::agent::controller_client::received::tests::{service, state};
@@ -95,6 +104,24 @@ mod tests {
         let name = ServiceName::new("default", "web");
         assert!(Arc::ptr_eq(&first.services[&name], &second.services[&name]));
         assert!(Arc::ptr_eq(&first.services[&ServiceName::new("default", "plain")], &plain));
+    }
+
+    #[test]
+    fn backends_keep_their_flows_when_hints_take_them_away() {
+        let mut zone = Zone::new("a".to_owned());
+        let states = |narrowed: &State| -> Vec<BackendState> {
+            let port = &narrowed.services[&ServiceName::new("default", "web")].ports[0];
+            port.backends.iter().map(|backend| backend.state).collect()
+        };
+        let plain = service("web", &["10.0.0.1:80", "10.0.0.2:80"]);
+        assert_eq!(states(&zone.narrow(&Arc::new(state("e", 1, &[plain])))), [BackendState::Active; 2]);
+        for counter in 2..4 {
+            let hinted = Arc::new(state("e", counter, &[hinted("web")]));
+            assert_eq!(states(&zone.narrow(&hinted)), [BackendState::Draining, BackendState::Active]);
+        }
+        let gone = Arc::new(state("e", 4, &[service("web", &["10.0.0.2:80"])]));
+        assert_eq!(states(&zone.narrow(&gone)), [BackendState::Active]);
+        assert_eq!(states(&zone.narrow(&Arc::new(state("e", 5, &[hinted("web")])))), [BackendState::Active]);
     }
 
     #[test]

@@ -45,8 +45,8 @@ pub enum RoutingError {
     Pool(ConvertError),
     /// The gateway does not know its pools.
     #[error(
-        "gateway {0} has received nothing from a controller yet, so it does not know its pools: repeat this when \
-         `sluicectl gateways` shows it as ready"
+        "gateway {0} has received nothing from a controller yet, so it does not know its pools: its log says why; repeat this \
+         when it follows a controller"
     )]
     NoState(String),
     /// FRR needs another table.
