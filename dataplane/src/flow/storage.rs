@@ -124,6 +124,13 @@ impl<K: TupleKey> HotFlow<K> {
         if let [_, _, _, change] = *self.rest.as_ref() { change } else { 0 }
     }
 
+    /// The same for packets in one direction, not 0.
+    #[inline(always)]
+    pub(crate) fn change_of_sum(&self, direction: Direction) -> u64 {
+        let change = u64::from(self.checksum_change());
+        0xffff + if direction == Direction::ToBackend { change } else { change ^ 0xffff }
+    }
+
     /// The addresses and ports of packets in one direction, as they arrive.
     #[inline(always)]
     pub(crate) fn key(&self, direction: Direction) -> &K {

@@ -47,14 +47,6 @@ fn change(from: u32, to: u32) -> u64 {
     u64::from(!from) + u64::from(to)
 }
 
-/// The same for an even number of words, in steps of 64 bits.
-#[inline(always)]
-fn change_of_pairs(from: &[u32], to: &[u32]) -> u64 {
-    let pair = |[low, high]: [u32; 2]| u64::from(high) << 32 | u64::from(low);
-    let pairs = from.as_chunks().0.iter().zip(to.as_chunks().0);
-    folded(pairs.fold(0, |sum, (from, to)| add(add(sum, !pair(*from)), pair(*to))))
-}
-
 /// The sum of the halves of a sum.
 #[inline(always)]
 const fn folded(sum: u64) -> u64 {
@@ -117,14 +109,11 @@ pub(super) fn rewrite_v4(head: &mut [u8; HEAD_V4], replies: &WireKey<3>, is_udp:
     rewrite_transport(&mut head[V4_TRANSPORT..], addresses + change(old_ports, new_ports), is_udp);
 }
 
-/// The same for an IPv6 packet.
+/// The same for an IPv6 packet, where this adds `change` to the sum of a TCP or UDP checksum.
 #[inline(always)]
-pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, is_udp: bool) {
-    let (from, to) = (WireKey::<9>::read_at(head, V6_KEY), replies.reversed());
-    let ((old, old_ports), (new, new_ports)) = (from.words(), to.words());
-    let change = change_of_pairs(old, new) + change(old_ports, new_ports);
+pub(super) fn rewrite_v6(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, change: u64, is_udp: bool) {
     lower_hop_limit(head);
-    write_key(head, V6_KEY, &to);
+    write_key(head, V6_KEY, &replies.reversed());
     rewrite_transport(&mut head[V6_TRANSPORT..], change, is_udp);
 }
 

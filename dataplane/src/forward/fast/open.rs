@@ -348,7 +348,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         counters.new_flows.add(1);
         let (exit, from) = (open.exit, flow.keys[0]);
         let identification = identification::<A>(&mut self.identifications, &open.reply, record);
-        A::rewrite(framed::<A>(buffer, exit, record)?, &open.reply, false, identification);
+        let begun = table.hot_parts(false).flows.get(candidate.entry().0);
+        let change = || begun.map_or(0, |flow| flow.change_of_sum(Direction::ToBackend));
+        A::rewrite(framed::<A>(buffer, exit, record)?, &open.reply, change, false, identification);
         if record.shape.is_padded() {
             buffer.truncate(exit.link_bytes() + usize::from(record.shape.packet_len));
         }

@@ -23,8 +23,14 @@ use crate::wire::{Buffer, Ipv4, Ipv6, TupleKey, WireKey};
 /// How the packets of a family are rewritten.
 pub(super) trait Rewritten: FastFamily {
     /// Replaces addresses and ports by those of packets in the opposite direction to `replies`, and the identification if
-    /// there is another one, decrements the hop limit, and updates all checksums.
-    fn rewrite(head: &mut Self::Head, replies: &Self::Key, is_udp: bool, identification: Option<u16>);
+    /// there is another one, decrements the hop limit, and updates all checksums. `change` is [`HotFlow::change_of_sum`].
+    fn rewrite(
+        head: &mut Self::Head,
+        replies: &Self::Key,
+        change: impl FnOnce() -> u64,
+        is_udp: bool,
+        identification: Option<u16>,
+    );
     /// Decrements the hop limit only.
     fn lower_hop_limit(head: &mut Self::Head);
 
@@ -44,7 +50,13 @@ pub(super) trait Rewritten: FastFamily {
 
 impl Rewritten for u32 {
     #[inline(always)]
-    fn rewrite(head: &mut [u8; HEAD_V4], replies: &WireKey<3>, is_udp: bool, identification: Option<u16>) {
+    fn rewrite(
+        head: &mut [u8; HEAD_V4],
+        replies: &WireKey<3>,
+        _: impl FnOnce() -> u64,
+        is_udp: bool,
+        identification: Option<u16>,
+    ) {
         nat::rewrite_v4(head, replies, is_udp, identification);
     }
 
@@ -75,8 +87,8 @@ impl Rewritten for u32 {
 
 impl Rewritten for u128 {
     #[inline(always)]
-    fn rewrite(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, is_udp: bool, _: Option<u16>) {
-        nat::rewrite_v6(head, replies, is_udp);
+    fn rewrite(head: &mut [u8; HEAD_V6], replies: &WireKey<9>, change: impl FnOnce() -> u64, is_udp: bool, _: Option<u16>) {
+        nat::rewrite_v6(head, replies, change(), is_udp);
     }
 
     #[inline(always)]
@@ -134,7 +146,7 @@ impl<O> Writer<'_, O> {
                 _ => {
                     let replies = flow.key(direction.opposite());
                     let identification = identification::<A>(self.identifications, replies, record);
-                    A::rewrite(head, replies, record.is_udp(), identification);
+                    A::rewrite(head, replies, || flow.change_of_sum(direction), record.is_udp(), identification);
                 }
             }
             buffer.truncate(exit.link_bytes() + usize::from(record.shape.packet_len));
@@ -202,7 +214,7 @@ impl<A: Rewritten, O> Forwarding<'_, A, O> {
             let replies = flow.key(direction.opposite());
             let is_fragmentable = S::FRAGMENTABLE && record.shape.may_fragment();
             let identification = if is_fragmentable { identification::<A>(self.identifications, replies, record) } else { None };
-            A::rewrite(head, replies, record.is_udp(), identification);
+            A::rewrite(head, replies, || flow.change_of_sum(direction), record.is_udp(), identification);
         }
         if S::TAGS {
             exit.write_link(link);

@@ -71,7 +71,7 @@ mod tests {
         head[40..44].copy_from_slice(&ports.to_ne_bytes());
         let at = if is_udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
         head[at..at + 2].copy_from_slice(&old.to_ne_bytes());
-        nat::rewrite_v6(&mut head, &to.reversed(), is_udp);
+        nat::rewrite_v6(&mut head, &to.reversed(), difference(from.sum(), to.sum()).into(), is_udp);
         u16::from_ne_bytes([head[at], head[at + 1]])
     }
 
