@@ -436,17 +436,15 @@ impl ServicePort {
     fn in_zone(&self, zone: &str, used: &HashSet<SocketAddr>) -> Option<Self> {
         let hinted = self.zones.iter().find(|hinted| hinted.zone == zone)?;
         let is_near = |index, backend: &Backend| backend.state == BackendState::Draining || hinted.backends.contains(&index);
+        let near: Vec<bool> = (0..).zip(&self.backends).map(|(index, backend)| is_near(index, backend)).collect();
+        let all = || self.backends.iter().zip(&near);
         let takes_new = |backend: &Backend| backend.state == BackendState::Active && backend.weight > 0;
-        let all = || (0..).zip(&self.backends);
-        let is_enough = all().any(|(index, backend)| is_near(index, backend) && takes_new(backend));
-        if !is_enough || all().all(|(index, backend)| is_near(index, backend)) {
+        if !near.contains(&false) || !all().any(|(backend, near)| *near && takes_new(backend)) {
             return None;
         }
-        let as_used = |(index, backend): (u32, &Backend)| match is_near(index, backend) {
-            true => Some(backend.clone()),
-            false => used.contains(&backend.address).then(|| Backend { state: BackendState::Draining, ..backend.clone() }),
-        };
-        let backends = all().filter_map(as_used).collect();
+        let backends = all().filter(|(backend, near)| **near || used.contains(&backend.address));
+        let state = |backend: &Backend, near| if near { backend.state } else { BackendState::Draining };
+        let backends = backends.map(|(backend, near)| Backend { state: state(backend, *near), ..backend.clone() }).collect();
         Some(Self { backends, zones: Vec::new(), earlier: Vec::new(), ..self.clone() })
     }
 }

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use proto::{GatewayState, Service, ServiceName, State};
+use imbl::ordmap::DiffItem;
+use proto::{GatewayState, Service, ServiceName, Services, State};
 use tokio::sync::watch;
 
 use super::supervisor::Failure;
@@ -15,40 +16,39 @@ use super::supervisor::Failure;
 #[derive(Debug)]
 pub struct Zone {
     name: String,
-    /// Services restricted last, in their original and restricted form.
-    narrowed: BTreeMap<ServiceName, (Arc<Service>, Arc<Service>)>,
-    /// The state as it was used last: when hints change, backends of other zones that it has keep their flows.
-    used: Arc<State>,
+    /// The Services of the last state, unrestricted.
+    services: Services,
+    /// Those of them that are restricted, in this form.
+    narrowed: BTreeMap<ServiceName, Arc<Service>>,
 }
 
 impl Zone {
     /// The zone of this name.
     #[must_use]
     pub fn new(name: String) -> Self {
-        Self { name, narrowed: BTreeMap::new(), used: Arc::default() }
+        Self { name, services: Services::new(), narrowed: BTreeMap::new() }
     }
 
     /// The state as it is used in this zone.
     pub fn narrow(&mut self, state: &Arc<State>) -> Arc<State> {
-        let before = std::mem::take(&mut self.narrowed);
-        for (name, service) in &state.services {
-            let kept = before.get(name).filter(|(whole, _)| Arc::ptr_eq(whole, service)).map(|(_, near)| Arc::clone(near));
-            let narrow = || service.in_zone(&self.name, self.used.services.get(name).map(|before| &**before)).map(Arc::new);
-            if let Some(near) = kept.or_else(narrow) {
-                self.narrowed.insert(name.clone(), (Arc::clone(service), near));
+        for item in self.services.diff(&state.services) {
+            let (name, before, now) = match item {
+                DiffItem::Add(name, now) => (name, None, Some(now)),
+                DiffItem::Update { old: (_, before), new: (name, now) } => (name, Some(before), Some(now)),
+                DiffItem::Remove(name, before) => (name, Some(before), None),
+            };
+            let narrowed = self.narrowed.remove(name);
+            let used = narrowed.as_ref().or(before).map(|service| &**service);
+            if let Some(near) = now.and_then(|service| service.in_zone(&self.name, used)) {
+                self.narrowed.insert(name.clone(), Arc::new(near));
             }
         }
-        self.used = self.with_narrowed(state);
-        Arc::clone(&self.used)
-    }
-
-    /// The state with the Services that were restricted.
-    fn with_narrowed(&self, state: &Arc<State>) -> Arc<State> {
+        self.services = state.services.clone();
         if self.narrowed.is_empty() {
             return Arc::clone(state);
         }
         let mut near = State::clone(state);
-        for (name, (_, service)) in &self.narrowed {
+        for (name, service) in &self.narrowed {
             near.services.insert(name.clone(), Arc::clone(service));
         }
         Arc::new(near)

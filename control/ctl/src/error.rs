@@ -97,5 +97,7 @@ mod tests {
             let error = CtlError::from(error);
             assert_eq!(error.exit_code(), code, "{error}");
         }
+        assert_eq!(CtlError::from(RoutingError::NoState("edge-1".to_owned())).exit_code(), 1);
+        assert_eq!(CtlError::from(RoutingError::NoRouterId).exit_code(), 2);
     }
 }

@@ -124,7 +124,8 @@ impl<K: TupleKey> HotFlow<K> {
         if let [_, _, _, change] = *self.rest.as_ref() { change } else { 0 }
     }
 
-    /// The same for packets in one direction, not 0.
+    /// What other addresses and ports add to the sum of a TCP or UDP checksum of a packet in one direction; never 0.
+    /// Meaningless in one-way modes.
     #[inline(always)]
     pub(crate) fn change_of_sum(&self, direction: Direction) -> u64 {
         let change = u64::from(self.checksum_change());

@@ -39,7 +39,8 @@ pub struct NextHop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Exit {
-    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port.
+    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port. Behind a group of next hops
+    /// instead the number of the group, in the first four bytes.
     addresses: [u8; 12],
     /// MTU of the link, bytes.
     pub mtu: u16,
