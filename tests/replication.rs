@@ -153,10 +153,7 @@ fn connections_survive_the_death_of_their_gateway() {
     pair.spawn(0);
     pair.spawn(1);
     until("both gateways are in sync", || in_sync(&pair));
-    until("every VIP is answered", || {
-        let owners = pair.watch.owners();
-        (owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1)).then_some(())
-    });
+    until("no group of VIPs moves any more", || pair.has_settled(2));
     let clients = Clients::start(&pair, CONNECTIONS);
     let shadows = |n| metric(&pair, n, "sluice_shadow_flows").unwrap_or_default();
     until("each connection has a shadow flow", || (shadows(0) + shadows(1) >= CONNECTIONS as f64).then_some(()));
@@ -191,10 +188,7 @@ fn connections_that_partners_were_not_told_survive_a_gateway_that_ends() {
     pair.spawn(0);
     pair.spawn(1);
     until("both gateways are in sync", || in_sync(&pair));
-    until("every VIP is answered", || {
-        let owners = pair.watch.owners();
-        (owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1)).then_some(())
-    });
+    until("no group of VIPs moves any more", || pair.has_settled(2));
     let clients = Clients::start(&pair, CONNECTIONS);
     let applied = |pair: &Pair, n| metric(pair, n, "sluice_flow_replicas_total{outcome=\"applied\"}");
     assert_eq!([0, 1].map(|n| applied(&pair, n)), [Some(0.0); 2], "none is old enough");

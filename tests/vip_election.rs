@@ -16,13 +16,7 @@ use rustix::process::Signal;
 
 /// Every VIP is answered by one gateway, which has decided to keep it.
 fn settled(pair: &Pair) -> Option<()> {
-    let owners = pair.watch.owners();
-    let keeps = |n: usize| {
-        let files = (0..16).map(|group| pair.path(n, &format!("state/keepalived/group-{group}")));
-        files.filter(|file| fs::read_to_string(file).is_ok_and(|text| text.trim() == "50")).count()
-    };
-    let have_one = owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1);
-    (have_one && (0..2).all(|n| owned(pair, n) == 0 || owned(pair, n) == keeps(n))).then_some(())
+    pair.has_settled(16)
 }
 
 /// VIPs that only this gateway answers for.

@@ -213,6 +213,18 @@ endpoints: [{{addresses: [192.0.2.10]}}]
         until("the gateway ends", || child.try_wait().unwrap()).code()
     }
 
+    /// Whether every VIP is answered by one gateway, and each of so many groups has an owner that holds on to it. Until
+    /// then groups move between gateways that start together.
+    pub fn has_settled(&self, groups: usize) -> Option<()> {
+        let owners = self.watch.owners();
+        let have_one = owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1);
+        let owns = |n: &usize| owners.values().any(|macs| macs.contains(&Self::mac(*n)));
+        let files =
+            (0..2).filter(owns).flat_map(|n| (0..groups).map(move |group| (n, format!("state/keepalived/group-{group}"))));
+        let holds = |(n, file): &(usize, String)| fs::read_to_string(self.path(*n, file)).is_ok_and(|text| text.trim() == "50");
+        (have_one && files.filter(holds).count() == groups).then_some(())
+    }
+
     /// Whether keepalived of this process of the gateway has heard the others in every group.
     pub fn has_joined(&self, n: usize) -> bool {
         has_joined(&self.log(n), 16)

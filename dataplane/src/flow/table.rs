@@ -24,6 +24,9 @@ use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 pub(crate) use sweep::{Fate, SweepRules};
 
+/// Flows that are looked at in the poll in which a group was lost.
+const HANDSHAKES_TOLD: usize = 4096;
+
 /// Position of a flow in its table, valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowIndex(u32);
@@ -157,6 +160,21 @@ impl<A: Address> FlowTable<A> {
             }
         }
         flows
+    }
+
+    /// Has handshakes told that backends have answered, for a group that was lost: those among the [`HANDSHAKES_TOLD`]
+    /// youngest unconfirmed flows that began within `age_max`.
+    pub(crate) fn tell_handshakes(&mut self, age_max: Ticks) {
+        let now = self.now;
+        let mut next = self.order.youngest(YieldClass::Unconfirmed);
+        for _ in 0..HANDSHAKES_TOLD {
+            let Some(index) = next.filter(|&index| now.since(self.order.since(index, now)) < age_max) else { return };
+            next = self.order.before(index);
+            let is_answered = self.storage.hot(index).and_then(|flow| flow.state()) == Some(FlowState::TcpAnswered);
+            if let Some(replicator) = self.storage.replicator.as_mut().filter(|_| is_answered) {
+                replicator.will_tell(index, now);
+            }
+        }
     }
 
     /// Tells a flow again that carries packets after a long silence, if partners know it.
@@ -475,7 +493,7 @@ impl<A: Address> FlowTable<A> {
         self.storage.record_change(index.0, flow.state, transport);
         if let Some(replicator) = &mut self.storage.replicator {
             match before {
-                Some(_) if flow.state.is_confirmed() => replicator.confirmed(index.0, now),
+                Some(_) if flow.state.is_confirmed() => replicator.will_tell(index.0, now),
                 _ => replicator.changed(index.0, &flow, now),
             }
         }

@@ -164,7 +164,17 @@ impl Order {
         self.all[class as usize].oldest.checked_sub(1)
     }
 
-    /// The same among the flows that hold a port of this pool.
+    /// The flow that entered this class last.
+    pub(super) fn youngest(&self, class: YieldClass) -> Option<u32> {
+        self.all[class as usize].youngest.checked_sub(1)
+    }
+
+    /// The flow that entered the class of this one before it.
+    pub(super) fn before(&self, index: u32) -> Option<u32> {
+        self.nodes[index as usize].link::<ALL>(Side::Before)
+    }
+
+    /// The flow that has been in this class the longest, among those that hold a port of this pool.
     pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<u32> {
         self.pools.get(pool.index())?[class as usize].oldest.checked_sub(1)
     }
@@ -229,6 +239,9 @@ mod tests {
                     };
                     let with_time = |index: Option<u32>| index.map(|index| (index, order.since(index, now)));
                     prop_assert_eq!(with_time(order.oldest(class)), of(None));
+                    let backwards = std::iter::successors(order.youngest(class), |index| order.before(*index));
+                    let of_class = model.iter().rev().filter(|flow| flow.1 == class).map(|flow| flow.0);
+                    prop_assert!(backwards.eq(of_class));
                     for pool in (1..4).map(PoolId) {
                         prop_assert_eq!(with_time(order.oldest_of(class, pool)), of(Some(pool)));
                     }

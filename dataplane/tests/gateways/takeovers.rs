@@ -10,7 +10,7 @@ use dataplane::testing::Packet;
 use dataplane::{DropReason, FlowFate, SavedAt, SavedFlows, tcp_flags};
 use proto::{Announce, State};
 
-use crate::fleet::{ALL, DATA, FIN, Gateway, SNAT, new_clients, take_over, take_over_now};
+use crate::fleet::{ALL, DATA, FIN, Gateway, NONE, SNAT, new_clients, take_over, take_over_now};
 use crate::rig::{CLUSTER, SECOND, UPLINK, ends, ip, state};
 use crate::team::clients;
 
@@ -132,6 +132,76 @@ fn connections_that_were_too_young_to_be_told_go_on_after_a_planned_takeover() {
         // Where two workers have a half each, one of them hears of no end.
         assert!(workers != [1, 1] || (a.flows(), b.flows()) == (0, 0));
     }
+}
+
+/// The old owner has seen the client's SYN, and the backend's SYN-ACK before or after it lost the group; the client's ACK
+/// reaches the new owner.
+#[test]
+fn connections_go_on_whose_handshake_a_planned_takeover_interrupts() {
+    let syn_ack = tcp_flags::SYN | tcp_flags::ACK;
+    for (workers, is_answered_before) in [([1, 1], true), ([1, 1], false), ([2, 3], true), ([2, 3], false)] {
+        let [mut a, mut b] = partners(&state(), workers);
+        a.own(ALL);
+        a.pass(SETTLED);
+        let clients = clients(60);
+        let seen = a.team.towards_backends(&clients, tcp_flags::SYN);
+        if is_answered_before {
+            a.team.answered(&seen, syn_ack);
+        }
+        take_over_now(&mut a, &mut b);
+        if !is_answered_before {
+            a.team.answered(&seen, syn_ack);
+        }
+        (0..8).for_each(|_| a.team.poll());
+        let events = a.told();
+        assert_eq!(events.len(), 60);
+        b.hear(&events);
+        assert_eq!(b.count(|replication| replication.refused().get()), 0);
+        assert_eq!(b.team.towards_backends(&clients, tcp_flags::ACK), seen, "{workers:?} {is_answered_before}");
+        assert_eq!(b.team.towards_backends(&clients, DATA), seen);
+        b.team.answered(&seen, DATA);
+        // Longer than a handshake may take.
+        b.pass(40);
+        assert_eq!(b.team.towards_backends(&clients, DATA), seen, "they are established");
+        b.team.answered(&seen, DATA);
+    }
+}
+
+#[test]
+fn handshakes_that_are_told_end_unless_their_backend_sends() {
+    let [mut a, mut b] = partners(&state(), [1, 1]);
+    a.own(ALL);
+    a.pass(SETTLED);
+    let clients = clients(60);
+    let (old, others) = clients.split_at(10);
+    let seen = a.team.towards_backends(old, tcp_flags::SYN);
+    a.team.answered(&seen, tcp_flags::SYN | tcp_flags::ACK);
+    a.pass(SETTLED);
+    let seen = a.team.towards_backends(others, tcp_flags::SYN);
+    a.team.answered(&seen, tcp_flags::SYN | tcp_flags::ACK);
+    a.team.towards_backends(&new_clients(20), tcp_flags::SYN);
+    take_over_now(&mut a, &mut b);
+    (0..8).for_each(|_| a.team.poll());
+    let events = a.told();
+    assert_eq!(events.len(), 50, "neither those that were not answered nor those that are too old");
+    b.hear(&events);
+    assert_eq!(b.flows(), 50);
+    // News of a handshake changes no flow that is confirmed.
+    b.team.answered(&seen, DATA);
+    b.own(NONE);
+    b.hear(&events[..20]);
+    assert_eq!(b.count(|replication| replication.refused().get()), 20);
+    let [_, mut c] = partners(&state(), [1, 1]);
+    c.team.now = a.team.now;
+    c.own_now(ALL);
+    c.hear(&events);
+    // A client gives up before its backend has sent anything.
+    c.team.towards_backends(&others[..5], tcp_flags::RST);
+    c.pass(60);
+    assert_eq!(c.flows(), 0, "no backend has confirmed them");
+    a.pass(60);
+    assert_eq!(a.flows(), 0);
+    assert_eq!(a.told(), [], "no news follows");
 }
 
 #[test]

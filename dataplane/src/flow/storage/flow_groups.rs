@@ -107,7 +107,12 @@ impl<A: Address> FlowGroups<A> {
 
     /// Whether partners are told a flow that they do not know: also one of a group that this gateway has just lost.
     pub(super) fn share_first(&self, flow: &Flow<A>) -> bool {
-        self.share(flow) || self.group_of(flow).is_some_and(|group| has(self.holdings.lost, group))
+        self.share(flow) || self.lost_group_of(flow)
+    }
+
+    /// Whether this gateway has just lost the group of a flow.
+    pub(super) fn lost_group_of(&self, flow: &Flow<A>) -> bool {
+        self.group_of(flow).is_some_and(|group| has(self.holdings.lost, group))
     }
 
     /// Whether this gateway took over the group of a flow a moment ago.

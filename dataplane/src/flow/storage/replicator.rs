@@ -7,7 +7,8 @@
 //!
 //! A flow is told when it has been confirmed for long enough, when its state changes, and again while it carries packets
 //! (docs/internals/decisions/0060-shadow-flows.md). What was told stands in one word beside each flow, in tables that
-//! replicate; the others have none.
+//! replicate; the others have none. Handshakes are told only when their group was lost, and no news of them follows
+//! (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
 //!
 //! **Invariant:** a full queue costs replicas, which are counted, never packets.
 //!
@@ -203,8 +204,8 @@ impl FlowReplication {
     }
 }
 
-/// Newly confirmed flows that wait until they are told, per table: more than a worker opens in a second. Those that find
-/// no room are told by the sweep, within 8.6 s more.
+/// Flows that wait until they are told, most of them newly confirmed, per table: more than a worker opens in a second.
+/// Those that find no room are told by the sweep, within 8.6 s more.
 const YOUNG_MAX: usize = 1 << 16;
 
 /// Flows that have ended whose news wait for room in the queue, per table: a worker that was offered 16,384 resets while
@@ -242,7 +243,7 @@ pub(crate) struct Replicator<A> {
     groups: FlowGroups<A>,
     /// By position, [`News`]; 0: partners have none of the flow.
     news: Box<[u32]>,
-    /// Flows that were confirmed then, in this order.
+    /// Flows that were confirmed then, in this order, and handshakes of lost groups.
     young: VecDeque<(u32, Tick)>,
     /// Flows that have ended since the queue was full, in this order. Until they are told nothing else is: a new flow may
     /// have the same addresses and ports.
@@ -310,16 +311,16 @@ impl<A: Address> Replicator<A> {
         Some(News(self.news[index as usize])).filter(|news| news.0 != 0)
     }
 
-    /// A flow was confirmed.
+    /// A flow was confirmed, or is a handshake to be told: it is told once it is due.
     #[cold]
-    pub(in crate::flow) fn confirmed(&mut self, index: u32, now: Tick) {
+    pub(in crate::flow) fn will_tell(&mut self, index: u32, now: Tick) {
         if self.young.len() < self.young.capacity() {
             self.young.push_back((index, now));
         }
     }
 
     /// The position of a flow that was confirmed long enough ago to be told. News that wait are told first. When a group
-    /// was lost, all confirmed flows are told at once: the next owner cannot learn them later.
+    /// was lost, all flows that wait are told at once: the next owner cannot learn them later.
     pub(in crate::flow) fn take_due(&mut self, now: Tick) -> Option<u32> {
         self.tell_ended();
         let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after || self.groups.have_lost();
@@ -328,21 +329,27 @@ impl<A: Address> Replicator<A> {
         Some(index)
     }
 
-    /// Tells a flow that was never told, if it is old enough and this gateway's own, or was until just now.
+    /// Tells a flow that was never told, if it is old enough and this gateway's own, or was until just now. Tells a
+    /// handshake of a group that it has just lost.
     pub(in crate::flow) fn tell_first(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        let is_old = flow.state.is_confirmed() && (now.since(flow.since) >= self.after || self.groups.have_lost());
+        let is_due = match flow.state {
+            FlowState::TcpAnswered => self.groups.lost_group_of(flow),
+            state if state.is_confirmed() => now.since(flow.since) >= self.after || self.groups.have_lost(),
+            _ => false,
+        };
         // A backend of the other family has no address here, by which partners could find it.
         let is_known = flow.backend_address != A::default();
-        if self.news(index).is_none() && is_old && is_known && self.groups.share_first(flow) {
+        if self.news(index).is_none() && is_due && is_known && self.groups.share_first(flow) {
             self.tell(index, flow, now);
         }
     }
 
     fn tell(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        if self.tell_ended() && self.replication.tell(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now)))) {
-            self.news[index as usize] = News::at(now, flow.state).0;
-        } else {
+        let is_told = self.tell_ended() && self.replication.tell(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now))));
+        if !is_told {
             self.replication.dropped.add(1);
+        } else if flow.state.is_confirmed() {
+            self.news[index as usize] = News::at(now, flow.state).0;
         }
     }
 
@@ -358,9 +365,13 @@ impl<A: Address> Replicator<A> {
         self.ended.is_empty()
     }
 
-    /// A packet has been applied to the state of a flow. A change is told once a tick; the sweep tells the last one.
+    /// A packet has been applied to the state of a flow. A change is told once a tick; the sweep tells the last one. A
+    /// backend has answered a SYN that came before the group was lost: the client may go on at the next owner.
     #[cold]
     pub(in crate::flow) fn changed(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        if flow.state == FlowState::TcpAnswered && self.groups.have_lost() {
+            return self.will_tell(index, now);
+        }
         let is_news = |news: News| !news.has(flow.state) && news.age(now) > Ticks(0);
         if self.news(index).is_some_and(is_news) && self.groups.share(flow) {
             self.tell(index, flow, now);

@@ -41,9 +41,7 @@ impl<A: Address> FlowTable<A> {
             self.part_of_sweep((&mut next, end), by, after);
             part.iter_mut().for_each(|due| self.look_up(due));
             for due in &*part {
-                if due.is_over {
-                    self.end_handshake(due, by);
-                } else {
+                if !due.is_over || !self.end_handshake(due, by) {
                     self.look_longer(due, route_epoch, by);
                 }
             }
@@ -87,18 +85,22 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// Removes a flow in a handshake.
+    /// Removes a flow in a handshake. Returns false if its SNAT port is of no pool of this worker: that has to rest.
     #[inline(always)]
-    fn end_handshake(&mut self, due: &Due, by: &mut impl SweepRules<A>) {
+    fn end_handshake(&mut self, due: &Due, by: &mut impl SweepRules<A>) -> bool {
         let (index, pool) = (due.index, self.storage.pool(due.index));
-        let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return };
+        let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { return true };
         let (mode, counted) = (flow.mode(), BackendId::counter_slot(flow.backend()));
+        let has_port = mode == FlowMode::Nat;
+        if has_port && pool == PoolId::NONE {
+            return false;
+        }
         let port = flow.key(Direction::ToClient).tuple(protocol::TCP).destination_port;
         self.storage.record_end(index, FlowEnd::Idle, self.now);
-        let has_port = mode == FlowMode::Nat;
         let kind = (true, Some(YieldClass::Unconfirmed));
         self.take_out(index, kind, has_port.then_some(pool), (due.hashes, due.slots));
         by.ended((mode, state), counted, has_port.then_some((pool, port)));
+        true
     }
 
     /// Ends a flow that is over by a longer look, or refreshes what is known of it.

@@ -115,9 +115,14 @@ impl Replicating {
             engine.hear_partners(&self.queues, self.queues.given(), snapshot, now);
             self.note_moves(before ^ owned.unwrap_or(0), now);
         }
+        let has_lost = self.groups.is_some_and(|groups| groups.owned & !owned.unwrap_or(0) != 0);
         self.groups = groups;
         let moved = self.moved_lately(now);
         engine.set_groups(snapshot, owned.map(|owned| GroupHoldings { owned, taken: moved & owned, lost: moved & !owned }));
+        if has_lost && moved != 0 {
+            engine.tables.v4.tell_handshakes(HANDOVER.into());
+            engine.tables.v6.tell_handshakes(HANDOVER.into());
+        }
     }
 
     /// Groups have moved, to or from this gateway. Without a partner nobody else knows their flows.
@@ -195,6 +200,7 @@ impl<P: Port, O> Engine<P, O> {
         if !has_replies && !is_mine(Direction::ToBackend) {
             return Heard::OfOther;
         }
+        let flow = if has_replies { flow } else { half_without_replies(flow) };
         let has_snat = flow.mode != FlowMode::Nat || snapshot.group_of_snat(flow.snat).is_some();
         if !has_snat || self.is_own(&flow) && !self.is_awaited(&event, &flow) {
             return Heard::Refused;
@@ -249,6 +255,8 @@ impl<P: Port, O> Engine<P, O> {
         let is_told_here = tells(self.owned(), snapshot, &flow);
         let known = self.same_flow(&flow).filter(|(_, known)| known.backend == flow.backend && known.state.is_confirmed());
         let index = match known {
+            // It was confirmed after this news.
+            Some(_) if !flow.state.is_confirmed() => return Heard::Refused,
             Some((index, known)) => {
                 let last_seen =
                     if now.since(known.last_seen) < now.since(flow.last_seen) { known.last_seen } else { flow.last_seen };
@@ -263,7 +271,7 @@ impl<P: Port, O> Engine<P, O> {
                 index
             }
         };
-        if is_told_here {
+        if is_told_here && flow.state.is_confirmed() {
             A::split(&mut self.tables).0.hear(index, flow.state);
         }
         Heard::Applied
@@ -313,16 +321,26 @@ fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, holdi
     }
 }
 
-/// A replica as a flow without backend; `None` if it makes no sense. A flow that could yield is never told.
+/// The half of a flow whose replies another worker owns. No packet could confirm a connection that is told during its
+/// handshake here, so it counts as established. A partner tells at most a few thousand of them in a takeover.
+fn half_without_replies<A>(flow: Flow<A>) -> Flow<A> {
+    let state = if flow.state == FlowState::TcpAdopted { FlowState::TcpEstablished } else { flow.state };
+    Flow { state, ..flow }
+}
+
+/// A replica as a flow without backend; `None` if it makes no sense. Of flows that may yield only a handshake is told; as
+/// its numbers are not, its backend confirms it by its next packet, as it does a flow that was found in mid-stream.
 fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle } = *replica;
+    let state = if state == FlowState::TcpAnswered { FlowState::TcpAdopted } else { state };
     let address = |of: SocketAddr| A::from_ip(of.ip());
     let is_one_way_state = matches!(
         state,
         FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayClosing | FlowState::UdpOneWay
     );
     let is_possible = protocol == protocol::SCTP || is_one_way_state != mode.is_two_way();
-    if state.protocol() != protocol || !state.is_confirmed() || !is_possible {
+    let is_told = state.is_confirmed() || state == FlowState::TcpAdopted;
+    if state.protocol() != protocol || !is_told || !is_possible {
         return None;
     }
     let lease = match (mode, snat) {
