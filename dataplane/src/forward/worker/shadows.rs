@@ -200,7 +200,6 @@ impl<P: Port, O> Engine<P, O> {
         if !has_replies && !is_mine(Direction::ToBackend) {
             return Heard::OfOther;
         }
-        let flow = if has_replies { flow } else { half_without_replies(flow) };
         let has_snat = flow.mode != FlowMode::Nat || snapshot.group_of_snat(flow.snat).is_some();
         if !has_snat || self.is_own(&flow) && !self.is_awaited(&event, &flow) {
             return Heard::Refused;
@@ -319,13 +318,6 @@ fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, holdi
     if let Some(replicator) = A::split(tables).0.replicator() {
         replicator.set_groups(groups);
     }
-}
-
-/// The half of a flow whose replies another worker owns. No packet could confirm a connection that is told during its
-/// handshake here, so it counts as established. A partner tells at most a few thousand of them in a takeover.
-fn half_without_replies<A>(flow: Flow<A>) -> Flow<A> {
-    let state = if flow.state == FlowState::TcpAdopted { FlowState::TcpEstablished } else { flow.state };
-    Flow { state, ..flow }
 }
 
 /// A replica as a flow without backend; `None` if it makes no sense. Of flows that may yield only a handshake is told; as
