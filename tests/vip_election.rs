@@ -14,18 +14,11 @@ use std::sync::{Arc, Mutex};
 use pair::{Pair, VIPS, until};
 use rustix::process::Signal;
 
-/// Every VIP is answered by one gateway, which has decided to keep it.
-fn settled(pair: &Pair) -> Option<()> {
-    pair.has_settled(16)
-}
-
-/// VIPs that only this gateway answers for.
-fn owned(pair: &Pair, n: usize) -> usize {
-    pair.watch.owners().values().filter(|macs| **macs == BTreeSet::from([Pair::mac(n)])).count()
-}
+/// Number of groups of VIPs, if the configuration does not say it.
+const GROUPS: usize = 16;
 
 fn owns_all(pair: &Pair, n: usize, why: &str) {
-    until(&format!("gateway {n} answers for all VIPs: {why}"), || (owned(pair, n) == VIPS).then_some(()));
+    until(&format!("gateway {n} answers for all VIPs: {why}"), || (pair.owned(n) == VIPS).then_some(()));
 }
 
 /// Whether a gateway would take VIPs, by the newest word about it in its log.
@@ -105,16 +98,16 @@ fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
         return;
     };
     (0..2).for_each(|n| pair.spawn(n));
-    until("each VIP has one owner, which keeps it", || settled(&pair));
-    let shares = [owned(&pair, 0), owned(&pair, 1)];
+    until("each VIP has one owner, which keeps it", || pair.has_settled(GROUPS));
+    let shares = [pair.owned(0), pair.owned(1)];
     let exchanges = Exchanges::start(&pair);
     exchanges.continue_without_a_failure("answers at rest");
     let unanswered_before = pair.watch.lines();
     for (n, other) in [(0, 1), (1, 0)] {
-        let (start, share) = (pair.log(n).len(), owned(&pair, n));
+        let (start, share) = (pair.log(n).len(), pair.owned(n));
         pair.drain(n, true);
         owns_all(&pair, other, "the other is drained");
-        until("the new owner keeps them", || settled(&pair));
+        until("the new owner keeps them", || pair.has_settled(GROUPS));
         let log = pair.log(n);
         let (given, is_in_order) = given_away(&log[start..]);
         // An overloaded machine may end the election, and with it the drain.
@@ -134,7 +127,7 @@ fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
         pair.drain(n, false);
         until("it stands for election", || stands(&pair, n));
         exchanges.continue_without_a_failure("answers after the restart");
-        assert_eq!(owned(&pair, other), VIPS, "the end of the drain takes nothing back");
+        assert_eq!(pair.owned(other), VIPS, "the end of the drain takes nothing back");
     }
     assert_eq!(shares[0] + shares[1], VIPS);
     // Linux asks three times, a second apart, before it gives up.
@@ -156,7 +149,7 @@ fn a_gateway_takes_no_vip_while_it_waits_for_neighbours_not_even_those_of_a_drai
     pair.spawn(1);
     until("it waits for neighbours", || pair.log(1).contains("it waits for the neighbours of its backends").then_some(()));
     until("its time is over", || {
-        let taken = owned(&pair, 1);
+        let taken = pair.owned(1);
         let is_over = pair.log(1).contains("stands for election without what it waited for");
         assert!(taken == 0 || is_over, "it has taken {taken} VIPs; its log:\n{}", pair.log(1));
         is_over.then_some(())
@@ -171,28 +164,28 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     };
     pair.spawn(0);
     pair.spawn(1);
-    until("each VIP has one owner, which keeps it", || settled(&pair));
-    let shares = [owned(&pair, 0), owned(&pair, 1)];
+    until("each VIP has one owner, which keeps it", || pair.has_settled(GROUPS));
+    let shares = [pair.owned(0), pair.owned(1)];
     assert!(shares[0] > 0 && shares[1] > 0 && shares[0] + shares[1] == VIPS, "{shares:?}");
 
     // Each knows what it owns.
     for n in 0..2 {
-        until("the gateway lists its groups", || (pair.field(n, "groups_owned") == owned(&pair, n)).then_some(()));
+        until("the gateway lists its groups", || (pair.field(n, "groups_owned") == pair.owned(n)).then_some(()));
         let answered = pair.listed(n, "vips").iter().filter(|row| row["gateways"][0] == format!("edge-{n}")).count();
-        assert_eq!((answered, pair.field(n, "groups")), (owned(&pair, n), 16.into()));
+        assert_eq!((answered, pair.field(n, "groups")), (pair.owned(n), 16.into()));
     }
 
     // Draining gives all VIPs away, and the end of the drain takes none back.
     pair.drain(0, true);
     owns_all(&pair, 1, "the other is drained");
     until("it says why", || (pair.field(0, "unfit") == "it is drained").then_some(()));
-    until("the new owner keeps them", || settled(&pair));
+    until("the new owner keeps them", || pair.has_settled(GROUPS));
     pair.drain(0, false);
 
     // A gateway that was stopped never answers with what it owned before.
     pair.signal(1, Signal::STOP);
     owns_all(&pair, 0, "the other is stopped");
-    until("the new owner keeps them", || settled(&pair));
+    until("the new owner keeps them", || pair.has_settled(GROUPS));
     let before = pair.watch.lines();
     pair.signal(1, Signal::CONT);
     until("the gateway stands for election again", || pair.log(1).contains("stands for election again").then_some(()));
@@ -206,7 +199,7 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     pair.cable(0, false);
     owns_all(&pair, 1, "the other has no link");
     pair.cable(0, true);
-    until("the new owner keeps them", || settled(&pair));
+    until("the new owner keeps them", || pair.has_settled(GROUPS));
 
     // kill -9, and a new start, which takes nothing back.
     let takeovers = pair.field(0, "takeovers").as_u64().unwrap();
@@ -215,10 +208,10 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     until("the takeovers are counted", || (pair.field(0, "takeovers").as_u64().unwrap() >= takeovers + 16).then_some(()));
     assert_eq!(pair.field(0, "groups_owned"), VIPS);
     until("and are an Event", || pair.has_event(0, "TookOver").then_some(()));
-    until("the new owner keeps them", || settled(&pair));
+    until("the new owner keeps them", || pair.has_settled(GROUPS));
     pair.spawn(1);
     until("it has joined the election", || pair.has_joined(1).then_some(()));
-    assert_eq!(owned(&pair, 0), VIPS, "the VIPs stay where they are");
+    assert_eq!(pair.owned(0), VIPS, "the VIPs stay where they are");
 
     // An orderly end hands the VIPs over before it.
     assert_eq!(pair.stop(0), Some(0), "{}", pair.log(0));
@@ -247,8 +240,10 @@ fn outages_by_kill() {
     (0..2).for_each(|n| pair.spawn(n));
     let mut outages = Vec::new();
     for kill in 0..kills {
-        until("both take part, and every VIP is kept", || settled(&pair).filter(|()| pair.has_joined(0) && pair.has_joined(1)));
-        let victim = usize::from(owned(&pair, 1) > owned(&pair, 0));
+        until("both take part, and every VIP is kept", || {
+            pair.has_settled(GROUPS).filter(|()| pair.has_joined(0) && pair.has_joined(1))
+        });
+        let victim = usize::from(pair.owned(1) > pair.owned(0));
         let before = pair.watch.lines();
         pair.kill(victim);
         owns_all(&pair, 1 - victim, "the other was killed");

@@ -11,6 +11,7 @@ mod skip;
 #[path = "../edge/vip_owners.rs"]
 mod vip_owners;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
@@ -213,16 +214,21 @@ endpoints: [{{addresses: [192.0.2.10]}}]
         until("the gateway ends", || child.try_wait().unwrap()).code()
     }
 
-    /// Whether every VIP is answered by one gateway, and each of so many groups has an owner that holds on to it. Until
-    /// then groups move between gateways that start together.
+    /// Number of VIPs that only this gateway answers for.
+    pub fn owned(&self, n: usize) -> usize {
+        self.watch.owners().values().filter(|macs| **macs == BTreeSet::from([Self::mac(n)])).count()
+    }
+
+    /// Whether every VIP is answered by one gateway, which has decided to keep it. Until then groups, here of equal size,
+    /// move between gateways that start together.
     pub fn has_settled(&self, groups: usize) -> Option<()> {
         let owners = self.watch.owners();
+        let keeps = |n: usize| {
+            let files = (0..groups).map(|group| self.path(n, &format!("state/keepalived/group-{group}")));
+            files.filter(|file| fs::read_to_string(file).is_ok_and(|text| text.trim() == "50")).count()
+        };
         let have_one = owners.len() == VIPS && owners.values().all(|macs| macs.len() == 1);
-        let owns = |n: &usize| owners.values().any(|macs| macs.contains(&Self::mac(*n)));
-        let files =
-            (0..2).filter(owns).flat_map(|n| (0..groups).map(move |group| (n, format!("state/keepalived/group-{group}"))));
-        let holds = |(n, file): &(usize, String)| fs::read_to_string(self.path(*n, file)).is_ok_and(|text| text.trim() == "50");
-        (have_one && files.filter(holds).count() == groups).then_some(())
+        (have_one && (0..2).all(|n| self.owned(n) == 0 || self.owned(n) * groups == keeps(n) * VIPS)).then_some(())
     }
 
     /// Whether keepalived of this process of the gateway has heard the others in every group.

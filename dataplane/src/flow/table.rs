@@ -24,8 +24,8 @@ use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 pub(crate) use sweep::{Fate, SweepRules};
 
-/// Flows that are looked at in the poll in which a group was lost.
-const HANDSHAKES_TOLD: usize = 4096;
+/// Largest number of flows that a worker looks at when a group was lost, all in one poll.
+const HANDSHAKES_MAX: usize = 4096;
 
 /// Position of a flow in its table, valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,12 +162,12 @@ impl<A: Address> FlowTable<A> {
         flows
     }
 
-    /// Has handshakes told that backends have answered, for a group that was lost: those among the [`HANDSHAKES_TOLD`]
-    /// youngest unconfirmed flows that began within `age_max`.
+    /// A group was lost: queues the handshakes that backends have answered, to be told to partners. It finds those that
+    /// began within `age_max`, among the [`HANDSHAKES_MAX`] youngest unconfirmed flows.
     pub(crate) fn tell_handshakes(&mut self, age_max: Ticks) {
         let now = self.now;
         let mut next = self.order.youngest(YieldClass::Unconfirmed);
-        for _ in 0..HANDSHAKES_TOLD {
+        for _ in 0..HANDSHAKES_MAX {
             let Some(index) = next.filter(|&index| now.since(self.order.since(index, now)) < age_max) else { return };
             next = self.order.before(index);
             let is_answered = self.storage.hot(index).and_then(|flow| flow.state()) == Some(FlowState::TcpAnswered);

@@ -311,7 +311,7 @@ impl<A: Address> Replicator<A> {
         Some(News(self.news[index as usize])).filter(|news| news.0 != 0)
     }
 
-    /// A flow was confirmed, or is a handshake to be told: it is told once it is due.
+    /// Queues a flow that was confirmed, or a handshake of a group that was lost. It is told once it is due.
     #[cold]
     pub(in crate::flow) fn will_tell(&mut self, index: u32, now: Tick) {
         if self.young.len() < self.young.capacity() {
@@ -366,7 +366,7 @@ impl<A: Address> Replicator<A> {
     }
 
     /// A packet has been applied to the state of a flow. A change is told once a tick; the sweep tells the last one. A
-    /// backend has answered a SYN that came before the group was lost: the client may go on at the next owner.
+    /// handshake that a backend answers just after its group was lost is told, too: its client goes on at the next owner.
     #[cold]
     pub(in crate::flow) fn changed(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
         if flow.state == FlowState::TcpAnswered && self.groups.have_lost() {

@@ -114,15 +114,14 @@ impl Replicating {
             engine.set_groups(snapshot, still);
             engine.hear_partners(&self.queues, self.queues.given(), snapshot, now);
             self.note_moves(before ^ owned.unwrap_or(0), now);
+            if before & !owned.unwrap_or(0) != 0 && self.queues.has_partners() {
+                engine.tables.v4.tell_handshakes(HANDOVER.into());
+                engine.tables.v6.tell_handshakes(HANDOVER.into());
+            }
         }
-        let has_lost = self.groups.is_some_and(|groups| groups.owned & !owned.unwrap_or(0) != 0);
         self.groups = groups;
         let moved = self.moved_lately(now);
         engine.set_groups(snapshot, owned.map(|owned| GroupHoldings { owned, taken: moved & owned, lost: moved & !owned }));
-        if has_lost && moved != 0 {
-            engine.tables.v4.tell_handshakes(HANDOVER.into());
-            engine.tables.v6.tell_handshakes(HANDOVER.into());
-        }
     }
 
     /// Groups have moved, to or from this gateway. Without a partner nobody else knows their flows.
