@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex};
 use pair::{Pair, VIPS, until};
 use rustix::process::Signal;
 
+/// A lease of 1.5 s: a busy machine seldom stands still for so long.
+const ANNOUNCE: &str = "election: keepalived, advertisement: 500ms";
 /// Number of groups of VIPs, if the configuration does not say it.
 const GROUPS: usize = 16;
 
@@ -91,10 +93,15 @@ fn given_away(log: &str) -> (Vec<&str>, bool) {
     (given, is_in_order)
 }
 
+/// Whether, by this part of its log, a gateway left the election because the machine stood still for too long.
+fn was_stopped(log: &str) -> bool {
+    log.contains("gives up its VIPs")
+}
+
 /// The upgrade of docs/guide/upgrade.md: drain, wait, restart, undrain, next.
 #[test]
 fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
-    let Some(mut pair) = Pair::new("an upgrade of two gateways", "upgr", "election: keepalived, advertisement: 200ms") else {
+    let Some(mut pair) = Pair::new("an upgrade of two gateways", "upgr", ANNOUNCE) else {
         return;
     };
     (0..2).for_each(|n| pair.spawn(n));
@@ -104,14 +111,15 @@ fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
     exchanges.continue_without_a_failure("answers at rest");
     let unanswered_before = pair.watch.lines();
     for (n, other) in [(0, 1), (1, 0)] {
-        let (start, share) = (pair.log(n).len(), pair.owned(n));
+        let start = pair.log(n).len();
+        let share = until("no VIP moves", || pair.has_settled(GROUPS).map(|()| pair.owned(n)));
         pair.drain(n, true);
         owns_all(&pair, other, "the other is drained");
         until("the new owner keeps them", || pair.has_settled(GROUPS));
         let log = pair.log(n);
         let (given, is_in_order) = given_away(&log[start..]);
-        // An overloaded machine may end the election, and with it the drain.
-        let is_interrupted = log[start..].contains("gives up its VIPs");
+        // It ends the drain, too.
+        let is_interrupted = was_stopped(&log[start..]);
         assert!(is_interrupted || (given.len() == share && is_in_order), "one group after another: {given:?} of {share}");
         exchanges.continue_without_a_failure("answers of the other gateway");
 
@@ -127,7 +135,7 @@ fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
         pair.drain(n, false);
         until("it stands for election", || stands(&pair, n));
         exchanges.continue_without_a_failure("answers after the restart");
-        assert_eq!(pair.owned(other), VIPS, "the end of the drain takes nothing back");
+        owns_all(&pair, other, "the end of the drain takes nothing back");
     }
     assert_eq!(shares[0] + shares[1], VIPS);
     // Linux asks three times, a second apart, before it gives up.
@@ -137,7 +145,7 @@ fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
 
 #[test]
 fn a_gateway_takes_no_vip_while_it_waits_for_neighbours_not_even_those_of_a_drained_one() {
-    let Some(mut pair) = Pair::new("joining", "joins", "election: keepalived, advertisement: 200ms") else { return };
+    let Some(mut pair) = Pair::new("joining", "joins", ANNOUNCE) else { return };
     pair.spawn(0);
     owns_all(&pair, 0, "it is alone");
     // Nobody has this address.
@@ -151,7 +159,7 @@ fn a_gateway_takes_no_vip_while_it_waits_for_neighbours_not_even_those_of_a_drai
     until("its time is over", || {
         let taken = pair.owned(1);
         let is_over = pair.log(1).contains("stands for election without what it waited for");
-        assert!(taken == 0 || is_over, "it has taken {taken} VIPs; its log:\n{}", pair.log(1));
+        assert!(taken == 0 || is_over || was_stopped(&pair.log(0)), "it has taken {taken} VIPs; its log:\n{}", pair.log(1));
         is_over.then_some(())
     });
     owns_all(&pair, 1, "the other is drained");
@@ -159,7 +167,7 @@ fn a_gateway_takes_no_vip_while_it_waits_for_neighbours_not_even_those_of_a_drai
 
 #[test]
 fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails() {
-    let Some(mut pair) = Pair::new("two gateways with an election", "vrrp", "election: keepalived, advertisement: 200ms") else {
+    let Some(mut pair) = Pair::new("two gateways with an election", "vrrp", ANNOUNCE) else {
         return;
     };
     pair.spawn(0);
@@ -211,7 +219,7 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     until("the new owner keeps them", || pair.has_settled(GROUPS));
     pair.spawn(1);
     until("it has joined the election", || pair.has_joined(1).then_some(()));
-    assert_eq!(pair.owned(0), VIPS, "the VIPs stay where they are");
+    owns_all(&pair, 0, "the VIPs stay where they are");
 
     // An orderly end hands the VIPs over before it.
     assert_eq!(pair.stop(0), Some(0), "{}", pair.log(0));

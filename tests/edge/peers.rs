@@ -63,9 +63,11 @@ impl Edge {
     pub fn connect(&self, address: &str) -> Option<Connection> {
         let address = address.parse().unwrap();
         let stream = self.in_namespace("client", || TcpStream::connect_timeout(&address, CLIENT_TIMEOUT)).ok()?;
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        // A server that answers with SYN cookies never learns of a connection whose ACK is lost, until the client sends.
+        stream.set_read_timeout(Some(CLIENT_TIMEOUT)).unwrap();
         let mut connection = Connection { stream: BufReader::new(stream), server: String::new() };
         connection.server = connection.read()?;
+        connection.stream.get_ref().set_read_timeout(Some(DEADLINE)).unwrap();
         Some(connection)
     }
 

@@ -340,6 +340,7 @@ async fn publish(
 
 #[cfg(test)]
 mod tests {
+    use dataplane::OwnedGroups;
     use proto::{GroupKey, Member, State};
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpStream;
@@ -353,6 +354,7 @@ mod tests {
     struct Gateway {
         name: &'static str,
         listen: SocketAddr,
+        answers: watch::Sender<VipAnswers>,
         membership: watch::Sender<Option<Membership>>,
         known: watch::Sender<Option<GatewayState>>,
         _reached: watch::Sender<Option<Generation>>,
@@ -367,7 +369,7 @@ mod tests {
             let listen = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
             let settings = Replication { listen, ..Replication::default() };
             let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
-            let (membership, known) = (watch::Sender::default(), watch::Sender::new(None));
+            let (answers, membership, known) = (watch::Sender::default(), watch::Sender::default(), watch::Sender::new(None));
             let reached = watch::Sender::new(Some(Generation::default()));
             let (status, published) = watch::channel(ReplicationStatus::default());
             let limits = dataplane::FlowLimits::default();
@@ -378,14 +380,14 @@ mod tests {
                 election: (2, 101),
                 exchange: Arc::clone(&exchange),
                 inquiries: Arc::new(without_workers()),
-                answers: watch::Sender::default().subscribe(),
+                answers: answers.subscribe(),
                 tunables: watch::Sender::new(tunables).subscribe(),
                 membership: membership.subscribe(),
                 state: (known.subscribe(), reached.subscribe()),
                 status,
             };
             let task = tokio::spawn(run(inputs));
-            Self { name, listen, membership, known, _reached: reached, exchange, status: published, task }
+            Self { name, listen, answers, membership, known, _reached: reached, exchange, status: published, task }
         }
 
         fn member(&self) -> Member {
@@ -436,6 +438,29 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    #[tokio::test]
+    async fn a_partner_gets_another_copy_when_a_group_was_taken_over() {
+        let (mut one, mut two) = (Gateway::start("edge-1"), Gateway::start("edge-2"));
+        one.names(1, &two);
+        two.names(1, &one);
+        one.has_state();
+        two.has_state();
+        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+        let copies = |gateway: &Gateway| gateway.exchange.copies().map(|(_, copies)| copies);
+        assert_eq!(copies(&one), [1, 1]);
+        let groups = Some(OwnedGroups { groups: 2, owned: 0b10 });
+        one.answers.send_replace(VipAnswers { groups, ..VipAnswers::default() });
+        let again = async {
+            while copies(&one) != [2, 1] || copies(&two) != [1, 2] {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, again).await.unwrap();
+        one.has(in_sync).await;
     }
 
     #[tokio::test]

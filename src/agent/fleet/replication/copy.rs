@@ -28,9 +28,40 @@ const FLOWS_AT_ONCE: usize = 2048;
 /// 2.1 s, four times what a worker's inquiries take of its time at their own limit.
 const BYTES_PER_SECOND: u32 = 16_000_000;
 /// Interval of looks for a cause of another copy.
-const LOOK: Duration = Duration::from_secs(1);
-/// Shortest time between two copies for one follower.
+const LOOK: Duration = Duration::from_millis(500);
+/// Shortest time between a copy and another one for lost news: workers that tell more than fits lose some again.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// The last copy that a follower was sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LastCopy {
+    /// Its number, from 1; 0: there was none.
+    pub(super) number: u32,
+    /// Bit n: it has the flows of group n of VIPs.
+    pub(super) owned: u64,
+}
+
+/// Looks for a cause of another copy.
+#[derive(Debug)]
+struct NextCopy {
+    /// The groups of the last copy.
+    copied: u64,
+    /// The groups at the last look.
+    looked: u64,
+    /// Number of lost news when the last copy began.
+    dropped: u64,
+    /// When the last copy ended.
+    ended: Instant,
+}
+
+impl NextCopy {
+    /// Whether there is one: the gateway has taken groups over, and none more since the last look, or news was lost.
+    fn is_due(&mut self, owned: u64, dropped: u64, now: Instant) -> bool {
+        let is_settled = owned == std::mem::replace(&mut self.looked, owned);
+        let has_more_groups = owned & !self.copied != 0;
+        (has_more_groups && is_settled) || (dropped != self.dropped && now - self.ended >= PAUSE)
+    }
+}
 
 /// Which flows are a gateway's own.
 #[derive(Clone, Debug)]
@@ -89,12 +120,14 @@ fn has_affinity(snapshot: &Snapshot, view: &FlowView) -> bool {
 }
 
 /// Sends a copy, and another one when this gateway has taken groups of VIPs over, or could not tell all news. `begun`
-/// is the number of the copy for which the follower is ready, `first` that of the session's first batch.
+/// is the number of the copy for which the follower is ready, `first` that of the session's first batch. `last` is the
+/// output.
 pub(super) async fn run(
     hub: Arc<Hub>,
     messages: mpsc::Sender<Vec<u8>>,
     mut begun: watch::Receiver<u32>,
     first: u64,
+    last: watch::Sender<LastCopy>,
 ) -> Result<(), SessionError> {
     for number in 1..=u32::MAX {
         send(&messages, PartnerMessage::CopyBegins(number, first)).await?;
@@ -104,10 +137,11 @@ pub(super) async fn run(
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
             list(&hub, groups, &messages).await?;
         }
+        last.send_replace(LastCopy { number, owned: groups.owned });
         send(&messages, PartnerMessage::CopyEnds(number)).await?;
         hub.exchange.copies_sent.fetch_add(1, Ordering::Relaxed);
-        sleep(PAUSE).await;
-        while hub.owned().owned & !groups.owned == 0 && hub.exchange.dropped() == dropped {
+        let mut next = NextCopy { copied: groups.owned, looked: groups.owned, dropped, ended: Instant::now() };
+        while !next.is_due(hub.owned().owned, hub.exchange.dropped(), Instant::now()) {
             sleep(LOOK).await;
         }
     }
@@ -178,6 +212,19 @@ mod tests {
             age: second(5),
             idle: second(2),
         }
+    }
+
+    #[test]
+    fn groups_that_were_taken_over_are_copied_once_no_more_come_and_lost_news_after_a_pause() {
+        let ended = Instant::now();
+        let mut next = NextCopy { copied: 0b001, looked: 0b001, dropped: 5, ended };
+        assert!(!next.is_due(0b001, 5, ended) && !next.is_due(0b000, 5, ended), "none was taken over");
+        assert!(!next.is_due(0b001, 5, ended + 2 * PAUSE), "the copy has the group that comes back");
+        assert!(!next.is_due(0b011, 5, ended), "it came just now");
+        assert!(!next.is_due(0b111, 5, ended), "and another one");
+        assert!(next.is_due(0b111, 5, ended), "no more come");
+        let mut next = NextCopy { copied: 0b001, looked: 0b001, dropped: 5, ended };
+        assert!(!next.is_due(0b001, 6, ended + PAUSE / 2) && next.is_due(0b001, 6, ended + PAUSE));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
-use super::copy;
+use super::copy::{self, LastCopy};
 use super::hub::Hub;
 use super::message::PartnerMessage;
 use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSide};
@@ -24,10 +24,11 @@ use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSid
 const MESSAGES_WAITING_MAX: usize = 64;
 /// Batches that are sent again and wait for the connection: 360 KB. What finds no room is asked for again.
 const REPAIRS_WAITING_MAX: usize = 256;
-/// A follower that lacks no older news is in sync: two acknowledgements may be lost.
-const LAG_IN_SYNC: Duration = Duration::from_millis(500);
-/// It is no longer in sync when it has lacked older news for this long: a task that waits for the processor, or a burst of
-/// repairs, is no news for operators.
+/// A follower that lacks older news is behind: two acknowledgements may be lost. So is one without a copy of the flows of
+/// a group of VIPs that this gateway has taken over: it may know them from the last owner, or not.
+const LAG_MAX: Duration = Duration::from_millis(500);
+/// It is no longer in sync when it has been behind for this long: a task that waits for the processor, a burst of repairs
+/// or a short copy is no news for operators.
 const BEHIND_MAX: Duration = Duration::from_secs(2);
 /// Batches that are sent before the session looks at what arrives.
 const BATCHES_AT_ONCE: u64 = 256;
@@ -79,12 +80,13 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (repairs, repaired) = mpsc::channel(REPAIRS_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
-    let begun = watch::Sender::new(0);
+    let (begun, copied) = (watch::Sender::new(0), watch::Sender::default());
+    let last_copy = copied.subscribe();
     let mut tasks = JoinSet::new();
     tasks.spawn(channel::write(write_half, sealer, repaired, written));
     tasks.spawn(channel::read(read_half, opener, reads));
     let first = hub.sent().next();
-    tasks.spawn(copy::run(Arc::clone(&hub), messages, begun.subscribe(), first));
+    tasks.spawn(copy::run(Arc::clone(&hub), messages, begun.subscribe(), first, copied));
     let mut teller = Teller {
         hub: &hub,
         id: session.id(),
@@ -97,7 +99,8 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
         acknowledged: first,
         heard: Instant::now(),
         counter: 0,
-        has_copy: false,
+        last_copy,
+        groups: None,
         sync: FollowerSync::default(),
     };
     let mut head = hub.head.subscribe();
@@ -146,8 +149,9 @@ struct Teller<'a> {
     heard: Instant,
     /// Counter of the next acknowledgement.
     counter: u64,
-    /// Whether the follower has a complete copy.
-    has_copy: bool,
+    last_copy: watch::Receiver<LastCopy>,
+    /// The groups of VIPs of which the follower has a complete copy, as bits; `None` before its first one.
+    groups: Option<u64>,
     sync: FollowerSync,
 }
 
@@ -155,14 +159,14 @@ struct Teller<'a> {
 #[derive(Debug, Default)]
 struct FollowerSync {
     is_in_sync: bool,
-    /// Since when it has lacked news older than [`LAG_IN_SYNC`].
+    /// Since when it has been behind.
     behind_since: Option<Instant>,
 }
 
 impl FollowerSync {
-    /// It lacks news of this age, and has a complete copy or not. Returns whether it is in sync.
-    fn note(&mut self, has_copy: bool, lag: Duration, now: Instant) -> bool {
-        self.behind_since = if lag < LAG_IN_SYNC { None } else { self.behind_since.or(Some(now)) };
+    /// It has a complete copy or not, and is behind or not. Returns whether it is in sync.
+    fn note(&mut self, has_copy: bool, is_behind: bool, now: Instant) -> bool {
+        self.behind_since = if is_behind { self.behind_since.or(Some(now)) } else { None };
         self.is_in_sync = has_copy
             && match self.behind_since {
                 None => true,
@@ -207,7 +211,8 @@ impl Teller<'_> {
     /// Publishes how the follower stands.
     fn stand(&mut self) {
         let lag = self.hub.lag(self.acknowledged);
-        let is_in_sync = self.sync.note(self.has_copy, lag, Instant::now());
+        let lacks_group = self.groups.is_some_and(|groups| self.hub.owned().owned & !groups != 0);
+        let is_in_sync = self.sync.note(self.groups.is_some(), lacks_group || lag >= LAG_MAX, Instant::now());
         self.hub.stand(self.to, |standing| standing.follows = Some((is_in_sync, lag)));
     }
 
@@ -226,7 +231,10 @@ impl Teller<'_> {
             *last = begun.max(*last);
             is_later
         });
-        self.has_copy = complete > 0;
+        let copy = *self.last_copy.borrow();
+        if copy.number > 0 && complete >= copy.number {
+            self.groups = Some(copy.owned);
+        }
         self.stand();
     }
 
@@ -256,22 +264,21 @@ mod tests {
     #[test]
     fn a_follower_that_is_behind_for_a_moment_stays_in_sync() {
         let (mut sync, start) = (FollowerSync::default(), Instant::now());
-        let (little, much) = (LAG_IN_SYNC / 2, LAG_IN_SYNC);
         let at = |ms: u64| start + Duration::from_millis(ms);
-        assert!(!sync.note(false, little, at(0)), "it has no copy yet");
-        assert!(!sync.note(true, much, at(100)), "it is behind when its copy is complete");
-        assert!(sync.note(true, little, at(200)));
+        assert!(!sync.note(false, false, at(0)), "it has no copy yet");
+        assert!(!sync.note(true, true, at(100)), "it is behind when its copy is complete");
+        assert!(sync.note(true, false, at(200)));
         // Heartbeats and acknowledgements see it behind, but never for long.
         for second in 1..60 {
-            assert!(sync.note(true, much, at(1000 * second)));
-            assert!(sync.note(true, 4 * much, at(1000 * second + 900)));
-            assert!(sync.note(true, little, at(1000 * second + 950)));
+            assert!(sync.note(true, true, at(1000 * second)));
+            assert!(sync.note(true, true, at(1000 * second + 900)));
+            assert!(sync.note(true, false, at(1000 * second + 950)));
         }
-        assert!(sync.note(true, much, at(60_000)));
-        assert!(sync.note(true, much, at(61_999)));
-        assert!(!sync.note(true, much, at(62_000)), "for two seconds");
-        assert!(!sync.note(true, much, at(62_100)));
-        assert!(sync.note(true, little, at(62_200)));
-        assert!(!sync.note(false, little, at(62_300)));
+        assert!(sync.note(true, true, at(60_000)));
+        assert!(sync.note(true, true, at(61_999)));
+        assert!(!sync.note(true, true, at(62_000)), "for two seconds");
+        assert!(!sync.note(true, true, at(62_100)));
+        assert!(sync.note(true, false, at(62_200)));
+        assert!(!sync.note(false, false, at(62_300)));
     }
 }

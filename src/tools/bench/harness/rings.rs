@@ -8,10 +8,9 @@
 //!
 //! Not here: frames (`trace`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use dataplane::{BURST, Buffer, Burst};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
@@ -28,8 +27,9 @@ use crate::ports::queue_handover::{QueuePair, QueueReceiver};
 const RING_SLOTS: u32 = 1024;
 /// Packets on their way at most: half of what a ring holds, so that it never is full.
 const ON_THEIR_WAY_MAX: u64 = RING_SLOTS as u64 / 2;
-/// Packets that have not come back after this time do not come back: the engine dropped or holds them.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Packets that have not come back after this many polls of the worker do not come back: the engine dropped or holds
+/// them.
+const POLLS_TO_COME_BACK: u64 = 1 << 16;
 
 impl FrameRoom for Packet {
     #[inline(always)]
@@ -59,6 +59,8 @@ struct Signals {
     has_ended: AtomicBool,
     /// See [`Harness::is_full`].
     is_full: AtomicBool,
+    /// Number of polls that the worker has begun.
+    polls: AtomicU64,
 }
 
 /// What the generator works on; the worker looks at it between feedings.
@@ -80,7 +82,7 @@ impl Generator {
         let until = feeding.frames.map_or(u64::MAX, |frames| self.fed.saturating_add(frames));
         let mut turns = feeding.sides.iter().cycle();
         let mut on_their_way = 0_u64;
-        let mut last = Instant::now();
+        let mut polls_at_move = signals.polls.load(Ordering::Acquire);
         loop {
             let ends = self.fed >= until || signals.end.load(Ordering::Relaxed);
             let mut moved = false;
@@ -92,13 +94,16 @@ impl Generator {
                 on_their_way += fed;
                 moved = fed > 0;
             }
+            // Read first, so that what these polls have transmitted is collected.
+            let polls = signals.polls.load(Ordering::Acquire);
             let collected = self.collect();
             on_their_way = on_their_way.saturating_sub(collected);
             if moved || collected > 0 {
-                last = Instant::now();
-            } else if on_their_way > 0 && last.elapsed() > PATIENCE {
-                on_their_way = 0;
+                polls_at_move = signals.polls.load(Ordering::Acquire);
             } else {
+                if polls - polls_at_move > POLLS_TO_COME_BACK {
+                    on_their_way = 0;
+                }
                 std::thread::yield_now();
             }
             signals.is_full.store(self.sampler.is_full(), Ordering::Relaxed);
@@ -142,6 +147,8 @@ pub(in super::super) struct Rings {
     ports: Option<[DpdkPort; 2]>,
     generator: Arc<Mutex<Generator>>,
     signals: Arc<Signals>,
+    /// See [`Signals::polls`].
+    polls: u64,
     feedings: Sender<Feeding>,
     /// Whether there is one core for worker and generator.
     shares_core: bool,
@@ -172,7 +179,7 @@ impl Rings {
         let (thread_generator, thread_signals) = (Arc::clone(&generator), Arc::clone(&signals));
         std::thread::spawn(move || generate(eal, generator_core, &thread_generator, &thread_signals, &commands));
         let ports = Some([port(uplink.rx, uplink.tx), port(cluster.rx, cluster.tx)]);
-        Ok(Self { ports, generator, signals, feedings, shares_core: core == generator_core })
+        Ok(Self { ports, generator, signals, polls: 0, feedings, shares_core: core == generator_core })
     }
 
     fn generator(&self) -> MutexGuard<'_, Generator> {
@@ -218,6 +225,8 @@ impl Harness for Rings {
 
     #[inline]
     fn turn(&mut self, _: u64) {
+        self.polls += 1;
+        self.signals.polls.store(self.polls, Ordering::Release);
         if self.shares_core {
             std::thread::yield_now();
         }
