@@ -162,12 +162,13 @@ fn enlarge_buffer(socket: &UdpSocket) {
     }
 }
 
-/// Makes batches of the news of the workers.
+/// Makes batches of the news of the workers, and notes which groups of VIPs the gateway owns.
 async fn take_news(hub: Arc<Hub>) -> io::Result<()> {
     let mut every = interval(TAKE_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         every.tick().await;
+        hub.note_owned();
         let head = {
             let mut sent = hub.sent();
             sent.add(hub.exchange.told(), Instant::now());

@@ -1,4 +1,4 @@
-//! The copy of all flows of a gateway that last.
+//! The copy of all flows of a gateway that last, also of groups of VIPs that it has lost just now.
 //!
 //! **Invariant:** one copy is listed at a time, at the pace of inquiries and at most [`BYTES_PER_SECOND`]; pages wait in
 //! the connection, not in memory. Not here: what a follower makes of it (`window`).
@@ -132,7 +132,7 @@ pub(super) async fn run(
     for number in 1..=u32::MAX {
         send(&messages, PartnerMessage::CopyBegins(number, first)).await?;
         begun.wait_for(|begun| *begun >= number).await.map_err(|_| SessionError::Closed)?;
-        let (groups, dropped) = (hub.owned(), hub.exchange.dropped());
+        let (groups, dropped) = (hub.copied(), hub.exchange.dropped());
         {
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
             list(&hub, groups, &messages).await?;

@@ -22,6 +22,32 @@ use crate::agent::inquiries::Inquiries;
 /// Datagrams that wait for a session: 1,024 of 1.4 KB are 1.4 MB. What does not fit is asked for again.
 const DATAGRAMS_WAITING_MAX: usize = 1024;
 
+/// How long a group of VIPs that this gateway has lost is copied: another gateway may take it over that does not know its
+/// flows, because it began to follow this one only now.
+const LOST_GROUPS_COPIED: Duration = Duration::from_secs(5);
+
+/// The groups of VIPs that this gateway owns, and when it lost others.
+#[derive(Debug, Default)]
+struct GroupHistory {
+    /// Bit n: it owns group n.
+    owned: u64,
+    lost_at: BTreeMap<u32, Instant>,
+}
+
+impl GroupHistory {
+    fn note(&mut self, owned: u64, now: Instant) {
+        let lost = self.owned & !owned;
+        self.lost_at.extend((0..u64::BITS).filter(|group| lost >> group & 1 == 1).map(|group| (group, now)));
+        self.owned = owned;
+    }
+
+    /// Those that it owns, or has lost just now.
+    fn recent(&self, now: Instant) -> u64 {
+        let lost = self.lost_at.iter().filter(|(_, at)| now.saturating_duration_since(**at) < LOST_GROUPS_COPIED);
+        lost.fold(self.owned, |groups, (group, _)| groups | 1 << group)
+    }
+}
+
 /// How a partner stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PartnerStanding {
@@ -54,6 +80,7 @@ pub(super) struct Hub {
     /// The number of the next batch.
     pub(super) head: watch::Sender<u64>,
     answers: watch::Receiver<VipAnswers>,
+    history: Mutex<GroupHistory>,
     tunables: watch::Receiver<Tunables>,
     sent: Mutex<SentBatches>,
     keys: Mutex<Vec<GroupKey>>,
@@ -84,6 +111,7 @@ impl Hub {
             copying: Semaphore::new(1),
             head: watch::Sender::new(0),
             answers,
+            history: Mutex::default(),
             tunables,
             sent: Mutex::default(),
             keys: Mutex::new(key.into_iter().collect()),
@@ -120,6 +148,17 @@ impl Hub {
     /// The groups of VIPs that this gateway owns.
     pub(super) fn owned(&self) -> OwnedGroups {
         self.answers.borrow().groups.unwrap_or(OwnedGroups { groups: 0, owned: 0 })
+    }
+
+    /// Notes which groups this gateway owns now.
+    pub(super) fn note_owned(&self) {
+        lock(&self.history).note(self.owned().owned, Instant::now());
+    }
+
+    /// The groups whose flows are copied: those that this gateway owns, or has lost just now.
+    pub(super) fn copied(&self) -> OwnedGroups {
+        let owned = self.owned();
+        OwnedGroups { owned: owned.owned | lock(&self.history).recent(Instant::now()), ..owned }
     }
 
     /// The SNAT addresses.
@@ -176,5 +215,23 @@ pub(super) struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         lock(&self.hub.sessions).remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_group_is_copied_for_some_seconds() {
+        let (mut history, start) = (GroupHistory::default(), Instant::now());
+        let just_before = start + LOST_GROUPS_COPIED - Duration::from_millis(1);
+        history.note(0b011, start);
+        history.note(0b110, start);
+        history.note(0b110, just_before);
+        assert_eq!(history.recent(just_before), 0b111);
+        assert_eq!(history.recent(start + LOST_GROUPS_COPIED), 0b110);
+        history.note(0b111, start + LOST_GROUPS_COPIED);
+        assert_eq!(history.recent(start + 2 * LOST_GROUPS_COPIED), 0b111, "it has come back");
     }
 }
