@@ -11,7 +11,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
-use pair::{Pair, VIPS, until};
+use pair::{Pair, VIPS, until, was_stopped};
 use rustix::process::Signal;
 
 /// A lease of 1.5 s: a busy machine seldom stands still for so long.
@@ -65,7 +65,7 @@ impl Exchanges {
         let before = self.answers();
         until(what, || (self.answers() > before + 30 * VIPS as u64).then_some(()));
         let failed: Vec<_> = self.lines.lock().unwrap().iter().filter(|line| line.ends_with("failed")).cloned().collect();
-        assert!(failed.is_empty() || was_any_stopped(pair), "{what}: {failed:?}");
+        assert!(failed.is_empty() || pair.was_any_stopped(), "{what}: {failed:?}");
     }
 }
 
@@ -92,16 +92,6 @@ fn given_away(log: &str) -> (Vec<&str>, bool) {
         }
     }
     (given, is_in_order)
-}
-
-/// Whether, by this part of its log, a gateway left the election because the machine stood still for too long.
-fn was_stopped(log: &str) -> bool {
-    log.contains("gives up its VIPs")
-}
-
-/// Whether one of the gateways did.
-fn was_any_stopped(pair: &Pair) -> bool {
-    (0..2).any(|n| was_stopped(&pair.log(n)))
 }
 
 /// The upgrade of docs/guide/upgrade.md: drain, wait, restart, undrain, next.
@@ -141,13 +131,13 @@ fn a_fleet_is_restarted_one_after_another_without_a_failed_exchange() {
         pair.drain(n, false);
         until("it stands for election", || stands(&pair, n));
         exchanges.continue_without_a_failure(&pair, "answers after the restart");
-        until("the end of the drain takes nothing back", || (pair.owned(other) == VIPS || was_any_stopped(&pair)).then_some(()));
+        until("the end of the drain takes nothing back", || (pair.owned(other) == VIPS || pair.was_any_stopped()).then_some(()));
     }
     assert_eq!(shares[0] + shares[1], VIPS);
     // Linux asks three times, a second apart, before it gives up.
     let outages = pair.watch.outages_ms(unanswered_before);
     assert!(
-        was_any_stopped(&pair) || outages.iter().all(|outage_ms| *outage_ms < 3000),
+        pair.was_any_stopped() || outages.iter().all(|outage_ms| *outage_ms < 3000),
         "without an answer by ARP, ms: {outages:?}"
     );
 }

@@ -39,6 +39,11 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Whether, by this part of its log, a gateway left the election because it, or the machine, stood still for too long.
+pub fn was_stopped(log: &str) -> bool {
+    log.contains("gives up its VIPs")
+}
+
 /// Gateways 0 and 1, the client that asks for the VIPs and serves as their backend, and the bridge.
 pub struct Pair {
     id: String,
@@ -105,6 +110,11 @@ impl Pair {
 
     pub fn log(&self, n: usize) -> String {
         fs::read_to_string(self.path(n, "log")).unwrap_or_default()
+    }
+
+    /// Whether a gateway of those that run was stopped (see [`was_stopped`]).
+    pub fn was_any_stopped(&self) -> bool {
+        (0..2).any(|n| was_stopped(&self.log(n)))
     }
 
     fn ip(arguments: &str) {

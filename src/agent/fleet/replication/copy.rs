@@ -191,8 +191,13 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
 #[cfg(test)]
 mod tests {
     use dataplane::flow::{BackendId, Tick, Ticks};
+    use dataplane::{Tunables, VipAnswers};
     use proto::vip_group;
+    use tokio::net::UdpSocket;
 
+    use super::super::agreement::Agreement;
+    use super::super::exchange::ReplicaExchange;
+    use super::super::seal::Identity;
     use super::*;
 
     fn second(n: u64) -> Ticks {
@@ -212,6 +217,33 @@ mod tests {
             age: second(5),
             idle: second(2),
         }
+    }
+
+    #[tokio::test]
+    async fn a_group_that_was_lost_just_now_is_copied() {
+        let settings = crate::settings::Replication::default();
+        let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
+        let agreement = Agreement { groups: 2, first_vrid: 51 };
+        let own = Identity { name: "edge-1".into(), address: settings.listen, process: [1; 8], agreement: agreement.digest(&[]) };
+        let flows = dataplane::FlowLimits::default();
+        let tunables = watch::Sender::new(Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows });
+        let answers = watch::Sender::<VipAnswers>::default();
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let inquiries = Arc::new(crate::agent::inquiries::tests::without_workers());
+        let inputs = (answers.subscribe(), tunables.subscribe());
+        let hub = Arc::new(Hub::new((own, agreement), (settings.after, None), (exchange, inquiries), inputs, socket));
+        for owned in [0b11, 0b01] {
+            let groups = Some(OwnedGroups { groups: 2, owned });
+            answers.send_replace(VipAnswers { groups, ..VipAnswers::default() });
+            hub.note_owned();
+        }
+        let (messages, _received) = mpsc::channel(16);
+        let (begun, last) = (watch::Sender::new(1), watch::Sender::new(LastCopy::default()));
+        let mut copied = last.subscribe();
+        let copies = tokio::spawn(run(hub, messages, begun.subscribe(), 0, last));
+        let first = *copied.wait_for(|copy| copy.number == 1).await.unwrap();
+        copies.abort();
+        assert_eq!(first.owned, 0b11);
     }
 
     #[test]

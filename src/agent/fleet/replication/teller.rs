@@ -100,7 +100,7 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
         heard: Instant::now(),
         counter: 0,
         last_copy,
-        groups: None,
+        copied: None,
         sync: FollowerSync::default(),
     };
     let mut head = hub.head.subscribe();
@@ -151,7 +151,7 @@ struct Teller<'a> {
     counter: u64,
     last_copy: watch::Receiver<LastCopy>,
     /// The groups of VIPs of which the follower has a complete copy, as bits; `None` before its first one.
-    groups: Option<u64>,
+    copied: Option<u64>,
     sync: FollowerSync,
 }
 
@@ -164,10 +164,12 @@ struct FollowerSync {
 }
 
 impl FollowerSync {
-    /// It has a complete copy or not, and is behind or not. Returns whether it is in sync.
-    fn note(&mut self, has_copy: bool, is_behind: bool, now: Instant) -> bool {
+    /// It has a copy of the flows of these groups of VIPs, `None` before its first, while this gateway owns others, and the
+    /// oldest news that it lacks is of this age. Returns whether it is in sync.
+    fn note(&mut self, copied: Option<u64>, owned: u64, lag: Duration, now: Instant) -> bool {
+        let is_behind = lag >= LAG_MAX || copied.is_some_and(|copied| owned & !copied != 0);
         self.behind_since = if is_behind { self.behind_since.or(Some(now)) } else { None };
-        self.is_in_sync = has_copy
+        self.is_in_sync = copied.is_some()
             && match self.behind_since {
                 None => true,
                 Some(since) => self.is_in_sync && now.saturating_duration_since(since) < BEHIND_MAX,
@@ -211,8 +213,7 @@ impl Teller<'_> {
     /// Publishes how the follower stands.
     fn stand(&mut self) {
         let lag = self.hub.lag(self.acknowledged);
-        let lacks_group = self.groups.is_some_and(|groups| self.hub.owned().owned & !groups != 0);
-        let is_in_sync = self.sync.note(self.groups.is_some(), lacks_group || lag >= LAG_MAX, Instant::now());
+        let is_in_sync = self.sync.note(self.copied, self.hub.owned().owned, lag, Instant::now());
         self.hub.stand(self.to, |standing| standing.follows = Some((is_in_sync, lag)));
     }
 
@@ -233,7 +234,7 @@ impl Teller<'_> {
         });
         let copy = *self.last_copy.borrow();
         if copy.number > 0 && complete >= copy.number {
-            self.groups = Some(copy.owned);
+            self.copied = Some(copy.owned);
         }
         self.stand();
     }
@@ -265,20 +266,27 @@ mod tests {
     fn a_follower_that_is_behind_for_a_moment_stays_in_sync() {
         let (mut sync, start) = (FollowerSync::default(), Instant::now());
         let at = |ms: u64| start + Duration::from_millis(ms);
-        assert!(!sync.note(false, false, at(0)), "it has no copy yet");
-        assert!(!sync.note(true, true, at(100)), "it is behind when its copy is complete");
-        assert!(sync.note(true, false, at(200)));
+        let (little, much) = (LAG_MAX / 2, LAG_MAX);
+        let mut note = |copied, lag, ms| sync.note(copied, 0b11, lag, at(ms));
+        let all = Some(0b11);
+        assert!(!note(None, little, 0), "it has no copy yet");
+        assert!(!note(all, much, 100), "it is behind when its copy is complete");
+        assert!(note(all, little, 200));
         // Heartbeats and acknowledgements see it behind, but never for long.
         for second in 1..60 {
-            assert!(sync.note(true, true, at(1000 * second)));
-            assert!(sync.note(true, true, at(1000 * second + 900)));
-            assert!(sync.note(true, false, at(1000 * second + 950)));
+            assert!(note(all, much, 1000 * second));
+            assert!(note(all, 4 * much, 1000 * second + 900));
+            assert!(note(all, little, 1000 * second + 950));
         }
-        assert!(sync.note(true, true, at(60_000)));
-        assert!(sync.note(true, true, at(61_999)));
-        assert!(!sync.note(true, true, at(62_000)), "for two seconds");
-        assert!(!sync.note(true, true, at(62_100)));
-        assert!(sync.note(true, false, at(62_200)));
-        assert!(!sync.note(false, false, at(62_300)));
+        assert!(note(all, much, 60_000));
+        assert!(note(all, much, 61_999));
+        assert!(!note(all, much, 62_000), "for two seconds");
+        assert!(!note(all, much, 62_100));
+        assert!(note(all, little, 62_200));
+        // It has no copy of a group that this gateway has taken over.
+        assert!(note(Some(0b01), little, 63_000));
+        assert!(!note(Some(0b01), little, 65_000));
+        assert!(note(Some(0b111), little, 65_100));
+        assert!(!note(None, little, 65_300));
     }
 }
