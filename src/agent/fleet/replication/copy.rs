@@ -11,6 +11,7 @@ use std::time::Duration;
 use dataplane::flow::{FlowMode, FlowReplica, FlowState, FlowView, ReplicaEvent};
 use dataplane::snapshot::Frontend;
 use dataplane::{OwnedGroups, Snapshot};
+use proto::vip_group;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -63,25 +64,27 @@ impl NextCopy {
     }
 }
 
-/// Which flows are a gateway's own.
+/// Which flows are copied.
 #[derive(Clone, Debug)]
-struct Ownership {
+struct Selection {
+    /// Of these groups of VIPs.
     groups: OwnedGroups,
+    /// Of these, also young ones, as bits: the gateway has lost them just now, so the next owner cannot learn them later.
+    lost: u64,
     snat: Vec<IpAddr>,
     after: Duration,
 }
 
-impl Ownership {
+impl Selection {
     /// The group of a SNAT address is its position among those of its family. Those beyond the groups are never copied.
-    fn owns_snat(&self, address: IpAddr) -> bool {
+    fn group_of_snat(&self, address: IpAddr) -> Option<u8> {
         let of_family = self.snat.iter().filter(|other| other.is_ipv4() == address.is_ipv4());
         let position = of_family.zip(0_u64..).find(|(other, _)| **other == address).map(|(_, position)| position);
-        let group = position.and_then(|position| u8::try_from(position).ok());
-        group.is_some_and(|group| group < self.groups.groups && self.groups.has(group))
+        position.and_then(|position| u8::try_from(position).ok()).filter(|group| *group < self.groups.groups)
     }
 
-    /// The flow as partners are told, if it is this gateway's own, is confirmed and lasts. Of one-way modes only those are
-    /// told whose backend was chosen by affinity: others go on through any gateway by the hash.
+    /// The flow as partners are told, if it is copied: it is confirmed and lasts. Of one-way modes only those are told
+    /// whose backend was chosen by affinity: others go on through any gateway by the hash.
     fn replica(
         &self,
         view: &FlowView,
@@ -89,16 +92,17 @@ impl Ownership {
         has_affinity: impl FnOnce(&FlowView) -> bool,
     ) -> Option<FlowReplica> {
         let vip = view.frontend.ip();
-        let owns_vip = || is_elected(vip) && self.groups.own(vip);
-        let is_owned = match view.mode {
-            FlowMode::Nat => self.owns_snat(view.snat?.ip()),
-            FlowMode::Dnat => owns_vip(),
-            FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => owns_vip() && has_affinity(view),
+        let group_of_vip = || is_elected(vip).then(|| vip_group(vip, self.groups.groups));
+        let group = match view.mode {
+            FlowMode::Nat => self.group_of_snat(view.snat?.ip()),
+            FlowMode::Dnat => group_of_vip(),
+            FlowMode::Dsr | FlowMode::Ipip | FlowMode::Gue => group_of_vip().filter(|_| has_affinity(view)),
         };
+        let group = group.filter(|group| self.groups.has(*group))?;
         let is_confirmed = view.state.is_confirmed();
         let ends = matches!(view.state, FlowState::TcpClosing | FlowState::SctpClosing);
-        let lasts = Duration::from_nanos(view.age.nanoseconds()) >= self.after;
-        (is_owned && is_confirmed && !ends && lasts).then(|| FlowReplica {
+        let lasts = Duration::from_nanos(view.age.nanoseconds()) >= self.after || self.lost >> group & 1 == 1;
+        (is_confirmed && !ends && lasts).then(|| FlowReplica {
             protocol: view.protocol,
             mode: view.mode,
             state: view.state,
@@ -132,10 +136,10 @@ pub(super) async fn run(
     for number in 1..=u32::MAX {
         send(&messages, PartnerMessage::CopyBegins(number, first)).await?;
         begun.wait_for(|begun| *begun >= number).await.map_err(|_| SessionError::Closed)?;
-        let (groups, dropped) = (hub.copied(), hub.exchange.dropped());
+        let ((groups, lost), dropped) = (hub.copied(), hub.exchange.dropped());
         {
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
-            list(&hub, groups, &messages).await?;
+            list(&hub, (groups, lost), &messages).await?;
         }
         last.send_replace(LastCopy { number, owned: groups.owned });
         send(&messages, PartnerMessage::CopyEnds(number)).await?;
@@ -152,19 +156,20 @@ async fn send(messages: &mpsc::Sender<Vec<u8>>, message: PartnerMessage<'_>) -> 
     messages.send(message.encode()).await.map_err(|_| SessionError::Closed)
 }
 
-async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
-    let ownership = Ownership { groups, snat: hub.snat(), after: hub.after };
+/// Lists the flows of groups of VIPs, and young ones of those that were lost.
+async fn list(hub: &Arc<Hub>, (groups, lost): (OwnedGroups, u64), messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
+    let selection = Selection { groups, lost, snat: hub.snat(), after: hub.after };
     let (mut position, mut next) = (Some(FlowPosition::FIRST), Instant::now());
     while let Some(from) = position {
         // Before the listing, so that no news since then has a lower number.
         let mark = hub.sent().next();
-        let (inquiries, ownership) = (Arc::clone(&hub.inquiries), ownership.clone());
+        let (inquiries, selection) = (Arc::clone(&hub.inquiries), selection.clone());
         let listed = tokio::task::spawn_blocking(move || {
             let snapshot = inquiries.snapshot();
             let mut pages = vec![Vec::with_capacity(PAGE_BYTES)];
             let next = inquiries.flows(from, FLOWS_AT_ONCE, |_, view| {
                 let is_elected = |vip| snapshot.is_elected(vip);
-                let flow = ownership.replica(view, is_elected, |view| has_affinity(&snapshot, view));
+                let flow = selection.replica(view, is_elected, |view| has_affinity(&snapshot, view));
                 let Some(flow) = flow else { return false };
                 if let Some(page) = pages.last_mut() {
                     record::encode(&ReplicaEvent::Holds(flow), page);
@@ -192,7 +197,6 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, messages: &mpsc::Sender<Vec<u
 mod tests {
     use dataplane::flow::{BackendId, Tick, Ticks};
     use dataplane::{Tunables, VipAnswers};
-    use proto::vip_group;
     use tokio::net::UdpSocket;
 
     use super::super::agreement::Agreement;
@@ -262,8 +266,12 @@ mod tests {
     #[test]
     fn own_flows_that_last_are_copied_and_others_are_not() {
         let snat = ["10.0.0.3", "fd00::3", "10.0.0.4", "10.0.0.5"].map(|ip| ip.parse().unwrap()).to_vec();
-        let owned =
-            |owned| Ownership { groups: OwnedGroups { groups: 2, owned }, snat: snat.clone(), after: Duration::from_secs(1) };
+        let owned = |owned| Selection {
+            groups: OwnedGroups { groups: 2, owned },
+            lost: 0,
+            snat: snat.clone(),
+            after: Duration::from_secs(1),
+        };
         // The second address of its family is of group 1, the third of no group.
         let (all, first, second_only) = (owned(0b11), owned(0b01), owned(0b10));
         let replica = all.replica(&view(), |_| true, |_| false).unwrap();
@@ -290,6 +298,11 @@ mod tests {
             FlowView { state: FlowState::TcpClosing, ..view() },
             FlowView { age: second(0), ..view() },
         ];
+        let with_lost = Selection { lost: 0b10, ..owned(0b11) };
+        let young = FlowView { age: second(0), ..view() };
+        let of_first = FlowView { snat: Some("10.0.0.3:1024".parse().unwrap()), ..young };
+        assert!(with_lost.replica(&young, |_| true, |_| false).is_some(), "a young one of a lost group");
+        assert!(with_lost.replica(&of_first, |_| true, |_| false).is_none(), "of a group that it owns");
         for other in others {
             assert_eq!(all.replica(&other, |_| true, |_| false), None, "{other:?}");
         }

@@ -155,10 +155,11 @@ impl Hub {
         lock(&self.history).note(self.owned().owned, Instant::now());
     }
 
-    /// The groups whose flows are copied: those that this gateway owns, or has lost just now.
-    pub(super) fn copied(&self) -> OwnedGroups {
+    /// The groups whose flows are copied, and which of them, as bits, this gateway has lost just now; it owns the others.
+    pub(super) fn copied(&self) -> (OwnedGroups, u64) {
         let owned = self.owned();
-        OwnedGroups { owned: owned.owned | lock(&self.history).recent(Instant::now()), ..owned }
+        let recent = owned.owned | lock(&self.history).recent(Instant::now());
+        (OwnedGroups { owned: recent, ..owned }, recent & !owned.owned)
     }
 
     /// The SNAT addresses.
