@@ -134,6 +134,26 @@ fn connections_that_were_too_young_to_be_told_go_on_after_a_planned_takeover() {
     }
 }
 
+/// The groups move one shortly after the other, and the worker is busy meanwhile.
+#[test]
+fn news_that_waits_when_the_next_group_is_taken_over_is_applied() {
+    let [mut a, mut b] = partners(&state(), [1, 1]);
+    a.own(ALL);
+    a.pass(SETTLED);
+    let clients = clients(60);
+    let seen = a.team.establish(&clients);
+    b.team.now = b.team.now.max(a.team.now);
+    a.own_now(0b10);
+    let events = a.told();
+    assert_eq!(events.len(), 60, "of both groups");
+    b.own_now(0b01);
+    assert!(events.iter().all(|event| b.replications[0].give(*event)));
+    a.own_now(NONE);
+    b.own_now(ALL);
+    assert_eq!(b.count(|replication| replication.refused().get()), 0);
+    assert_eq!(b.team.towards_backends(&clients, DATA), seen);
+}
+
 /// The old owner has seen the client's SYN, and the backend's SYN-ACK before or after it lost the group; the client's ACK
 /// reaches the new owner.
 #[test]
