@@ -110,10 +110,9 @@ impl Replicating {
         let owned = groups.map(|groups| groups.owned);
         if groups != self.groups {
             let before = self.groups.map_or(0, |groups| groups.owned);
-            let still = before & owned.unwrap_or(0);
-            let taken = self.moved_lately(now) & still;
-            let still = owned.map(|_| GroupHoldings { owned: still, taken, lost: 0 });
-            engine.set_groups(snapshot, still);
+            let still_owned = before & owned.unwrap_or(0);
+            let taken = self.moved_lately(now) & still_owned;
+            engine.set_groups(snapshot, owned.map(|_| GroupHoldings { owned: still_owned, taken, lost: 0 }));
             engine.hear_partners(&self.queues, self.queues.given(), snapshot, now);
             self.note_moves(before ^ owned.unwrap_or(0), now);
             if before & !owned.unwrap_or(0) != 0 && self.queues.has_partners() {
