@@ -415,16 +415,25 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
+    fn in_sync(status: &ReplicationStatus) -> bool {
+        status.partners.iter().any(|partner| partner.is_in_sync)
+    }
+
+    /// Two gateways, each of which has the flows of the other.
+    async fn gateways_in_sync() -> [Gateway; 2] {
         let (mut one, mut two) = (Gateway::start("edge-1"), Gateway::start("edge-2"));
         one.names(1, &two);
         two.names(1, &one);
         one.has_state();
         two.has_state();
-        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
         one.has(in_sync).await;
         two.has(in_sync).await;
+        [one, two]
+    }
+
+    #[tokio::test]
+    async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
+        let [mut one, two] = gateways_in_sync().await;
         assert_eq!(two.status.borrow().partners[0].name.as_deref(), Some("edge-1"));
         // A new leader has told only the first, and the second starts again and is told the old key at first.
         one.names(2, &two);
@@ -443,14 +452,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_partner_gets_another_copy_when_a_group_was_taken_over() {
-        let (mut one, mut two) = (Gateway::start("edge-1"), Gateway::start("edge-2"));
-        one.names(1, &two);
-        two.names(1, &one);
-        one.has_state();
-        two.has_state();
-        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
-        one.has(in_sync).await;
-        two.has(in_sync).await;
+        let [mut one, two] = gateways_in_sync().await;
         let copies = |gateway: &Gateway| gateway.exchange.copies().map(|(_, copies)| copies);
         assert_eq!(copies(&one), [1, 1]);
         let groups = Some(OwnedGroups { groups: 2, owned: 0b10 });
@@ -497,7 +499,6 @@ mod tests {
         assert!(closed >= HANDSHAKES_OF_ADDRESS_MAX, "{closed}");
         one.has_state();
         two.has_state();
-        let in_sync = |status: &ReplicationStatus| status.partners.iter().any(|partner| partner.is_in_sync);
         one.has(in_sync).await;
         two.has(in_sync).await;
     }

@@ -30,6 +30,8 @@ const ON_THEIR_WAY_MAX: u64 = RING_SLOTS as u64 / 2;
 /// Packets that have not come back after this many polls of the worker do not come back: the engine dropped or holds
 /// them.
 const POLLS_TO_COME_BACK: u64 = 1 << 16;
+/// Polls after which the worker says how many it has begun: a word at each would move a cache line between the cores.
+const POLLS_PER_WORD: u64 = 256;
 
 impl FrameRoom for Packet {
     #[inline(always)]
@@ -59,7 +61,7 @@ struct Signals {
     has_ended: AtomicBool,
     /// See [`Harness::is_full`].
     is_full: AtomicBool,
-    /// Number of polls that the worker has begun.
+    /// Number of polls that the worker has begun, a multiple of [`POLLS_PER_WORD`].
     polls: AtomicU64,
 }
 
@@ -147,7 +149,7 @@ pub(in super::super) struct Rings {
     ports: Option<[DpdkPort; 2]>,
     generator: Arc<Mutex<Generator>>,
     signals: Arc<Signals>,
-    /// See [`Signals::polls`].
+    /// Number of polls that the worker has begun.
     polls: u64,
     feedings: Sender<Feeding>,
     /// Whether there is one core for worker and generator.
@@ -226,7 +228,9 @@ impl Harness for Rings {
     #[inline]
     fn turn(&mut self, _: u64) {
         self.polls += 1;
-        self.signals.polls.store(self.polls, Ordering::Release);
+        if self.polls.is_multiple_of(POLLS_PER_WORD) {
+            self.signals.polls.store(self.polls, Ordering::Release);
+        }
         if self.shares_core {
             std::thread::yield_now();
         }
