@@ -303,11 +303,12 @@ async fn serve(
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
     supervise_reports(&mut supervisor, settings, &channels);
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
+    let handed_over = election::hand_over(settings, channels.answers.subscribe(), outlets.exchange.arrived());
     supervise_operators(&mut supervisor, settings, sources, (loads, outlets), &channels.leaving, &ended);
     tracing::info!(name = settings.name, cores = ?settings.cores, admin = %settings.admin_listen.unix.display(), "the gateway runs");
     stop.ends.cancelled().await;
     if !stop.is_restart.is_cancelled() {
-        stop.leave(settings, (&channels.announced, &channels.answers, &channels.leaving), &routes, &counters).await;
+        stop.leave(settings, (&channels.announced, &channels.leaving), handed_over, &routes, &counters).await;
     }
     election::resign(&standing, channels.answers.subscribe()).await;
     drop(watchdog);

@@ -3,7 +3,7 @@
 //! Not here: what they do (`agent::fleet::election`).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dataplane::{OwnedGroups, VipAnswers, VipOwnership};
 use ipnet::IpNet;
@@ -22,8 +22,11 @@ use crate::settings::{Elector, Settings};
 const RESIGNED_MAX: Duration = Duration::from_secs(3);
 /// Packets that clients have sent before they heard of the new owner arrive within this time.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
-/// Partners are told flows that were too young before within this time, with a repetition of what is lost.
+/// Workers tell partners within half of this time the flows that were too young before, and handshakes for all of it.
 const FLOWS_TOLD: Duration = Duration::from_millis(600);
+/// Longest wait for partners that lack what they were told. A session that breaks is noticed within a second, and the
+/// partner dials again within 0.4 s; it takes flows of VIPs for 2 s after it has taken these over.
+const FLOWS_TOLD_MAX: Duration = Duration::from_secs(3);
 
 /// The leases at the start.
 pub(super) fn ownership(settings: &Settings) -> Arc<VipOwnership> {
@@ -89,17 +92,67 @@ fn owns_some(answers: &VipAnswers) -> bool {
     answers.groups.is_some_and(|groups| groups.owned > 0)
 }
 
-/// Waits until other gateways have taken the VIPs of this one, which is about to end.
-pub(super) async fn hand_over(settings: &Settings, mut answers: watch::Receiver<VipAnswers>) {
+/// Waits until partners have the flows of VIPs that this gateway has just lost. `arrived`: until when they have what it
+/// told.
+async fn flows_are_told(mut arrived: watch::Receiver<Option<Instant>>) {
+    let mut told = Instant::now();
+    let all = async {
+        // In two steps: if the machine stands still, the workers too get some time after it.
+        for _ in 0..2 {
+            let next = told + FLOWS_TOLD / 2;
+            let Ok(until) = arrived.wait_for(|until| until.is_some_and(|until| until >= next)).await else { return };
+            told = until.unwrap_or(next);
+        }
+    };
+    if timeout(FLOWS_TOLD_MAX, all).await.is_err() {
+        let wait = FLOWS_TOLD_MAX;
+        tracing::warn!(?wait, "partners lack flows of the VIPs that they have taken; some connections will be reset");
+    }
+}
+
+/// Waits until other gateways have taken the VIPs of this one, which is about to end, and know their flows.
+pub(super) async fn hand_over(
+    settings: &Settings,
+    mut answers: watch::Receiver<VipAnswers>,
+    arrived: watch::Receiver<Option<Instant>>,
+) {
     if !owns_some(&answers.borrow_and_update()) {
         return;
     }
     let wait = election::handover_max(settings.election.advertisement);
     // The value is locked for the election as long as this result lives.
     let is_taken = timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await.is_ok();
-    if is_taken {
-        sleep(if settings.replication.is_some() { FLOWS_TOLD } else { IN_FLIGHT }).await;
+    if is_taken && settings.replication.is_some() {
+        flows_are_told(arrived).await;
+    } else if is_taken {
+        sleep(IN_FLIGHT).await;
     } else {
         tracing::warn!(?wait, "no other gateway has taken all VIPs of this one; they are lost until it starts again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_that_ends_waits_until_partners_have_what_it_told_after_it_lost_its_vips() {
+        let (lost, arrived) = (Instant::now(), watch::Sender::new(Some(Instant::now())));
+        let waits = async {
+            let start = tokio::time::Instant::now();
+            flows_are_told(arrived.subscribe()).await;
+            start.elapsed()
+        };
+        let later = async {
+            sleep(Duration::from_secs(1)).await;
+            arrived.send_replace(Some(lost + FLOWS_TOLD));
+            sleep(Duration::from_secs(1)).await;
+            arrived.send_replace(Some(lost + 2 * FLOWS_TOLD));
+        };
+        assert_eq!(tokio::join!(waits, later).0, Duration::from_secs(2), "twice, half of it apart");
+        arrived.send_replace(Some(lost));
+        let start = tokio::time::Instant::now();
+        flows_are_told(arrived.subscribe()).await;
+        assert_eq!(start.elapsed(), FLOWS_TOLD_MAX, "a partner that does not come back");
     }
 }

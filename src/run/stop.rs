@@ -11,13 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::healthz::systemd;
-use dataplane::{VipAnswers, WorkerCounters};
+use dataplane::WorkerCounters;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::election;
 use crate::netlink::{Announcement, VipRoutes};
 use crate::reload::Reload;
 use crate::settings::Settings;
@@ -89,12 +88,13 @@ impl Stop {
         }
     }
 
-    /// Drains: lets other gateways take its VIPs of `l2` pools, asks routers to prefer other gateways, withdraws the routes
+    /// Drains: lets other gateways take its VIPs of `l2` pools, until `handed_over`, asks routers to prefer other gateways, withdraws the routes
     /// to VIPs and, if there were any, waits until routers have converged.
     pub(super) async fn leave(
         &self,
         settings: &Settings,
-        (announced, answers, leaving): (&watch::Sender<Announcement>, &watch::Sender<VipAnswers>, &CancellationToken),
+        (announced, leaving): (&watch::Sender<Announcement>, &CancellationToken),
+        handed_over: impl Future<Output = ()>,
         routes: &VipRoutes,
         workers: &[Arc<WorkerCounters>],
     ) {
@@ -108,7 +108,7 @@ impl Stop {
                 let _ = self.drain_ends.run_until_cancelled(withdrawn).await;
             }
         };
-        let handed_over = self.drain_ends.run_until_cancelled(election::hand_over(settings, answers.subscribe()));
+        let handed_over = self.drain_ends.run_until_cancelled(handed_over);
         let _ = tokio::join!(withdrawn, handed_over);
         withdraw_routes(routes, settings).await;
         if is_announced {

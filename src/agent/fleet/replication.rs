@@ -43,11 +43,13 @@ use crate::settings::Replication;
 use crate::watch::send_if_changed;
 use agreement::Agreement;
 pub use exchange::ReplicaExchange;
-use hub::Hub;
+use hub::{Hub, PARTNER_LEFT};
 use seal::Identity;
 
 /// Interval at which news of the workers is taken: less than a packet of TCP takes through a wide network.
 const TAKE_EVERY: Duration = Duration::from_millis(10);
+/// Interval at which acknowledgements of partners are compared with what was told; they come every 100 ms.
+const ARRIVALS_EVERY: Duration = Duration::from_millis(100);
 /// Interval at which the status is published.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// A partner that the controller no longer names is dialled for this time more: a controller that has just started names
@@ -56,9 +58,6 @@ const UNNAMED_MAX: Duration = Duration::from_secs(600);
 /// Longest wait for the state of a controller. Without one the gateway forwards by its last state, and follows partners
 /// for the backends in it.
 const STATE_MAX: Duration = Duration::from_secs(30);
-/// A partner whose session has ended may know flows that this gateway lacks for this time more: it may own a group of VIPs
-/// until its lease ends and another election is over.
-const PARTNER_LEFT: Duration = Duration::from_secs(5);
 /// Longest datagram that is read.
 const DATAGRAM_BYTES_MAX: usize = 2048;
 /// Bytes of the socket's receive buffer: 100 ms of 40 MB a second.
@@ -143,6 +142,7 @@ pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
     let (named, partners) = watch::channel(None);
     let mut tasks = JoinSet::new();
     tasks.spawn(take_news(Arc::clone(&hub)));
+    tasks.spawn(note_arrivals(Arc::clone(&hub)));
     tasks.spawn(receive(Arc::clone(&hub)));
     tasks.spawn(serve(Arc::clone(&hub), listener));
     tasks.spawn(follow(Arc::clone(&hub), settings, (membership, state), named));
@@ -175,6 +175,19 @@ async fn take_news(hub: Arc<Hub>) -> io::Result<()> {
             sent.next()
         };
         send_if_changed(&hub.head, head);
+    }
+}
+
+/// Notes until when partners have everything that this gateway told.
+async fn note_arrivals(hub: Arc<Hub>) -> io::Result<()> {
+    let mut every = interval(ARRIVALS_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let (now, head) = (Instant::now(), hub.sent().next());
+        every.tick().await;
+        if hub.have_until(head) {
+            hub.exchange.arrived.send_replace(Some(now));
+        }
     }
 }
 
@@ -331,8 +344,8 @@ async fn publish(
         let partner = |(address, standing): (SocketAddr, hub::PartnerStanding)| PartnerStatus {
             name: standing.name,
             address,
-            is_in_sync: standing.follows.is_some_and(|(is_in_sync, _)| is_in_sync),
-            lag: standing.follows.map(|(_, lag)| lag),
+            is_in_sync: standing.follows.is_some_and(|follower| follower.is_in_sync),
+            lag: standing.follows.map(|follower| follower.lag),
         };
         let partners = standings.into_iter().map(partner).collect();
         send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows(), awaits_copies });

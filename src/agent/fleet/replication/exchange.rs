@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dataplane::flow::{FlowReplication, ReplicaEvent};
+use tokio::sync::watch;
 
 use crate::settings::Replication;
 
@@ -24,6 +25,8 @@ pub struct ReplicaExchange {
     pub(super) copies_sent: AtomicU64,
     pub(super) copies_received: AtomicU64,
     pub(super) followed: AtomicU64,
+    /// Partners have all flows that were told until then.
+    pub(super) arrived: watch::Sender<Option<Instant>>,
 }
 
 impl ReplicaExchange {
@@ -72,6 +75,13 @@ impl ReplicaExchange {
     #[must_use]
     pub fn followed(&self) -> u64 {
         self.followed.load(Ordering::Relaxed)
+    }
+
+    /// The time until which partners have everything that this gateway told; `None` before it was first looked at. A
+    /// partner whose session has just ended is waited for.
+    #[must_use]
+    pub fn arrived(&self) -> watch::Receiver<Option<Instant>> {
+        self.arrived.subscribe()
     }
 
     /// Present number of shadow flows.

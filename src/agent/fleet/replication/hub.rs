@@ -22,6 +22,9 @@ use crate::agent::inquiries::Inquiries;
 /// Datagrams that wait for a session: 1,024 of 1.4 KB are 1.4 MB. What does not fit is asked for again.
 const DATAGRAMS_WAITING_MAX: usize = 1024;
 
+/// A partner whose session has ended may know flows that this gateway lacks for this time more: it may own a group of VIPs
+/// until its lease ends and another election is over. It may also take one over, and is dialling again.
+pub(super) const PARTNER_LEFT: Duration = Duration::from_secs(5);
 /// How long a group of VIPs that this gateway has lost is copied: another gateway may take it over that does not know its
 /// flows, because it began to follow this one only now.
 const LOST_GROUPS_COPIED: Duration = Duration::from_secs(5);
@@ -48,17 +51,39 @@ impl GroupHistory {
     }
 }
 
+/// A partner that follows this gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FollowerStanding {
+    /// Whether it has a complete copy.
+    pub(super) is_in_sync: bool,
+    /// How old the oldest news is that it lacks.
+    pub(super) lag: Duration,
+    /// It has every batch before this one.
+    pub(super) acknowledged: u64,
+}
+
 /// How a partner stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PartnerStanding {
     /// Its name.
     pub(super) name: Option<String>,
-    /// While it follows this gateway: whether it has a complete copy, and how old the oldest news is that it lacks.
-    pub(super) follows: Option<(bool, Duration)>,
+    /// `None` while it does not follow this gateway.
+    pub(super) follows: Option<FollowerStanding>,
+    /// When it ceased to follow this gateway.
+    pub(super) left_at: Option<Instant>,
     /// Whether this gateway has a complete copy of its flows, and follows them.
     pub(super) is_followed: bool,
     /// Whether the last attempt to follow it has failed.
     pub(super) has_failed: bool,
+}
+
+impl PartnerStanding {
+    /// Whether it has all flows that were told in batches before number `head`. One that does not follow this gateway has
+    /// nothing to wait for, unless its session ended a moment ago: it dials again.
+    fn has_until(&self, head: u64, now: Instant) -> bool {
+        let has_left = self.left_at.is_none_or(|at| now.saturating_duration_since(at) >= PARTNER_LEFT);
+        self.follows.map_or(has_left, |follower| follower.is_in_sync && follower.acknowledged >= head)
+    }
 }
 
 /// What the sessions share.
@@ -198,6 +223,12 @@ impl Hub {
         standings.clone()
     }
 
+    /// Whether all partners have all flows that were told in batches before number `head`.
+    pub(super) fn have_until(&self, head: u64) -> bool {
+        let now = Instant::now();
+        lock(&self.standings).values().all(|standing| standing.has_until(head, now))
+    }
+
     /// How old the oldest news is that a follower lacks.
     pub(super) fn lag(&self, acknowledged: u64) -> Duration {
         self.sent().age(acknowledged, Instant::now())
@@ -222,6 +253,24 @@ impl Drop for Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_partner_is_waited_for_while_it_lacks_news_and_for_some_seconds_after_its_session() {
+        let start = Instant::now();
+        let of = |is_in_sync, acknowledged| {
+            let follower = FollowerStanding { is_in_sync, lag: Duration::ZERO, acknowledged };
+            PartnerStanding { follows: Some(follower), ..PartnerStanding::default() }
+        };
+        assert!(of(true, 5).has_until(5, start));
+        assert!(!of(true, 4).has_until(5, start));
+        assert!(!of(false, 5).has_until(5, start), "its copy is not complete");
+        let left = PartnerStanding { left_at: Some(start), ..PartnerStanding::default() };
+        assert!(!left.has_until(0, start + PARTNER_LEFT - Duration::from_millis(1)));
+        assert!(left.has_until(5, start + PARTNER_LEFT));
+        assert!(PartnerStanding::default().has_until(5, start), "it has never followed this gateway");
+        let again = PartnerStanding { left_at: Some(start), ..of(true, 5) };
+        assert!(again.has_until(5, start));
+    }
 
     #[test]
     fn a_lost_group_is_copied_for_some_seconds() {

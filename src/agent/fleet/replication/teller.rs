@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::copy::{self, LastCopy};
-use super::hub::Hub;
+use super::hub::{FollowerStanding, Hub};
 use super::message::PartnerMessage;
 use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSide};
 
@@ -38,7 +38,7 @@ struct Told<'a>(&'a Hub, SocketAddr);
 
 impl Drop for Told<'_> {
     fn drop(&mut self) {
-        self.0.stand(self.1, |standing| standing.follows = None);
+        self.0.stand(self.1, |standing| (standing.follows, standing.left_at) = (None, Some(std::time::Instant::now())));
     }
 }
 
@@ -69,9 +69,9 @@ pub(super) async fn greet(hub: &Hub, mut stream: TcpStream) -> Result<Greeting, 
 /// Serves one follower until the session ends, which is always an error.
 pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallible, SessionError> {
     let Greeting { stream, session, own: identity, follower: who } = greeting;
-    hub.stand(who.address, |standing| {
-        (standing.name, standing.follows) = (Some(who.name.clone()), Some((false, Duration::ZERO)));
-    });
+    let first = hub.sent().next();
+    let follower = FollowerStanding { is_in_sync: false, lag: Duration::ZERO, acknowledged: first };
+    hub.stand(who.address, |standing| (standing.name, standing.follows) = (Some(who.name.clone()), Some(follower)));
     let _told = Told(&hub, who.address);
     tracing::info!(gateway = who.name, address = %who.address, "a partner follows the flows of this gateway");
     let mut registered = hub.register(session.id());
@@ -85,7 +85,6 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     let mut tasks = JoinSet::new();
     tasks.spawn(channel::write(write_half, sealer, repaired, written));
     tasks.spawn(channel::read(read_half, opener, reads));
-    let first = hub.sent().next();
     tasks.spawn(copy::run(Arc::clone(&hub), messages, begun.subscribe(), first, copied));
     let mut teller = Teller {
         hub: &hub,
@@ -214,7 +213,8 @@ impl Teller<'_> {
     fn stand(&mut self) {
         let lag = self.hub.lag(self.acknowledged);
         let is_in_sync = self.sync.note(self.copied, self.hub.owned().owned, lag, Instant::now());
-        self.hub.stand(self.to, |standing| standing.follows = Some((is_in_sync, lag)));
+        let follower = FollowerStanding { is_in_sync, lag, acknowledged: self.acknowledged };
+        self.hub.stand(self.to, |standing| standing.follows = Some(follower));
     }
 
     /// Takes an acknowledgement; an old one changes nothing.
