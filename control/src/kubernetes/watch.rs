@@ -12,13 +12,17 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
-use kube::core::{DeserializeGuard, ObjectMeta};
+use kube::core::ObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Barrier, mpsc, watch};
 use tracing::info;
+
+mod decoding;
+
+use decoding::DecodedObject;
 
 use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
 use crate::kubernetes::api_error::{ApiError, Retry};
@@ -135,7 +139,7 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
     let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
     // A round ends only when the watcher has to restart.
     loop {
-        let api = Api::<DeserializeGuard<K>>::all(client.clone());
+        let api = Api::<DecodedObject<K>>::all(client.clone());
         let mut events = pin!(watcher(api, watcher::Config::default().timeout(seconds)));
         loop {
             let event = tokio::select! {
@@ -205,7 +209,7 @@ impl<K: WatchedKind> KnownObjects<K> {
     }
 
     /// The changes for the receiver that result from a watch event.
-    fn take(&mut self, event: Event<DeserializeGuard<K>>) -> Vec<Change> {
+    fn take(&mut self, event: Event<DecodedObject<K>>) -> Vec<Change> {
         match event {
             Event::Init => {
                 self.listed.clear();
@@ -276,7 +280,7 @@ impl<K: WatchedKind> KnownObjects<K> {
 }
 
 /// Decodes an object; the error has its name and the reason.
-fn decoded<K: WatchedKind>(object: DeserializeGuard<K>) -> Result<K, (ServiceName, String)> {
+fn decoded<K: WatchedKind>(object: DecodedObject<K>) -> Result<K, (ServiceName, String)> {
     object.0.map_err(|invalid| (name_of_metadata(invalid.metadata), super::api_error::truncated(&invalid.error)))
 }
 
@@ -308,7 +312,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn service(name: &str, ports: serde_json::Value) -> DeserializeGuard<Service> {
+    fn service(name: &str, ports: serde_json::Value) -> DecodedObject<Service> {
         let object = json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": ports}});
         serde_json::from_value(object).unwrap()
     }

@@ -1,0 +1,147 @@
+//! Objects of lists and watches, decoded one by one, so that one that is malformed hides no other.
+//!
+//! Does what [`DeserializeGuard`] does, from the JSON text of each object: that type first makes a tree of values of every
+//! object, and a copy of it, which takes several times as long. What is malformed, or not there as text, is left to it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use kube::Resource;
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, ObjectMeta};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// The name by which [`RawValue`] asks `serde_json` for the text of a value. By another name there is no text, and objects
+/// are decoded by the guard. There is none either where a watch event has its field `type` behind `object`.
+const AS_TEXT: &str = "$serde_json::private::RawValue";
+
+/// An object, or why it is none, with its metadata.
+#[derive(Clone, Debug)]
+pub(super) struct DecodedObject<K>(pub(super) Result<K, InvalidObject>);
+
+impl<K> From<DeserializeGuard<K>> for DecodedObject<K> {
+    fn from(guard: DeserializeGuard<K>) -> Self {
+        Self(guard.0)
+    }
+}
+
+impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for DecodedObject<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct(AS_TEXT, TextOrTree(PhantomData))
+    }
+}
+
+struct TextOrTree<K>(PhantomData<K>);
+
+impl<'de, K: DeserializeOwned + Resource> Visitor<'de> for TextOrTree<K> {
+    type Value = DecodedObject<K>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        let text = Box::<RawValue>::deserialize(MapAccessDeserializer::new(map))?;
+        let decoded = serde_json::from_str(text.get()).map(|object| DecodedObject(Ok(object)));
+        let guarded = |_| serde_json::from_str::<DeserializeGuard<K>>(text.get()).map(Into::into);
+        decoded.or_else(guarded).map_err(A::Error::custom)
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        DeserializeGuard::deserialize(deserializer).map(Into::into)
+    }
+}
+
+impl<K: Resource> Resource for DecodedObject<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::kind(dynamic)
+    }
+
+    fn group(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::group(dynamic)
+    }
+
+    fn version(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::version(dynamic)
+    }
+
+    fn plural(dynamic: &K::DynamicType) -> Cow<'_, str> {
+        K::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.as_ref().map_or_else(|invalid| &invalid.metadata, K::meta)
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.as_mut().map_or_else(|invalid| &mut invalid.metadata, K::meta_mut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Service;
+    use kube::core::{ObjectList, WatchEvent};
+
+    use super::*;
+
+    const GOOD: &str = r#"{"metadata": {"name": "good", "namespace": "a"}, "spec": {"ports": [{"port": 80}]}}"#;
+    const BAD: &str = r#"{"metadata": {"name": "bad", "namespace": "a"}, "spec": {"ports": "no list"}}"#;
+
+    fn names(objects: &[DecodedObject<Service>]) -> Vec<(&str, bool)> {
+        objects.iter().map(|object| (object.meta().name.as_deref().unwrap(), object.0.is_ok())).collect()
+    }
+
+    #[test]
+    fn a_malformed_object_hides_no_other_of_its_list() {
+        let list = format!(r#"{{"kind": "ServiceList", "apiVersion": "v1", "metadata": {{}}, "items": [{BAD}, {GOOD}]}}"#);
+        let list: ObjectList<DecodedObject<Service>> = serde_json::from_str(&list).unwrap();
+        assert_eq!(names(&list.items), [("bad", false), ("good", true)]);
+        let ports = |service: &Service| service.spec.clone().unwrap().ports.unwrap()[0].port;
+        assert_eq!(list.items[1].0.as_ref().map(ports).unwrap(), 80);
+    }
+
+    #[test]
+    fn a_malformed_object_of_a_watch_has_the_error_of_the_guard_whatever_the_order_of_fields() {
+        let guard: DeserializeGuard<Service> = serde_json::from_str(BAD).unwrap();
+        let error = guard.0.unwrap_err().error;
+        let ordered = |object: &str| {
+            [format!(r#""type": "MODIFIED", "object": {object}"#), format!(r#""object": {object}, "type": "MODIFIED""#)]
+        };
+        for event in ordered(BAD).iter().chain(&ordered(GOOD)) {
+            let event = serde_json::from_str::<WatchEvent<DecodedObject<Service>>>(&format!("{{{event}}}")).unwrap();
+            let WatchEvent::Modified(object) = event else { panic!("{event:?}") };
+            let (is_good, name) = (object.0.is_ok(), object.meta().name.clone().unwrap());
+            assert_eq!((name.as_str(), is_good), if is_good { ("good", true) } else { ("bad", false) });
+            assert!(object.0.err().is_none_or(|invalid| invalid.error == error));
+        }
+    }
+
+    #[test]
+    fn serde_json_gives_the_text_of_an_object() {
+        struct IsText;
+        impl<'de> Visitor<'de> for IsText {
+            type Value = String;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(formatter, "text")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<String, A::Error> {
+                Box::<RawValue>::deserialize(MapAccessDeserializer::new(map)).map(|text| text.get().to_owned())
+            }
+        }
+        let mut deserializer = serde_json::Deserializer::from_str(GOOD);
+        assert_eq!(deserializer.deserialize_newtype_struct(AS_TEXT, IsText).unwrap(), GOOD);
+    }
+
+    #[test]
+    fn what_is_no_object_is_an_error() {
+        assert!(serde_json::from_str::<DecodedObject<Service>>("[1, 2]").is_err());
+    }
+}
