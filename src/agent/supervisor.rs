@@ -142,6 +142,8 @@ where
         let failure = match ended {
             // It noticed the end earlier than this loop.
             Some(Ok(Ok(()))) if stop.is_cancelled() => return,
+            // So did a task whose output it reads.
+            Some(Ok(Err(_))) if stop.is_cancelled() && matches!(on_shutdown, OnShutdown::Dropped) => return,
             None | Some(Ok(Ok(()))) => "it returned although it was not asked to stop".to_owned(),
             Some(Ok(Err(failure))) => failure.to_string(),
             Some(Err(error)) => panic_message(error),
@@ -228,6 +230,21 @@ mod tests {
         assert_eq!((status[0].restarts, status[0].last_failure.as_str()), (2, "it returned although it was not asked to stop"));
         stop.cancel();
         supervisor.finished().await;
+    }
+
+    #[tokio::test]
+    async fn a_task_whose_source_ends_with_the_supervisor_has_not_failed() {
+        let stop = CancellationToken::new();
+        let mut supervisor = Supervisor::new(stop.clone());
+        let (source, seen) = watch::channel(());
+        supervisor.run("reader", seen, |mut seen| async move { seen.changed().await });
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
+        let tasks = supervisor.tasks();
+        drop(source);
+        stop.cancel();
+        supervisor.finished().await;
+        assert_eq!(tasks.status()[0].last_failure, "");
     }
 
     #[tokio::test(start_paused = true)]
