@@ -1,7 +1,7 @@
 //! Objects of lists and watches, decoded one by one, so that one that is malformed hides no other.
 //!
-//! Does what [`DeserializeGuard`] does, from the JSON text of each object: that type first makes a tree of values of every
-//! object, and a copy of it, which takes several times as long. What is malformed, or not there as text, is left to it.
+//! Does what [`DeserializeGuard`] does, from the JSON text of each object. That type makes a tree of values of every object
+//! first, and a copy of the tree. What is malformed, or not there as text, is left to it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,8 +15,8 @@ use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// The name by which [`RawValue`] asks `serde_json` for the text of a value. By another name there is no text, and objects
-/// are decoded by the guard. There is none either where a watch event has its field `type` behind `object`.
+/// The name by which [`RawValue`] asks `serde_json` for the text of a value. If a version of `serde_json` does not know the
+/// name, the guard decodes every object; so it does in a watch event whose field `type` comes after `object`.
 const AS_TEXT: &str = "$serde_json::private::RawValue";
 
 /// An object, or why it is none, with its metadata.
