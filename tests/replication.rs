@@ -61,6 +61,22 @@ fn in_sync(pair: &Pair) -> Option<()> {
     (has_all(0) && has_all(1)).then_some(())
 }
 
+fn nft(pair: &Pair, n: usize, command: &str) {
+    pair.run(&format!("gw{n}"), &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
+}
+
+/// Lets a firewall of a gateway drop datagrams of its partner: all, or those of a rule of nftables that ends in `drop`.
+fn drop_datagrams(pair: &Pair, n: usize, rule: &str) {
+    nft(pair, n, "add table inet test");
+    nft(pair, n, "add chain inet test in { type filter hook input priority 0 ; }");
+    nft(pair, n, &format!("add rule inet test in udp dport 9437 {rule}"));
+}
+
+/// Takes that firewall away.
+fn pass_datagrams(pair: &Pair, n: usize) {
+    nft(pair, n, "delete table inet test");
+}
+
 #[test]
 fn partners_follow_each_other_again_after_a_crash_and_after_a_firewall_dropped_their_datagrams() {
     let Some(mut pair) = replicating("partners that replicate flows", "repl", [0, 0]) else { return };
@@ -75,13 +91,10 @@ fn partners_follow_each_other_again_after_a_crash_and_after_a_firewall_dropped_t
     pair.spawn(1);
     until("both gateways are in sync again", || in_sync(&pair));
 
-    let nft = |command: &str| pair.run("gw0", &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
-    nft("add table inet test");
-    nft("add chain inet test in { type filter hook input priority 0 ; }");
-    nft("add rule inet test in udp dport 9437 drop");
+    drop_datagrams(&pair, 0, "drop");
     until("the log names the cause", || pair.log(0).contains("nothing arrived by UDP for 1000 ms").then_some(()));
     until("the partner is not in sync", || is(&pair, 0, &partner_of(0), 0.0).then_some(()));
-    nft("delete table inet test");
+    pass_datagrams(&pair, 0);
     until("both gateways are in sync once it is gone", || in_sync(&pair));
     assert!(!pair.log(0).contains(KEYS[0]) && !pair.log(0).contains("[1, 1, 1"), "the key is in the log");
 }
@@ -166,15 +179,12 @@ fn connections_survive_the_death_of_their_gateway() {
     assert_eq!(clients.counts().1, 0);
 
     // A third of the datagrams is lost: the batches are repaired.
-    let nft = |command: &str| pair.run("gw1", &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
-    nft("add table inet test");
-    nft("add chain inet test in { type filter hook input priority 0 ; }");
-    nft("add rule inet test in udp dport 9437 numgen random mod 3 == 0 drop");
+    drop_datagrams(&pair, 1, "numgen random mod 3 == 0 drop");
     drop(Clients::start(&pair, CONNECTIONS));
     let repaired =
         || (0..2).filter_map(|n| metric(&pair, n, "sluice_flow_replica_batches_total{outcome=\"repaired\"}")).sum::<f64>();
     until("batches are repaired", || (repaired() > 0.0).then_some(()));
-    nft("delete table inet test");
+    pass_datagrams(&pair, 1);
     until("both gateways are in sync", || in_sync(&pair));
 
     pair.kill(0);
@@ -222,11 +232,7 @@ fn a_gateway_that_ends_waits_for_a_partner_whose_session_breaks() {
     let Some((mut pair, clients, ends)) = with_young_connections("rbreak", CONNECTIONS) else { return };
     // The partner hears nothing of what the gateway tells when it loses its VIPs. Sessions break after a second; those that
     // begin again have a copy by TCP.
-    let partner = format!("gw{}", 1 - ends);
-    let nft = |pair: &Pair, command: &str| pair.run(&partner, &[&["nft"][..], &command.split(' ').collect::<Vec<_>>()].concat());
-    nft(&pair, "add table inet test");
-    nft(&pair, "add chain inet test in { type filter hook input priority 0 ; }");
-    nft(&pair, "add rule inet test in udp dport 9437 drop");
+    drop_datagrams(&pair, 1 - ends, "drop");
     assert_eq!(pair.stop(ends), Some(0), "{}", pair.log(ends));
     // A partner takes flows for 2 s, and the gateway waits for 3 s: a busy machine may need longer.
     let is_on_time = is(&pair, 1 - ends, "sluice_flow_replicas_total{outcome=\"refused\"}", 0.0);

@@ -22,7 +22,8 @@ use crate::settings::{Elector, Settings};
 const RESIGNED_MAX: Duration = Duration::from_secs(3);
 /// Packets that clients have sent before they heard of the new owner arrive within this time.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
-/// Workers tell partners within half of this time the flows that were too young before, and handshakes for all of it.
+/// Workers have told partners the flows that were too young before within half of this time, and packets that clients sent
+/// before they heard of the new owner have arrived.
 const FLOWS_TOLD: Duration = Duration::from_millis(600);
 /// Longest wait for partners that lack what they were told. A session that breaks is noticed within a second, and the
 /// partner dials again within 0.4 s; it takes flows of VIPs for 2 s after it has taken these over.

@@ -88,8 +88,8 @@ impl Stop {
         }
     }
 
-    /// Drains: lets other gateways take its VIPs of `l2` pools, until `handed_over`, asks routers to prefer other gateways, withdraws the routes
-    /// to VIPs and, if there were any, waits until routers have converged.
+    /// Drains: lets other gateways take its VIPs of `l2` pools, asks routers to prefer other gateways, withdraws the routes
+    /// to VIPs and, if there were any, waits until routers have converged. `handed_over` ends when others have the VIPs.
     pub(super) async fn leave(
         &self,
         settings: &Settings,

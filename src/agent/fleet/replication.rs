@@ -345,7 +345,7 @@ async fn publish(
             name: standing.name,
             address,
             is_in_sync: standing.follows.is_some_and(|follower| follower.is_in_sync),
-            lag: standing.follows.map(|follower| follower.lag),
+            lag: standing.follows.map(|follower| hub.lag(follower.acknowledged)),
         };
         let partners = standings.into_iter().map(partner).collect();
         send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows(), awaits_copies });

@@ -56,8 +56,6 @@ impl GroupHistory {
 pub(super) struct FollowerStanding {
     /// Whether it has a complete copy.
     pub(super) is_in_sync: bool,
-    /// How old the oldest news is that it lacks.
-    pub(super) lag: Duration,
     /// It has every batch before this one.
     pub(super) acknowledged: u64,
 }
@@ -258,7 +256,7 @@ mod tests {
     fn a_partner_is_waited_for_while_it_lacks_news_and_for_some_seconds_after_its_session() {
         let start = Instant::now();
         let of = |is_in_sync, acknowledged| {
-            let follower = FollowerStanding { is_in_sync, lag: Duration::ZERO, acknowledged };
+            let follower = FollowerStanding { is_in_sync, acknowledged };
             PartnerStanding { follows: Some(follower), ..PartnerStanding::default() }
         };
         assert!(of(true, 5).has_until(5, start));

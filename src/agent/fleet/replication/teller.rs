@@ -70,7 +70,7 @@ pub(super) async fn greet(hub: &Hub, mut stream: TcpStream) -> Result<Greeting, 
 pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallible, SessionError> {
     let Greeting { stream, session, own: identity, follower: who } = greeting;
     let first = hub.sent().next();
-    let follower = FollowerStanding { is_in_sync: false, lag: Duration::ZERO, acknowledged: first };
+    let follower = FollowerStanding { is_in_sync: false, acknowledged: first };
     hub.stand(who.address, |standing| (standing.name, standing.follows) = (Some(who.name.clone()), Some(follower)));
     let _told = Told(&hub, who.address);
     tracing::info!(gateway = who.name, address = %who.address, "a partner follows the flows of this gateway");
@@ -213,7 +213,7 @@ impl Teller<'_> {
     fn stand(&mut self) {
         let lag = self.hub.lag(self.acknowledged);
         let is_in_sync = self.sync.note(self.copied, self.hub.owned().owned, lag, Instant::now());
-        let follower = FollowerStanding { is_in_sync, lag, acknowledged: self.acknowledged };
+        let follower = FollowerStanding { is_in_sync, acknowledged: self.acknowledged };
         self.hub.stand(self.to, |standing| standing.follows = Some(follower));
     }
 
