@@ -193,7 +193,13 @@ impl World {
         }
     }
 
-    /// Whether a slice was added, changed or removed since the last call.
+    /// Whether a slice was added, changed or removed since they were last taken.
+    #[must_use]
+    pub const fn have_slices_changed(&self) -> bool {
+        self.slices_changed
+    }
+
+    /// The same, and forgets it.
     pub const fn take_slices_changed(&mut self) -> bool {
         std::mem::replace(&mut self.slices_changed, false)
     }

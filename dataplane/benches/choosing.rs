@@ -17,6 +17,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, Scheduler, Service, ServiceName, ServicePort, State};
 
+/// Number of small tables that are built in turn.
+const TABLES: u64 = 200;
 /// Choices per run: their keys do not fit the L2 cache.
 const CHOICES: u32 = 1 << 17;
 
@@ -54,6 +56,16 @@ fn maglev() {
         let spec = MaglevSpec { size, seed: 42, hash_version: MAGLEV_HASH_VERSION };
         let name = format!("Maglev, {count} backends{}, {size} entries", if uneven { " of 7 weights" } else { "" });
         each(&name, 50, || drop(black_box(MaglevTable::build(spec, black_box(&backends)))));
+    }
+    // Small tables, all different: the processor would learn a table that is built again and again.
+    for (size, count) in [(251, 2), (1021, 3), (2039, 10), (4093, 20)] {
+        let backends: Vec<_> = (0..count).map(|n| (backend(n), 1)).collect();
+        each(&format!("Maglev, {TABLES} tables for {count} backends, {size} entries"), 20, || {
+            for seed in 0..TABLES {
+                let spec = MaglevSpec { size, seed, hash_version: MAGLEV_HASH_VERSION };
+                black_box(MaglevTable::build(spec, black_box(&backends)));
+            }
+        });
     }
 }
 

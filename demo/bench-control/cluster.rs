@@ -12,6 +12,8 @@ use crate::stamp::{Spread, Stamp};
 /// The pool, 100.64.0.0/16, and the first of its addresses.
 const FIRST_VIP: u32 = 0x6440_0100;
 const NAMESPACES: usize = 100;
+/// The annotation by which the controller marks its Services.
+const GROUP: &str = "sluice.dev/group";
 
 pub struct Cluster<'a> {
     api: &'a ApiServer,
@@ -69,6 +71,7 @@ impl<'a> Cluster<'a> {
             for part in ["finalizers", "managedFields"] {
                 object["metadata"][part] = self.template["metadata"][part].clone();
             }
+            object["metadata"]["annotations"][GROUP] = self.template["metadata"]["annotations"][GROUP].clone();
             object["status"] = self.template["status"].clone();
             object["status"]["loadBalancer"]["ingress"][0]["ip"] = vip(n).to_string().into();
             self.api.put_raw(Kind::Service, object);

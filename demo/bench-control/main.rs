@@ -213,7 +213,7 @@ fn planned_to_nodes(api: &ApiServer, options: &Options) -> Sets {
 /// themselves.
 fn keep_off_worker_cores() {
     let mut mask = rustix::thread::sched_getaffinity(None).unwrap();
-    programs::worker_cores().iter().for_each(|core| mask.unset(*core));
+    programs::WORKER_CORES.iter().for_each(|core| mask.unset(*core));
     if mask.count() > 0 {
         rustix::thread::sched_setaffinity(None, &mask).unwrap();
     }

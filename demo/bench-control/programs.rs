@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -81,7 +82,7 @@ impl Programs {
         let routes: Vec<String> =
             (0..200).map(|n| format!("{{to: 10.{n}.0.0/16, via: 172.16.1.{}, port: cluster}}", n + 1)).collect();
         let static_network = format!("static: {{routes: [{MORE_ROUTES}, {}]}}\n", routes.join(", "));
-        let cores: Vec<String> = worker_cores().iter().map(ToString::to_string).collect();
+        let cores: Vec<String> = WORKER_CORES.iter().map(ToString::to_string).collect();
         let workers = format!("workers: {{cores: [{}], poll: busy}}\n", cores.join(","));
         let controller = format!("controller: {{urls: ['unix:{}']}}\n", path("config.sock").display());
         fs::write(path("sluice.yaml"), [GATEWAY, &static_network, &workers, &controller].concat()).unwrap();
@@ -233,12 +234,12 @@ impl Drop for Programs {
     }
 }
 
-/// The cores of the workers: `CORES`, otherwise the last.
-pub fn worker_cores() -> Vec<usize> {
+/// The cores of the workers: `CORES`, otherwise the last of those that this process could use at first.
+pub static WORKER_CORES: LazyLock<Vec<usize>> = LazyLock::new(|| {
     let last = || std::thread::available_parallelism().map_or(0, |count| count.get() - 1);
     let given = std::env::var("CORES").ok().map(|text| text.split(',').filter_map(|core| core.trim().parse().ok()).collect());
     given.unwrap_or_else(|| vec![last()])
-}
+});
 
 fn read(line: &str) -> Option<LogEvent> {
     let line: Value = serde_json::from_str(line).ok()?;

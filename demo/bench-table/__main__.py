@@ -5,7 +5,7 @@ writes docs/reference/performance.md.
   demo/bench PATTERN...   measure the runs whose names match (`nat*`), and keep the other figures
   demo/bench --list       print the names of the runs
   demo/bench --rows       print the first cell of each row
-  demo/bench --check      fail if a packet is wrong or a generous limit is exceeded
+  demo/bench --check      fail if a packet is wrong or dropped
 
 SECONDS_EACH: seconds of each measurement, 1 by default.
 """
@@ -18,27 +18,18 @@ import rows
 import runs
 from machine import describe
 
-# Limit for `nat` over memory with 1 M flows, in floors of the same run: twice the worst ratio measured (100 over 6.5 ns).
-# There is no limit in nanoseconds, which depend on the machine and its load. .ci/bench-guard limits instructions.
-MEM_LIMIT_FLOORS = 31
 
-
-def check(io, limit_floors):
-    """Expects verified packets, no drops, and a time within the limit. The best of five counts, because load on the
-    machine may disturb one."""
-    for _ in range(5):
-        report = runs.sluiced(["--io", io, "--backends", "100"])
-        floors = report["ns_per_packet"] / report["floor_ns"]
-        print(
-            f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns per packet, {floors:.1f} floors, "
-            f"{report['drops']} drops, {report['verified']} packets checked",
-            flush=True,
-        )
-        if report["verified"] == 0 or report["drops"] > 0:
-            raise SystemExit("bench: expected verified packets and no drops")
-        if limit_floors is None or floors <= limit_floors:
-            return
-    raise SystemExit(f"bench: expected {limit_floors} floors or less over {io}, in one of 5 measurements")
+def check(io):
+    """Expects verified packets and no drops. Time is not judged: that of a loaded machine, or of a program that is not
+    optimised, says nothing. .ci/bench-guard limits instructions."""
+    report = runs.sluiced(["--io", io, "--backends", "100"])
+    print(
+        f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns per packet, {report['drops']} drops, "
+        f"{report['verified']} packets checked",
+        flush=True,
+    )
+    if report["verified"] == 0 or report["drops"] > 0:
+        raise SystemExit("bench: expected verified packets and no drops")
 
 
 def measure(patterns):
@@ -87,10 +78,10 @@ def main(arguments):
     elif arguments == ["--rows"]:
         print("\n".join(rows.titles(runs.all_runs())))
     elif not runs.SLUICED.exists():
-        raise SystemExit("bench: expected target/release/sluiced: run 'make build'")
+        raise SystemExit(f"bench: expected {runs.SLUICED}: run 'make build'")
     elif arguments == ["--check"]:
-        check("mem", MEM_LIMIT_FLOORS)
-        check("ring", None)
+        check("mem")
+        check("ring")
     else:
         measure(arguments)
     return 0

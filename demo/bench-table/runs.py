@@ -16,7 +16,7 @@ import subprocess
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SLUICED = ROOT / "target/release/sluiced"
+SLUICED = pathlib.Path(os.environ.get("SLUICE_BIN", ROOT / "target/release")) / "sluiced"
 STORE = ROOT / "target/bench/figures.json"
 
 FLOWS = [1_000, 10_000, 100_000, 1_000_000, 4_000_000]

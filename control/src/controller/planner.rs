@@ -11,7 +11,7 @@ use objects::note::{Note, Subject};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::debounce::collect_burst;
+use super::debounce::{LastPlans, collect_burst};
 use crate::config::settings::ControllerSettings;
 use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
@@ -58,7 +58,7 @@ impl Planner {
     /// Plans until the source ends.
     pub(super) async fn run(self, mut changes: mpsc::Receiver<Change>) {
         let (mut world, mut memory) = (World::default(), Memory::default());
-        let (mut again_at, mut planned_at): (_, Option<Instant>) = (None, None);
+        let (mut again_at, mut last_plans) = (None, LastPlans::default());
         // Changes that arrived during a plan count from its start.
         let mut waiting_since: Option<Instant> = None;
         let mut disallowed = DisallowedExternalIps::default();
@@ -88,7 +88,7 @@ impl Planner {
                 }
             }
             let received_at = waiting_since.take().unwrap_or_else(Instant::now);
-            collect_burst(&mut changes, &mut world, planned_at).await;
+            collect_burst(&mut changes, &mut world, last_plans).await;
             self.shared.recorder.end(world.ending_namespaces());
             self.shared.recorder.forget(&world.take_deleted());
             world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
@@ -98,7 +98,7 @@ impl Planner {
                 let slices_changed_at = world.take_slices_changed().then(|| received_at.into_std());
                 again_at = self.plan(&mut world, &mut memory, received_at, slices_changed_at);
                 self.shared.programming.plans.observe(started.elapsed().as_secs_f64());
-                planned_at = Some(Instant::now());
+                last_plans.made(slices_changed_at.is_some());
                 waiting_since = (!changes.is_empty()).then_some(started);
             }
         }

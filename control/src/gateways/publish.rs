@@ -29,6 +29,8 @@ pub struct Published {
     node_sets: NodeSets,
     /// Counter of the last state in which one of them changed.
     node_sets_changed: u64,
+    /// Number of Services that gateways are to serve, those not refused.
+    served: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -43,7 +45,8 @@ impl Published {
     pub fn first(epoch: String, services: Services, pools: Vec<Pool>) -> Self {
         let generation = Generation { epoch, counter: 1 };
         let state = State { generation, services, pools };
-        Self { node_sets: state.node_sets(), node_sets_changed: 1, state: Arc::new(state), ..Self::default() }
+        let served = state.services.values().filter(|service| is_served(service)).count();
+        Self { node_sets: state.node_sets(), node_sets_changed: 1, state: Arc::new(state), served, ..Self::default() }
     }
 
     /// The next state, unless nothing changed.
@@ -70,7 +73,24 @@ impl Published {
             names -= log.pop_front().map_or(0, |step| step.changed.len());
         }
         let node_sets_changed = if are_others { counter } else { self.node_sets_changed };
-        Some(Self { state: Arc::new(State { generation, services, pools }), log, names, node_sets, node_sets_changed })
+        let served = self.served_with(&services);
+        Some(Self { state: Arc::new(State { generation, services, pools }), log, names, node_sets, node_sets_changed, served })
+    }
+
+    /// Number of Services that gateways are to serve, those not refused.
+    #[must_use]
+    pub const fn served(&self) -> usize {
+        self.served
+    }
+
+    /// The same with `services` instead of the current ones, by those that differ.
+    fn served_with(&self, services: &Services) -> usize {
+        let count = |service: &Arc<Service>| usize::from(is_served(service));
+        self.state.services.diff(services).fold(self.served, |served, item| match item {
+            DiffItem::Add(_, new) => served + count(new),
+            DiffItem::Remove(_, old) => served - count(old),
+            DiffItem::Update { old: (_, old), new: (_, new) } => served - count(old) + count(new),
+        })
     }
 
     /// The sets that `services` name, merged into the current ones.
@@ -149,6 +169,10 @@ impl Published {
     }
 }
 
+fn is_served(service: &Service) -> bool {
+    service.refusal.is_none()
+}
+
 fn name<'a, V>(item: &DiffItem<'a, 'a, ServiceName, V>) -> &'a ServiceName {
     match item {
         DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => name,
@@ -160,7 +184,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use proto::{BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, ServicePort};
+    use proto::{BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, Reason, Refusal, ServicePort};
 
     use proptest::prelude::*;
 
@@ -256,6 +280,27 @@ pub(crate) mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_number_of_served_services_follows_each_change(
+            steps in prop::collection::vec(prop::collection::btree_map("[a-e]", any::<bool>(), 0..5), 1..10),
+        ) {
+            let refusal = || Refusal { reason: Reason::Exhausted, message: "no address is free".to_owned() };
+            let mut last: Option<Published> = None;
+            for step in &steps {
+                let one = |(name, is_served): (&String, &bool)| {
+                    let service = Service { refusal: (!is_served).then(refusal), ..(*service(name, 1)).clone() };
+                    (service.name.clone(), Arc::new(service))
+                };
+                let now: Services = step.iter().map(one).collect();
+                last = match last {
+                    None => Some(Published::first("e".to_owned(), now, Vec::new())),
+                    Some(before) => before.next(now, Vec::new()).or(Some(before)),
+                };
+                let served = step.values().filter(|is_served| **is_served).count();
+                prop_assert_eq!(last.as_ref().map(Published::served), Some(served));
+            }
+        }
+
         #[test]
         fn from_any_generation_the_changes_lead_to_the_newest(
             steps in prop::collection::vec(prop::collection::btree_map("[a-e]", 1u64..4, 0..5), 1..10),

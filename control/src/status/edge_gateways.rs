@@ -1,9 +1,9 @@
 //! Status of gateways in the cluster: one `EdgeGateway` object for each gateway that is or recently was connected.
 //!
 //! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
-//! `RETENTION`. A change of a figure, such as a lag, is written with the next refresh. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
-//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately
-//! not here: which gateways are connected (`gateways`).
+//! `RETENTION`. A change of a figure, such as a lag, is written with the next refresh. If the CRD is not installed, sluice
+//! only checks for it again from time to time. A new leader reads the addresses of all gateways from these objects, also of
+//! disconnected ones, so that no Service gets one. Deliberately not here: which gateways are connected (`gateways`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -88,10 +88,9 @@ pub async fn show_gateways(
     }
 }
 
-/// Number of Services sent to gateways.
+/// Number of Services that gateways are to serve.
 fn served(newest: &Option<Arc<Published>>) -> u32 {
-    let services = newest.iter().flat_map(|newest| newest.state.services.values());
-    u32::try_from(services.filter(|service| service.refusal.is_none()).count()).unwrap_or(u32::MAX)
+    newest.as_ref().map_or(0, |newest| u32::try_from(newest.served()).unwrap_or(u32::MAX))
 }
 
 /// The status of each connected gateway, without `services` and `last_seen`. A gateway that reconnects may appear

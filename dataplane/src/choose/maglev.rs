@@ -75,7 +75,13 @@ impl MaglevTable {
         }
         let orders: Vec<Permutation> = taking.iter().map(|&(_, address, _)| Permutation::new(address, spec)).collect();
         let weights: Vec<u32> = taking.iter().map(|b| b.2.into()).collect();
-        let mut entries = Filling::new(spec.size, orders).fill(&order_of_turns(&weights, spec.size));
+        let (filling, turns) = (Filling::new(spec.size, orders), order_of_turns(&weights, spec.size));
+        let mut entries = match taking.len() {
+            1 => vec![0; spec.size as usize],
+            2..4 => filling.fill::<2>(&turns),
+            4..8 => filling.fill::<4>(&turns),
+            _ => filling.fill::<LANES>(&turns),
+        };
         if taking.len() < backends.len() {
             entries.iter_mut().for_each(|entry| *entry = taking[usize::from(*entry)].0);
         }
@@ -111,11 +117,12 @@ impl MaglevTable {
     }
 }
 
-/// The order of turns that fills a table of this size. With equal weights it is one round, which the caller repeats.
+/// The order of turns that fills a table of this size. With equal weights these are so many rounds, which the caller
+/// repeats, that no group of [`LANES`] is begun at their end.
 fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     let heaviest = weights.iter().copied().max().unwrap_or(1);
     if weights.iter().all(|&weight| weight == heaviest) {
-        return turns(weights, 1);
+        return turns(weights, 1).repeat(LANES);
     }
     // In r rounds there are at least r * sum / heaviest - n turns, since each of the n backends loses less than one to
     // rounding.
@@ -125,7 +132,7 @@ fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     turns(weights, u32::try_from(rounds).unwrap_or(u32::MAX))
 }
 
-/// Number of turns that are taken at once.
+/// Number of turns that are taken at once, at most; with fewer backends 4 or 2.
 const LANES: usize = 8;
 
 /// The position of a backend in its order. Positions are fractions of the size in units of 2^-64: a step is one
@@ -164,18 +171,19 @@ impl Filling {
         }
     }
 
-    fn fill(mut self, turns: &[u16]) -> Vec<u16> {
+    /// Takes all turns, `TOGETHER` at once while that is faster; there are at least as many backends.
+    fn fill<const TOGETHER: usize>(mut self, turns: &[u16]) -> Vec<u16> {
         // While every fourth entry is free, a backend finds one within a few steps, but the processor cannot predict
-        // the number of steps, and mispredictions cost the most: take eight backends at once. Below that, one by one.
+        // the number of steps, and mispredictions cost the most: take several backends at once. Below that, one by one.
         // For the last f free entries, testing each of them costs f tests instead of size / f steps.
-        let (many, few) = (self.size as usize / 4 + LANES, (self.size as usize).isqrt());
+        let (many, few) = (self.size as usize / 4 + TOGETHER, (self.size as usize).isqrt());
         let mut rest = turns;
         while self.free > few {
             let next: &[u16] = if rest.is_empty() { turns } else { rest };
-            rest = match next.first_chunk::<LANES>() {
-                Some(group) if self.free > many && group.windows(2).all(|pair| pair[0] < pair[1]) => {
+            rest = match next.first_chunk::<TOGETHER>() {
+                Some(group) if self.free > many && are_of_different(group) => {
                     self.turns(group);
-                    &next[LANES..]
+                    &next[TOGETHER..]
                 }
                 _ => {
                     self.turn(next[0]);
@@ -217,10 +225,10 @@ impl Filling {
         self.walks[usize::from(backend)].place = place.wrapping_add(step);
     }
 
-    /// The same for eight different backends. All walk until each stands at a free entry, then they take their entries
+    /// The same for several different backends. All walk until each stands at a free entry, then they take their entries
     /// in turn. A backend whose entry an earlier one took walks on.
     #[inline]
-    fn turns(&mut self, backends: &[u16; LANES]) {
+    fn turns<const TOGETHER: usize>(&mut self, backends: &[u16; TOGETHER]) {
         let mut walks = backends.map(|backend| self.walks[usize::from(backend)]);
         loop {
             let mut any = 0;
@@ -243,9 +251,14 @@ impl Filling {
     /// skip modulo the size; as a fraction of the size, as above, that is one multiplication.
     fn fill_few<'a>(&mut self, mut free: Vec<u32>, turns: impl Iterator<Item = &'a u16>) {
         let (modulus, width) = (Modulus::new(self.size), u64::MAX / u64::from(self.size));
+        let mut scales = vec![0; self.orders.len()];
         for &backend in turns {
             let (walk, order) = (self.walks[usize::from(backend)], self.orders[usize::from(backend)]);
-            let scale = fraction(modulus.inverse(order.skip), self.size);
+            let scale = &mut scales[usize::from(backend)];
+            if *scale == 0 {
+                *scale = fraction(modulus.inverse(order.skip), self.size);
+            }
+            let scale = *scale;
             let here = u64::from(reduce(walk.place, self.size)).wrapping_mul(scale);
             let distance = |at: u32| u64::from(at).wrapping_mul(scale).wrapping_sub(here).wrapping_add(width / 2);
             let Some((nearest, _)) = free.iter().enumerate().min_by_key(|&(_, &at)| distance(at)) else { return };
@@ -253,6 +266,13 @@ impl Filling {
             self.take(backend, at);
         }
     }
+}
+
+/// Whether the turns of a group are of different backends: those of one round, or of the end of one and the beginning of
+/// the next. Some other groups are taken for such that are not.
+fn are_of_different(group: &[u16]) -> bool {
+    let ends = group.iter().zip(group.iter().cycle().skip(1)).filter(|(turn, next)| turn >= next);
+    ends.count() == 1
 }
 
 /// n / size in units of 2^-64, rounded down; n is less than the size.
