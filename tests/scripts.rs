@@ -54,7 +54,7 @@ fn a_comparison_with_the_kernel_on_the_wire_has_every_figure() {
     let dir = tempfile::tempdir().unwrap();
     let page = dir.path().join("page.md");
     let output = Command::new(root().join("demo/bench-wire"))
-        .env("SLUICED", env!("CARGO_BIN_EXE_sluiced"))
+        .env("SLUICE_BIN", Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().unwrap())
         .env("OUTPUT", &page)
         .envs([("SECONDS_EACH", "1"), ("ROUNDS", "1"), ("SERVICES", "2"), ("SYSTEMS", "kernel af_packet")])
         .output()

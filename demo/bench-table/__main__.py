@@ -7,7 +7,7 @@ writes docs/reference/performance.md.
   demo/bench --rows       print the first cell of each row
   demo/bench --check      fail if a packet is wrong or dropped
 
-SECONDS_EACH: seconds of each measurement, 1 by default.
+SECONDS_EACH: seconds of each measurement, 1 by default. SLUICE_BIN: the folder of sluiced, target/release by default.
 """
 
 import fnmatch
@@ -22,7 +22,7 @@ from machine import describe
 def check(io):
     """Expects verified packets and no drops. Time is not judged: that of a loaded machine, or of a program that is not
     optimised, says nothing. .ci/bench-guard limits instructions."""
-    report = runs.sluiced(["--io", io, "--backends", "100"])
+    report = runs.sluiced(["--io", io, "--backends", "100", "--flows", "100000"])
     print(
         f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns per packet, {report['drops']} drops, "
         f"{report['verified']} packets checked",
