@@ -73,12 +73,14 @@ impl MaglevTable {
         if spec.size < 3 {
             return Self { entries: Box::new([first]) };
         }
+        if taking.len() == 1 {
+            return Self { entries: vec![first; spec.size as usize].into() };
+        }
         let orders: Vec<Permutation> = taking.iter().map(|&(_, address, _)| Permutation::new(address, spec)).collect();
         let weights: Vec<u32> = taking.iter().map(|b| b.2.into()).collect();
         let (filling, turns) = (Filling::new(spec.size, orders), order_of_turns(&weights, spec.size));
         let mut entries = match taking.len() {
-            1 => vec![0; spec.size as usize],
-            2..4 => filling.fill::<2>(&turns),
+            ..4 => filling.fill::<2>(&turns),
             4..8 => filling.fill::<4>(&turns),
             _ => filling.fill::<LANES>(&turns),
         };
@@ -117,8 +119,8 @@ impl MaglevTable {
     }
 }
 
-/// The order of turns that fills a table of this size. With equal weights these are so many rounds, which the caller
-/// repeats, that no group of [`LANES`] is begun at their end.
+/// The order of turns that fills a table of this size. With equal weights it is [`LANES`] rounds, which the caller
+/// repeats: so many turns are full groups, of any size.
 fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     let heaviest = weights.iter().copied().max().unwrap_or(1);
     if weights.iter().all(|&weight| weight == heaviest) {
@@ -251,14 +253,10 @@ impl Filling {
     /// skip modulo the size; as a fraction of the size, as above, that is one multiplication.
     fn fill_few<'a>(&mut self, mut free: Vec<u32>, turns: impl Iterator<Item = &'a u16>) {
         let (modulus, width) = (Modulus::new(self.size), u64::MAX / u64::from(self.size));
-        let mut scales = vec![0; self.orders.len()];
+        let mut scales = vec![None; self.orders.len()];
         for &backend in turns {
             let (walk, order) = (self.walks[usize::from(backend)], self.orders[usize::from(backend)]);
-            let scale = &mut scales[usize::from(backend)];
-            if *scale == 0 {
-                *scale = fraction(modulus.inverse(order.skip), self.size);
-            }
-            let scale = *scale;
+            let scale = *scales[usize::from(backend)].get_or_insert_with(|| fraction(modulus.inverse(order.skip), self.size));
             let here = u64::from(reduce(walk.place, self.size)).wrapping_mul(scale);
             let distance = |at: u32| u64::from(at).wrapping_mul(scale).wrapping_sub(here).wrapping_add(width / 2);
             let Some((nearest, _)) = free.iter().enumerate().min_by_key(|&(_, &at)| distance(at)) else { return };
@@ -268,8 +266,8 @@ impl Filling {
     }
 }
 
-/// Whether the turns of a group are of different backends: those of one round, or of the end of one and the beginning of
-/// the next. Some other groups are taken for such that are not.
+/// True only if no backend has two turns in a group. The positions of backends rise within a round, so this recognises
+/// groups of one round and of two that follow each other; of other groups it says false.
 fn are_of_different(group: &[u16]) -> bool {
     let ends = group.iter().zip(group.iter().cycle().skip(1)).filter(|(turn, next)| turn >= next);
     ends.count() == 1
