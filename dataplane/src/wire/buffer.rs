@@ -13,10 +13,11 @@ use super::processor::prefetch_at;
 pub trait Buffer: Send {
     /// The frame.
     fn bytes(&self) -> &[u8];
-    /// Prefetches the cache line of the frame's byte at an offset, which is not checked.
+    /// Prefetches the cache line of the byte at an offset from the start of the frame, also before it. The offset is not
+    /// checked.
     #[inline(always)]
-    fn prefetch(&self, offset: usize) {
-        prefetch_at(self.bytes(), offset);
+    fn prefetch(&self, offset: isize) {
+        prefetch_at(self.bytes(), offset.cast_unsigned());
     }
     /// The frame, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];

@@ -30,8 +30,8 @@ mod rewrite;
 use std::cell::Cell;
 
 use eight::recognise_by_eight;
-use follow::Follow;
 pub(super) use follow::LastBurst;
+use follow::{Follow, ForwardLoop};
 pub(super) use open::OpeningBackends;
 use open::openings;
 use progress::Progress;
@@ -61,7 +61,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let port = usize::from(arrival.link.port().0);
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
-        prefetch_frames(burst, last_burst.families & Record::V6 != 0);
+        prefetch_frames(burst, last_burst);
         let mut records = std::mem::take(&mut self.records);
         let reads_routes = Cell::new(false);
         let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
@@ -185,15 +185,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// Prefetches the first cache line of each frame, which a network card or another worker wrote. The headers of IPv6
-/// packets end in the second one.
+/// Prefetches the first cache line of each frame, which a network card or another worker wrote. The headers of IPv6 packets
+/// end in the second one. Outer headers are written into the line before.
 #[inline(always)]
-fn prefetch_frames<B: Buffer>(burst: &Burst<B>, of_v6: bool) {
+fn prefetch_frames<B: Buffer>(burst: &Burst<B>, last_burst: LastBurst) {
     burst.iter().for_each(|buffer| buffer.prefetch(0));
-    if of_v6 {
-        burst.iter().for_each(|buffer| buffer.prefetch(UNTAGGED + HEAD_V6 - 1));
+    if last_burst.families & Record::V6 != 0 {
+        burst.iter().for_each(|buffer| buffer.prefetch(END_V6));
+    }
+    if last_burst.most.contains(&ForwardLoop::IntoTunnels) {
+        burst.iter().for_each(|buffer| buffer.prefetch(-1));
     }
 }
+
+/// The last byte of an untagged frame that the fast path reads of IPv6.
+#[allow(clippy::cast_possible_wrap)] // far below 2^31
+const END_V6: isize = (UNTAGGED + HEAD_V6 - 1) as isize;
 
 /// The second loop: finds the probable flow of each packet, and prefetches it, perhaps with the route to the client.
 /// `families` has at least those of the records. Returns the positions, as bits, of those that may be found in another line

@@ -95,8 +95,8 @@ impl FrameRoom for FrameBuffer {
 impl Buffer for FrameBuffer {
     /// Without a look at the length.
     #[inline(always)]
-    fn prefetch(&self, offset: usize) {
-        dataplane::prefetch_at(self.0.pieces.as_flattened(), self.extent().0 + offset);
+    fn prefetch(&self, offset: isize) {
+        dataplane::prefetch_at(self.0.pieces.as_flattened(), self.extent().0.wrapping_add_signed(offset));
     }
 
     #[inline(always)]
@@ -183,6 +183,16 @@ impl FreeBuffers {
             *burst = full;
         } else {
             self.take_some(count, burst);
+        }
+    }
+
+    /// Prefetches what is written into the buffers of the next burst.
+    #[inline(always)]
+    pub(super) fn prefetch_next(&self) {
+        for buffer in self.bursts.front().into_iter().flatten() {
+            let BufferMemory { extent, pieces: [_, head, ..], .. } = &*buffer.0;
+            dataplane::prefetch(extent);
+            dataplane::prefetch(head);
         }
     }
 
