@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use proto::ServiceName;
 
 use crate::world::change::{Change, KnownGateway};
@@ -18,7 +17,7 @@ use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::Overrides;
 use objects::crd::{AddressPool, AddressPoolSpec};
 use objects::note::{Cause, Note, Remark, Subject};
-use objects::{Candidate, Leftover, NodeSpec, NotServable, SliceError, SliceSpec};
+use objects::{Candidate, Leftover, NodeSpec, NotServable, ReadService, ReadSlice, SliceError, SliceSpec};
 
 pub mod change;
 pub mod checkpoint;
@@ -101,10 +100,10 @@ impl World {
     /// Applies one change.
     pub fn apply(&mut self, change: Change) {
         match change {
-            Change::ServicesReplaced(services) => self.replace_services(&services),
-            Change::SlicesReplaced(slices) => self.replace_slices(&slices),
-            Change::ServiceApplied(service) => drop(self.apply_service(&service, &BTreeSet::new())),
-            Change::SliceApplied(slice) => drop(self.apply_slice(&slice)),
+            Change::ServicesReplaced(services) => self.replace_services(services),
+            Change::SlicesReplaced(slices) => self.replace_slices(slices),
+            Change::ServiceApplied(service) => drop(self.apply_service(*service, &BTreeSet::new())),
+            Change::SliceApplied(slice) => drop(self.apply_slice(*slice)),
             Change::NodesReplaced(nodes) => self.replace_nodes(&nodes),
             Change::NodeApplied(node) => match NodeSpec::try_from(&*node) {
                 Ok(spec) => self.put_node(spec),
@@ -375,11 +374,12 @@ impl World {
         }
     }
 
-    fn replace_services(&mut self, services: &[Service]) {
+    fn replace_services(&mut self, services: Vec<ReadService>) {
         let noted = std::mem::take(&mut self.unserved);
         let left: Vec<ServiceName> = self.leftovers.keys().cloned().collect();
         left.iter().for_each(|name| self.remove_leftover(name));
-        let listed: BTreeSet<ServiceName> = services.iter().filter_map(|service| self.apply_service(service, &noted)).collect();
+        let listed: BTreeSet<ServiceName> =
+            services.into_iter().filter_map(|service| self.apply_service(service, &noted)).collect();
         let missing: Vec<ServiceName> = self.services.keys().filter(|name| !listed.contains(*name)).cloned().collect();
         missing.iter().for_each(|name| self.remove_service(name));
         self.services_known = true;
@@ -387,11 +387,14 @@ impl World {
 
     /// Returns the name of a Service that may be ours. The owners of those in `noted` know already that they are never
     /// served.
-    fn apply_service(&mut self, service: &Service, noted: &BTreeSet<ServiceName>) -> Option<ServiceName> {
-        self.put_leftover(service);
-        match Candidate::try_from(service) {
+    fn apply_service(
+        &mut self,
+        ReadService { name, candidate, leftover }: ReadService,
+        noted: &BTreeSet<ServiceName>,
+    ) -> Option<ServiceName> {
+        self.put_leftover(&name, leftover);
+        match candidate {
             Ok(candidate) => {
-                let name = candidate.name.clone();
                 self.put_service(candidate);
                 Some(name)
             }
@@ -402,16 +405,16 @@ impl World {
         }
     }
 
-    fn replace_slices(&mut self, slices: &[EndpointSlice]) {
-        let listed: BTreeSet<ServiceName> = slices.iter().filter_map(|slice| self.apply_slice(slice)).collect();
+    fn replace_slices(&mut self, slices: Vec<ReadSlice>) {
+        let listed: BTreeSet<ServiceName> = slices.into_iter().filter_map(|slice| self.apply_slice(slice)).collect();
         let missing: Vec<ServiceName> = self.slices.keys().filter(|name| !listed.contains(*name)).cloned().collect();
         missing.iter().for_each(|name| self.delete_slice(name));
         self.slices_known = true;
     }
 
     /// Returns the name of a slice that is used. Another one is dropped.
-    fn apply_slice(&mut self, slice: &EndpointSlice) -> Option<ServiceName> {
-        match SliceSpec::try_from(slice) {
+    fn apply_slice(&mut self, ReadSlice(slice): ReadSlice) -> Option<ServiceName> {
+        match slice {
             Ok(spec) => {
                 let name = spec.name.clone();
                 self.put_slice(spec);
@@ -427,8 +430,8 @@ impl World {
         }
     }
 
-    fn put_leftover(&mut self, service: &Service) {
-        match Leftover::of(service) {
+    fn put_leftover(&mut self, name: &ServiceName, leftover: Option<Leftover>) {
+        match leftover {
             Some(leftover) => {
                 self.revision += 1;
                 let held = |left: &Leftover| left.holds_addresses().then(|| left.held.ingress.clone());
@@ -437,12 +440,7 @@ impl World {
                 }
                 self.leftovers.insert(leftover.name.clone(), Arc::new(leftover));
             }
-            None if self.leftovers.is_empty() => {}
-            None => {
-                let metadata = &service.metadata;
-                let name = metadata.name.as_deref().unwrap_or_default();
-                self.remove_leftover(&ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name));
-            }
+            None => self.remove_leftover(name),
         }
     }
 

@@ -15,6 +15,8 @@ use control::config::settings::{ControllerSettings, Source};
 use control::plan::{Memory, Plan, plan};
 use control::world::World;
 use control::world::change::Change;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::limits::FINALIZER;
 use proto::{Backend, BackendState, Family, ServiceName};
 use serde_json::Value;
@@ -45,8 +47,8 @@ fn event(mut event: Value) -> Event {
     let change = match (event["type"].as_str().unwrap(), event["kind"].as_str().unwrap()) {
         ("DELETED", "Service") => Change::ServiceDeleted(name),
         ("DELETED", _) => Change::SliceDeleted(name),
-        (_, "Service") => Change::ServiceApplied(Box::new(serde_json::from_value(object).unwrap())),
-        _ => Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())),
+        (_, "Service") => Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(object).unwrap().into())),
+        _ => Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(object).unwrap().into())),
     };
     Event { resource_version, change }
 }

@@ -71,6 +71,16 @@ pub enum SliceError {
     NoService(ServiceName),
 }
 
+/// An EndpointSlice as it is used, or why it cannot be. It takes a fraction of the object's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadSlice(pub Result<SliceSpec, SliceError>);
+
+impl From<EndpointSlice> for ReadSlice {
+    fn from(slice: EndpointSlice) -> Self {
+        Self(SliceSpec::try_from(&slice))
+    }
+}
+
 impl TryFrom<&EndpointSlice> for SliceSpec {
     type Error = SliceError;
 

@@ -17,10 +17,11 @@ pub mod service;
 pub mod spelling;
 pub mod status;
 
-pub use endpoint_slice::{EndpointSpec, SliceError, SlicePort, SliceSpec};
+pub use endpoint_slice::{EndpointSpec, ReadSlice, SliceError, SlicePort, SliceSpec};
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{
-    Candidate, HealthSpec, Kind, Leftover, Namespaces, NotServable, OwnedParts, PortSpec, ServiceSpec, Sharing, SpecError, Unread,
+    Candidate, HealthSpec, Kind, Leftover, Namespaces, NotServable, OwnedParts, PortSpec, ReadService, ServiceSpec, Sharing,
+    SpecError, Unread,
 };
 pub use status::{Condition, ConditionType};

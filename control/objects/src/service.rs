@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
 use proto::{Family, Protocol, ServiceName};
 
@@ -113,6 +114,25 @@ impl From<&Candidate> for Leftover {
             status_is_ours: candidate.status_is_ours,
             held: candidate.held.clone(),
         }
+    }
+}
+
+/// A Service as it was read. It takes a fraction of the object's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadService {
+    /// Namespace and name.
+    pub name: ServiceName,
+    /// What it asks for, or why it is never served.
+    pub candidate: Result<Candidate, NotServable>,
+    /// The parts of ours that it has although it is no candidate.
+    pub leftover: Option<Leftover>,
+}
+
+impl From<Service> for ReadService {
+    fn from(service: Service) -> Self {
+        let ObjectMeta { namespace, name, .. } = &service.metadata;
+        let name = ServiceName::new(namespace.as_deref().unwrap_or("default"), name.as_deref().unwrap_or_default());
+        Self { name, candidate: Candidate::try_from(&service), leftover: Leftover::of(&service) }
     }
 }
 

@@ -70,19 +70,22 @@ pub(crate) async fn collect_burst(changes: &mut mpsc::Receiver<Change>, world: &
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Service;
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+
     use super::*;
 
     fn service(n: u32) -> Change {
         let service = serde_json::json!({"metadata": {"name": format!("s{n}"), "namespace": "shop"},
             "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
-        Change::ServiceApplied(Box::new(serde_json::from_value(service).unwrap()))
+        Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(service).unwrap().into()))
     }
 
     fn slice(n: u32) -> Change {
         let slice = serde_json::json!({"metadata": {"name": format!("s{n}-1"), "namespace": "shop",
             "labels": {"kubernetes.io/service-name": format!("s{n}")}},
             "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": ["10.0.0.1"]}]});
-        Change::SliceApplied(Box::new(serde_json::from_value(slice).unwrap()))
+        Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(slice).unwrap().into()))
     }
 
     /// A plan: when it was made, since the first change, the Services that were known, and whether slices had changed.

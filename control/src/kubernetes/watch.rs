@@ -30,6 +30,7 @@ use crate::kubernetes::client::Cluster;
 use crate::world::change::{Change, KnownGateway};
 use objects::crd::{AddressPool, EdgeGateway};
 use objects::note::{Cause, Note, Remark, Subject};
+use objects::{ReadService, ReadSlice};
 
 /// Signal of short watches that the server was unreachable. Long watches, which may hang on the same server, then
 /// restart.
@@ -52,10 +53,12 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
     /// Whether it changes so rarely that long watches suffice. At rest, most of our requests are watches.
     const IS_QUIET: bool = false;
 
+    /// What is kept of an object from when it is decoded.
+    type Read: From<Self> + Send;
     /// The change that replaces all objects.
-    const REPLACED: fn(Vec<Self>) -> Change;
+    const REPLACED: fn(Vec<Self::Read>) -> Change;
     /// The change that adds or replaces one object.
-    const APPLIED: fn(Box<Self>) -> Change;
+    const APPLIED: fn(Box<Self::Read>) -> Change;
     /// The change that deletes an object.
     const DELETED: fn(ServiceName) -> Change;
     /// The object of a note.
@@ -65,8 +68,9 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
 impl WatchedKind for Service {
     const RESOURCE: &'static str = "services";
     const RIGHTS: &'static str = "list and watch services";
-    const REPLACED: fn(Vec<Self>) -> Change = Change::ServicesReplaced;
-    const APPLIED: fn(Box<Self>) -> Change = Change::ServiceApplied;
+    type Read = ReadService;
+    const REPLACED: fn(Vec<Self::Read>) -> Change = Change::ServicesReplaced;
+    const APPLIED: fn(Box<Self::Read>) -> Change = Change::ServiceApplied;
     const DELETED: fn(ServiceName) -> Change = Change::ServiceDeleted;
     const SUBJECT: fn(ServiceName) -> Subject = Subject::Service;
 }
@@ -74,8 +78,9 @@ impl WatchedKind for Service {
 impl WatchedKind for EndpointSlice {
     const RESOURCE: &'static str = "endpointslices";
     const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
-    const REPLACED: fn(Vec<Self>) -> Change = Change::SlicesReplaced;
-    const APPLIED: fn(Box<Self>) -> Change = Change::SliceApplied;
+    type Read = ReadSlice;
+    const REPLACED: fn(Vec<Self::Read>) -> Change = Change::SlicesReplaced;
+    const APPLIED: fn(Box<Self::Read>) -> Change = Change::SliceApplied;
     const DELETED: fn(ServiceName) -> Change = Change::SliceDeleted;
     const SUBJECT: fn(ServiceName) -> Subject = Subject::Slice;
 }
@@ -84,8 +89,9 @@ impl WatchedKind for Node {
     const RESOURCE: &'static str = "nodes";
     const RIGHTS: &'static str = "list and watch nodes";
     const IS_QUIET: bool = true;
-    const REPLACED: fn(Vec<Self>) -> Change = Change::NodesReplaced;
-    const APPLIED: fn(Box<Self>) -> Change = Change::NodeApplied;
+    type Read = Self;
+    const REPLACED: fn(Vec<Self::Read>) -> Change = Change::NodesReplaced;
+    const APPLIED: fn(Box<Self::Read>) -> Change = Change::NodeApplied;
     const DELETED: fn(ServiceName) -> Change = |name| Change::NodeDeleted(name.name);
     const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Node(name.name);
 }
@@ -94,8 +100,9 @@ impl WatchedKind for Namespace {
     const RESOURCE: &'static str = "namespaces";
     const RIGHTS: &'static str = "list and watch namespaces";
     const IS_QUIET: bool = true;
-    const REPLACED: fn(Vec<Self>) -> Change = Change::NamespacesReplaced;
-    const APPLIED: fn(Box<Self>) -> Change = Change::NamespaceApplied;
+    type Read = Self;
+    const REPLACED: fn(Vec<Self::Read>) -> Change = Change::NamespacesReplaced;
+    const APPLIED: fn(Box<Self::Read>) -> Change = Change::NamespaceApplied;
     const DELETED: fn(ServiceName) -> Change = |name| Change::NamespaceDeleted(name.name);
     const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Namespace(name.name);
 }
@@ -105,8 +112,9 @@ impl WatchedKind for AddressPool {
     const RIGHTS: &'static str = "list and watch addresspools.sluice.dev";
     const IS_OPTIONAL: bool = true;
     const IS_QUIET: bool = true;
-    const REPLACED: fn(Vec<Self>) -> Change = Change::PoolsReplaced;
-    const APPLIED: fn(Box<Self>) -> Change = Change::PoolApplied;
+    type Read = Self;
+    const REPLACED: fn(Vec<Self::Read>) -> Change = Change::PoolsReplaced;
+    const APPLIED: fn(Box<Self::Read>) -> Change = Change::PoolApplied;
     const DELETED: fn(ServiceName) -> Change = |name| Change::PoolDeleted(name.name);
     const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Pool(name.name);
 }
@@ -193,9 +201,10 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
 }
 
 /// The objects known to the receiver, and the list in progress.
-struct KnownObjects<K> {
+struct KnownObjects<K: WatchedKind> {
     names: BTreeSet<ServiceName>,
-    listed: Vec<K>,
+    listed: Vec<K::Read>,
+    listed_names: BTreeSet<ServiceName>,
     listed_undecodable: BTreeMap<ServiceName, String>,
     /// Objects that cannot be decoded now, with the reason; each is reported once.
     undecodable: BTreeMap<ServiceName, String>,
@@ -204,8 +213,9 @@ struct KnownObjects<K> {
 
 impl<K: WatchedKind> KnownObjects<K> {
     fn new() -> Self {
+        let (names, listed_names) = (BTreeSet::new(), BTreeSet::new());
         let (listed_undecodable, undecodable) = (BTreeMap::new(), BTreeMap::new());
-        Self { names: BTreeSet::new(), listed: Vec::new(), listed_undecodable, undecodable, was_listed: false }
+        Self { names, listed: Vec::new(), listed_names, listed_undecodable, undecodable, was_listed: false }
     }
 
     /// The changes for the receiver that result from a watch event.
@@ -213,12 +223,16 @@ impl<K: WatchedKind> KnownObjects<K> {
         match event {
             Event::Init => {
                 self.listed.clear();
+                self.listed_names.clear();
                 self.listed_undecodable.clear();
                 Vec::new()
             }
             Event::InitApply(object) => {
                 match decoded(object) {
-                    Ok(object) => self.listed.push(object),
+                    Ok(object) => {
+                        self.listed_names.insert(name_of(&object));
+                        self.listed.push(object.into());
+                    }
                     Err((name, error)) => {
                         self.listed_undecodable.insert(name, error);
                     }
@@ -237,7 +251,7 @@ impl<K: WatchedKind> KnownObjects<K> {
                     let name = name_of(&object);
                     self.undecodable.remove(&name);
                     self.names.insert(name);
-                    vec![(K::APPLIED)(Box::new(object))]
+                    vec![(K::APPLIED)(Box::new(object.into()))]
                 }
                 Err((name, error)) => self.note(name, error).into_iter().collect(),
             },
@@ -253,7 +267,7 @@ impl<K: WatchedKind> KnownObjects<K> {
     /// Applies a complete list. Objects that cannot be decoded keep their last valid version.
     fn take_list(&mut self) -> Vec<Change> {
         let listed = std::mem::take(&mut self.listed);
-        let mut names: BTreeSet<_> = listed.iter().map(name_of).collect();
+        let mut names = std::mem::take(&mut self.listed_names);
         let kept: BTreeSet<_> = self.names.iter().filter(|name| self.listed_undecodable.contains_key(name)).cloned().collect();
         let was_listed = std::mem::replace(&mut self.was_listed, true);
         if !was_listed || kept.is_empty() {
@@ -320,7 +334,7 @@ mod tests {
     fn names(changes: &[Change]) -> Vec<String> {
         let text = |change: &Change| match change {
             Change::ServicesReplaced(all) => format!("replaced by {}", all.len()),
-            Change::ServiceApplied(object) => format!("applied {}", object.name_any()),
+            Change::ServiceApplied(object) => format!("applied {}", object.name.name),
             Change::ServiceDeleted(name) => format!("deleted {name}"),
             Change::Noted(note) => format!("{} of {}", note.remark.cause.as_str(), note.subject),
             other => format!("{other:?}"),

@@ -50,8 +50,8 @@ impl Objects {
     #[must_use]
     pub fn into_changes(self) -> [Change; 6] {
         [
-            Change::ServicesReplaced(self.services.into_values().collect()),
-            Change::SlicesReplaced(self.slices.into_values().collect()),
+            Change::ServicesReplaced(self.services.into_values().map(Into::into).collect()),
+            Change::SlicesReplaced(self.slices.into_values().map(Into::into).collect()),
             Change::NamespacesReplaced(Vec::new()),
             Change::GatewaysReplaced(BTreeMap::new()),
             Change::PoolsReplaced(self.pools.into_values().collect()),

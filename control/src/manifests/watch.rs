@@ -181,6 +181,8 @@ fn identity(path: &std::path::Path) -> io::Result<(u64, u64)> {
 mod tests {
     use std::fs;
 
+    use objects::ReadService;
+
     use super::*;
 
     const WAIT: Duration = Duration::from_secs(20);
@@ -192,12 +194,14 @@ mod tests {
     }
 
     /// Waits for the expected ports of all Services.
-    async fn until(changes: &mut mpsc::Receiver<Change>, expected: &[i32]) {
+    async fn until(changes: &mut mpsc::Receiver<Change>, expected: &[u16]) {
         let wait = async {
             loop {
                 if let Some(Change::ServicesReplaced(services)) = changes.recv().await {
-                    let port =
-                        |service: &k8s_openapi::api::core::v1::Service| service.spec.clone().unwrap().ports.unwrap()[0].port;
+                    let port = |service: &ReadService| {
+                        let candidate = service.candidate.as_ref().unwrap();
+                        candidate.wanted.as_ref().unwrap().ports[0].port
+                    };
                     if services.iter().map(port).collect::<Vec<_>>() == expected {
                         return;
                     }

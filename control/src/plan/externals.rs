@@ -229,7 +229,7 @@ mod tests {
     fn service(name: &str, kind: &str, ips: &[&str]) -> Change {
         let object = json!({"metadata": {"name": name, "namespace": "shop"},
             "spec": {"type": kind, "externalIPs": ips, "ports": [{"port": 80}]}});
-        Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(object).unwrap()))
+        Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(object).unwrap().into()))
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proptest::prelude::*;
 use proto::{Family, HealthCheck, Mode, Reason, Scheduler, Service, Target};
 use serde_json::{Value, json};
@@ -51,7 +52,8 @@ fn service(name: &str, spec: Value) -> Value {
 }
 
 fn apply(world: &mut World, object: Value) {
-    world.apply(Change::ServiceApplied(Box::new(serde_json::from_value(object).unwrap())));
+    let object: k8s_openapi::api::core::v1::Service = serde_json::from_value(object).unwrap();
+    world.apply(Change::ServiceApplied(Box::new(object.into())));
 }
 
 fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
@@ -61,7 +63,7 @@ fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
         json!({"kubernetes.io/service-name": of, "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
     let object = json!({"metadata": {"name": format!("{of}-{family}"), "namespace": "shop", "labels": labels},
         "addressType": family, "ports": [{"port": 8080}], "endpoints": list});
-    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(object).unwrap().into())));
 }
 
 fn named(name: &str) -> ServiceName {
@@ -233,7 +235,7 @@ fn endpoints_of_a_deleted_slice_count_until_it_is_created_again_or_two_seconds_h
     let recreated = json!({"metadata": {"name": "web-new", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": false}},
         {"addresses": ["10.0.0.3"]}]});
-    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(recreated).unwrap())));
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(recreated).unwrap().into())));
     assert_eq!(backends(&mut world, 1100), ("2 3".to_owned(), Some(after(2100))), "an existing slice takes precedence");
     assert_eq!(backends(&mut world, 2100), ("3".to_owned(), None));
     assert_eq!(backends(&mut world, 9000), ("3".to_owned(), None));
@@ -479,7 +481,7 @@ fn hints_and_the_internal_policy_have_no_effect() {
     };
     let slice = json!({"metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [endpoint(1, "a"), endpoint(2, "b")]});
-    world.apply(Change::SliceApplied(Box::new(serde_json::from_value(slice).unwrap())));
+    world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(slice).unwrap().into())));
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     assert_eq!(addresses(&plan.services[&named("web")]), ["10.0.0.1:8080", "10.0.0.2:8080"]);
 }

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use objects::crd::{AddressPool, EdgeGateway};
 use objects::note::Note;
+use objects::{ReadService, ReadSlice};
 use proto::ServiceName;
 
 use crate::world::checkpoint::Checkpoint;
@@ -33,9 +33,9 @@ impl From<&EdgeGateway> for KnownGateway {
 #[derive(Clone, Debug)]
 pub enum Change {
     /// The complete list of Services.
-    ServicesReplaced(Vec<Service>),
+    ServicesReplaced(Vec<ReadService>),
     /// The complete list of EndpointSlices.
-    SlicesReplaced(Vec<EndpointSlice>),
+    SlicesReplaced(Vec<ReadSlice>),
     /// The complete list of Nodes.
     NodesReplaced(Vec<Node>),
     /// The complete list of Namespaces.
@@ -48,9 +48,9 @@ pub enum Change {
     /// Decisions of a previous leader. Sent once, at the start.
     CheckpointReplaced(Box<Checkpoint>),
     /// A Service was added or changed.
-    ServiceApplied(Box<Service>),
+    ServiceApplied(Box<ReadService>),
     /// An EndpointSlice was added or changed.
-    SliceApplied(Box<EndpointSlice>),
+    SliceApplied(Box<ReadSlice>),
     /// A Node was added or changed.
     NodeApplied(Box<Node>),
     /// A Namespace was added or changed.

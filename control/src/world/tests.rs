@@ -1,5 +1,7 @@
 //! Tests: which changes increase revisions.
 
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use objects::ServiceSpec;
 use serde_json::{Map, Value, json};
 
@@ -11,12 +13,12 @@ fn service(name: &str, port: u16) -> Service {
     serde_json::from_value(object).unwrap()
 }
 
-fn slice(name: &str, of: &str, address: &str) -> EndpointSlice {
+fn slice(name: &str, of: &str, address: &str) -> ReadSlice {
     let labels = serde_json::json!({"kubernetes.io/service-name": of,
         "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io"});
     let object = serde_json::json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
         "addressType": "IPv4", "ports": [{"port": 8080}], "endpoints": [{"addresses": [address]}]});
-    serde_json::from_value(object).unwrap()
+    serde_json::from_value::<EndpointSlice>(object).unwrap().into()
 }
 
 fn revision(world: &World, name: &str) -> u64 {
@@ -41,7 +43,7 @@ fn nothing_is_complete_before_all_lists_are_known() {
 #[test]
 fn only_the_service_whose_slice_changed_gets_a_new_revision() {
     let mut world = World::default();
-    world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
+    world.apply(Change::ServicesReplaced(vec![service("a", 80).into(), service("b", 80).into()]));
     let before = (revision(&world, "a"), revision(&world, "b"), world.revisions().services);
     world.apply(Change::SliceApplied(Box::new(slice("a-1", "a", "10.0.0.1"))));
     assert!(revision(&world, "a") > before.0);
@@ -51,12 +53,12 @@ fn only_the_service_whose_slice_changed_gets_a_new_revision() {
 #[test]
 fn the_same_object_again_changes_nothing() {
     let mut world = World::default();
-    world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+    world.apply(Change::ServicesReplaced(vec![service("a", 80).into()]));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
     let before = revision(&world, "a");
     let mut again = service("a", 80);
     again.metadata.resource_version = Some("9".to_owned());
-    world.apply(Change::ServiceApplied(Box::new(again)));
+    world.apply(Change::ServiceApplied(Box::new(again.into())));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
     assert_eq!(revision(&world, "a"), before);
     assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.resource_version, "9");
@@ -65,9 +67,9 @@ fn the_same_object_again_changes_nothing() {
 #[test]
 fn a_relist_removes_missing_objects() {
     let mut world = World::default();
-    world.apply(Change::ServicesReplaced(vec![service("a", 80), service("b", 80)]));
+    world.apply(Change::ServicesReplaced(vec![service("a", 80).into(), service("b", 80).into()]));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
-    world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+    world.apply(Change::ServicesReplaced(vec![service("a", 80).into()]));
     world.apply(Change::SlicesReplaced(vec![]));
     assert_eq!(world.services().len(), 1);
     assert_eq!(world.slices_of(&ServiceName::new("shop", "a")).count(), 0);
@@ -78,7 +80,7 @@ fn a_deleted_slice_is_kept_while_its_service_exists_until_it_is_forgotten() {
     let a = ServiceName::new("shop", "a");
     let counts = |world: &World| (world.slices_of(&a).count(), world.deleted_slices_of(&a).count());
     let mut world = World::default();
-    world.apply(Change::ServicesReplaced(vec![service("a", 80)]));
+    world.apply(Change::ServicesReplaced(vec![service("a", 80).into()]));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1"), slice("b-1", "b", "10.0.0.9")]));
     let before = revision(&world, "a");
     world.apply(Change::SliceDeleted(ServiceName::new("shop", "a-1")));
@@ -102,24 +104,24 @@ fn an_owner_who_expects_a_service_without_frontend_to_be_served_gets_one_note() 
     let mut name = service("db", 80);
     let spec = name.spec.as_mut().unwrap();
     (spec.type_, spec.external_ips) = (Some("ExternalName".to_owned()), Some(vec!["192.0.2.9".to_owned()]));
-    world.apply(Change::ServicesReplaced(vec![name.clone()]));
+    world.apply(Change::ServicesReplaced(vec![name.clone().into()]));
     let notes = world.take_notes();
     assert!(notes.len() == 1 && notes[0].remark.text.contains("ExternalName"), "{notes:?}");
-    world.apply(Change::ServiceApplied(Box::new(name.clone())));
-    world.apply(Change::ServicesReplaced(vec![name.clone()]));
+    world.apply(Change::ServiceApplied(Box::new(name.clone().into())));
+    world.apply(Change::ServicesReplaced(vec![name.clone().into()]));
     assert_eq!(world.take_notes(), []);
     world.apply(Change::ServicesReplaced(vec![]));
-    world.apply(Change::ServiceApplied(Box::new(name)));
+    world.apply(Change::ServiceApplied(Box::new(name.into())));
     assert_eq!(world.take_notes().len(), 1, "another one of that name");
 }
 
 #[test]
 fn a_service_that_changes_its_type_is_removed() {
     let mut world = World::default();
-    world.apply(Change::ServiceApplied(Box::new(service("a", 80))));
+    world.apply(Change::ServiceApplied(Box::new(service("a", 80).into())));
     let mut other = service("a", 80);
     other.spec.as_mut().unwrap().type_ = Some("ClusterIP".to_owned());
-    world.apply(Change::ServiceApplied(Box::new(other)));
+    world.apply(Change::ServiceApplied(Box::new(other.into())));
     assert!(world.services().is_empty());
 }
 
@@ -154,7 +156,7 @@ fn annotate(world: &mut World, uid: &str, pairs: &[(&str, &str)]) -> ServiceSpec
     let annotations: Map<String, Value> = pairs.iter().map(|(k, v)| (format!("sluice.dev/{k}"), (*v).into())).collect();
     let object = json!({"metadata": {"name": "a", "namespace": "shop", "uid": uid, "annotations": annotations},
         "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
-    world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(object).unwrap())));
+    world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(object).unwrap().into())));
     world.services()[&ServiceName::new("shop", "a")].candidate.wanted.clone().unwrap()
 }
 
@@ -180,12 +182,12 @@ fn drained_addresses(world: &World, node: &str) -> Vec<String> {
     world.drained_nodes().addresses_of(node).map(|address| address.to_string()).collect()
 }
 
-fn slice_on(name: &str, endpoints: &[(&str, &str)]) -> EndpointSlice {
+fn slice_on(name: &str, endpoints: &[(&str, &str)]) -> ReadSlice {
     let endpoints: Vec<_> = endpoints.iter().map(|(at, node)| json!({"addresses": [at], "nodeName": node})).collect();
     let labels = json!({"kubernetes.io/service-name": "a"});
     let object = json!({"metadata": {"name": name, "namespace": "shop", "labels": labels}, "addressType": "IPv4",
         "ports": [{"port": 8080}], "endpoints": endpoints});
-    serde_json::from_value(object).unwrap()
+    serde_json::from_value::<EndpointSlice>(object).unwrap().into()
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use control::kubernetes::follow;
 use control::world::change::Change;
 use kube::ResourceExt;
+use objects::ReadSlice;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -67,13 +68,13 @@ impl Reflector {
         match change {
             Change::ServicesReplaced(all) => {
                 self.lists += 1;
-                let all: BTreeSet<_> = all.iter().map(ResourceExt::name_any).collect();
+                let all: BTreeSet<_> = all.into_iter().map(|service| service.name.name).collect();
                 self.deleted_services.extend(self.services.difference(&all).cloned());
                 self.services = all;
             }
             Change::SlicesReplaced(all) => {
                 self.lists += 1;
-                self.slices = all.iter().map(ResourceExt::name_any).collect();
+                self.slices = all.iter().filter_map(name_of_slice).collect();
             }
             Change::NodesReplaced(all) => {
                 self.lists += 1;
@@ -105,11 +106,11 @@ impl Reflector {
             }
             Change::ServiceApplied(object) => {
                 assert!(self.lists >= LISTS, "an event arrived before all lists");
-                self.services.insert(object.name_any());
+                self.services.insert(object.name.name);
             }
             Change::SliceApplied(object) => {
                 assert!(self.lists >= LISTS, "an event arrived before all lists");
-                self.slices.insert(object.name_any());
+                self.slices.extend(name_of_slice(&object));
             }
             Change::ServiceDeleted(name) => {
                 self.services.remove(&name.name);
@@ -122,12 +123,17 @@ impl Reflector {
     }
 }
 
+fn name_of_slice(ReadSlice(slice): &ReadSlice) -> Option<String> {
+    slice.as_ref().map(|slice| slice.name.name.clone()).ok()
+}
+
 fn add(server: &ApiServer, name: &str) {
     server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": [{"port": 80}]}}));
 }
 
 fn add_slice(server: &ApiServer, name: &str) {
-    let slice = json!({"metadata": {"name": name, "namespace": "a"}, "addressType": "IPv4", "endpoints": null, "ports": null});
+    let metadata = json!({"name": name, "namespace": "a", "labels": {"kubernetes.io/service-name": "web"}});
+    let slice = json!({"metadata": metadata, "addressType": "IPv4", "endpoints": null, "ports": null});
     server.create(Kind::EndpointSlice, slice);
 }
 

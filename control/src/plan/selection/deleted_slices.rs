@@ -75,8 +75,8 @@ mod tests {
         let slice = json!({"metadata": {"name": "a-1", "namespace": "shop", "labels": labels}, "addressType": "IPv4",
             "ports": [{"port": 8080}], "endpoints": endpoints});
         let mut world = World::default();
-        world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(service).unwrap())));
-        world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(slice).unwrap())));
+        world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<Service>(service).unwrap().into())));
+        world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(slice).unwrap().into())));
         world.apply(Change::SliceDeleted(ServiceName::new("shop", "a-1")));
         let deleted_slices = DeletedSlices::of(&world, &ServiceName::new("shop", "a"), None, Instant::now());
         deleted_slices.counting.iter().map(|slice| slice.endpoints.len()).sum()

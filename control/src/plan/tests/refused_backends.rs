@@ -85,7 +85,7 @@ fn two_ports(world: &mut World, good: &[&str], bad: &[&str]) {
         let labels = json!({"kubernetes.io/service-name": "web"});
         let object = json!({"metadata": {"name": name, "namespace": "shop", "labels": labels},
             "addressType": "IPv4", "ports": [{"name": name, "port": 8080}], "endpoints": list});
-        world.apply(Change::SliceApplied(Box::new(serde_json::from_value(object).unwrap())));
+        world.apply(Change::SliceApplied(Box::new(serde_json::from_value::<EndpointSlice>(object).unwrap().into())));
     }
 }
 
