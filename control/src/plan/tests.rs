@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::{core::v1::Service as ServiceObject, discovery::v1::EndpointSlice};
 use proptest::prelude::*;
 use proto::{Family, HealthCheck, Mode, Reason, Scheduler, Service, Target};
 use serde_json::{Value, json};
@@ -52,8 +52,7 @@ fn service(name: &str, spec: Value) -> Value {
 }
 
 fn apply(world: &mut World, object: Value) {
-    let object: k8s_openapi::api::core::v1::Service = serde_json::from_value(object).unwrap();
-    world.apply(Change::ServiceApplied(Box::new(object.into())));
+    world.apply(Change::ServiceApplied(Box::new(serde_json::from_value::<ServiceObject>(object).unwrap().into())));
 }
 
 fn endpoints(world: &mut World, of: &str, addresses: &[String]) {
