@@ -333,6 +333,17 @@ fn capture(text: &str) -> Result<CaptureInput, String> {
 }
 
 #[cfg(test)]
+impl BenchArgs {
+    /// Those of a command line.
+    pub(crate) fn parsed(args: &[&str]) -> Self {
+        match Cli::try_parse_from([&["sluiced", "bench"], args].concat()).unwrap().command {
+            Command::Bench(args) => args,
+            other => panic!("not bench: {other:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -203,8 +203,7 @@ async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<C
 /// The objects known to the receiver, and the list in progress.
 struct KnownObjects<K: WatchedKind> {
     names: BTreeSet<ServiceName>,
-    listed: Vec<K::Read>,
-    listed_names: BTreeSet<ServiceName>,
+    listed: Vec<(ServiceName, K::Read)>,
     listed_undecodable: BTreeMap<ServiceName, String>,
     /// Objects that cannot be decoded now, with the reason; each is reported once.
     undecodable: BTreeMap<ServiceName, String>,
@@ -213,9 +212,8 @@ struct KnownObjects<K: WatchedKind> {
 
 impl<K: WatchedKind> KnownObjects<K> {
     fn new() -> Self {
-        let (names, listed_names) = (BTreeSet::new(), BTreeSet::new());
         let (listed_undecodable, undecodable) = (BTreeMap::new(), BTreeMap::new());
-        Self { names, listed: Vec::new(), listed_names, listed_undecodable, undecodable, was_listed: false }
+        Self { names: BTreeSet::new(), listed: Vec::new(), listed_undecodable, undecodable, was_listed: false }
     }
 
     /// The changes for the receiver that result from a watch event.
@@ -223,16 +221,12 @@ impl<K: WatchedKind> KnownObjects<K> {
         match event {
             Event::Init => {
                 self.listed.clear();
-                self.listed_names.clear();
                 self.listed_undecodable.clear();
                 Vec::new()
             }
             Event::InitApply(object) => {
                 match decoded(object) {
-                    Ok(object) => {
-                        self.listed_names.insert(name_of(&object));
-                        self.listed.push(object.into());
-                    }
+                    Ok(object) => self.listed.push((name_of(&object), object.into())),
                     Err((name, error)) => {
                         self.listed_undecodable.insert(name, error);
                     }
@@ -266,8 +260,7 @@ impl<K: WatchedKind> KnownObjects<K> {
 
     /// Applies a complete list. Objects that cannot be decoded keep their last valid version.
     fn take_list(&mut self) -> Vec<Change> {
-        let listed = std::mem::take(&mut self.listed);
-        let mut names = std::mem::take(&mut self.listed_names);
+        let (mut names, listed): (BTreeSet<_>, Vec<_>) = std::mem::take(&mut self.listed).into_iter().unzip();
         let kept: BTreeSet<_> = self.names.iter().filter(|name| self.listed_undecodable.contains_key(name)).cloned().collect();
         let was_listed = std::mem::replace(&mut self.was_listed, true);
         if !was_listed || kept.is_empty() {

@@ -59,7 +59,7 @@ pub(super) struct TunnelHeaders {
 /// The smallest Ethernet frame without tag and frame check sequence, bytes.
 const FRAME_BYTES_MIN: usize = 60;
 /// Ethernet header, bytes.
-const ETHERNET: usize = 14;
+pub(super) const ETHERNET: usize = 14;
 /// VLAN tag, bytes.
 pub(super) const TAG: usize = 4;
 /// Bytes of the flow's number in UDP data.

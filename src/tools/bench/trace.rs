@@ -88,7 +88,7 @@ impl Layout for LayoutV6 {
 }
 
 /// Where the packet begins in a frame, without tag and with one.
-const UNTAGGED: usize = 14;
+const UNTAGGED: usize = frame::ETHERNET;
 const TAGGED: usize = UNTAGGED + frame::TAG;
 
 /// How many frames ahead a trace is fetched. The processor fetches only within a page, and reads two traces in turn.
@@ -262,13 +262,8 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scenario::client;
     use super::*;
-
-    #[derive(Debug, clap::Parser)]
-    struct Command {
-        #[command(flatten)]
-        bench: BenchArgs,
-    }
 
     /// The head of a frame, with what all frames have in common.
     struct Room(Head);
@@ -282,20 +277,14 @@ mod tests {
     }
 
     fn check(args: &[&str], family: Family) {
-        let Command { bench: options } = clap::Parser::try_parse_from([&["bench"], args].concat()).unwrap();
+        let options = BenchArgs::parsed(args);
         let flows: Vec<u32> = (0..).step_by(77_777).take(BURST).collect();
-        let [client, reply] = [0, 1].map(|is_reply| {
-            let options = &options;
-            move |flow| {
-                let backend = traffic::backend(options, family, flow, 3);
-                let to = super::super::scenario::client(family, flow);
-                match is_reply {
-                    0 => traffic::from_client(options, family, Stage::Ack, flow),
-                    _ => traffic::from_backend(options, Stage::Ack, flow, backend, to),
-                }
-            }
-        });
-        for frame in [&client as &dyn Fn(u32) -> FrameFields, &reply] {
+        let from_client = |flow| traffic::from_client(&options, family, Stage::Ack, flow);
+        let from_backend = |flow| {
+            let backend = traffic::backend(&options, family, flow, 3);
+            traffic::from_backend(&options, Stage::Ack, flow, backend, client(family, flow))
+        };
+        for frame in [&from_client as &dyn Fn(u32) -> FrameFields, &from_backend] {
             let mut trace = Trace::new(&options, family, &flows, frame).unwrap();
             let head = |bytes: &[u8]| std::array::from_fn(|at| bytes.get(at).copied().unwrap_or(0));
             let (mut burst, mut bytes) = (Burst::new(), Vec::new());

@@ -9,14 +9,8 @@ use crate::cli::FrameSize;
 use crate::tools::bench::error::BenchError;
 use crate::tools::bench::harness::{Harness, Pace};
 
-#[derive(Debug, clap::Parser)]
-struct Command {
-    #[command(flatten)]
-    bench: BenchArgs,
-}
-
 fn options(args: &[&str]) -> BenchArgs {
-    let Command { bench } = clap::Parser::try_parse_from([&["bench"], args].concat()).unwrap();
+    let bench = BenchArgs::parsed(args);
     scenario::validate(&bench).unwrap();
     bench
 }
