@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 
 use super::entry::Flow;
-use super::index::{Guess, Index, IndexSlot};
+use super::index::{Guess, Homes, Index, IndexSlot};
 use super::snat::PoolId;
 use super::state::{Direction, FlowState, YieldClass};
 use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage};
@@ -46,6 +46,30 @@ impl Candidate {
     pub(crate) const fn entry(self) -> (usize, Direction) {
         let (index, direction) = entry_of(self.0);
         (index as usize, direction)
+    }
+}
+
+/// The second pass over many packets. No closure: the compiler may keep one as a function, which is compiled for any
+/// processor.
+pub(crate) struct Candidates<'t, A: Address, C> {
+    table: &'t FlowTable<A>,
+    homes: Homes<'t>,
+    compare: C,
+    with_routes: bool,
+}
+
+impl<A: Address, C: Compare> Candidates<'_, A, C> {
+    /// As [`FlowTable::candidate`]. `None` stands for [`Candidate::AWAY`]: a loop needs no comparison to count it.
+    #[inline(always)]
+    pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
+        match self.homes.candidate(hash, self.compare) {
+            Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
+            Guess::Away => {
+                self.table.index.prefetch_away(hash);
+                None
+            }
+            Guess::Nowhere => Some(Candidate::NONE),
+        }
     }
 }
 
@@ -250,22 +274,13 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        self.candidates(AnyProcessor, true)(hash).unwrap_or(Candidate::AWAY)
+        self.candidates(AnyProcessor, true).of(hash).unwrap_or(Candidate::AWAY)
     }
 
-    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies. `None` stands for
-    /// [`Candidate::AWAY`]: a loop needs no comparison to count it.
+    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
     #[inline(always)]
-    pub(crate) fn candidates(&self, compare: impl Compare, with_routes: bool) -> impl Fn(u64) -> Option<Candidate> {
-        let homes = self.index.homes();
-        move |hash| match homes.candidate(hash, compare) {
-            Guess::At(place) => Some(self.prefetch_entry(place, with_routes)),
-            Guess::Away => {
-                self.index.prefetch_away(hash);
-                None
-            }
-            Guess::Nowhere => Some(Candidate::NONE),
-        }
+    pub(crate) fn candidates<C: Compare>(&self, compare: C, with_routes: bool) -> Candidates<'_, A, C> {
+        Candidates { table: self, homes: self.index.homes(), compare, with_routes }
     }
 
     /// The same in the other line of tags.

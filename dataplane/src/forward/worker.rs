@@ -238,6 +238,12 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.engine.avx2 = None;
     }
 
+    /// Lets the fast path work as on processors without AVX-512.
+    #[cfg(feature = "testing")]
+    pub fn forgo_avx512(&mut self) {
+        self.engine.avx2 = self.engine.avx2.map(Avx2::without_avx512);
+    }
+
     /// The observer.
     pub fn observer_mut(&mut self) -> &mut O {
         &mut self.engine.observer

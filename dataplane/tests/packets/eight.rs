@@ -1,5 +1,6 @@
-//! Where the processor has AVX2, the fast path works on eight packets at a time. It comes to the same as one packet at
-//! a time: the same bytes in the same order, the same counters, flows, records and observed packets.
+//! Where the processor has AVX2, the fast path works on eight packets at a time, with the instructions of AVX-512 or
+//! without. It comes to the same as one packet at a time: the same bytes in the same order, the same counters, flows,
+//! records and observed packets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,6 +43,14 @@ const OTHERS: [u16; 2] = [101, 201];
 const UNKNOWN_VLAN: u16 = 300;
 /// The longest frame in memory.
 const BUFFER_ROOM: usize = 9216;
+
+/// What the fast path may use of the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vectors {
+    All,
+    WithoutAvx512,
+    None,
+}
 
 /// One kind of gateway.
 #[derive(Clone, Copy, Debug)]
@@ -275,7 +284,7 @@ impl Kind {
     }
 
     /// A gateway with the known flows; the ends of packets of each; and the records of flows.
-    fn gateway(&self, by_eight: bool) -> (Rig, Vec<(SocketAddr, SocketAddr)>, Arc<FlowRecords>) {
+    fn gateway(&self, vectors: Vectors) -> (Rig, Vec<(SocketAddr, SocketAddr)>, Arc<FlowRecords>) {
         let mut config = config(1024);
         if self.many_sources {
             config.tunnel.sources = ["10.0.0.2", "10.0.0.4", "10.0.0.5", "fd00::2", "fd00::4", "fd00::5"].map(ip).into();
@@ -285,8 +294,10 @@ impl Kind {
         rig.set_mode("web", self.mode);
         rig.set_mode("dns", self.mode_of_udp());
         let records = rig.record(64);
-        if !by_eight {
-            rig.worker.forgo_vectors();
+        match vectors {
+            Vectors::All => {}
+            Vectors::WithoutAvx512 => rig.worker.forgo_avx512(),
+            Vectors::None => rig.worker.forgo_vectors(),
         }
         if !self.mode.is_two_way() {
             rig.set_backend_ports();
@@ -361,8 +372,8 @@ proptest! {
         packets in prop::collection::vec(sent(), 8..=BURST),
         seconds in 0..3u64,
     ) {
-        let [by_eight, one_by_one] = [true, false].map(|by_eight| {
-            let (mut rig, ends, records) = kind.gateway(by_eight);
+        let [by_eight, by_avx2, one_by_one] = [Vectors::All, Vectors::WithoutAvx512, Vectors::None].map(|vectors| {
+            let (mut rig, ends, records) = kind.gateway(vectors);
             if divided {
                 rig.worker.divide_bursts();
             }
@@ -393,6 +404,7 @@ proptest! {
             let log = std::mem::take(&mut rig.worker.observer_mut().0);
             (bursts, counts, drops, flows, backends, records, log)
         });
-        prop_assert_eq!(by_eight, one_by_one);
+        prop_assert_eq!(&by_eight, &one_by_one);
+        prop_assert_eq!(by_avx2, one_by_one);
     }
 }

@@ -251,30 +251,34 @@ fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut
 
 #[inline(always)]
 fn locate_by<A: Address>(compare: impl Compare, (table, with_routes): (&FlowTable<A>, bool), records: &mut [Record]) -> u32 {
-    let candidate = table.candidates(compare, with_routes);
-    set_candidates(records, |record| candidate(record.hash))
+    let (candidates, mut away) = (table.candidates(compare, with_routes), 0);
+    for (position, record) in records.iter_mut().enumerate() {
+        set_candidate(record, candidates.of(record.hash), (position, &mut away));
+    }
+    away
 }
 
 #[inline(never)]
 fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> u32 {
-    set_candidates(records, |record| match record.family() {
-        Record::V4 => tables.v4.candidates(AnyProcessor, true)(record.hash),
-        Record::V6 => tables.v6.candidates(AnyProcessor, true)(record.hash),
-        _ => Some(Candidate::NONE),
-    })
-}
-
-/// Sets the candidates of records. Returns the positions, as bits, of those that are away.
-#[inline(always)]
-fn set_candidates(records: &mut [Record], candidate: impl Fn(&Record) -> Option<Candidate>) -> u32 {
     let mut away = 0;
     for (position, record) in records.iter_mut().enumerate() {
-        record.candidate = candidate(record).unwrap_or_else(|| {
-            away |= 1 << position;
-            Candidate::AWAY
-        });
+        let candidate = match record.family() {
+            Record::V4 => tables.v4.candidates(AnyProcessor, true).of(record.hash),
+            Record::V6 => tables.v6.candidates(AnyProcessor, true).of(record.hash),
+            _ => Some(Candidate::NONE),
+        };
+        set_candidate(record, candidate, (position, &mut away));
     }
     away
+}
+
+/// Sets the candidate of the record at a position, which becomes a bit of `away` if the candidate is.
+#[inline(always)]
+fn set_candidate(record: &mut Record, candidate: Option<Candidate>, (position, away): (usize, &mut u32)) {
+    record.candidate = candidate.unwrap_or_else(|| {
+        *away |= 1 << position;
+        Candidate::AWAY
+    });
 }
 
 /// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.

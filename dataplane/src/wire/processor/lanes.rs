@@ -15,9 +15,12 @@ use super::x86 as words;
 /// Number of lanes.
 pub(crate) const LANES: usize = 8;
 
-/// Evidence that the processor has the instruction sets AVX2, BMI1 and BMI2.
+/// Evidence that the processor has the instruction sets AVX2, BMI1 and BMI2, and whether it has AVX-512 too.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
+pub(crate) struct Avx2 {
+    /// A constant within [`Vectorised::run`].
+    has_avx512: bool,
+}
 
 /// Work to be compiled for a processor with AVX2.
 pub(crate) trait Vectorised {
@@ -31,22 +34,33 @@ impl Avx2 {
     /// Whether this processor has it.
     pub(crate) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        return words::detect().then_some(Self(()));
+        return words::detect().then(|| Self { has_avx512: words::detect_avx512() });
         #[cfg(not(target_arch = "x86_64"))]
         None
     }
 
-    /// Runs work that is compiled for AVX2.
+    /// The same as on a processor without AVX-512.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn without_avx512(self) -> Self {
+        Self { has_avx512: false }
+    }
+
+    /// Runs work that is compiled twice: for AVX2 alone, and for AVX-512, which has twice as many registers, so that fewer
+    /// values are stored and loaded again.
     #[inline(always)]
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code)]
     pub(crate) fn run<V: Vectorised>(self, work: V) -> V::Output {
         #[target_feature(enable = "avx2,bmi1,bmi2")]
-        fn compiled<V: Vectorised>(avx2: Avx2, work: V) -> V::Output {
-            work.run(avx2)
+        fn for_avx2<V: Vectorised>(work: V) -> V::Output {
+            work.run(Avx2 { has_avx512: false })
+        }
+        #[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
+        fn for_avx512<V: Vectorised>(work: V) -> V::Output {
+            work.run(Avx2 { has_avx512: true })
         }
         // SAFETY: this value tells that the processor has these instruction sets.
-        unsafe { compiled(self, work) }
+        unsafe { if self.has_avx512 { for_avx512(work) } else { for_avx2(work) } }
     }
 
     /// Runs work.
@@ -54,6 +68,20 @@ impl Avx2 {
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) fn run<V: Vectorised>(self, work: V) -> V::Output {
         work.run(self)
+    }
+
+    /// See [`super::matching`].
+    #[inline(always)]
+    pub(super) fn matching_words(self, words: &[u32; 2 * LANES], pattern: u32, mask: u32) -> u32 {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_avx512 {
+            return words::matching(words, pattern, mask);
+        }
+        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
+        let [a, b, c, d, e, f, g, h, second @ ..] = *words;
+        let first = self.lanes([a, b, c, d, e, f, g, h]);
+        let [first, second] = [first, self.lanes(second)].map(|words| u32::from((words & mask).equals(pattern).bits()));
+        second << LANES | first
     }
 
     /// Eight words.

@@ -116,11 +116,7 @@ impl Compare for AnyProcessor {
 impl Compare for Avx2 {
     #[inline(always)]
     fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
-        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
-        let [a, b, c, d, e, f, g, h, second @ ..] = *words;
-        let first = self.lanes([a, b, c, d, e, f, g, h]);
-        let [first, second] = [first, self.lanes(second)].map(|words| u32::from((words & mask).equals(pattern).bits()));
-        second << LANES | first
+        self.matching_words(words, pattern, mask)
     }
 }
 
@@ -139,7 +135,9 @@ mod tests {
             }
             let expected = (0..16).filter(|&slot| words[slot] & mask == pattern & mask).fold(0, |bits, slot| bits | 1 << slot);
             prop_assert_eq!(matching(&words, pattern & mask, mask), expected);
-            prop_assert!(Avx2::detect().is_none_or(|avx2| avx2.matching(&words, pattern & mask, mask) == expected));
+            for avx2 in Avx2::detect().into_iter().flat_map(|avx2| [avx2, avx2.without_avx512()]) {
+                prop_assert_eq!(avx2.matching(&words, pattern & mask, mask), expected, "{:?}", avx2);
+            }
         }
     }
 }
