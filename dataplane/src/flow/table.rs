@@ -51,14 +51,14 @@ impl Candidate {
 
 /// The second pass over many packets. No closure: the compiler may keep one as a function, which is compiled for any
 /// processor.
-pub(crate) struct Candidates<'t, A: Address, C> {
+pub(crate) struct CandidateSearch<'t, A: Address, C> {
     table: &'t FlowTable<A>,
     homes: Homes<'t>,
     compare: C,
     with_routes: bool,
 }
 
-impl<A: Address, C: Compare> Candidates<'_, A, C> {
+impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
     /// As [`FlowTable::candidate`]. `None` stands for [`Candidate::AWAY`]: a loop needs no comparison to count it.
     #[inline(always)]
     pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
@@ -279,8 +279,8 @@ impl<A: Address> FlowTable<A> {
 
     /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
     #[inline(always)]
-    pub(crate) fn candidates<C: Compare>(&self, compare: C, with_routes: bool) -> Candidates<'_, A, C> {
-        Candidates { table: self, homes: self.index.homes(), compare, with_routes }
+    pub(crate) fn candidates<C: Compare>(&self, compare: C, with_routes: bool) -> CandidateSearch<'_, A, C> {
+        CandidateSearch { table: self, homes: self.index.homes(), compare, with_routes }
     }
 
     /// The same in the other line of tags.

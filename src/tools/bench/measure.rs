@@ -300,7 +300,7 @@ fn swap_addresses(head: &mut [u8; 12]) {
     // The source is the upper 48 bits of the end, the destination the lower ones of the start.
     let swapped = end >> 16 | start << 48;
     head[..8].copy_from_slice(&swapped.to_le_bytes());
-    head[8..].copy_from_slice(&((start >> 16) as u32).to_le_bytes());
+    head[8..].copy_from_slice(&start.to_le_bytes()[2..6]);
 }
 
 /// One worker at its harness.

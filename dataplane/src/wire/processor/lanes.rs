@@ -19,6 +19,7 @@ pub(crate) const LANES: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2 {
     /// A constant within [`Vectorised::run`].
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     has_avx512: bool,
 }
 
