@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use super::super::follow::LastBurst;
 use super::super::record::{FramesSoFar, Recognise, Record, STAYS, Shape, UNTAGGED};
 use super::headers::{Arrived, EightHeaders, HeadersOfEight};
-use super::start::{Start, TAGGED, all};
+use super::start::{Start, TAGGED, starts_read};
 use crate::flow::UDP_SIGNAL;
 use crate::forward::decide::FlowTables;
 use crate::wire::Buffer;
@@ -82,9 +82,7 @@ impl<'a, B: Buffer, A: HeadersOfEight, const AT: usize> RecogniseByEight<'a, B, 
             kinds |= self.recognise.one(self.tables, self.frames, first.bytes(), record);
         }
         let word = |value| avx2.splat(value);
-        let Some(starts) = all(group.each_ref().map(|buffer| Start::of(buffer.bytes()))) else {
-            return self.others(group, records, 0);
-        };
+        let Some(starts) = starts_read(group) else { return self.others(group, records, 0) };
         let room = avx2.lanes(group.each_ref().map(|buffer| buffer.bytes().len() as u32)) - word(AT as u32);
         let headers = A::of_eight(avx2, self.tables, Arrived { starts, wrong: self.unexpected(avx2, starts), room });
         let EightHeaders { len, kind, fragmentable, hash: [lower, upper], known } = headers;

@@ -43,6 +43,23 @@ impl<const AT: usize, H: PacketHead> Start<AT, H> {
     }
 }
 
+/// The starts of eight frames, to be read; `None` if one of them is shorter.
+#[inline(always)]
+pub(super) fn starts_read<const AT: usize, H: PacketHead, B: Buffer>(group: &[B; LANES]) -> Option<[&Start<AT, H>; LANES]> {
+    // Without `map`, which the compiler may leave as a call.
+    let [a, b, c, d, e, f, g, h] = group;
+    all([
+        Start::of(a.bytes()),
+        Start::of(b.bytes()),
+        Start::of(c.bytes()),
+        Start::of(d.bytes()),
+        Start::of(e.bytes()),
+        Start::of(f.bytes()),
+        Start::of(g.bytes()),
+        Start::of(h.bytes()),
+    ])
+}
+
 /// The starts of eight frames; `None` if one of them is shorter.
 #[inline(always)]
 pub(super) fn starts<const AT: usize, H: PacketHead, B: Buffer>(group: &mut [B; LANES]) -> Option<Starts<'_, AT, H>> {
