@@ -7,6 +7,7 @@
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Sub};
 
+use super::Compare;
 #[cfg(not(target_arch = "x86_64"))]
 use super::portable as words;
 #[cfg(target_arch = "x86_64")]
@@ -71,20 +72,6 @@ impl Avx2 {
         work.run(self)
     }
 
-    /// See [`super::matching`].
-    #[inline(always)]
-    pub(super) fn matching_words(self, words: &[u32; 2 * LANES], pattern: u32, mask: u32) -> u32 {
-        #[cfg(target_arch = "x86_64")]
-        if self.has_avx512 {
-            return words::matching(words, pattern, mask);
-        }
-        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
-        let [a, b, c, d, e, f, g, h, second @ ..] = *words;
-        let first = self.lanes([a, b, c, d, e, f, g, h]);
-        let [first, second] = [first, self.lanes(second)].map(|words| u32::from((words & mask).equals(pattern).bits()));
-        second << LANES | first
-    }
-
     /// Eight words.
     #[inline(always)]
     pub(crate) fn lanes(self, values: [u32; LANES]) -> Lanes {
@@ -113,6 +100,21 @@ impl Avx2 {
     #[inline(always)]
     pub(crate) fn columns(self, rows: [[u8; 16]; LANES]) -> [Lanes; 4] {
         words::columns(rows).map(Lanes)
+    }
+}
+
+impl Compare for Avx2 {
+    #[inline(always)]
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_avx512 {
+            return words::matching(words, pattern, mask);
+        }
+        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
+        let [a, b, c, d, e, f, g, h, second @ ..] = *words;
+        let first = self.lanes([a, b, c, d, e, f, g, h]);
+        let [first, second] = [first, self.lanes(second)].map(|words| u32::from((words & mask).equals(pattern).bits()));
+        second << LANES | first
     }
 }
 

@@ -98,7 +98,7 @@ impl Iterator for SetBits {
 
 /// How sixteen words are compared.
 pub(crate) trait Compare: Copy {
-    /// The words that equal `pattern` where `mask` has ones, one bit for each.
+    /// The words that equal `pattern` where `mask` has ones, one bit for each. `pattern` has ones only there.
     fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32;
 }
 
@@ -110,13 +110,6 @@ impl Compare for AnyProcessor {
     #[inline(always)]
     fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
         matching(words, pattern, mask)
-    }
-}
-
-impl Compare for Avx2 {
-    #[inline(always)]
-    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
-        self.matching_words(words, pattern, mask)
     }
 }
 
