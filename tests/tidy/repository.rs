@@ -60,6 +60,17 @@ fn files_have_at_most_700_lines() {
     assert_none("files over the limit", &offences);
 }
 
+/// A shell makes such files of patterns that match nothing.
+#[test]
+fn no_file_is_empty_or_named_like_a_pattern() {
+    let is_pattern = |path: &Path| relative(path).contains(['*', '?', '[']);
+    let is_empty = |path: &Path| fs::metadata(path).unwrap().len() == 0;
+    let folders = ["src", "dataplane", "control", "proto", "ffi", "tests", "deploy", "docs", "demo", ".ci"];
+    let all = folders.into_iter().flat_map(|folder| files(&root().join(folder), ""));
+    let offences: Vec<_> = all.filter(|path| is_pattern(path) || is_empty(path)).map(|path| relative(&path)).collect();
+    assert_none("files to remove", &offences);
+}
+
 #[test]
 fn every_file_begins_with_a_module_comment() {
     let offences: Vec<_> = rust_files().into_iter().filter(|(_, text)| !text.starts_with("//!")).map(|(name, _)| name).collect();

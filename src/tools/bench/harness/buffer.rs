@@ -202,7 +202,8 @@ impl FreeBuffers {
             if self.begun.is_empty() {
                 self.begun = self.bursts.pop_front().unwrap_or_else(|| std::mem::take(&mut self.gathered));
             }
-            burst.extend(self.begun.pop());
+            let Some(buffer) = self.begun.pop() else { break };
+            burst.push(buffer);
         }
     }
 
