@@ -43,38 +43,34 @@ impl<const AT: usize, H: PacketHead> Start<AT, H> {
     }
 }
 
+/// The starts of the frames of eight buffers, by a function for one frame. Written out, since the compiler may leave `map`
+/// as a call.
+macro_rules! starts_of {
+    ($group:ident, $start:ident, $bytes:ident) => {{
+        let [a, b, c, d, e, f, g, h] = $group;
+        all([
+            Start::$start(a.$bytes()),
+            Start::$start(b.$bytes()),
+            Start::$start(c.$bytes()),
+            Start::$start(d.$bytes()),
+            Start::$start(e.$bytes()),
+            Start::$start(f.$bytes()),
+            Start::$start(g.$bytes()),
+            Start::$start(h.$bytes()),
+        ])
+    }};
+}
+
 /// The starts of eight frames, to be read; `None` if one of them is shorter.
 #[inline(always)]
 pub(super) fn starts_read<const AT: usize, H: PacketHead, B: Buffer>(group: &[B; LANES]) -> Option<[&Start<AT, H>; LANES]> {
-    // Without `map`, which the compiler may leave as a call.
-    let [a, b, c, d, e, f, g, h] = group;
-    all([
-        Start::of(a.bytes()),
-        Start::of(b.bytes()),
-        Start::of(c.bytes()),
-        Start::of(d.bytes()),
-        Start::of(e.bytes()),
-        Start::of(f.bytes()),
-        Start::of(g.bytes()),
-        Start::of(h.bytes()),
-    ])
+    starts_of!(group, of, bytes)
 }
 
 /// The starts of eight frames; `None` if one of them is shorter.
 #[inline(always)]
 pub(super) fn starts<const AT: usize, H: PacketHead, B: Buffer>(group: &mut [B; LANES]) -> Option<Starts<'_, AT, H>> {
-    // Without `map`, which the compiler may leave as a call.
-    let [a, b, c, d, e, f, g, h] = group;
-    all([
-        Start::of_mut(a.bytes_mut()),
-        Start::of_mut(b.bytes_mut()),
-        Start::of_mut(c.bytes_mut()),
-        Start::of_mut(d.bytes_mut()),
-        Start::of_mut(e.bytes_mut()),
-        Start::of_mut(f.bytes_mut()),
-        Start::of_mut(g.bytes_mut()),
-        Start::of_mut(h.bytes_mut()),
-    ])
+    starts_of!(group, of_mut, bytes_mut)
 }
 
 /// All values, or none.
