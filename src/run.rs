@@ -380,7 +380,7 @@ where
     let counters = Arc::clone(worker.counters());
     let mut originated = 0;
     let mut worker = worker.answering(mailbox);
-    worker.own_by(ownership);
+    worker.own_by(ownership, worker_threads::now_ns);
     if let Some(replicas) = replicas {
         worker.replicate(replicas);
     }

@@ -12,7 +12,7 @@ use super::rewrite;
 use crate::forward::decide::Answer;
 use crate::forward::rewrite::Reset;
 use crate::icmp;
-use crate::icmp::{IcmpError, VipClaim};
+use crate::icmp::{IcmpError, Permission, VipClaim};
 use crate::port::{Arrival, Link, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
@@ -28,11 +28,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             // Of the gateway that has given the address up, which it may have announced.
             self.note_claim(snapshot, arrival, (vip, mac), true);
         }
-        if !asked.is_some_and(|target| self.may_answer_for(snapshot, arrival, target)) {
+        let permission = asked.map_or(Permission::Never, |target| self.may_answer_for(snapshot, arrival, target));
+        if permission == Permission::Never {
             return self.give_to_linux(snapshot, arrival, buffer);
         }
         if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
-            self.answered(arrival, buffer);
+            self.answered(arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
         }
@@ -40,10 +41,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Whether ARP and neighbour discovery are answered for an address: for one of a VIP group only while the gateway owns
     /// the group.
-    fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> bool {
-        snapshot.ready()
-            && snapshot.answers_for(arrival.link, target)
-            && self.ownership.speaks_for(snapshot, target, arrival.now_ns)
+    fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> Permission {
+        if snapshot.ready() && snapshot.answers_for(arrival.link, target) {
+            self.ownership.may_speak_for(snapshot, target, arrival.now_ns)
+        } else {
+            Permission::Never
+        }
     }
 
     /// Notes that another station announces, or asks for, a VIP for which this gateway answers, or a SNAT address of a VIP
@@ -58,7 +61,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => (false, None),
         };
-        if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip) {
+        if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip) != Permission::Never {
             let own = snapshot.port(arrival.link.port()).mac;
             self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own }, group, is_question);
         }
@@ -79,7 +82,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     pub(super) fn solicited(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer, headers: &Headers<u128>) {
         let asked = icmp::neighbour_question(buffer.bytes(), headers);
-        if !asked.is_some_and(|target| self.may_answer_for(snapshot, arrival, target)) {
+        let permission = asked.map_or(Permission::Never, |target| self.may_answer_for(snapshot, arrival, target));
+        if permission == Permission::Never {
             return match snapshot.role(headers.tuple.destination) {
                 AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
                     self.give_to_linux(snapshot, arrival, buffer)
@@ -93,7 +97,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             return self.drop(buffer, DropReason::OwnSource);
         }
         if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
-            self.answered(arrival, buffer);
+            self.answered(arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
         }
@@ -119,16 +123,16 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Answer::Echo => icmp::echo_reply(&mut buffer, headers, mac),
         });
         if done {
-            self.answered(arrival, buffer);
+            self.answered(arrival, Permission::Always, buffer);
         } else {
             self.drop(buffer, DropReason::AnswerLimited);
         }
     }
 
-    pub(super) fn answered(&mut self, arrival: Arrival, buffer: P::Buffer) {
+    pub(super) fn answered(&mut self, arrival: Arrival, permission: Permission, buffer: P::Buffer) {
         self.observer.observe(&buffer, PacketOutcome::Reply(arrival.link.port()), || None);
         self.tally.replies += 1;
-        self.egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+        permission.send(&mut self.egress, (arrival.link.port(), arrival.tags), buffer, &mut self.tally);
     }
 
     /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:

@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
 use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
-use crate::icmp;
+use crate::icmp::{self, Permission};
 use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
@@ -94,7 +94,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     fn packet_of_linux<A: FlowFamily>(&mut self, snapshot: &Snapshot, twin: Twin, buffer: P::Buffer, headers: &Headers<A>) {
-        if !self.ownership.passes(buffer.bytes(), headers, twin.now_ns) {
+        let permission = self.ownership.may_pass(buffer.bytes(), headers, twin.now_ns);
+        if permission == Permission::Never {
             return self.drop(buffer, DropReason::StaleAdvertisement);
         }
         self.egress.sent_by_linux(twin.port, headers);
@@ -102,7 +103,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             AddressRole::Vip => self.probe(snapshot, buffer, headers),
             AddressRole::PoolUnused => self.drop(buffer, DropReason::VipLoop),
             AddressRole::Snat | AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => {
-                self.egress.send_tagged(twin.port, twin.tags, buffer, &mut self.tally);
+                permission.send(&mut self.egress, (twin.port, twin.tags), buffer, &mut self.tally);
             }
         }
     }

@@ -210,9 +210,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     }
 
     /// Lets the worker answer only for the VIPs of groups that the gateway owns, and note the claims of other stations.
-    /// To be called before the first poll.
-    pub fn own_by(&mut self, ownership: Arc<VipOwnership>) {
+    /// What speaks for them leaves only if a lease is still valid by the clock (that of [`Self::poll`]) at the end of the
+    /// poll. To be called before the first poll.
+    pub fn own_by(&mut self, ownership: Arc<VipOwnership>, clock: fn() -> u64) {
         self.engine.ownership = ownership;
+        self.engine.egress.set_clock(clock);
     }
 
     /// Its counters.

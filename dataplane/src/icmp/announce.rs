@@ -13,7 +13,7 @@
 use std::net::IpAddr;
 
 use super::arp_ndp::{announcement, probe};
-use super::vip_ownership::VipOwnership;
+use super::vip_ownership::{Permission, VipOwnership};
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
 use crate::stats::Tally;
@@ -134,7 +134,8 @@ impl Announcements {
                 break;
             };
             let (_, link, address) = position;
-            if !ownership.speaks_for_ip(snapshot, address, now_ns) {
+            let permission = ownership.may_speak_for_ip(snapshot, address, now_ns);
+            if permission == Permission::Never {
                 // The next snapshot does not answer for it, or the lease begins again and the address counts as new.
                 self.done[round] = Some(position);
                 continue;
@@ -142,7 +143,7 @@ impl Announcements {
             let Some(mut buffer) = egress.allocate(link.port()) else { break };
             if announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
                 tally.originated += 1;
-                egress.send_tagged(link.port(), link.tags(), buffer, tally);
+                permission.send(egress, (link.port(), link.tags()), buffer, tally);
             }
             self.done[round] = Some(position);
             self.pace(now_ns);

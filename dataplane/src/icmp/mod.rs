@@ -29,4 +29,5 @@ pub(crate) use neighbour_queue::{NeighbourQueue, QueuedPacket};
 pub use neighbour_queue::{NeighbourRequest, UnresolvedNeighbour};
 pub use quote::{Quote, QuotedChecksum};
 pub use tunnel_quote::{Inner, TunnelErrorKind, TunnelQuote};
+pub(crate) use vip_ownership::Permission;
 pub use vip_ownership::{GroupsClaimed, LEASE_INTERVALS, VipClaim, VipOwnership};

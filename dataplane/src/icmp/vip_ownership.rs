@@ -3,7 +3,8 @@
 //!
 //! VRRP advertisements that Linux sends by a twin pass through a worker, and each renews the lease of its group. So a
 //! lease ends [`LEASE_INTERVALS`] advertisements after the last one that other gateways could hear, which is before any
-//! of them takes over (RFC 9568 section 6.1: Active_Down_Interval). A worker that was stopped finds its leases expired.
+//! of them takes over (RFC 9568 section 6.1: Active_Down_Interval). A worker that was stopped finds its leases expired,
+//! and what it was about to send for them too late (`workers::egress`).
 //!
 //! **Invariant:** an expired lease is never renewed by an advertisement: those that have waited in queues while the
 //! gateway was stopped are dropped. Only the agent begins a lease, once it has a fresh answer of the election.
@@ -17,9 +18,11 @@ use crossbeam_queue::ArrayQueue;
 use proto::limits::VIP_GROUPS_MAX;
 use proto::vip_group;
 
-use crate::port::Link;
+use crate::port::{Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
-use crate::wire::{Address, Headers, Mac, protocol, transport_bytes};
+use crate::stats::{DropReason, Tally};
+use crate::wire::{Address, Headers, Mac, Tags, protocol, transport_bytes};
+use crate::workers::Egress;
 
 /// Length of a lease in intervals of advertisements. Others wait for at least as many (RFC 9568 section 6.1).
 pub const LEASE_INTERVALS: u32 = 3;
@@ -59,6 +62,37 @@ pub struct GroupsClaimed {
     pub announced: u64,
     /// Another station asked for one of their addresses by a probe, as one does that has lost it.
     pub asked: u64,
+}
+
+/// Whether a packet that speaks for an address may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Permission {
+    /// No election moves the address.
+    Always,
+    /// The lease of its group ends then, ns by the worker's clock.
+    Until(u64),
+    /// This gateway does not own its group.
+    Never,
+}
+
+impl Permission {
+    /// Sends a packet by a link as far as it may leave, and drops it otherwise.
+    pub(crate) fn send<P: Port>(
+        self,
+        egress: &mut Egress<P>,
+        (port, tags): (PortIndex, Tags),
+        buffer: P::Buffer,
+        tally: &mut Tally,
+    ) {
+        match self {
+            Self::Always => egress.send_tagged(port, tags, buffer, tally),
+            Self::Until(until_ns) => egress.send_tagged_until(until_ns, port, tags, buffer, tally),
+            Self::Never => {
+                tally.drop(DropReason::StaleAdvertisement);
+                egress.discard(buffer);
+            }
+        }
+    }
 }
 
 /// Another station announces a VIP for which this gateway answers.
@@ -138,23 +172,10 @@ impl VipOwnership {
             .map(|(group, _)| group)
     }
 
-    /// Whether this gateway may answer for a VIP at `now_ns`.
-    #[must_use]
-    pub fn owns(&self, vip: IpAddr, now_ns: u64) -> bool {
-        self.group_of_vip(vip).is_none_or(|group| self.owns_group(group, now_ns))
-    }
-
     /// The group of a VIP; `None` without an election.
     pub(crate) fn group_of_vip(&self, vip: IpAddr) -> Option<u8> {
         let election = self.election.as_ref()?;
         Some(vip_group(vip, u8::try_from(election.leases.len()).unwrap_or(VIP_GROUPS_MAX)))
-    }
-
-    /// Whether this gateway may answer for addresses of a VIP group at `now_ns`.
-    #[must_use]
-    pub fn owns_group(&self, group: u8, now_ns: u64) -> bool {
-        let Some(election) = &self.election else { return true };
-        election.leases.get(usize::from(group)).is_some_and(|lease| is_valid(lease, now_ns))
     }
 
     /// The groups whose lease is valid, as bits; all without an election.
@@ -166,39 +187,49 @@ impl VipOwnership {
 
     /// Whether this gateway may answer for, and announce, an address that the snapshot answers for: a VIP, or a SNAT
     /// address that belongs to a VIP group, only while it owns the group.
-    pub(crate) fn speaks_for<A: Address>(&self, snapshot: &Snapshot, address: A, now_ns: u64) -> bool {
-        match snapshot.role(address) {
-            AddressRole::Vip => self.owns(address.ip(), now_ns),
-            AddressRole::Snat => snapshot.group_of_snat(address).is_none_or(|group| self.owns_group(group, now_ns)),
-            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => true,
+    pub(crate) fn may_speak_for<A: Address>(&self, snapshot: &Snapshot, address: A, now_ns: u64) -> Permission {
+        let group = match snapshot.role(address) {
+            AddressRole::Vip => self.group_of_vip(address.ip()),
+            AddressRole::Snat => snapshot.group_of_snat(address),
+            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => None,
+        };
+        match self.election.as_ref().zip(group) {
+            None => Permission::Always,
+            Some((election, group)) => match election.leases.get(usize::from(group)).map(|lease| lease.load(Ordering::SeqCst)) {
+                Some(until_ns) if now_ns < until_ns => Permission::Until(until_ns),
+                Some(_) | None => Permission::Never,
+            },
         }
     }
 
-    /// [`VipOwnership::speaks_for`], for an address of either family.
-    pub(crate) fn speaks_for_ip(&self, snapshot: &Snapshot, address: IpAddr, now_ns: u64) -> bool {
+    /// [`VipOwnership::may_speak_for`], for an address of either family.
+    pub(crate) fn may_speak_for_ip(&self, snapshot: &Snapshot, address: IpAddr, now_ns: u64) -> Permission {
         match address {
-            IpAddr::V4(address) => self.speaks_for(snapshot, u32::from(address), now_ns),
-            IpAddr::V6(address) => self.speaks_for(snapshot, u128::from(address), now_ns),
+            IpAddr::V4(address) => self.may_speak_for(snapshot, u32::from(address), now_ns),
+            IpAddr::V6(address) => self.may_speak_for(snapshot, u128::from(address), now_ns),
         }
     }
 
     /// Whether a packet that Linux sends may leave. An advertisement of a valid lease renews it; the last one of an owner
     /// that resigns (priority 0) ends it.
-    pub(crate) fn passes<A: Address>(&self, frame: &[u8], headers: &Headers<A>, now_ns: u64) -> bool {
-        let Some(election) = self.election.as_ref().filter(|_| headers.tuple.protocol == protocol::VRRP) else { return true };
-        let Some([ADVERTISEMENT, vrid, priority, ..]) = transport_bytes(frame, headers) else { return true };
+    pub(crate) fn may_pass<A: Address>(&self, frame: &[u8], headers: &Headers<A>, now_ns: u64) -> Permission {
+        let election = self.election.as_ref().filter(|_| headers.tuple.protocol == protocol::VRRP);
+        let Some(election) = election else { return Permission::Always };
+        let Some([ADVERTISEMENT, vrid, priority, ..]) = transport_bytes(frame, headers) else { return Permission::Always };
         let group = vrid.checked_sub(election.first_vrid).map(usize::from);
-        let Some(lease) = group.and_then(|group| election.leases.get(group)) else { return true };
+        let Some(lease) = group.and_then(|group| election.leases.get(group)) else { return Permission::Always };
         let until = lease.load(Ordering::SeqCst);
         if !election.is_open.load(Ordering::SeqCst) || (until > 0 && now_ns >= until) {
-            return false;
+            return Permission::Never;
         }
-        if until > 0 {
-            let renewed = if *priority == 0 { 0 } else { until.max(now_ns.saturating_add(election.lease_ns)) };
-            // Fails if the agent has just ended the lease, which then stays ended.
-            let _ = lease.compare_exchange(until, renewed, Ordering::SeqCst, Ordering::SeqCst);
+        if until == 0 {
+            // This gateway has just won, and the agent has yet to begin the lease.
+            return Permission::Until(now_ns.saturating_add(election.lease_ns));
         }
-        true
+        let renewed = if *priority == 0 { 0 } else { until.max(now_ns.saturating_add(election.lease_ns)) };
+        // Fails if the agent has just ended the lease, which then stays ended.
+        let _ = lease.compare_exchange(until, renewed, Ordering::SeqCst, Ordering::SeqCst);
+        Permission::Until(until)
     }
 
     /// Remembers a claim for the agent: in an election for the group of the address, since the other station may be the

@@ -84,6 +84,6 @@ drop_reasons! {
     TwinFull = "twin_full",
     /// The port refused to transmit.
     TxFull = "tx_full",
-    /// A VRRP advertisement of Linux whose election has ended.
+    /// A VRRP advertisement of Linux, an answer or an announcement for a VIP group whose lease has ended.
     StaleAdvertisement = "stale_advertisement",
 }

@@ -1,14 +1,17 @@
 //! The outputs of a worker: its ports, their twins and the other workers, with packets collected into bursts.
 //!
-//! **Invariant:** packets that a port or a ring refuses are freed and counted by reason.
+//! **Invariant:** packets that a port or a ring refuses are freed and counted by reason. A packet that may leave only until
+//! a time is compared with the clock right before it leaves: the process may be stopped at any point of a poll.
 //!
 //! Not here: the decision by which output a packet leaves.
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+
 use super::handover::{HandedOver, HandoverQueue, HandoverTask, Peers};
 use super::id::WorkerId;
-use crate::port::{Arrival, Burst, Class, Port, PortIndex, TwinQueues, class};
+use crate::port::{Arrival, BURST, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Headers, Tags};
 
@@ -23,6 +26,8 @@ pub(crate) struct EgressPort<P: Port> {
     /// The worker that transmits for this one, if it has no transmit queue of its own.
     sender: Option<(PortIndex, Arc<HandoverQueue<P::Buffer>>)>,
     out: Burst<P::Buffer>,
+    /// Packets that may leave only until a time, ns.
+    out_until: ArrayVec<(u64, P::Buffer), BURST>,
     to_linux: Burst<P::Buffer>,
 }
 
@@ -33,11 +38,13 @@ pub(crate) struct Egress<P: Port> {
     /// `None` with a single worker.
     pub(crate) peers: Option<Peers<P::Buffer>>,
     discarded: Burst<P::Buffer>,
+    /// Monotonic time, ns.
+    clock: fn() -> u64,
 }
 
 impl<P: Port> EgressPort<P> {
     pub(crate) fn new(device: P, twin: Option<Arc<TwinQueues<P::Buffer>>>) -> Self {
-        Self { device, twin, sender: None, out: Burst::new(), to_linux: Burst::new() }
+        Self { device, twin, sender: None, out: Burst::new(), out_until: ArrayVec::new(), to_linux: Burst::new() }
     }
 
     fn transmit(&mut self, tally: &mut Tally) {
@@ -55,6 +62,21 @@ impl<P: Port> EgressPort<P> {
             None => transmit(&mut self.device, burst, tally),
             Some(sender) => hand_over(&mut self.device, sender, burst, tally),
         }
+    }
+
+    /// Transmits the packets that may leave only until a time, and drops those that are too late. None waits behind
+    /// others after the look at the clock, except in the queue to the worker that transmits for this one.
+    #[cold]
+    fn transmit_in_time(&mut self, clock: fn() -> u64, tally: &mut Tally) {
+        self.transmit(tally);
+        let (mut in_time, mut late) = (Burst::new(), Burst::new());
+        let now_ns = clock();
+        for (until_ns, buffer) in self.out_until.drain(..) {
+            if now_ns < until_ns { in_time.push(buffer) } else { late.push(buffer) }
+        }
+        self.transmit_at_once(&mut in_time, tally);
+        tally.drop_many(DropReason::StaleAdvertisement, late.len() as u64);
+        self.device.release(&mut late);
     }
 
     fn hand_to_linux(&mut self, tally: &mut Tally) {
@@ -106,7 +128,13 @@ impl<P: Port> Egress<P> {
                 port.sender = peers.sender(index).map(|queue| (index, queue));
             }
         }
-        Self { ports, peers, discarded: Burst::new() }
+        // Read only for packets that may leave only until a time, which an election brings together with its clock.
+        Self { ports, peers, discarded: Burst::new(), clock: || 0 }
+    }
+
+    /// Takes its time from this clock: monotonic, ns.
+    pub(crate) fn set_clock(&mut self, clock: fn() -> u64) {
+        self.clock = clock;
     }
 
     fn port_mut(&mut self, port: PortIndex) -> Option<&mut EgressPort<P>> {
@@ -166,6 +194,26 @@ impl<P: Port> Egress<P> {
         } else {
             tally.drop(DropReason::TxFull);
             self.discard(buffer);
+        }
+    }
+
+    /// The same for a packet that may leave only until a time, ns by the worker's clock.
+    pub(crate) fn send_tagged_until(
+        &mut self,
+        until_ns: u64,
+        port: PortIndex,
+        tags: Tags,
+        mut buffer: P::Buffer,
+        tally: &mut Tally,
+    ) {
+        let (clock, is_tagged) = (self.clock, tags.put_on(&mut buffer));
+        let Some(port) = self.port_mut(port).filter(|_| is_tagged) else {
+            tally.drop(DropReason::TxFull);
+            return self.discard(buffer);
+        };
+        port.out_until.push((until_ns, buffer));
+        if port.out_until.is_full() {
+            port.transmit_in_time(clock, tally);
         }
     }
 
@@ -243,6 +291,7 @@ impl<P: Port> Egress<P> {
     pub(crate) fn for_each_collected(&self, mut each: impl FnMut(PortIndex, bool, &P::Buffer)) {
         for (index, port) in (0..=u8::MAX).map(PortIndex).zip(&self.ports) {
             port.out.iter().for_each(|buffer| each(index, false, buffer));
+            port.out_until.iter().for_each(|(_, buffer)| each(index, false, buffer));
             port.to_linux.iter().for_each(|buffer| each(index, true, buffer));
         }
     }
@@ -264,6 +313,9 @@ impl<P: Port> Egress<P> {
         for port in &mut self.ports {
             if !port.out.is_empty() {
                 port.transmit(tally);
+            }
+            if !port.out_until.is_empty() {
+                port.transmit_in_time(self.clock, tally);
             }
             if !port.to_linux.is_empty() {
                 port.hand_to_linux(tally);

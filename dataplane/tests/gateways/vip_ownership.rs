@@ -2,6 +2,7 @@
 //! advertisements leave.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane::testing::{Packet, Segment, arp_request, neighbour_solicitation};
 use dataplane::{Config, DropReason, GroupsClaimed, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
@@ -34,7 +35,7 @@ fn with_shared_snat(owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
 
 fn elected(mut rig: Rig, owned: &[u8]) -> (Rig, Arc<VipOwnership>) {
     let ownership = Arc::new(VipOwnership::elected(GROUPS, FIRST_VRID, ADVERTISEMENT_NS));
-    rig.worker.own_by(Arc::clone(&ownership));
+    rig.worker.own_by(Arc::clone(&ownership), || 0);
     answers(&mut rig, owned);
     rig.sent(UPLINK);
     (rig, ownership)
@@ -73,6 +74,12 @@ fn advertisement(vrid: u8, priority: u8) -> Vec<u8> {
     let payload = [0x31, vrid, priority, 1, 0, 10, 0, 0, 169, 254, 83, vrid];
     let segment = Segment::Other { protocol: 112 };
     Packet::between(ip("192.0.2.2"), ip("224.0.0.18"), segment).payload(&payload).hop_limit(255).build()
+}
+
+/// Number of announcements of the VIP that have left.
+fn announcements(rig: &mut Rig) -> usize {
+    let is_of_vip = |frame: &&Vec<u8>| frame[12..14] == [8, 6] && frame[28..32] == [192, 0, 2, 100];
+    rig.sent(UPLINK).iter().filter(is_of_vip).count()
 }
 
 /// Whether an advertisement for the group of the VIP leaves.
@@ -134,6 +141,48 @@ fn advertisements_that_waited_while_the_gateway_was_stopped_renew_nothing() {
     assert!(is_answered(&mut rig, VIP));
 }
 
+/// Time at the end of the polls of the next test.
+static END_OF_POLL: AtomicU64 = AtomicU64::new(0);
+
+#[test]
+fn what_a_stopped_worker_was_about_to_send_for_a_lease_does_not_leave_after_it() {
+    let (mut rig, ownership) = gateway(&[group(VIP), group(VIP_V6)]);
+    rig.worker.own_by(Arc::clone(&ownership), || END_OF_POLL.load(Ordering::SeqCst));
+    let begin = |rig: &Rig| [VIP, VIP_V6].into_iter().for_each(|vip| ownership.begin(group(vip), rig.now));
+    ownership.open();
+    let frames = |rig: &mut Rig| {
+        begin(rig);
+        // A whole burst, of both families.
+        let arp = arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into());
+        let solicitation = neighbour_solicitation("2001:db8::10".parse().unwrap(), VIP_V6.parse().unwrap()).build();
+        for (id, frame) in (1..).zip([vec![arp; 30], vec![solicitation; 2]].concat()) {
+            rig.arrive(UPLINK, &frame, id);
+        }
+        rig.worker.poll(rig.now);
+        let answers = rig.sent(UPLINK).len();
+        begin(rig);
+        (answers, usize::from(advertises(rig, VIP, 150)))
+    };
+    END_OF_POLL.store(rig.now + LEASE_NS - 1, Ordering::SeqCst);
+    assert_eq!(frames(&mut rig), (32, 1), "the leases are still valid");
+    END_OF_POLL.store(rig.now + LEASE_NS, Ordering::SeqCst);
+    assert_eq!(frames(&mut rig), (0, 0), "the worker was stopped within the poll until the leases had ended");
+    assert_eq!(rig.drops(DropReason::StaleAdvertisement), 33);
+    // Announcements follow from a new snapshot.
+    answers(&mut rig, &[]);
+    rig.now += 10_000 * MILLISECOND;
+    END_OF_POLL.store(rig.now + LEASE_NS, Ordering::SeqCst);
+    begin(&rig);
+    answers(&mut rig, &[group(VIP)]);
+    assert_eq!(announcements(&mut rig), 0, "an announcement would take the VIP from its next owner");
+    assert!(rig.drops(DropReason::StaleAdvertisement) > 33);
+    // An owner that the agent does not know yet: what it advertises is as old.
+    ownership.end(group(VIP));
+    assert!(!advertises(&mut rig, VIP, 150));
+    END_OF_POLL.store(rig.now, Ordering::SeqCst);
+    assert!(advertises(&mut rig, VIP, 150));
+}
+
 #[test]
 fn an_owner_that_resigns_answers_no_more() {
     let (mut rig, ownership) = gateway(&[group(VIP)]);
@@ -164,8 +213,7 @@ fn a_new_owner_announces_its_vips_and_an_old_one_does_not() {
             rig.now += 100 * MILLISECOND;
             rig.worker.poll(rig.now);
             ownership.begin(group(VIP), rig.now);
-            let is_of_vip = |frame: &Vec<u8>| frame[12..14] == [8, 6] && frame[28..32] == [192, 0, 2, 100];
-            count += rig.sent(UPLINK).iter().filter(|frame| is_of_vip(frame)).count();
+            count += announcements(rig);
         }
         count
     };
@@ -193,7 +241,7 @@ fn claims_of_other_stations_are_noted_without_an_election() {
     advertisement.source_mac = other;
     let ownership = Arc::<VipOwnership>::default();
     let mut rig = Rig::new();
-    rig.worker.own_by(Arc::clone(&ownership));
+    rig.worker.own_by(Arc::clone(&ownership), || 0);
     let rows = [
         ("another station has the VIP", claim(VIP, other), Some(VIP)),
         ("the same over IPv6", advertisement.build(), Some(VIP_V6)),
