@@ -48,17 +48,53 @@ pub(crate) const fn reduce(hash: u64, n: u32) -> u32 {
     ((hash as u128 * n as u128) >> 64) as u32
 }
 
-/// The order in which a backend visits entries: offset, offset + skip, ... modulo the (prime) size.
-#[derive(Clone, Copy)]
-struct Permutation {
-    offset: u32,
-    skip: u32,
+/// Adds two numbers modulo the size. Both are below it, and it is below 2^31.
+#[inline]
+fn add(a: u32, b: u32, size: u32) -> u32 {
+    let sum = a + b;
+    // Below the size the difference wraps to a large number.
+    sum.min(sum.wrapping_sub(size))
 }
 
-impl Permutation {
-    fn new(backend: SocketAddr, spec: MaglevSpec) -> Self {
-        let hash = identity_hash(backend, spec.seed);
-        Self { offset: reduce(hash, spec.size), skip: reduce(split_mix(hash), spec.size - 1) + 1 }
+/// Most entries of its order that a backend looks at together.
+const WINDOW: usize = 8;
+
+/// A backend on its way through its order: offset, offset + skip, ... modulo the (prime) size.
+struct Walker {
+    /// The next entry of its order. It has visited all before.
+    at: u32,
+    /// How far ahead the entries after that are, modulo the size: 0, skip, 2 skip, ...
+    ahead: [u32; WINDOW + 1],
+}
+
+impl Walker {
+    fn new(backend: SocketAddr, MaglevSpec { size, seed, .. }: MaglevSpec) -> Self {
+        let hash = identity_hash(backend, seed);
+        let skip = reduce(split_mix(hash), size - 1) + 1;
+        let mut ahead = [0; WINDOW + 1];
+        for n in 1..ahead.len() {
+            ahead[n] = add(ahead[n - 1], skip, size);
+        }
+        Self { at: reduce(hash, size), ahead }
+    }
+
+    const fn skip(&self) -> u32 {
+        self.ahead[1]
+    }
+
+    /// The first entry of its order that is free. It looks at `LOOK` entries together.
+    #[inline(always)]
+    fn next_free<const LOOK: usize>(&self, taken: &[u8], size: u32) -> u32 {
+        let mut at = self.at;
+        loop {
+            let is_taken = |n: usize| u32::from(taken[at as usize + self.ahead[n] as usize]);
+            let before = (0..LOOK).fold(0, |seen, n| seen | is_taken(n) << n).trailing_ones() as usize;
+            if before < LOOK {
+                return add(at, self.ahead[before], size);
+            }
+            // Not by `before`: the processor begins with the next entries before it knows that all of these are taken.
+            at = add(at, self.ahead[LOOK], size);
+        }
     }
 }
 
@@ -76,14 +112,9 @@ impl MaglevTable {
         if taking.len() == 1 {
             return Self { entries: vec![first; spec.size as usize].into() };
         }
-        let orders: Vec<Permutation> = taking.iter().map(|&(_, address, _)| Permutation::new(address, spec)).collect();
+        let walkers = taking.iter().map(|&(_, address, _)| Walker::new(address, spec)).collect();
         let weights: Vec<u32> = taking.iter().map(|b| b.2.into()).collect();
-        let (filling, turns) = (Filling::new(spec.size, orders), order_of_turns(&weights, spec.size));
-        let mut entries = match taking.len() {
-            ..4 => filling.fill::<2>(&turns),
-            4..8 => filling.fill::<4>(&turns),
-            _ => filling.fill::<LANES>(&turns),
-        };
+        let mut entries = Filling::new(spec.size, walkers).fill(&order_of_turns(&weights, spec.size));
         if taking.len() < backends.len() {
             entries.iter_mut().for_each(|entry| *entry = taking[usize::from(*entry)].0);
         }
@@ -119,12 +150,12 @@ impl MaglevTable {
     }
 }
 
-/// The order of turns that fills a table of this size. With equal weights it is [`LANES`] rounds, which the caller
-/// repeats: so many turns are full groups, of any size.
+/// The order of turns, which the caller repeats. With equal weights it is one round, with others it fills a table of this
+/// size.
 fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     let heaviest = weights.iter().copied().max().unwrap_or(1);
     if weights.iter().all(|&weight| weight == heaviest) {
-        return turns(weights, 1).repeat(LANES);
+        return turns(weights, 1);
     }
     // In r rounds there are at least r * sum / heaviest - n turns, since each of the n backends loses less than one to
     // rounding.
@@ -134,143 +165,80 @@ fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     turns(weights, u32::try_from(rounds).unwrap_or(u32::MAX))
 }
 
-/// Number of turns that are taken at once, at most; with fewer backends 4 or 2.
-const LANES: usize = 8;
-
-/// The position of a backend in its order. Positions are fractions of the size in units of 2^-64: a step is one
-/// addition that wraps by itself, an entry is one multiplication. A step is rounded by less than one unit, a backend
-/// makes at most `size` < 2^20 steps, and it begins in the middle of an entry, which is at least 2^44 units wide.
-#[derive(Clone, Copy)]
-struct Walk {
-    place: u64,
-    step: u64,
+/// A backend takes an entry.
+#[inline(always)]
+fn take(entries: &mut [u16], taken: &mut [u8], at: u32, backend: u16) {
+    let at = at as usize;
+    (entries[at], taken[at], taken[at + entries.len()]) = (backend, 1, 1);
 }
 
-/// A table under construction, in three stages. Each stage is the cheapest for the number of entries that are still
-/// free.
+/// A table under construction.
 struct Filling {
-    orders: Vec<Permutation>,
-    walks: Vec<Walk>,
+    walkers: Vec<Walker>,
     entries: Vec<u16>,
-    /// One bit per entry: taken. 8 KB for 65,537 entries, where the entries themselves take 128 KB, so it stays in L1.
-    taken: Vec<u64>,
+    /// Whether each entry is taken, 0 or 1. Twice, one after the other, so that no window wraps.
+    taken: Vec<u8>,
     free: usize,
     size: u32,
 }
 
 impl Filling {
-    fn new(size: u32, orders: Vec<Permutation>) -> Self {
-        let width = u64::MAX / u64::from(size);
-        let walk =
-            |order: &Permutation| Walk { place: fraction(order.offset, size) + width / 2, step: fraction(order.skip, size) };
-        Self {
-            walks: orders.iter().map(walk).collect(),
-            orders,
-            entries: vec![0; size as usize],
-            taken: vec![0; size.div_ceil(64) as usize],
-            free: size as usize,
-            size,
-        }
+    fn new(size: u32, walkers: Vec<Walker>) -> Self {
+        let free = size as usize;
+        Self { walkers, entries: vec![0; free], taken: vec![0; 2 * free], free, size }
     }
 
-    /// Takes all turns, `TOGETHER` at once while that is faster; there are at least as many backends.
-    fn fill<const TOGETHER: usize>(mut self, turns: &[u16]) -> Vec<u16> {
-        // While every fourth entry is free, a backend finds one within a few steps, but the processor cannot predict
-        // the number of steps, and mispredictions cost the most: take several backends at once. Below that, one by one.
-        // For the last f free entries, testing each of them costs f tests instead of size / f steps.
-        let (many, few) = (self.size as usize / 4 + TOGETHER, (self.size as usize).isqrt());
-        let mut rest = turns;
-        while self.free > few {
-            let next: &[u16] = if rest.is_empty() { turns } else { rest };
-            rest = match next.first_chunk::<TOGETHER>() {
-                Some(group) if self.free > many && are_of_different(group) => {
-                    self.turns(group);
-                    &next[TOGETHER..]
-                }
-                _ => {
-                    self.turn(next[0]);
-                    &next[1..]
-                }
-            };
-        }
-        let free = (0..self.size).filter(|&at| self.is_free(at)).collect();
-        self.fill_few(free, rest.iter().chain(turns.iter().cycle()));
+    /// Takes turns in this order, again and again, until every entry is taken.
+    fn fill(mut self, turns: &[u16]) -> Vec<u16> {
+        let size = self.size as usize;
+        // The processor cannot predict at which entry of its order a backend finds a free one, and mispredictions cost the
+        // most: a backend looks at several entries together, at more of them when fewer are free. For the last f free
+        // entries, testing each of them costs f tests instead of size / f.
+        let rest = self.turns::<2>(turns, turns, size * 3 / 4);
+        let rest = self.turns::<4>(turns, rest, size * 3 / 8);
+        let rest = self.turns::<WINDOW>(turns, rest, size.isqrt());
+        self.last_turns(rest.iter().chain(turns.iter().cycle()));
         self.entries
     }
 
-    #[inline]
-    fn is_free(&self, at: u32) -> bool {
-        self.taken[at as usize / 64] >> (at % 64) & 1 == 0
-    }
-
-    #[inline]
-    fn take(&mut self, backend: u16, at: u32) {
-        self.taken[at as usize / 64] |= 1 << (at % 64);
-        self.entries[at as usize] = backend;
-        self.free -= 1;
-    }
-
-    /// A backend takes the first free entry of its order.
-    #[inline]
-    fn turn(&mut self, backend: u16) {
-        self.turn_from(backend, self.walks[usize::from(backend)]);
-    }
-
-    #[inline]
-    fn turn_from(&mut self, backend: u16, Walk { mut place, step }: Walk) {
-        let mut at = reduce(place, self.size);
-        while !self.is_free(at) {
-            place = place.wrapping_add(step);
-            at = reduce(place, self.size);
-        }
-        self.take(backend, at);
-        self.walks[usize::from(backend)].place = place.wrapping_add(step);
-    }
-
-    /// The same for several different backends. All walk until each stands at a free entry, then they take their entries
-    /// in turn. A backend whose entry an earlier one took walks on.
-    #[inline]
-    fn turns<const TOGETHER: usize>(&mut self, backends: &[u16; TOGETHER]) {
-        let mut walks = backends.map(|backend| self.walks[usize::from(backend)]);
-        loop {
-            let mut any = 0;
-            for walk in &mut walks {
-                let at = reduce(walk.place, self.size);
-                let taken = self.taken[at as usize / 64] >> (at % 64) & 1;
-                walk.place = walk.place.wrapping_add(walk.step & taken.wrapping_neg());
-                any |= taken;
+    /// Takes turns until so many entries are free: the rest of this order, then all of it again and again. Returns the
+    /// rest after that.
+    fn turns<'a, const LOOK: usize>(&mut self, all: &'a [u16], mut rest: &'a [u16], free: usize) -> &'a [u16] {
+        let Self { walkers, entries, taken, size, .. } = self;
+        let (entries, taken) = (&mut entries[..*size as usize], &mut taken[..2 * *size as usize]);
+        while self.free > free {
+            let next = if rest.is_empty() { all } else { rest };
+            let (next, later) = next.split_at(next.len().min(self.free - free));
+            for &backend in next {
+                let walker = &mut walkers[usize::from(backend)];
+                let at = walker.next_free::<LOOK>(taken, *size);
+                take(entries, taken, at, backend);
+                walker.at = add(at, walker.skip(), *size);
             }
-            if any == 0 {
-                break;
-            }
+            self.free -= next.len();
+            rest = later;
         }
-        for (&backend, walk) in backends.iter().zip(walks) {
-            self.turn_from(backend, walk);
-        }
+        rest
     }
 
-    /// The turns for the last `free` entries. The distance of an entry along a backend's order is (entry - position) /
-    /// skip modulo the size; as a fraction of the size, as above, that is one multiplication.
-    fn fill_few<'a>(&mut self, mut free: Vec<u32>, turns: impl Iterator<Item = &'a u16>) {
+    /// The turns for the last free entries. The distance of an entry along a backend's order is (entry - position) / skip
+    /// modulo the size. As a fraction of the size, in units of 2^-64, that is one multiplication, which is rounded by less
+    /// than `size` < 2^20 units; an entry is at least 2^44 units wide.
+    fn last_turns<'a>(&mut self, turns: impl Iterator<Item = &'a u16>) {
         let (modulus, width) = (Modulus::new(self.size), u64::MAX / u64::from(self.size));
-        let mut scales = vec![None; self.orders.len()];
+        let mut free: Vec<u32> = (0..self.size).zip(&self.taken).filter(|(_, taken)| **taken == 0).map(|(at, _)| at).collect();
+        let mut scales = vec![None; self.walkers.len()];
         for &backend in turns {
-            let (walk, order) = (self.walks[usize::from(backend)], self.orders[usize::from(backend)]);
-            let scale = *scales[usize::from(backend)].get_or_insert_with(|| fraction(modulus.inverse(order.skip), self.size));
-            let here = u64::from(reduce(walk.place, self.size)).wrapping_mul(scale);
+            let walker = &mut self.walkers[usize::from(backend)];
+            let scale = *scales[usize::from(backend)].get_or_insert_with(|| fraction(modulus.inverse(walker.skip()), self.size));
+            let here = u64::from(walker.at).wrapping_mul(scale);
             let distance = |at: u32| u64::from(at).wrapping_mul(scale).wrapping_sub(here).wrapping_add(width / 2);
             let Some((nearest, _)) = free.iter().enumerate().min_by_key(|&(_, &at)| distance(at)) else { return };
             let at = free.swap_remove(nearest);
-            self.take(backend, at);
+            self.entries[at as usize] = backend;
+            walker.at = add(at, walker.skip(), self.size);
         }
     }
-}
-
-/// True only if no backend has two turns in a group. The positions of backends rise within a round, so this recognises
-/// groups of one round and of two that follow each other; of other groups it says false.
-fn are_of_different(group: &[u16]) -> bool {
-    let ends = group.iter().zip(group.iter().cycle().skip(1)).filter(|(turn, next)| turn >= next);
-    ends.count() == 1
 }
 
 /// n / size in units of 2^-64, rounded down; n is less than the size.
@@ -333,9 +301,9 @@ mod tests {
     /// ceil(k * largest / weight).
     fn paper(spec: MaglevSpec, backends: &[(SocketAddr, u16)]) -> Vec<u16> {
         let m = u64::from(spec.size);
-        let orders: Vec<_> = backends.iter().map(|b| Permutation::new(b.0, spec)).collect();
+        let orders: Vec<_> = backends.iter().map(|b| Walker::new(b.0, spec)).collect();
         let permutation =
-            |i: usize, j: u64| usize::try_from((u64::from(orders[i].offset) + j * u64::from(orders[i].skip)) % m).unwrap();
+            |i: usize, j: u64| usize::try_from((u64::from(orders[i].at) + j * u64::from(orders[i].skip())) % m).unwrap();
         let largest = u64::from(backends.iter().map(|b| b.1).max().unwrap());
         let (mut next, mut turns) = (vec![0; backends.len()], vec![1; backends.len()]);
         let mut entry = vec![None; spec.size as usize];
