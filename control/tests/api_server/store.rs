@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::clock::Clock;
 use super::kind::Kind;
+use super::list::ItemTexts;
 use super::merge::{Strategy, merge};
 use super::responses::ApiResponse;
 use super::{managed_fields, objects, service};
@@ -66,6 +67,8 @@ pub struct Store {
     history: Vec<Record>,
     /// Whether the next page that is not the last one expires immediately.
     pub compact_before_next_page: bool,
+    /// The current objects as lists show them.
+    pub texts: ItemTexts,
     pub clock: Clock,
 }
 
@@ -77,6 +80,7 @@ impl Store {
             objects: BTreeMap::new(),
             history: Vec::new(),
             compact_before_next_page: false,
+            texts: ItemTexts::default(),
             clock: Clock::at("2026-01-01T00:00:00Z"),
         }
     }
@@ -264,14 +268,18 @@ impl Store {
     }
 
     fn remove(&mut self, key: &ObjectKey, object: Value) -> Value {
+        let object = self.record("DELETED", key, object);
         self.objects.remove(key);
-        self.record("DELETED", key, object)
+        object
     }
 
     fn record(&mut self, event: &'static str, key: &ObjectKey, mut object: Value) -> Value {
         self.revision += 1;
         let revision = self.revision;
         object["metadata"]["resourceVersion"] = revision.to_string().into();
+        if let Some(before) = self.objects.get(key) {
+            self.texts.forget(before);
+        }
         self.history.push(Record { revision, key: key.clone(), event, object: object.clone(), at: Instant::now() });
         object
     }
