@@ -1,8 +1,6 @@
 //! Lists, complete or in pages. All pages show the state at the version of the first page.
 
-use std::collections::HashMap;
-
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -48,7 +46,6 @@ pub fn list(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiRes
     }
     let shown = if start.revision == 0 { current } else { start.revision };
     let (kind, namespace) = (request.key.kind, request.key.namespace.as_str());
-    let mut texts = std::mem::take(&mut store.texts);
     let all = if shown == current { store.list(kind, namespace) } else { store.list_at(kind, namespace, shown) };
     let is_wanted = |object: &&&Value| request.selected_name().is_none_or(|name| object["metadata"]["name"] == name);
     let rest: Vec<_> = all.iter().filter(is_wanted).skip(start.skipped).collect();
@@ -58,11 +55,10 @@ pub fn list(request: &ApiRequest, shared: &Shared) -> Result<ApiResponse, ApiRes
         metadata["continue"] = Continue { revision: shown, skipped: start.skipped + limit }.token().into();
         metadata["remainingItemCount"] = (rest.len() - limit).into();
     }
-    let items: Vec<_> = rest.into_iter().take(limit).map(|object| texts.of(object)).collect();
+    let items: Vec<_> = rest.into_iter().take(limit).map(|object| store.texts.borrow_mut().of(object)).collect();
     let (kind, api_version) = (format!("{}List", kind.name()), kind.api_version());
     let has_more = metadata["continue"].is_string();
     let response = ApiResponse::json(200, &ListBody { kind, api_version, metadata, items });
-    store.texts = texts;
     if has_more && std::mem::take(&mut store.compact_before_next_page) {
         store.compact();
     }
@@ -77,40 +73,6 @@ struct ListBody {
     api_version: String,
     metadata: Value,
     items: Vec<Box<RawValue>>,
-}
-
-/// Objects as items of lists, by their versions. A benchmark lists 20,000 objects, and this server shares a core with the
-/// programs that it measures: each version of an object is written once.
-#[derive(Default)]
-pub struct ItemTexts(HashMap<String, Box<RawValue>>);
-
-impl ItemTexts {
-    fn of(&mut self, object: &Value) -> Box<RawValue> {
-        let write = || serde_json::value::to_raw_value(&ListedObject(object)).unwrap();
-        match version(object) {
-            Some(version) if !self.0.contains_key(version) => self.0.entry(version.to_owned()).or_insert_with(write).clone(),
-            Some(version) => self.0[version].clone(),
-            None => write(),
-        }
-    }
-
-    /// Forgets a version that is no longer the current one.
-    pub fn forget(&mut self, object: &Value) {
-        version(object).map(|version| self.0.remove(version));
-    }
-}
-
-fn version(object: &Value) -> Option<&str> {
-    object["metadata"]["resourceVersion"].as_str()
-}
-
-struct ListedObject<'a>(&'a Value);
-
-impl Serialize for ListedObject<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let fields = self.0.as_object().into_iter().flatten();
-        serializer.collect_map(fields.filter(|(key, _)| !["kind", "apiVersion"].contains(&key.as_str())))
-    }
 }
 
 /// Checks the version that a list must at least have. A version in the future is an error.

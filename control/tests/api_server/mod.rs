@@ -12,6 +12,7 @@
 mod accounts;
 mod clock;
 mod http;
+mod item_texts;
 mod kind;
 mod list;
 mod managed_fields;

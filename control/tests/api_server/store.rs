@@ -1,13 +1,14 @@
 //! Objects, their versions, and the history from which watches and pages are answered.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use super::clock::Clock;
+use super::item_texts::ItemTexts;
 use super::kind::Kind;
-use super::list::ItemTexts;
 use super::merge::{Strategy, merge};
 use super::responses::ApiResponse;
 use super::{managed_fields, objects, service};
@@ -68,7 +69,7 @@ pub struct Store {
     /// Whether the next page that is not the last one expires immediately.
     pub compact_before_next_page: bool,
     /// The current objects as lists show them.
-    pub texts: ItemTexts,
+    pub texts: RefCell<ItemTexts>,
     pub clock: Clock,
 }
 
@@ -80,7 +81,7 @@ impl Store {
             objects: BTreeMap::new(),
             history: Vec::new(),
             compact_before_next_page: false,
-            texts: ItemTexts::default(),
+            texts: RefCell::default(),
             clock: Clock::at("2026-01-01T00:00:00Z"),
         }
     }
@@ -278,7 +279,7 @@ impl Store {
         let revision = self.revision;
         object["metadata"]["resourceVersion"] = revision.to_string().into();
         if let Some(before) = self.objects.get(key) {
-            self.texts.forget(before);
+            self.texts.get_mut().forget(before);
         }
         self.history.push(Record { revision, key: key.clone(), event, object: object.clone(), at: Instant::now() });
         object

@@ -165,13 +165,6 @@ fn order_of_turns(weights: &[u32], size: u32) -> Vec<u16> {
     turns(weights, u32::try_from(rounds).unwrap_or(u32::MAX))
 }
 
-/// A backend takes an entry.
-#[inline(always)]
-fn take(entries: &mut [u16], taken: &mut [u8], at: u32, backend: u16) {
-    let at = at as usize;
-    (entries[at], taken[at], taken[at + entries.len()]) = (backend, 1, 1);
-}
-
 /// A table under construction.
 struct Filling {
     walkers: Vec<Walker>,
@@ -212,8 +205,9 @@ impl Filling {
             for &backend in next {
                 let walker = &mut walkers[usize::from(backend)];
                 let at = walker.next_free::<LOOK>(taken, *size);
-                take(entries, taken, at, backend);
                 walker.at = add(at, walker.skip(), *size);
+                let at = at as usize;
+                (entries[at], taken[at], taken[at + entries.len()]) = (backend, 1, 1);
             }
             self.free -= next.len();
             rest = later;

@@ -28,10 +28,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             // Of the gateway that has given the address up, which it may have announced.
             self.note_claim(snapshot, arrival, (vip, mac), true);
         }
-        let permission = asked.map_or(Permission::Never, |target| self.may_answer_for(snapshot, arrival, target));
-        if permission == Permission::Never {
+        let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
             return self.give_to_linux(snapshot, arrival, buffer);
-        }
+        };
         if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
             self.answered(arrival, permission, buffer);
         } else {
@@ -41,12 +40,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Whether ARP and neighbour discovery are answered for an address: for one of a VIP group only while the gateway owns
     /// the group.
-    fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> Permission {
-        if snapshot.ready() && snapshot.answers_for(arrival.link, target) {
-            self.ownership.may_speak_for(snapshot, target, arrival.now_ns)
-        } else {
-            Permission::Never
-        }
+    fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> Option<Permission> {
+        let answers = snapshot.ready() && snapshot.answers_for(arrival.link, target);
+        answers.then(|| self.ownership.may_speak_for(snapshot, target, arrival.now_ns)).flatten()
     }
 
     /// Notes that another station announces, or asks for, a VIP for which this gateway answers, or a SNAT address of a VIP
@@ -61,7 +57,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => (false, None),
         };
-        if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip) != Permission::Never {
+        if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip).is_some() {
             let own = snapshot.port(arrival.link.port()).mac;
             self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own }, group, is_question);
         }
@@ -82,8 +78,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     pub(super) fn solicited(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer, headers: &Headers<u128>) {
         let asked = icmp::neighbour_question(buffer.bytes(), headers);
-        let permission = asked.map_or(Permission::Never, |target| self.may_answer_for(snapshot, arrival, target));
-        if permission == Permission::Never {
+        let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
             return match snapshot.role(headers.tuple.destination) {
                 AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
                     self.give_to_linux(snapshot, arrival, buffer)
@@ -92,7 +87,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                     self.drop(buffer, DropReason::UnsupportedProtocol)
                 }
             };
-        }
+        };
         if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
             return self.drop(buffer, DropReason::OwnSource);
         }

@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
 use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
-use crate::icmp::{self, Permission};
+use crate::icmp;
 use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
@@ -94,10 +94,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     fn packet_of_linux<A: FlowFamily>(&mut self, snapshot: &Snapshot, twin: Twin, buffer: P::Buffer, headers: &Headers<A>) {
-        let permission = self.ownership.may_pass(buffer.bytes(), headers, twin.now_ns);
-        if permission == Permission::Never {
+        let Some(permission) = self.ownership.may_pass(buffer.bytes(), headers, twin.now_ns) else {
             return self.drop(buffer, DropReason::StaleAdvertisement);
-        }
+        };
         self.egress.sent_by_linux(twin.port, headers);
         match snapshot.role(headers.tuple.destination) {
             AddressRole::Vip => self.probe(snapshot, buffer, headers),

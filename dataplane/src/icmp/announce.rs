@@ -13,7 +13,7 @@
 use std::net::IpAddr;
 
 use super::arp_ndp::{announcement, probe};
-use super::vip_ownership::{Permission, VipOwnership};
+use super::vip_ownership::VipOwnership;
 use crate::port::{Link, Port};
 use crate::snapshot::{Announced, Snapshot};
 use crate::stats::Tally;
@@ -134,12 +134,11 @@ impl Announcements {
                 break;
             };
             let (_, link, address) = position;
-            let permission = ownership.may_speak_for_ip(snapshot, address, now_ns);
-            if permission == Permission::Never {
+            let Some(permission) = ownership.may_speak_for_ip(snapshot, address, now_ns) else {
                 // The next snapshot does not answer for it, or the lease begins again and the address counts as new.
                 self.done[round] = Some(position);
                 continue;
-            }
+            };
             let Some(mut buffer) = egress.allocate(link.port()) else { break };
             if announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
                 tally.originated += 1;

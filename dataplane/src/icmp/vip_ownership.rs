@@ -20,7 +20,7 @@ use proto::vip_group;
 
 use crate::port::{Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
-use crate::stats::{DropReason, Tally};
+use crate::stats::Tally;
 use crate::wire::{Address, Headers, Mac, Tags, protocol, transport_bytes};
 use crate::workers::Egress;
 
@@ -64,19 +64,17 @@ pub struct GroupsClaimed {
     pub asked: u64,
 }
 
-/// Whether a packet that speaks for an address may leave.
+/// Until when a packet that speaks for an address may leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
     /// No election moves the address.
     Always,
     /// The lease of its group ends then, ns by the worker's clock.
     Until(u64),
-    /// This gateway does not own its group.
-    Never,
 }
 
 impl Permission {
-    /// Sends a packet by a link as far as it may leave, and drops it otherwise.
+    /// Sends a packet by a port, unless it is too late then.
     pub(crate) fn send<P: Port>(
         self,
         egress: &mut Egress<P>,
@@ -87,10 +85,6 @@ impl Permission {
         match self {
             Self::Always => egress.send_tagged(port, tags, buffer, tally),
             Self::Until(until_ns) => egress.send_tagged_until(until_ns, port, tags, buffer, tally),
-            Self::Never => {
-                tally.drop(DropReason::StaleAdvertisement);
-                egress.discard(buffer);
-            }
         }
     }
 }
@@ -187,23 +181,19 @@ impl VipOwnership {
 
     /// Whether this gateway may answer for, and announce, an address that the snapshot answers for: a VIP, or a SNAT
     /// address that belongs to a VIP group, only while it owns the group.
-    pub(crate) fn may_speak_for<A: Address>(&self, snapshot: &Snapshot, address: A, now_ns: u64) -> Permission {
+    pub(crate) fn may_speak_for<A: Address>(&self, snapshot: &Snapshot, address: A, now_ns: u64) -> Option<Permission> {
         let group = match snapshot.role(address) {
             AddressRole::Vip => self.group_of_vip(address.ip()),
             AddressRole::Snat => snapshot.group_of_snat(address),
             AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => None,
         };
-        match self.election.as_ref().zip(group) {
-            None => Permission::Always,
-            Some((election, group)) => match election.leases.get(usize::from(group)).map(|lease| lease.load(Ordering::SeqCst)) {
-                Some(until_ns) if now_ns < until_ns => Permission::Until(until_ns),
-                Some(_) | None => Permission::Never,
-            },
-        }
+        let Some((election, group)) = self.election.as_ref().zip(group) else { return Some(Permission::Always) };
+        let until_ns = election.leases.get(usize::from(group))?.load(Ordering::SeqCst);
+        (now_ns < until_ns).then_some(Permission::Until(until_ns))
     }
 
     /// [`VipOwnership::may_speak_for`], for an address of either family.
-    pub(crate) fn may_speak_for_ip(&self, snapshot: &Snapshot, address: IpAddr, now_ns: u64) -> Permission {
+    pub(crate) fn may_speak_for_ip(&self, snapshot: &Snapshot, address: IpAddr, now_ns: u64) -> Option<Permission> {
         match address {
             IpAddr::V4(address) => self.may_speak_for(snapshot, u32::from(address), now_ns),
             IpAddr::V6(address) => self.may_speak_for(snapshot, u128::from(address), now_ns),
@@ -212,24 +202,24 @@ impl VipOwnership {
 
     /// Whether a packet that Linux sends may leave. An advertisement of a valid lease renews it; the last one of an owner
     /// that resigns (priority 0) ends it.
-    pub(crate) fn may_pass<A: Address>(&self, frame: &[u8], headers: &Headers<A>, now_ns: u64) -> Permission {
-        let election = self.election.as_ref().filter(|_| headers.tuple.protocol == protocol::VRRP);
-        let Some(election) = election else { return Permission::Always };
-        let Some([ADVERTISEMENT, vrid, priority, ..]) = transport_bytes(frame, headers) else { return Permission::Always };
+    pub(crate) fn may_pass<A: Address>(&self, frame: &[u8], headers: &Headers<A>, now_ns: u64) -> Option<Permission> {
+        let always = Some(Permission::Always);
+        let Some(election) = self.election.as_ref().filter(|_| headers.tuple.protocol == protocol::VRRP) else { return always };
+        let Some([ADVERTISEMENT, vrid, priority, ..]) = transport_bytes(frame, headers) else { return always };
         let group = vrid.checked_sub(election.first_vrid).map(usize::from);
-        let Some(lease) = group.and_then(|group| election.leases.get(group)) else { return Permission::Always };
+        let Some(lease) = group.and_then(|group| election.leases.get(group)) else { return always };
         let until = lease.load(Ordering::SeqCst);
         if !election.is_open.load(Ordering::SeqCst) || (until > 0 && now_ns >= until) {
-            return Permission::Never;
+            return None;
         }
         if until == 0 {
             // This gateway has just won, and the agent has yet to begin the lease.
-            return Permission::Until(now_ns.saturating_add(election.lease_ns));
+            return Some(Permission::Until(now_ns.saturating_add(election.lease_ns)));
         }
         let renewed = if *priority == 0 { 0 } else { until.max(now_ns.saturating_add(election.lease_ns)) };
         // Fails if the agent has just ended the lease, which then stays ended.
         let _ = lease.compare_exchange(until, renewed, Ordering::SeqCst, Ordering::SeqCst);
-        Permission::Until(until)
+        Some(Permission::Until(until))
     }
 
     /// Remembers a claim for the agent: in an election for the group of the address, since the other station may be the

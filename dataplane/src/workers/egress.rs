@@ -68,15 +68,21 @@ impl<P: Port> EgressPort<P> {
     /// others after the look at the clock, except in the queue to the worker that transmits for this one.
     #[cold]
     fn transmit_in_time(&mut self, clock: fn() -> u64, tally: &mut Tally) {
-        self.transmit(tally);
+        if !self.out.is_empty() {
+            self.transmit(tally);
+        }
         let (mut in_time, mut late) = (Burst::new(), Burst::new());
         let now_ns = clock();
         for (until_ns, buffer) in self.out_until.drain(..) {
             if now_ns < until_ns { in_time.push(buffer) } else { late.push(buffer) }
         }
-        self.transmit_at_once(&mut in_time, tally);
-        tally.drop_many(DropReason::StaleAdvertisement, late.len() as u64);
-        self.device.release(&mut late);
+        if !in_time.is_empty() {
+            self.transmit_at_once(&mut in_time, tally);
+        }
+        if !late.is_empty() {
+            tally.drop_many(DropReason::StaleAdvertisement, late.len() as u64);
+            self.device.release(&mut late);
+        }
     }
 
     fn hand_to_linux(&mut self, tally: &mut Tally) {
