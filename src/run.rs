@@ -468,8 +468,9 @@ fn supervise_state(
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
     let current = (channels.known.subscribe(), channels.draining.subscribe());
-    let inputs = (file, current, channels.connected.subscribe(), channels.stored.clone());
-    supervisor.run("persist", inputs, |(file, current, connected, stored)| persist::run(file, current, connected, stored));
+    let progress = (channels.connected.subscribe(), channels.reached.subscribe());
+    let inputs = (file, current, progress, channels.stored.clone());
+    supervisor.run("persist", inputs, |(file, current, progress, stored)| persist::run(file, current, progress, stored));
 
     if let Some(zone) = settings.zone.clone() {
         let inputs = (zone, channels.known.subscribe(), channels.near.clone());

@@ -325,7 +325,7 @@ async fn lead(
                     }
                 };
                 let pools = pools::write_pools(&cluster, pools);
-                tokio::join!(kubernetes::follow(&cluster, changes), writer.run(&cluster), pools, events, fleet);
+                tokio::join!(kubernetes::follow(Arc::clone(&cluster), changes), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
         }

@@ -1,10 +1,11 @@
 //! Measures the time until every worker forwards by a change of the cluster, the time of the first sync, and the CPU
 //! time and memory of controller and gateway. A test API server runs in this process; `sluice-controller` and `sluiced`
-//! run beside it, and their workers poll ports without traffic.
+//! run beside it, with ports without traffic.
 //!
 //! A change begins when the API server sends its event to the controller, so the server's own time is not included. It
 //! ends when the gateway logs that every worker forwards by its generation, which is when it acknowledges it to the
-//! controller. Everything but the workers runs on the other cores, as with `isolcpus`.
+//! controller. Everything but the workers runs on the other cores, as with `isolcpus`; on a machine with fewer than four
+//! cores the workers sleep while nothing arrives, and everything may use all cores.
 //! Deliberately not here: packets (`sluiced bench`), and probes (no backend exists).
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -209,9 +210,12 @@ fn planned_to_nodes(api: &ApiServer, options: &Options) -> Sets {
     }
 }
 
-/// Keeps this process and the programs that it starts off the workers' cores, if there are others. Workers pin
-/// themselves.
+/// Keeps this process and the programs that it starts off the workers' cores, if workers poll all the time and there are
+/// other cores. Workers pin themselves.
 fn keep_off_worker_cores() {
+    if programs::workers_sleep() {
+        return;
+    }
     let mut mask = rustix::thread::sched_getaffinity(None).unwrap();
     programs::WORKER_CORES.iter().for_each(|core| mask.unset(*core));
     if mask.count() > 0 {

@@ -83,7 +83,8 @@ impl Programs {
             (0..200).map(|n| format!("{{to: 10.{n}.0.0/16, via: 172.16.1.{}, port: cluster}}", n + 1)).collect();
         let static_network = format!("static: {{routes: [{MORE_ROUTES}, {}]}}\n", routes.join(", "));
         let cores: Vec<String> = WORKER_CORES.iter().map(ToString::to_string).collect();
-        let workers = format!("workers: {{cores: [{}], poll: busy}}\n", cores.join(","));
+        let poll = if workers_sleep() { "adaptive" } else { "busy" };
+        let workers = format!("workers: {{cores: [{}], poll: {poll}}}\n", cores.join(","));
         let controller = format!("controller: {{urls: ['unix:{}']}}\n", path("config.sock").display());
         fs::write(path("sluice.yaml"), [GATEWAY, &static_network, &workers, &controller].concat()).unwrap();
         let (sender, events) = mpsc::channel();
@@ -234,12 +235,20 @@ impl Drop for Programs {
     }
 }
 
-/// The cores of the workers: `CORES`, otherwise the last of those that this process could use at first.
+/// The cores of the workers: `CORES`, otherwise the last of those that this process could use at first, or all of them where
+/// workers sleep.
 pub static WORKER_CORES: LazyLock<Vec<usize>> = LazyLock::new(|| {
-    let last = || std::thread::available_parallelism().map_or(0, |count| count.get() - 1);
     let given = std::env::var("CORES").ok().map(|text| text.split(',').filter_map(|core| core.trim().parse().ok()).collect());
-    given.unwrap_or_else(|| vec![last()])
+    given.unwrap_or_else(|| if workers_sleep() { (0..*CORES).collect() } else { vec![*CORES - 1] })
 });
+
+/// Whether workers sleep while nothing arrives: the three programs need the cores of a machine that has fewer than four.
+pub fn workers_sleep() -> bool {
+    *CORES < 4
+}
+
+/// Number of cores that this process could use at first.
+static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
 fn read(line: &str) -> Option<LogEvent> {
     let line: Value = serde_json::from_str(line).ok()?;

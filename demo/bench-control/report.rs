@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::programs::workers_sleep;
 use crate::stamp::{Spread, Stages};
 
 const MB: f64 = 1_000_000.0;
@@ -131,7 +132,9 @@ impl Endpoints {
     fn print(&self) {
         let (burst, generations) = self.at_once;
         let changes = self.change.whole.len();
-        eprintln!("{} Services, {} endpoints; p50 / p99 / max of {changes} changes", self.services, self.endpoints);
+        let workers = if workers_sleep() { "workers sleep" } else { "workers poll" };
+        let (services, endpoints) = (self.services, self.endpoints);
+        eprintln!("{services} Services, {endpoints} endpoints, {workers}; p50 / p99 / max of {changes} changes");
         self.first_sync.print();
         row("  the API server alone, both lists", ms(self.list_time), "");
         print_change("one endpoint, from its event to every worker", &self.change, "p99 <= 5 ms");
@@ -148,7 +151,7 @@ impl Endpoints {
 
     fn json(&self) -> Value {
         json!({
-            "services": self.services, "endpoints": self.endpoints, "changes": self.change.whole.len(),
+            "services": self.services, "endpoints": self.endpoints, "workers_sleep": workers_sleep(), "changes": self.change.whole.len(),
             "list_ms": millis(self.list_time), "first_sync": self.first_sync.json(),
             "watch_lag_ms": spread_json(self.watch_lag), "change": self.change.json(),
             "at_once_ms": millis(self.at_once.0), "at_once_generations": self.at_once.1,

@@ -18,7 +18,7 @@ use proto::convert::{self, ConvertError, full};
 use proto::{GatewayState, Generation, NodeSets, Origin, Pool, State, v1};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::supervisor::Failure;
 
@@ -207,12 +207,15 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State, bool), StateFileDamage> {
 /// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while
 /// the file is from a controller that sent it to this process: not before its first state, and not after a failure.
 ///
+/// A state is written when every worker forwards by it, as `reached` tells, or after a second: a large one takes a tenth of
+/// a second, in which the compiler may need the core.
+///
 /// # Errors
 /// If the file cannot be written.
 pub async fn run(
     file: StateFile,
     (mut known, mut draining): (watch::Receiver<Option<GatewayState>>, watch::Receiver<bool>),
-    connected: watch::Receiver<bool>,
+    (connected, mut reached): (watch::Receiver<bool>, watch::Receiver<Option<Generation>>),
     stored: watch::Sender<bool>,
 ) -> Result<(), Failure> {
     let mut refresh = interval(REFRESHED_EVERY);
@@ -225,8 +228,10 @@ pub async fn run(
             _ = refresh.tick() => Ok(*connected.borrow()),
         };
         let Ok(changed) = changed else { return Ok(()) };
-        let now = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
-        let Some(GatewayState { state, .. }) = now else { continue };
+        let newest = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
+        let Some(newest) = newest.map(|known| known.state.generation.clone()) else { continue };
+        let _ = timeout(AT_MOST_EVERY, reached.wait_for(|reached| reached.as_ref() == Some(&newest))).await;
+        let Some(GatewayState { state, .. }) = known.borrow_and_update().clone() else { continue };
         let (file, path, draining) = (file.clone(), file.path("state"), *draining.borrow_and_update());
         let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, SystemTime::now())).await?;
         stored.send_replace(saved.is_ok());
@@ -321,8 +326,8 @@ mod tests {
         assert_eq!(loaded, State { generation: Generation::default(), ..state });
     }
 
-    #[tokio::test]
-    async fn the_task_saves_what_the_controller_sent_and_not_what_came_from_disk() {
+    #[tokio::test(start_paused = true)]
+    async fn the_task_saves_what_the_controller_sent_once_workers_have_it_and_not_what_came_from_disk() {
         let dir = tempfile::tempdir().unwrap();
         let file = StateFile::in_dir(dir.path());
         let at = |counter| state("e", counter, &[service("a", &["10.0.0.1:80"])]);
@@ -330,22 +335,28 @@ mod tests {
         let (_connected, connected) = watch::channel(true);
         let (stored, mut is_stored) = watch::channel(false);
         let (drain, draining) = watch::channel(false);
-        let task = tokio::spawn(run(file.clone(), (known, draining), connected, stored));
+        let (reaches, reached) = watch::channel(None);
+        let task = tokio::spawn(run(file.clone(), (known, draining), (connected, reached), stored));
         sender.send_replace(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::LastProcess }));
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!((file.load(SystemTime::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
         sender.send_replace(Some(GatewayState { state: Arc::new(at(2)), origin: Origin::Controller }));
+        tokio::time::sleep(AT_MOST_EVERY / 2).await;
+        assert_eq!(file.load(SystemTime::now(), DAY).unwrap(), None, "workers do not have it yet");
+        reaches.send_replace(Some(at(2).generation));
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         let comes = async |wanted: KnownBefore| {
             while file.load(SystemTime::now(), DAY).unwrap().as_ref() != Some(&wanted) {
                 assert!(std::time::Instant::now() < deadline);
-                tokio::task::yield_now().await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         comes(with(&at(2), Origin::Disk, false)).await;
         assert!(*is_stored.wait_for(|stored| *stored).await.unwrap());
         drain.send_replace(true);
         comes(with(&at(2), Origin::Disk, true)).await;
+        sender.send_replace(Some(GatewayState { state: Arc::new(at(3)), origin: Origin::Controller }));
+        comes(with(&at(3), Origin::Disk, true)).await; // although no worker has it after a second
         drop(sender);
         task.await.unwrap().unwrap();
     }

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use proto::{Family, Protocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
+use crate::used::{UsedEndpoint, UsedSlice};
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
@@ -75,16 +76,22 @@ pub enum SliceError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadSlice(pub Result<SliceSpec, SliceError>);
 
-impl From<EndpointSlice> for ReadSlice {
-    fn from(slice: EndpointSlice) -> Self {
-        Self(SliceSpec::try_from(&slice))
+impl From<UsedSlice> for ReadSlice {
+    fn from(slice: UsedSlice) -> Self {
+        Self(SliceSpec::try_from(slice))
     }
 }
 
-impl TryFrom<&EndpointSlice> for SliceSpec {
+impl From<EndpointSlice> for ReadSlice {
+    fn from(slice: EndpointSlice) -> Self {
+        UsedSlice::from(slice).into()
+    }
+}
+
+impl TryFrom<UsedSlice> for SliceSpec {
     type Error = SliceError;
 
-    fn try_from(slice: &EndpointSlice) -> Result<Self, SliceError> {
+    fn try_from(slice: UsedSlice) -> Result<Self, SliceError> {
         let metadata = &slice.metadata;
         let namespace = metadata.namespace.as_deref().unwrap_or("default");
         let name = ServiceName::new(namespace, metadata.name.as_deref().ok_or(SliceError::Unnamed)?);
@@ -100,7 +107,7 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
         if label(HEADLESS_LABEL).is_some() {
             return Ok(unused(format!("its label {HEADLESS_LABEL} says that its Service is headless")));
         }
-        let family = match slice.address_type.as_str() {
+        let family = match slice.address_type.as_deref().unwrap_or_default() {
             "IPv4" => Family::V4,
             "IPv6" => Family::V6,
             other => return Ok(unused(format!("its addressType is {other}; expected IPv4 or IPv6"))),
@@ -117,8 +124,9 @@ impl TryFrom<&EndpointSlice> for SliceSpec {
                 }
             }
         }
-        let mut endpoints = Vec::new();
-        for entry in &slice.endpoints {
+        let listed = slice.endpoints.unwrap_or_default();
+        let mut endpoints = Vec::with_capacity(listed.len());
+        for entry in listed {
             match endpoint(entry, family) {
                 Ok(endpoint) => endpoints.push(endpoint),
                 Err(found) => {
@@ -142,21 +150,21 @@ fn port(entry: &EndpointPort) -> Result<SlicePort, String> {
     Ok(SlicePort { name: entry.name.clone().unwrap_or_default(), protocol, port })
 }
 
-fn endpoint(entry: &Endpoint, family: Family) -> Result<EndpointSpec, String> {
-    let text = entry.addresses.first().map_or("", String::as_str);
-    let address: IpAddr = text.parse().map_err(|_| text.to_owned())?;
+fn endpoint(entry: UsedEndpoint, family: Family) -> Result<EndpointSpec, String> {
+    let UsedEndpoint { addresses, conditions, node_name, hints } = entry;
+    let address = addresses.0?;
     if Family::of(address) != family {
-        return Err(text.to_owned());
+        return Err(address.to_string());
     }
-    let conditions = entry.conditions.clone().unwrap_or_default();
-    let hints = entry.hints.iter().filter_map(|hints| hints.for_zones.as_ref()).flatten();
+    let conditions = conditions.unwrap_or_default();
+    let zones = hints.and_then(|hints| hints.for_zones).unwrap_or_default();
     Ok(EndpointSpec {
         address,
         ready: conditions.ready.unwrap_or(true),
         serving: conditions.serving.unwrap_or(true),
         terminating: conditions.terminating.unwrap_or(false),
-        node: entry.node_name.as_deref().map(Box::from),
-        zones: hints.map(|hint| Box::from(hint.name.as_str())).collect(),
+        node: node_name,
+        zones: zones.into_iter().map(|zone| zone.name.into()).collect(),
     })
 }
 
@@ -165,7 +173,7 @@ mod tests {
     use super::*;
 
     fn read(value: serde_json::Value) -> Result<SliceSpec, SliceError> {
-        SliceSpec::try_from(&serde_json::from_value::<EndpointSlice>(value).unwrap())
+        SliceSpec::try_from(serde_json::from_value::<UsedSlice>(value).unwrap())
     }
 
     #[test]

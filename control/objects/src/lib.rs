@@ -16,6 +16,7 @@ pub mod scalar;
 pub mod service;
 pub mod spelling;
 pub mod status;
+mod used;
 
 pub use endpoint_slice::{EndpointSpec, ReadSlice, SliceError, SlicePort, SliceSpec};
 pub use node::{NodeError, NodeSpec};
@@ -25,3 +26,4 @@ pub use service::{
     SpecError, Unread,
 };
 pub use status::{Condition, ConditionType};
+pub use used::{UsedService, UsedSlice};

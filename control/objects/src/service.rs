@@ -10,6 +10,7 @@ use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
 use proto::{Family, Protocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
+use crate::used::UsedService;
 
 mod affinity;
 mod annotations;
@@ -126,6 +127,12 @@ pub struct ReadService {
     pub candidate: Result<Candidate, NotServable>,
     /// The parts of ours that it has although it is no candidate.
     pub leftover: Option<Leftover>,
+}
+
+impl From<UsedService> for ReadService {
+    fn from(UsedService(service): UsedService) -> Self {
+        service.into()
+    }
 }
 
 impl From<Service> for ReadService {

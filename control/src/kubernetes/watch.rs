@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::panic::resume_unwind;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Namespace, Node, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::ListParams;
 use kube::core::ObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -18,6 +19,7 @@ use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Barrier, mpsc, watch};
+use tokio::task::JoinSet;
 use tracing::info;
 
 mod decoding;
@@ -30,7 +32,7 @@ use crate::kubernetes::client::Cluster;
 use crate::world::change::{Change, KnownGateway};
 use objects::crd::{AddressPool, EdgeGateway};
 use objects::note::{Cause, Note, Remark, Subject};
-use objects::{ReadService, ReadSlice};
+use objects::{ReadService, ReadSlice, UsedService, UsedSlice};
 
 /// Signal of short watches that the server was unreachable. Long watches, which may hang on the same server, then
 /// restart.
@@ -65,7 +67,7 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
     const SUBJECT: fn(ServiceName) -> Subject;
 }
 
-impl WatchedKind for Service {
+impl WatchedKind for UsedService {
     const RESOURCE: &'static str = "services";
     const RIGHTS: &'static str = "list and watch services";
     type Read = ReadService;
@@ -75,7 +77,7 @@ impl WatchedKind for Service {
     const SUBJECT: fn(ServiceName) -> Subject = Subject::Service;
 }
 
-impl WatchedKind for EndpointSlice {
+impl WatchedKind for UsedSlice {
     const RESOURCE: &'static str = "endpointslices";
     const RIGHTS: &'static str = "list and watch endpointslices.discovery.k8s.io";
     type Read = ReadSlice;
@@ -119,27 +121,40 @@ impl WatchedKind for AddressPool {
     const SUBJECT: fn(ServiceName) -> Subject = |name| Subject::Pool(name.name);
 }
 
-/// Sends the known gateways and every change of all kinds, until the receiver is dropped.
-pub async fn follow(cluster: &Cluster, changes: mpsc::Sender<Change>) {
-    let (all_listed, alarm) = (Barrier::new(5), Alarm::default());
+/// What the tasks share that follow one kind each.
+struct Following {
+    cluster: Arc<Cluster>,
+    changes: mpsc::Sender<Change>,
+    /// Reached when all kinds are listed for the first time.
+    all_listed: Barrier,
+    alarm: Alarm,
+}
+
+/// Sends the known gateways and every change of all kinds, until the receiver is dropped. Each kind has a task, so that large
+/// lists are decoded on several cores.
+pub async fn follow(cluster: Arc<Cluster>, changes: mpsc::Sender<Change>) {
+    let following = Arc::new(Following { cluster, changes, all_listed: Barrier::new(5), alarm: Alarm::default() });
+    let mut kinds = JoinSet::new();
+    kinds.spawn(follow_kind::<UsedService>(Arc::clone(&following)));
+    kinds.spawn(follow_kind::<UsedSlice>(Arc::clone(&following)));
+    kinds.spawn(follow_kind::<Node>(Arc::clone(&following)));
+    kinds.spawn(follow_kind::<Namespace>(Arc::clone(&following)));
+    kinds.spawn(follow_kind::<AddressPool>(Arc::clone(&following)));
     let gateways = async {
-        let known = known_gateways(cluster).await;
+        let known = known_gateways(&following.cluster).await;
         // The planner may have ended.
-        let _ = changes.send(Change::GatewaysReplaced(known)).await;
+        let _ = following.changes.send(Change::GatewaysReplaced(known)).await;
         std::future::pending::<()>().await
     };
     tokio::select! {
-        () = changes.closed() => {}
+        () = following.changes.closed() => {}
         () = gateways => {}
-        () = follow_kind::<Service>(cluster, &changes, &all_listed, &alarm) => {}
-        () = follow_kind::<EndpointSlice>(cluster, &changes, &all_listed, &alarm) => {}
-        () = follow_kind::<Node>(cluster, &changes, &all_listed, &alarm) => {}
-        () = follow_kind::<Namespace>(cluster, &changes, &all_listed, &alarm) => {}
-        () = follow_kind::<AddressPool>(cluster, &changes, &all_listed, &alarm) => {}
+        Some(Err(failure)) = kinds.join_next() => if let Ok(panic) = failure.try_into_panic() { resume_unwind(panic) },
     }
 }
 
-async fn follow_kind<K: WatchedKind>(cluster: &Cluster, changes: &mpsc::Sender<Change>, all_listed: &Barrier, alarm: &Alarm) {
+async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
+    let Following { cluster, changes, all_listed, alarm } = &*following;
     let mut retry = Retry::new(K::RIGHTS, &cluster.server);
     let mut known = KnownObjects::new();
     let mut is_first = true;
@@ -319,7 +334,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn service(name: &str, ports: serde_json::Value) -> DecodedObject<Service> {
+    fn service(name: &str, ports: serde_json::Value) -> DecodedObject<UsedService> {
         let object = json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": ports}});
         serde_json::from_value(object).unwrap()
     }

@@ -120,7 +120,7 @@ impl WatchedWorld {
         std::fs::write(file.path(), kubeconfig).unwrap();
         let cluster = connect(Some(file.path())).await.unwrap();
         let (sender, changes) = mpsc::channel(16);
-        tokio::spawn(async move { follow(&cluster, sender).await });
+        tokio::spawn(follow(Arc::new(cluster), sender));
         let mut world = World::default();
         world.apply(Change::OverridesReplaced(Box::default()));
         world.apply(Change::CheckpointReplaced(Box::default()));

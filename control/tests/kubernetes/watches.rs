@@ -2,6 +2,7 @@
 //! when the API server fails.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use control::kubernetes::follow;
@@ -37,7 +38,7 @@ impl Reflector {
     async fn start(server: &ApiServer) -> Self {
         let cluster = connect_to(server).await;
         let (sender, changes) = mpsc::channel(16);
-        tokio::spawn(async move { follow(&cluster, sender).await });
+        tokio::spawn(follow(Arc::new(cluster), sender));
         Self {
             changes,
             services: BTreeSet::new(),

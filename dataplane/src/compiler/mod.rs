@@ -16,6 +16,7 @@ mod frontend_numbers;
 mod network;
 mod services;
 mod snat;
+mod tables_ahead;
 mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -32,6 +33,7 @@ use network::{NetworkChange, RouteBook};
 use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
 use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
+use tables_ahead::TablesAhead;
 use targets::TargetKey;
 
 use crate::flow::FlowLimits;
@@ -329,11 +331,15 @@ impl Compiler {
         let changed = if all { self.services.keys().cloned().collect() } else { changed };
         let changed = self.affected_by(health, changed);
         let mut changed = self.due_at(changed, now_ns);
+        let is_new = |name: &&ServiceName| self.services.get(*name).is_some_and(|served| served.ports.is_empty());
+        let new = changed.iter().filter(is_new).filter_map(|name| state.services.get(name));
+        let tables = TablesAhead::of(new.map(Arc::as_ref));
         let mut context = CompileContext {
             affinity: self.last.affinity.clone(),
             routes: &mut self.routes,
             snat: &self.snat,
             tunnels: &self.tunnels,
+            tables: &tables,
             health,
             node_port_addresses: &self.config.node_port_addresses,
             counters: &self.counters,

@@ -20,6 +20,7 @@ use super::earlier_tables::{EarlierSize, received};
 use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
 use super::network::RouteBook;
 use super::snat::SnatTables;
+use super::tables_ahead::TablesAhead;
 use super::targets::{Reach, TargetKey, nanoseconds};
 use crate::choose::{HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, Tick, UNRESOLVED};
@@ -35,6 +36,7 @@ pub(super) struct CompileContext<'a> {
     pub(super) routes: &'a mut RouteBook,
     pub(super) snat: &'a SnatTables,
     pub(super) tunnels: &'a Tunnels,
+    pub(super) tables: &'a TablesAhead<'a>,
     pub(super) health: &'a Health,
     pub(super) node_port_addresses: &'a [IpAddr],
     /// Counters of each worker.
@@ -398,7 +400,7 @@ impl CompiledService {
         context: &CompileContext<'_>,
     ) -> Arc<Frontend> {
         let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
-        let table = table.map(|old| old.frontend.table.clone());
+        let table = table.map(|old| old.frontend.table.clone()).or_else(|| context.tables.get(&self.name, port, weights));
         let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
         let policy = self.policy(port);
         let is_same = |old: &CompiledPort| (old.protocol, old.family, old.number) == (port.protocol, port.family, port.port);

@@ -6,7 +6,7 @@
 //! leaves this module: it is parsed or truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -25,12 +25,37 @@ use crate::scalar::{DurationText, duration, is_dns_label, scheduler};
 use crate::spelling;
 use crate::status::IpMode;
 
-const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
-const METALLB: [&str; 2] = ["metallb.io/", "metallb.universe.tf/"];
-/// The second is the prefix before Cilium 1.15.
-const CILIUM: [&str; 2] = ["lbipam.cilium.io/", "io.cilium/lb-ipam-"];
-const KUBE_VIP: &str = "kube-vip.io/";
+
+/// The key of an annotation of ours, by its name. Keys are constants, because all of them are looked up for each Service.
+macro_rules! ours {
+    ($name:literal) => {
+        concat!("sluice.dev/", $name)
+    };
+}
+
+const _: () = assert!(matches!(ANNOTATION_PREFIX.as_bytes(), b"sluice.dev/"));
+
+/// The same for MetalLB, with both of its prefixes.
+macro_rules! metallb {
+    ($name:literal) => {
+        [concat!("metallb.io/", $name), concat!("metallb.universe.tf/", $name)]
+    };
+}
+
+/// For Cilium. The second prefix is that before 1.15.
+macro_rules! cilium {
+    ($name:literal) => {
+        [concat!("lbipam.cilium.io/", $name), concat!("io.cilium/lb-ipam-", $name)]
+    };
+}
+
+/// For the load balancers of AWS.
+macro_rules! aws {
+    ($name:literal) => {
+        concat!("service.beta.kubernetes.io/aws-load-balancer-", $name)
+    };
+}
 
 /// Our annotations that are read elsewhere: two by `owned`, and one by [`refuse_unbuilt`].
 const READ_ELSEWHERE: [&str; 3] = ["gateway-group", "group", "proxy-protocol"];
@@ -73,13 +98,13 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Opt
         internal: reader.internal()?,
         readdress: reader.readdress(),
         sharing: reader.sharing(),
-        mode: reader.must_be("mode")?,
-        target: reader.must_be("target")?,
+        mode: reader.must_be(ours!("mode"))?,
+        target: reader.must_be(ours!("target"))?,
         scheduler: reader.scheduler(),
         ip_mode: reader.ip_mode(),
         health: reader.health(),
         drain_timeout: reader.drain_timeout(),
-        idle_timeout: reader.time(Unread::IdleTimeout, &ours("idle-timeout"), &aws("connection-idle-timeout"), IDLE),
+        idle_timeout: reader.time(Unread::IdleTimeout, [ours!("idle-timeout"), aws!("connection-idle-timeout")], IDLE),
         ..ServiceSpec::default()
     };
     // Unknown annotations come last, because the last remarks are omitted if there are too many.
@@ -93,33 +118,20 @@ pub(super) fn annotated_source_ranges(annotations: &BTreeMap<String, String>) ->
     value.map(|value| source_ranges(&format!("annotation {SOURCE_RANGES}"), value.split(','))).transpose()
 }
 
-fn ours(name: &str) -> String {
-    format!("{ANNOTATION_PREFIX}{name}")
-}
-
 /// The values as a sentence lists them.
-fn one_of<T: Display>(values: &[T]) -> String {
-    let names: Vec<_> = values.iter().map(ToString::to_string).collect();
-    format!("one of {}", names.join(", "))
-}
+struct OneOf<'v, T>(&'v [T]);
 
-fn metallb(name: &str) -> Vec<String> {
-    METALLB.map(|prefix| format!("{prefix}{name}")).into()
-}
-
-fn cilium(name: &str) -> Vec<String> {
-    CILIUM.map(|prefix| format!("{prefix}{name}")).into()
-}
-
-fn aws(name: &str) -> String {
-    format!("{AWS}{name}")
+impl<T: Display> Display for OneOf<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        write!(f, "one of {}", names.join(", "))
+    }
 }
 
 /// The error for an unsupported value that changes who may connect or what a backend receives.
 fn refuse_unbuilt(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
-    let none = [ours("proxy-protocol"), aws("proxy-protocol")];
-    for key in none {
-        if let Some(value) = annotations.get(&key).filter(|value| !value.trim().is_empty()) {
+    for key in [ours!("proxy-protocol"), aws!("proxy-protocol")] {
+        if let Some(value) = annotations.get(key).filter(|value| !value.trim().is_empty()) {
             return Err(SpecError::unsupported(&format!("annotation {key}"), value, "remove it"));
         }
     }
@@ -149,22 +161,22 @@ fn address_list(text: &str) -> Result<Vec<IpAddr>, &str> {
 }
 
 /// One annotation for a setting.
-struct Notation<'a, T> {
-    key: &'a str,
+struct Notation<'n, T> {
+    key: &'static str,
     /// The format of its value.
-    expected: &'a str,
-    parse: &'a dyn Fn(&str) -> Option<T>,
+    expected: &'n dyn Display,
+    parse: &'n dyn Fn(&str) -> Option<T>,
 }
 
 struct Reader<'a> {
     annotations: &'a BTreeMap<String, String>,
     /// The keys that were looked up.
-    known: Vec<String>,
+    known: Vec<&'static str>,
     unread: BTreeSet<Unread>,
     notes: Vec<Remark>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     fn note(&mut self, cause: Cause, text: String) {
         self.notes.push(Remark::new(cause, text));
     }
@@ -172,7 +184,7 @@ impl Reader<'_> {
     fn note_unknown(&mut self) {
         for key in self.annotations.keys() {
             let Some(name) = key.strip_prefix(ANNOTATION_PREFIX) else { continue };
-            if READ_ELSEWHERE.contains(&name) || self.known.contains(key) {
+            if READ_ELSEWHERE.contains(&name) || self.known.contains(&key.as_str()) {
                 continue;
             }
             let ours = self.known.iter().filter_map(|known| known.strip_prefix(ANNOTATION_PREFIX));
@@ -185,27 +197,27 @@ impl Reader<'_> {
     }
 
     /// The trimmed value of an annotation; an empty one counts as absent.
-    fn value(&mut self, key: &str) -> Option<String> {
-        self.known.push(key.to_owned());
-        self.annotations.get(key).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    fn value(&mut self, key: &'static str) -> Option<&'a str> {
+        self.known.push(key);
+        self.annotations.get(key).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
 
     /// The value of the first of `keys` that is set, if `parse` accepts it.
     fn parsed<T: PartialEq>(
         &mut self,
         what: Unread,
-        keys: &[String],
-        expected: &str,
+        keys: &[&'static str],
+        expected: &dyn Display,
         parse: impl Fn(&str) -> Option<T>,
     ) -> Option<T> {
-        let notations: Vec<_> = keys.iter().map(|key| Notation { key, expected, parse: &parse }).collect();
-        self.chosen(what, &notations)
+        let values = keys.iter().filter_map(|key| Some((Notation { key, expected, parse: &parse }, self.value(key)?)));
+        let set: Vec<_> = values.collect();
+        self.chosen(what, &set)
     }
 
-    /// The value of the first of `notations` that is set; if it cannot be parsed, a note has the expected format. Later
-    /// ones that mean something else become notes.
-    fn chosen<T: PartialEq>(&mut self, what: Unread, notations: &[Notation<'_, T>]) -> Option<T> {
-        let set: Vec<_> = notations.iter().filter_map(|one| Some((one, self.value(one.key)?))).collect();
+    /// The first of the values that are set; if it cannot be parsed, a note has the expected format. Later ones that mean
+    /// something else become notes.
+    fn chosen<T: PartialEq>(&mut self, what: Unread, set: &[(Notation<'_, T>, &str)]) -> Option<T> {
         let ((first, used), others) = set.split_first()?;
         let (parsed, place) = ((first.parse)(used), format!("annotation {}", first.key));
         for (other, value) in others {
@@ -230,19 +242,19 @@ impl Reader<'_> {
         self.note(Cause::AnnotationsDiffer, format!("{place} and {other} differ; {used} counts, {value} does not"));
     }
 
-    fn misread(&mut self, what: Unread, place: &str, found: &str, expected: &str) {
+    fn misread(&mut self, what: Unread, place: &str, found: &str, expected: &dyn Display) {
         self.unread.insert(what);
         self.note(Cause::AnnotationIgnored, format!("{place}: found {}, expected {expected}; {STAYS}", note::quoted(found)));
     }
 
     /// The requested addresses.
     fn addresses(&mut self, load_balancer_ip: Option<&str>) -> Vec<IpAddr> {
-        let of_kube_vip = vec![format!("{KUBE_VIP}loadbalancerIPs")];
-        let keys = [vec![ours("addresses")], metallb("loadBalancerIPs"), cilium("ips"), of_kube_vip].concat();
+        let ([metallb, metallb_before], [cilium, cilium_before]) = (metallb!("loadBalancerIPs"), cilium!("ips"));
+        let keys = [ours!("addresses"), metallb, metallb_before, cilium, cilium_before, "kube-vip.io/loadbalancerIPs"];
         let annotations = keys.iter().filter_map(|key| Some((format!("annotation {key}"), self.value(key)?)));
-        let mut set: Vec<(String, String)> = annotations.collect();
+        let mut set: Vec<(String, &str)> = annotations.collect();
         let field = load_balancer_ip.map(str::trim).filter(|ip| !ip.is_empty());
-        set.extend(field.map(|ip| ("spec.loadBalancerIP".to_owned(), ip.to_owned())));
+        set.extend(field.map(|ip| ("spec.loadBalancerIP".to_owned(), ip)));
         let Some(((place, text), others)) = set.split_first() else { return Vec::new() };
         let addresses = address_list(text);
         for (other, value) in others {
@@ -257,7 +269,7 @@ impl Reader<'_> {
         match addresses {
             Err(part) => {
                 let expected = "IP addresses with commas between them, at most one a family";
-                self.misread(Unread::Addresses, place, part, expected);
+                self.misread(Unread::Addresses, place, part, &expected);
                 Vec::new()
             }
             Ok(mut addresses) => {
@@ -273,23 +285,23 @@ impl Reader<'_> {
 
     /// Parses an object name.
     fn pool(&mut self) -> Option<String> {
-        let keys = [vec![ours("address-pool")], metallb("address-pool")].concat();
-        let expected = format!("the name of a pool, of at most {POOL_CHARS_MAX} characters");
+        let [metallb, metallb_before] = metallb!("address-pool");
+        let keys = [ours!("address-pool"), metallb, metallb_before];
         let name = |value: &str| (value.chars().count() <= POOL_CHARS_MAX).then(|| value.to_owned());
-        self.parsed(Unread::Pool, &keys, &expected, name)
+        self.parsed(Unread::Pool, &keys, &format_args!("the name of a pool, of at most {POOL_CHARS_MAX} characters"), name)
     }
 
     /// Whether the load balancer is internal. This changes who may connect, so any unknown value is an error.
     fn internal(&mut self) -> Result<bool, SpecError> {
         let value =
             |key: &str| self.annotations.get(key).map(|value| value.trim().to_ascii_lowercase()).filter(|v| !v.is_empty());
-        let (scheme, internal) = (aws("scheme"), aws("internal"));
-        match (value(&scheme).as_deref(), value(&internal).as_deref()) {
+        let scheme = aws!("scheme");
+        match (value(scheme).as_deref(), value(aws!("internal")).as_deref()) {
             (Some("internal"), _) => Ok(true),
             (Some("internet-facing"), _) | (None, None | Some("false")) => Ok(false),
             (Some(found), _) => {
                 let expected = format!("found {}, expected internal or internet-facing", note::quoted(found));
-                Err(SpecError::Annotation { key: scheme, expected })
+                Err(SpecError::Annotation { key: scheme.to_owned(), expected })
             }
             // Former versions used a range such as 0.0.0.0/0 instead of true.
             (None, Some(_)) => Ok(true),
@@ -297,21 +309,25 @@ impl Reader<'_> {
     }
 
     fn readdress(&mut self) -> bool {
-        self.parsed(Unread::Readdress, &[ours("readdress")], "true or false", |value| value.parse().ok()).unwrap_or(false)
+        self.parsed(Unread::Readdress, &[ours!("readdress")], &"true or false", |value| value.parse().ok()).unwrap_or(false)
     }
 
     /// Sharing of addresses. With an invalid key the Service gets an address that it does not share.
     fn sharing(&mut self) -> Option<Sharing> {
-        let expected = format!("a key of at most {SHARING_KEY_CHARS_MAX} characters");
-        let of_metallb = metallb("allow-shared-ip");
-        let keys = [vec![ours("sharing-key")], of_metallb.clone(), cilium("sharing-key")].concat();
+        let ([metallb, metallb_before], [cilium, cilium_before]) = (metallb!("allow-shared-ip"), cilium!("sharing-key"));
+        let keys = [ours!("sharing-key"), metallb, metallb_before, cilium, cilium_before];
         let chosen = keys.iter().find(|key| self.value(key).is_some());
-        let is_metallb = chosen.is_some_and(|key| of_metallb.contains(key));
+        let is_metallb = chosen.is_some_and(|key| [metallb, metallb_before].contains(key));
         let fits = |value: &str| (value.chars().count() <= SHARING_KEY_CHARS_MAX).then(|| value.to_owned());
-        let key = self.parsed(Unread::Sharing, &keys, &expected, fits);
-        let named = [vec![ours("sharing-namespaces")], cilium("sharing-cross-namespace")].concat();
-        let expected = format!("`*` or at most {SHARING_NAMESPACES_MAX} names of namespaces, with commas between them");
-        let namespaces = self.parsed(Unread::Sharing, &named, &expected, sharing_namespaces);
+        let key =
+            self.parsed(Unread::Sharing, &keys, &format_args!("a key of at most {SHARING_KEY_CHARS_MAX} characters"), fits);
+        let [cilium, cilium_before] = cilium!("sharing-cross-namespace");
+        let namespaces = self.parsed(
+            Unread::Sharing,
+            &[ours!("sharing-namespaces"), cilium, cilium_before],
+            &format_args!("`*` or at most {SHARING_NAMESPACES_MAX} names of namespaces, with commas between them"),
+            sharing_namespaces,
+        );
         let Some(key) = key else {
             if namespaces.is_some() {
                 let text = "annotation sharing-namespaces has no effect without sharing-key; add one, the same on all sharers";
@@ -323,25 +339,23 @@ impl Reader<'_> {
     }
 
     /// Settings that change what a backend receives: any unknown value is an error.
-    fn must_be<T>(&mut self, name: &str) -> Result<Option<T>, SpecError>
+    fn must_be<T>(&mut self, key: &'static str) -> Result<Option<T>, SpecError>
     where
         T: FromStr<Err = String>,
     {
-        let key = ours(name);
-        let Some(value) = self.value(&key) else { return Ok(None) };
+        let Some(value) = self.value(key) else { return Ok(None) };
         let word: String = value.to_ascii_lowercase().chars().take(WORD_CHARS_MAX).collect();
         let parsed = word.parse();
-        parsed.map(Some).map_err(|expected| SpecError::Annotation { key, expected })
+        parsed.map(Some).map_err(|expected| SpecError::Annotation { key: key.to_owned(), expected })
     }
 
     fn scheduler(&mut self) -> Option<Scheduler> {
-        let names: Vec<_> = Scheduler::ALL.iter().map(|known| known.as_str()).collect();
-        let expected = format!("one of {}, or the IPVS name of one", names.join(", "));
-        self.parsed(Unread::Scheduler, &[ours("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
+        let expected = format_args!("{}, or the IPVS name of one", OneOf(Scheduler::ALL));
+        self.parsed(Unread::Scheduler, &[ours!("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
     }
 
     fn ip_mode(&mut self) -> Option<IpMode> {
-        self.parsed(Unread::IpMode, &[ours("ip-mode")], "VIP or Proxy", |value| match value.to_ascii_lowercase().as_str() {
+        self.parsed(Unread::IpMode, &[ours!("ip-mode")], &"VIP or Proxy", |value| match value.to_ascii_lowercase().as_str() {
             "vip" => Some(IpMode::Vip),
             "proxy" => Some(IpMode::Proxy),
             _ => None,
@@ -349,83 +363,90 @@ impl Reader<'_> {
     }
 
     fn health(&mut self) -> HealthSpec {
-        let health = |name: &str| ours(&format!("health-check{name}"));
-        let probe_keys = [health(""), aws("healthcheck-protocol")];
+        let probe_keys = [ours!("health-check"), aws!("healthcheck-protocol")];
         HealthSpec {
-            probe: self.parsed(Unread::Probe, &probe_keys, &one_of(Probe::ALL), |value| value.to_ascii_lowercase().parse().ok()),
-            port: self.health_port(&[health("-port"), aws("healthcheck-port")]),
-            path: self.health_text(Unread::HealthPath, &[health("-path"), aws("healthcheck-path")], PATH_CHARS_MAX, |_| true),
-            host: self.health_text(Unread::HealthHost, &[health("-host")], HOST_CHARS_MAX, |c| !b"/?@\\,".contains(&c)),
-            status: self.health_status(&[health("-status"), aws("healthcheck-success-codes")]),
-            tls_verify: self.parsed(Unread::TlsVerify, &[health("-tls-verify")], "true or false", |value| {
+            probe: self.parsed(Unread::Probe, &probe_keys, &OneOf(Probe::ALL), |value| value.to_ascii_lowercase().parse().ok()),
+            port: self.health_port(&[ours!("health-check-port"), aws!("healthcheck-port")]),
+            path: self.health_text(
+                Unread::HealthPath,
+                &[ours!("health-check-path"), aws!("healthcheck-path")],
+                PATH_CHARS_MAX,
+                |_| true,
+            ),
+            host: self
+                .health_text(Unread::HealthHost, &[ours!("health-check-host")], HOST_CHARS_MAX, |c| !b"/?@\\,".contains(&c)),
+            status: self.health_status(&[ours!("health-check-status"), aws!("healthcheck-success-codes")]),
+            tls_verify: self.parsed(Unread::TlsVerify, &[ours!("health-check-tls-verify")], &"true or false", |value| {
                 value.to_ascii_lowercase().parse().ok()
             }),
-            interval: self.time(Unread::Interval, &health("-interval"), &aws("healthcheck-interval"), INTERVAL),
-            timeout: self.time(Unread::Timeout, &health("-timeout"), &aws("healthcheck-timeout"), TIMEOUT),
-            rise: self.threshold(Unread::Rise, &[health("-rise"), aws("healthcheck-healthy-threshold")]),
-            fall: self.threshold(Unread::Fall, &[health("-fall"), aws("healthcheck-unhealthy-threshold")]),
+            interval: self.time(Unread::Interval, [ours!("health-check-interval"), aws!("healthcheck-interval")], INTERVAL),
+            timeout: self.time(Unread::Timeout, [ours!("health-check-timeout"), aws!("healthcheck-timeout")], TIMEOUT),
+            rise: self.threshold(Unread::Rise, &[ours!("health-check-rise"), aws!("healthcheck-healthy-threshold")]),
+            fall: self.threshold(Unread::Fall, &[ours!("health-check-fall"), aws!("healthcheck-unhealthy-threshold")]),
         }
     }
 
     /// `traffic-port` is AWS's value for the backend's own port.
-    fn health_port(&mut self, keys: &[String]) -> Option<u16> {
+    fn health_port(&mut self, keys: &[&'static str]) -> Option<u16> {
         let parse = |value: &str| match value {
             "traffic-port" => Some(None),
             number => number.parse().ok().filter(|port| *port != 0).map(Some),
         };
-        self.parsed(Unread::HealthPort, keys, "a port from 1 to 65535", parse).flatten()
+        self.parsed(Unread::HealthPort, keys, &"a port from 1 to 65535", parse).flatten()
     }
 
     /// A path, host or service name: visible ASCII, since it becomes a line of a request.
-    fn health_text(&mut self, what: Unread, keys: &[String], chars_max: usize, is_legal: fn(u8) -> bool) -> Option<String> {
-        let expected = format!("at most {chars_max} visible ASCII characters that may stand there, percent-encoded if need be");
+    fn health_text(&mut self, what: Unread, keys: &[&'static str], chars_max: usize, is_legal: fn(u8) -> bool) -> Option<String> {
+        let expected =
+            format_args!("at most {chars_max} visible ASCII characters that may stand there, percent-encoded if need be");
         let is_text =
             |value: &str| value.len() <= chars_max && value.bytes().all(|c| c.is_ascii_graphic() && c != b'#' && is_legal(c));
         self.parsed(what, keys, &expected, |value| is_text(value).then(|| value.to_owned()))
     }
 
-    fn health_status(&mut self, keys: &[String]) -> Option<StatusRanges> {
+    fn health_status(&mut self, keys: &[&'static str]) -> Option<StatusRanges> {
         let expected = "statuses from 100 to 599 such as 200-299,404";
-        self.parsed(Unread::HealthStatus, keys, expected, |value| value.parse().ok())
+        self.parsed(Unread::HealthStatus, keys, &expected, |value| value.parse().ok())
     }
 
-    fn threshold(&mut self, what: Unread, keys: &[String]) -> Option<u32> {
-        let expected = format!("a number from {} to {}", THRESHOLD.start(), THRESHOLD.end());
+    fn threshold(&mut self, what: Unread, keys: &[&'static str]) -> Option<u32> {
+        let expected = format_args!("a number from {} to {}", THRESHOLD.start(), THRESHOLD.end());
         self.parsed(what, keys, &expected, |value| value.parse().ok().filter(|n| THRESHOLD.contains(n)))
     }
 
     /// A duration: ours with a unit, the alias in whole seconds.
-    fn time(&mut self, what: Unread, key: &str, alias: &str, limits: RangeInclusive<Duration>) -> Option<Duration> {
+    fn time(&mut self, what: Unread, keys: [&'static str; 2], limits: RangeInclusive<Duration>) -> Option<Duration> {
         let seconds = |value: &str| value.parse().ok().map(Duration::from_secs);
-        self.time_or(what, key, limits, alias, seconds)
+        self.time_or(what, keys, limits, seconds)
     }
 
     /// AWS has two annotations for it, and without draining the timeout has no effect.
     fn drain_timeout(&mut self) -> Option<Duration> {
-        let (key, enabled) = (ours("drain-timeout"), aws("connection-draining-enabled"));
-        if self.value(&enabled).is_some_and(|value| value.eq_ignore_ascii_case("false")) {
-            return self.time_or(Unread::DrainTimeout, &key, DRAIN, &enabled, |_| Some(Duration::ZERO));
+        let (key, enabled) = (ours!("drain-timeout"), aws!("connection-draining-enabled"));
+        if self.value(enabled).is_some_and(|value| value.eq_ignore_ascii_case("false")) {
+            return self.time_or(Unread::DrainTimeout, [key, enabled], DRAIN, |_| Some(Duration::ZERO));
         }
-        self.time(Unread::DrainTimeout, &key, &aws("connection-draining-timeout"), DRAIN)
+        self.time(Unread::DrainTimeout, [key, aws!("connection-draining-timeout")], DRAIN)
     }
 
     /// A duration: ours with a unit, or the alias as its own function parses it.
     fn time_or(
         &mut self,
         what: Unread,
-        key: &str,
+        [key, alias]: [&'static str; 2],
         limits: RangeInclusive<Duration>,
-        alias: &str,
         parse: impl Fn(&str) -> Option<Duration>,
     ) -> Option<Duration> {
-        let range = format!("from {} to {}", DurationText(*limits.start()), DurationText(*limits.end()));
-        let (of_ours, of_alias) =
-            (format!("a duration such as 500ms, 5s or 2m, {range}"), format!("a number of seconds, {range}"));
+        let (from, to) = (DurationText(*limits.start()), DurationText(*limits.end()));
+        let of_ours = format_args!("a duration such as 500ms, 5s or 2m, from {from} to {to}");
+        let of_alias = format_args!("a number of seconds, from {from} to {to}");
         let is_within = |time: &Duration| limits.contains(time);
         let ours = |value: &str| duration(value).filter(is_within);
         let theirs = |value: &str| parse(value).filter(is_within);
-        let ours = Notation { key, expected: &of_ours, parse: &ours };
-        self.chosen(what, &[ours, Notation { key: alias, expected: &of_alias, parse: &theirs }])
+        let ours = self.value(key).map(|value| (Notation { key, expected: &of_ours, parse: &ours }, value));
+        let theirs = self.value(alias).map(|value| (Notation { key: alias, expected: &of_alias, parse: &theirs }, value));
+        let set: Vec<_> = ours.into_iter().chain(theirs).collect();
+        self.chosen(what, &set)
     }
 }
 

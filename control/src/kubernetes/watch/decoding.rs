@@ -10,12 +10,10 @@ use std::marker::PhantomData;
 use kube::Resource;
 use kube::core::error_boundary::InvalidObject;
 use kube::core::{DeserializeGuard, ObjectMeta};
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, Error as _, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 
-/// The name by which [`RawValue`] asks `serde_json` for the text of a value. If a version of `serde_json` does not know the
+/// The name by which [`RawValue`](serde_json::value::RawValue) asks `serde_json` for the text of a value. If a version of `serde_json` does not know the
 /// name, the guard decodes every object; so it does in a watch event whose field `type` comes after `object`.
 const AS_TEXT: &str = "$serde_json::private::RawValue";
 
@@ -44,15 +42,43 @@ impl<'de, K: DeserializeOwned + Resource> Visitor<'de> for TextOrTree<K> {
         write!(formatter, "an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        let text = Box::<RawValue>::deserialize(MapAccessDeserializer::new(map))?;
-        let decoded = serde_json::from_str(text.get()).map(|object| DecodedObject(Ok(object)));
-        let guarded = |_| serde_json::from_str::<DeserializeGuard<K>>(text.get()).map(Into::into);
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        map.next_key::<IgnoredAny>()?;
+        let Text(text) = map.next_value()?;
+        let decoded = serde_json::from_str(&text).map(|object| DecodedObject(Ok(object)));
+        let guarded = |_| serde_json::from_str::<DeserializeGuard<K>>(&text).map(Into::into);
         decoded.or_else(guarded).map_err(A::Error::custom)
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         DeserializeGuard::deserialize(deserializer).map(Into::into)
+    }
+}
+
+/// The text of a value; a part of the text of the whole, where that is in memory.
+struct Text<'de>(Cow<'de, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(AnyText)
+    }
+}
+
+struct AnyText;
+
+impl<'de> Visitor<'de> for AnyText {
+    type Value = Text<'de>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the text of an object")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Text(Cow::Owned(text.to_owned())))
     }
 }
 
@@ -132,8 +158,9 @@ mod tests {
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(formatter, "text")
             }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<String, A::Error> {
-                Box::<RawValue>::deserialize(MapAccessDeserializer::new(map)).map(|text| text.get().to_owned())
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<String, A::Error> {
+                map.next_key::<IgnoredAny>()?;
+                map.next_value::<Text<'_>>().map(|Text(text)| text.into_owned())
             }
         }
         let mut deserializer = serde_json::Deserializer::from_str(GOOD);

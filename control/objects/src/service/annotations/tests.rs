@@ -8,6 +8,10 @@ fn read(pairs: &[(&str, &str)]) -> Result<ServiceSpec, SpecError> {
     super::read(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(), None)
 }
 
+fn aws(name: &str) -> String {
+    format!("service.beta.kubernetes.io/aws-load-balancer-{name}")
+}
+
 fn ranges_of(key: &str, value: &str) -> Result<Option<Vec<IpNet>>, SpecError> {
     annotated_source_ranges(&[(key.to_owned(), value.to_owned())].into())
 }
@@ -287,7 +291,7 @@ fn messages_give_limits_of_durations_in_the_units_of_the_annotation() {
 
 /// Our annotation and the alias of AWS, with these values.
 fn beside_aws(name: &str, ours: &str, aws_name: &str, theirs: &str) -> ServiceSpec {
-    read(&[(&super::ours(name), ours), (&aws(aws_name), theirs)]).unwrap()
+    read(&[(&format!("{ANNOTATION_PREFIX}{name}"), ours), (&aws(aws_name), theirs)]).unwrap()
 }
 
 #[test]
