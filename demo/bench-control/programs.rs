@@ -200,7 +200,7 @@ impl Programs {
         self.children().map(resident).collect()
     }
 
-    /// Cores that controller and gateway use while nothing changes, without the workers, which poll.
+    /// Cores that controller and gateway use while nothing changes, without the workers.
     pub fn cpu_at_rest(&self, time: Duration) -> Vec<f64> {
         let of_all = || self.children().map(|child| CpuTimes::of(child.id())).collect::<Vec<_>>();
         let before = of_all();
@@ -235,11 +235,10 @@ impl Drop for Programs {
     }
 }
 
-/// The cores of the workers: `CORES`, otherwise the last of those that this process could use at first, or all of them where
-/// workers sleep.
+/// The cores of the workers: `CORES`, otherwise the last of those that this process could use at first.
 pub static WORKER_CORES: LazyLock<Vec<usize>> = LazyLock::new(|| {
     let given = std::env::var("CORES").ok().map(|text| text.split(',').filter_map(|core| core.trim().parse().ok()).collect());
-    given.unwrap_or_else(|| if workers_sleep() { (0..*CORES).collect() } else { vec![*CORES - 1] })
+    given.unwrap_or_else(|| vec![*CORES - 1])
 });
 
 /// Whether workers sleep while nothing arrives: the three programs need the cores of a machine that has fewer than four.

@@ -28,7 +28,7 @@ pub struct FirstSync {
     pub plan: Option<Duration>,
     /// The compiler's part.
     pub compile: Option<Duration>,
-    /// CPU time of the API server meanwhile. With one core besides the workers', all of it is part of `whole`.
+    /// CPU time of the API server meanwhile, which the programs wait for where cores are few.
     pub api_server: Duration,
 }
 

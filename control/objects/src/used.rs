@@ -215,7 +215,12 @@ fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMe
 impl From<EndpointSlice> for UsedSlice {
     fn from(slice: EndpointSlice) -> Self {
         let EndpointSlice { metadata, address_type, ports, endpoints } = slice;
-        Self { metadata, address_type: Some(address_type), ports, endpoints: Some(endpoints.into_iter().map(Into::into).collect()) }
+        Self {
+            metadata,
+            address_type: Some(address_type),
+            ports,
+            endpoints: Some(endpoints.into_iter().map(Into::into).collect()),
+        }
     }
 }
 

@@ -5,13 +5,12 @@
 //!
 //! Not here: which service gets an address that two of them claim, and routes.
 
-use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
@@ -175,7 +174,7 @@ impl CompiledService {
         let mut old = std::mem::take(&mut self.ports).into_iter();
         let mut listens_before = Vec::new();
         let mut views = Vec::new();
-        let (mut accepting, mut failing) = (HashSet::new(), HashSet::new());
+        let (mut accepting, mut failing) = (HashSet::<_, TableHash>::default(), HashSet::<_, TableHash>::default());
         let mut listed: Vec<_> = ports.iter().map(|port| self.listed(port, backends, context)).collect();
         self.follow_failing(ports, &mut listed, backends, context.now_ns);
         for (port, listed) in ports.iter().zip(&listed) {

@@ -55,7 +55,12 @@ impl<'s> TablesAhead<'s> {
     }
 
     /// The table of a port with these weights, if it was built.
-    pub(super) fn get(&self, service: &ServiceName, port: &ServicePort, weights: &[(SocketAddr, u16)]) -> Option<Arc<MaglevTable>> {
+    pub(super) fn get(
+        &self,
+        service: &ServiceName,
+        port: &ServicePort,
+        weights: &[(SocketAddr, u16)],
+    ) -> Option<Arc<MaglevTable>> {
         let (table, (spec, of_table)) = self.0.get(&key(service, port))?;
         (*spec == port.maglev && of_table == weights).then(|| Arc::clone(table))
     }

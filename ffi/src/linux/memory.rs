@@ -7,10 +7,8 @@
 //! Invariant: allocation and deallocation decide by the same layout, so both use the same allocator. Not here:
 //! allocations that are small or of single bytes, which the system's allocator serves.
 
-use std::alloc::{GlobalAlloc, Layout};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
-
-use mimalloc::MiMalloc;
 
 /// Size of a transparent huge page, bytes, on x86-64 and on arm64 with 4 KB pages.
 const HUGE_PAGE_BYTES: usize = 2 * 1024 * 1024;
@@ -60,7 +58,7 @@ fn map(layout: Layout) -> *mut u8 {
     }
 }
 
-// SAFETY: memory comes from `MiMalloc`, or from a mapping that satisfies the layout's size and alignment and stays until
+// SAFETY: memory comes from `System`, or from a mapping that satisfies the layout's size and alignment and stays until
 // it is freed. `is_table` depends on the layout only, so memory is freed by the allocator that made it. Nothing here
 // panics.
 unsafe impl GlobalAlloc for TablesInHugePages {
@@ -69,7 +67,7 @@ unsafe impl GlobalAlloc for TablesInHugePages {
             return map(layout);
         }
         // SAFETY: as the caller promises.
-        unsafe { MiMalloc.alloc(layout) }
+        unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
@@ -77,7 +75,7 @@ unsafe impl GlobalAlloc for TablesInHugePages {
             return map(layout);
         }
         // SAFETY: as the caller promises.
-        unsafe { MiMalloc.alloc_zeroed(layout) }
+        unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
@@ -87,7 +85,7 @@ unsafe impl GlobalAlloc for TablesInHugePages {
             return;
         }
         // SAFETY: as the caller promises.
-        unsafe { MiMalloc.dealloc(memory, layout) }
+        unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
@@ -95,7 +93,7 @@ unsafe impl GlobalAlloc for TablesInHugePages {
         let new_layout = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if !is_table(layout) && !is_table(new_layout) {
             // SAFETY: as the caller promises.
-            return unsafe { MiMalloc.realloc(memory, layout, size) };
+            return unsafe { System.realloc(memory, layout, size) };
         }
         // SAFETY: the new and the old memory do not overlap, and both hold at least the copied bytes; the old one is
         // freed after the copy.

@@ -319,8 +319,7 @@ impl<'a> Reader<'a> {
         let chosen = keys.iter().find(|key| self.value(key).is_some());
         let is_metallb = chosen.is_some_and(|key| [metallb, metallb_before].contains(key));
         let fits = |value: &str| (value.chars().count() <= SHARING_KEY_CHARS_MAX).then(|| value.to_owned());
-        let key =
-            self.parsed(Unread::Sharing, &keys, &format_args!("a key of at most {SHARING_KEY_CHARS_MAX} characters"), fits);
+        let key = self.parsed(Unread::Sharing, &keys, &format_args!("a key of at most {SHARING_KEY_CHARS_MAX} characters"), fits);
         let [cilium, cilium_before] = cilium!("sharing-cross-namespace");
         let namespaces = self.parsed(
             Unread::Sharing,

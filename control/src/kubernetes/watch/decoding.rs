@@ -13,8 +13,9 @@ use kube::core::{DeserializeGuard, ObjectMeta};
 use serde::de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The name by which [`RawValue`](serde_json::value::RawValue) asks `serde_json` for the text of a value. If a version of `serde_json` does not know the
-/// name, the guard decodes every object; so it does in a watch event whose field `type` comes after `object`.
+/// The name by which [`RawValue`](serde_json::value::RawValue) asks `serde_json` for the text of a value. If a version of
+/// `serde_json` does not know the name, the guard decodes every object; so it does in a watch event whose field `type` comes
+/// after `object`.
 const AS_TEXT: &str = "$serde_json::private::RawValue";
 
 /// An object, or why it is none, with its metadata.

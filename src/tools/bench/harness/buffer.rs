@@ -173,14 +173,15 @@ impl FreeBuffers {
         Ok(free)
     }
 
-    /// Adds up to `count` buffers to a burst.
+    /// Adds up to `count` buffers to a burst. Bursts are exchanged where they are, as moves of a whole burst cost more.
     #[inline(always)]
     pub(super) fn take(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
         if count == BURST
             && burst.is_empty()
-            && let Some(full) = self.bursts.pop_front()
+            && let Some(full) = self.bursts.front_mut()
         {
-            *burst = full;
+            std::mem::swap(burst, full);
+            self.bursts.pop_front();
         } else {
             self.take_some(count, burst);
         }
@@ -214,7 +215,10 @@ impl FreeBuffers {
             self.fill_foreign(burst);
         }
         if burst.is_full() {
-            self.bursts.push_back(std::mem::take(burst));
+            self.bursts.push_back(Burst::new());
+            if let Some(last) = self.bursts.back_mut() {
+                std::mem::swap(burst, last);
+            }
         } else {
             burst.drain(..).for_each(|buffer| self.gather(buffer));
         }
