@@ -173,15 +173,14 @@ impl FreeBuffers {
         Ok(free)
     }
 
-    /// Adds up to `count` buffers to a burst. Bursts are exchanged where they are, as moves of a whole burst cost more.
+    /// Adds up to `count` buffers to a burst.
     #[inline(always)]
     pub(super) fn take(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
         if count == BURST
             && burst.is_empty()
-            && let Some(full) = self.bursts.front_mut()
+            && let Some(full) = self.bursts.pop_front()
         {
-            std::mem::swap(burst, full);
-            self.bursts.pop_front();
+            *burst = full;
         } else {
             self.take_some(count, burst);
         }
@@ -215,10 +214,7 @@ impl FreeBuffers {
             self.fill_foreign(burst);
         }
         if burst.is_full() {
-            self.bursts.push_back(Burst::new());
-            if let Some(last) = self.bursts.back_mut() {
-                std::mem::swap(burst, last);
-            }
+            self.bursts.push_back(std::mem::take(burst));
         } else {
             burst.drain(..).for_each(|buffer| self.gather(buffer));
         }
