@@ -467,9 +467,8 @@ fn supervise_state(
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
-    let current = (channels.known.subscribe(), channels.draining.subscribe());
     let progress = (channels.connected.subscribe(), channels.reached.subscribe());
-    let inputs = (file, current, progress, channels.stored.clone());
+    let inputs = (file, (channels.known.subscribe(), channels.draining.subscribe()), progress, channels.stored.clone());
     supervisor.run("persist", inputs, |(file, current, progress, stored)| persist::run(file, current, progress, stored));
 
     if let Some(zone) = settings.zone.clone() {
