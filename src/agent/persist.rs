@@ -207,8 +207,8 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State, bool), StateFileDamage> {
 /// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while
 /// the file is from a controller that sent it to this process: not before its first state, and not after a failure.
 ///
-/// A state is written when every worker forwards by it, as `reached` tells, or after a second: a large one takes a tenth of
-/// a second, in which the compiler may need the core.
+/// A state is written once every worker forwards by it or a later one, as `reached` tells, or after a second: to write a
+/// large one takes a tenth of a second, in which the compiler may need the core. What is written is the newest state then.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -222,15 +222,22 @@ pub async fn run(
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     known.mark_changed();
     loop {
-        let changed = tokio::select! {
-            changed = known.changed() => changed.map(|()| true),
-            changed = draining.changed() => changed.map(|()| true),
-            _ = refresh.tick() => Ok(*connected.borrow()),
+        let (due, is_new) = tokio::select! {
+            changed = known.changed() => (changed.map(|()| true), true),
+            changed = draining.changed() => (changed.map(|()| true), false),
+            _ = refresh.tick() => (Ok(*connected.borrow()), false),
         };
-        let Ok(changed) = changed else { return Ok(()) };
-        let newest = known.borrow_and_update().clone().filter(|k| changed && k.origin == Origin::Controller);
-        let Some(newest) = newest.map(|known| known.state.generation.clone()) else { continue };
-        let _ = timeout(AT_MOST_EVERY, reached.wait_for(|reached| reached.as_ref() == Some(&newest))).await;
+        let Ok(due) = due else { return Ok(()) };
+        let newest = known.borrow_and_update().clone().filter(|known| due && known.origin == Origin::Controller);
+        let Some(GatewayState { state: newest, .. }) = newest else { continue };
+        if is_new {
+            let have_it =
+                |reached: &Option<Generation>| reached.as_ref().is_some_and(|reached| is_since(&newest.generation, reached));
+            tokio::select! {
+                _ = timeout(AT_MOST_EVERY, reached.wait_for(have_it)) => {}
+                _ = draining.changed() => {}
+            }
+        }
         let Some(GatewayState { state, .. }) = known.borrow_and_update().clone() else { continue };
         let (file, path, draining) = (file.clone(), file.path("state"), *draining.borrow_and_update());
         let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, SystemTime::now())).await?;
@@ -240,6 +247,11 @@ pub async fn run(
         })?;
         tokio::time::sleep(AT_MOST_EVERY).await;
     }
+}
+
+/// Whether a generation is this one or a later one of the same epoch.
+fn is_since(this: &Generation, generation: &Generation) -> bool {
+    generation.epoch == this.epoch && generation.counter >= this.counter
 }
 
 #[cfg(test)]
@@ -330,7 +342,8 @@ mod tests {
     async fn the_task_saves_what_the_controller_sent_once_workers_have_it_and_not_what_came_from_disk() {
         let dir = tempfile::tempdir().unwrap();
         let file = StateFile::in_dir(dir.path());
-        let at = |counter| state("e", counter, &[service("a", &["10.0.0.1:80"])]);
+        let at = |counter: u64| state("e", counter, &[service("a", &[&format!("10.0.0.{counter}:80")])]);
+        let of_controller = |counter| Some(GatewayState { state: Arc::new(at(counter)), origin: Origin::Controller });
         let (sender, known) = watch::channel(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::Disk }));
         let (_connected, connected) = watch::channel(true);
         let (stored, mut is_stored) = watch::channel(false);
@@ -340,23 +353,32 @@ mod tests {
         sender.send_replace(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::LastProcess }));
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!((file.load(SystemTime::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
-        sender.send_replace(Some(GatewayState { state: Arc::new(at(2)), origin: Origin::Controller }));
-        tokio::time::sleep(AT_MOST_EVERY / 2).await;
-        assert_eq!(file.load(SystemTime::now(), DAY).unwrap(), None, "workers do not have it yet");
-        reaches.send_replace(Some(at(2).generation));
-        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        // The time until a state is in the file, of the clock that the test turns.
         let comes = async |wanted: KnownBefore| {
+            let (start, deadline) = (tokio::time::Instant::now(), std::time::Instant::now() + Duration::from_secs(20));
             while file.load(SystemTime::now(), DAY).unwrap().as_ref() != Some(&wanted) {
                 assert!(std::time::Instant::now() < deadline);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
+            start.elapsed()
         };
-        comes(with(&at(2), Origin::Disk, false)).await;
+        sender.send_replace(of_controller(2));
+        tokio::time::sleep(AT_MOST_EVERY / 2).await;
+        assert_eq!(file.load(SystemTime::now(), DAY).unwrap(), None, "workers do not have it yet");
+        reaches.send_replace(Some(at(2).generation));
+        assert!(comes(with(&at(2), Origin::Disk, false)).await < AT_MOST_EVERY / 4, "at once when they do");
         assert!(*is_stored.wait_for(|stored| *stored).await.unwrap());
+        tokio::time::sleep(2 * AT_MOST_EVERY).await;
+        sender.send_replace(of_controller(3));
+        reaches.send_replace(Some(at(4).generation));
+        assert!(comes(with(&at(3), Origin::Disk, false)).await < AT_MOST_EVERY / 4, "or a later one");
+        tokio::time::sleep(2 * AT_MOST_EVERY).await;
+        sender.send_replace(of_controller(5));
+        assert!(comes(with(&at(5), Origin::Disk, false)).await >= AT_MOST_EVERY, "although they do not have it after a second");
+        tokio::time::sleep(2 * AT_MOST_EVERY).await;
+        sender.send_replace(of_controller(6));
         drain.send_replace(true);
-        comes(with(&at(2), Origin::Disk, true)).await;
-        sender.send_replace(Some(GatewayState { state: Arc::new(at(3)), origin: Origin::Controller }));
-        comes(with(&at(3), Origin::Disk, true)).await; // although no worker has it after a second
+        assert!(comes(with(&at(6), Origin::Disk, true)).await < AT_MOST_EVERY / 4, "a drain waits for nothing");
         drop(sender);
         task.await.unwrap().unwrap();
     }

@@ -26,6 +26,7 @@ pub struct UsedService(pub Service);
 impl<'de> Deserialize<'de> for UsedService {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
+        #[serde(expecting = "a Service")]
         struct Parts {
             metadata: Option<ServiceMetadata>,
             spec: Option<ServiceSpec>,
@@ -38,7 +39,7 @@ impl<'de> Deserialize<'de> for UsedService {
 
 /// The metadata of a Service.
 #[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "the metadata of an object")]
 struct ServiceMetadata {
     name: Option<String>,
     namespace: Option<String>,
@@ -72,7 +73,7 @@ impl From<ServiceMetadata> for ObjectMeta {
 
 /// An entry of `managedFields`.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an entry of managedFields")]
 struct Writer {
     manager: Option<String>,
     subresource: Option<String>,
@@ -82,21 +83,21 @@ struct Writer {
 
 /// Whether the addresses of the status are among the fields that someone wrote.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "a set of fields")]
 struct WrittenFields {
     #[serde(rename = "f:status")]
     status: Option<WrittenStatus>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "a set of fields")]
 struct WrittenStatus {
     #[serde(rename = "f:loadBalancer")]
     load_balancer: Option<WrittenLoadBalancer>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "a set of fields")]
 struct WrittenLoadBalancer {
     #[serde(rename = "f:ingress")]
     ingress: Option<IgnoredAny>,
@@ -113,7 +114,7 @@ impl From<Writer> for ManagedFieldsEntry {
 
 /// An EndpointSlice with what is used of it.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an EndpointSlice")]
 pub struct UsedSlice {
     #[serde(default, deserialize_with = "slice_metadata")]
     pub(crate) metadata: ObjectMeta,
@@ -124,7 +125,7 @@ pub struct UsedSlice {
 
 /// An endpoint of a slice.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an endpoint")]
 pub(crate) struct UsedEndpoint {
     #[serde(default)]
     pub(crate) addresses: FirstAddress,
@@ -133,7 +134,7 @@ pub(crate) struct UsedEndpoint {
     pub(crate) hints: Option<EndpointHints>,
 }
 
-/// The first of some addresses, or the text that is none; empty without any.
+/// The first of some addresses, or the text that is not an address; empty without any.
 #[derive(Clone, Debug)]
 pub(crate) struct FirstAddress(pub(crate) Result<IpAddr, String>);
 
@@ -198,10 +199,10 @@ impl<'de> Deserialize<'de> for AddressText {
     }
 }
 
-/// Of the metadata of a slice.
+/// Decodes what is used of the metadata of a slice.
 fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase")]
+    #[serde(rename_all = "camelCase", expecting = "the metadata of an object")]
     struct SliceMetadata {
         name: Option<String>,
         namespace: Option<String>,
@@ -295,7 +296,9 @@ mod tests {
                 "managedFields": [
                     {"manager": "kubectl", "operation": "Update", "apiVersion": "v1", "time": "2026-01-01T00:00:00Z",
                         "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:ports": {"k:{\"port\":80}": {".": {}}}}}},
-                    {"manager": "other", "operation": "Update", "subresource": "status", "time": "2026-01-02T00:00:00Z",
+                    {"manager": "last", "operation": "Update", "subresource": "status", "time": "2026-01-03T00:00:00Z",
+                        "fieldsV1": {"f:status": {"f:conditions": {}}}},
+                    {"manager": "first", "operation": "Update", "subresource": "status", "time": "2026-01-02T00:00:00Z",
                         "fieldsV1": {"f:status": {"f:conditions": {}}}},
                     {"manager": "sluice", "operation": "Apply", "subresource": "status", "time": "2026-01-01T00:00:00Z",
                         "fieldsV1": addresses},
@@ -318,8 +321,8 @@ mod tests {
         assert!(read_one.status_is_ours, "the last manager that wrote addresses is found");
         let changes: [fn(&mut Value); 6] = [
             |object| object["metadata"]["deletionTimestamp"] = json!("2026-01-03T00:00:00Z"),
-            |object| object["metadata"]["managedFields"][2]["manager"] = json!("other"),
-            |object| object["metadata"]["managedFields"][2]["fieldsV1"] = json!({"f:status": {"f:loadBalancer": null}}),
+            |object| object["metadata"]["managedFields"][3]["manager"] = json!("third"),
+            |object| object["metadata"]["managedFields"][3]["fieldsV1"] = json!({"f:status": {"f:loadBalancer": null}}),
             |object| object["metadata"]["managedFields"] = Value::Null,
             |object| object["spec"]["type"] = json!("ClusterIP"),
             |object| object["metadata"] = Value::Null,
@@ -370,8 +373,11 @@ mod tests {
         assert_eq!(ReadService::from(read::<UsedService>(&object)), ReadService::from(read::<UsedService>(&service())));
         object["spec"]["ports"] = json!("no list");
         assert!(serde_json::from_value::<UsedService>(object).is_err());
-        for endpoints in [json!([{"addresses": "10.0.0.1"}]), json!([{"addresses": [7]}]), json!("no list")] {
-            assert!(serde_json::from_value::<UsedSlice>(json!({"endpoints": endpoints})).is_err());
-        }
+        let error =
+            |endpoints: Value| serde_json::from_value::<UsedSlice>(json!({"endpoints": endpoints})).unwrap_err().to_string();
+        assert_eq!(error(json!([{"addresses": "10.0.0.1"}])), "invalid type: string \"10.0.0.1\", expected a list of addresses");
+        assert_eq!(error(json!([{"addresses": [7]}])), "invalid type: integer `7`, expected an address");
+        assert_eq!(error(json!([7])), "invalid type: integer `7`, expected an endpoint");
+        assert_eq!(error(json!("no list")), "invalid type: string \"no list\", expected a sequence");
     }
 }

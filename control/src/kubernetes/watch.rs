@@ -149,8 +149,20 @@ pub async fn follow(cluster: Arc<Cluster>, changes: mpsc::Sender<Change>) {
     tokio::select! {
         () = following.changes.closed() => {}
         () = gateways => {}
-        Some(Err(failure)) = kinds.join_next() => if let Ok(panic) = failure.try_into_panic() { resume_unwind(panic) },
+        () = a_panic(&mut kinds) => {}
     }
+}
+
+/// Passes the first panic of a task on. Does not return while no task panics.
+async fn a_panic(tasks: &mut JoinSet<()>) {
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(failure) = ended
+            && let Ok(panic) = failure.try_into_panic()
+        {
+            resume_unwind(panic);
+        }
+    }
+    std::future::pending().await
 }
 
 async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
@@ -333,6 +345,16 @@ async fn known_gateways(cluster: &Cluster) -> BTreeMap<String, KnownGateway> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[tokio::test]
+    async fn a_panic_of_one_kind_ends_all() {
+        let mut kinds = JoinSet::new();
+        kinds.spawn(std::future::pending());
+        kinds.spawn(async {});
+        kinds.spawn(async { panic!("this kind fails") });
+        let ended = tokio::spawn(async move { a_panic(&mut kinds).await }).await;
+        assert!(ended.unwrap_err().is_panic());
+    }
 
     fn service(name: &str, ports: serde_json::Value) -> DecodedObject<UsedService> {
         let object = json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": ports}});

@@ -30,7 +30,7 @@ use earlier_tables::EarlierMemory;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
-use proto::{Generation, Mode, Pool, ProbeTags, ServiceName, Services, State};
+use proto::{Generation, Mode, Pool, ProbeTags, Service, ServiceName, Services, State};
 use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
 use tables_ahead::TablesAhead;
@@ -324,6 +324,12 @@ impl Compiler {
         }
     }
 
+    /// Of some services those that have no table yet: new ones, and those whose backends were not proven until now.
+    fn without_tables<'s>(&self, names: &BTreeSet<ServiceName>, state: &'s State) -> impl Iterator<Item = &'s Service> {
+        let has_none = |name: &&ServiceName| self.services.get(*name).is_some_and(|served| !served.has_tables());
+        names.iter().filter(has_none).filter_map(|name| state.services.get(name)).map(Arc::as_ref)
+    }
+
     /// Compiles the services that changed. No other service is visited: the names of 10,000 services alone exceed a
     /// cache.
     fn follow_services(&mut self, state: &State, health: &Health, all: bool, now_ns: u64) -> ServiceChanges {
@@ -331,9 +337,7 @@ impl Compiler {
         let changed = if all { self.services.keys().cloned().collect() } else { changed };
         let changed = self.affected_by(health, changed);
         let mut changed = self.due_at(changed, now_ns);
-        let is_new = |name: &&ServiceName| self.services.get(*name).is_some_and(|served| served.ports.is_empty());
-        let new = changed.iter().filter(is_new).filter_map(|name| state.services.get(name));
-        let tables = TablesAhead::of(new.map(Arc::as_ref));
+        let tables = TablesAhead::of(self.without_tables(&changed, state));
         let mut context = CompileContext {
             affinity: self.last.affinity.clone(),
             routes: &mut self.routes,

@@ -107,7 +107,7 @@ pub(super) struct CompiledPort {
     pub(super) numbers: Vec<FrontendNumber>,
     pub(super) frontend: Arc<Frontend>,
     spec: MaglevSpec,
-    weights: Vec<(SocketAddr, u16)>,
+    pub(super) weights: Vec<(SocketAddr, u16)>,
 }
 
 impl CompiledPort {
@@ -213,6 +213,11 @@ impl CompiledService {
     /// What the snapshot summarises over all services.
     pub(super) fn summary(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
         (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
+    }
+
+    /// Whether any port has a table with backends.
+    pub(super) fn has_tables(&self) -> bool {
+        self.ports.iter().any(|port| port.frontend.table.size() > 0)
     }
 
     /// Whether backends see the clients' addresses and reply through the gateway.

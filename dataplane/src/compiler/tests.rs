@@ -606,3 +606,4 @@ proptest! {
 mod after_a_panic;
 mod earlier_tables;
 mod failing_backends;
+mod tables_ahead;
