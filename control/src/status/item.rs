@@ -82,7 +82,8 @@ impl Decision {
 pub(super) struct Item {
     pub(super) wanted: Arc<WantedStatus>,
     rollout: Rollout,
-    written: Option<Written>,
+    /// Boxed, since most Services need no write at a start.
+    written: Option<Box<Written>>,
     rewritten_at: Vec<Instant>,
     contested_until: Option<Instant>,
     health_changed_at: Option<Instant>,
@@ -203,14 +204,14 @@ impl Item {
     /// Whether the last write was for an older version and the server rejected it.
     fn was_stale(&self, is_accepted: &impl Fn(&StatusWrite) -> bool) -> bool {
         let is_older = |written: &&Written| written.write.resource_version != self.wanted.resource_version;
-        self.written.as_ref().filter(is_older).is_some_and(|written| !is_accepted(&written.write))
+        self.written.as_deref().filter(is_older).is_some_and(|written| !is_accepted(&written.write))
     }
 
     /// The known content of the object.
     fn known(&self) -> &OwnedParts {
         let wanted = &self.wanted;
         let is_of_this_version = |w: &&Written| w.write.uid == wanted.uid && w.write.resource_version == wanted.resource_version;
-        self.written.as_ref().filter(is_of_this_version).map_or(&wanted.held, |written| &written.after)
+        self.written.as_deref().filter(is_of_this_version).map_or(&wanted.held, |written| &written.after)
     }
 
     /// The desired content of the object.
@@ -379,7 +380,7 @@ impl Item {
         }
         // Notes cover the whole difference from this version, because those of the replaced write were never reported.
         remarks.extend(self.remarks(base, &goal));
-        self.written = Some(Written { write: write.clone(), after: goal });
+        self.written = Some(Box::new(Written { write: write.clone(), after: goal }));
         Some(write)
     }
 

@@ -10,6 +10,7 @@ use proto::{Announce, Family, ServiceName};
 
 use super::claim::{Claim, Port, Terms};
 use super::freed::remove_from;
+use super::small_map::SmallMap;
 use crate::plan::pools::Pools;
 use objects::{PoolSpec, Sharing};
 
@@ -27,10 +28,10 @@ pub(super) struct Holders {
 /// One address.
 #[derive(Clone, Debug, Default)]
 struct SharedAddress {
-    holders: BTreeMap<ServiceName, Holder>,
-    ports: BTreeMap<Port, ServiceName>,
+    holders: SmallMap<ServiceName, Holder>,
+    ports: SmallMap<Port, ServiceName>,
     /// The distinct sharing terms of its holders, with the number of holders of each; usually one or two.
-    terms: BTreeMap<Terms, u32>,
+    terms: SmallMap<Terms, u32>,
     /// Announcement method of its pool, as last seen.
     announce: Option<Announce>,
 }
@@ -82,7 +83,7 @@ impl Holders {
     /// Why `claim` cannot share `address` with its holders; `None` if it can.
     pub(super) fn refuse(&self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) -> Option<String> {
         let shared = self.addresses_held.get(&address)?;
-        let (holder, _) = shared.holders.first_key_value()?;
+        let holder = shared.holders.keys().next()?;
         let terms = claim.terms();
         if let Some(why) = shared.terms.keys().find_map(|other| terms.refuses(other, pool)) {
             return Some(format!("held by {holder} ({why})"));
@@ -96,8 +97,10 @@ impl Holders {
         let service = &claim.service;
         let shared = self.addresses_held.entry(address).or_default();
         shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
-        shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
-        *shared.terms.entry(claim.terms()).or_default() += 1;
+        claim.ports.iter().for_each(|port| shared.ports.insert(*port, service.clone()));
+        let terms = claim.terms();
+        let count = shared.terms.get(&terms).map_or(1, |count| count + 1);
+        shared.terms.insert(terms, count);
         shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), terms: claim.terms() });
         self.of.entry(service.clone()).or_default().push(address);
         if let Some(sharing) = &claim.sharing {
@@ -113,7 +116,10 @@ impl Holders {
         for port in &holder.ports {
             shared.ports.remove(port);
         }
-        count_down(&mut shared.terms, &holder.terms);
+        match shared.terms.get_mut(&holder.terms) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => _ = shared.terms.remove(&holder.terms),
+        }
         if let Some(Sharing { key, .. }) = holder.terms.sharing
             && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
         {
