@@ -12,6 +12,14 @@ pub struct Generation {
     pub counter: u64,
 }
 
+impl Generation {
+    /// Whether it is this one or a later one of the same epoch, so that who has it has this one too.
+    #[must_use]
+    pub fn includes(&self, earlier: &Self) -> bool {
+        self.epoch == earlier.epoch && self.counter >= earlier.counter
+    }
+}
+
 impl fmt::Display for Generation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.epoch, self.counter)

@@ -232,7 +232,7 @@ pub async fn run(
         let Some(GatewayState { state: newest, .. }) = newest else { continue };
         if is_new {
             let have_it =
-                |reached: &Option<Generation>| reached.as_ref().is_some_and(|reached| is_since(&newest.generation, reached));
+                |reached: &Option<Generation>| reached.as_ref().is_some_and(|reached| reached.includes(&newest.generation));
             tokio::select! {
                 _ = timeout(AT_MOST_EVERY, reached.wait_for(have_it)) => {}
                 _ = draining.changed() => {}
@@ -247,11 +247,6 @@ pub async fn run(
         })?;
         tokio::time::sleep(AT_MOST_EVERY).await;
     }
-}
-
-/// Whether a generation is this one or a later one of the same epoch.
-fn is_since(this: &Generation, generation: &Generation) -> bool {
-    generation.epoch == this.epoch && generation.counter >= this.counter
 }
 
 #[cfg(test)]

@@ -130,8 +130,8 @@ pub struct ReadService {
 }
 
 impl From<UsedService> for ReadService {
-    fn from(UsedService(service): UsedService) -> Self {
-        service.into()
+    fn from(service: UsedService) -> Self {
+        Service::from(service).into()
     }
 }
 

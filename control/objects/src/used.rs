@@ -5,70 +5,65 @@
 //! Invariant: a Service is read from this type as from the complete object, and a slice likewise. Deliberately not here: what
 //! the fields mean (`service`, `endpoint_slice`).
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Service, ServiceSpec, ServiceStatus};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta, Time};
-use kube_core::Resource;
+use kube_derive::Resource;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::json;
 
 /// A Service with what is used of it.
-#[derive(Clone, Debug)]
-pub struct UsedService(pub Service);
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[serde(expecting = "a Service")]
+#[resource(inherit = "Service", crates(kube_core = "kube_core"))]
+pub struct UsedService {
+    #[serde(default, deserialize_with = "service_metadata")]
+    metadata: ObjectMeta,
+    spec: Option<ServiceSpec>,
+    status: Option<ServiceStatus>,
+}
 
-impl<'de> Deserialize<'de> for UsedService {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(expecting = "a Service")]
-        struct Parts {
-            metadata: Option<ServiceMetadata>,
-            spec: Option<ServiceSpec>,
-            status: Option<ServiceStatus>,
-        }
-        let Parts { metadata, spec, status } = Parts::deserialize(deserializer)?;
-        Ok(Self(Service { metadata: metadata.unwrap_or_default().into(), spec, status }))
+impl From<UsedService> for Service {
+    fn from(UsedService { metadata, spec, status }: UsedService) -> Self {
+        Self { metadata, spec, status }
     }
 }
 
-/// The metadata of a Service.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", expecting = "the metadata of an object")]
-struct ServiceMetadata {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    creation_timestamp: Option<Time>,
-    deletion_timestamp: Option<Time>,
-    labels: Option<BTreeMap<String, String>>,
-    annotations: Option<BTreeMap<String, String>>,
-    finalizers: Option<Vec<String>>,
-    managed_fields: Option<Vec<Writer>>,
-}
-
-impl From<ServiceMetadata> for ObjectMeta {
-    fn from(metadata: ServiceMetadata) -> Self {
-        Self {
-            name: metadata.name,
-            namespace: metadata.namespace,
-            uid: metadata.uid,
-            resource_version: metadata.resource_version,
-            creation_timestamp: metadata.creation_timestamp,
-            deletion_timestamp: metadata.deletion_timestamp,
-            labels: metadata.labels,
-            annotations: metadata.annotations,
-            finalizers: metadata.finalizers,
-            managed_fields: metadata.managed_fields.map(|all| all.into_iter().map(Into::into).collect()),
-            ..Self::default()
-        }
+/// Decodes what is used of the metadata of a Service.
+fn service_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", expecting = "the metadata of an object")]
+    struct ServiceMetadata {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
+        finalizers: Option<Vec<String>>,
+        managed_fields: Option<Vec<Writer>>,
     }
+    let metadata: ServiceMetadata = Option::deserialize(deserializer)?.unwrap_or_default();
+    Ok(ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        resource_version: metadata.resource_version,
+        creation_timestamp: metadata.creation_timestamp,
+        deletion_timestamp: metadata.deletion_timestamp,
+        labels: metadata.labels,
+        annotations: metadata.annotations,
+        finalizers: metadata.finalizers,
+        managed_fields: metadata.managed_fields.map(|all| all.into_iter().map(Into::into).collect()),
+        ..ObjectMeta::default()
+    })
 }
 
 /// An entry of `managedFields`.
@@ -113,8 +108,9 @@ impl From<Writer> for ManagedFieldsEntry {
 }
 
 /// An EndpointSlice with what is used of it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Resource)]
 #[serde(rename_all = "camelCase", expecting = "an EndpointSlice")]
+#[resource(inherit = "EndpointSlice", crates(kube_core = "kube_core"))]
 pub struct UsedSlice {
     #[serde(default, deserialize_with = "slice_metadata")]
     pub(crate) metadata: ObjectMeta,
@@ -231,45 +227,6 @@ impl From<Endpoint> for UsedEndpoint {
         Self { addresses, conditions, node_name: node_name.map(Into::into), hints }
     }
 }
-
-/// Both are the kinds of their complete objects.
-macro_rules! resource_as {
-    ($used:ty, $complete:ty, $metadata:ident => $meta:expr, $meta_mut:expr) => {
-        impl Resource for $used {
-            type DynamicType = ();
-            type Scope = NamespaceResourceScope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                <$complete>::kind(&())
-            }
-
-            fn group((): &()) -> Cow<'_, str> {
-                <$complete>::group(&())
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                <$complete>::version(&())
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                <$complete>::plural(&())
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                let $metadata = self;
-                $meta
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                let $metadata = self;
-                $meta_mut
-            }
-        }
-    };
-}
-
-resource_as!(UsedService, Service, service => &service.0.metadata, &mut service.0.metadata);
-resource_as!(UsedSlice, EndpointSlice, slice => &slice.metadata, &mut slice.metadata);
 
 #[cfg(test)]
 mod tests {

@@ -348,9 +348,10 @@ fn report(message: v1::Report) -> Report {
 fn take((connection, party): (&Connection, &Party), message: WatchRequest, sent: Option<&Generation>) -> Result<(), Status> {
     match message.message {
         // An acknowledgement counts only for a generation of this epoch that was sent to this gateway.
-        Some(watch_request::Message::Acknowledge(v1::Generation { epoch, counter })) => {
-            if sent.is_some_and(|sent| sent.epoch == epoch && counter <= sent.counter) {
-                connection.acknowledge(counter);
+        Some(watch_request::Message::Acknowledge(generation)) => {
+            let generation = Generation::from(generation);
+            if sent.is_some_and(|sent| sent.includes(&generation)) {
+                connection.acknowledge(generation.counter);
             }
             Ok(())
         }

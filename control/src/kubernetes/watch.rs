@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
-use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,20 +148,13 @@ pub async fn follow(cluster: Arc<Cluster>, changes: mpsc::Sender<Change>) {
     tokio::select! {
         () = following.changes.closed() => {}
         () = gateways => {}
-        () = a_panic(&mut kinds) => {}
+        () = end_of(kinds) => {}
     }
 }
 
-/// Passes the first panic of a task on. Does not return while no task panics.
-async fn a_panic(tasks: &mut JoinSet<()>) {
-    while let Some(ended) = tasks.join_next().await {
-        if let Err(failure) = ended
-            && let Ok(panic) = failure.try_into_panic()
-        {
-            resume_unwind(panic);
-        }
-    }
-    std::future::pending().await
+/// Waits for all tasks. Passes the first panic of one on.
+async fn end_of(tasks: JoinSet<()>) {
+    tasks.join_all().await;
 }
 
 async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
@@ -352,7 +344,7 @@ mod tests {
         kinds.spawn(std::future::pending());
         kinds.spawn(async {});
         kinds.spawn(async { panic!("this kind fails") });
-        let ended = tokio::spawn(async move { a_panic(&mut kinds).await }).await;
+        let ended = tokio::spawn(end_of(kinds)).await;
         assert!(ended.unwrap_err().is_panic());
     }
 

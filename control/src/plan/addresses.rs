@@ -23,7 +23,6 @@ mod claim;
 mod freed;
 mod holders;
 mod search;
-mod small_map;
 
 pub use account::{Figures, PoolUse};
 pub use claim::{Allocation, Claim, Rules};

@@ -57,31 +57,9 @@ impl<'de, K: DeserializeOwned + Resource> Visitor<'de> for TextOrTree<K> {
 }
 
 /// The text of a value; a part of the text of the whole, where that is in memory.
-struct Text<'de>(Cow<'de, str>);
-
-impl<'de> Deserialize<'de> for Text<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(AnyText)
-    }
-}
-
-struct AnyText;
-
-impl<'de> Visitor<'de> for AnyText {
-    type Value = Text<'de>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "the text of an object")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Text(Cow::Borrowed(text)))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Text(Cow::Owned(text.to_owned())))
-    }
-}
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
 impl<K: Resource> Resource for DecodedObject<K> {
     type DynamicType = K::DynamicType;

@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use litemap::LiteMap;
 use proto::{Announce, Family, ServiceName};
 
 use super::claim::{Claim, Port, Terms};
 use super::freed::remove_from;
-use super::small_map::SmallMap;
 use crate::plan::pools::Pools;
 use objects::{PoolSpec, Sharing};
 
@@ -25,15 +25,24 @@ pub(super) struct Holders {
     namespaces: BTreeMap<String, BTreeMap<IpAddr, u32>>,
 }
 
-/// One address.
-#[derive(Clone, Debug, Default)]
+/// One address. Most have one holder: a `BTreeMap` has room for eleven entries as soon as it has one, which for 10,000
+/// addresses would be 40 MB.
+#[derive(Clone, Debug)]
 struct SharedAddress {
-    holders: SmallMap<ServiceName, Holder>,
-    ports: SmallMap<Port, ServiceName>,
+    holders: LiteMap<ServiceName, Holder>,
+    ports: LiteMap<Port, ServiceName>,
     /// The distinct sharing terms of its holders, with the number of holders of each; usually one or two.
-    terms: SmallMap<Terms, u32>,
+    terms: LiteMap<Terms, u32>,
     /// Announcement method of its pool, as last seen.
     announce: Option<Announce>,
+}
+
+impl Default for SharedAddress {
+    /// An address that is about to get a holder.
+    fn default() -> Self {
+        let (holders, ports, terms) = (LiteMap::with_capacity(1), LiteMap::with_capacity(1), LiteMap::with_capacity(1));
+        Self { holders, ports, terms, announce: None }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -83,7 +92,7 @@ impl Holders {
     /// Why `claim` cannot share `address` with its holders; `None` if it can.
     pub(super) fn refuse(&self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) -> Option<String> {
         let shared = self.addresses_held.get(&address)?;
-        let holder = shared.holders.keys().next()?;
+        let (holder, _) = shared.holders.first()?;
         let terms = claim.terms();
         if let Some(why) = shared.terms.keys().find_map(|other| terms.refuses(other, pool)) {
             return Some(format!("held by {holder} ({why})"));
@@ -97,10 +106,8 @@ impl Holders {
         let service = &claim.service;
         let shared = self.addresses_held.entry(address).or_default();
         shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
-        claim.ports.iter().for_each(|port| shared.ports.insert(*port, service.clone()));
-        let terms = claim.terms();
-        let count = shared.terms.get(&terms).map_or(1, |count| count + 1);
-        shared.terms.insert(terms, count);
+        shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
+        *shared.terms.entry(claim.terms()).or_default() += 1;
         shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), terms: claim.terms() });
         self.of.entry(service.clone()).or_default().push(address);
         if let Some(sharing) = &claim.sharing {
@@ -116,9 +123,8 @@ impl Holders {
         for port in &holder.ports {
             shared.ports.remove(port);
         }
-        match shared.terms.get_mut(&holder.terms) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => _ = shared.terms.remove(&holder.terms),
+        if is_last(shared.terms.get_mut(&holder.terms)) {
+            shared.terms.remove(&holder.terms);
         }
         if let Some(Sharing { key, .. }) = holder.terms.sharing
             && !shared.terms.keys().any(|terms| terms.sharing.as_ref().is_some_and(|sharing| sharing.key == key))
@@ -135,7 +141,9 @@ impl Holders {
             }
         }
         if let Some(addresses) = self.namespaces.get_mut(&service.namespace) {
-            count_down(addresses, &address);
+            if is_last(addresses.get_mut(&address)) {
+                addresses.remove(&address);
+            }
             if addresses.is_empty() {
                 self.namespaces.remove(&service.namespace);
             }
@@ -171,9 +179,13 @@ impl Holders {
     }
 }
 
-fn count_down<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
-    match counts.get_mut(key) {
-        Some(count) if *count > 1 => *count -= 1,
-        _ => _ = counts.remove(key),
+/// Takes one of a number of things away. Whether it was the last one, so that the number is to be removed.
+fn is_last(count: Option<&mut u32>) -> bool {
+    match count {
+        Some(count) if *count > 1 => {
+            *count -= 1;
+            false
+        }
+        _ => true,
     }
 }
