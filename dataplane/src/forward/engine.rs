@@ -51,8 +51,6 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) records: Vec<Record>,
     /// What the fast path remembers of the last burst of each port.
     pub(super) last_bursts: Box<[LastBurst]>,
-    /// With no more flows than this, the fast path does not divide bursts.
-    pub(super) few_flows: u32,
     /// Whether the fast path may work on eight packets at a time.
     pub(super) avx2: Option<Avx2>,
     /// What new flows need of the backends that they were sent to.

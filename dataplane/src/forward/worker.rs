@@ -33,12 +33,12 @@ use crate::flow::{
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
-use crate::port::{Arrival, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
+use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Tags, protocol, split_mix};
-use crate::workers::{Egress, EgressPort, HandedOver, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
 use shadows::{Owned, Replicating, tells};
@@ -131,7 +131,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             neighbour_requests: parts.neighbour_requests,
             records: fast::records(),
             last_bursts,
-            few_flows: fast::FEW_FLOWS,
             avx2: Avx2::detect(),
             opening_backends: fast::OpeningBackends::new(),
             tally: Tally::default(),
@@ -226,12 +225,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// The port at a position, for tests and `replay`.
     pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
         self.engine.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
-    }
-
-    /// Lets the fast path divide each burst, as with many flows.
-    #[cfg(feature = "testing")]
-    pub fn divide_bursts(&mut self) {
-        self.engine.few_flows = 0;
     }
 
     /// Lets the fast path work on one packet at a time, as on processors without AVX2.
@@ -347,10 +340,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn process_from_peers(&mut self, snapshot: &Snapshot, now_ns: u64) -> usize {
         let mut count = 0;
         for other in 0..self.egress.peers.as_ref().map_or(0, Peers::others) {
-            let before = count;
-            while count - before < PACKETS_PER_TURN {
-                let handed = self.egress.peers.as_ref().and_then(|peers| peers.take(other));
-                let Some(HandedOver { port, task, mut burst }) = handed else { break };
+            let (before, mut next) = (count, None);
+            while next.is_some() || count - before < PACKETS_PER_TURN {
+                let taken = self.egress.peers.as_ref().and_then(|peers| peers.take(other, &mut next));
+                let Some((port, task, mut burst)) = taken else { break };
                 count += burst.len();
                 self.tally.handed_in += burst.len() as u64;
                 let origin = match task {
@@ -388,8 +381,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
 /// Time in which the sweep visits each flow once: about 8.6 s, below the shortest idle limit of 10 s.
 pub const SWEEP_TICKS: Ticks = Ticks(64);
-/// Maximum number of flows that the sweep visits per poll, so that a poll stays short: 64 * 5 ns.
-pub const SWEPT_PER_POLL: u32 = 64;
+/// Maximum number of flows that the sweep visits per poll, so that a poll stays short: 128 * 5 ns. It is twice the number
+/// that a burst can create, so that flows end as fast as others begin.
+#[allow(clippy::cast_possible_truncation)] // far below 2^32
+pub const SWEPT_PER_POLL: u32 = 2 * BURST as u32;
 
 /// The sweep: expiry by bounded work. The tables are visited once every [`SWEEP_TICKS`], a few entries per poll.
 #[derive(Debug, Default)]

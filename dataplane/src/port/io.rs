@@ -9,9 +9,10 @@ use arrayvec::ArrayVec;
 
 use crate::wire::Buffer;
 
-/// Maximum number of packets in a burst. 32 fills a cache line of descriptors on common NICs, and is the unit of the
-/// DPDK drivers' vector paths.
-pub const BURST: usize = 32;
+/// Maximum number of packets in a burst: two units of the DPDK drivers' vector paths. What a poll does once is shared by
+/// more packets than with one, and memory is waited for at the start of a burst only
+/// (docs/internals/decisions/0077-bursts-of-sixty-four.md).
+pub const BURST: usize = 64;
 
 /// Up to [`BURST`] buffers.
 pub type Burst<B> = ArrayVec<B, BURST>;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::handover::{HandedOver, HandoverQueue, HandoverTask, Peers};
+use super::handover::{HANDED_OVER_MAX, HandedOver, HandoverQueue, HandoverTask, Peers};
 use super::id::WorkerId;
 use crate::port::{Arrival, BURST, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
@@ -117,14 +117,21 @@ fn transmit<P: Port>(device: &mut P, burst: &mut Burst<P::Buffer>, tally: &mut T
 /// Hands a burst to the worker that transmits for this one.
 #[cold]
 fn hand_over<P: Port>(device: &mut P, (port, queue): &Sender<P::Buffer>, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
-    let count = burst.len() as u64;
-    match queue.push(HandedOver { port: *port, task: HandoverTask::Send, burst: std::mem::take(burst) }) {
-        Ok(()) => tally.handed_out += count,
-        Err(mut refused) => {
-            tally.drop_many(DropReason::HandoverFull, count);
-            device.release(&mut refused.burst);
+    while !burst.is_empty() {
+        let packets: ArrayVec<_, HANDED_OVER_MAX> = burst.drain(..burst.len().min(HANDED_OVER_MAX)).collect();
+        let count = packets.len() as u64;
+        match queue.push(HandedOver { port: *port, task: HandoverTask::Send, packets }) {
+            Ok(()) => tally.handed_out += count,
+            Err(refused) => release_refused(device, refused, tally),
         }
     }
+}
+
+/// Frees and counts packets that a queue to another worker refused.
+#[cold]
+fn release_refused<P: Port>(device: &mut P, refused: HandedOver<P::Buffer>, tally: &mut Tally) {
+    tally.drop_many(DropReason::HandoverFull, refused.packets.len() as u64);
+    device.release(&mut refused.packets.into_iter().collect());
 }
 
 impl<P: Port> Egress<P> {
@@ -223,7 +230,7 @@ impl<P: Port> Egress<P> {
         }
     }
 
-    /// Adds a packet, as it arrived, to the burst for another worker.
+    /// Adds a packet, as it arrived, to those for another worker.
     #[inline]
     pub(crate) fn hand_over(
         &mut self,
@@ -245,13 +252,12 @@ impl<P: Port> Egress<P> {
 
     fn push_to(&mut self, owner: WorkerId, handed: HandedOver<P::Buffer>, tally: &mut Tally) {
         let Some(peers) = &self.peers else { return };
-        let count = handed.burst.len() as u64;
+        let count = handed.packets.len() as u64;
         match peers.push(owner, handed) {
             Ok(()) => tally.handed_out += count,
-            Err(mut refused) => {
-                tally.drop_many(DropReason::HandoverFull, count);
+            Err(refused) => {
                 if let Some(port) = self.ports.first_mut() {
-                    port.device.release(&mut refused.burst);
+                    release_refused(&mut port.device, refused, tally);
                 }
             }
         }

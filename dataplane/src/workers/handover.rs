@@ -1,8 +1,8 @@
-//! Hand-over of packets to the other workers of the gateway: whole bursts through one bounded queue for each ordered
+//! Hand-over of packets to the other workers of the gateway: many at once through one bounded queue for each ordered
 //! pair. No side ever waits. A sleeping worker is woken by its doorbell.
 //!
 //! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
-//! worker pushes at most one burst that is not full for each port and task, however they are mixed. Packets that a
+//! worker pushes at most one element that is not full for each port and task, however they are mixed. Packets that a
 //! queue refuses are dropped and counted (`handover_full`).
 //!
 //! Not here: who owns a packet ([`super::steering`]).
@@ -10,6 +10,7 @@
 use std::mem;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::id::WorkerId;
@@ -18,15 +19,20 @@ use super::snat_port_share::PortShare;
 use super::steering::Steering;
 use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
-/// Maximum number of bursts that wait for a worker, from all others together. If full, they hold the 4,096 packets that
+/// Maximum number of packets in one element of a queue. It is less than a burst, since elements are copied whole, and
+/// many with few packets must find room where few buffers are reserved.
+pub(super) const HANDED_OVER_MAX: usize = 32;
+/// Maximum number of elements that wait for a worker, from all others together. If full, they hold the 4,096 packets that
 /// the buffer pool reserves for each worker. At 14.88 million packets a second, half of them for other workers, that is
 /// half a millisecond.
-const BURSTS_PER_WORKER: usize = 128;
-/// Minimum capacity of the queue between two workers, in bursts.
-const BURSTS_PER_PAIR_MIN: usize = 16;
-/// Packets taken from one worker before the next one has its turn (the last burst may exceed it): four full bursts, or
-/// as many small ones as a queue holds.
-pub(crate) const PACKETS_PER_TURN: usize = 4 * BURST;
+const ELEMENTS_PER_WORKER: usize = 128;
+/// Minimum capacity of the queue between two workers, in elements.
+const ELEMENTS_PER_PAIR_MIN: usize = 16;
+/// Packets taken from one worker before the next one has its turn; the last burst may exceed it.
+pub(crate) const PACKETS_PER_TURN: usize = 2 * BURST;
+
+/// Packets of one element.
+type Handed<B> = ArrayVec<B, HANDED_OVER_MAX>;
 
 /// What the receiving worker does with the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,29 +49,29 @@ pub(crate) enum HandoverTask {
 /// Number of tasks.
 const TASKS: usize = 3;
 
-/// Packets that one worker hands to another.
+/// Packets that one worker hands to another: an element of a queue.
 #[derive(Debug)]
 pub struct HandedOver<B> {
     /// The port on which they arrived, or by which they leave.
     pub(crate) port: PortIndex,
     pub(crate) task: HandoverTask,
-    pub(crate) burst: Burst<B>,
+    pub(crate) packets: Handed<B>,
 }
 
 /// The queue from one worker to another.
 #[derive(Debug)]
 pub(crate) struct HandoverQueue<B> {
-    bursts: ArrayQueue<HandedOver<B>>,
+    elements: ArrayQueue<HandedOver<B>>,
     /// The receiver's; `None` if it never sleeps.
     doorbell: Option<Arc<Doorbell>>,
 }
 
 impl<B> HandoverQueue<B> {
-    /// Pushes a burst, and wakes the receiver if it sleeps.
+    /// Pushes packets, and wakes the receiver if it sleeps.
     ///
-    /// The burst, when the queue is full.
+    /// The packets, when the queue is full.
     pub(crate) fn push(&self, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
-        let pushed = self.bursts.push(handed);
+        let pushed = self.elements.push(handed);
         if let Some(doorbell) = &self.doorbell {
             doorbell.ring();
         }
@@ -78,7 +84,7 @@ impl<B> HandoverQueue<B> {
 pub struct Inboxes(Vec<Arc<dyn Length>>);
 
 impl Inboxes {
-    /// Bursts that wait in all of them.
+    /// Elements that wait in all of them.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.iter().map(|queue| queue.len()).sum()
@@ -98,7 +104,7 @@ trait Length: std::fmt::Debug + Send + Sync {
 
 impl<B: std::fmt::Debug + Send> Length for HandoverQueue<B> {
     fn len(&self) -> usize {
-        self.bursts.len()
+        self.elements.len()
     }
 }
 
@@ -141,10 +147,10 @@ impl<B> Peers<B> {
     #[must_use]
     pub fn with_doorbells(steering: &Arc<Steering>, ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> Vec<Self> {
         let workers = steering.workers();
-        let bursts = (BURSTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(BURSTS_PER_PAIR_MIN);
+        let elements = (ELEMENTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(ELEMENTS_PER_PAIR_MIN);
         let queue = |from: u8, to: u8| {
             let doorbell = doorbells.get(usize::from(to)).cloned();
-            (from != to).then(|| Arc::new(HandoverQueue { bursts: ArrayQueue::new(bursts), doorbell }))
+            (from != to).then(|| Arc::new(HandoverQueue { elements: ArrayQueue::new(elements), doorbell }))
         };
         let queues: Vec<Vec<Option<Arc<HandoverQueue<B>>>>> =
             (0..workers).map(|from| (0..workers).map(|to| queue(from, to)).collect()).collect();
@@ -213,14 +219,26 @@ impl<B> Peers<B> {
         self.inboxes.len()
     }
 
-    /// Takes the oldest burst from another worker.
-    pub(crate) fn take(&self, other: usize) -> Option<HandedOver<B>> {
-        self.inboxes.get(other)?.bursts.pop()
+    /// Takes a burst from another worker: `next`, or the oldest element, and while there is room those behind it with the
+    /// same port and task. `next` is then the element behind the burst, if it had to be taken to see that it is another.
+    pub(crate) fn take(&self, other: usize, next: &mut Option<HandedOver<B>>) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
+        let elements = &self.inboxes.get(other)?.elements;
+        let HandedOver { port, task, packets } = next.take().or_else(|| elements.pop())?;
+        let mut burst: Burst<B> = packets.into_iter().collect();
+        while next.is_none() && burst.remaining_capacity() >= HANDED_OVER_MAX {
+            let Some(handed) = elements.pop() else { break };
+            if (handed.port, handed.task) == (port, task) {
+                burst.extend(handed.packets);
+            } else {
+                *next = Some(handed);
+            }
+        }
+        Some((port, task, burst))
     }
 
-    /// Pushes a burst to a worker.
+    /// Pushes packets to a worker.
     ///
-    /// The burst, when the queue is full.
+    /// The packets, when the queue is full.
     pub(crate) fn push(&self, owner: WorkerId, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
         match self.outboxes.get(usize::from(owner.0)) {
             Some(Some(queue)) => queue.push(handed),
@@ -229,46 +247,46 @@ impl<B> Peers<B> {
     }
 }
 
-/// Packets collected for other workers: a burst for each worker, port and task. 280 bytes each: with 64 workers and 8
+/// Packets collected for other workers: an element for each worker, port and task. 280 bytes each: with 64 workers and 8
 /// ports 430 KB per worker, of which a poll touches only what it fills.
 #[derive(Debug)]
 pub(super) struct Gathered<B> {
     ports: usize,
     /// Indexed by worker, port and task.
-    bursts: Vec<Burst<B>>,
-    /// The bursts that are not empty, each once.
+    elements: Vec<Handed<B>>,
+    /// The elements that are not empty, each once.
     begun: Vec<(WorkerId, PortIndex, HandoverTask)>,
 }
 
 impl<B> Gathered<B> {
     fn new(workers: usize, ports: usize) -> Self {
         let count = workers * ports * TASKS;
-        Self { ports, bursts: (0..count).map(|_| Burst::new()).collect(), begun: Vec::with_capacity(count) }
+        Self { ports, elements: (0..count).map(|_| Handed::new()).collect(), begun: Vec::with_capacity(count) }
     }
 
-    fn burst(&mut self, owner: WorkerId, port: PortIndex, task: HandoverTask) -> Option<&mut Burst<B>> {
+    fn element(&mut self, owner: WorkerId, port: PortIndex, task: HandoverTask) -> Option<&mut Handed<B>> {
         let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * TASKS + task as usize;
-        self.bursts.get_mut(position)
+        self.elements.get_mut(position)
     }
 
-    /// Adds a packet to the burst for its owner. Returns the previous burst if that was full; it must be pushed first.
+    /// Adds a packet to the element for its owner. Returns the previous one if that was full; it must be pushed first.
     #[inline]
     pub(super) fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
-        let burst = self.burst(owner, port, task)?;
-        let full = burst.is_full().then(|| mem::take(burst));
-        let begins = burst.is_empty() && full.is_none();
-        burst.push(buffer);
+        let packets = self.element(owner, port, task)?;
+        let full = packets.is_full().then(|| mem::take(packets));
+        let begins = packets.is_empty() && full.is_none();
+        packets.push(buffer);
         if begins {
             self.begun.push((owner, port, task));
         }
-        full.map(|burst| HandedOver { port, task, burst })
+        full.map(|packets| HandedOver { port, task, packets })
     }
 
-    /// Takes one of the bursts with its receiver; `None` when all are taken.
+    /// Takes one of the elements with its receiver; `None` when all are taken.
     pub(super) fn take(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
         let (owner, port, task) = self.begun.pop()?;
-        let burst = mem::take(self.burst(owner, port, task)?);
-        Some((owner, HandedOver { port, task, burst }))
+        let packets = mem::take(self.element(owner, port, task)?);
+        Some((owner, HandedOver { port, task, packets }))
     }
 }
 
@@ -299,17 +317,17 @@ mod tests {
         let ports = [PortQueues { transmit: 1, rss: None }];
         let steering = Arc::new(Steering::own_hash(2, 7));
         let views = Peers::with_doorbells(&steering, &ports, &doorbells);
-        let handed = |n| HandedOver { port: PortIndex(0), task: HandoverTask::Send, burst: Burst::from_iter([n]) };
+        let handed = |n| HandedOver { port: PortIndex(0), task: HandoverTask::Send, packets: Handed::from_iter([n]) };
         assert!(views[0].push(WorkerId(1), handed(1)).is_ok());
         // The way of packets that another worker transmits.
         assert!(views[1].sender(PortIndex(0)).unwrap().push(handed(2)).is_ok());
         let rung = |n: usize| rings[n].load(Ordering::Relaxed);
         assert_eq!((rung(0), rung(1)), (1, 1));
-        assert!(views[1].take(0).is_some() && views[0].take(0).is_some());
+        assert!(views[1].take(0, &mut None).is_some() && views[0].take(0, &mut None).is_some());
     }
 
     #[test]
-    fn however_ports_and_tasks_are_mixed_bursts_are_full_but_for_the_last_and_in_order() {
+    fn however_ports_and_tasks_are_mixed_elements_are_full_but_for_the_last_and_in_order() {
         let mut gathered = Gathered::new(3, 4);
         let kind = |n: usize| {
             let task = if n.is_multiple_of(2) { HandoverTask::Decide } else { HandoverTask::Meet };
@@ -318,14 +336,14 @@ mod tests {
         let mut handed = Vec::new();
         for n in 0..1200 {
             let (owner, port, task) = kind(n);
-            handed.extend(gathered.put(owner, task, port, n).map(|burst| (owner, burst)));
+            handed.extend(gathered.put(owner, task, port, n).map(|packets| (owner, packets)));
         }
-        assert!(handed.iter().all(|(_, handed)| handed.burst.is_full()));
+        assert!(handed.iter().all(|(_, handed)| handed.packets.is_full()));
         handed.extend(std::iter::from_fn(|| gathered.take()));
-        assert_eq!(handed.len(), 12 * 100_usize.div_ceil(BURST), "12 kinds of 100 packets");
+        assert_eq!(handed.len(), 12 * 100_usize.div_ceil(HANDED_OVER_MAX), "12 kinds of 100 packets");
         let mut last = std::collections::HashMap::new();
-        for (owner, HandedOver { port, task, burst }) in handed {
-            for n in burst {
+        for (owner, HandedOver { port, task, packets }) in handed {
+            for n in packets {
                 let found = (owner, port, task);
                 assert_eq!(found, kind(n));
                 let before = last.insert((owner.0, port.0, task as usize), n);

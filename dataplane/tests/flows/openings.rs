@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use dataplane::testing::{Packet, Segment, assert_checksums};
-use dataplane::{Neighbour, PacketOutcome, tcp_flags};
+use dataplane::{BURST, Neighbour, PacketOutcome, tcp_flags};
 use proptest::prelude::*;
 use proto::{Mode, Scheduler, Service, ServiceName};
 
@@ -216,14 +216,10 @@ proptest! {
 
     #[test]
     fn a_burst_begins_the_flows_of_its_packets_one_by_one(
-        picks in proptest::collection::vec((0u16..40, any::<bool>()), 1..32),
-        divided in any::<bool>(),
+        picks in proptest::collection::vec((0u16..40, any::<bool>()), 1..=BURST),
     ) {
         let nat = Setup { mode: Mode::Nat, scheduler: Scheduler::Maglev, max_flows: 1024, unresolved: false, narrow: false };
         let [mut fast, mut slow] = [nat.gateway(), nat.gateway()];
-        if divided {
-            fast.worker.divide_bursts();
-        }
         let syn = |(port, is_v4): (u16, bool)| {
             let to = if is_v4 { ("198.51.100.7", "192.0.2.100:80") } else { ("[2001:db8:1::7]", "[2001:db8::1:0]:80") };
             Packet::tcp(&format!("{}:{}", to.0, 2000 + port), to.1).numbers(port.into(), 0).build()
@@ -243,14 +239,10 @@ proptest! {
     /// frontends.
     #[test]
     fn a_burst_of_syns_of_all_kinds_of_clients_begins_the_flows_of_its_packets_one_by_one(
-        picks in proptest::collection::vec((any::<bool>(), 0..CLIENTS.len(), 0..SERVERS.len(), any::<bool>()), 1..32),
-        divided in any::<bool>(),
+        picks in proptest::collection::vec((any::<bool>(), 0..CLIENTS.len(), 0..SERVERS.len(), any::<bool>()), 1..=BURST),
     ) {
         let nat = Setup { mode: Mode::Nat, scheduler: Scheduler::Maglev, max_flows: 1024, unresolved: false, narrow: false };
         let [mut fast, mut slow] = [nat.gateway(), nat.gateway()];
-        if divided {
-            fast.worker.divide_bursts();
-        }
         for rig in [&mut fast, &mut slow] {
             let second = rig::service_port(proto::Protocol::Tcp, proto::Family::V4, &["192.0.2.101"], 81, None, 8081);
             let name = ServiceName::new("default", "second");

@@ -187,13 +187,9 @@ proptest! {
     fn a_burst_comes_to_the_same_as_its_packets_one_by_one(
         mode in (0..Mode::ALL.len()).prop_map(|n| Mode::ALL[n]),
         many in any::<bool>(),
-        divided in any::<bool>(),
         packets in prop::collection::vec(sent(), 1..=BURST),
     ) {
         let [mut together, mut one_by_one] = [gateway(mode, many), gateway(mode, many)];
-        if divided {
-            together.worker.divide_bursts();
-        }
         for (number, packet) in packets.into_iter().enumerate() {
             let frame = frame(packet, number);
             together.arrive(UPLINK, &frame, 1);
@@ -212,12 +208,8 @@ proptest! {
     #[test]
     fn a_burst_with_packets_of_another_worker_comes_to_the_same_as_its_packets_one_by_one(
         packets in prop::collection::vec(sent(), 1..=BURST),
-        divided in any::<bool>(),
     ) {
         let [mut together, mut one_by_one] = [two_workers(), two_workers()];
-        if divided {
-            together.workers.iter_mut().for_each(|worker| worker.divide_bursts());
-        }
         let of_known = packets.iter().filter(|packet| FLOWS[packet.flow].is_known).count();
         for (number, packet) in packets.into_iter().enumerate() {
             let frame = frame(packet, number);

@@ -368,15 +368,12 @@ proptest! {
     #[test]
     fn eight_packets_at_a_time_come_to_the_same_as_one_at_a_time(
         kind in kind(),
-        [may_fragment, divided] in any::<[bool; 2]>(),
+        may_fragment in any::<bool>(),
         packets in prop::collection::vec(sent(), 8..=BURST),
         seconds in 0..3u64,
     ) {
         let [by_eight, by_avx2, one_by_one] = [Vectors::All, Vectors::WithoutAvx512, Vectors::None].map(|vectors| {
             let (mut rig, ends, records) = kind.gateway(vectors);
-            if divided {
-                rig.worker.divide_bursts();
-            }
             rig.now += seconds * SECOND;
             let from = if kind.replies { CLUSTER } else { UPLINK };
             // The second burst finds what the first one left to be remembered.

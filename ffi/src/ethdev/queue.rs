@@ -21,7 +21,7 @@ use crate::mempool::Mempool;
 use crate::raw;
 
 /// Maximum number of packets moved by one call to a driver.
-pub const BURST: usize = 32;
+pub const BURST: usize = 64;
 
 /// A receive queue of a port.
 #[derive(Debug)]
@@ -68,12 +68,12 @@ impl RxQueue {
         }
     }
 
-    /// Appends received packets while there is room, at most 32, each in one segment. A frame in several segments
+    /// Appends received packets while there is room, at most [`BURST`], each in one segment. A frame in several segments
     /// becomes empty if it is longer than a buffer or no buffer is free.
     #[inline]
     pub fn receive<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
         let mut packets = RawBurst::<BURST>::new();
-        #[allow(clippy::cast_possible_truncation)] // At most 32.
+        #[allow(clippy::cast_possible_truncation)] // At most `BURST`.
         let wanted = burst.remaining_capacity().min(BURST) as u16;
         // SAFETY: the port is started and stays so while `_owned` lives; `&mut self` and the absence of Clone and
         // Sync make this thread the only user of the queue; there is room for `wanted` pointers. The driver passes

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use dataplane::BURST;
 use proto::Mode;
 use serde::Serialize;
 
@@ -72,7 +73,7 @@ pub struct Report {
     pub drops: u64,
     /// SNAT ports taken before they had rested.
     pub snat_port_reused_early: u64,
-    /// Time of one poll of a burst of 32: the median.
+    /// Time of one poll of a burst of [`BURST`]: the median.
     pub p50_ns: u64,
     /// Its 99th percentile.
     pub p99_ns: u64,
@@ -246,7 +247,7 @@ fn text(report: &Report) -> String {
          {:.1} ns a packet, {:.1} cycles, {:.2} Mpps on {} (no NIC)\n\
          of that {:.1} ns are the harness (the floor), measured in the same run\n\
          {} packets in {:.1} s: {} hits, {} misses, {} new flows, {} drops; {} checked\n\
-         a poll of 32: p50 {} ns, p99 {} ns, p99.9 {} ns",
+         a poll of {BURST}: p50 {} ns, p99 {} ns, p99.9 {} ns",
         report.mode,
         report.family,
         report.state,

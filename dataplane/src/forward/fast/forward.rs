@@ -17,7 +17,7 @@ use super::rewrite::{Forwarding, Rewritten, Writer, meter};
 use crate::flow::{Candidate, FlowMode, HotFlow};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
-use crate::port::{BURST, Port, PortIndex};
+use crate::port::{Port, PortIndex};
 use crate::wire::Buffer;
 use crate::wire::processor::SetBits;
 
@@ -268,10 +268,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// The first positions of a part, as bits; at most those of a burst.
+/// The first positions of a part, as bits.
 #[allow(clippy::cast_possible_truncation)] // of at most 32 bits
 const fn first_positions(count: usize) -> u32 {
     ((1_u64 << count) - 1) as u32
 }
-
-const _: () = assert!(BURST <= 32);

@@ -35,7 +35,6 @@ use follow::{Follow, ForwardLoop};
 pub(super) use open::OpeningBackends;
 use open::openings;
 use progress::Progress;
-pub(super) use record::FEW_FLOWS;
 pub(super) use record::Record;
 use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
 
@@ -56,8 +55,9 @@ pub(super) fn records() -> Vec<Record> {
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
     ///
-    /// The loops run over parts of the burst in turn: while one part is recognised, the flows of the part before are
-    /// fetched, and those of the part before that have arrived. So requests to memory spread evenly over the work.
+    /// The loops run over the halves of the burst in turn: the second half is recognised while the tags of the first one
+    /// are fetched, and looked up while its flows are. So a loop finds in the cache what it needs, and requests to memory
+    /// spread over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let port = usize::from(arrival.link.port().0);
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
@@ -68,7 +68,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
         let (mut kinds, mut progress, mut away) = (0, Progress::new(snapshot, last_burst), 0);
         let (mut opening_v4, mut opening_v6) = (None, None);
-        let (len, part_len) = (burst.len(), part_len(&self.tables, self.few_flows));
+        let (len, part_len) = (burst.len(), part_len(burst.len()));
         let part = |number: usize| (number * part_len).min(len)..((number + 1) * part_len).min(len);
         // With many backends there is one more loop, since what is known of them is not in a cache either.
         let last = if snapshot.backends.are_many() { 3 } else { 2 };

@@ -72,19 +72,15 @@ pub(in crate::forward) struct Shape {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
-/// Packets of a burst that a loop handles at a time, unless flows are few.
-const PART: usize = 8;
-const _: () = assert!(PART.is_multiple_of(LANES) && BURST.is_multiple_of(LANES));
-/// If no more entries of flows than this were ever used, each loop handles the whole burst: little is gained by spreading
-/// so few requests to memory. An entry of IPv6 counts as three.
-pub(in crate::forward) const FEW_FLOWS: u32 = 8_192;
-
-/// Packets of a burst that a loop handles at a time, where so many flows are few.
+/// Packets that each loop handles at a time, of a burst of `len`: half of them, and several times those of a vector. While
+/// one half is worked on, the memory arrives that the other one needs.
 #[inline(always)]
-pub(super) fn part_len(tables: &FlowTables, few_flows: u32) -> usize {
-    let flows = tables.v6.high_water().saturating_mul(3).saturating_add(tables.v4.high_water());
-    if flows <= few_flows { BURST } else { PART }
+pub(super) fn part_len(len: usize) -> usize {
+    (len / 2).next_multiple_of(LANES).max(LANES)
 }
+
+// Positions in a part are bits of a `u32`.
+const _: () = assert!(BURST / 2 <= 32 && (BURST / 2).is_multiple_of(LANES));
 
 /// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
