@@ -22,7 +22,9 @@ use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
 /// Bursts per measurement: enough that the first one, with cold predictors, does not matter.
-const BURSTS: usize = 256;
+const BURSTS: usize = 128;
+/// News of partners that a worker takes in one poll.
+const NEWS_PER_POLL: usize = 32;
 /// Flows that exist before the measurement.
 const FLOWS: u16 = 1024;
 const UPLINK: PortIndex = PortIndex(0);
@@ -428,7 +430,7 @@ fn told(gateway: &mut Gateway, stage: Stage) -> usize {
     }
     assert_eq!(gateway.replication.told().get(), 0, "flows that were told before they were old enough");
     gateway.now_ns += 1_500_000_000;
-    for _ in 0..2 * BURSTS {
+    for _ in 0..4 * BURSTS {
         measured(gateway);
     }
     usize::try_from(gateway.replication.told().get()).unwrap()
@@ -455,7 +457,7 @@ fn shadows(gateway: &mut Gateway, stage: Stage, news: News) -> usize {
     let flows: Vec<u16> = (0..u16::try_from(BURSTS * BURST).unwrap()).collect();
     let apply = |gateway: &mut Gateway, poll: fn(&mut Gateway), event: fn(FlowReplica) -> ReplicaEvent| {
         let before = gateway.replication.applied().get();
-        for flows in flows.chunks(BURST) {
+        for flows in flows.chunks(NEWS_PER_POLL) {
             assert!(flows.iter().all(|flow| gateway.replication.give(event(replica(stage, *flow)))));
             poll(gateway);
         }

@@ -282,6 +282,14 @@ impl SnatPorts {
         self.age_of_oldest(pool, now).is_some_and(|age| age >= self.rest).then(|| self.take_oldest(pool))
     }
 
+    /// Prefetches the port of a pool that has rested the longest.
+    #[inline(always)]
+    pub(crate) fn prefetch_oldest(&self, pool: PoolId) {
+        if let Some(pool) = self.pools.get(pool.index()) {
+            processor::prefetch_at(&self.pages, (pool.head as usize).wrapping_sub(1));
+        }
+    }
+
     /// Allocates a port of one address: a rested one, otherwise one that was never used.
     #[inline(always)]
     fn rested<A: Address>(
@@ -486,8 +494,11 @@ impl SnatPorts {
     fn take_page(&mut self) -> Option<u32> {
         match self.free_page.checked_sub(1) {
             Some(page) => {
-                self.free_page = self.pages[page as usize].next;
-                self.pages[page as usize].next = 0;
+                let free = std::mem::take(&mut self.pages[page as usize].next);
+                self.free_page = free;
+                if let Some(next) = free.checked_sub(1).and_then(|next| self.pages.get(next as usize)) {
+                    processor::prefetch(next); // the one that is taken after this one is full
+                }
                 Some(page)
             }
             None if (self.pages_high_water as usize) < self.pages.len() => {

@@ -91,9 +91,9 @@ impl SeenWords {
 
 /// A flow of mode `nat` that a SYN begins, as it is stored.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BegunFlow<K> {
+pub(crate) struct BegunFlow<'k, K> {
     /// Packets as they arrive, by [`Direction`].
-    pub(crate) keys: [K; 2],
+    pub(crate) keys: [&'k K; 2],
     /// The hashes of both, and what [`super::FlowTable::room_for`] has found for them.
     pub(crate) hashes: [u64; 2],
     pub(crate) rooms: [IndexSlot; 2],
@@ -109,11 +109,25 @@ impl<K: TupleKey> HotFlow<K> {
     /// A flow of which nothing but these is known: see the fields.
     fn new(keys: [K; 2], backend: u32, seen: u32) -> Self {
         let mut hot = Self { keys, backend, seen, rest: FromZeros::new_zeroed() };
-        if let [_, _, _, change] = hot.rest.as_mut() {
-            let [from, to] = hot.keys.each_ref().map(TupleKey::sum);
+        hot.set_checksum_change();
+        hot
+    }
+
+    /// Makes the entry that of such a flow. It is written where it is: a load of a copy that was just stored in other pieces
+    /// waits until these have left the processor's store buffer.
+    #[inline(always)]
+    fn begin(&mut self, [to_backend, to_client]: [&K; 2], backend: u32, seen: u32) {
+        self.keys[0] = *to_backend;
+        self.keys[1] = *to_client;
+        (self.backend, self.seen, self.rest) = (backend, seen, FromZeros::new_zeroed());
+        self.set_checksum_change();
+    }
+
+    fn set_checksum_change(&mut self) {
+        if let [_, _, _, change] = self.rest.as_mut() {
+            let [from, to] = self.keys.each_ref().map(TupleKey::sum);
             *change = difference(from, to).into();
         }
-        hot
     }
 
     /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits in
@@ -443,6 +457,12 @@ impl<A: Address> Storage<A> {
         }
     }
 
+    /// Prefetches the first part of a flow.
+    #[inline(always)]
+    pub(super) fn prefetch_first(&self, index: u32) {
+        processor::prefetch_at(&self.hot, index as usize);
+    }
+
     /// Prefetches what the end of a flow reads besides its first part.
     #[inline(always)]
     pub(super) fn prefetch_rest(&self, index: u32) {
@@ -506,15 +526,15 @@ impl<A: Address> Storage<A> {
 
     /// Stores a flow that has just begun at a position.
     #[inline(always)]
-    pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<A::Key>, now: Tick) {
+    pub(super) fn begin(&mut self, number: u32, begun: &BegunFlow<'_, A::Key>, now: Tick) {
         const STATE: u32 = (FlowMode::Nat as u32) << STATE_BITS | FlowState::TcpOpening as u32;
-        let (index, keys, backend) = (number as usize, begun.keys, begun.backend);
-        let mut hot = HotFlow::new(keys, backend, now.0 << SEEN_SHIFT | STATE);
+        let index = number as usize;
+        let hot = &mut self.hot[index];
+        hot.begin(begun.keys, begun.backend, now.0 << SEEN_SHIFT | STATE);
         let (route, cold) = (begun.initial_sequence, ColdFlow { pool: begun.pool, number: 0 });
         if !(hot.set_route(route) && hot.set_cold(cold)) {
             (self.routes[index], self.cold[index]) = (route, cold);
         }
-        self.hot[index] = hot;
         if self.recorder.is_some() {
             self.record_start(number, now);
         }

@@ -391,7 +391,7 @@ impl<A: Address> FlowTable<A> {
     ///
     /// [`Full`]; the table is unchanged.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, begun: &BegunFlow<A::Key>, now: Tick) -> Result<Candidate, Full> {
+    pub(crate) fn begin(&mut self, begun: &BegunFlow<'_, A::Key>, now: Tick) -> Result<Candidate, Full> {
         let index = self.claim((begun.hashes, begun.rooms), true)?;
         self.storage.begin(index, begun, now);
         self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);

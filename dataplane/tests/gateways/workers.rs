@@ -139,11 +139,11 @@ fn packets_that_a_full_hand_over_queue_refuses_are_dropped_and_counted() {
     }
     while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
     let full = team.drops(DropReason::HandoverFull);
-    assert!((7_500..8_500).contains(&full), "half of each burst is the other's, 128 such halves find room: {full}");
+    assert!((6_500..7_500).contains(&full), "half of each burst is the other's, in one element or two of 128: {full}");
     team.poll();
     let account = team.counters[1].account();
     assert_eq!((account.received, account.handed_in), (0, team.counters[0].handed_out.get()));
-    assert!((1_500..2_500).contains(&account.handed_in), "{account:?}");
+    assert!((2_500..3_500).contains(&account.handed_in), "{account:?}");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn fragments_among_other_packets_leave_room_in_the_queue_for_both() {
     }
     while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
     assert!(team.counters[0].handed_out.get() > 900);
-    assert_eq!(team.drops(DropReason::HandoverFull), 0, "63 bursts of each kind find room");
+    assert_eq!(team.drops(DropReason::HandoverFull), 0, "32 elements of each kind find room");
     team.poll();
 }
 
@@ -348,11 +348,11 @@ fn packets_of_the_kernel_leave_in_order_by_one_worker() {
     let mut team = Team::in_turn(2);
     team.settle();
     let frame = |n: u16| Packet::udp(&format!("192.0.2.2:{n}"), "198.51.100.7:9").build();
-    for n in 0..50 {
+    for n in 0..30 {
         let burst = Burst::from_iter([MemoryBuffer::new(&frame(n), 0)]);
         assert!(team.twins[0].from_linux.push(burst).is_ok());
     }
     team.poll();
-    assert_eq!(team.sent(UPLINK), (0..50).map(frame).collect::<Vec<_>>());
+    assert_eq!(team.sent(UPLINK), (0..30).map(frame).collect::<Vec<_>>());
     assert!(team.counters.iter().any(|counters| counters.received.get() == 0), "one worker takes them all");
 }

@@ -18,6 +18,8 @@ use crate::wire::{Address, TupleKey, protocol};
 
 /// Flows that a sweep looks at together.
 const SWEEP_PART: usize = 16;
+/// Entries by which a sweep fetches ahead; those behind its end are the first ones of the next sweep.
+const SWEEP_AHEAD: u32 = 32;
 
 impl<A: Address> FlowTable<A> {
     /// Passes up to `entries` entries, from `start` on, to `ended`, and removes the flows for which it returns true;
@@ -63,6 +65,7 @@ impl<A: Address> FlowTable<A> {
         while *next < end && !part.is_full() {
             let index = *next;
             *next += 1;
+            self.storage.prefetch_first(index + SWEEP_AHEAD);
             let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { continue };
             let fate = if state.shakes_hands() { by.glance(flow, state) } else { Fate::Unknown };
             if fate != Fate::Stays {

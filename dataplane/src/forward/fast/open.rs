@@ -3,9 +3,10 @@
 //! for their flows and a rested port. It creates the flow and rewrites the packet. All other packets are left, and
 //! nothing is changed for them.
 //!
-//! It consists of three loops over a part: the first decides on each packet and prefetches the line of tags of the
-//! replies, the second finds room in the index, and the third creates the flows and rewrites the packets. What is the
-//! same for many packets is kept from one to the next, that of backends from one burst to the next (`backends`).
+//! It consists of four loops over a part: the first chooses a backend for each packet and prefetches its oldest SNAT port,
+//! the second takes that port and prefetches the line of tags of the replies, the third finds room in the index, and the
+//! fourth creates the flows and rewrites the packets. What is the same for many packets is kept from one to the next, that
+//! of backends from one burst to the next (`backends`).
 //!
 //! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
 //! (`tests/flows/openings.rs`).
@@ -18,7 +19,7 @@ use arrayvec::ArrayVec;
 
 use super::follow::{FastFamily, PacketHead};
 use super::progress::Progress;
-use super::record::{Record, STAYS};
+use super::record::{PART_MAX, Record, STAYS};
 use super::rewrite::{Rewritten, framed, identification};
 use crate::flow::{
     BackendId, BegunFlow, Candidate, Direction, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick,
@@ -81,6 +82,22 @@ enum Client {
     BehindRouter,
     /// A route tells.
     Elsewhere,
+}
+
+/// What was chosen for a packet that may open a connection.
+struct Chosen<'s, A> {
+    at: usize,
+    exit: &'s Exit,
+    /// See [`BackendId::packed_with`].
+    backend: u32,
+    /// The backend, and the SNAT addresses for it.
+    towards: SnatTarget<A>,
+    addresses: &'s [SnatAddress<A>],
+    /// The position of the address that is tried first, its value, and its pool.
+    first: usize,
+    address: A,
+    pool: PoolId,
+    client: Client,
 }
 
 /// A packet that will open a connection.
@@ -222,17 +239,23 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here are left.
         let room = if opening.arrival.origin == Origin::Met { 0 } else { room as usize };
-        let mut opens: ArrayVec<Opens<'_, A::Key>, BURST> = ArrayVec::new();
+        let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
         for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
             if openings >> at & 1 == 0 || record.family() != A::RECORD {
                 continue;
             }
-            let may_open = opens.len() < room && opening.is_first(record.hash, progress.left);
-            if may_open && self.decide_opening::<A>((at, record), buffer, opening, &mut opens).is_some() {
+            let may_open = chosen.len() < room && opening.is_first(record.hash, progress.left);
+            if may_open && self.choose::<A>((at, record), buffer, opening, &mut chosen).is_some() {
                 opening.take(record.hash);
             } else {
-                progress.left |= 1 << (record.hash & 63);
-                progress.add_port(STAYS);
+                progress.leave_one(record.hash);
+            }
+        }
+        let mut opens: ArrayVec<Opens<'_, A::Key>, PART_MAX> = ArrayVec::new();
+        for one in &chosen {
+            let (Some(record), Some(buffer)) = (records.get(one.at), part.get(one.at)) else { continue };
+            if self.take_port::<A>(one, (record, buffer), opening, &mut opens).is_none() {
+                progress.leave_one(record.hash);
             }
         }
         let table = A::table(&self.tables);
@@ -251,18 +274,18 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Decides on one packet, takes a SNAT port for it and adds it to those that open connections. `None`: it is left.
+    /// Chooses backend and SNAT pool for one packet, and adds it to those that may open connections. `None`: it is left.
     #[inline(always)]
-    fn decide_opening<'s, A: FastFamily>(
+    fn choose<'s, A: FastFamily>(
         &mut self,
         (at, record): (usize, &Record),
         buffer: &P::Buffer,
         opening: &mut Opening<'s, A>,
-        opens: &mut ArrayVec<Opens<'s, A::Key>, BURST>,
+        chosen: &mut ArrayVec<Chosen<'s, A>, PART_MAX>,
     ) -> Option<()> {
         let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
         let tuple = A::key(head).tuple(protocol::TCP);
-        let (snapshot, arrival, now) = (opening.snapshot, opening.arrival, opening.now);
+        let (snapshot, arrival) = (opening.snapshot, opening.arrival);
         let client = opening.client(tuple.source)?;
         if opening.may_be_of_others && self.other_owner(snapshot, arrival, record, &tuple).is_some() {
             return None;
@@ -282,14 +305,32 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let first = first_snat_address(record.hash, addresses.len());
         let &SnatAddress { address, index } = addresses.get(first)?;
         let pool = PoolId::new(backend.target, index);
+        self.ports.prefetch_oldest(pool);
         let towards =
             SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
+        let backend = id.packed_with(front.number);
+        chosen.try_push(Chosen { at, exit, backend, towards, addresses, first, address, pool, client }).ok()
+    }
+
+    /// Takes a SNAT port for one packet and adds it to those that open connections. `None`: it is left.
+    #[inline(always)]
+    fn take_port<'s, A: FastFamily>(
+        &mut self,
+        one: &Chosen<'s, A>,
+        (record, buffer): (&Record, &P::Buffer),
+        opening: &Opening<'s, A>,
+        opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
+    ) -> Option<()> {
+        let &Chosen { at, exit, backend, towards, addresses, first, address, pool, client } = one;
+        let (snapshot, arrival, now) = (opening.snapshot, opening.arrival, opening.now);
+        let tuple = || Some(A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(protocol::TCP));
         let port = self.ports.take_rested(pool, now).or_else(|| self.ports.take_unused(pool, &towards, address));
         let lease = match port {
             Some(port) => SnatLease { address, port, pool },
             None => self.ports.allocate_rested(towards, addresses, first, now)?,
         };
         if client == Client::Elsewhere
+            && let Some(tuple) = tuple()
             && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
         {
             self.ask(neighbour);
@@ -301,7 +342,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             destination_port: lease.port,
             protocol: protocol::TCP,
         });
-        let backend = id.packed_with(front.number);
         let table = A::split(&mut self.tables).0;
         let reply_hash = table.hash_key(&reply, protocol::TCP);
         if table.is_replicated() && table.port_use(reply_hash, &reply, protocol::TCP).is_some() {
@@ -310,7 +350,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             return None;
         }
         table.prefetch(reply_hash);
-        if opening.may_be_of_others {
+        if opening.may_be_of_others
+            && let Some(tuple) = tuple()
+        {
             self.check_queue(arrival, buffer, record, &tuple);
         }
         opens.try_push(Opens { at, exit, backend, reply, reply_hash, pool: lease.pool, rooms: [IndexSlot::NONE; 2] }).ok()
@@ -326,8 +368,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &mut Record,
     ) -> Option<PortIndex> {
         let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
+        let from = A::key(head);
         let flow = BegunFlow {
-            keys: [A::key(head), open.reply],
+            keys: [&from, &open.reply],
             hashes: [record.hash, open.reply_hash],
             rooms: open.rooms,
             backend: open.backend,
@@ -346,7 +389,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let counters = self.counters.at(BackendId::counter_slot(open.backend));
         counters.flows.add(1);
         counters.new_flows.add(1);
-        let (exit, from) = (open.exit, flow.keys[0]);
+        let exit = open.exit;
         let identification = identification::<A>(&mut self.identifications, &open.reply, record);
         let begun = table.hot_parts(false).flows.get(candidate.entry().0);
         let change = || begun.map_or(0, |flow| flow.change_of_sum(Direction::ToBackend));

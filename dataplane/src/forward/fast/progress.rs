@@ -84,6 +84,13 @@ impl Progress {
         self.ports.add(STAYS);
     }
 
+    /// Leaves a packet with this hash.
+    #[inline(always)]
+    pub(super) fn leave_one(&mut self, hash: u64) {
+        self.left |= bit_of(hash);
+        self.ports.add(STAYS);
+    }
+
     #[inline(always)]
     pub(super) fn add_port(&mut self, port: u8) {
         self.ports.add(port);

@@ -79,8 +79,9 @@ pub(super) fn part_len(len: usize) -> usize {
     (len / 2).next_multiple_of(LANES).max(LANES)
 }
 
-// Positions in a part are bits of a `u32`.
-const _: () = assert!(BURST / 2 <= 32 && (BURST / 2).is_multiple_of(LANES));
+/// Maximum number of packets in a part. Positions in it are bits of a `u32`.
+pub(super) const PART_MAX: usize = BURST / 2;
+const _: () = assert!(PART_MAX <= 32 && PART_MAX.is_multiple_of(LANES));
 
 /// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
