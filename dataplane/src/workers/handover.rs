@@ -327,6 +327,30 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_is_merged_into_bursts_of_one_port_and_task_and_stays_in_order() {
+        let views = Peers::all(&Arc::new(Steering::own_hash(2, 7)), &[]);
+        let (decide, send) = (HandoverTask::Decide, HandoverTask::Send);
+        let waiting = [
+            (0, decide, 0..3),
+            (0, decide, 3..5),
+            (0, send, 5..6),
+            (1, send, 6..7),
+            (1, send, 7..39),
+            (1, send, 39..70),
+            (1, send, 70..72),
+        ];
+        for (port, task, packets) in waiting {
+            let handed = HandedOver { port: PortIndex(port), task, packets: packets.collect() };
+            assert!(views[0].push(WorkerId(1), handed).is_ok());
+        }
+        let mut next = None;
+        let taken: Vec<_> = std::iter::from_fn(|| views[1].take(0, &mut next)).collect();
+        let merged = [(0, decide, 0..5), (0, send, 5..6), (1, send, 6..39), (1, send, 39..72)];
+        assert_eq!(taken, merged.map(|(port, task, packets)| (PortIndex(port), task, packets.collect::<Burst<i32>>())));
+        assert!(next.is_none(), "nothing that was taken is kept");
+    }
+
+    #[test]
     fn however_ports_and_tasks_are_mixed_elements_are_full_but_for_the_last_and_in_order() {
         let mut gathered = Gathered::new(3, 4);
         let kind = |n: usize| {
