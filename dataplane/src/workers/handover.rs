@@ -219,13 +219,19 @@ impl<B> Peers<B> {
         self.inboxes.len()
     }
 
-    /// Takes a burst from another worker: `next`, or the oldest element, and while there is room those behind it with the
-    /// same port and task. `next` is then the element behind the burst, if it had to be taken to see that it is another.
-    pub(crate) fn take(&self, other: usize, next: &mut Option<HandedOver<B>>) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
+    /// Takes a burst from another worker: `next`, or the oldest element, and those behind it with the same port and task,
+    /// while there is room and it has fewer packets than `wanted`. `next` is then the element behind the burst, if it had to
+    /// be taken to see that it is another.
+    pub(crate) fn take(
+        &self,
+        other: usize,
+        next: &mut Option<HandedOver<B>>,
+        wanted: usize,
+    ) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
         let elements = &self.inboxes.get(other)?.elements;
         let HandedOver { port, task, packets } = next.take().or_else(|| elements.pop())?;
         let mut burst: Burst<B> = packets.into_iter().collect();
-        while next.is_none() && burst.remaining_capacity() >= HANDED_OVER_MAX {
+        while next.is_none() && burst.len() < wanted && burst.remaining_capacity() >= HANDED_OVER_MAX {
             let Some(handed) = elements.pop() else { break };
             if (handed.port, handed.task) == (port, task) {
                 burst.extend(handed.packets);
@@ -323,7 +329,7 @@ mod tests {
         assert!(views[1].sender(PortIndex(0)).unwrap().push(handed(2)).is_ok());
         let rung = |n: usize| rings[n].load(Ordering::Relaxed);
         assert_eq!((rung(0), rung(1)), (1, 1));
-        assert!(views[1].take(0, &mut None).is_some() && views[0].take(0, &mut None).is_some());
+        assert!(views[1].take(0, &mut None, BURST).is_some() && views[0].take(0, &mut None, BURST).is_some());
     }
 
     #[test]
@@ -344,10 +350,24 @@ mod tests {
             assert!(views[0].push(WorkerId(1), handed).is_ok());
         }
         let mut next = None;
-        let taken: Vec<_> = std::iter::from_fn(|| views[1].take(0, &mut next)).collect();
+        let taken: Vec<_> = std::iter::from_fn(|| views[1].take(0, &mut next, BURST)).collect();
         let merged = [(0, decide, 0..5), (0, send, 5..6), (1, send, 6..39), (1, send, 39..72)];
         assert_eq!(taken, merged.map(|(port, task, packets)| (PortIndex(port), task, packets.collect::<Burst<i32>>())));
         assert!(next.is_none(), "nothing that was taken is kept");
+    }
+
+    #[test]
+    fn nothing_more_is_taken_than_wanted() {
+        let views = Peers::all(&Arc::new(Steering::own_hash(2, 7)), &[]);
+        for n in 0..4 {
+            let handed = HandedOver { port: PortIndex(n), task: HandoverTask::Decide, packets: Handed::from_iter([n]) };
+            assert!(views[0].push(WorkerId(1), handed).is_ok());
+        }
+        let mut next = None;
+        let mut take = |wanted| views[1].take(0, &mut next, wanted).map(|(port, _, burst)| (port.0, burst.len()));
+        assert_eq!([2, 0].map(&mut take), [Some((0, 1)), Some((1, 1))]);
+        assert!(next.is_none(), "the one that was taken to see that it is another");
+        assert_eq!(views[1].inboxes().len(), 2);
     }
 
     #[test]
