@@ -18,8 +18,8 @@ use crate::error::Error;
 use crate::mbuf::{self, Mbuf, RawBurst};
 use crate::raw;
 
-/// Cache of a registered thread, packets: 8 bursts, so that a thread that receives on one port and sends on another
-/// uses the ring at most once in eight bursts.
+/// Cache of a registered thread, packets: 4 bursts, so that a thread that receives on one port and sends on another
+/// uses the ring at most once in four bursts.
 const CACHE: u32 = 256;
 /// Smallest buffer, bytes: the minimum of NIC drivers for frames that are not split.
 const FRAME_BYTES_MIN: u16 = 2048;

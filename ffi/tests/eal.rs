@@ -253,7 +253,7 @@ fn a_port_that_is_dropped_leaves_no_packet_behind_and_can_be_opened_again() {
             assert_eq!(port.mtu_bytes().unwrap(), 1500);
             let mut burst = Burst::new();
             rx.receive(&mut burst);
-            assert_eq!((burst.len(), burst[31].bytes().len()), (32, 100));
+            assert_eq!((burst.len(), burst[BURST - 1].bytes().len()), (BURST, 100));
             tx.transmit(&mut burst);
             assert!(burst.is_empty());
             assert_eq!(pool.available(), pool.packets());

@@ -50,7 +50,7 @@ const SNAT_PORTS_PEAK: MetricFamily =
 const QUEUED: MetricFamily = MetricFamily::gauge(
     "sluice_worker_queued",
     "bursts",
-    "Bursts from other workers that wait for this one; 32 packets at most each.",
+    "Groups of up to 32 packets from other workers that wait for this one.",
 );
 
 type OfLoad = fn(&LoadReading) -> u64;

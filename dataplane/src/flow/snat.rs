@@ -497,7 +497,7 @@ impl SnatPorts {
                 let free = std::mem::take(&mut self.pages[page as usize].next);
                 self.free_page = free;
                 if let Some(next) = free.checked_sub(1).and_then(|next| self.pages.get(next as usize)) {
-                    processor::prefetch(next); // the one that is taken after this one is full
+                    processor::prefetch(next); // the one that is taken next
                 }
                 Some(page)
             }

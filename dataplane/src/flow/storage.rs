@@ -113,8 +113,8 @@ impl<K: TupleKey> HotFlow<K> {
         hot
     }
 
-    /// Makes the entry that of such a flow. It is written where it is: a load of a copy that was just stored in other pieces
-    /// waits until these have left the processor's store buffer.
+    /// Writes such a flow into the entry, in place: a load from a copy that was just stored in other pieces waits until these
+    /// have left the processor's store buffer.
     #[inline(always)]
     fn begin(&mut self, [to_backend, to_client]: [&K; 2], backend: u32, seen: u32) {
         self.keys[0] = *to_backend;

@@ -341,8 +341,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut count = 0;
         for other in 0..self.egress.peers.as_ref().map_or(0, Peers::others) {
             let (before, mut next) = (count, None);
-            while next.is_some() || count - before < PACKETS_PER_TURN {
-                let wanted = PACKETS_PER_TURN.saturating_sub(count - before);
+            while count - before < PACKETS_PER_TURN {
+                let wanted = PACKETS_PER_TURN - (count - before);
                 let taken = self.egress.peers.as_ref().and_then(|peers| peers.take(other, &mut next, wanted));
                 let Some((port, task, mut burst)) = taken else { break };
                 count += burst.len();

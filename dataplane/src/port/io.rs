@@ -9,8 +9,8 @@ use arrayvec::ArrayVec;
 
 use crate::wire::Buffer;
 
-/// Maximum number of packets in a burst: two units of the DPDK drivers' vector paths. What a poll does once is shared by
-/// more packets than with one, and memory is waited for at the start of a burst only
+/// Maximum number of packets in a burst: twice as many as the vector paths of DPDK's drivers handle at a time. What a poll
+/// does once is shared by many packets, and memory is waited for at the start of a burst only
 /// (docs/internals/decisions/0077-bursts-of-sixty-four.md).
 pub const BURST: usize = 64;
 

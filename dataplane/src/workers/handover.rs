@@ -19,8 +19,8 @@ use super::snat_port_share::PortShare;
 use super::steering::Steering;
 use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
-/// Maximum number of packets in one element of a queue. It is less than a burst, since elements are copied whole, and
-/// many with few packets must find room where few buffers are reserved.
+/// Maximum number of packets in one element of a queue. It is less than a burst: an element is copied whole, and a full
+/// queue of full elements must not hold more packets than are reserved for it.
 pub(super) const HANDED_OVER_MAX: usize = 32;
 /// Maximum number of elements that wait for a worker, from all others together. If full, they hold the 4,096 packets that
 /// the buffer pool reserves for each worker. At 14.88 million packets a second, half of them for other workers, that is
@@ -220,7 +220,7 @@ impl<B> Peers<B> {
     }
 
     /// Takes a burst from another worker: `next`, or the oldest element, and those behind it with the same port and task,
-    /// while there is room and it has fewer packets than `wanted`. `next` is then the element behind the burst, if it had to
+    /// while there is room and the burst has fewer packets than `wanted`. `next` is then the element behind the burst, if it had to
     /// be taken to see that it is another.
     pub(crate) fn take(
         &self,
@@ -366,7 +366,7 @@ mod tests {
         let mut next = None;
         let mut take = |wanted| views[1].take(0, &mut next, wanted).map(|(port, _, burst)| (port.0, burst.len()));
         assert_eq!([2, 0].map(&mut take), [Some((0, 1)), Some((1, 1))]);
-        assert!(next.is_none(), "the one that was taken to see that it is another");
+        assert!(next.is_none(), "the second element, which the first call had to take, was returned by the second call");
         assert_eq!(views[1].inboxes().len(), 2);
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane::testing::{Packet, Segment, arp_request, neighbour_solicitation};
-use dataplane::{Config, DropReason, GroupsClaimed, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
+use dataplane::{BURST, Config, DropReason, GroupsClaimed, Mac, OwnedGroups, PacketOutcome, VipAnswers, VipClaim, VipOwnership};
 use proto::vip_group;
 
 use crate::rig::{self, CLUSTER, Rig, UPLINK, UPLINK_MAC, config, ip};
@@ -155,7 +155,7 @@ fn what_a_stopped_worker_was_about_to_send_for_a_lease_does_not_leave_after_it()
         // A whole burst, of both families.
         let arp = arp_request([192, 0, 2, 10].into(), [192, 0, 2, 100].into());
         let solicitation = neighbour_solicitation("2001:db8::10".parse().unwrap(), VIP_V6.parse().unwrap()).build();
-        for (id, frame) in (1..).zip([vec![arp; 30], vec![solicitation; 2]].concat()) {
+        for (id, frame) in (1..).zip([vec![arp; BURST - 2], vec![solicitation; 2]].concat()) {
             rig.arrive(UPLINK, &frame, id);
         }
         rig.worker.poll(rig.now);
@@ -164,10 +164,10 @@ fn what_a_stopped_worker_was_about_to_send_for_a_lease_does_not_leave_after_it()
         (answers, usize::from(advertises(rig, VIP, 150)))
     };
     END_OF_POLL.store(rig.now + LEASE_NS - 1, Ordering::SeqCst);
-    assert_eq!(frames(&mut rig), (32, 1), "the leases are still valid");
+    assert_eq!(frames(&mut rig), (BURST, 1), "the leases are still valid");
     END_OF_POLL.store(rig.now + LEASE_NS, Ordering::SeqCst);
     assert_eq!(frames(&mut rig), (0, 0), "the worker was stopped within the poll until the leases had ended");
-    assert_eq!(rig.drops(DropReason::StaleAdvertisement), 33);
+    assert_eq!(rig.drops(DropReason::StaleAdvertisement), BURST as u64 + 1);
     // Announcements follow from a new snapshot.
     answers(&mut rig, &[]);
     rig.now += 10_000 * MILLISECOND;
@@ -175,7 +175,7 @@ fn what_a_stopped_worker_was_about_to_send_for_a_lease_does_not_leave_after_it()
     begin(&rig);
     answers(&mut rig, &[group(VIP)]);
     assert_eq!(announcements(&mut rig), 0, "an announcement would take the VIP from its next owner");
-    assert!(rig.drops(DropReason::StaleAdvertisement) > 33);
+    assert!(rig.drops(DropReason::StaleAdvertisement) > BURST as u64 + 1);
     // An owner that the agent does not know yet: what it advertises is as old.
     ownership.end(group(VIP));
     assert!(!advertises(&mut rig, VIP, 150));

@@ -139,7 +139,7 @@ fn packets_that_a_full_hand_over_queue_refuses_are_dropped_and_counted() {
     }
     while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
     let full = team.drops(DropReason::HandoverFull);
-    assert!((6_500..7_500).contains(&full), "half of each burst is the other's, in one element or two of 128: {full}");
+    assert!((6_500..7_500).contains(&full), "half of each burst is the other's, in one or two of the 128 elements: {full}");
     team.poll();
     let account = team.counters[1].account();
     assert_eq!((account.received, account.handed_in), (0, team.counters[0].handed_out.get()));

@@ -107,7 +107,7 @@ impl RingInput {
 }
 
 impl RingOutput {
-    /// Appends sent packets while there is room, at most 32.
+    /// Appends sent packets while there is room, at most [`BURST`].
     #[inline]
     pub fn take<B: From<Mbuf>, const N: usize>(&mut self, burst: &mut ArrayVec<B, N>) {
         let mut packets = RawBurst::<BURST>::new();

@@ -39,7 +39,7 @@ const POLLS_PER_LOOK: u32 = 256;
 const POLLS_TO_DRAIN: u32 = 64;
 /// Longer than the second after which a packet confirms a one-way flow (FORWARDING 2).
 const ONE_WAY_AGE: Duration = Duration::from_secs(2);
-/// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 bursts, never is full.
+/// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 elements, never is full.
 const BUFFERS_HANDED_OVER: u32 = 1024;
 /// Frames of a trace at least: those of few flows are repeated, since no burst goes beyond the end of a trace.
 const FRAMES_MIN: usize = 4096;
@@ -47,7 +47,7 @@ const FRAMES_MIN: usize = 4096;
 const BATCH_OF_PORTS: u64 = 100;
 /// Longer than an unconfirmed flow lives.
 const OPENING: Duration = Duration::from_secs(31);
-/// Polls after which flows should have ended: a sweep visits 64 of at most 2^30 in each.
+/// Polls after which flows should have ended: a sweep visits 128 of at most 2^30 in each.
 const POLLS_TO_END: u32 = 1 << 24;
 /// Part of the measured time in which the floor is measured, before and after.
 const FLOOR_PART: u32 = 4;

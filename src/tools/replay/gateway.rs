@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{
     Buffer, Compiler, Config, Health, MemoryBuffer, MemoryPort, Network, NoMemory, Observe, PacketFlow, PacketOutcome, Parts,
-    PortIndex, Publisher, TwinQueues, Worker, WorkerCounters,
+    PortIndex, Publisher, SWEPT_PER_POLL, TwinQueues, Worker, WorkerCounters,
 };
 use proto::{ServiceName, State};
 
@@ -24,8 +24,8 @@ const STEP_NS: u64 = 1 << 27;
 /// Number of polls without a transmitted frame after which the initial announcements are over: 16 steps are 2.1 s, and
 /// announcements are 1 s apart.
 const QUIET_POLLS: u32 = 16;
-/// Flows per poll of a step: a worker sweeps 64 flows in one poll, and the whole table in 64 ticks.
-const FLOWS_PER_POLL: u64 = 64 * 64;
+/// Flows per poll of a step: a worker sweeps so many flows in one poll, and the whole table in 64 ticks.
+const FLOWS_PER_POLL: u64 = 64 * SWEPT_PER_POLL as u64;
 /// How long the gateway runs after the last packet, so that held packets get a verdict: they wait 1 s for a neighbour,
 /// 2 s for a first fragment.
 const REST_NS: u64 = 2_000_000_000;

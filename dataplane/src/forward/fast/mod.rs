@@ -56,7 +56,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
     ///
     /// The loops run over the halves of the burst in turn: the second half is recognised while the tags of the first one
-    /// are fetched, and looked up while its flows are. So a loop finds in the cache what it needs, and requests to memory
+    /// are fetched, and looked up while the flows of the first one are fetched. So a loop finds in the cache what it needs, and requests to memory
     /// spread over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let port = usize::from(arrival.link.port().0);

@@ -72,11 +72,11 @@ pub(in crate::forward) struct Shape {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
-/// Packets that each loop handles at a time, of a burst of `len`: half of them, and several times those of a vector. While
-/// one half is worked on, the memory arrives that the other one needs.
+/// Packets that each loop handles at a time, of a burst of `len`: half of them, rounded up to whole vectors. While one half
+/// is worked on, the memory arrives that the other one needs.
 #[inline(always)]
 pub(super) fn part_len(len: usize) -> usize {
-    (len / 2).next_multiple_of(LANES).max(LANES)
+    len.div_ceil(2).next_multiple_of(LANES).max(LANES)
 }
 
 /// Maximum number of packets in a part. Positions in it are bits of a `u32`.

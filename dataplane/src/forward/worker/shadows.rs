@@ -31,7 +31,7 @@ use crate::workers::{Steering, WorkerId};
 const APPLIED_PER_POLL: usize = 32;
 /// Events that it applies in a tick while it has packets to process: 4,096 x 1 us are 3 % of it.
 const APPLIED_PER_TICK: usize = 4096;
-/// Newly confirmed flows of a family that it tells in a poll.
+/// Newly confirmed flows of a family that it tells in a poll. A poll may confirm more; they wait for polls with fewer.
 const TOLD_PER_POLL: usize = 16;
 /// For how long after a takeover partners may tell flows that this gateway does not know: news that is lost is repeated
 /// within 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also for how long after the loss
