@@ -102,9 +102,10 @@ impl Freed {
         }
     }
 
-    /// When the next reservations expire.
+    /// When the next reservations end. Also of those that have expired, but not for so long yet: a plan that is made meanwhile
+    /// need not end them.
     pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
-        self.reservations.iter().map(|one| one.until).find(|until| *until > now).map(|next| next + EXPIRY_BATCH)
+        self.reservations.iter().map(|one| one.until + EXPIRY_BATCH).find(|end| *end > now)
     }
 
     /// Whether any reservation has expired and waits only for gateways.

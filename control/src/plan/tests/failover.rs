@@ -14,7 +14,7 @@ use crate::gateways::registry::{Connection, Gateways};
 use crate::plan::{LeftBy, Memory, Plan, plan};
 use crate::world::World;
 use crate::world::change::{Change, KnownGateway};
-use crate::world::checkpoint::Checkpoint;
+use crate::world::checkpoint::{Checkpoint, Reserved};
 use objects::PoolSpec;
 use objects::note::{Cause, Note};
 
@@ -140,6 +140,24 @@ fn vips(plan: &Plan, name: u8) -> Vec<IpAddr> {
     plan.checkpoint.services.get(&named(&format!("s{name}"))).map(|decided| decided.addresses.clone()).unwrap_or_default()
 }
 
+/// Reservations end up to a second after they expire. Plans of that second must not forget them.
+#[test]
+fn a_reservation_that_expires_when_a_plan_is_made_ends_a_second_later() {
+    let mut settings = settings();
+    settings.pools[0].ranges = vec!["192.0.2.100-192.0.2.102".parse().unwrap()];
+    let (mut state, mut memory) = (Turns::new(), Memory::default());
+    let asks = |name| Turn::Service { name, port: 80, request: Some(101), shares: false };
+    for turn in [asks(2), asks(0), Turn::Gone(2), Turn::Later(100), Turn::Later(500)] {
+        state.take(turn);
+        let refused = plan(&state.world, &settings, &mut memory, state.now);
+        assert!(vips(&refused, 0).is_empty(), "it is the other's, or reserved for it");
+    }
+    assert_eq!(memory.assigned_until, Some(state.now + Duration::from_secs(1)));
+    state.now += Duration::from_secs(1);
+    let served = plan(&state.world, &settings, &mut memory, state.now);
+    assert_eq!(vips(&served, 0), ["192.0.2.101".parse::<IpAddr>().unwrap()]);
+}
+
 proptest! {
     /// The same addresses, table sizes and reservations, although no status was written yet. A Service that waits for a
     /// sharer gets its address one plan later, and at once from a new leader, so here none shares.
@@ -150,15 +168,15 @@ proptest! {
         let (mut state, mut memory) = (Turns::new(), Memory::default());
         for turn in turns {
             state.take(turn);
-            let before = plan(&state.world, &settings, &mut memory, state.now);
+            let mut before = plan(&state.world, &settings, &mut memory, state.now);
+            // Reservations end up to a second late; meanwhile only a new leader gives their addresses to others.
+            if before.checkpoint.reserved.iter().any(|one| one.until <= state.now) {
+                state.now += Duration::from_secs(1);
+                before = plan(&state.world, &settings, &mut memory, state.now);
+            }
             let mut successor = state.world.clone();
             successor.apply(Change::CheckpointReplaced(Box::new(before.checkpoint.clone())));
             let after = plan(&successor, &settings, &mut Memory::default(), state.now);
-            // Reservations that expire together end up to a second late, but a new leader does not take over expired ones:
-            // meanwhile it may give such an address to a Service to which its predecessor still refuses it.
-            if before.checkpoint.reserved.iter().any(|one| one.until <= state.now) {
-                continue;
-            }
             // The message of a refusal may differ, because a new leader allocates to all Services at once.
             let of = |plan: &Plan| -> Vec<_> {
                 let one = |service: &Arc<Service>| (service.ports.clone(), service.refusal.as_ref().map(|refusal| refusal.reason));
@@ -166,7 +184,12 @@ proptest! {
             };
             prop_assert_eq!(of(&before), of(&after));
             prop_assert_eq!(&before.checkpoint.services, &after.checkpoint.services);
-            prop_assert_eq!(&before.checkpoint.reserved, &after.checkpoint.reserved);
+            // Reservations that expire together end up to a second late, but a new leader does not take over expired
+            // ones.
+            let reserved = |plan: &Plan| -> Vec<Reserved> {
+                plan.checkpoint.reserved.iter().filter(|one| one.until > state.now).cloned().collect()
+            };
+            prop_assert_eq!(reserved(&before), reserved(&after));
         }
     }
 
