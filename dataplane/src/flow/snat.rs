@@ -286,8 +286,14 @@ impl SnatPorts {
     #[inline(always)]
     pub(crate) fn prefetch_oldest(&self, pool: PoolId) {
         if let Some(pool) = self.pools.get(pool.index()) {
-            processor::prefetch_at(&self.pages, (pool.head as usize).wrapping_sub(1));
+            self.prefetch_page(pool.head);
         }
+    }
+
+    /// Prefetches a page by its number plus one. 0 is no page: the line before the first one is prefetched.
+    #[inline(always)]
+    fn prefetch_page(&self, page: u32) {
+        processor::prefetch_at(&self.pages, (page as usize).wrapping_sub(1));
     }
 
     /// Allocates a port of one address: a rested one, otherwise one that was never used.
@@ -450,7 +456,7 @@ impl SnatPorts {
         let pool = &mut self.pools[pool.index()];
         let page = &mut self.pages[pool.head as usize - 1];
         let port = page.ports[usize::from(pool.head_at)];
-        let next = page.next as usize;
+        let next = page.next;
         pool.head_at += 1;
         pool.resting -= 1;
         self.in_use += 1;
@@ -463,10 +469,8 @@ impl SnatPorts {
             }
             page.next = self.free_page;
             self.free_page = emptied;
-        } else if pool.head_at == FETCH_NEXT_AT
-            && let Some(next) = next.checked_sub(1).and_then(|next| self.pages.get(next))
-        {
-            processor::prefetch(next); // it was written when its ports were freed, a minute ago
+        } else if pool.head_at == FETCH_NEXT_AT {
+            self.prefetch_page(next); // it was written when its ports were freed, a minute ago
         }
         port
     }
@@ -494,11 +498,8 @@ impl SnatPorts {
     fn take_page(&mut self) -> Option<u32> {
         match self.free_page.checked_sub(1) {
             Some(page) => {
-                let free = std::mem::take(&mut self.pages[page as usize].next);
-                self.free_page = free;
-                if let Some(next) = free.checked_sub(1).and_then(|next| self.pages.get(next as usize)) {
-                    processor::prefetch(next); // the one that is taken next
-                }
+                self.free_page = std::mem::take(&mut self.pages[page as usize].next);
+                self.prefetch_page(self.free_page); // the one that is taken next
                 Some(page)
             }
             None if (self.pages_high_water as usize) < self.pages.len() => {

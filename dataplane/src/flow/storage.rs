@@ -106,24 +106,13 @@ pub(crate) struct BegunFlow<'k, K> {
 }
 
 impl<K: TupleKey> HotFlow<K> {
-    /// A flow of which nothing but these is known: see the fields.
-    fn new(keys: [K; 2], backend: u32, seen: u32) -> Self {
-        let mut hot = Self { keys, backend, seen, rest: FromZeros::new_zeroed() };
-        hot.set_checksum_change();
-        hot
-    }
-
-    /// Writes such a flow into the entry, in place: a load from a copy that was just stored in other pieces waits until these
-    /// have left the processor's store buffer.
+    /// Writes a flow of which nothing but these is known into the entry, see the fields. It is written in place: a load from
+    /// a copy that was just stored in other pieces waits until these have left the processor's store buffer.
     #[inline(always)]
     fn begin(&mut self, [to_backend, to_client]: [&K; 2], backend: u32, seen: u32) {
         self.keys[0] = *to_backend;
         self.keys[1] = *to_client;
         (self.backend, self.seen, self.rest) = (backend, seen, FromZeros::new_zeroed());
-        self.set_checksum_change();
-    }
-
-    fn set_checksum_change(&mut self) {
         if let [_, _, _, change] = self.rest.as_mut() {
             let [from, to] = self.keys.each_ref().map(TupleKey::sum);
             *change = difference(from, to).into();
@@ -450,7 +439,7 @@ impl<A: Address> Storage<A> {
     /// Prefetches what the beginning of a flow writes at a position.
     #[inline(always)]
     pub(super) fn prefetch_all(&self, index: u32) {
-        processor::prefetch_at(&self.hot, index as usize);
+        self.prefetch_first(index);
         if !HotFlow::<A::Key>::HAS_ROOM {
             processor::prefetch_at(&self.routes, index as usize);
             processor::prefetch_at(&self.cold, index as usize);
@@ -515,7 +504,7 @@ impl<A: Address> Storage<A> {
     /// Stores a new flow at a position; `begins`: it begins now, rather than at another gateway.
     pub(super) fn put(&mut self, index: u32, flow: &Flow<A>, begins: bool) {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
-        self.hot[index as usize] = HotFlow::new(keys, flow.backend.packed_with(flow.frontend), 0);
+        self.hot[index as usize].begin(keys.each_ref(), flow.backend.packed_with(flow.frontend), 0);
         self.set(index, flow);
         if begins && self.recorder.is_some() {
             self.record_start(index, flow.last_seen);

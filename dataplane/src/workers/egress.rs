@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::handover::{HANDED_OVER_MAX, HandedOver, HandoverQueue, HandoverTask, Peers};
+use super::handover::{HANDED_OVER_MAX, Handed, HandedOver, HandoverQueue, HandoverTask, Peers};
 use super::id::WorkerId;
 use crate::port::{Arrival, BURST, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
@@ -118,7 +118,7 @@ fn transmit<P: Port>(device: &mut P, burst: &mut Burst<P::Buffer>, tally: &mut T
 #[cold]
 fn hand_over<P: Port>(device: &mut P, (port, queue): &Sender<P::Buffer>, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
     while !burst.is_empty() {
-        let packets: ArrayVec<_, HANDED_OVER_MAX> = burst.drain(..burst.len().min(HANDED_OVER_MAX)).collect();
+        let packets: Handed<_> = burst.drain(..burst.len().min(HANDED_OVER_MAX)).collect();
         let count = packets.len() as u64;
         match queue.push(HandedOver { port: *port, task: HandoverTask::Send, packets }) {
             Ok(()) => tally.handed_out += count,

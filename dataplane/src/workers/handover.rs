@@ -32,7 +32,7 @@ const ELEMENTS_PER_PAIR_MIN: usize = 16;
 pub(crate) const PACKETS_PER_TURN: usize = 2 * BURST;
 
 /// Packets of one element.
-type Handed<B> = ArrayVec<B, HANDED_OVER_MAX>;
+pub(super) type Handed<B> = ArrayVec<B, HANDED_OVER_MAX>;
 
 /// What the receiving worker does with the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
