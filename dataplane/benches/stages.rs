@@ -22,7 +22,7 @@ use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
 /// Bursts per measurement: enough that the first one, with cold predictors, does not matter.
-const BURSTS: usize = 128;
+const BURSTS: usize = 64;
 /// News of partners that a worker takes in one poll.
 const NEWS_PER_POLL: usize = 32;
 /// Flows that exist before the measurement.

@@ -2,7 +2,7 @@
 //!
 //! A key lives in its home bucket or, when that is full, in one other bucket that follows from home and tag. Keys are
 //! moved between their two buckets to make room (cuckoo hashing with large buckets, which in theory fits at a load above
-//! 99 %; the table stays at or below 90 %). The tag has the bits that positions leave: eleven with a million flows,
+//! 99 %; the table stays at or below 83 %). The tag has the bits that positions leave: eleven with a million flows,
 //! five with the most that there may be, so that one search in a hundred, or in two, compares a wrong key too.
 //!
 //! **Invariant:** a bucket counts the keys that have it as home and live elsewhere, so a lookup touches a second line
@@ -16,11 +16,12 @@ use zerocopy::FromZeros;
 use crate::wire::processor::{self, AnyProcessor, Avx2, Compare, Lanes, SetBits};
 
 const WAYS: usize = 15;
-/// Maximum number of buckets searched for room. At 90 % load the second level (30 x 15 slots) lacks room in one case in
-/// 10^20; the bound limits time, not memory.
+/// Maximum number of buckets searched for room. Even at 90 % load the second level (30 x 15 slots) lacks room in one case
+/// in 10^20; the bound limits time, not memory.
 const SEARCH_MAX: usize = 512;
-/// Keys that the table is sized for, in tenths of a bucket: 90 % of its slots.
-const TENTHS_PER_BUCKET: usize = 135;
+/// Keys that the table is sized for, in tenths of a bucket: 83 % of its slots. Then one key in 26 lives away from its home;
+/// with 90 % it is one in 16.
+const TENTHS_PER_BUCKET: usize = 124;
 
 /// One cache line. 0 marks an empty slot, so zeroed memory is an empty index.
 #[derive(Debug, FromZeros)]

@@ -256,12 +256,16 @@ impl<A: Address> FlowTable<A> {
         self.hash.hash_key(key, protocol)
     }
 
-    /// The lower and the upper halves of the hashes of eight packets, whose lines of tags are prefetched.
+    /// The lower and the upper halves of the hashes of eight packets.
     #[inline(always)]
     pub(crate) fn hash_eight<const WORDS: usize>(&self, avx2: Avx2, key: [Lanes; WORDS], protocol: Lanes) -> [Lanes; 2] {
-        let hashes = self.hash.hash_eight(avx2, key, protocol);
-        self.index.prefetch_eight(avx2, hashes[1]);
-        hashes
+        self.hash.hash_eight(avx2, key, protocol)
+    }
+
+    /// Prefetches the lines of tags of eight packets, by the upper halves of their hashes.
+    #[inline(always)]
+    pub(crate) fn prefetch_eight(&self, avx2: Avx2, upper: Lanes) {
+        self.index.prefetch_eight(avx2, upper);
     }
 
     /// First pass over a burst: prefetches the line of tags.

@@ -123,7 +123,7 @@ mod tests {
         let rows = [
             ("it says so", forbidden, 500),
             ("options", options.payload(&[0; 1000]).build(), 500),
-            ("more pieces than a burst", datagram(4000), 68),
+            ("more pieces than a burst", datagram(8000), 68),
             ("no room for data", datagram(1000), 27),
         ];
         for (sentence, frame, mtu) in rows {

@@ -9,10 +9,10 @@ use arrayvec::ArrayVec;
 
 use crate::wire::Buffer;
 
-/// Maximum number of packets in a burst: twice as many as the vector paths of DPDK's drivers handle at a time. What a poll
-/// does once is shared by many packets, and memory is waited for at the start of a burst only
-/// (docs/internals/decisions/0077-bursts-of-sixty-four.md).
-pub const BURST: usize = 64;
+/// Maximum number of packets in a burst: four times as many as the vector paths of DPDK's drivers handle at a time. What a
+/// poll does once is shared by many packets, and memory is waited for at the start of a burst only
+/// (docs/internals/decisions/0078-bursts-in-parts-of-thirty-two.md).
+pub const BURST: usize = 128;
 
 /// Up to [`BURST`] buffers.
 pub type Burst<B> = ArrayVec<B, BURST>;

@@ -18,9 +18,9 @@ use crate::wire::{Address, Headers, Transport, Tuple, icmpv4, icmpv6, split_mix,
 /// Capacity of the ring to the kernel, in bursts per port. The twin thread empties the ring at least every millisecond,
 /// so 256 bursts of one packet each carry 256,000 packets a second, full ones 16 million.
 pub const TO_LINUX_BURSTS: usize = 256;
-/// Capacity of the ring from the kernel, in bursts per port: 32 * 64 = 2048 packets, four times a tap's own queue of
+/// Capacity of the ring from the kernel, in bursts per port: 16 * 128 = 2048 packets, four times a tap's own queue of
 /// 500. When it is full, perhaps of bursts of one packet, the twin thread stops reading, and the rest waits in the tap.
-pub const FROM_LINUX_BURSTS: usize = 32;
+pub const FROM_LINUX_BURSTS: usize = 16;
 
 /// The two rings of one port's Linux twin, shared by all workers and the twin thread.
 #[derive(Debug)]

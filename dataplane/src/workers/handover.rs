@@ -175,6 +175,18 @@ impl<B> Peers<B> {
         (self.me, &self.steering, self.proofs.get_mut(usize::from(port.0)).and_then(Option::as_mut))
     }
 
+    /// Whether the queue of a port by which a packet came tells its owner.
+    #[inline]
+    pub(crate) fn trusts_queue(&self, port: PortIndex) -> bool {
+        self.proofs.get(usize::from(port.0)).is_some_and(|proof| proof.as_ref().is_some_and(Observer::trusts))
+    }
+
+    /// Whether it may turn out that the queues of a port tell owners.
+    #[inline]
+    pub(crate) fn has_proof(&self, port: PortIndex) -> bool {
+        self.proofs.get(usize::from(port.0)).is_some_and(Option::is_some)
+    }
+
     /// Index of this worker, and the number of workers.
     pub(crate) fn position(&self) -> (u16, u16) {
         (self.me.0.into(), self.steering.workers().into())
@@ -342,8 +354,10 @@ mod tests {
             (0, send, 5..6),
             (1, send, 6..7),
             (1, send, 7..39),
-            (1, send, 39..70),
-            (1, send, 70..72),
+            (1, send, 39..71),
+            (1, send, 71..103),
+            (1, send, 103..134),
+            (1, send, 134..136),
         ];
         for (port, task, packets) in waiting {
             let handed = HandedOver { port: PortIndex(port), task, packets: packets.collect() };
@@ -351,7 +365,7 @@ mod tests {
         }
         let mut next = None;
         let taken: Vec<_> = std::iter::from_fn(|| views[1].take(0, &mut next, BURST)).collect();
-        let merged = [(0, decide, 0..5), (0, send, 5..6), (1, send, 6..39), (1, send, 39..72)];
+        let merged = [(0, decide, 0..5), (0, send, 5..6), (1, send, 6..103), (1, send, 103..136)];
         assert_eq!(taken, merged.map(|(port, task, packets)| (PortIndex(port), task, packets.collect::<Burst<i32>>())));
         assert!(next.is_none(), "nothing that was taken is kept");
     }

@@ -93,7 +93,7 @@ impl Steering {
 
     /// The same for a tuple whose hash under the seed is already known.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // a remainder
     pub(crate) fn owner_hashed<A: Address>(&self, tuple: &Tuple<A>, towards: PacketTarget, hash: u64) -> WorkerId {
         match (towards, &self.owner_hash) {
@@ -127,12 +127,14 @@ impl Steering {
     }
 
     /// The owner of all flows of a client address.
+    #[inline(never)]
     fn by_address<A: Address>(&self, client: A) -> WorkerId {
         let alone = Tuple { source: client, destination: A::default(), source_port: 0, destination_port: 0, protocol: 0 };
         self.among_workers(self.hash_of(&alone))
     }
 
     /// Mixes the hash once more, since flow tables use its low and high bits.
+    #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // below the number of workers
     fn among_workers(&self, hash: u64) -> WorkerId {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

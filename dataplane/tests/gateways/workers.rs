@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use dataplane::testing::{Packet, Rss, Segment, arp_request, fragments};
 use dataplane::workers::{Proof, Refuted, Steering};
-use dataplane::{Burst, DropReason, MemoryBuffer, tcp_flags};
+use dataplane::{Burst, DropReason, FROM_LINUX_BURSTS, MemoryBuffer, tcp_flags};
 use proto::{Mode, Scheduler, Service};
 
 use crate::rig::{self, CLUSTER, UPLINK, ends, network, state};
@@ -347,12 +347,12 @@ fn one_worker_announces_and_any_answers() {
 fn packets_of_the_kernel_leave_in_order_by_one_worker() {
     let mut team = Team::in_turn(2);
     team.settle();
-    let frame = |n: u16| Packet::udp(&format!("192.0.2.2:{n}"), "198.51.100.7:9").build();
-    for n in 0..30 {
+    let frame = |n: usize| Packet::udp(&format!("192.0.2.2:{n}"), "198.51.100.7:9").build();
+    for n in 0..FROM_LINUX_BURSTS {
         let burst = Burst::from_iter([MemoryBuffer::new(&frame(n), 0)]);
         assert!(team.twins[0].from_linux.push(burst).is_ok());
     }
     team.poll();
-    assert_eq!(team.sent(UPLINK), (0..30).map(frame).collect::<Vec<_>>());
+    assert_eq!(team.sent(UPLINK), (0..FROM_LINUX_BURSTS).map(frame).collect::<Vec<_>>());
     assert!(team.counters.iter().any(|counters| counters.received.get() == 0), "one worker takes them all");
 }

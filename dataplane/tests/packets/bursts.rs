@@ -211,11 +211,16 @@ proptest! {
     ) {
         let [mut together, mut one_by_one] = [two_workers(), two_workers()];
         let of_known = packets.iter().filter(|packet| FLOWS[packet.flow].is_known).count();
+        let half = packets.len() / 2;
         for (number, packet) in packets.into_iter().enumerate() {
             let frame = frame(packet, number);
             arrive_at_first(&mut together, UPLINK, &frame);
             arrive_at_first(&mut one_by_one, UPLINK, &frame);
             one_by_one.poll();
+            // What the first burst was tells the worker whether to look for owners or for flows first.
+            if number + 1 == half {
+                together.poll();
+            }
         }
         together.poll();
         let sent = together.sent(CLUSTER);

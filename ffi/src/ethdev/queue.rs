@@ -21,7 +21,7 @@ use crate::mempool::Mempool;
 use crate::raw;
 
 /// Maximum number of packets moved by one call to a driver.
-pub const BURST: usize = 64;
+pub const BURST: usize = 128;
 
 /// A receive queue of a port.
 #[derive(Debug)]

@@ -230,6 +230,8 @@ pub(in crate::forward) struct LastBurst {
     pub(super) reads_routes: bool,
     /// Whether the last packet was recognised and had one VLAN tag.
     pub(super) is_tagged: bool,
+    /// Whether many packets, of those that arrived at the port, belonged to other workers.
+    pub(super) has_others: bool,
     /// For each family, the loop that took most of its packets in the last part.
     pub(super) most: [ForwardLoop; 2],
 }

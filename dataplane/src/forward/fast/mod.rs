@@ -26,8 +26,10 @@ mod outer;
 mod progress;
 mod record;
 mod rewrite;
+mod turns;
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use eight::recognise_by_eight;
 pub(super) use follow::LastBurst;
@@ -36,16 +38,21 @@ pub(super) use open::OpeningBackends;
 use open::openings;
 use progress::Progress;
 pub(super) use record::Record;
-use record::{FramesSoFar, HEAD_V6, Recognise, STAYS, UNTAGGED, part_len};
+use record::{FramesSoFar, HEAD_V6, PARTS_MAX, Recognise, STAYS, UNTAGGED};
+use turns::Turns;
 
 use super::engine::Engine;
 use super::observer::Observe;
 use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick};
 use crate::forward::decide::FlowTables;
-use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
+use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::processor::{AnyProcessor, Avx2, Compare, SetBits, Vectorised, prefetch_at};
 use crate::wire::{Address, Buffer};
+
+/// If at least one part in this many of a burst belonged to other workers, the owners of the next one's packets are computed
+/// before their flows are looked up.
+const OTHERS_PART: usize = 4;
 
 /// Records for the packets of one burst.
 pub(super) fn records() -> Vec<Record> {
@@ -55,52 +62,44 @@ pub(super) fn records() -> Vec<Record> {
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
     ///
-    /// The loops run over the halves of the burst in turn: the second half is recognised while the tags of the first one
-    /// are fetched, and looked up while the flows of the first one are fetched. So a loop finds in the cache what it needs, and requests to memory
-    /// spread over the work.
+    /// The loops run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is recognised,
+    /// the tags of one before are fetched and the flows of others. So a loop finds in the cache what it needs, and requests
+    /// to memory spread over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let port = usize::from(arrival.link.port().0);
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
-        prefetch_frames(burst, last_burst);
         let mut records = std::mem::take(&mut self.records);
         let reads_routes = Cell::new(false);
         let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
-        let (mut kinds, mut progress, mut away) = (0, Progress::new(snapshot, last_burst), 0);
+        let received = burst.len();
+        let of_all = if last_burst.has_others && self.may_be_of_others(arrival) {
+            Some(self.keep_own((snapshot, arrival, last_burst), (recognise, &mut frames), burst, &mut records))
+        } else {
+            None
+        };
+        let turns = Turns::new(burst.len(), snapshot.backends.are_many());
+        let (mut kinds, mut progress, mut away) =
+            (of_all.map_or(0, |all| all.kinds), Progress::new(snapshot, last_burst), [0; PARTS_MAX]);
         let (mut opening_v4, mut opening_v6) = (None, None);
-        let (len, part_len) = (burst.len(), part_len(burst.len()));
-        let part = |number: usize| (number * part_len).min(len)..((number + 1) * part_len).min(len);
-        // With many backends there is one more loop, since what is known of them is not in a cache either.
-        let last = if snapshot.backends.are_many() { 3 } else { 2 };
-        for turn in 0..len.div_ceil(part_len) + last {
-            if away != 0
-                && let Some(before) = turn.checked_sub(2)
-            {
-                locate_away(&self.tables, &mut records[part(before)], away);
+        for turn in 0..turns.count() {
+            match (turns.recognised(turn), of_all) {
+                (None, _) => {}
+                (Some(part), None) => {
+                    let parts = [part, turns.part(turn + 1)];
+                    kinds |= self.recognise_part(last_burst, (recognise, &mut frames), (burst, &mut records), parts);
+                }
+                (Some(part), Some(_)) => prefetch_tags(&self.tables, &records[part]),
             }
-            let range = part(turn);
-            let (tables, of_part) = (&self.tables, (&burst[range.clone()], &mut records[range]));
-            kinds |= match self.avx2 {
-                Some(avx2) => recognise_by_eight(avx2, last_burst, recognise, (tables, &mut frames), of_part),
-                None => recognise.burst(tables, &mut frames, of_part),
-            };
             let families = kinds & Record::FAMILY;
             if families == 0 {
                 continue;
             }
-            if let Some(before) = turn.checked_sub(1) {
-                let records = &mut records[part(before)];
-                away = locate(&self.tables, (self.avx2, last_burst.reads_routes), records, families);
-                if O::METERS {
-                    prefetch_meters(&self.tables, records);
-                }
+            self.locate_parts((turns, turn), (families, last_burst.reads_routes), &mut records, &mut away);
+            if let Some(part) = turns.with_backends(turn) {
+                self.prefetch_backends(snapshot, &records[part], families);
             }
-            if last > 2
-                && let Some(before) = turn.checked_sub(2)
-            {
-                self.prefetch_backends(snapshot, &records[part(before)], families);
-            }
-            let Some(range) = turn.checked_sub(last).map(part) else { continue };
+            let Some(range) = turns.forwarded(turn) else { continue };
             let (part, records) = (&mut burst[range.clone()], &mut records[range]);
             progress.note(frames.any_tagged, frames.any_fragmentable());
             let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
@@ -118,17 +117,65 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.open_part::<u128>((snapshot, arrival), &mut opening_v6, part, (records, openings), &mut progress);
             }
         }
-        let is_tagged = records[..len].last().is_some_and(Record::is_tagged);
-        if let Some(last_burst) = self.last_bursts.get_mut(port) {
-            *last_burst = progress.end(kinds & Record::FAMILY, is_tagged, reads_routes.get());
-        }
-        if kinds & Record::FAMILY != 0 {
-            self.send_known(snapshot, arrival, (burst, &records), progress.only_port());
+        let (len, kinds) = (burst.len(), kinds & Record::FAMILY);
+        let is_tagged = of_all.map_or_else(|| ends_tagged(&records[..len]), |all| all.is_tagged);
+        let mut handed_over = received - len;
+        if kinds != 0 && len > 0 {
+            handed_over += self.send_known((snapshot, arrival, of_all.is_some()), (burst, &records), progress.only_port());
             // They were counted as packets of known flows.
             self.tally.hits -= progress.opened;
             self.tally.misses += progress.opened;
         }
+        if let Some(last_burst) = self.last_bursts.get_mut(port) {
+            let has_others = match arrival.origin {
+                Origin::Port => handed_over * OTHERS_PART >= received,
+                Origin::Met | Origin::Owned => last_burst.has_others,
+            };
+            *last_burst = progress.end((kinds, is_tagged), reads_routes.get(), has_others);
+        }
         self.records = records;
+    }
+
+    /// The second loop, over the parts whose turn it is, and the look into other lines of tags.
+    #[inline(always)]
+    fn locate_parts(
+        &self,
+        (turns, turn): (Turns, usize),
+        (families, with_routes): (u8, bool),
+        records: &mut [Record],
+        away: &mut [u32; PARTS_MAX],
+    ) {
+        if let Some(number) = turns.located(turn) {
+            let records = &mut records[turns.part(number)];
+            away[number] = locate(&self.tables, (self.avx2, with_routes), records, families);
+            if O::METERS {
+                prefetch_meters(&self.tables, records);
+            }
+        }
+        if let Some(number) = turns.located_away(turn).filter(|number| away[*number] != 0) {
+            locate_away(&self.tables, &mut records[turns.part(number)], away[number]);
+        }
+    }
+
+    /// The first loop over the first of two parts, whose frames are prefetched before; those of the second part now. Returns the
+    /// kinds of its packets together.
+    #[inline(always)]
+    fn recognise_part(
+        &self,
+        last_burst: LastBurst,
+        (recognise, frames): (Recognise<'_>, &mut FramesSoFar),
+        (burst, records): (&Burst<P::Buffer>, &mut [Record]),
+        [part, next]: [Range<usize>; 2],
+    ) -> u8 {
+        if part.start == 0 {
+            prefetch_frames(&burst[part.clone()], last_burst);
+        }
+        prefetch_frames(&burst[next], last_burst);
+        let (tables, part) = (&self.tables, (&burst[part.clone()], &mut records[part]));
+        match self.avx2 {
+            Some(avx2) => recognise_by_eight(avx2, last_burst, recognise, (tables, frames), part),
+            None => recognise.burst(tables, frames, part),
+        }
     }
 
     /// Prefetches what is known of the backends of the probable flows, and their counters.
@@ -148,27 +195,33 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Sends what was rewritten, hands over what other workers own, and keeps the rest in the burst.
+    /// Sends what was rewritten, hands over what other workers own, and keeps the rest in the burst. Returns the number of
+    /// packets that were handed over.
     fn send_known(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        (snapshot, arrival, are_own): (&Snapshot, Arrival, bool),
         (burst, records): (&mut Burst<P::Buffer>, &[Record]),
         only_port: Option<PortIndex>,
-    ) {
+    ) -> usize {
         match only_port {
             Some(port) => {
                 self.tally.hits += burst.len() as u64;
                 self.egress.send_burst(port, burst, &mut self.tally);
+                0
             }
-            None => self.send_some(snapshot, arrival, burst, records),
+            None => self.send_some((snapshot, arrival, are_own), burst, records),
         }
     }
 
     #[inline(never)]
-    fn send_some(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>, records: &[Record]) {
-        let mut may_hand_over = self.egress.peers.is_some();
-        let mut rest = Burst::new();
+    fn send_some(
+        &mut self,
+        (snapshot, arrival, are_own): (&Snapshot, Arrival, bool),
+        burst: &mut Burst<P::Buffer>,
+        records: &[Record],
+    ) -> usize {
+        let mut may_hand_over = self.egress.peers.is_some() && !are_own;
+        let (mut rest, mut sent, all) = (Burst::new(), 0, burst.len());
         for (buffer, record) in burst.drain(..).zip(records) {
             // Later packets must not overtake one whose flow is not known yet.
             may_hand_over &= record.shape.way != STAYS || record.family() != 0;
@@ -176,19 +229,21 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 STAYS if may_hand_over => rest.extend(self.keep_or_hand_over(snapshot, arrival, buffer, record)),
                 STAYS => rest.push(buffer),
                 port => {
-                    self.tally.hits += 1;
+                    sent += 1;
                     self.egress.send(PortIndex(port), buffer, &mut self.tally);
                 }
             }
         }
+        self.tally.hits += sent as u64;
         *burst = rest;
+        all - sent - burst.len()
     }
 }
 
 /// Prefetches the first cache line of each frame, which a network card or another worker wrote. The headers of IPv6 packets
 /// end in the second one. Outer headers are written into the line before.
 #[inline(always)]
-fn prefetch_frames<B: Buffer>(burst: &Burst<B>, last_burst: LastBurst) {
+fn prefetch_frames<B: Buffer>(burst: &[B], last_burst: LastBurst) {
     burst.iter().for_each(|buffer| buffer.prefetch(0));
     if last_burst.families & Record::V6 != 0 {
         burst.iter().for_each(|buffer| buffer.prefetch(END_V6));
@@ -228,6 +283,22 @@ impl<A: Address> Vectorised for Locate<'_, A> {
     #[inline(always)]
     fn run(self, avx2: Avx2) -> u32 {
         locate_by(avx2, (self.table, self.with_routes), self.records)
+    }
+}
+
+/// Whether the last packet of a burst had one VLAN tag, as far as it was recognised.
+fn ends_tagged(records: &[Record]) -> bool {
+    records.last().is_some_and(Record::is_tagged)
+}
+
+/// Prefetches the lines of tags of packets that were recognised without.
+#[inline(never)]
+fn prefetch_tags(tables: &FlowTables, records: &[Record]) {
+    for record in records {
+        match record.family() {
+            Record::V4 => tables.v4.prefetch(record.hash),
+            _ => tables.v6.prefetch(record.hash),
+        }
     }
 }
 

@@ -46,8 +46,8 @@ impl Progress {
     }
 
     /// What the next burst should know of this one.
-    pub(super) fn end(&self, families: u8, is_tagged: bool, reads_routes: bool) -> LastBurst {
-        LastBurst { families, is_tagged, reads_routes, most: self.most }
+    pub(super) fn end(&self, (families, is_tagged): (u8, bool), reads_routes: bool, has_others: bool) -> LastBurst {
+        LastBurst { families, is_tagged, reads_routes, has_others, most: self.most }
     }
 
     /// Notes that packets with VLAN tags, or packets that routers may fragment, are among those of the burst.

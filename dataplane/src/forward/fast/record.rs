@@ -72,16 +72,18 @@ pub(in crate::forward) struct Shape {
 
 const _: () = assert!(size_of::<Record>() == 24);
 
-/// Packets that each loop handles at a time, of a burst of `len`: half of them, rounded up to whole vectors. While one half
-/// is worked on, the memory arrives that the other one needs.
+/// Packets that each loop handles at a time, of a burst of `len`: equal parts of at most [`PART_MAX`], but for whole
+/// vectors, and at least two. While one part is worked on, the memory arrives that others need.
 #[inline(always)]
 pub(super) fn part_len(len: usize) -> usize {
-    len.div_ceil(2).next_multiple_of(LANES).max(LANES)
+    len.div_ceil(len.div_ceil(PART_MAX).max(2)).next_multiple_of(LANES).max(LANES)
 }
 
 /// Maximum number of packets in a part. Positions in it are bits of a `u32`.
-pub(super) const PART_MAX: usize = BURST / 2;
-const _: () = assert!(PART_MAX <= 32 && PART_MAX.is_multiple_of(LANES));
+pub(super) const PART_MAX: usize = 32;
+/// Maximum number of parts of a burst: by whole vectors, no part is smaller.
+pub(super) const PARTS_MAX: usize = BURST / LANES;
+const _: () = assert!(PART_MAX <= u32::BITS as usize && PART_MAX.is_multiple_of(LANES));
 
 /// In place of a port: the packet stays in the burst, or goes to another worker. There are fewer ports.
 pub(super) const STAYS: u8 = u8::MAX;
@@ -248,12 +250,24 @@ pub(super) struct Recognise<'s> {
     snapshot: &'s Snapshot,
     filter: FrameFilter,
     link: Link,
+    prefetches_tags: bool,
 }
 
 impl<'s> Recognise<'s> {
-    /// For frames that arrive on a port, or that did and whose tags of this link were removed.
+    /// For frames that arrive on a port, or that did and whose tags of this link were removed. Lines of tags of their flows
+    /// are prefetched.
     pub(super) fn new(snapshot: &'s Snapshot, link: Link) -> Self {
-        Self { snapshot, filter: FrameFilter::new(snapshot.port(link.port()).mac), link }
+        Self { snapshot, filter: FrameFilter::new(snapshot.port(link.port()).mac), link, prefetches_tags: true }
+    }
+
+    /// The same without prefetching for eight packets at a time: many may be of flows of other workers.
+    pub(super) fn without_tags(self) -> Self {
+        Self { prefetches_tags: false, ..self }
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetches_tags(&self) -> bool {
+        self.prefetches_tags
     }
 
     /// The first loop. Returns the kinds of all packets together: their families, and whether any has [`Record::SYN`].

@@ -35,7 +35,7 @@ pub(in crate::forward::fast) struct EightHeaders {
 
 /// A family of which eight packets are recognised at a time.
 pub(in crate::forward::fast) trait HeadersOfEight: FastFamily {
-    /// Reads eight packets, and prefetches the lines of tags of their flows.
+    /// Reads eight packets.
     fn of_eight<const AT: usize>(avx2: Avx2, tables: &FlowTables, arrived: Arrived<'_, AT, Self::Head>) -> EightHeaders;
 }
 

@@ -86,6 +86,9 @@ impl<'a, B: Buffer, A: HeadersOfEight, const AT: usize> RecogniseByEight<'a, B, 
         let room = avx2.lanes(group.each_ref().map(|buffer| buffer.bytes().len() as u32)) - word(AT as u32);
         let headers = A::of_eight(avx2, self.tables, Arrived { starts, wrong: self.unexpected(avx2, starts), room });
         let EightHeaders { len, kind, fragmentable, hash: [lower, upper], known } = headers;
+        if self.recognise.prefetches_tags() {
+            A::table(self.tables).prefetch_eight(avx2, upper);
+        }
         let padded = word(Shape::PADDED.into()) ^ room.equals(len) & word(Shape::PADDED.into());
         let more = fragmentable & word(Shape::FRAGMENTABLE.into()) | padded;
         let place = len | word((AT as u32) << 16 | u32::from(STAYS) << 24);
