@@ -430,7 +430,7 @@ fn told(gateway: &mut Gateway, stage: Stage) -> usize {
     }
     assert_eq!(gateway.replication.told().get(), 0, "flows that were told before they were old enough");
     gateway.now_ns += 1_500_000_000;
-    for _ in 0..4 * BURSTS {
+    for _ in 0..8 * BURSTS {
         measured(gateway);
     }
     usize::try_from(gateway.replication.told().get()).unwrap()

@@ -33,7 +33,7 @@ use std::ops::Range;
 
 use eight::recognise_by_eight;
 pub(super) use follow::LastBurst;
-use follow::{Follow, ForwardLoop};
+use follow::{FastFamily, Follow, ForwardLoop};
 pub(super) use open::OpeningBackends;
 use open::openings;
 use progress::Progress;
@@ -43,7 +43,7 @@ use turns::Turns;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use crate::flow::{BackendId, Candidate, FlowTable, HotFlow, Tick};
+use crate::flow::{BackendId, Candidate, FlowTable, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
@@ -62,9 +62,9 @@ pub(super) fn records() -> Vec<Record> {
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
     ///
-    /// The loops run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is recognised,
-    /// the tags of one before are fetched and the flows of others. So a loop finds in the cache what it needs, and requests
-    /// to memory spread over the work.
+    /// The loops run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is
+    /// recognised, the tags of one before are fetched and the flows of others. So a loop finds in the cache what it needs, and
+    /// requests to memory spread over the work.
     pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
         let port = usize::from(arrival.link.port().0);
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
@@ -178,19 +178,30 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Prefetches what is known of the backends of the probable flows, and their counters.
+    /// Prefetches what is known of the backends of the probable flows, and their counters. Of packets of two families, those
+    /// of IPv4 first.
     #[inline(never)]
     fn prefetch_backends(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
-        let (v4, v6) = (self.tables.v4.hot_parts(false), self.tables.v6.hot_parts(false));
+        if families != Record::V6 {
+            self.prefetch_backends_of::<u32>(snapshot, records, families);
+        }
+        if families != Record::V4 {
+            self.prefetch_backends_of::<u128>(snapshot, records, families);
+        }
+    }
+
+    /// The same of one family.
+    #[inline(always)]
+    fn prefetch_backends_of<A: FastFamily>(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
+        let (exits, counters) = (snapshot.backends.exits(), self.counters.all_slots());
+        let flows = A::split(&mut self.tables).0.hot_parts(false).flows;
         for record in records {
-            let (index, _) = record.candidate.entry();
-            let backend = match families & record.family() {
-                Record::V4 => v4.flows.get(index).map(HotFlow::backend),
-                _ => v6.flows.get(index).map(HotFlow::backend),
-            };
-            if let Some(backend) = backend {
-                prefetch_at(self.counters.all_slots(), BackendId::counter_slot(backend).index());
-                snapshot.backends.exits().prefetch(backend);
+            if families != A::RECORD && !record.is_of(A::RECORD) {
+                continue;
+            }
+            if let Some(flow) = flows.get(record.candidate.entry().0) {
+                prefetch_at(counters, BackendId::counter_slot(flow.backend()).index());
+                exits.prefetch(flow.backend());
             }
         }
     }

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
 use crate::forward::observer::{
-    FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
+    FlowUse, OBSERVED_OF_BURST, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
@@ -43,12 +43,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     #[cold]
     #[inline(never)]
     pub(in crate::forward) fn process_captured(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        let is_observed = self.is_observed(burst.len(), burst.is_full(), arrival.now_ns);
-        if !is_observed {
-            return self.process_unobserved(snapshot, arrival, burst);
+        let (observed, is_full) = (burst.len().min(OBSERVED_OF_BURST), burst.is_full());
+        if self.is_observed(observed, is_full, arrival.now_ns) {
+            for buffer in burst.drain(..observed) {
+                self.observed(arrival.into(), buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
+            }
         }
-        for buffer in burst.drain(..) {
-            self.observed(arrival.into(), buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
+        if !burst.is_empty() {
+            self.process_unobserved(snapshot, arrival, burst);
         }
     }
 
