@@ -1,5 +1,6 @@
 //! Packets that other workers own. What the first loops found out about a packet tells its owner too, so it is handed
-//! over without a second look at its headers.
+//! over without a second look at its headers: before flows are looked up where most packets are of other workers
+//! ([`Engine::keep_own`]), otherwise if no flow was found ([`Engine::keep_or_hand_over`]).
 //!
 //! **Invariant:** the owner is that which the slow path would find, and a packet is checked at most once against the
 //! queue that it came by.
@@ -11,7 +12,6 @@ use std::mem;
 
 use arrayvec::ArrayVec;
 
-use super::ends_tagged;
 use super::follow::{FastFamily, LastBurst, PacketHead};
 use super::record::{FramesSoFar, PART_MAX, Recognise, Record};
 use crate::flow::Candidate;
@@ -55,7 +55,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let [end, next_end] = [1, 2].map(|parts| burst.len().min(start + parts * PART_MAX));
             kinds |= self.recognise_part(last_burst, (recognise, frames), (burst, records), [start..end, end..next_end]);
         }
-        let recognised = RecognisedBurst { kinds, is_tagged: ends_tagged(&records[..burst.len()]) };
+        let recognised = RecognisedBurst { kinds, is_tagged: Record::ends_tagged(&records[..burst.len()]) };
         let owners = self.other_owners(snapshot, arrival, burst, records);
         if owners.iter().all(Option::is_none) {
             return recognised;

@@ -8,7 +8,7 @@
 //! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
 //! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
 //! left too, so packets that it recognises keep their order within a flow. Such a packet without a flow here goes to the
-//! worker that owns it.
+//! worker that owns it; where most packets are of other workers, they go there before flows are looked up.
 //!
 //! **Invariant:** whatever it forwards, the slow path would forward as the same bytes by the same port
 //! (`tests/packets/fast_way.rs`, `tests/flows/openings.rs`). A flow is only in the table of the worker that owns it, so
@@ -118,7 +118,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         let (len, kinds) = (burst.len(), kinds & Record::FAMILY);
-        let is_tagged = of_all.map_or_else(|| ends_tagged(&records[..len]), |all| all.is_tagged);
+        let is_tagged = of_all.map_or_else(|| Record::ends_tagged(&records[..len]), |all| all.is_tagged);
         let mut handed_over = received - len;
         if kinds != 0 && len > 0 {
             handed_over += self.send_known((snapshot, arrival, of_all.is_some()), (burst, &records), progress.only_port());
@@ -295,11 +295,6 @@ impl<A: Address> Vectorised for Locate<'_, A> {
     fn run(self, avx2: Avx2) -> u32 {
         locate_by(avx2, (self.table, self.with_routes), self.records)
     }
-}
-
-/// Whether the last packet of a burst had one VLAN tag, as far as it was recognised.
-fn ends_tagged(records: &[Record]) -> bool {
-    records.last().is_some_and(Record::is_tagged)
 }
 
 /// Prefetches the lines of tags of packets that were recognised without.

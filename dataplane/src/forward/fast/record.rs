@@ -151,9 +151,10 @@ impl Record {
         self.shape.kind & Self::FAMILY
     }
 
-    /// Whether the packet was recognised and had one VLAN tag.
-    pub(super) fn is_tagged(&self) -> bool {
-        self.family() != 0 && usize::from(self.shape.network_offset) == UNTAGGED + TAG
+    /// Whether the last packet of a burst was recognised and had one VLAN tag.
+    pub(super) fn ends_tagged(burst: &[Self]) -> bool {
+        let is_tagged = |last: &Self| last.family() != 0 && usize::from(last.shape.network_offset) == UNTAGGED + TAG;
+        burst.last().is_some_and(is_tagged)
     }
 
     /// Whether the packet is recognised and of the family with this bit.

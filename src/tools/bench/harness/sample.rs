@@ -13,9 +13,9 @@ use super::super::traffic::Side;
 /// One packet in this many is kept, on average.
 pub(in super::super) const KEPT_ONE_IN: u32 = 100;
 /// Bytes of kept packets from which on a pause is due, and those reserved. The packets of the polls before the pause
-/// fit between: a packet in 100 of 1,024 polls of 64.
+/// fit between: a packet in 100 of 1,024 polls of 128.
 const BYTES_DUE: usize = 8 << 20;
-const BYTES_MAX: usize = BYTES_DUE + (2 << 20);
+const BYTES_MAX: usize = BYTES_DUE + (4 << 20);
 /// The same for the number of packets.
 const PACKETS_DUE: usize = BYTES_DUE / 64;
 const PACKETS_MAX: usize = BYTES_MAX / 64;
