@@ -8,11 +8,11 @@
 mod capture;
 mod filter;
 
+pub(in crate::forward) use capture::ObservedPacket;
 pub use capture::{
     CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy,
     ObservedEnd, PacketEnds, PacketSource, SentFrame, WorkerCapture,
 };
-pub(in crate::forward) use capture::{OBSERVED_OF_BURST, ObservedPacket};
 pub use filter::{FILTER_INSTRUCTIONS_MAX, FilterError, FilterInstruction, PacketFilter};
 
 use std::net::IpAddr;

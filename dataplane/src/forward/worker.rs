@@ -325,9 +325,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let count = burst.len();
         self.tally.received += count as u64;
         let from = ObservedFrom { port, source: PacketSource::Linux, tags: Tags::NONE, now_ns };
-        let is_observed = self.is_observed(count, false, now_ns);
-        for buffer in burst {
-            if is_observed {
+        let observed = self.observes(count, false, now_ns);
+        for (number, buffer) in burst.into_iter().enumerate() {
+            if number < observed {
                 self.observed(from, buffer, |engine, buffer| engine.sent_by_linux(snapshot, port, buffer, now_ns));
             } else {
                 self.sent_by_linux(snapshot, port, buffer, now_ns);

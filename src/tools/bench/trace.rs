@@ -168,11 +168,6 @@ impl Trace {
         Ok(Self { lines, sizes, templates, pattern, family, is_tagged: options.vlan, frames: flows.len(), next: 0 })
     }
 
-    /// The family of its packets.
-    pub(super) fn family(&self) -> Family {
-        self.family
-    }
-
     /// Number of frames that the next burst has: those up to the end of the trace at most.
     #[inline]
     pub(super) fn next_count(&self) -> usize {

@@ -43,7 +43,7 @@ const PACKET_BYTES: usize = 32 * 1024;
 const LOOK_NS: u64 = 500;
 /// Packets of a burst that are observed at most, the first ones. With copies they take 64 us, in which 640 packets arrive at
 /// 10 million a second: less than the 1,024 descriptors of a receive queue.
-pub(in crate::forward) const OBSERVED_OF_BURST: usize = 64;
+const OBSERVED_OF_BURST: usize = 64;
 /// A poll that finds at most so many packets counts as idle: more of them would cost little more.
 const IDLE_PACKETS: usize = 4;
 /// Of the idle time of a worker, looks take at most one part in this many.
@@ -274,12 +274,14 @@ impl WorkerCapture {
         (Box::new(capture), queue)
     }
 
-    /// Whether a burst of `packets` is observed.
-    pub(in crate::forward) fn observes(&mut self, packets: usize, is_full: bool, now_ns: u64) -> bool {
-        let observes = !self.queue.is_closed.load(Ordering::Relaxed) && self.pace.observes(packets as u64, is_full, now_ns);
-        let counts = &self.queue.counts;
-        if observes { &counts.seen } else { &counts.unseen }.add(packets as u64);
-        observes
+    /// How many packets of a burst of `packets` are observed: some of the first ones, or none.
+    pub(in crate::forward) fn observes(&mut self, packets: usize, is_full: bool, now_ns: u64) -> usize {
+        let some = packets.min(OBSERVED_OF_BURST);
+        let observes = !self.queue.is_closed.load(Ordering::Relaxed) && self.pace.observes(some as u64, is_full, now_ns);
+        let (counts, seen) = (&self.queue.counts, if observes { some } else { 0 });
+        counts.seen.add(seen as u64);
+        counts.unseen.add((packets - seen) as u64);
+        seen
     }
 
     /// Begins the observation of a packet that arrived as this frame.

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
 use crate::forward::observer::{
-    FlowUse, OBSERVED_OF_BURST, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
+    FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
@@ -43,11 +43,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     #[cold]
     #[inline(never)]
     pub(in crate::forward) fn process_captured(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        let (observed, is_full) = (burst.len().min(OBSERVED_OF_BURST), burst.is_full());
-        if self.is_observed(observed, is_full, arrival.now_ns) {
-            for buffer in burst.drain(..observed) {
-                self.observed(arrival.into(), buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
-            }
+        let observed = self.observes(burst.len(), burst.is_full(), arrival.now_ns);
+        for buffer in burst.drain(..observed) {
+            self.observed(arrival.into(), buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
         }
         if !burst.is_empty() {
             self.process_unobserved(snapshot, arrival, burst);
@@ -56,7 +54,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Processes a packet that has waited until its next hop was resolved.
     pub(super) fn process_waited(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
-        if self.is_observed(1, false, arrival.now_ns) {
+        if self.observes(1, false, arrival.now_ns) > 0 {
             let from = ObservedFrom { source: PacketSource::Waited, ..arrival.into() };
             self.observed(from, buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
         } else {
@@ -73,9 +71,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.process_left(snapshot, arrival, &mut alone);
     }
 
-    /// Whether a burst is observed; `false` without a capture.
-    pub(super) fn is_observed(&mut self, packets: usize, is_full: bool, now_ns: u64) -> bool {
-        self.capture.as_mut().is_some_and(|capture| capture.observes(packets, is_full, now_ns))
+    /// How many of the first packets of a burst are observed; none without a capture.
+    pub(super) fn observes(&mut self, packets: usize, is_full: bool, now_ns: u64) -> usize {
+        self.capture.as_mut().map_or(0, |capture| capture.observes(packets, is_full, now_ns))
     }
 
     /// Processes one packet by `process`, and reports it to the capture.
@@ -122,7 +120,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Drops a packet that waited in vain.
     pub(in crate::forward) fn drop_waiting(&mut self, arrival: Arrival, buffer: P::Buffer, reason: DropReason) {
-        if self.is_observed(1, false, arrival.now_ns) {
+        if self.observes(1, false, arrival.now_ns) > 0 {
             let from = ObservedFrom { source: PacketSource::Waited, ..arrival.into() };
             self.observed(from, buffer, |engine, buffer| engine.drop(buffer, reason));
         } else {

@@ -191,16 +191,6 @@ impl FreeBuffers {
         }
     }
 
-    /// Prefetches what is written into the buffers of the next burst.
-    #[inline(always)]
-    pub(super) fn prefetch_next(&self) {
-        for buffer in self.bursts.front().into_iter().flatten() {
-            let BufferMemory { extent, pieces: [_, head, ..], .. } = &*buffer.0;
-            dataplane::prefetch(extent);
-            dataplane::prefetch(head);
-        }
-    }
-
     #[inline(never)]
     fn take_some(&mut self, count: usize, burst: &mut Burst<FrameBuffer>) {
         for _ in 0..count.min(burst.remaining_capacity()) {

@@ -12,7 +12,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use dataplane::{Buffer, Burst, Port};
-use proto::Family;
 
 use super::super::error::BenchError;
 use super::super::trace::{Pattern, Trace};
@@ -48,10 +47,6 @@ impl Wire {
         }
         let Some(trace) = &mut self.traces[side as usize] else { return };
         self.free.take(trace.next_count(), burst);
-        // The headers of IPv4 are in one line, and fetching it ahead costs more than it saves.
-        if trace.family() == Family::V6 {
-            self.free.prefetch_next();
-        }
         trace.fill(burst);
         self.fed += burst.len() as u64;
     }

@@ -50,16 +50,17 @@ impl<A: OutersOfEight, O> Forwarding<'_, A, O> {
         if pass.bits() != u8::MAX
             || eight.shapes.may_fragment(avx2).bits() != 0
             || found.iter().any(is_to_other_family)
-            || IN_UDP && starts.iter().any(|start| A::inner_sum(&start.head).is_none())
+            || IN_UDP && eight.shapes.are_udp(avx2).bits() != 0 && starts.iter().any(|start| A::inner_sum(&start.head).is_none())
         {
             return false;
         }
-        let Some(sources) = sources(A::tunnel_sources(tunnels, found[0].exit.port), records, IN_UDP) else { return false };
+        let of_port = A::tunnel_sources(tunnels, found[0].exit.port);
+        let Some(sources) = sources(of_port, records, IN_UDP) else { return false };
         if !prepend(group, before - UNTAGGED) {
             return false;
         }
-        let (sources, gue) = (&sources, tunnels.gue_destination_port);
-        A::write_outers::<IN_UDP>(avx2, &Tunnelled { eight: &eight, found: &found, sources, gue }, group);
+        let (sources, has_one_source, gue) = (&sources, of_port.len() == 1, tunnels.gue_destination_port);
+        A::write_outers::<IN_UDP>(avx2, &Tunnelled { eight: &eight, found: &found, sources, has_one_source, gue }, group);
         eight.leave::<_, O>(avx2, (group, records, before), &found, (counters, *observer, meters), ports);
         eight.see(avx2, flows, records, follow.now);
         true
