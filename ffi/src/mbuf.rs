@@ -85,13 +85,6 @@ impl Mbuf {
         unsafe { self.0.cast::<View>().as_mut() }
     }
 
-    /// What stands beside the bytes, in one cache line: where the frame begins, and its length. To be prefetched.
-    #[inline(always)]
-    #[must_use]
-    pub fn metadata(&self) -> &impl Sized {
-        self.view()
-    }
-
     /// The bytes of the frame; of a frame in several segments, those of the first.
     #[inline(always)]
     #[must_use]

@@ -52,11 +52,6 @@ impl From<Packet> for Mbuf {
 
 impl Buffer for Packet {
     #[inline(always)]
-    fn prefetch_metadata(&self) {
-        dataplane::prefetch(self.0.metadata());
-    }
-
-    #[inline(always)]
     fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }

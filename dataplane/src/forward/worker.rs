@@ -37,7 +37,7 @@ use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, Tw
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
-use crate::wire::{Address, Buffer, Tags, protocol, split_mix};
+use crate::wire::{Address, Tags, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
@@ -345,7 +345,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 let wanted = PACKETS_PER_TURN - (count - before);
                 let taken = self.egress.peers.as_ref().and_then(|peers| peers.take(other, &mut next, wanted));
                 let Some((port, task, mut burst)) = taken else { break };
-                burst.iter().for_each(Buffer::prefetch_metadata);
                 count += burst.len();
                 self.tally.handed_in += burst.len() as u64;
                 let origin = match task {

@@ -19,10 +19,6 @@ pub trait Buffer: Send {
     fn prefetch(&self, offset: isize) {
         prefetch_at(self.bytes(), offset.cast_unsigned());
     }
-    /// Prefetches what stands beside the bytes: where the frame begins, and its length. For a buffer that another core had
-    /// last; whoever received it has this in the cache.
-    #[inline(always)]
-    fn prefetch_metadata(&self) {}
     /// The frame, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Sets the length of the frame to `len` bytes and keeps its start; new bytes have any value. Returns false, and

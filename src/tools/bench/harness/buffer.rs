@@ -93,11 +93,6 @@ impl FrameRoom for FrameBuffer {
 }
 
 impl Buffer for FrameBuffer {
-    #[inline(always)]
-    fn prefetch_metadata(&self) {
-        dataplane::prefetch(&self.0.extent);
-    }
-
     /// Without a look at the length.
     #[inline(always)]
     fn prefetch(&self, offset: isize) {
