@@ -181,12 +181,6 @@ impl<B> Peers<B> {
         self.proofs.get(usize::from(port.0)).is_some_and(|proof| proof.as_ref().is_some_and(Observer::trusts))
     }
 
-    /// Whether it may turn out that the queues of a port tell owners.
-    #[inline]
-    pub(crate) fn has_proof(&self, port: PortIndex) -> bool {
-        self.proofs.get(usize::from(port.0)).is_some_and(Option::is_some)
-    }
-
     /// Index of this worker, and the number of workers.
     pub(crate) fn position(&self) -> (u16, u16) {
         (self.me.0.into(), self.steering.workers().into())

@@ -10,18 +10,16 @@
 
 use std::mem;
 
-use arrayvec::ArrayVec;
-
 use super::follow::{FastFamily, LastBurst, PacketHead};
 use super::record::{FramesSoFar, PART_MAX, Recognise, Record};
 use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::sort::{check_plain, other_owner};
-use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
+use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
-use crate::workers::{HandoverTask, Peers, Steering, WorkerId};
+use crate::workers::{HandoverTask, Peers, WorkerId};
 
 /// What a burst was before packets of other workers were taken out.
 #[derive(Clone, Copy)]
@@ -33,7 +31,7 @@ pub(super) struct RecognisedBurst {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Whether packets that arrived so are as probably of other workers as of this one: no queue of a network card tells.
+    /// Whether packets that arrived so may be of other workers, and no queue of a network card tells which.
     #[inline(always)]
     pub(super) fn may_be_of_others(&mut self, arrival: Arrival) -> bool {
         self.peers_for(arrival).is_some_and(|peers| !peers.trusts_queue(arrival.link.port()))
@@ -56,61 +54,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             kinds |= self.recognise_part(last_burst, (recognise, frames), (burst, records), [start..end, end..next_end]);
         }
         let recognised = RecognisedBurst { kinds, is_tagged: Record::ends_tagged(&records[..burst.len()]) };
-        let owners = self.other_owners(snapshot, arrival, burst, records);
-        if owners.iter().all(Option::is_none) {
-            return recognised;
-        }
+        let mut all_are_known = true;
         let mut kept = 0;
-        for (at, (buffer, owner)) in mem::take(burst).into_iter().zip(owners).enumerate() {
+        for (at, buffer) in mem::take(burst).into_iter().enumerate() {
+            let record = records[at];
+            all_are_known &= record.family() != 0;
+            let owner = if all_are_known { self.owner(snapshot, arrival, &buffer, &record) } else { None };
             match owner {
                 None => {
-                    records[kept] = records[at];
+                    records[kept] = record;
                     kept += 1;
                     burst.push(buffer);
                 }
-                Some(owner) => {
-                    self.check_queue_of(arrival, &buffer, &records[at]);
-                    self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
-                }
+                Some(owner) => self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally),
             }
         }
         recognised
-    }
-
-    /// The other worker that owns each packet of a burst, as far as it is known; `None` for those of this one.
-    fn other_owners(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        burst: &Burst<P::Buffer>,
-        records: &[Record],
-    ) -> ArrayVec<Option<WorkerId>, BURST> {
-        let Some(peers) = self.peers_for(arrival) else { return burst.iter().map(|_| None).collect() };
-        let (me, steering) = (peers.me(), peers.owner_function());
-        let mut all_are_known = true;
-        let owner = |(buffer, record): (&P::Buffer, &Record)| {
-            all_are_known &= record.family() != 0;
-            let owner = match record.family() {
-                _ if !all_are_known => None,
-                Record::V4 => owner_of::<u32>(steering, snapshot, buffer, record),
-                _ => owner_of::<u128>(steering, snapshot, buffer, record),
-            };
-            owner.filter(|owner| *owner != me)
-        };
-        burst.iter().zip(records).map(owner).collect()
-    }
-
-    /// Compares the queue that a recognised packet came by with its owner, if any queue of the port may tell it.
-    #[inline(always)]
-    fn check_queue_of(&mut self, arrival: Arrival, buffer: &P::Buffer, record: &Record) {
-        if !self.peers_for(arrival).is_some_and(|peers| peers.has_proof(arrival.link.port())) {
-            return;
-        }
-        if record.is_of(Record::V4) {
-            tuple_of::<u32>(buffer, record).into_iter().for_each(|tuple| self.check_queue(arrival, buffer, record, &tuple));
-        } else {
-            tuple_of::<u128>(buffer, record).into_iter().for_each(|tuple| self.check_queue(arrival, buffer, record, &tuple));
-        }
     }
 
     /// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
@@ -123,17 +82,23 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: P::Buffer,
         record: &Record,
     ) -> Option<P::Buffer> {
-        let owner = match record.family() {
-            _ if record.candidate != Candidate::NONE => None,
-            Record::V4 => self.owner_of::<u32>(snapshot, arrival, &buffer, record),
-            Record::V6 => self.owner_of::<u128>(snapshot, arrival, &buffer, record),
-            _ => None,
-        };
+        let owner = if record.candidate == Candidate::NONE { self.owner(snapshot, arrival, &buffer, record) } else { None };
         let Some(owner) = owner else { return Some(buffer) };
         self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
         None
     }
 
+    /// The other worker that gets a packet; `None` for one of this worker, or one that was not recognised.
+    #[inline(always)]
+    fn owner(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: &P::Buffer, record: &Record) -> Option<WorkerId> {
+        match record.family() {
+            Record::V4 => self.owner_of::<u32>(snapshot, arrival, buffer, record),
+            Record::V6 => self.owner_of::<u128>(snapshot, arrival, buffer, record),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
     fn owner_of<A: FastFamily>(
         &mut self,
         snapshot: &Snapshot,
@@ -141,14 +106,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &P::Buffer,
         record: &Record,
     ) -> Option<WorkerId> {
-        let tuple = tuple_of::<A>(buffer, record)?;
-        let owner = self.other_owner(snapshot, arrival, record, &tuple)?;
+        let tuple = A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol());
+        let owner = other_owner(self.peers_for(arrival)?, snapshot, arrived_at(record), (&tuple, record.hash))?;
         self.check_queue(arrival, buffer, record, &tuple);
         Some(owner)
     }
 
     /// The other worker that owns the flow of a recognised packet; `None` if this one does.
-    #[inline(always)]
+    #[inline(never)] // so that a single worker does not pay for it
     pub(super) fn other_owner<A: Address>(
         &mut self,
         snapshot: &Snapshot,
@@ -172,19 +137,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn peers_for(&mut self, arrival: Arrival) -> Option<&mut Peers<P::Buffer>> {
         self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)
     }
-}
-
-/// Addresses, ports and protocol of a recognised packet.
-#[inline(always)]
-fn tuple_of<A: FastFamily>(buffer: &impl Buffer, record: &Record) -> Option<Tuple<A>> {
-    Some(A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol()))
-}
-
-/// The owner of a recognised packet.
-#[inline(always)]
-fn owner_of<A: FastFamily>(steering: &Steering, snapshot: &Snapshot, buffer: &impl Buffer, record: &Record) -> Option<WorkerId> {
-    let tuple = tuple_of::<A>(buffer, record)?;
-    Some(steering.owner_hashed(&tuple, snapshot.packet_target(&tuple), record.hash))
 }
 
 /// The port by which a packet came, and its bytes of VLAN tags.

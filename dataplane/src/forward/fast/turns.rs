@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::record::{PARTS_MAX, part_len};
+use super::record::part_len;
 
 /// Turns from the first loop to the second: the tags arrive.
 const LOCATE: usize = 1;
@@ -28,7 +28,7 @@ impl Turns {
     /// For a burst of `len` packets.
     pub(super) fn new(len: usize, has_many_backends: bool) -> Self {
         let part_len = part_len(len);
-        Self { len, part_len, parts: len.div_ceil(part_len).min(PARTS_MAX), has_many_backends }
+        Self { len, part_len, parts: len.div_ceil(part_len), has_many_backends }
     }
 
     /// Number of turns.

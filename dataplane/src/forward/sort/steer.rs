@@ -117,6 +117,7 @@ fn owner<A: Address, B: Buffer>(
 
 /// Compares the queue that a packet came by with its owner, if it is one of those that are checked. To be called once a
 /// packet.
+#[inline(never)] // most ports have no queue that tells owners
 fn check_queue<A: Address, B: Buffer>(steering: &Steering, proof: &mut Observer, me: WorkerId, buffer: &B, tuple: &Tuple<A>) {
     if proof.wants()
         && let Some(hash) = steering.rss_hash(tuple)
@@ -146,7 +147,7 @@ fn steering_at<B>(peers: &mut Peers<B>, (port, tag_bytes): (PortIndex, u16)) -> 
 
 /// The other worker that owns the flow of a plain packet that arrived `at` a port with these bytes of VLAN tags; `None` if
 /// this one does. A packet that is not left for [`steer`] is to be passed to [`check_plain`] too.
-#[inline(never)] // so that a single worker does not pay for it, as the next one
+#[inline(always)]
 pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
     peers: &mut Peers<B>,
     snapshot: &Snapshot,
@@ -159,7 +160,7 @@ pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
 }
 
 /// Compares the queue that a plain packet came by with its owner, if it is one of those that are checked.
-#[inline(never)]
+#[inline(always)]
 pub(in crate::forward) fn check_plain<A: Address, B: Buffer>(
     peers: &mut Peers<B>,
     at: (PortIndex, u16),

@@ -18,7 +18,6 @@ use crate::wire::{Buffer, Ethernet, HOP_LIMIT, Ipv4, Ipv6, Udp, ether_type, prot
 const LINK: usize = Ethernet::BYTES as usize;
 const V4: usize = Ipv4::BYTES as usize;
 const V6: usize = Ipv6::BYTES as usize;
-const V6_ADDRESS: usize = 16;
 /// Bytes before the inner packet, without and with a UDP header.
 const V4_BEFORE: [usize; 2] = [bytes_before(V4, false), bytes_before(V4, true)];
 const V6_BEFORE: [usize; 2] = [bytes_before(V6, false), bytes_before(V6, true)];
@@ -113,11 +112,13 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
     let len = carried_len.lower_number().with_upper(avx2.splat(u32::from_ne_bytes([0, 0, carried, HOP_LIMIT])));
     if IN_UDP {
         let ports = ports(avx2, eight, gue);
-        let of_sources = match has_one_source {
-            true => avx2.splat(sum_of_one(sources[0].octets())),
-            false => sum(avx2, avx2.columns(sources.map(|source| source.octets()))),
+        let sources = if has_one_source {
+            let [a, b, c, d]: [u32; 4] = zerocopy::transmute!(sources[0].octets());
+            [avx2.splat(a), avx2.splat(b), avx2.splat(c), avx2.splat(d)]
+        } else {
+            avx2.columns(sources.map(|source| source.octets()))
         };
-        let of_outer = of_sources + sum(avx2, avx2.columns(destinations));
+        let of_outer = sum(avx2, sources) + sum(avx2, avx2.columns(destinations));
         // The length is part of the pseudo header and of the UDP header.
         let lens = carried_len.lower_number().left::<1>();
         let pseudo = lens + avx2.splat(outer::pair(0, u16::from(protocol::UDP)) >> 16);
@@ -136,13 +137,6 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
         start.link[LINK + 24..LINK + V6].copy_from_slice(&destinations[lane]);
     }
     u128::lower_hop_limits(avx2, &eight.read, &mut starts);
-}
-
-/// The sum of the halves of the words of one address.
-#[inline(always)]
-fn sum_of_one(address: [u8; V6_ADDRESS]) -> u32 {
-    let (halves, _) = address.as_chunks();
-    halves.iter().fold(0, |sum, half| sum + u32::from(u16::from_ne_bytes(*half)))
 }
 
 /// The sums of the halves of four words. Without a loop or `fold`, which the compiler may compile for any processor.
