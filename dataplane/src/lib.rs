@@ -33,7 +33,7 @@ pub mod workers;
 
 pub use choose::{Chooser, Intervals, SourceRanges};
 pub use compiler::Compiler;
-pub use flow::{BackendId, FlowLimits, FlowTable, prefetch, prefetch_at};
+pub use flow::{BackendId, FlowLimits, FlowTable, prefetch, prefetch_at, prefetch_to_write};
 pub use forward::{
     FlowFate, Metered, NoMemory, Observe, PacketFlow, PacketOutcome, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS,
     SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError, Worker,
@@ -55,4 +55,4 @@ pub use stats::{
     WorkerCounters,
 };
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};
-pub use workers::{HandedOver, Inboxes, Peers, PortQueues};
+pub use workers::{Inboxes, Peers, PortQueues};

@@ -85,6 +85,13 @@ impl Mbuf {
         unsafe { self.0.cast::<View>().as_mut() }
     }
 
+    /// The address of what tells where the frame is, which is not in the frame.
+    #[inline(always)]
+    #[must_use]
+    pub fn metadata(&self) -> *const u8 {
+        self.0.as_ptr().cast()
+    }
+
     /// The bytes of the frame; of a frame in several segments, those of the first.
     #[inline(always)]
     #[must_use]

@@ -47,11 +47,8 @@ const SNAT_PORTS: MetricFamily = MetricFamily::gauge(
 );
 const SNAT_PORTS_PEAK: MetricFamily =
     MetricFamily::gauge("sluice_worker_peak_snat_ports", "", "Highest number of SNAT ports since the start of the worker.");
-const QUEUED: MetricFamily = MetricFamily::gauge(
-    "sluice_worker_queued",
-    "bursts",
-    "Groups of up to 32 packets from other workers that wait for this one.",
-);
+const QUEUED: MetricFamily =
+    MetricFamily::gauge("sluice_worker_queued", "bursts", "Groups of up to 8 packets from other workers that wait for this one.");
 
 type OfLoad = fn(&LoadReading) -> u64;
 type OfCounters = fn(&WorkerCounters) -> u64;

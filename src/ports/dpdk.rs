@@ -61,6 +61,11 @@ impl Buffer for Packet {
         self.0.bytes_mut()
     }
 
+    #[inline(always)]
+    fn prefetch_metadata(&self) {
+        dataplane::prefetch_to_write(self.0.metadata());
+    }
+
     #[inline]
     fn resize(&mut self, len: usize) -> bool {
         self.0.resize(len)

@@ -14,7 +14,7 @@ mod tick;
 mod transitions;
 mod yield_order;
 
-pub use crate::wire::processor::{prefetch, prefetch_at};
+pub use crate::wire::processor::{prefetch, prefetch_at, prefetch_to_write};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};

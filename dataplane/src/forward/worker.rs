@@ -37,7 +37,7 @@ use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, Tw
 use crate::snapshot::{Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
-use crate::wire::{Address, Tags, protocol, split_mix};
+use crate::wire::{Address, Buffer, Tags, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
@@ -340,15 +340,18 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn process_from_peers(&mut self, snapshot: &Snapshot, now_ns: u64) -> usize {
         let mut count = 0;
         for other in 0..self.egress.peers.as_ref().map_or(0, Peers::others) {
-            let (before, mut next) = (count, None);
+            let before = count;
             while count - before < PACKETS_PER_TURN {
                 let wanted = PACKETS_PER_TURN - (count - before);
-                let taken = self.egress.peers.as_ref().and_then(|peers| peers.take(other, &mut next, wanted));
+                let taken = self.egress.peers.as_mut().and_then(|peers| peers.take(other, wanted));
                 let Some((port, task, mut burst)) = taken else { break };
                 count += burst.len();
                 self.tally.handed_in += burst.len() as u64;
                 let origin = match task {
-                    HandoverTask::Decide => Origin::Owned,
+                    HandoverTask::Decide => {
+                        burst.iter().for_each(Buffer::prefetch_metadata);
+                        Origin::Owned
+                    }
                     HandoverTask::Meet => Origin::Met,
                     HandoverTask::Send => {
                         burst.into_iter().for_each(|buffer| self.egress.send(port, buffer, &mut self.tally));

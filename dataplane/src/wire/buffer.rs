@@ -7,18 +7,21 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::processor::prefetch_at;
+use super::processor::prefetch_to_write;
 
 /// One packet, contiguous in memory, from the Ethernet header on.
 pub trait Buffer: Send {
     /// The frame.
     fn bytes(&self) -> &[u8];
-    /// Prefetches the cache line of the byte at an offset from the start of the frame, also before it. The offset is not
-    /// checked.
+    /// Prefetches, to be written, the cache line of the byte at an offset from the start of the frame, also before it. The
+    /// offset is not checked.
     #[inline(always)]
     fn prefetch(&self, offset: isize) {
-        prefetch_at(self.bytes(), offset.cast_unsigned());
+        prefetch_to_write(self.bytes().as_ptr().wrapping_offset(offset));
     }
+    /// Prefetches, to be written, the cache line that tells where the frame is: for a buffer that another core wrote last.
+    #[inline(always)]
+    fn prefetch_metadata(&self) {}
     /// The frame, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Sets the length of the frame to `len` bytes and keeps its start; new bytes have any value. Returns false, and

@@ -9,22 +9,19 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::handover::{HANDED_OVER_MAX, Handed, HandedOver, HandoverQueue, HandoverTask, Peers};
+use super::handover::{HandoverTask, Outbox, Peers};
 use super::id::WorkerId;
 use crate::port::{Arrival, BURST, Burst, Class, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Headers, Tags};
-
-/// The port, and the queue to the worker that transmits for this one.
-type Sender<B> = (PortIndex, Arc<HandoverQueue<B>>);
 
 /// One port with its twin, and the bursts collected for both.
 #[derive(Debug)]
 pub(crate) struct EgressPort<P: Port> {
     pub(crate) device: P,
     twin: Option<Arc<TwinQueues<P::Buffer>>>,
-    /// The worker that transmits for this one, if it has no transmit queue of its own.
-    sender: Option<(PortIndex, Arc<HandoverQueue<P::Buffer>>)>,
+    /// The port, and the worker that transmits for this one, if it has no transmit queue of its own.
+    sender: Option<(PortIndex, WorkerId)>,
     out: Burst<P::Buffer>,
     /// Packets that may leave only until a time, ns.
     out_until: ArrayVec<(u64, P::Buffer), BURST>,
@@ -47,29 +44,29 @@ impl<P: Port> EgressPort<P> {
         Self { device, twin, sender: None, out: Burst::new(), out_until: ArrayVec::new(), to_linux: Burst::new() }
     }
 
-    fn transmit(&mut self, tally: &mut Tally) {
+    fn transmit(&mut self, peers: &mut Option<Peers<P::Buffer>>, tally: &mut Tally) {
         let Self { device, sender, out, .. } = self;
         match sender {
             None => transmit(device, out, tally),
-            Some(sender) => hand_over(device, sender, out, tally),
+            Some(sender) => hand_over(device, peers, *sender, out, tally),
         }
     }
 
     /// Transmits a burst that need not wait for others.
     #[inline(always)]
-    fn transmit_at_once(&mut self, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
-        match &self.sender {
+    fn transmit_at_once(&mut self, peers: &mut Option<Peers<P::Buffer>>, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
+        match self.sender {
             None => transmit(&mut self.device, burst, tally),
-            Some(sender) => hand_over(&mut self.device, sender, burst, tally),
+            Some(sender) => hand_over(&mut self.device, peers, sender, burst, tally),
         }
     }
 
     /// Transmits the packets that may leave only until a time, and drops those that are too late. None waits behind
     /// others after the look at the clock, except in the queue to the worker that transmits for this one.
     #[cold]
-    fn transmit_in_time(&mut self, clock: fn() -> u64, tally: &mut Tally) {
+    fn transmit_in_time(&mut self, peers: &mut Option<Peers<P::Buffer>>, clock: fn() -> u64, tally: &mut Tally) {
         if !self.out.is_empty() {
-            self.transmit(tally);
+            self.transmit(peers, tally);
         }
         let (mut in_time, mut late) = (Burst::new(), Burst::new());
         let now_ns = clock();
@@ -77,7 +74,7 @@ impl<P: Port> EgressPort<P> {
             if now_ns < until_ns { in_time.push(buffer) } else { late.push(buffer) }
         }
         if !in_time.is_empty() {
-            self.transmit_at_once(&mut in_time, tally);
+            self.transmit_at_once(peers, &mut in_time, tally);
         }
         if !late.is_empty() {
             tally.drop_many(DropReason::StaleAdvertisement, late.len() as u64);
@@ -116,29 +113,55 @@ fn transmit<P: Port>(device: &mut P, burst: &mut Burst<P::Buffer>, tally: &mut T
 
 /// Hands a burst to the worker that transmits for this one.
 #[cold]
-fn hand_over<P: Port>(device: &mut P, (port, queue): &Sender<P::Buffer>, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
-    while !burst.is_empty() {
-        let packets: Handed<_> = burst.drain(..burst.len().min(HANDED_OVER_MAX)).collect();
-        let count = packets.len() as u64;
-        match queue.push(HandedOver { port: *port, task: HandoverTask::Send, packets }) {
-            Ok(()) => tally.handed_out += count,
-            Err(refused) => release_refused(device, refused, tally),
+fn hand_over<P: Port>(
+    device: &mut P,
+    peers: &mut Option<Peers<P::Buffer>>,
+    (port, sender): (PortIndex, WorkerId),
+    burst: &mut Burst<P::Buffer>,
+    tally: &mut Tally,
+) {
+    let Some(outbox) = peers.as_mut().and_then(|peers| peers.outbox(sender)) else {
+        tally.drop_many(DropReason::HandoverFull, burst.len() as u64);
+        return device.release(burst);
+    };
+    for buffer in burst.drain(..) {
+        collect(device, outbox, (HandoverTask::Send, port, buffer), tally);
+    }
+    push(device, outbox, tally);
+}
+
+/// Collects a packet for another worker, after those that there is no room beside.
+#[inline(always)]
+fn collect<P: Port>(
+    device: &mut P,
+    outbox: &mut Outbox<P::Buffer>,
+    (task, port, buffer): (HandoverTask, PortIndex, P::Buffer),
+    tally: &mut Tally,
+) {
+    if let Err(buffer) = outbox.put(task, port, buffer) {
+        push(device, outbox, tally);
+        if let Err(buffer) = outbox.put(task, port, buffer) {
+            tally.drop(DropReason::HandoverFull);
+            device.release(&mut Burst::from_iter([buffer]));
         }
     }
 }
 
-/// Frees and counts packets that a queue to another worker refused.
-#[cold]
-fn release_refused<P: Port>(device: &mut P, refused: HandedOver<P::Buffer>, tally: &mut Tally) {
-    tally.drop_many(DropReason::HandoverFull, refused.packets.len() as u64);
-    device.release(&mut refused.packets.into_iter().collect());
+/// Pushes what is collected for another worker. Frees and counts packets that the queue refuses.
+#[inline(never)]
+fn push<P: Port>(device: &mut P, outbox: &mut Outbox<P::Buffer>, tally: &mut Tally) {
+    tally.handed_out += outbox.push();
+    for refused in outbox.refused() {
+        tally.drop_many(DropReason::HandoverFull, refused.packets.len() as u64);
+        device.release(&mut refused.packets.into_iter().collect());
+    }
 }
 
 impl<P: Port> Egress<P> {
     pub(crate) fn new(mut ports: Vec<EgressPort<P>>, peers: Option<Peers<P::Buffer>>) -> Self {
         if let Some(peers) = &peers {
             for (index, port) in (0..=u8::MAX).map(PortIndex).zip(&mut ports) {
-                port.sender = peers.sender(index).map(|queue| (index, queue));
+                port.sender = peers.sender(index).map(|worker| (index, worker));
             }
         }
         // Read only for packets that may leave only until a time, which an election brings together with its clock.
@@ -184,18 +207,18 @@ impl<P: Port> Egress<P> {
     /// Adds a packet to the burst of a port.
     #[inline]
     pub(crate) fn send(&mut self, port: PortIndex, buffer: P::Buffer, tally: &mut Tally) {
-        let Some(port) = self.port_mut(port) else { return tally.drop(DropReason::TxFull) };
+        let Some(port) = self.ports.get_mut(usize::from(port.0)) else { return tally.drop(DropReason::TxFull) };
         port.out.push(buffer);
         if port.out.is_full() {
-            port.transmit(tally);
+            port.transmit(&mut self.peers, tally);
         }
     }
 
     /// Sends all packets of a burst by a port: at once if none is collected for the port, otherwise behind those.
     #[inline]
     pub(crate) fn send_burst(&mut self, index: PortIndex, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
-        match self.port_mut(index) {
-            Some(port) if port.out.is_empty() => port.transmit_at_once(burst, tally),
+        match self.ports.get_mut(usize::from(index.0)) {
+            Some(port) if port.out.is_empty() => port.transmit_at_once(&mut self.peers, burst, tally),
             _ => burst.drain(..).for_each(|buffer| self.send(index, buffer, tally)),
         }
     }
@@ -220,18 +243,18 @@ impl<P: Port> Egress<P> {
         tally: &mut Tally,
     ) {
         let (clock, is_tagged) = (self.clock, tags.put_on(&mut buffer));
-        let Some(port) = self.port_mut(port).filter(|_| is_tagged) else {
+        let Some(port) = self.ports.get_mut(usize::from(port.0)).filter(|_| is_tagged) else {
             tally.drop(DropReason::TxFull);
             return self.discard(buffer);
         };
         port.out_until.push((until_ns, buffer));
         if port.out_until.is_full() {
-            port.transmit_in_time(clock, tally);
+            port.transmit_in_time(&mut self.peers, clock, tally);
         }
     }
 
     /// Adds a packet, as it arrived, to those for another worker.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hand_over(
         &mut self,
         owner: WorkerId,
@@ -244,29 +267,18 @@ impl<P: Port> Egress<P> {
             tally.drop(DropReason::HandoverFull);
             return self.discard(buffer);
         }
-        let Some(peers) = &mut self.peers else { return self.discard(buffer) };
-        if let Some(handed) = peers.gathered.put(owner, task, arrival.link.port(), buffer) {
-            self.push_to(owner, handed, tally);
+        let outbox = self.peers.as_mut().and_then(|peers| peers.outbox(owner));
+        match (outbox, self.ports.first_mut()) {
+            (Some(outbox), Some(port)) => collect(&mut port.device, outbox, (task, arrival.link.port(), buffer), tally),
+            _ => self.discard(buffer),
         }
     }
 
-    fn push_to(&mut self, owner: WorkerId, handed: HandedOver<P::Buffer>, tally: &mut Tally) {
-        let Some(peers) = &self.peers else { return };
-        let count = handed.packets.len() as u64;
-        match peers.push(owner, handed) {
-            Ok(()) => tally.handed_out += count,
-            Err(refused) => {
-                if let Some(port) = self.ports.first_mut() {
-                    release_refused(&mut port.device, refused, tally);
-                }
-            }
-        }
-    }
-
-    /// Hands over all collected bursts.
+    /// Hands over all that is collected for other workers.
     fn flush_to_peers(&mut self, tally: &mut Tally) {
-        while let Some((owner, handed)) = self.peers.as_mut().and_then(|peers| peers.gathered.take()) {
-            self.push_to(owner, handed, tally);
+        let (Some(peers), Some(port)) = (&mut self.peers, self.ports.first_mut()) else { return };
+        for outbox in peers.collected() {
+            push(&mut port.device, outbox, tally);
         }
     }
 
@@ -324,10 +336,10 @@ impl<P: Port> Egress<P> {
     pub(crate) fn flush_ports(&mut self, tally: &mut Tally) {
         for port in &mut self.ports {
             if !port.out.is_empty() {
-                port.transmit(tally);
+                port.transmit(&mut self.peers, tally);
             }
             if !port.out_until.is_empty() {
-                port.transmit_in_time(self.clock, tally);
+                port.transmit_in_time(&mut self.peers, self.clock, tally);
             }
             if !port.to_linux.is_empty() {
                 port.hand_to_linux(tally);

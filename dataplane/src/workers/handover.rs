@@ -7,11 +7,12 @@
 //!
 //! Not here: who owns a packet ([`super::steering`]).
 
-use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrayvec::ArrayVec;
-use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
+use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::id::WorkerId;
 use super::rss_proof::{Observer, RssProof};
@@ -19,20 +20,18 @@ use super::snat_port_share::PortShare;
 use super::steering::Steering;
 use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
-/// Maximum number of packets in one element of a queue. It is less than a burst: an element is copied whole, and a full
-/// queue of full elements must not hold more packets than are reserved for it.
-pub(super) const HANDED_OVER_MAX: usize = 32;
-/// Maximum number of elements that wait for a worker, from all others together. If full, they hold the 4,096 packets that
-/// the buffer pool reserves for each worker. At 14.88 million packets a second, half of them for other workers, that is
-/// half a millisecond.
-const ELEMENTS_PER_WORKER: usize = 128;
+/// Maximum number of packets in one element of a queue. A burst consists of full elements, and few packets take few lines
+/// of memory from one core to another.
+pub(super) const HANDED_OVER_MAX: usize = 8;
+/// Maximum number of packets that wait for a worker, from all others together, which the buffer pool reserves. At 14.88
+/// million packets a second, half of them for other workers, that is half a millisecond.
+const PACKETS_PER_WORKER: usize = 4096;
 /// Minimum capacity of the queue between two workers, in elements.
-const ELEMENTS_PER_PAIR_MIN: usize = 16;
+const ELEMENTS_PER_PAIR_MIN: usize = 64;
+/// Elements collected for a worker before they are pushed.
+const ELEMENTS_AT_ONCE: usize = 32;
 /// Packets taken from one worker before the next one has its turn; the last burst may exceed it.
 pub(crate) const PACKETS_PER_TURN: usize = 2 * BURST;
-
-/// Packets of one element.
-pub(super) type Handed<B> = ArrayVec<B, HANDED_OVER_MAX>;
 
 /// What the receiving worker does with the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,62 +48,142 @@ pub(crate) enum HandoverTask {
 /// Number of tasks.
 const TASKS: usize = 3;
 
-/// Packets that one worker hands to another: an element of a queue.
+/// Packets that one worker hands to another: an element of a queue. 80 bytes.
 #[derive(Debug)]
-pub struct HandedOver<B> {
+pub(crate) struct HandedOver<B> {
     /// The port on which they arrived, or by which they leave.
     pub(crate) port: PortIndex,
     pub(crate) task: HandoverTask,
-    pub(crate) packets: Handed<B>,
+    pub(crate) packets: ArrayVec<B, HANDED_OVER_MAX>,
 }
 
-/// The queue from one worker to another.
+impl<B> HandedOver<B> {
+    fn is_of(&self, port: PortIndex, task: HandoverTask) -> bool {
+        (self.port, self.task) == (port, task)
+    }
+}
+
+/// Elements that a queue has had, for readers beside the workers.
+#[derive(Debug, Default)]
+struct QueueCounts {
+    pushed: CachePadded<AtomicUsize>,
+    taken: CachePadded<AtomicUsize>,
+}
+
+/// Adds to a count that this thread alone changes.
+fn add(count: &AtomicUsize, more: usize) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(more), Ordering::Release);
+}
+
+/// The end of a queue at the worker that hands packets over, with those that it has collected.
 #[derive(Debug)]
-pub(crate) struct HandoverQueue<B> {
-    elements: ArrayQueue<HandedOver<B>>,
+pub(crate) struct Outbox<B> {
+    queue: Producer<HandedOver<B>>,
+    counts: Arc<QueueCounts>,
     /// The receiver's; `None` if it never sleeps.
     doorbell: Option<Arc<Doorbell>>,
+    /// What is collected. All elements of a port and task but the last are full.
+    collected: ArrayVec<HandedOver<B>, ELEMENTS_AT_ONCE>,
+    /// For each port and task the position in `collected` of the last element that was begun.
+    begun: Box<[u8]>,
 }
 
-impl<B> HandoverQueue<B> {
-    /// Pushes packets, and wakes the receiver if it sleeps.
-    ///
-    /// The packets, when the queue is full.
-    pub(crate) fn push(&self, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
-        let pushed = self.elements.push(handed);
+impl<B> Outbox<B> {
+    fn new(ports: usize, queue: Producer<HandedOver<B>>, counts: Arc<QueueCounts>, doorbell: Option<Arc<Doorbell>>) -> Self {
+        Self { queue, counts, doorbell, collected: ArrayVec::new(), begun: vec![0; (ports * TASKS).max(TASKS)].into() }
+    }
+
+    /// Collects a packet. Returns it if what is collected must be pushed first, or if there is no such port.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // few elements
+    pub(crate) fn put(&mut self, task: HandoverTask, port: PortIndex, buffer: B) -> Result<(), B> {
+        let Some(begun) = self.begun.get_mut(usize::from(port.0) * TASKS + task as usize) else { return Err(buffer) };
+        // Since the last push the position may be that of another kind of packets.
+        if let Some(element) = self.collected.get_mut(usize::from(*begun))
+            && element.is_of(port, task)
+            && !element.packets.is_full()
+        {
+            element.packets.push(buffer);
+            return Ok(());
+        }
+        if self.collected.is_full() {
+            return Err(buffer);
+        }
+        *begun = self.collected.len() as u8;
+        self.collected.push(HandedOver { port, task, packets: ArrayVec::from_iter([buffer]) });
+        Ok(())
+    }
+
+    /// Pushes what is collected, and wakes the receiver if it sleeps. Returns the number of packets that the queue took. What
+    /// it refused stays in [`Outbox::refused`].
+    pub(crate) fn push(&mut self) -> u64 {
+        let room = self.queue.slots().min(self.collected.len());
+        let mut packets = 0;
+        if let Ok(chunk) = self.queue.write_chunk_uninit(room) {
+            // Before the receiver sees them, so that never more were taken.
+            add(&self.counts.pushed, room);
+            chunk.fill_from_iter(self.collected.drain(..room).inspect(|element| packets += element.packets.len() as u64));
+        }
         if let Some(doorbell) = &self.doorbell {
             doorbell.ring();
         }
-        pushed
+        packets
+    }
+
+    /// Takes what is still collected.
+    pub(crate) fn refused(&mut self) -> impl Iterator<Item = HandedOver<B>> {
+        self.collected.drain(..)
+    }
+}
+
+/// The end of a queue at the worker that gets packets.
+#[derive(Debug)]
+struct Inbox<B> {
+    queue: Consumer<HandedOver<B>>,
+    counts: Arc<QueueCounts>,
+}
+
+impl<B> Inbox<B> {
+    /// Takes the oldest element, and those behind it with the same port and task, while there is room and the burst has fewer
+    /// packets than `wanted`.
+    fn take(&mut self, wanted: usize) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
+        let chunk = self.queue.read_chunk(self.queue.slots().min(BURST)).ok()?;
+        let (first, second) = chunk.as_slices();
+        let &HandedOver { port, task, .. } = first.first()?;
+        let mut packets = 0;
+        let is_next = |element: &&HandedOver<B>| {
+            let more = packets < wanted.max(1) && packets + element.packets.len() <= BURST && element.is_of(port, task);
+            packets += element.packets.len();
+            more
+        };
+        let count = first.iter().chain(second).take_while(is_next).count();
+        let mut burst = Burst::new();
+        chunk.into_iter().take(count).for_each(|element| burst.extend(element.packets));
+        add(&self.counts.taken, count);
+        Some((port, task, burst))
     }
 }
 
 /// The queues from other workers to one worker, for readers beside the workers.
 #[derive(Clone, Debug)]
-pub struct Inboxes(Vec<Arc<dyn Length>>);
+pub struct Inboxes(Vec<Arc<QueueCounts>>);
 
 impl Inboxes {
     /// Elements that wait in all of them.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.iter().map(|queue| queue.len()).sum()
+        // What was taken first: it was pushed before.
+        let waits = |of: &Arc<QueueCounts>| {
+            let taken = of.taken.load(Ordering::Acquire);
+            of.pushed.load(Ordering::Relaxed).wrapping_sub(taken)
+        };
+        self.0.iter().map(waits).sum()
     }
 
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// A queue whose length any thread may read.
-trait Length: std::fmt::Debug + Send + Sync {
-    fn len(&self) -> usize;
-}
-
-impl<B: std::fmt::Debug + Send> Length for HandoverQueue<B> {
-    fn len(&self) -> usize {
-        self.elements.len()
     }
 }
 
@@ -125,11 +204,9 @@ pub struct Peers<B> {
     me: WorkerId,
     steering: Arc<Steering>,
     /// Queues from the other workers.
-    inboxes: Vec<Arc<HandoverQueue<B>>>,
+    inboxes: Vec<Inbox<B>>,
     /// Queues to the other workers, indexed by worker; `None` for itself.
-    outboxes: Vec<Option<Arc<HandoverQueue<B>>>>,
-    /// Packets collected for the other workers.
-    pub(super) gathered: Gathered<B>,
+    outboxes: Vec<Option<Outbox<B>>>,
     /// Indexed by port.
     proofs: Vec<Option<Observer>>,
     /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
@@ -147,23 +224,24 @@ impl<B> Peers<B> {
     #[must_use]
     pub fn with_doorbells(steering: &Arc<Steering>, ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> Vec<Self> {
         let workers = steering.workers();
-        let elements = (ELEMENTS_PER_WORKER / usize::from(workers.max(2) - 1)).max(ELEMENTS_PER_PAIR_MIN);
-        let queue = |from: u8, to: u8| {
-            let doorbell = doorbells.get(usize::from(to)).cloned();
-            (from != to).then(|| Arc::new(HandoverQueue { elements: ArrayQueue::new(elements), doorbell }))
-        };
-        let queues: Vec<Vec<Option<Arc<HandoverQueue<B>>>>> =
-            (0..workers).map(|from| (0..workers).map(|to| queue(from, to)).collect()).collect();
-        let of = |(me, outboxes): (u8, &Vec<Option<Arc<HandoverQueue<B>>>>)| Self {
+        let of = |me: u8| Self {
             me: WorkerId(me),
             steering: Arc::clone(steering),
-            inboxes: queues.iter().filter_map(|from| from.get(usize::from(me))?.clone()).collect(),
-            outboxes: outboxes.clone(),
-            gathered: Gathered::new(workers.into(), ports.len()),
+            inboxes: Vec::new(),
+            outboxes: (0..workers).map(|_| None).collect(),
             proofs: ports.iter().map(|port| port.rss.as_ref()?.get(usize::from(me)).cloned().map(Observer::new)).collect(),
             senders: ports.iter().map(|port| sender(WorkerId(me), port.transmit)).collect(),
         };
-        (0..workers).zip(&queues).map(of).collect()
+        let mut views: Vec<Self> = (0..workers).map(of).collect();
+        let elements = PACKETS_PER_WORKER / HANDED_OVER_MAX / usize::from(workers.max(2) - 1);
+        for (from, to) in (0..workers).flat_map(|from| (0..workers).map(move |to| (from, to))).filter(|(from, to)| from != to) {
+            let [from, to] = [from, to].map(usize::from);
+            let ((producer, consumer), counts) =
+                (RingBuffer::new(elements.max(ELEMENTS_PER_PAIR_MIN)), Arc::<QueueCounts>::default());
+            views[to].inboxes.push(Inbox { queue: consumer, counts: Arc::clone(&counts) });
+            views[from].outboxes[to] = Some(Outbox::new(ports.len(), producer, counts, doorbells.get(to).cloned()));
+        }
+        views
     }
 
     pub(crate) fn me(&self) -> WorkerId {
@@ -179,6 +257,12 @@ impl<B> Peers<B> {
     #[inline]
     pub(crate) fn trusts_queue(&self, port: PortIndex) -> bool {
         self.proofs.get(usize::from(port.0)).is_some_and(|proof| proof.as_ref().is_some_and(Observer::trusts))
+    }
+
+    /// Whether queues of a port may tell owners, so that packets are compared with the queue that they came by.
+    #[inline]
+    pub(crate) fn looks_at_queue(&self, port: PortIndex) -> bool {
+        self.proofs.get(usize::from(port.0)).is_some_and(Option::is_some)
     }
 
     /// Index of this worker, and the number of workers.
@@ -205,19 +289,15 @@ impl<B> Peers<B> {
         port.0 % self.steering.workers() == self.me.0
     }
 
-    /// The queue for packets that leave by a port, if not a queue of this worker.
-    pub(crate) fn sender(&self, port: PortIndex) -> Option<Arc<HandoverQueue<B>>> {
-        let sender = (*self.senders.get(usize::from(port.0))?)?;
-        self.outboxes.get(usize::from(sender.0))?.clone()
+    /// The worker that transmits for this one by a port, if it has no transmit queue of its own.
+    pub(crate) fn sender(&self, port: PortIndex) -> Option<WorkerId> {
+        *self.senders.get(usize::from(port.0))?
     }
 
     /// The queues to this worker, for readers beside the workers.
     #[must_use]
-    pub fn inboxes(&self) -> Inboxes
-    where
-        B: std::fmt::Debug + Send + 'static,
-    {
-        Inboxes(self.inboxes.iter().map(|queue| Arc::clone(queue) as Arc<dyn Length>).collect())
+    pub fn inboxes(&self) -> Inboxes {
+        Inboxes(self.inboxes.iter().map(|inbox| Arc::clone(&inbox.counts)).collect())
     }
 
     /// Number of other workers.
@@ -225,80 +305,20 @@ impl<B> Peers<B> {
         self.inboxes.len()
     }
 
-    /// Takes a burst from another worker: `next`, or the oldest element, and those behind it with the same port and task,
-    /// while there is room and the burst has fewer packets than `wanted`. `next` is then the element behind the burst, if it had to
-    /// be taken to see that it is another.
-    pub(crate) fn take(
-        &self,
-        other: usize,
-        next: &mut Option<HandedOver<B>>,
-        wanted: usize,
-    ) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
-        let elements = &self.inboxes.get(other)?.elements;
-        let HandedOver { port, task, packets } = next.take().or_else(|| elements.pop())?;
-        let mut burst: Burst<B> = packets.into_iter().collect();
-        while next.is_none() && burst.len() < wanted && burst.remaining_capacity() >= HANDED_OVER_MAX {
-            let Some(handed) = elements.pop() else { break };
-            if (handed.port, handed.task) == (port, task) {
-                burst.extend(handed.packets);
-            } else {
-                *next = Some(handed);
-            }
-        }
-        Some((port, task, burst))
+    /// Takes a burst from another worker: packets of one port with one task, at most an element more than `wanted`.
+    pub(crate) fn take(&mut self, other: usize, wanted: usize) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
+        self.inboxes.get_mut(other)?.take(wanted)
     }
 
-    /// Pushes packets to a worker.
-    ///
-    /// The packets, when the queue is full.
-    pub(crate) fn push(&self, owner: WorkerId, handed: HandedOver<B>) -> Result<(), HandedOver<B>> {
-        match self.outboxes.get(usize::from(owner.0)) {
-            Some(Some(queue)) => queue.push(handed),
-            _ => Err(handed),
-        }
-    }
-}
-
-/// Packets collected for other workers: an element for each worker, port and task. 280 bytes each: with 64 workers and 8
-/// ports 430 KB per worker, of which a poll touches only what it fills.
-#[derive(Debug)]
-pub(super) struct Gathered<B> {
-    ports: usize,
-    /// Indexed by worker, port and task.
-    elements: Vec<Handed<B>>,
-    /// The elements that are not empty, each once.
-    begun: Vec<(WorkerId, PortIndex, HandoverTask)>,
-}
-
-impl<B> Gathered<B> {
-    fn new(workers: usize, ports: usize) -> Self {
-        let count = workers * ports * TASKS;
-        Self { ports, elements: (0..count).map(|_| Handed::new()).collect(), begun: Vec::with_capacity(count) }
+    /// The queue to a worker; `None` for this one.
+    #[inline(always)]
+    pub(crate) fn outbox(&mut self, to: WorkerId) -> Option<&mut Outbox<B>> {
+        self.outboxes.get_mut(usize::from(to.0))?.as_mut()
     }
 
-    fn element(&mut self, owner: WorkerId, port: PortIndex, task: HandoverTask) -> Option<&mut Handed<B>> {
-        let position = (usize::from(owner.0) * self.ports + usize::from(port.0)) * TASKS + task as usize;
-        self.elements.get_mut(position)
-    }
-
-    /// Adds a packet to the element for its owner. Returns the previous one if that was full; it must be pushed first.
-    #[inline]
-    pub(super) fn put(&mut self, owner: WorkerId, task: HandoverTask, port: PortIndex, buffer: B) -> Option<HandedOver<B>> {
-        let packets = self.element(owner, port, task)?;
-        let full = packets.is_full().then(|| mem::take(packets));
-        let begins = packets.is_empty() && full.is_none();
-        packets.push(buffer);
-        if begins {
-            self.begun.push((owner, port, task));
-        }
-        full.map(|packets| HandedOver { port, task, packets })
-    }
-
-    /// Takes one of the elements with its receiver; `None` when all are taken.
-    pub(super) fn take(&mut self) -> Option<(WorkerId, HandedOver<B>)> {
-        let (owner, port, task) = self.begun.pop()?;
-        let packets = mem::take(self.element(owner, port, task)?);
-        Some((owner, HandedOver { port, task, packets }))
+    /// The queues for which packets are collected.
+    pub(crate) fn collected(&mut self) -> impl Iterator<Item = &mut Outbox<B>> {
+        self.outboxes.iter_mut().flatten().filter(|outbox| !outbox.collected.is_empty())
     }
 }
 
@@ -310,9 +330,34 @@ fn sender(worker: WorkerId, transmit_queues: u8) -> Option<WorkerId> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::collections::HashMap;
+    use std::sync::atomic::AtomicU32;
+
+    use HandoverTask::{Decide, Meet, Send};
 
     use super::*;
+
+    /// Two workers that see each other.
+    fn pair(ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> [Peers<u32>; 2] {
+        Peers::with_doorbells(&Arc::new(Steering::own_hash(2, 7)), ports, doorbells).try_into().unwrap()
+    }
+
+    fn ports(count: usize) -> Vec<PortQueues> {
+        vec![PortQueues { transmit: 2, rss: None }; count]
+    }
+
+    /// Hands packets from the first worker to the second.
+    fn hand_over(from: &mut Peers<u32>, port: u8, task: HandoverTask, packets: impl IntoIterator<Item = u32>) {
+        let outbox = from.outbox(WorkerId(1)).unwrap();
+        for packet in packets {
+            if outbox.put(task, PortIndex(port), packet).is_err() {
+                outbox.push();
+                outbox.put(task, PortIndex(port), packet).unwrap();
+            }
+        }
+        outbox.push();
+        assert_eq!(outbox.refused().count(), 0);
+    }
 
     #[test]
     fn a_hand_over_rings_at_the_worker_that_gets_it_alone() {
@@ -326,82 +371,113 @@ mod tests {
             Arc::new(doorbell)
         };
         let doorbells: Vec<_> = rings.iter().map(doorbell).collect();
-        let ports = [PortQueues { transmit: 1, rss: None }];
-        let steering = Arc::new(Steering::own_hash(2, 7));
-        let views = Peers::with_doorbells(&steering, &ports, &doorbells);
-        let handed = |n| HandedOver { port: PortIndex(0), task: HandoverTask::Send, packets: Handed::from_iter([n]) };
-        assert!(views[0].push(WorkerId(1), handed(1)).is_ok());
-        // The way of packets that another worker transmits.
-        assert!(views[1].sender(PortIndex(0)).unwrap().push(handed(2)).is_ok());
-        let rung = |n: usize| rings[n].load(Ordering::Relaxed);
-        assert_eq!((rung(0), rung(1)), (1, 1));
-        assert!(views[1].take(0, &mut None, BURST).is_some() && views[0].take(0, &mut None, BURST).is_some());
+        let [mut first, mut second] = pair(&ports(1), &doorbells);
+        hand_over(&mut first, 0, Send, [1]);
+        let rung = || [0, 1].map(|n: usize| rings[n].load(Ordering::Relaxed));
+        assert_eq!(rung(), [0, 1]);
+        assert!(second.take(0, BURST).is_some() && first.take(0, BURST).is_none());
+    }
+
+    #[test]
+    fn a_worker_without_transmit_queue_has_one_that_transmits_for_it() {
+        let [first, second] = pair(&[PortQueues { transmit: 1, rss: None }], &[]);
+        assert_eq!([&first, &second].map(|view| view.sender(PortIndex(0))), [None, Some(WorkerId(0))]);
     }
 
     #[test]
     fn what_waits_is_merged_into_bursts_of_one_port_and_task_and_stays_in_order() {
-        let views = Peers::all(&Arc::new(Steering::own_hash(2, 7)), &[]);
-        let (decide, send) = (HandoverTask::Decide, HandoverTask::Send);
-        let waiting = [
-            (0, decide, 0..3),
-            (0, decide, 3..5),
-            (0, send, 5..6),
-            (1, send, 6..7),
-            (1, send, 7..39),
-            (1, send, 39..71),
-            (1, send, 71..103),
-            (1, send, 103..134),
-            (1, send, 134..136),
-        ];
+        let [mut first, mut second] = pair(&ports(2), &[]);
+        let waiting =
+            [(0, Decide, 0..3), (0, Decide, 3..5), (0, Send, 5..6), (1, Send, 6..7), (1, Send, 7..39), (1, Send, 39..140)];
         for (port, task, packets) in waiting {
-            let handed = HandedOver { port: PortIndex(port), task, packets: packets.collect() };
-            assert!(views[0].push(WorkerId(1), handed).is_ok());
+            hand_over(&mut first, port, task, packets);
         }
-        let mut next = None;
-        let taken: Vec<_> = std::iter::from_fn(|| views[1].take(0, &mut next, BURST)).collect();
-        let merged = [(0, decide, 0..5), (0, send, 5..6), (1, send, 6..103), (1, send, 103..136)];
-        assert_eq!(taken, merged.map(|(port, task, packets)| (PortIndex(port), task, packets.collect::<Burst<i32>>())));
-        assert!(next.is_none(), "nothing that was taken is kept");
+        assert_eq!(second.inboxes().len(), 1 + 1 + 1 + 1 + 4 + 13);
+        let taken: Vec<_> = std::iter::from_fn(|| second.take(0, BURST)).collect();
+        // Behind the first one of port 1 there is room for fifteen full elements.
+        let merged = [(0, Decide, 0..5), (0, Send, 5..6), (1, Send, 6..127), (1, Send, 127..140)];
+        assert_eq!(taken, merged.map(|(port, task, packets)| (PortIndex(port), task, packets.collect::<Burst<u32>>())));
+        assert!(second.inboxes().is_empty());
+    }
+
+    #[test]
+    fn packets_in_full_elements_fill_a_burst() {
+        let [mut first, mut second] = pair(&ports(1), &[]);
+        let all: Vec<u32> = (0..).take(2 * BURST).collect();
+        hand_over(&mut first, 0, Decide, all.clone());
+        let bursts = [(); 2].map(|()| second.take(0, PACKETS_PER_TURN).unwrap().2);
+        assert!(bursts.iter().all(|burst| burst.is_full()));
+        assert_eq!(bursts.concat(), all);
     }
 
     #[test]
     fn nothing_more_is_taken_than_wanted() {
-        let views = Peers::all(&Arc::new(Steering::own_hash(2, 7)), &[]);
+        let [mut first, mut second] = pair(&ports(4), &[]);
         for n in 0..4 {
-            let handed = HandedOver { port: PortIndex(n), task: HandoverTask::Decide, packets: Handed::from_iter([n]) };
-            assert!(views[0].push(WorkerId(1), handed).is_ok());
+            hand_over(&mut first, n, Decide, [n.into()]);
         }
-        let mut next = None;
-        let mut take = |wanted| views[1].take(0, &mut next, wanted).map(|(port, _, burst)| (port.0, burst.len()));
+        let mut take = |wanted| second.take(0, wanted).map(|(port, _, burst)| (port.0, burst.len()));
         assert_eq!([2, 0].map(&mut take), [Some((0, 1)), Some((1, 1))]);
-        assert!(next.is_none(), "the second element, which the first call had to take, was returned by the second call");
-        assert_eq!(views[1].inboxes().len(), 2);
+        assert_eq!(second.inboxes().len(), 2);
+        hand_over(&mut first, 3, Decide, 0..100);
+        let mut take = |wanted| second.take(0, wanted).map(|(port, _, burst)| (port.0, burst.len()));
+        assert_eq!([1, 1, 8].map(&mut take), [Some((2, 1)), Some((3, 1)), Some((3, 8))]);
     }
 
     #[test]
     fn however_ports_and_tasks_are_mixed_elements_are_full_but_for_the_last_and_in_order() {
-        let mut gathered = Gathered::new(3, 4);
-        let kind = |n: usize| {
-            let task = if n.is_multiple_of(2) { HandoverTask::Decide } else { HandoverTask::Meet };
-            (WorkerId([1, 2][n / 2 % 2]), PortIndex([0, 1, 3][n % 3]), task)
-        };
-        let mut handed = Vec::new();
-        for n in 0..1200 {
-            let (owner, port, task) = kind(n);
-            handed.extend(gathered.put(owner, task, port, n).map(|packets| (owner, packets)));
-        }
-        assert!(handed.iter().all(|(_, handed)| handed.packets.is_full()));
-        handed.extend(std::iter::from_fn(|| gathered.take()));
-        assert_eq!(handed.len(), 12 * 100_usize.div_ceil(HANDED_OVER_MAX), "12 kinds of 100 packets");
-        let mut last = std::collections::HashMap::new();
-        for (owner, HandedOver { port, task, packets }) in handed {
-            for n in packets {
-                let found = (owner, port, task);
-                assert_eq!(found, kind(n));
-                let before = last.insert((owner.0, port.0, task as usize), n);
-                assert!(before.is_none_or(|before| before < n), "{n} after {before:?}");
+        let [mut first, mut second] = pair(&ports(4), &[]);
+        let kind = |n: u32| (PortIndex([0, 1, 3][n as usize % 3]), if n.is_multiple_of(2) { Decide } else { Meet });
+        let outbox = first.outbox(WorkerId(1)).unwrap();
+        let mut pushed = 0;
+        for n in 0..2400 {
+            let (port, task) = kind(n);
+            if outbox.put(task, port, n).is_err() {
+                pushed += outbox.push();
+                outbox.put(task, port, n).unwrap();
             }
         }
-        assert!(gathered.take().is_none());
+        assert_eq!(pushed + outbox.push(), 2400);
+        let pushes = 2400_usize.div_ceil((ELEMENTS_AT_ONCE - 5) * HANDED_OVER_MAX);
+        let least = 2400 / HANDED_OVER_MAX;
+        assert!((least..=least + 6 * pushes).contains(&second.inboxes().len()), "{} elements", second.inboxes().len());
+        let (mut last, mut count) = (HashMap::new(), 0);
+        while let Some((port, task, packets)) = second.take(0, BURST) {
+            for n in packets {
+                assert_eq!((port, task), kind(n));
+                let before = last.insert((port.0, task as usize), n);
+                assert!(before.is_none_or(|before| before < n), "{n} after {before:?}");
+                count += 1;
+            }
+        }
+        assert_eq!(count, 2400);
+    }
+
+    #[test]
+    fn a_full_queue_takes_the_oldest_and_returns_the_others() {
+        let [mut first, mut second] = pair(&ports(1), &[]);
+        let outbox = first.outbox(WorkerId(1)).unwrap();
+        let (mut taken, mut refused) = (0, Vec::new());
+        for n in 0..10_000 {
+            if outbox.put(Decide, PortIndex(0), n).is_err() {
+                taken += outbox.push();
+                refused.extend(outbox.refused().flat_map(|element| element.packets));
+                outbox.put(Decide, PortIndex(0), n).unwrap();
+            }
+        }
+        taken += outbox.push();
+        refused.extend(outbox.refused().flat_map(|element| element.packets));
+        assert_eq!(taken, PACKETS_PER_WORKER as u64, "the buffers that are reserved");
+        let waiting = std::iter::from_fn(|| second.take(0, BURST)).flat_map(|(_, _, burst)| burst);
+        assert!(waiting.chain(refused).eq(0..10_000));
+        hand_over(&mut first, 0, Decide, [1]);
+        assert_eq!(second.inboxes().len(), 1, "there is room again");
+    }
+
+    #[test]
+    fn a_packet_of_an_unknown_port_is_returned() {
+        let [mut first, _second] = pair(&ports(2), &[]);
+        assert_eq!(first.outbox(WorkerId(1)).unwrap().put(Decide, PortIndex(2), 7), Err(7));
+        assert!(first.outbox(WorkerId(0)).is_none(), "no queue to itself");
     }
 }

@@ -14,8 +14,8 @@ mod steering_table;
 mod toeplitz;
 
 pub(crate) use egress::{Egress, EgressPort};
-pub use handover::{HandedOver, Inboxes, Peers, PortQueues};
 pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
+pub use handover::{Inboxes, Peers, PortQueues};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
 pub(crate) use rss_proof::Observer;
 pub use rss_proof::{Proof, Refuted, RssProof};

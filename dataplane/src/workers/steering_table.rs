@@ -54,8 +54,12 @@ impl<A: Address> SteeringTable<A> {
     /// is that of a client.
     #[inline(always)]
     pub(crate) fn towards(&self, tuple: &Tuple<A>, is_ours: impl FnOnce(A) -> bool) -> PacketTarget {
-        // Not `contains`, which takes longer where there are few.
-        if self.snat.iter().fold(false, |is_one, address| is_one | (*address == tuple.destination)) {
+        let is_snat = match &*self.snat {
+            [only] => *only == tuple.destination,
+            // Not `contains`, which takes longer where there are few.
+            all => all.iter().fold(false, |is_one, address| is_one | (*address == tuple.destination)),
+        };
+        if is_snat {
             PacketTarget::Snat
         } else if self.backends.is_empty() && self.frontends.is_empty() {
             PacketTarget::Frontend

@@ -139,11 +139,11 @@ fn packets_that_a_full_hand_over_queue_refuses_are_dropped_and_counted() {
     }
     while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
     let full = team.drops(DropReason::HandoverFull);
-    assert!((6_500..7_500).contains(&full), "half of each burst is the other's, in one or two of the 128 elements: {full}");
+    assert!((5_900..6_500).contains(&full), "half of each burst is the other's, in about eight of the 512 elements: {full}");
     team.poll();
     let account = team.counters[1].account();
     assert_eq!((account.received, account.handed_in), (0, team.counters[0].handed_out.get()));
-    assert!((2_500..3_500).contains(&account.handed_in), "{account:?}");
+    assert!((3_500..=4_096).contains(&account.handed_in), "{account:?}");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn fragments_among_other_packets_leave_room_in_the_queue_for_both() {
     }
     while team.workers[0].poll(team.now) > 0 {} // worker 1 does not poll meanwhile
     assert!(team.counters[0].handed_out.get() > 900);
-    assert_eq!(team.drops(DropReason::HandoverFull), 0, "32 elements of each kind find room");
+    assert_eq!(team.drops(DropReason::HandoverFull), 0, "in elements of one packet each they would find no room");
     team.poll();
 }
 

@@ -16,10 +16,10 @@ use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::sort::{check_plain, other_owner};
-use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
+use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
-use crate::workers::{HandoverTask, Peers, WorkerId};
+use crate::workers::{HandoverTask, Peers, Steering, WorkerId};
 
 /// What a burst was before packets of other workers were taken out.
 #[derive(Clone, Copy)]
@@ -54,15 +54,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             kinds |= self.recognise_part(last_burst, (recognise, frames), (burst, records), [start..end, end..next_end]);
         }
         let recognised = RecognisedBurst { kinds, is_tagged: Record::ends_tagged(&records[..burst.len()]) };
-        let mut all_are_known = true;
+        let owners = self.other_owners(snapshot, arrival, burst, records);
         let mut kept = 0;
-        for (at, buffer) in mem::take(burst).into_iter().enumerate() {
-            let record = records[at];
-            all_are_known &= record.family() != 0;
-            let owner = if all_are_known { self.owner(snapshot, arrival, &buffer, &record) } else { None };
+        for ((at, buffer), owner) in mem::take(burst).into_iter().enumerate().zip(owners) {
             match owner {
                 None => {
-                    records[kept] = record;
+                    records[kept] = records[at];
                     kept += 1;
                     burst.push(buffer);
                 }
@@ -70,6 +67,30 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         recognised
+    }
+
+    /// The other workers that get the packets of a burst, up to the first that was not recognised.
+    #[inline(always)]
+    fn other_owners(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival,
+        burst: &Burst<P::Buffer>,
+        records: &[Record],
+    ) -> [Option<WorkerId>; BURST] {
+        let mut owners = [None; BURST];
+        let known = burst.iter().zip(records).take_while(|(_, record)| record.family() != 0);
+        let known = owners.iter_mut().zip(known);
+        match self.peers_for(arrival) {
+            Some(peers) if !peers.looks_at_queue(arrival.link.port()) => {
+                let (me, steering, _) = peers.steering(arrival.link.port());
+                for (owner, (buffer, record)) in known {
+                    *owner = owner_by_tuple(steering, snapshot, buffer, record).filter(|owner| *owner != me);
+                }
+            }
+            _ => known.for_each(|(owner, (buffer, record))| *owner = self.owner(snapshot, arrival, buffer, record)),
+        }
+        owners
     }
 
     /// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
@@ -136,6 +157,21 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     #[inline(always)]
     fn peers_for(&mut self, arrival: Arrival) -> Option<&mut Peers<P::Buffer>> {
         self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)
+    }
+}
+
+/// The owner of a recognised packet that came by no queue that may tell it.
+#[inline(always)]
+fn owner_by_tuple(steering: &Steering, snapshot: &Snapshot, buffer: &impl Buffer, record: &Record) -> Option<WorkerId> {
+    #[inline(always)]
+    fn of<A: FastFamily>(steering: &Steering, snapshot: &Snapshot, buffer: &impl Buffer, record: &Record) -> Option<WorkerId> {
+        let tuple = A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol());
+        Some(steering.owner_hashed(&tuple, snapshot.packet_target(&tuple), record.hash))
+    }
+    if record.family() == Record::V4 {
+        of::<u32>(steering, snapshot, buffer, record)
+    } else {
+        of::<u128>(steering, snapshot, buffer, record)
     }
 }
 

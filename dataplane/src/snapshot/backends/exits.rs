@@ -7,25 +7,38 @@
 //!
 //! Not here: when they are made again (`backends`).
 
-use std::sync::Arc;
+use std::array;
+use std::sync::{Arc, LazyLock};
 
 use crate::flow::BackendId;
 use crate::snapshot::Exit;
-use crate::stats::FrontendNumber;
+use crate::stats::{BACKEND_SLOTS, FrontendNumber};
 use crate::wire::processor::prefetch_at;
 
 /// Exits per chunk: 128 KiB.
 const CHUNK: usize = 4096;
 type ExitChunk = [Exit; CHUNK];
+/// Chunks for all slots, so that the slot of a flow needs no check.
+const CHUNKS: usize = BACKEND_SLOTS / CHUNK;
+/// The chunk of slots that were never set.
+static UNSET: LazyLock<Arc<ExitChunk>> = LazyLock::new(|| Arc::new([Exit::NOWHERE; CHUNK]));
 
 /// The exits of all backends.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct BackendExits {
     /// By slot; [`Exit::NOWHERE`] of a backend that is not steady ([`super::Backend::is_steady`]): packets of its flows leave
     /// the fast path.
-    chunks: Vec<Arc<ExitChunk>>,
+    chunks: [Arc<ExitChunk>; CHUNKS],
+    /// Number of chunks up to the last slot that was set.
+    used: usize,
     /// Number of those behind groups of next hops.
     behind_groups: u32,
+}
+
+impl Default for BackendExits {
+    fn default() -> Self {
+        Self { chunks: array::from_fn(|_| Arc::clone(&UNSET)), used: 0, behind_groups: 0 }
+    }
 }
 
 impl BackendExits {
@@ -33,9 +46,7 @@ impl BackendExits {
     pub(super) fn set(&mut self, exits: impl Iterator<Item = (u32, Exit)>) {
         for (slot, exit) in exits {
             let (chunk, place) = (slot as usize / CHUNK, slot as usize % CHUNK);
-            while self.chunks.len() <= chunk {
-                self.chunks.push(Arc::new([Exit::NOWHERE; CHUNK]));
-            }
+            self.used = self.used.max(chunk + 1);
             let before = self.chunks[chunk][place];
             if before != exit {
                 let behind_group = |exit: &Exit| u32::from(exit.group().is_some());
@@ -52,7 +63,7 @@ impl BackendExits {
 
     /// Whether they have several times the size of a first-level cache.
     pub(super) fn are_many(&self) -> bool {
-        self.chunks.len() > 1
+        self.used > 1
     }
 
     /// As hits look them up.
@@ -64,7 +75,7 @@ impl BackendExits {
 
 /// The exits of backends, by the words that flows have for these.
 #[derive(Clone, Copy)]
-pub(crate) struct ExitsOfFlows<'s>(&'s [Arc<ExitChunk>]);
+pub(crate) struct ExitsOfFlows<'s>(&'s [Arc<ExitChunk>; CHUNKS]);
 
 impl<'s> ExitsOfFlows<'s> {
     /// The exit towards a backend, by [`BackendId::packed_with`]; [`Exit::NOWHERE`] with the backend in it while that is not
@@ -73,7 +84,7 @@ impl<'s> ExitsOfFlows<'s> {
     pub(crate) fn get(self, word: u32) -> Option<&'s Exit> {
         let backend = BackendId::without_frontend(word);
         let slot = BackendId::slot_of(backend) as usize;
-        let exit = &self.0.get(slot / CHUNK)?[slot % CHUNK];
+        let exit = &self.0[slot / CHUNK][slot % CHUNK];
         exit.is_of(backend).then_some(exit)
     }
 
@@ -81,9 +92,7 @@ impl<'s> ExitsOfFlows<'s> {
     #[inline(always)]
     pub(crate) fn prefetch(self, word: u32) {
         let slot = BackendId::slot_of(BackendId::without_frontend(word)) as usize;
-        if let Some(chunk) = self.0.get(slot / CHUNK) {
-            prefetch_at(&**chunk, slot % CHUNK);
-        }
+        prefetch_at(&*self.0[slot / CHUNK], slot % CHUNK);
     }
 }
 

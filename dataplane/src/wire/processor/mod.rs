@@ -4,8 +4,8 @@
 //! Measured (docs: DESIGN section 11): a flow lookup among 1 M flows waits twice for about 130 ns for memory;
 //! prefetched a burst ahead, it waits for almost nothing.
 //!
-//! Not here: prefetching for writing. A hit writes only when the tick changes, and requesting ownership of every line
-//! costs more than that one write.
+//! Flows are not prefetched to be written: a hit writes only when the tick changes, and requesting ownership of every line
+//! costs more than that one write. Frames are.
 
 mod lanes;
 #[cfg(any(test, not(target_arch = "x86_64")))]
@@ -32,6 +32,22 @@ pub fn prefetch_at<T>(values: &[T], index: usize) {
         line(start.wrapping_add(offset));
     }
 }
+
+/// Prefetches the cache line at any address, to be written: other cores lose it. Without that, the first write to a line that
+/// another core wrote would have to ask for it again.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+#[inline(always)]
+pub fn prefetch_to_write(address: *const u8) {
+    // SAFETY: a prefetch never faults, whatever the address, and changes nothing that the program sees. Processors without the
+    // instruction do nothing. No intrinsic of Rust emits it.
+    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) }
+}
+
+/// Prefetches the cache line at any address, to be written.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub fn prefetch_to_write(_address: *const u8) {}
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]

@@ -18,13 +18,18 @@ use super::super::trace::{FrameRoom, HEAD_BYTES, Pattern};
 
 /// Headroom for tunnel headers and tags, bytes, equal to DPDK's.
 const HEADROOM: usize = HEAD_BYTES;
-/// Room for a frame, bytes, equal to DPDK's, so that the same amount of memory is used.
+/// Room for a frame, bytes, equal to DPDK's, so that nearly the same amount of memory is used.
 const ROOM: usize = size_of::<Pattern>();
-/// Headroom and room, in pieces of the size of both the headroom and a head.
-const PIECES: usize = (HEADROOM + ROOM) / HEAD_BYTES;
+/// Maximum offset of a frame, and its maximum length, bytes. With both as masks, no access to a frame needs a check of bounds,
+/// as with DPDK's packets.
+const START_MAX: usize = 2 * HEADROOM - 1;
+const LEN_MAX: usize = ROOM - 1;
+/// The memory for both, in pieces of the size of both the headroom and a head.
+const PIECES: usize = (2 * HEADROOM + ROOM) / HEAD_BYTES;
 const BYTES: usize = PIECES * HEAD_BYTES;
+const _: () = assert!(START_MAX + LEN_MAX <= BYTES && (START_MAX + 1).is_power_of_two() && (LEN_MAX + 1).is_power_of_two());
 
-/// The memory of one buffer: 35 cache lines, an odd number, so that buffers spread over all sets of a cache.
+/// The memory of one buffer: 37 cache lines, an odd number, so that buffers spread over all sets of a cache.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct BufferMemory {
@@ -38,7 +43,7 @@ struct BufferMemory {
     pieces: [[u8; HEAD_BYTES]; PIECES],
 }
 
-const _: () = assert!(size_of::<BufferMemory>() == 35 * 64);
+const _: () = assert!(size_of::<BufferMemory>() == 37 * 64);
 
 /// A buffer.
 #[derive(Debug)]
@@ -56,7 +61,7 @@ impl FrameBuffer {
     /// Start and length of the frame.
     #[inline(always)]
     fn extent(&self) -> (usize, usize) {
-        ((self.0.extent & 0xffff) as usize, (self.0.extent >> 16) as usize)
+        (self.0.extent as usize & START_MAX, (self.0.extent >> 16) as usize & LEN_MAX)
     }
 
     #[inline(always)]
@@ -77,7 +82,7 @@ impl FrameBuffer {
     /// Writes the bytes behind the headers of all frames, which are the same in each.
     fn fill(&mut self, pattern: &Pattern) {
         self.0.is_foreign = false;
-        self.0.pieces.as_flattened_mut()[HEADROOM..].copy_from_slice(pattern);
+        self.0.pieces.as_flattened_mut()[HEADROOM..HEADROOM + ROOM].copy_from_slice(pattern);
     }
 }
 
@@ -96,7 +101,13 @@ impl Buffer for FrameBuffer {
     /// Without a look at the length.
     #[inline(always)]
     fn prefetch(&self, offset: isize) {
-        dataplane::prefetch_at(self.0.pieces.as_flattened(), self.extent().0.wrapping_add_signed(offset));
+        let start = self.0.pieces.as_flattened().as_ptr().wrapping_add(self.extent().0);
+        dataplane::prefetch_to_write(start.wrapping_offset(offset));
+    }
+
+    #[inline(always)]
+    fn prefetch_metadata(&self) {
+        dataplane::prefetch_to_write((&raw const self.0.extent).cast());
     }
 
     #[inline(always)]
@@ -114,7 +125,7 @@ impl Buffer for FrameBuffer {
     #[inline]
     fn resize(&mut self, len: usize) -> bool {
         let (start, _) = self.extent();
-        let fits = start + len <= BYTES;
+        let fits = len <= LEN_MAX;
         if fits {
             self.set_extent(start, len);
         }
@@ -130,7 +141,7 @@ impl Buffer for FrameBuffer {
     #[inline(always)]
     fn prepend(&mut self, bytes: usize) -> bool {
         let (start, len) = self.extent();
-        let fits = bytes <= start;
+        let fits = bytes <= start && len + bytes <= LEN_MAX;
         if fits {
             self.set_extent(start - bytes, len + bytes);
         }
@@ -141,7 +152,11 @@ impl Buffer for FrameBuffer {
     fn trim_front(&mut self, bytes: usize) {
         let (start, len) = self.extent();
         let bytes = bytes.min(len);
-        self.set_extent(start + bytes, len - bytes);
+        if start + bytes <= START_MAX {
+            return self.set_extent(start + bytes, len - bytes);
+        }
+        self.0.pieces.as_flattened_mut().copy_within(start + bytes..start + len, start);
+        self.set_extent(start, len - bytes);
     }
 }
 
