@@ -81,7 +81,8 @@ pub struct Memory {
     foreign_services: Vec<ServiceName>,
     /// Services that are not ours although they ask for a group of our class.
     unserved: Unserved,
-    planned: BTreeMap<ServiceName, Planned>,
+    /// Boxed, since a map of 10,000 would move and reserve much more memory than they take.
+    planned: BTreeMap<ServiceName, Box<Planned>>,
     /// The revision of the world that was planned last.
     revision: u64,
     /// The Services in `planned` whose plan changes with time.
@@ -162,7 +163,13 @@ impl Memory {
         };
         let unserved = self.unserved.without_group.iter().chain(&self.unserved.not_released);
         let unserved = unserved.map(|(name, remark)| note_on_service(name, remark));
-        self.planned.iter().flat_map(of_service).chain(self.assignment.notes_on_pools()).chain(unserved).collect()
+        self.planned
+            .iter()
+            .map(|(name, planned)| (name, &**planned))
+            .flat_map(of_service)
+            .chain(self.assignment.notes_on_pools())
+            .chain(unserved)
+            .collect()
     }
 
     /// Records the reports of the connected gateways. Returns true if they require another plan.
@@ -232,7 +239,7 @@ impl Memory {
         }
         set_member(&mut self.waiting, name, one.again_at().is_some());
         set_member(&mut self.to_nodes, name, one.nodes_revision.is_some());
-        self.planned.insert(name.clone(), one);
+        self.planned.insert(name.clone(), Box::new(one));
     }
 }
 
@@ -253,7 +260,7 @@ fn plan_service(name: &ServiceName, inputs: &Inputs<'_>, memory: &mut Memory, pl
         let has_deleted_slices = inputs.world.deleted_slices_of(name).next().is_some();
         return plan.done_with_deleted_slices.extend(has_deleted_slices.then(|| name.clone()));
     };
-    let before = memory.planned.get(name);
+    let before = memory.planned.get(name).map(Box::as_ref);
     if before.is_some_and(|old| old.is_current(inputs, entry, outcome)) {
         return;
     }

@@ -28,7 +28,7 @@ pub mod overrides;
 #[derive(Clone, Debug)]
 pub struct ServiceEntry {
     /// The parsed object.
-    pub candidate: Candidate,
+    pub candidate: Box<Candidate>,
     /// Revision of the world at its last change, slices included.
     pub revision: u64,
     /// Revision of the world at its last change of any kind, such as of its status.
@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    fn put_leftover(&mut self, name: &ServiceName, leftover: Option<Leftover>) {
+    fn put_leftover(&mut self, name: &ServiceName, leftover: Option<Box<Leftover>>) {
         match leftover {
             Some(leftover) => {
                 self.revision += 1;
@@ -438,7 +438,7 @@ impl World {
                 if held(&leftover) != self.leftovers.get(&leftover.name).and_then(|old| held(old)) {
                     self.revisions.services = self.revision;
                 }
-                self.leftovers.insert(leftover.name.clone(), Arc::new(leftover));
+                self.leftovers.insert(leftover.name.clone(), Arc::from(leftover));
             }
             None => self.remove_leftover(name),
         }
@@ -453,7 +453,7 @@ impl World {
         }
     }
 
-    fn put_service(&mut self, mut candidate: Candidate) {
+    fn put_service(&mut self, mut candidate: Box<Candidate>) {
         let before = self.services.get(&candidate.name);
         if let Some(old) = before.filter(|entry| entry.candidate.uid == candidate.uid)
             && let (Ok(wanted), Ok(old)) = (&mut candidate.wanted, &old.candidate.wanted)

@@ -4,9 +4,9 @@
 
 use std::mem::take;
 
-use prost::Message as _;
+use prost::Message;
 
-use crate::v1::WatchResponse;
+use crate::v1::{Service, WatchResponse};
 
 /// Bytes of Services in one message: a quarter of [`crate::limits::MESSAGE_BYTES_MAX`]. The largest possible Service,
 /// 100 ports of 6,553 backends of 45 bytes, has 30 MB and is sent alone; removed names, 65,536 of 320 bytes, have 21 MB
@@ -23,22 +23,34 @@ pub struct TooManyParts;
 /// A change as messages of about `part_bytes` of Services each; at least one.
 #[must_use]
 pub fn split(mut whole: WatchResponse, part_bytes: usize) -> Vec<WatchResponse> {
-    let (mut parts, mut bytes) = (Vec::new(), 0);
-    let mut services = Vec::new();
-    for service in take(&mut whole.services) {
-        let size = service.encoded_len();
-        if bytes + size > part_bytes && !services.is_empty() {
-            let (services, removed) = (take(&mut services), take(&mut whole.removed));
-            let generation = whole.generation.clone();
-            parts.push(WatchResponse { generation, full: whole.full, services, removed, more: true, ..WatchResponse::default() });
-            // Applies to all parts together, so only the first has it.
-            (whole.full, bytes) = (false, 0);
-        }
-        bytes += size;
-        services.push(service);
+    let counts = full_parts(&whole.services, part_bytes);
+    if counts.is_empty() {
+        return vec![whole];
     }
-    parts.push(WatchResponse { services, ..whole });
+    let mut parts = Vec::with_capacity(counts.len() + 1);
+    let mut services = take(&mut whole.services).into_iter();
+    for count in counts {
+        let services = services.by_ref().take(count).collect();
+        let (generation, removed) = (whole.generation.clone(), take(&mut whole.removed));
+        parts.push(WatchResponse { generation, full: whole.full, services, removed, more: true, ..WatchResponse::default() });
+        // Applies to all parts together, so only the first has it.
+        whole.full = false;
+    }
+    parts.push(WatchResponse { services: services.collect(), ..whole });
     parts
+}
+
+/// The number of Services in each part but the last.
+fn full_parts(services: &[Service], part_bytes: usize) -> Vec<usize> {
+    let (mut counts, mut count, mut bytes) = (Vec::new(), 0, 0);
+    for size in services.iter().map(Message::encoded_len) {
+        if bytes + size > part_bytes && count > 0 {
+            counts.push(count);
+            (count, bytes) = (0, 0);
+        }
+        (count, bytes) = (count + 1, bytes + size);
+    }
+    counts
 }
 
 /// The parts of a change received so far.
@@ -77,7 +89,7 @@ impl Reassembly {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::v1::{Generation, Pool, Service};
+    use crate::v1::{Generation, Pool};
 
     fn whole(services: usize) -> WatchResponse {
         let service = |n| Service { namespace: "shop".to_owned(), name: format!("{n:0100}"), ..Service::default() };

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -65,8 +66,9 @@ pub struct Candidate {
     pub labels: BTreeMap<String, String>,
     /// Whether it has the finalizer of a cloud controller, which manages it.
     pub is_held_by_cloud: bool,
-    /// The parts of the object that are ours: addresses in its status, conditions, the finalizer.
-    pub held: OwnedParts,
+    /// The parts of the object that are ours: addresses in its status, conditions, the finalizer. The wanted status shares
+    /// them.
+    pub held: Arc<OwnedParts>,
     /// Whether our field manager wrote the addresses of its status.
     pub status_is_ours: bool,
     /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
@@ -113,20 +115,21 @@ impl From<&Candidate> for Leftover {
             is_deleted: false,
             created_s: candidate.created_s,
             status_is_ours: candidate.status_is_ours,
-            held: candidate.held.clone(),
+            held: OwnedParts::clone(&candidate.held),
         }
     }
 }
 
-/// A Service as it was read. It takes a fraction of the object's memory.
+/// A Service as it was read. It takes a fraction of the object's memory, and is small itself: tens of thousands are moved
+/// from list to list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadService {
     /// Namespace and name.
     pub name: ServiceName,
     /// What it asks for, or why it is never served.
-    pub candidate: Result<Candidate, NotServable>,
+    pub candidate: Result<Box<Candidate>, NotServable>,
     /// The parts of ours that it has although it is no candidate.
-    pub leftover: Option<Leftover>,
+    pub leftover: Option<Box<Leftover>>,
 }
 
 impl From<UsedService> for ReadService {
@@ -139,7 +142,7 @@ impl From<Service> for ReadService {
     fn from(service: Service) -> Self {
         let ObjectMeta { namespace, name, .. } = &service.metadata;
         let name = ServiceName::new(namespace.as_deref().unwrap_or("default"), name.as_deref().unwrap_or_default());
-        Self { name, candidate: Candidate::try_from(&service), leftover: Leftover::of(&service) }
+        Self { name, candidate: Candidate::try_from(&service).map(Box::new), leftover: Leftover::of(&service).map(Box::new) }
     }
 }
 
@@ -183,7 +186,7 @@ impl TryFrom<&Service> for Candidate {
             gateway_group: gateway_group(service),
             labels: metadata.labels.clone().unwrap_or_default(),
             is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
-            held: OwnedParts::of(service),
+            held: Arc::new(OwnedParts::of(service)),
             status_is_ours,
             foreign_manager,
             wanted: wanted(service, fields, kind),
@@ -196,8 +199,9 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     if fields.cluster_ip.as_deref() == Some("None") {
         return Err(SpecError::Headless);
     }
-    let annotations = service.metadata.annotations.clone().unwrap_or_default();
-    let mut spec = annotations::read(&annotations, fields.load_balancer_ip.as_deref())?;
+    let none = BTreeMap::new();
+    let annotations = service.metadata.annotations.as_ref().unwrap_or(&none);
+    let mut spec = annotations::read(annotations, fields.load_balancer_ip.as_deref())?;
     let is_in_cluster = service.metadata.uid.is_some();
     let (families, second_family_optional) = families(fields, is_in_cluster)?;
     if let Some(why) = misfit(&spec.addresses, &families) {
@@ -206,7 +210,7 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         spec.unread.insert(Unread::Addresses);
         spec.addresses.clear();
     }
-    let source_ranges = clients(fields, annotations::annotated_source_ranges(&annotations), &mut spec.notes)?;
+    let source_ranges = clients(fields, annotations::annotated_source_ranges(annotations), &mut spec.notes)?;
     note_denied_families(source_ranges.as_deref(), &families, &mut spec.notes);
     let local = is_local(fields)?;
     let labels = service.metadata.labels.as_ref();

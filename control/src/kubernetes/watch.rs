@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::ListParams;
-use kube::core::ObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use proto::ServiceName;
@@ -26,7 +25,7 @@ mod decoding;
 use decoding::DecodedObject;
 
 use super::client::{LONG_WATCH_SECONDS, WATCH_SECONDS};
-use crate::kubernetes::api_error::{ApiError, Retry};
+use crate::kubernetes::api_error::{ApiError, Retry, truncated};
 use crate::kubernetes::client::Cluster;
 use crate::world::change::{Change, KnownGateway};
 use objects::crd::{AddressPool, EdgeGateway};
@@ -55,7 +54,7 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
     const IS_QUIET: bool = false;
 
     /// What is kept of an object from when it is decoded.
-    type Read: From<Self> + Send;
+    type Read: From<Self> + Clone + Debug + Send + 'static;
     /// The change that replaces all objects.
     const REPLACED: fn(Vec<Self::Read>) -> Change;
     /// The change that adds or replaces one object.
@@ -166,7 +165,7 @@ async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
     let (client, seconds) = if K::IS_QUIET { (&cluster.patient, LONG_WATCH_SECONDS) } else { (&cluster.client, WATCH_SECONDS) };
     // A round ends only when the watcher has to restart.
     loop {
-        let api = Api::<DecodedObject<K>>::all(client.clone());
+        let api = Api::<DecodedObject<K, K::Read>>::all(client.clone());
         let mut events = pin!(watcher(api, watcher::Config::default().timeout(seconds)));
         loop {
             let event = tokio::select! {
@@ -236,7 +235,7 @@ impl<K: WatchedKind> KnownObjects<K> {
     }
 
     /// The changes for the receiver that result from a watch event.
-    fn take(&mut self, event: Event<DecodedObject<K>>) -> Vec<Change> {
+    fn take(&mut self, event: Event<DecodedObject<K, K::Read>>) -> Vec<Change> {
         match event {
             Event::Init => {
                 self.listed.clear();
@@ -244,11 +243,10 @@ impl<K: WatchedKind> KnownObjects<K> {
                 Vec::new()
             }
             Event::InitApply(object) => {
-                match decoded(object) {
-                    Ok(object) => self.listed.push((name_of(&object), object.into())),
-                    Err((name, error)) => {
-                        self.listed_undecodable.insert(name, error);
-                    }
+                let name = name_of(&object);
+                match object.read {
+                    Ok(object) => self.listed.push((name, object)),
+                    Err(error) => _ = self.listed_undecodable.insert(name, truncated(&error)),
                 }
                 Vec::new()
             }
@@ -259,15 +257,17 @@ impl<K: WatchedKind> KnownObjects<K> {
                 changes.extend(undecodable.into_iter().filter_map(|(name, error)| self.note(name, error)));
                 changes
             }
-            Event::Apply(object) => match decoded(object) {
-                Ok(object) => {
-                    let name = name_of(&object);
-                    self.undecodable.remove(&name);
-                    self.names.insert(name);
-                    vec![(K::APPLIED)(Box::new(object.into()))]
+            Event::Apply(object) => {
+                let name = name_of(&object);
+                match object.read {
+                    Ok(object) => {
+                        self.undecodable.remove(&name);
+                        self.names.insert(name);
+                        vec![(K::APPLIED)(Box::new(object))]
+                    }
+                    Err(error) => self.note(name, truncated(&error)).into_iter().collect(),
                 }
-                Err((name, error)) => self.note(name, error).into_iter().collect(),
-            },
+            }
             Event::Delete(object) => {
                 let name = name_of(&object);
                 self.names.remove(&name);
@@ -305,15 +305,6 @@ impl<K: WatchedKind> KnownObjects<K> {
     }
 }
 
-/// Decodes an object; the error has its name and the reason.
-fn decoded<K: WatchedKind>(object: DecodedObject<K>) -> Result<K, (ServiceName, String)> {
-    object.0.map_err(|invalid| (name_of_metadata(invalid.metadata), super::api_error::truncated(&invalid.error)))
-}
-
-fn name_of_metadata(metadata: ObjectMeta) -> ServiceName {
-    ServiceName { namespace: metadata.namespace.unwrap_or_default(), name: metadata.name.unwrap_or_default() }
-}
-
 fn name_of(object: &impl Resource) -> ServiceName {
     ServiceName { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
 }
@@ -348,7 +339,7 @@ mod tests {
         assert!(ended.unwrap_err().is_panic());
     }
 
-    fn service(name: &str, ports: serde_json::Value) -> DecodedObject<UsedService> {
+    fn service(name: &str, ports: serde_json::Value) -> DecodedObject<UsedService, ReadService> {
         let object = json!({"metadata": {"name": name, "namespace": "a"}, "spec": {"ports": ports}});
         serde_json::from_value(object).unwrap()
     }

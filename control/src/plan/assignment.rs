@@ -168,17 +168,21 @@ impl Assignment {
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
         ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
         let too_many = ours.split_off(ours.len().min(SERVICES_MAX));
-        let selects = self.pools.select_namespaces();
-        let namespace = |name: &str| if selects { world.namespace_labels(name) } else { Labels::new() };
-        let wants = ours.iter().filter(|(_, owned)| owned.addresses);
-        let mut claims: Vec<Claim> = wants.map(|(candidate, _)| claim(candidate, namespace(&candidate.name.namespace))).collect();
+        let (select_namespaces, select_services) = (self.pools.select_namespaces(), self.pools.select_services());
+        let labels = |one: &Candidate| if select_services { one.labels.clone() } else { Labels::new() };
+        let of_namespace =
+            |one: &Candidate| if select_namespaces { world.namespace_labels(&one.name.namespace) } else { Labels::new() };
+        let wants = ours.iter().filter(|(_, owned)| owned.addresses).map(|(candidate, _)| *candidate);
+        let mut claims = Vec::with_capacity(ours.len());
+        claims.extend(wants.map(|one| Claim { labels: labels(one), namespace_labels: of_namespace(one), ..claim(one) }));
         for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
             claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
         }
         let mut unserved: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
-        let claimed: BTreeSet<ServiceName> = claims.iter().chain(&unserved).map(|claim| claim.service.clone()).collect();
+        let claimed: BTreeSet<&ServiceName> = claims.iter().chain(&unserved).map(|claim| &claim.service).collect();
         let of_others = held_by_others(world, settings).filter(|(name, ..)| !claimed.contains(*name));
-        unserved.extend(of_others.filter_map(|other| claim_of_other(other, &self.pools)));
+        let of_others: Vec<Claim> = of_others.filter_map(|other| claim_of_other(other, &self.pools)).collect();
+        unserved.extend(of_others);
         claims.extend(unserved.iter().cloned());
         self.named =
             claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
@@ -238,7 +242,8 @@ fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<P
     all
 }
 
-fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
+/// The claim of a Service, without labels.
+fn claim(candidate: &Candidate) -> Claim {
     let spec = candidate.wanted.as_ref().ok();
     let mut ports: Vec<_> = spec.iter().flat_map(|spec| &spec.ports).map(|port| (port.protocol, port.port)).collect();
     ports.sort_unstable();
@@ -253,8 +258,8 @@ fn claim(candidate: &Candidate, namespace_labels: Labels) -> Claim {
         pool: spec.and_then(|spec| spec.pool.clone()),
         internal: spec.is_some_and(|spec| spec.internal),
         readdress: spec.is_some_and(|spec| spec.readdress),
-        labels: candidate.labels.clone(),
-        namespace_labels,
+        labels: Labels::new(),
+        namespace_labels: Labels::new(),
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
         status_writer: candidate.foreign_manager.clone(),

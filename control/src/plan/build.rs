@@ -54,7 +54,7 @@ pub struct WantedStatus {
     /// Desired addresses, in family order.
     pub ingress: Vec<Ingress>,
     /// What the object contains now.
-    pub held: OwnedParts,
+    pub held: Arc<OwnedParts>,
     /// Another field manager that wrote the status.
     pub foreign_manager: Option<String>,
     /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are
@@ -332,7 +332,7 @@ impl<'a> ServiceBuilder<'a> {
             resource_version: candidate.resource_version.clone(),
             group: inputs.settings.group.clone(),
             ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
-            held: candidate.held.clone(),
+            held: Arc::clone(&candidate.held),
             foreign_manager: candidate.foreign_manager.clone(),
             refusal,
             unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),

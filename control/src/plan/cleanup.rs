@@ -58,7 +58,7 @@ pub(super) fn cleanups(
     let candidates = foreign_services.iter().filter_map(|name| world.services().get(name)).map(|entry| &entry.candidate);
     let marked = candidates.filter(|candidate| candidate.held.has_marks() && !candidate.held.is_of_another(group));
     cleanups.extend(marked.map(|candidate| {
-        let left = Arc::new(Leftover::from(candidate));
+        let left = Arc::new(Leftover::from(&**candidate));
         let by = match candidate.held.group {
             Some(_) if has_moved(candidate, settings) => LeftBy::Us,
             Some(_) => LeftBy::UsBefore,
@@ -98,7 +98,7 @@ pub(super) fn held_by_others<'a>(
     world: &'a World,
     settings: &'a ControllerSettings,
 ) -> impl Iterator<Item = (&'a ServiceName, Option<i64>, Vec<IpAddr>)> {
-    let services = world.services().values().map(|entry| &entry.candidate).map(|one| (&one.name, one.created_s, &one.held));
+    let services = world.services().values().map(|entry| &entry.candidate).map(|one| (&one.name, one.created_s, &*one.held));
     let deleted = world.leftovers().values().filter(|left| left.holds_addresses());
     let all = services.chain(deleted.map(|left| (&left.name, left.created_s, &left.held)));
     let others = all.filter(|(_, _, held)| held.is_of_another(&settings.group));
@@ -110,7 +110,7 @@ pub(super) fn held_by_others<'a>(
 pub(super) fn vips_of_others(world: &World, settings: &ControllerSettings) -> impl Iterator<Item = IpAddr> {
     let services = world.services().values().map(|entry| &entry.candidate).filter(|one| one.status_is_ours);
     let deleted = world.leftovers().values().filter(|left| left.status_is_ours);
-    let all = services.map(|one| &one.held).chain(deleted.map(|left| &left.held));
+    let all = services.map(|one| &*one.held).chain(deleted.map(|left| &left.held));
     let others = all.filter(|held| held.is_of_another(&settings.group));
     others.flat_map(|held| held.ingress.iter().map(|ingress| ingress.ip))
 }

@@ -139,6 +139,12 @@ impl Pools {
         self.used.iter().any(|pool| !pool.namespaces.selects_all())
     }
 
+    /// Whether any pool selects Services by label.
+    #[must_use]
+    pub fn select_services(&self) -> bool {
+        self.used.iter().any(|pool| !pool.services.selects_all())
+    }
+
     /// Their names, for a message.
     #[must_use]
     pub(super) fn names(&self) -> String {

@@ -211,7 +211,7 @@ impl Item {
     fn known(&self) -> &OwnedParts {
         let wanted = &self.wanted;
         let is_of_this_version = |w: &&Written| w.write.uid == wanted.uid && w.write.resource_version == wanted.resource_version;
-        self.written.as_deref().filter(is_of_this_version).map_or(&wanted.held, |written| &written.after)
+        self.written.as_deref().filter(is_of_this_version).map_or(&*wanted.held, |written| &written.after)
     }
 
     /// The desired content of the object.
@@ -362,7 +362,7 @@ impl Item {
             return None;
         }
         // A queued write is replaced by the next one to the same version, so that one must contain all changes.
-        let base = if self.wanted.uid.is_empty() { known } else { &self.wanted.held };
+        let base = if self.wanted.uid.is_empty() { known } else { &*self.wanted.held };
         let write = StatusWrite {
             service: self.wanted.service.clone(),
             uid: self.wanted.uid.clone(),

@@ -44,7 +44,7 @@ pub(super) struct Due {
 pub(super) struct Queue {
     /// The statuses of the last plan; an equal one needs no new decision.
     wanted: WantedStatuses,
-    items: BTreeMap<ServiceName, Item>,
+    items: BTreeMap<ServiceName, Box<Item>>,
     removals: BTreeMap<ServiceName, FinalizerRemoval>,
     /// Services that changed since they were examined.
     changed: BTreeSet<ServiceName>,
@@ -86,7 +86,7 @@ impl Queue {
             };
             match self.items.get_mut(name) {
                 Some(item) if item.wanted.uid == wanted.uid => item.renew(Arc::clone(wanted), statuses.counter, now),
-                _ => drop(self.items.insert(name.clone(), Item::new(Arc::clone(wanted), statuses.counter, now))),
+                _ => drop(self.items.insert(name.clone(), Box::new(Item::new(Arc::clone(wanted), statuses.counter, now)))),
             }
             self.changed.insert(name.clone());
         }

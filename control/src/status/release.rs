@@ -6,6 +6,7 @@
 //! Services by a running controller (`finalizer`), and the output of the command.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -238,7 +239,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         (Extent::All, None) => true,
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
-            let unheld = Candidate { held: OwnedParts::default(), status_is_ours: false, ..candidate };
+            let unheld = Candidate { held: Arc::default(), status_is_ours: false, ..candidate };
             is_load_balancer && Ownership::of(&unheld, world, settings).addresses
         }),
     };

@@ -62,7 +62,7 @@ impl Lab {
             resource_version: String::new(),
             group: "east".to_owned(),
             ingress: wish.to_vec(),
-            held: OwnedParts::default(),
+            held: Arc::default(),
             foreign_manager: Some("rival".to_owned()),
             refusal: None,
             unassigned: None,
@@ -124,7 +124,7 @@ impl Lab {
 
     /// The object is seen as the write left it.
     fn see(&mut self, write: &StatusWrite, counter: u64) {
-        let held = &mut self.wanted.held;
+        let held = Arc::make_mut(&mut self.wanted.held);
         held.finalizer = write.finalizer.unwrap_or(held.finalizer);
         if let Some(group) = &write.group {
             held.group = Some(group.clone()).filter(|group| !group.is_empty());
@@ -296,7 +296,7 @@ fn without_gateways_no_address_is_published_or_withdrawn() {
 fn a_refused_service_has_the_reason_and_keeps_its_published_address() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip), ingress(2, IpMode::Vip)]);
     (lab.wanted.held, lab.wanted.refusal) =
-        (held(&[ingress(1, IpMode::Vip), ingress(9, IpMode::Vip)]), Some(Reason::Unsupported));
+        (Arc::new(held(&[ingress(1, IpMode::Vip), ingress(9, IpMode::Vip)])), Some(Reason::Unsupported));
     lab.settle(4);
     assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
@@ -331,7 +331,7 @@ fn a_failed_write_is_tried_again_later() {
 /// Changes the object `times` times, as another writer does, and counts how often the addresses are written again.
 fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> usize {
     let rewrites = |lab: &mut Lab| {
-        change(&mut lab.wanted.held);
+        change(Arc::make_mut(&mut lab.wanted.held));
         lab.version += 1;
         lab.plan(4);
         let mut is_written = false;

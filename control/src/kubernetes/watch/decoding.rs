@@ -1,4 +1,5 @@
-//! Objects of lists and watches, decoded one by one, so that one that is malformed hides no other.
+//! Objects of lists and watches, decoded one by one, so that one that is malformed hides no other, and reduced at once to
+//! what is kept of them: a page of complete objects would take more memory than what is kept of all.
 //!
 //! Does what [`DeserializeGuard`] does, from the JSON text of each object. That type makes a tree of values of every object
 //! first, and a copy of the tree. What is malformed, or not there as text, is left to it.
@@ -18,26 +19,50 @@ use serde::{Deserialize, Deserializer};
 /// after `object`.
 const AS_TEXT: &str = "$serde_json::private::RawValue";
 
-/// An object, or why it is none, with its metadata.
+/// What is kept of an object of kind `K`, or why it is none.
 #[derive(Clone, Debug)]
-pub(super) struct DecodedObject<K>(pub(super) Result<K, InvalidObject>);
+pub(super) struct DecodedObject<K, R> {
+    pub(super) read: Result<R, String>,
+    /// Name, namespace and resource version.
+    metadata: Box<ObjectMeta>,
+    kind: PhantomData<fn() -> K>,
+}
 
-impl<K> From<DeserializeGuard<K>> for DecodedObject<K> {
-    fn from(guard: DeserializeGuard<K>) -> Self {
-        Self(guard.0)
+impl<K: Resource, R: From<K>> From<K> for DecodedObject<K, R> {
+    fn from(object: K) -> Self {
+        let metadata = identity(object.meta());
+        Self { read: Ok(object.into()), metadata, kind: PhantomData }
     }
 }
 
-impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for DecodedObject<K> {
+impl<K: Resource, R: From<K>> From<DeserializeGuard<K>> for DecodedObject<K, R> {
+    fn from(guard: DeserializeGuard<K>) -> Self {
+        match guard.0 {
+            Ok(object) => object.into(),
+            Err(InvalidObject { error, metadata }) => Self { read: Err(error), metadata: identity(&metadata), kind: PhantomData },
+        }
+    }
+}
+
+fn identity(metadata: &ObjectMeta) -> Box<ObjectMeta> {
+    Box::new(ObjectMeta {
+        name: metadata.name.clone(),
+        namespace: metadata.namespace.clone(),
+        resource_version: metadata.resource_version.clone(),
+        ..ObjectMeta::default()
+    })
+}
+
+impl<'de, K: DeserializeOwned + Resource, R: From<K>> Deserialize<'de> for DecodedObject<K, R> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_newtype_struct(AS_TEXT, TextOrTree(PhantomData))
     }
 }
 
-struct TextOrTree<K>(PhantomData<K>);
+struct TextOrTree<K, R>(PhantomData<(K, R)>);
 
-impl<'de, K: DeserializeOwned + Resource> Visitor<'de> for TextOrTree<K> {
-    type Value = DecodedObject<K>;
+impl<'de, K: DeserializeOwned + Resource, R: From<K>> Visitor<'de> for TextOrTree<K, R> {
+    type Value = DecodedObject<K, R>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "an object")
@@ -46,7 +71,7 @@ impl<'de, K: DeserializeOwned + Resource> Visitor<'de> for TextOrTree<K> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         map.next_key::<IgnoredAny>()?;
         let Text(text) = map.next_value()?;
-        let decoded = serde_json::from_str(&text).map(|object| DecodedObject(Ok(object)));
+        let decoded = serde_json::from_str::<K>(&text).map(DecodedObject::from);
         let guarded = |_| serde_json::from_str::<DeserializeGuard<K>>(&text).map(Into::into);
         decoded.or_else(guarded).map_err(A::Error::custom)
     }
@@ -61,7 +86,7 @@ impl<'de, K: DeserializeOwned + Resource> Visitor<'de> for TextOrTree<K> {
 #[serde(transparent)]
 struct Text<'t>(#[serde(borrow)] Cow<'t, str>);
 
-impl<K: Resource> Resource for DecodedObject<K> {
+impl<K: Resource, R> Resource for DecodedObject<K, R> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
@@ -82,11 +107,11 @@ impl<K: Resource> Resource for DecodedObject<K> {
     }
 
     fn meta(&self) -> &ObjectMeta {
-        self.0.as_ref().map_or_else(|invalid| &invalid.metadata, K::meta)
+        &self.metadata
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
-        self.0.as_mut().map_or_else(|invalid| &mut invalid.metadata, K::meta_mut)
+        &mut self.metadata
     }
 }
 
@@ -100,17 +125,17 @@ mod tests {
     const GOOD: &str = r#"{"metadata": {"name": "good", "namespace": "a"}, "spec": {"ports": [{"port": 80}]}}"#;
     const BAD: &str = r#"{"metadata": {"name": "bad", "namespace": "a"}, "spec": {"ports": "no list"}}"#;
 
-    fn names(objects: &[DecodedObject<Service>]) -> Vec<(&str, bool)> {
-        objects.iter().map(|object| (object.meta().name.as_deref().unwrap(), object.0.is_ok())).collect()
+    fn names(objects: &[DecodedObject<Service, Service>]) -> Vec<(&str, bool)> {
+        objects.iter().map(|object| (object.meta().name.as_deref().unwrap(), object.read.is_ok())).collect()
     }
 
     #[test]
     fn a_malformed_object_hides_no_other_of_its_list() {
         let list = format!(r#"{{"kind": "ServiceList", "apiVersion": "v1", "metadata": {{}}, "items": [{BAD}, {GOOD}]}}"#);
-        let list: ObjectList<DecodedObject<Service>> = serde_json::from_str(&list).unwrap();
+        let list: ObjectList<DecodedObject<Service, Service>> = serde_json::from_str(&list).unwrap();
         assert_eq!(names(&list.items), [("bad", false), ("good", true)]);
         let ports = |service: &Service| service.spec.clone().unwrap().ports.unwrap()[0].port;
-        assert_eq!(list.items[1].0.as_ref().map(ports).unwrap(), 80);
+        assert_eq!(list.items[1].read.as_ref().map(ports).unwrap(), 80);
     }
 
     #[test]
@@ -121,11 +146,11 @@ mod tests {
             [format!(r#""type": "MODIFIED", "object": {object}"#), format!(r#""object": {object}, "type": "MODIFIED""#)]
         };
         for event in ordered(BAD).iter().chain(&ordered(GOOD)) {
-            let event = serde_json::from_str::<WatchEvent<DecodedObject<Service>>>(&format!("{{{event}}}")).unwrap();
+            let event = serde_json::from_str::<WatchEvent<DecodedObject<Service, Service>>>(&format!("{{{event}}}")).unwrap();
             let WatchEvent::Modified(object) = event else { panic!("{event:?}") };
-            let (is_good, name) = (object.0.is_ok(), object.meta().name.clone().unwrap());
+            let (is_good, name) = (object.read.is_ok(), object.meta().name.clone().unwrap());
             assert_eq!((name.as_str(), is_good), if is_good { ("good", true) } else { ("bad", false) });
-            assert!(object.0.err().is_none_or(|invalid| invalid.error == error));
+            assert!(object.read.err().is_none_or(|found| found == error));
         }
     }
 
@@ -148,6 +173,6 @@ mod tests {
 
     #[test]
     fn what_is_no_object_is_an_error() {
-        assert!(serde_json::from_str::<DecodedObject<Service>>("[1, 2]").is_err());
+        assert!(serde_json::from_str::<DecodedObject<Service, Service>>("[1, 2]").is_err());
     }
 }

@@ -236,3 +236,19 @@ fn an_address_that_another_installation_gave_is_not_given_again_though_pools_of_
     apply(&mut world, marked("web", None, None, None));
     assert_eq!(home.address_of(&world, "web"), ip("203.0.113.1"));
 }
+
+#[test]
+fn a_pool_that_selects_services_gives_addresses_to_those_with_its_labels() {
+    let mut world = World::default();
+    for (name, tier) in [("web", "public"), ("db", "private")] {
+        let mut object = service(name, json!({}));
+        object["metadata"]["labels"] = json!({"tier": tier});
+        apply(&mut world, object);
+    }
+    let mut public = PoolSpec::new("public", vec!["198.51.100.0-198.51.100.9".parse().unwrap()]);
+    public.services = [("tier".to_owned(), "public".to_owned())].into_iter().collect();
+    let settings = ControllerSettings { pools: vec![public], ..settings() };
+    let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+    assert_eq!(plan.statuses[&named("web")].ingress, [ingress("198.51.100.0")]);
+    assert_eq!(plan.services[&named("db")].refusal.as_ref().unwrap().reason, Reason::Refused);
+}
