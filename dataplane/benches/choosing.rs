@@ -50,7 +50,9 @@ fn backend(n: u32) -> SocketAddr {
 }
 
 fn maglev() {
-    for (size, count, uneven) in [(65_537, 1000, false), (65_537, 1000, true), (655_373, 1000, false), (655_373, 6553, false)] {
+    let sizes =
+        [(65_537, 1000, false), (65_537, 1000, true), (262_139, 1000, false), (655_373, 1000, false), (655_373, 6553, false)];
+    for (size, count, uneven) in sizes {
         let weight = |n: u32| if uneven { u16::try_from(n % 7 + 1).unwrap() } else { 1 };
         let backends: Vec<_> = (0..count).map(|n| (backend(n), weight(n))).collect();
         let spec = MaglevSpec { size, seed: 42, hash_version: MAGLEV_HASH_VERSION };

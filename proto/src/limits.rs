@@ -33,8 +33,8 @@ pub const PARTNERS_MAX: usize = 64;
 /// Metadata key of FAILED_PRECONDITION on the configuration API: the URL of the leading controller.
 pub const LEADER_METADATA: &str = "sluice-leader";
 
-/// Possible sizes of a Maglev table, all prime (FORWARDING section 11).
-pub const MAGLEV_SIZES: [u32; 10] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65537, 655_373];
+/// Possible sizes of a Maglev table, all prime (FORWARDING section 11; docs/internals/decisions/0081).
+pub const MAGLEV_SIZES: [u32; 12] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65537, 131_071, 262_139, 655_373];
 /// Minimum entries per backend in a new table, as far as a size that large exists.
 pub const MAGLEV_ENTRIES_AT_CREATION: u32 = 200;
 /// A table grows if it has fewer entries per backend than this.

@@ -460,3 +460,29 @@ fn table(tables: &mut BTreeMap<TableKey, u32>, key: TableKey, backends: usize) -
     }
     size
 }
+
+#[cfg(test)]
+mod tests {
+    use proto::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn a_new_table_has_two_hundred_entries_for_each_backend_and_at_most_two_and_a_half_times_as_many_as_it_needs() {
+        let new = |backends| table(&mut BTreeMap::new(), (Protocol::Tcp, 80, Family::V4), backends);
+        assert_eq!(
+            [1, 327, 328, 655, 656, 1310, 1311, 6553].map(new),
+            [251, 65_537, 131_071, 131_071, 262_139, 262_139, 655_373, 655_373]
+        );
+        let wanted = |backends: u32| backends * MAGLEV_ENTRIES_AT_CREATION;
+        assert!((2..3276).all(|backends| (wanted(backends)..wanted(backends) * 5 / 2).contains(&new(backends as usize))));
+    }
+
+    #[test]
+    fn a_table_of_a_thousand_backends_from_before_keeps_its_size() {
+        let key = (Protocol::Tcp, 80, Family::V4);
+        let mut tables = BTreeMap::from([(key, 655_373)]);
+        assert_eq!(table(&mut tables, key, 1000), 655_373);
+        assert_eq!(table(&mut tables, key, 1001), 655_373);
+    }
+}

@@ -67,8 +67,8 @@ struct Flows {
 
 impl Flows {
     #[inline(always)]
-    fn of(avx2: Avx2, records: &[Record; LANES], found: &[Found<'_, '_, WireKey<3>>; LANES]) -> Self {
-        let halves = found.map(|Found { flow, .. }| {
+    fn of(avx2: Avx2, records: &[Record; LANES], found: &Found<'_, '_, WireKey<3>>) -> Self {
+        let halves = found.flows.map(|flow| {
             let ([a, b, c], [d, e, f]) = (flow.key(Direction::ToBackend).all(), flow.key(Direction::ToClient).all());
             [[a, b, c, d], [e, f, flow.backend(), flow.seen_word()]]
         });
@@ -122,7 +122,7 @@ impl KeysOfEight for u32 {
         starts: &Starts<'_, AT, [u8; 40]>,
         shapes: &Shapes,
         records: &[Record; LANES],
-        found: &[Found<'_, '_, WireKey<3>>; LANES],
+        found: &Found<'_, '_, WireKey<3>>,
     ) -> ReadV4 {
         ReadV4 { packets: Packets::of(avx2, starts, shapes), flows: Flows::of(avx2, records, found) }
     }
@@ -164,7 +164,7 @@ impl KeysOfEight for u32 {
         avx2: Avx2,
         ReadV4 { packets, flows }: &ReadV4,
         starts: &mut Starts<'_, AT, [u8; 40]>,
-        _: &[Found<'_, '_, WireKey<3>>; LANES],
+        _: &Found<'_, '_, WireKey<3>>,
         records: &[Record; LANES],
         changes: Lanes,
     ) {

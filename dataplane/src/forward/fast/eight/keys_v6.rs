@@ -7,6 +7,7 @@ use super::super::record::Record;
 use super::checksums::updated;
 use super::pass::{Found, KeysOfEight, Shapes, are_to_client};
 use super::start::Starts;
+use crate::flow::HotFlow;
 use crate::fragment::Identifications;
 use crate::wire::WireKey;
 use crate::wire::processor::{Avx2, LANES, Lanes};
@@ -36,17 +37,17 @@ impl KeysOfEight for u128 {
         starts: &Starts<'_, AT, [u8; 60]>,
         shapes: &Shapes,
         records: &[Record; LANES],
-        found: &[Found<'_, '_, WireKey<9>>; LANES],
+        found: &Found<'_, '_, WireKey<9>>,
     ) -> ReadV6 {
         let mut other_addresses = avx2.splat(0);
         let mut other_ports = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
             let (addresses, ports) = WireKey::<9>::read_at(&start.head, V6_KEY).halves();
-            let (of_flow, ports_of_flow) = found[lane].flow.key(records[lane].candidate.entry().1).halves();
+            let (of_flow, ports_of_flow) = found.flows[lane].key(records[lane].candidate.entry().1).halves();
             other_addresses = other_addresses | avx2.words(addresses) ^ avx2.words(of_flow);
             other_ports[lane] = ports ^ ports_of_flow;
         }
-        let seen = avx2.lanes(found.map(|found| found.flow.seen_word()));
+        let seen = avx2.lanes(found.flows.map(HotFlow::seen_word));
         let (are_to_client, are_udp) = (are_to_client(avx2, records), shapes.are_udp(avx2));
         ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen, are_to_client, are_udp }
     }
@@ -80,7 +81,7 @@ impl KeysOfEight for u128 {
         avx2: Avx2,
         read: &ReadV6,
         starts: &mut Starts<'_, AT, [u8; 60]>,
-        found: &[Found<'_, '_, WireKey<9>>; LANES],
+        found: &Found<'_, '_, WireKey<9>>,
         records: &[Record; LANES],
         _: Lanes,
     ) {
@@ -92,10 +93,10 @@ impl KeysOfEight for u128 {
         }
         let half = avx2.splat(0xffff);
         // 0xffff is 0 in one's complement. Added, it keeps the sum above 0, as that of `nat`: both fold to the same zero.
-        let sums = avx2.lanes(found.map(|found| found.flow.checksum_change())) ^ read.are_to_client & half;
+        let sums = avx2.lanes(found.flows.map(HotFlow::checksum_change)) ^ read.are_to_client & half;
         let checksums = updated(avx2, avx2.lanes(checksums), sums + half, read.are_udp).to_array();
         for (lane, start) in starts.iter_mut().enumerate() {
-            let replies = found[lane].flow.key(records[lane].candidate.entry().1.opposite());
+            let replies = found.flows[lane].key(records[lane].candidate.entry().1.opposite());
             let (addresses, ports) = replies.halves();
             let head = &mut start.head;
             head[V6_HOP_LIMIT] = head[V6_HOP_LIMIT].wrapping_sub(1);

@@ -25,7 +25,7 @@ const V6_BEFORE: [usize; 2] = [bytes_before(V6, false), bytes_before(V6, true)];
 /// What outer headers depend on besides the packets.
 pub(in crate::forward::fast) struct Tunnelled<'e, 'f, 's, A: KeysOfEight> {
     pub(super) eight: &'e Eight<A>,
-    pub(super) found: &'e [Found<'f, 's, A::Key>; LANES],
+    pub(super) found: &'e Found<'f, 's, A::Key>,
     /// Outer source addresses.
     pub(super) sources: &'e [A::Source; LANES],
     /// Whether they are all the same.
@@ -61,7 +61,7 @@ fn before_v4<const BEFORE: usize, const IN_UDP: bool>(
     let Some(mut starts) = starts::<BEFORE, [u8; HEAD_V4], _>(group) else { return };
     let inner = avx2.lanes(starts.each_ref().map(|Start { head: [a, b, c, d, ..], .. }| u32::from_ne_bytes([*a, *b, *c, *d])));
     let source = avx2.lanes(sources.map(|source| u32::from_ne_bytes(source.octets())));
-    let destination = avx2.lanes(found.map(|found| found.flow.key(Direction::ToClient).source()));
+    let destination = avx2.lanes(found.flows.map(|flow| flow.key(Direction::ToClient).source()));
     let carried_len = carried_len::<IN_UDP>(avx2, eight.shapes.packet_lens(avx2));
     let carried = if IN_UDP { protocol::UDP } else { protocol::IPV4 };
     // Version, header length and traffic class of the inner packet.
@@ -70,7 +70,8 @@ fn before_v4<const BEFORE: usize, const IN_UDP: bool>(
     let hops = avx2.splat(u32::from_ne_bytes([HOP_LIMIT, carried, 0, 0]));
     let sums = sum(avx2, [start, flags, hops, source]) + halves(avx2, destination);
     let hops = hops.with_upper(finished(avx2, sums).left::<16>());
-    for ((start, row), Found { flow, exit }) in starts.iter_mut().zip(Lanes::rows([start, flags, hops, source])).zip(found) {
+    let rows = Lanes::rows([start, flags, hops, source]);
+    for (((start, row), flow), exit) in starts.iter_mut().zip(rows).zip(found.flows).zip(found.exits) {
         write_link(&mut start.link, exit, ether_type::IPV4);
         start.link[LINK..LINK + 16].copy_from_slice(&row.bytes());
         start.link[LINK + 16..LINK + V4].copy_from_slice(&flow.key(Direction::ToClient).source().to_ne_bytes());
@@ -103,7 +104,7 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
     const CLASS: u32 = u32::from_ne_bytes([0xff, 0xf0, 0, 0]);
     let Some(mut starts) = starts::<BEFORE, [u8; HEAD_V6], _>(group) else { return };
     let [inner, hops, _, _] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(BEFORE)));
-    let destinations = found.map(|found| found.flow.key(Direction::ToClient).source());
+    let destinations = found.flows.map(|flow| flow.key(Direction::ToClient).source());
     let carried_len = carried_len::<IN_UDP>(avx2, eight.shapes.packet_lens(avx2));
     let carried = if IN_UDP { protocol::UDP } else { protocol::IPV6 };
     // Version and traffic class of the inner packet.
@@ -131,7 +132,7 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
     }
     let rows = Lanes::rows([start, len, avx2.splat(0), avx2.splat(0)]);
     for (lane, start) in starts.iter_mut().enumerate() {
-        write_link(&mut start.link, found[lane].exit, ether_type::IPV6);
+        write_link(&mut start.link, found.exits[lane], ether_type::IPV6);
         start.link[LINK..LINK + 16].copy_from_slice(&rows[lane].bytes());
         start.link[LINK + 8..LINK + 24].copy_from_slice(&sources[lane].octets());
         start.link[LINK + 24..LINK + V6].copy_from_slice(&destinations[lane]);

@@ -18,11 +18,11 @@ use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::processor::{Avx2, LANES, Lanes};
 use crate::wire::{Buffer, TupleKey};
 
-/// The flow of a packet, and where it leaves.
+/// The flows of eight packets, and where these leave.
 #[derive(Clone, Copy)]
 pub(in crate::forward::fast) struct Found<'f, 's, K: TupleKey> {
-    pub(super) flow: &'f HotFlow<K>,
-    pub(super) exit: &'s Exit,
+    pub(super) flows: [&'f HotFlow<K>; LANES],
+    pub(super) exits: [&'s Exit; LANES],
 }
 
 /// A family of which eight packets are compared with their flows and rewritten at a time.
@@ -35,7 +35,7 @@ pub(in crate::forward::fast) trait KeysOfEight: Rewritten {
         starts: &Starts<'_, AT, Self::Head>,
         shapes: &Shapes,
         records: &[Record; LANES],
-        found: &[Found<'_, '_, Self::Key>; LANES],
+        found: &Found<'_, '_, Self::Key>,
     ) -> Self::Read;
 
     /// All ones in all lanes if all packets have the addresses and ports of their flows.
@@ -59,7 +59,7 @@ pub(in crate::forward::fast) trait KeysOfEight: Rewritten {
         avx2: Avx2,
         read: &Self::Read,
         starts: &mut Starts<'_, AT, Self::Head>,
-        found: &[Found<'_, '_, Self::Key>; LANES],
+        found: &Found<'_, '_, Self::Key>,
         records: &[Record; LANES],
         changes: Lanes,
     );
@@ -100,7 +100,7 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
     {
         let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, identifications } = self;
         let Some(first) = flows.first() else { return false };
-        let mut found = [Found { flow: first, exit: &Exit::NOWHERE }; LANES];
+        let mut found = Found { flows: [first; LANES], exits: [&Exit::NOWHERE; LANES] };
         if !find_eight::<A, S>(follow, (flows, *routes), records, *left, &mut found) {
             return false;
         }
@@ -119,7 +119,7 @@ impl<A: KeysOfEight, O> Forwarding<'_, A, O> {
             };
             A::rewrite_eight(avx2, read, &mut starts, &found, records, changes);
         }
-        for (start, Found { exit, .. }) in starts.iter_mut().zip(&found) {
+        for (start, exit) in starts.iter_mut().zip(found.exits) {
             if AT == UNTAGGED {
                 let _ = exit.write_addresses(&mut start.link); // it is long enough
             } else {
@@ -140,14 +140,14 @@ pub(super) fn find_eight<'f, 's, A: Rewritten, S: Scope>(
     (flows, routes): (&'f [HotFlow<A::Key>], ClientRoutes<'_>),
     records: &[Record; LANES],
     left: u64,
-    found: &mut [Found<'f, 's, A::Key>; LANES],
+    found: &mut Found<'f, 's, A::Key>,
 ) -> bool {
     if left != 0 && records.iter().any(|record| left & bit_of(record.hash) != 0) {
         return false;
     }
-    for (found, record) in found.iter_mut().zip(records) {
-        let Some(one) = find::<A, S>(follow, (flows, routes), record) else { return false };
-        *found = one;
+    for (lane, record) in records.iter().enumerate() {
+        let Some((flow, exit)) = find::<A, S>(follow, (flows, routes), record) else { return false };
+        (found.flows[lane], found.exits[lane]) = (flow, exit);
     }
     true
 }
@@ -171,11 +171,11 @@ impl<A: KeysOfEight> Eight<A> {
         follow: &Follow<'_>,
         starts: &Starts<'_, AT, A::Head>,
         records: &[Record; LANES],
-        found: &[Found<'_, '_, A::Key>; LANES],
+        found: &Found<'_, '_, A::Key>,
     ) -> Self {
         let shapes = Shapes::of(avx2, records);
         let read = A::read(avx2, starts, &shapes, records, found);
-        let exits = avx2.lanes(found.map(|found| found.exit.measures()));
+        let exits = avx2.lanes(found.exits.map(Exit::measures));
         let elapsed = avx2.splat(SeenWords::minuend(follow.now)) - A::seen(&read);
         let limit = avx2.splat(SeenWords::below(follow.shortest));
         let are_recent = elapsed.min(limit).equals(elapsed);
@@ -206,18 +206,22 @@ impl<A: KeysOfEight> Eight<A> {
         &self,
         avx2: Avx2,
         (group, records, at): (&mut [B; LANES], &mut [Record; LANES], usize),
-        found: &[Found<'_, '_, A::Key>; LANES],
+        found: &Found<'_, '_, A::Key>,
         (counters, observer, meters): (&[BackendCounters; COUNTER_SLOTS], &mut O, &mut Meters<'_>),
         ports: &mut LeavingPorts,
     ) {
-        for (record, Found { flow, exit }) in records.iter_mut().zip(found) {
+        for (record, flow) in records.iter().zip(found.flows) {
             count::<A>(counters, flow, record.candidate.entry().1, record);
-            record.shape.way = exit.port.0;
         }
-        if self.exits.equals(avx2.splat(found[0].exit.measures())).bits() == u8::MAX {
-            ports.add(found[0].exit.port.0);
+        let [first, ..] = found.exits;
+        if self.exits.equals(avx2.splat(first.measures())).bits() == u8::MAX {
+            ports.add(first.port.0);
+            records.iter_mut().for_each(|record| record.shape.way = first.port.0);
         } else {
-            found.iter().for_each(|found| ports.add(found.exit.port.0));
+            for (record, exit) in records.iter_mut().zip(found.exits) {
+                ports.add(exit.port.0);
+                record.shape.way = exit.port.0;
+            }
         }
         if self.shapes.any_padded(avx2) {
             truncate(group, records, at);
@@ -250,10 +254,10 @@ fn truncate(group: &mut [impl Buffer; LANES], records: &[Record; LANES], at: usi
 fn tell<A: Rewritten, B: Buffer, O: Observe<B>>(
     group: &[B; LANES],
     records: &[Record; LANES],
-    found: &[Found<'_, '_, A::Key>; LANES],
+    found: &Found<'_, '_, A::Key>,
     (observer, meters): (&mut O, &mut Meters<'_>),
 ) {
-    for ((buffer, record), Found { flow, exit }) in group.iter().zip(records).zip(found) {
+    for (((buffer, record), flow), exit) in group.iter().zip(records).zip(found.flows).zip(found.exits) {
         observer.observe(buffer, PacketOutcome::Forward(exit.port), || Some(belongs::<A>(flow, record)));
         if O::METERS {
             let (index, direction) = record.candidate.entry();
@@ -278,14 +282,14 @@ fn find<'f, 's, A: Rewritten, S: Scope>(
     follow: &Follow<'s>,
     (flows, routes): (&'f [HotFlow<A::Key>], ClientRoutes<'_>),
     record: &Record,
-) -> Option<Found<'f, 's, A::Key>> {
+) -> Option<(&'f HotFlow<A::Key>, &'s Exit)> {
     let (index, direction) = record.candidate.entry();
     let flow = flows.get(index)?;
     if !follow.admits::<A, S>(flow, record, direction) {
         return None;
     }
     let exit = follow.exit::<A, S>(flow, routes, record)?;
-    Some(Found { flow, exit })
+    Some((flow, exit))
 }
 
 /// The [`Shape`]s of eight packets.

@@ -13,7 +13,7 @@ use super::super::rewrite::{Forwarding, tunnel_source};
 use super::outers::{OutersOfEight, Tunnelled};
 use super::pass::{Eight, Found, find_eight};
 use super::start::{all, starts};
-use crate::flow::{Direction, FlowMode, HotFlows};
+use crate::flow::{Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::observer::Observe;
 use crate::snapshot::Exit;
 use crate::wire::processor::{Avx2, LANES};
@@ -35,7 +35,7 @@ impl<A: OutersOfEight, O> Forwarding<'_, A, O> {
     {
         let Self { follow, flows: HotFlows { flows, routes, meters }, counters, observer, .. } = self;
         let Some(first) = flows.first() else { return false };
-        let mut found = [Found { flow: first, exit: &Exit::NOWHERE }; LANES];
+        let mut found = Found { flows: [first; LANES], exits: [&Exit::NOWHERE; LANES] };
         if !find_eight::<A, S>(follow, (flows, *routes), records, *left, &mut found) {
             return false;
         }
@@ -45,16 +45,16 @@ impl<A: OutersOfEight, O> Forwarding<'_, A, O> {
         let pass = eight.are_of_live_flows(avx2)
             & eight.are_in_mode(avx2, if IN_UDP { FlowMode::Gue } else { FlowMode::Ipip })
             & eight.shapes.fit::<UNTAGGED>(avx2, eight.exits, (before - UNTAGGED) as u32)
-            & eight.leave_by_port_of(avx2, found[0].exit);
-        let is_to_other_family = |Found { flow, .. }: &Found<'_, '_, A::Key>| flow.key(Direction::ToClient).has_no_source();
+            & eight.leave_by_port_of(avx2, found.exits[0]);
+        let is_to_other_family = |flow: &&HotFlow<A::Key>| flow.key(Direction::ToClient).has_no_source();
         if pass.bits() != u8::MAX
             || eight.shapes.may_fragment(avx2).bits() != 0
-            || found.iter().any(is_to_other_family)
+            || found.flows.iter().any(is_to_other_family)
             || IN_UDP && eight.shapes.are_udp(avx2).bits() != 0 && starts.iter().any(|start| A::inner_sum(&start.head).is_none())
         {
             return false;
         }
-        let of_port = A::tunnel_sources(tunnels, found[0].exit.port);
+        let of_port = A::tunnel_sources(tunnels, found.exits[0].port);
         let Some(sources) = sources(of_port, records, IN_UDP) else { return false };
         if !prepend(group, before - UNTAGGED) {
             return false;
