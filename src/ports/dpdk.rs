@@ -19,7 +19,7 @@ use crate::worker_threads::Sleep;
 const PACKETS_PER_PORT: u32 = 4096;
 /// Packets per further queue pair of a port: 1,024 descriptors in each direction.
 const PACKETS_PER_QUEUE_PAIR: u32 = 2048;
-/// Packets that other workers may hand over to one worker (see [`dataplane::Peers`]).
+/// Packets that up to eight other workers may hand over to one worker (see [`dataplane::Peers`]).
 const PACKETS_HANDED: u32 = 4096;
 /// Packets per worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
 const PACKETS_PER_WORKER: u32 = 4096;

@@ -270,7 +270,10 @@ impl<P: Port> Egress<P> {
         let outbox = self.peers.as_mut().and_then(|peers| peers.outbox(owner));
         match (outbox, self.ports.first_mut()) {
             (Some(outbox), Some(port)) => collect(&mut port.device, outbox, (task, arrival.link.port(), buffer), tally),
-            _ => self.discard(buffer),
+            _ => {
+                tally.drop(DropReason::HandoverFull);
+                self.discard(buffer);
+            }
         }
     }
 

@@ -1,12 +1,14 @@
 //! Hand-over of packets to the other workers of the gateway: many at once through one bounded queue for each ordered
 //! pair. No side ever waits. A sleeping worker is woken by its doorbell.
 //!
-//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a poll a
-//! worker pushes at most one element that is not full for each port and task, however they are mixed. Packets that a
-//! queue refuses are dropped and counted (`handover_full`).
+//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a push at most
+//! one element of each port and task is not full, however they are mixed. A worker pushes once in a poll, and whenever many
+//! elements are collected or a burst is handed over to be transmitted. Packets that a queue refuses are dropped and
+//! counted (`handover_full`).
 //!
 //! Not here: who owns a packet ([`super::steering`]).
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -23,8 +25,8 @@ use crate::port::{BURST, Burst, Doorbell, PortIndex};
 /// Maximum number of packets in one element of a queue. A burst consists of full elements, and few packets take few lines
 /// of memory from one core to another.
 pub(super) const HANDED_OVER_MAX: usize = 8;
-/// Maximum number of packets that wait for a worker, from all others together, which the buffer pool reserves. At 14.88
-/// million packets a second, half of them for other workers, that is half a millisecond.
+/// Maximum number of packets that wait for a worker, from up to eight others together, which the buffer pool reserves. At
+/// 14.88 million packets a second, half of them for other workers, that is half a millisecond.
 const PACKETS_PER_WORKER: usize = 4096;
 /// Minimum capacity of the queue between two workers, in elements.
 const ELEMENTS_PER_PAIR_MIN: usize = 64;
@@ -207,6 +209,8 @@ pub struct Peers<B> {
     inboxes: Vec<Inbox<B>>,
     /// Queues to the other workers, indexed by worker; `None` for itself.
     outboxes: Vec<Option<Outbox<B>>>,
+    /// Whether any outbox was asked for since all were pushed.
+    may_have_collected: bool,
     /// Indexed by port.
     proofs: Vec<Option<Observer>>,
     /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
@@ -229,6 +233,7 @@ impl<B> Peers<B> {
             steering: Arc::clone(steering),
             inboxes: Vec::new(),
             outboxes: (0..workers).map(|_| None).collect(),
+            may_have_collected: false,
             proofs: ports.iter().map(|port| port.rss.as_ref()?.get(usize::from(me)).cloned().map(Observer::new)).collect(),
             senders: ports.iter().map(|port| sender(WorkerId(me), port.transmit)).collect(),
         };
@@ -313,12 +318,14 @@ impl<B> Peers<B> {
     /// The queue to a worker; `None` for this one.
     #[inline(always)]
     pub(crate) fn outbox(&mut self, to: WorkerId) -> Option<&mut Outbox<B>> {
+        self.may_have_collected = true;
         self.outboxes.get_mut(usize::from(to.0))?.as_mut()
     }
 
-    /// The queues for which packets are collected.
+    /// The queues for which packets are collected; all of these are to be pushed.
     pub(crate) fn collected(&mut self) -> impl Iterator<Item = &mut Outbox<B>> {
-        self.outboxes.iter_mut().flatten().filter(|outbox| !outbox.collected.is_empty())
+        let outboxes = if mem::take(&mut self.may_have_collected) { &mut *self.outboxes } else { &mut [] };
+        outboxes.iter_mut().flatten().filter(|outbox| !outbox.collected.is_empty())
     }
 }
 

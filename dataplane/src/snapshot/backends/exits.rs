@@ -1,7 +1,8 @@
 //! The exits of steady backends by slot: all that a hit needs of a backend, and of its next hop, in half a cache line.
 //!
 //! A change copies a chunk of 4,096, so that hits need one step more than in one array, and a change little of what copying
-//! 3.2 MB for 100,000 backends would take. All chunks have the same length, unlike those of `Pieces`: a hit checks one bound.
+//! 3.2 MB for 100,000 backends would take. All chunks have the same length, unlike those of `Pieces`, and there is one for
+//! every slot: a hit checks no bound.
 //!
 //! **Invariant:** those of a finished snapshot are made from its backends and routes.
 //!

@@ -155,6 +155,7 @@ impl Buffer for FrameBuffer {
         if start + bytes <= START_MAX {
             return self.set_extent(start + bytes, len - bytes);
         }
+        // No frame of the bench is trimmed so far: behind it the pattern ends earlier.
         self.0.pieces.as_flattened_mut().copy_within(start + bytes..start + len, start);
         self.set_extent(start, len - bytes);
     }
