@@ -174,7 +174,7 @@ impl Assignment {
             |one: &Candidate| if select_namespaces { world.namespace_labels(&one.name.namespace) } else { Labels::new() };
         let wants = ours.iter().filter(|(_, owned)| owned.addresses).map(|(candidate, _)| *candidate);
         let mut claims = Vec::with_capacity(ours.len());
-        claims.extend(wants.map(|one| Claim { labels: labels(one), namespace_labels: of_namespace(one), ..claim(one) }));
+        claims.extend(wants.map(|one| claim(one, labels(one), of_namespace(one))));
         for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
             claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
         }
@@ -242,8 +242,8 @@ fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<P
     all
 }
 
-/// The claim of a Service, without labels.
-fn claim(candidate: &Candidate) -> Claim {
+/// The claim of a Service, with those labels that pools select by.
+fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Claim {
     let spec = candidate.wanted.as_ref().ok();
     let mut ports: Vec<_> = spec.iter().flat_map(|spec| &spec.ports).map(|port| (port.protocol, port.port)).collect();
     ports.sort_unstable();
@@ -258,8 +258,8 @@ fn claim(candidate: &Candidate) -> Claim {
         pool: spec.and_then(|spec| spec.pool.clone()),
         internal: spec.is_some_and(|spec| spec.internal),
         readdress: spec.is_some_and(|spec| spec.readdress),
-        labels: Labels::new(),
-        namespace_labels: Labels::new(),
+        labels,
+        namespace_labels,
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
         status_writer: candidate.foreign_manager.clone(),

@@ -24,7 +24,7 @@ use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
 /// Maximum number of packets in one element of a queue. A burst consists of full elements, and few packets take few lines
 /// of memory from one core to another.
-pub(super) const HANDED_OVER_MAX: usize = 8;
+const HANDED_OVER_MAX: usize = 8;
 /// Maximum number of packets that wait for a worker, from up to eight others together, which the buffer pool reserves. At
 /// 14.88 million packets a second, half of them for other workers, that is half a millisecond.
 const PACKETS_PER_WORKER: usize = 4096;
@@ -52,11 +52,11 @@ const TASKS: usize = 3;
 
 /// Packets that one worker hands to another: an element of a queue. 80 bytes.
 #[derive(Debug)]
-pub(crate) struct HandedOver<B> {
+pub(super) struct HandedOver<B> {
     /// The port on which they arrived, or by which they leave.
-    pub(crate) port: PortIndex,
-    pub(crate) task: HandoverTask,
-    pub(crate) packets: ArrayVec<B, HANDED_OVER_MAX>,
+    port: PortIndex,
+    task: HandoverTask,
+    pub(super) packets: ArrayVec<B, HANDED_OVER_MAX>,
 }
 
 impl<B> HandedOver<B> {
@@ -79,7 +79,7 @@ fn add(count: &AtomicUsize, more: usize) {
 
 /// The end of a queue at the worker that hands packets over, with those that it has collected.
 #[derive(Debug)]
-pub(crate) struct Outbox<B> {
+pub(super) struct Outbox<B> {
     queue: Producer<HandedOver<B>>,
     counts: Arc<QueueCounts>,
     /// The receiver's; `None` if it never sleeps.
@@ -92,13 +92,13 @@ pub(crate) struct Outbox<B> {
 
 impl<B> Outbox<B> {
     fn new(ports: usize, queue: Producer<HandedOver<B>>, counts: Arc<QueueCounts>, doorbell: Option<Arc<Doorbell>>) -> Self {
-        Self { queue, counts, doorbell, collected: ArrayVec::new(), begun: vec![0; (ports * TASKS).max(TASKS)].into() }
+        Self { queue, counts, doorbell, collected: ArrayVec::new(), begun: vec![0; ports * TASKS].into() }
     }
 
     /// Collects a packet. Returns it if what is collected must be pushed first, or if there is no such port.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // few elements
-    pub(crate) fn put(&mut self, task: HandoverTask, port: PortIndex, buffer: B) -> Result<(), B> {
+    pub(super) fn put(&mut self, task: HandoverTask, port: PortIndex, buffer: B) -> Result<(), B> {
         let Some(begun) = self.begun.get_mut(usize::from(port.0) * TASKS + task as usize) else { return Err(buffer) };
         // Since the last push the position may be that of another kind of packets.
         if let Some(element) = self.collected.get_mut(usize::from(*begun))
@@ -118,7 +118,7 @@ impl<B> Outbox<B> {
 
     /// Pushes what is collected, and wakes the receiver if it sleeps. Returns the number of packets that the queue took. What
     /// it refused stays in [`Outbox::refused`].
-    pub(crate) fn push(&mut self) -> u64 {
+    pub(super) fn push(&mut self) -> u64 {
         let room = self.queue.slots().min(self.collected.len());
         let mut packets = 0;
         if let Ok(chunk) = self.queue.write_chunk_uninit(room) {
@@ -133,7 +133,7 @@ impl<B> Outbox<B> {
     }
 
     /// Takes what is still collected.
-    pub(crate) fn refused(&mut self) -> impl Iterator<Item = HandedOver<B>> {
+    pub(super) fn refused(&mut self) -> impl Iterator<Item = HandedOver<B>> {
         self.collected.drain(..)
     }
 }
@@ -317,13 +317,13 @@ impl<B> Peers<B> {
 
     /// The queue to a worker; `None` for this one.
     #[inline(always)]
-    pub(crate) fn outbox(&mut self, to: WorkerId) -> Option<&mut Outbox<B>> {
+    pub(super) fn outbox(&mut self, to: WorkerId) -> Option<&mut Outbox<B>> {
         self.may_have_collected = true;
         self.outboxes.get_mut(usize::from(to.0))?.as_mut()
     }
 
     /// The queues for which packets are collected; all of these are to be pushed.
-    pub(crate) fn collected(&mut self) -> impl Iterator<Item = &mut Outbox<B>> {
+    pub(super) fn collected(&mut self) -> impl Iterator<Item = &mut Outbox<B>> {
         let outboxes = if mem::take(&mut self.may_have_collected) { &mut *self.outboxes } else { &mut [] };
         outboxes.iter_mut().flatten().filter(|outbox| !outbox.collected.is_empty())
     }

@@ -15,7 +15,7 @@ use super::record::{FramesSoFar, PART_MAX, Recognise, Record};
 use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
-use crate::forward::sort::{check_plain, other_owner};
+use crate::forward::sort::{check_plain, other_owner, owner_by};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
@@ -85,7 +85,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Some(peers) if !peers.looks_at_queue(arrival.link.port()) => {
                 let (me, steering, _) = peers.steering(arrival.link.port());
                 for (owner, (buffer, record)) in known {
-                    *owner = owner_by_tuple(steering, snapshot, buffer, record).filter(|owner| *owner != me);
+                    let found = match record.family() {
+                        Record::V4 => owner_by_tuple::<u32>((me, steering), snapshot, buffer, record),
+                        _ => owner_by_tuple::<u128>((me, steering), snapshot, buffer, record),
+                    };
+                    *owner = found.filter(|owner| *owner != me);
                 }
             }
             _ => known.for_each(|(owner, (buffer, record))| *owner = self.owner(snapshot, arrival, buffer, record)),
@@ -127,7 +131,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &P::Buffer,
         record: &Record,
     ) -> Option<WorkerId> {
-        let tuple = A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol());
+        let tuple = tuple_of::<A>(buffer, record)?;
         let owner = other_owner(self.peers_for(arrival)?, snapshot, arrived_at(record), (&tuple, record.hash))?;
         self.check_queue(arrival, buffer, record, &tuple);
         Some(owner)
@@ -160,19 +164,21 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
+/// Addresses, ports and protocol of a recognised packet.
+#[inline(always)]
+fn tuple_of<A: FastFamily>(buffer: &impl Buffer, record: &Record) -> Option<Tuple<A>> {
+    Some(A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol()))
+}
+
 /// The owner of a recognised packet that came by no queue that may tell it.
 #[inline(always)]
-fn owner_by_tuple(steering: &Steering, snapshot: &Snapshot, buffer: &impl Buffer, record: &Record) -> Option<WorkerId> {
-    #[inline(always)]
-    fn of<A: FastFamily>(steering: &Steering, snapshot: &Snapshot, buffer: &impl Buffer, record: &Record) -> Option<WorkerId> {
-        let tuple = A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol());
-        Some(steering.owner_hashed(&tuple, snapshot.packet_target(&tuple), record.hash))
-    }
-    if record.family() == Record::V4 {
-        of::<u32>(steering, snapshot, buffer, record)
-    } else {
-        of::<u128>(steering, snapshot, buffer, record)
-    }
+fn owner_by_tuple<A: FastFamily>(
+    (me, steering): (WorkerId, &Steering),
+    snapshot: &Snapshot,
+    buffer: &impl Buffer,
+    record: &Record,
+) -> Option<WorkerId> {
+    Some(owner_by(steering, false, me, snapshot, (&tuple_of::<A>(buffer, record)?, record.hash)))
 }
 
 /// The port by which a packet came, and its bytes of VLAN tags.

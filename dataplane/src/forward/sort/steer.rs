@@ -128,7 +128,7 @@ fn check_queue<A: Address, B: Buffer>(steering: &Steering, proof: &mut Observer,
 
 /// The owner of a packet with ports, where the queue that it came by `is_proven`, or not.
 #[inline(always)]
-fn owner_by<A: Address>(
+pub(in crate::forward) fn owner_by<A: Address>(
     steering: &Steering,
     is_proven: bool,
     me: WorkerId,
