@@ -49,6 +49,8 @@ enum Way {
     Routers(u8),
     /// Both sides are VLANs.
     Tagged,
+    /// Clients are behind a router, as most are, and with them all addresses that begin with the same half.
+    RoutedClients,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,9 +87,10 @@ const fn nat_by(name: &'static str, way: Way, kind: Kind) -> Stage {
     Stage { way, ..stage(name, Mode::Nat, Family::V4, kind) }
 }
 
-const STAGES: [Stage; 27] = [
+const STAGES: [Stage; 28] = [
     stage("nat-v4", Mode::Nat, Family::V4, Kind::ToBackend),
     stage("nat-v4-reply", Mode::Nat, Family::V4, Kind::ToClient),
+    nat_by("nat-v4-reply-routed", Way::RoutedClients, Kind::ToClient),
     stage("nat-v4-no-df", Mode::Nat, Family::V4, Kind::MayFragment),
     nat_by("nat-v4-ecmp", Way::Routers(4), Kind::ToBackend),
     nat_by("nat-v4-ecmp-reply", Way::Routers(4), Kind::ToClient),
@@ -174,7 +177,7 @@ const NETWORKS: [[&str; 2]; 2] = [["192.0.2.2/24", "2001:db8::2/64"], ["10.0.0.2
 fn link(stage: Stage, port: PortIndex) -> (Link, Option<[u8; 4]>) {
     let id = 100 + u16::from(port.0);
     match stage.way {
-        Way::OnLink | Way::Routers(_) => (port.into(), None),
+        Way::OnLink | Way::Routers(_) | Way::RoutedClients => (port.into(), None),
         Way::Tagged => {
             let vlan = Vlan::NONE.with(TagKind::Customer, id).unwrap();
             (Link::new(port, vlan), Some((0x8100 << 16 | u32::from(id)).to_be_bytes()))
@@ -205,7 +208,7 @@ fn network(stage: Stage) -> Network {
     let [uplink, cluster] = [UPLINK, CLUSTER].map(|port| link(stage, port).0);
     let routers: Vec<IpAddr> = match stage.way {
         Way::Routers(count) => (0..count).map(|n| host(family, 0, 100 + n)).collect(),
-        Way::OnLink | Way::Tagged => Vec::new(),
+        Way::OnLink | Way::Tagged | Way::RoutedClients => Vec::new(),
     };
     let route = |router: &IpAddr| Route {
         to: IpNet::new(host(family, 1, 0), if family == Family::V4 { 24 } else { 112 }).unwrap(),
@@ -215,11 +218,17 @@ fn network(stage: Stage) -> Network {
     };
     let backends = (0..100).map(|n| host(family, 1, n)).filter(|_| routers.is_empty());
     let of_cluster = backends.chain(routers.iter().copied()).map(|address| (cluster, address));
-    let clients = (0..4).map(|n| (uplink, client(family, n).0)).filter(|_| stage.kind != Kind::New);
-    // Those that open connections are behind a router, as most clients are.
-    let clients_router = (stage.kind == Kind::New).then(|| host(family, 0, 200));
+    // Those that open connections are behind a router too.
+    let are_routed = stage.kind == Kind::New || stage.way == Way::RoutedClients;
+    let clients = (0..4).map(|n| (uplink, client(stage, n).0)).filter(|_| !are_routed);
+    let clients_router = are_routed.then(|| host(family, 0, 200));
+    let clients_len = match family {
+        Family::V4 if stage.way == Way::RoutedClients => 10,
+        Family::V4 => 28,
+        Family::V6 => 124,
+    };
     let to_clients = clients_router.map(|router| Route {
-        to: IpNet::new(client(family, 0).0, if family == Family::V4 { 28 } else { 124 }).unwrap().trunc(),
+        to: IpNet::new(client(stage, 0).0, clients_len).unwrap().trunc(),
         via: Some(router),
         link: uplink,
         weight: 1,
@@ -267,8 +276,9 @@ fn state(stage: Stage) -> State {
 }
 
 /// The client of a flow: four addresses in turn.
-fn client(family: Family, flow: u16) -> (IpAddr, u16) {
-    let address = match family {
+fn client(stage: Stage, flow: u16) -> (IpAddr, u16) {
+    let address = match stage.family {
+        Family::V4 if stage.way == Way::RoutedClients => ip(&format!("100.64.0.{}", flow % 4)),
         Family::V4 => ip(&format!("192.0.2.{}", 10 + flow % 4)),
         Family::V6 => ip(&format!("2001:db8::{:x}", 16 + flow % 4)),
     };
@@ -276,7 +286,7 @@ fn client(family: Family, flow: u16) -> (IpAddr, u16) {
 }
 
 fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
-    let (address, port) = client(stage.family, flow);
+    let (address, port) = client(stage, flow);
     let segment = Segment::Tcp { ports: [port, 80], flags, sequence: 1, acknowledgement: 2 };
     let mut bytes = Packet::between(address, vip(stage.family), segment).build();
     bytes.resize(bytes.len().max(60), 0);
@@ -438,7 +448,7 @@ fn told(gateway: &mut Gateway, stage: Stage) -> usize {
 
 /// A flow of a partner.
 fn replica(stage: Stage, flow: u16) -> FlowReplica {
-    let (address, port) = client(stage.family, flow);
+    let (address, port) = client(stage, flow);
     let snat = if stage.family == Family::V4 { "10.0.0.3" } else { "fd00::3" };
     FlowReplica {
         protocol: 6,

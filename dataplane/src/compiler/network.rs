@@ -73,6 +73,7 @@ impl RouteBook {
             v4: Arc::default(),
             v6: Arc::default(),
             client_routers: Arc::default(),
+            router_exits: Arc::default(),
             next_hops: Vec::new(),
             exits: Vec::new(),
             slots: HashMap::default(),
@@ -229,6 +230,7 @@ impl RouteBook {
         let (ports, vlans, routes) = (&self.ports, &self.network.vlans, &mut self.routes);
         let shared = self.shared.get_or_insert_with(|| {
             routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, vlans, hop.as_ref()?)).collect();
+            routes.find_router_exits();
             routes.find_ways();
             Arc::new(routes.clone())
         });

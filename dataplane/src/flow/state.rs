@@ -442,14 +442,14 @@ pub(crate) const STATE_BITS: u32 = 5;
 /// Which packets a loop of the fast path admits: those that are plain ([`is_plain`]) for flows in some modes. None is
 /// for flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
 ///
-/// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by direction and by the byte of mode and state. 4 KiB,
+/// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by the byte of mode and state and by direction. 4 KiB,
 /// of which flows use few lines.
-pub(crate) struct Admission([u64; 512]);
+pub(crate) struct Admission([[u64; 2]; 256]);
 
 impl Admission {
     /// Admits packets of flows in these modes.
     pub(crate) const fn of(modes: &[FlowMode]) -> Self {
-        let mut table = [0; 512];
+        let mut table = [[0; 2]; 256];
         let mut position = 0;
         while position < modes.len() {
             let mut number = 0;
@@ -460,8 +460,7 @@ impl Admission {
                     let shift = if matches!(transport_of(state, 0), Transport::Udp) { UDP_SIGNAL } else { 0 };
                     // UDP has one signal.
                     let signals = if shift == 0 { u32::MAX as u64 } else { 1 };
-                    table[byte] = (PLAIN[number] & signals) << shift;
-                    table[byte + TO_CLIENT] = (PLAIN[number] >> SIGNALS & signals) << shift;
+                    table[byte] = [(PLAIN[number] & signals) << shift, (PLAIN[number] >> SIGNALS & signals) << shift];
                 }
                 number += 1;
             }
@@ -474,13 +473,9 @@ impl Admission {
     #[must_use]
     #[inline(always)]
     pub(crate) const fn admits(&self, mode_and_state: u8, signal: u8, direction: Direction) -> bool {
-        let of_direction = direction as usize * TO_CLIENT;
-        self.0[mode_and_state as usize | of_direction] >> (signal & (2 * SIGNALS - 1)) & 1 == 1
+        self.0[mode_and_state as usize][direction as usize] >> (signal & (2 * SIGNALS - 1)) & 1 == 1
     }
 }
-
-/// The bit of the direction in a position of an [`Admission`].
-const TO_CLIENT: usize = 256;
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,8 @@ use crate::choose::{MaglevTable, reduce};
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
 use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, split_mix};
-pub(crate) use client_routers::ClientRouters;
+pub(crate) use client_routers::ClientExits;
+use client_routers::{ClientRouters, RouterExits};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -234,6 +235,8 @@ pub(crate) struct Routes {
     pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
     /// Those of `v4`.
     pub(crate) client_routers: Arc<ClientRouters>,
+    /// Those of `client_routers`, see [`Routes::find_router_exits`].
+    pub(crate) router_exits: Arc<RouterExits>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
     /// Indexed by slot; `None` where the slot is free or the Ethernet address unknown.
@@ -374,6 +377,11 @@ impl Routes {
         self.client_routers = Arc::new(ClientRouters::new(behind));
     }
 
+    /// The exits towards clients that are behind one router.
+    pub(crate) fn client_exits(&self) -> ClientExits<'_> {
+        ClientExits::new(&self.client_routers, &self.router_exits)
+    }
+
     /// The exits of all slots.
     #[inline(always)]
     pub(crate) fn exits(&self) -> Exits<'_> {
@@ -383,6 +391,11 @@ impl Routes {
     /// Whether the member of a group in this slot can be used.
     fn is_usable(&self, slot: u32) -> bool {
         self.exit(slot).is_some_and(|exit| !self.down.contains(&exit.port))
+    }
+
+    /// Works out the exits towards the routers of clients, from the exits.
+    pub(crate) fn find_router_exits(&mut self) {
+        self.router_exits = Arc::new(self.client_routers.exits(self.exits()));
     }
 
     /// Works out the first choices in all groups, from the exits and ports without link.

@@ -9,18 +9,20 @@ use std::cell::Cell;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::record::{HEAD_V4, HEAD_V6, Record};
-use crate::flow::{Admission, ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks, UNRESOLVED};
+use crate::flow::{Admission, ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks};
 use crate::forward::decide::FlowFamily;
-use crate::snapshot::{ClientRouters, Exit, Exits, ExitsOfFlows, Routes, Snapshot};
+use crate::snapshot::{ClientExits, Exit, Exits, ExitsOfFlows, Routes, Snapshot};
 use crate::wire::{TupleKey, WireKey};
 
-/// What the decision depends on besides packets and flows.
+/// What the decision depends on besides packets and flows. A loop that copies it keeps its fields in registers, or loads each
+/// by one instruction.
+#[derive(Clone, Copy)]
 pub(super) struct Follow<'s> {
     pub(super) snapshot: &'s Snapshot,
     backends: ExitsOfFlows<'s>,
     exits: Exits<'s>,
     routes: &'s Routes,
-    client_routers: &'s ClientRouters,
+    client_exits: ClientExits<'s>,
     /// Whether the route that is stored for any flow was needed. Not here, so that the compiler may keep the rest in registers.
     reads_routes: &'s Cell<bool>,
     pub(super) now: Tick,
@@ -43,9 +45,8 @@ pub(super) trait FastFamily: FlowFamily {
     fn has_key(head: &Self::Head, key: &Self::Key) -> bool;
     /// The sequence number of a TCP segment.
     fn sequence(head: &Self::Head) -> u32;
-    /// The slot of the next hop towards the client with the source address of a key, if that can be known without the flow;
-    /// otherwise [`UNRESOLVED`].
-    fn router_of(routers: &ClientRouters, to_backend: &Self::Key) -> u32;
+    /// The exit towards the client with the source address of a key, if that can be known without the flow.
+    fn exit_to_client<'s>(exits: ClientExits<'s>, to_backend: &Self::Key) -> Option<&'s Exit>;
 }
 
 /// The first bytes of a packet.
@@ -91,8 +92,8 @@ impl FastFamily for u32 {
     }
 
     #[inline(always)]
-    fn router_of(routers: &ClientRouters, to_backend: &WireKey<3>) -> u32 {
-        routers.slot(to_backend.source())
+    fn exit_to_client<'s>(exits: ClientExits<'s>, to_backend: &WireKey<3>) -> Option<&'s Exit> {
+        exits.get(to_backend.source())
     }
 }
 
@@ -118,8 +119,8 @@ impl FastFamily for u128 {
 
     /// The flow has it in the same line as the key.
     #[inline(always)]
-    fn router_of(_: &ClientRouters, _: &WireKey<9>) -> u32 {
-        UNRESOLVED
+    fn exit_to_client<'s>(_: ClientExits<'s>, _: &WireKey<9>) -> Option<&'s Exit> {
+        None
     }
 }
 
@@ -247,8 +248,8 @@ impl<'s> Follow<'s> {
     /// Sets `reads_routes` when the route that is stored for a flow is needed.
     pub(super) fn new(snapshot: &'s Snapshot, (now, shortest): (Tick, Ticks), reads_routes: &'s Cell<bool>) -> Self {
         let routes = snapshot.routes();
-        let (backends, exits, client_routers) = (snapshot.backends.exits(), routes.exits(), &*routes.client_routers);
-        Self { snapshot, backends, exits, routes, client_routers, reads_routes, now, shortest }
+        let (backends, exits, client_exits) = (snapshot.backends.exits(), routes.exits(), routes.client_exits());
+        Self { snapshot, backends, exits, routes, client_exits, reads_routes, now, shortest }
     }
 
     /// Decides on one packet of its candidate; `None` if it does not pass. The head is that of the packet, to be compared
@@ -317,13 +318,9 @@ impl<'s> Follow<'s> {
         if !arrives {
             return None;
         }
-        let slot = match A::router_of(self.client_routers, flow.key(Direction::ToBackend)) {
-            UNRESOLVED => {
-                self.reads_routes.set(true);
-                to_clients.slot(flow, index, self.routes.epoch)
-            }
-            slot => slot,
-        };
-        self.exits.get(slot)
+        A::exit_to_client(self.client_exits, flow.key(Direction::ToBackend)).or_else(|| {
+            self.reads_routes.set(true);
+            self.exits.get(to_clients.slot(flow, index, self.routes.epoch))
+        })
     }
 }

@@ -293,7 +293,12 @@ impl<A: Address> Vectorised for Locate<'_, A> {
 
     #[inline(always)]
     fn run(self, avx2: Avx2) -> u32 {
-        locate_by(avx2, (self.table, self.with_routes), self.records)
+        // Two loops, of which neither looks at each packet whether it should prefetch the route.
+        if self.with_routes {
+            locate_by(avx2, (self.table, true), self.records)
+        } else {
+            locate_by(avx2, (self.table, false), self.records)
+        }
     }
 }
 

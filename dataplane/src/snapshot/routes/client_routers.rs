@@ -1,11 +1,12 @@
 //! The routers of IPv4 clients, by the upper half of their addresses: a reply to a client whose whole range is behind one
 //! router need not read the route that is stored for its flow, which is a cache line of its own.
 //!
-//! **Invariant:** it tells the next hop that the routes tell, or none.
+//! **Invariant:** they tell the next hop that the routes tell, or none.
 //!
 //! Not here: clients on a link, behind several routers, or in ranges that several routes share: flows store their next
 //! hops (`flow::storage`).
 
+use super::{Exit, Exits};
 use crate::flow::UNRESOLVED;
 
 /// Ranges of addresses with the same upper half.
@@ -13,17 +14,27 @@ const RANGES: usize = 1 << 16;
 /// Numbers of routers, where 0 is none.
 const NUMBERS: usize = 1 << 8;
 
+/// The exits towards routers, by their numbers; [`Exit::NOWHERE`] of one whose Ethernet address is unknown.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterExits([Exit; NUMBERS]);
+
+impl Default for RouterExits {
+    fn default() -> Self {
+        Self([Exit::NOWHERE; NUMBERS])
+    }
+}
+
 /// For each upper half of an address, the number of a router: 64 KiB, of which clients use few lines.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientRouters {
-    numbers: Box<[u8]>,
+    numbers: Box<[u8; RANGES]>,
     /// Slots of next hops by their numbers; [`UNRESOLVED`] for none.
     slots: [u32; NUMBERS],
 }
 
 impl Default for ClientRouters {
     fn default() -> Self {
-        Self { numbers: vec![0; RANGES].into(), slots: [UNRESOLVED; NUMBERS] }
+        Self { numbers: Box::new([0; RANGES]), slots: [UNRESOLVED; NUMBERS] }
     }
 }
 
@@ -51,11 +62,33 @@ impl ClientRouters {
         u8::try_from(number).ok()
     }
 
-    /// The slot of the next hop towards a client whose address stands so in packets; [`UNRESOLVED`] if it is not known.
+    /// The exits towards the routers, by the exits of all slots.
+    pub(crate) fn exits(&self, exits: Exits<'_>) -> RouterExits {
+        RouterExits(self.slots.map(|slot| *exits.get(slot).unwrap_or(&Exit::NOWHERE)))
+    }
+}
+
+/// The exits towards clients that are behind one router.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientExits<'s> {
+    numbers: &'s [u8; RANGES],
+    exits: &'s [Exit; NUMBERS],
+}
+
+impl<'s> ClientExits<'s> {
+    /// By their routers and the exits towards these.
+    pub(crate) fn new(routers: &'s ClientRouters, exits: &'s RouterExits) -> Self {
+        Self { numbers: &routers.numbers, exits: &exits.0 }
+    }
+
+    /// The exit towards a client whose address stands so in packets; `None` if its router is not known here.
     #[inline(always)]
-    pub(crate) fn slot(&self, client: u32) -> u32 {
-        let number = self.numbers.get((u32::from_be(client) >> 16) as usize).copied().unwrap_or(0);
-        self.slots[usize::from(number)]
+    pub(crate) fn get(self, client: u32) -> Option<&'s Exit> {
+        let [a, b, ..] = client.to_ne_bytes();
+        match self.numbers[usize::from(u16::from_be_bytes([a, b]))] {
+            0 => None,
+            number => Some(&self.exits[usize::from(number)]),
+        }
     }
 }
 
@@ -71,18 +104,27 @@ mod tests {
         ClientRouters::new(table.ranges().filter_map(|(range, slot)| Some((range, slot??))))
     }
 
+    /// Tells the slot of the next hop towards a client; [`UNRESOLVED`] if its router is not known.
+    fn slots(routers: &ClientRouters) -> impl Fn(u32) -> u32 {
+        // The MTU of an exit tells its slot.
+        let exits: Vec<_> = (0..6000).map(|slot| Some(Exit { mtu: slot, ..Exit::NOWHERE })).collect();
+        let exits = routers.exits(Exits(&exits));
+        move |client| ClientExits::new(routers, &exits).get(client.to_be()).map_or(UNRESOLVED, |exit| exit.mtu.into())
+    }
+
     proptest! {
         #[test]
         fn a_router_is_that_of_the_routes(routes in proptest::collection::vec((any::<u32>(), 0..=32u8, prop::option::weighted(0.8, 0..300_u32)), 0..40), others in proptest::collection::vec(any::<u32>(), 20)) {
             let prefixes: Vec<_> = routes.iter().map(|&(address, len, value)| Prefix { address, len, value }).collect();
             let table = Prefixes::new(prefixes);
             let routers = routers(&table);
+            let slot_towards = slots(&routers);
             let edges = routes.iter().flat_map(|&(address, len, _)| {
                 let mask = u32::MAX.checked_shr(len.into()).unwrap_or(0);
                 [address & !mask, address | mask].into_iter().flat_map(|edge| [edge.wrapping_sub(1), edge, edge.wrapping_add(1)])
             });
             for address in edges.chain(others) {
-                let slot = routers.slot(address.to_be());
+                let slot = slot_towards(address);
                 prop_assert!(slot == UNRESOLVED || table.get(address) == Some(Some(slot)), "{address:#x}: {slot}");
             }
         }
@@ -93,15 +135,16 @@ mod tests {
         let prefix = |address, len, value| Prefix { address, len, value };
         let table = Prefixes::new(vec![prefix(0, 0, Some(7)), prefix(0x0a01_0000, 16, None), prefix(0x0a02_8000, 17, Some(8))]);
         let routers = routers(&table);
+        let slot_towards = slots(&routers);
         for (address, slot) in [
-            (0x0102_0304_u32, 7),
+            (0x0102_0304, 7),
             (0xffff_ffff, 7),
             (0x0a00_ffff, 7),
             (0x0a01_0001, UNRESOLVED),
             (0x0a02_0001, UNRESOLVED),
             (0x0a03_0001, 7),
         ] {
-            assert_eq!(routers.slot(address.to_be()), slot, "{address:#x}");
+            assert_eq!(slot_towards(address), slot, "{address:#x}");
         }
     }
 
@@ -110,7 +153,8 @@ mod tests {
         let small = (0..1000_u32).map(|n| Prefix { address: 0x0a00_0000 + (n << 8), len: 24, value: Some(n) });
         let table = Prefixes::new(small.chain([Prefix { address: 0, len: 0, value: Some(5000) }]).collect());
         let routers = routers(&table);
-        assert_eq!(routers.slot(0xc633_6407_u32.to_be()), 5000);
-        assert_eq!(routers.slot(0x0a00_0001_u32.to_be()), UNRESOLVED);
+        let slot_towards = slots(&routers);
+        assert_eq!(slot_towards(0xc633_6407), 5000);
+        assert_eq!(slot_towards(0x0a00_0001), UNRESOLVED);
     }
 }
