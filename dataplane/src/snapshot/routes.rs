@@ -18,8 +18,7 @@ use crate::choose::{MaglevTable, reduce};
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
 use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, split_mix};
-pub(crate) use client_routers::ClientExits;
-use client_routers::{ClientRouters, RouterExits};
+use client_routers::{ClientRouters, NUMBERS, RouterNumbers};
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -286,6 +285,34 @@ impl<'s> Exits<'s> {
     }
 }
 
+/// The exits towards routers of clients, by their numbers; [`Exit::NOWHERE`] of one whose Ethernet address is unknown.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterExits([Exit; NUMBERS]);
+
+impl Default for RouterExits {
+    fn default() -> Self {
+        Self([Exit::NOWHERE; NUMBERS])
+    }
+}
+
+/// The exits towards clients that are behind one router.
+#[derive(Clone, Copy)]
+pub(crate) struct ClientExits<'s> {
+    numbers: RouterNumbers<'s>,
+    exits: &'s [Exit; NUMBERS],
+}
+
+impl<'s> ClientExits<'s> {
+    /// The exit towards a client whose address stands so in packets; `None` if its router is not known here.
+    #[inline(always)]
+    pub(crate) fn get(self, client: u32) -> Option<&'s Exit> {
+        match self.numbers.of(client) {
+            0 => None,
+            number => Some(&self.exits[usize::from(number)]),
+        }
+    }
+}
+
 impl ByFamily for Routes {
     type Of<A: Address> = Prefixes<A, RouteTarget>;
 
@@ -379,7 +406,7 @@ impl Routes {
 
     /// The exits towards clients that are behind one router.
     pub(crate) fn client_exits(&self) -> ClientExits<'_> {
-        ClientExits::new(&self.client_routers, &self.router_exits)
+        ClientExits { numbers: self.client_routers.numbers(), exits: &self.router_exits.0 }
     }
 
     /// The exits of all slots.
@@ -395,7 +422,8 @@ impl Routes {
 
     /// Works out the exits towards the routers of clients, from the exits.
     pub(crate) fn find_router_exits(&mut self) {
-        self.router_exits = Arc::new(self.client_routers.exits(self.exits()));
+        let exits = self.client_routers.slots().map(|slot| *self.exit(slot).unwrap_or(&Exit::NOWHERE));
+        self.router_exits = Arc::new(RouterExits(exits));
     }
 
     /// Works out the first choices in all groups, from the exits and ports without link.

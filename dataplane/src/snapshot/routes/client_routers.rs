@@ -6,23 +6,12 @@
 //! Not here: clients on a link, behind several routers, or in ranges that several routes share: flows store their next
 //! hops (`flow::storage`).
 
-use super::{Exit, Exits};
 use crate::flow::UNRESOLVED;
 
 /// Ranges of addresses with the same upper half.
 const RANGES: usize = 1 << 16;
 /// Numbers of routers, where 0 is none.
-const NUMBERS: usize = 1 << 8;
-
-/// The exits towards routers, by their numbers; [`Exit::NOWHERE`] of one whose Ethernet address is unknown.
-#[derive(Clone, Debug)]
-pub(crate) struct RouterExits([Exit; NUMBERS]);
-
-impl Default for RouterExits {
-    fn default() -> Self {
-        Self([Exit::NOWHERE; NUMBERS])
-    }
-}
+pub(super) const NUMBERS: usize = 1 << 8;
 
 /// For each upper half of an address, the number of a router: 64 KiB, of which clients use few lines.
 #[derive(Clone, Debug)]
@@ -62,33 +51,27 @@ impl ClientRouters {
         u8::try_from(number).ok()
     }
 
-    /// The exits towards the routers, by the exits of all slots.
-    pub(crate) fn exits(&self, exits: Exits<'_>) -> RouterExits {
-        RouterExits(self.slots.map(|slot| *exits.get(slot).unwrap_or(&Exit::NOWHERE)))
+    /// The numbers of the routers of all clients.
+    pub(super) fn numbers(&self) -> RouterNumbers<'_> {
+        RouterNumbers(&self.numbers)
+    }
+
+    /// Slots of the next hops by the numbers of the routers; [`UNRESOLVED`] for none.
+    pub(super) fn slots(&self) -> &[u32; NUMBERS] {
+        &self.slots
     }
 }
 
-/// The exits towards clients that are behind one router.
+/// The numbers of the routers of clients.
 #[derive(Clone, Copy)]
-pub(crate) struct ClientExits<'s> {
-    numbers: &'s [u8; RANGES],
-    exits: &'s [Exit; NUMBERS],
-}
+pub(super) struct RouterNumbers<'s>(&'s [u8; RANGES]);
 
-impl<'s> ClientExits<'s> {
-    /// By their routers and the exits towards these.
-    pub(crate) fn new(routers: &'s ClientRouters, exits: &'s RouterExits) -> Self {
-        Self { numbers: &routers.numbers, exits: &exits.0 }
-    }
-
-    /// The exit towards a client whose address stands so in packets; `None` if its router is not known here.
+impl RouterNumbers<'_> {
+    /// That of the router of a client whose address stands so in packets; 0 if it is not known.
     #[inline(always)]
-    pub(crate) fn get(self, client: u32) -> Option<&'s Exit> {
+    pub(super) fn of(self, client: u32) -> u8 {
         let [a, b, ..] = client.to_ne_bytes();
-        match self.numbers[usize::from(u16::from_be_bytes([a, b]))] {
-            0 => None,
-            number => Some(&self.exits[usize::from(number)]),
-        }
+        self.0[usize::from(u16::from_be_bytes([a, b]))]
     }
 }
 
@@ -104,12 +87,9 @@ mod tests {
         ClientRouters::new(table.ranges().filter_map(|(range, slot)| Some((range, slot??))))
     }
 
-    /// Tells the slot of the next hop towards a client; [`UNRESOLVED`] if its router is not known.
-    fn slots(routers: &ClientRouters) -> impl Fn(u32) -> u32 {
-        // The MTU of an exit tells its slot.
-        let exits: Vec<_> = (0..6000).map(|slot| Some(Exit { mtu: slot, ..Exit::NOWHERE })).collect();
-        let exits = routers.exits(Exits(&exits));
-        move |client| ClientExits::new(routers, &exits).get(client.to_be()).map_or(UNRESOLVED, |exit| exit.mtu.into())
+    /// The slot of the next hop towards a client; [`UNRESOLVED`] if its router is not known.
+    fn slot_towards(routers: &ClientRouters, client: u32) -> u32 {
+        routers.slots()[usize::from(routers.numbers().of(client.to_be()))]
     }
 
     proptest! {
@@ -118,13 +98,12 @@ mod tests {
             let prefixes: Vec<_> = routes.iter().map(|&(address, len, value)| Prefix { address, len, value }).collect();
             let table = Prefixes::new(prefixes);
             let routers = routers(&table);
-            let slot_towards = slots(&routers);
             let edges = routes.iter().flat_map(|&(address, len, _)| {
                 let mask = u32::MAX.checked_shr(len.into()).unwrap_or(0);
                 [address & !mask, address | mask].into_iter().flat_map(|edge| [edge.wrapping_sub(1), edge, edge.wrapping_add(1)])
             });
             for address in edges.chain(others) {
-                let slot = slot_towards(address);
+                let slot = slot_towards(&routers, address);
                 prop_assert!(slot == UNRESOLVED || table.get(address) == Some(Some(slot)), "{address:#x}: {slot}");
             }
         }
@@ -135,7 +114,6 @@ mod tests {
         let prefix = |address, len, value| Prefix { address, len, value };
         let table = Prefixes::new(vec![prefix(0, 0, Some(7)), prefix(0x0a01_0000, 16, None), prefix(0x0a02_8000, 17, Some(8))]);
         let routers = routers(&table);
-        let slot_towards = slots(&routers);
         for (address, slot) in [
             (0x0102_0304, 7),
             (0xffff_ffff, 7),
@@ -144,7 +122,7 @@ mod tests {
             (0x0a02_0001, UNRESOLVED),
             (0x0a03_0001, 7),
         ] {
-            assert_eq!(slot_towards(address), slot, "{address:#x}");
+            assert_eq!(slot_towards(&routers, address), slot, "{address:#x}");
         }
     }
 
@@ -153,8 +131,7 @@ mod tests {
         let small = (0..1000_u32).map(|n| Prefix { address: 0x0a00_0000 + (n << 8), len: 24, value: Some(n) });
         let table = Prefixes::new(small.chain([Prefix { address: 0, len: 0, value: Some(5000) }]).collect());
         let routers = routers(&table);
-        let slot_towards = slots(&routers);
-        assert_eq!(slot_towards(0xc633_6407), 5000);
-        assert_eq!(slot_towards(0x0a00_0001), UNRESOLVED);
+        assert_eq!(slot_towards(&routers, 0xc633_6407), 5000);
+        assert_eq!(slot_towards(&routers, 0x0a00_0001), UNRESOLVED);
     }
 }
