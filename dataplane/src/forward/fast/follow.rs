@@ -14,8 +14,7 @@ use crate::forward::decide::FlowFamily;
 use crate::snapshot::{ClientExits, Exit, Exits, ExitsOfFlows, Routes, Snapshot};
 use crate::wire::{TupleKey, WireKey};
 
-/// What the decision depends on besides packets and flows. A loop that copies it keeps its fields in registers, or loads each
-/// by one instruction.
+/// What the decision depends on besides packets and flows.
 #[derive(Clone, Copy)]
 pub(super) struct Follow<'s> {
     pub(super) snapshot: &'s Snapshot,

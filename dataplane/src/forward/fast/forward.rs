@@ -264,7 +264,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn forwarding<'e, A: Rewritten>(&'e mut self, follow: &'e Follow<'e>) -> Forwarding<'e, A, O> {
         let (flows, counters) = (A::split(&mut self.tables).0.hot_parts(O::METERS), self.counters.all_slots());
         let (identifications, observer) = (&mut self.identifications, &mut self.observer);
-        Forwarding { follow, flows, counters, identifications, observer }
+        Forwarding { follow: *follow, flows, counters, identifications, observer }
     }
 }
 

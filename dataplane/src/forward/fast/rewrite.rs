@@ -159,7 +159,8 @@ impl<O> Writer<'_, O> {
 
 /// What the third loop needs of the engine.
 pub(super) struct Forwarding<'e, A: FastFamily, O> {
-    pub(super) follow: &'e Follow<'e>,
+    /// A copy, so that a loop keeps its fields in registers, or loads each by one instruction.
+    pub(super) follow: Follow<'e>,
     pub(super) flows: HotFlows<'e, A::Key>,
     pub(super) counters: &'e [BackendCounters; COUNTER_SLOTS],
     pub(super) identifications: &'e mut Identifications,

@@ -32,9 +32,7 @@ impl<A: KeysOfEight, O: Observe<B>, B: Buffer, S: InPlaceScope> Vectorised for F
 
     #[inline(always)]
     fn run(self, avx2: Avx2) -> Passed {
-        let Self { forwarding, part: (part, records), mut passed, .. } = self;
-        let follow = *forwarding.follow;
-        let mut forwarding = Forwarding { follow: &follow, ..forwarding };
+        let Self { mut forwarding, part: (part, records), mut passed, .. } = self;
         let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), records.as_chunks_mut());
         let mut position = 0;
         for (group, records) in groups.iter_mut().zip(of_groups) {
@@ -65,9 +63,7 @@ impl<const IN_UDP: bool, A: OutersOfEight, O: Observe<B>, B: Buffer, S: Scope> V
 
     #[inline(always)]
     fn run(self, avx2: Avx2) -> Passed {
-        let Self { forwarding, part: (part, records), mut positions, mut passed, .. } = self;
-        let follow = *forwarding.follow;
-        let mut forwarding = Forwarding { follow: &follow, ..forwarding };
+        let Self { mut forwarding, part: (part, records), mut positions, mut passed, .. } = self;
         let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), records.as_chunks_mut());
         let mut position = 0;
         for (group, records) in groups.iter_mut().zip(of_groups) {
