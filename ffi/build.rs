@@ -18,7 +18,8 @@ use std::process::Command;
 /// 22.11: the first LTS release with a stable `rte_thread_register` and with `rxmode.mtu`.
 const OLDEST: &str = "22.11";
 /// The libraries of the functions that we call.
-const LIBRARIES: [&str; 7] = ["rte_net_bond", "rte_net_ring", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
+const LIBRARIES: [&str; 8] =
+    ["rte_net_bond", "rte_net_ring", "rte_ethdev", "rte_timer", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal"];
 /// The functions called directly: exported ones with the same signature since [`OLDEST`].
 const FUNCTIONS: [&str; 22] = [
     "sluice_.*",

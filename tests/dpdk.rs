@@ -28,7 +28,7 @@ fn append_byte(port: &mut DpdkPort) -> usize {
 #[test]
 fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
     let (pool_config, memory_mb) = size_memory(1, 1, 1500);
-    let config = EalConfig { hugepages: Hugepages::Off, memory_mb, devices: vec![], cores: vec![] };
+    let config = EalConfig { hugepages: Hugepages::Off, memory_mb, node: None, devices: vec![], cores: vec![] };
     let eal = Eal::start(&config).unwrap();
     let pool = Mempool::new(eal, &pool_config).unwrap();
     let RingPort { port, rx, tx, mut input, mut output } = RingPort::new(eal, 0, 256, pool).unwrap();

@@ -110,7 +110,8 @@ fn state() -> State {
 impl Gateway {
     fn new() -> Self {
         let (pool_config, memory_mb) = size_memory(3, 1, 9000);
-        let eal_config = EalConfig { hugepages: Hugepages::Off, memory_mb: memory_mb + 4, devices: vec![], cores: vec![] };
+        let eal_config =
+            EalConfig { hugepages: Hugepages::Off, memory_mb: memory_mb + 4, node: None, devices: vec![], cores: vec![] };
         let eal = Eal::start(&eal_config).unwrap();
         let pool = Mempool::new(eal, &pool_config).unwrap();
         let segments = MempoolConfig { name: "segments".into(), packets: 511, frame_bytes: 1518, node: None };

@@ -15,6 +15,7 @@
 #include <rte_epoll.h>
 #include <rte_interrupts.h>
 #include <rte_log.h>
+#include <rte_timer.h>
 
 uint16_t sluice_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count)
 {
@@ -149,18 +150,23 @@ static int set_mtu(uint16_t port, uint16_t mtu_bytes)
 /* A device may need a longer key. The bytes beyond 40 are zero and unused: IPv6 addresses and ports need 40. */
 #define KEY_BYTES_MAX 64
 
+/* The keys by port. ethdev keeps the pointer of a configuration, and drivers (igb, ixgbe) read it when they start, so a
+ * key lives as long as the process. */
+static uint8_t rss_keys[RTE_MAX_ETHPORTS][KEY_BYTES_MAX];
+
 /* Configures RSS if the device offers it; if the device then refuses it, configures the device without. */
 static int configure(uint16_t port, struct sluice_port_setup *setup, const struct rte_eth_dev_info *info,
 		     struct rte_eth_conf *conf)
 {
 	uint64_t spread = info->flow_type_rss_offloads & SPREAD;
-	uint8_t key[KEY_BYTES_MAX] = { 0 };
+	uint8_t *key = rss_keys[port];
 	uint8_t key_bytes = info->hash_key_size == 0 ? SLUICE_RSS_KEY_BYTES : info->hash_key_size;
 	int possible = setup->rss_key != NULL && setup->rx_queues > 1 && spread == SPREAD &&
 		       key_bytes >= SLUICE_RSS_KEY_BYTES && key_bytes <= KEY_BYTES_MAX;
 
 	setup->spreads = 0;
 	if (possible) {
+		memset(key, 0, KEY_BYTES_MAX);
 		memcpy(key, setup->rss_key, SLUICE_RSS_KEY_BYTES);
 		conf->rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
 		conf->rxmode.offloads = info->rx_offload_capa & RTE_ETH_RX_OFFLOAD_RSS_HASH;
@@ -188,6 +194,8 @@ static void find_mtus(struct sluice_port_setup *setup, const struct rte_eth_dev_
 		setup->mtu_max = RTE_MIN(setup->mtu_max, info->max_rx_pktlen - overhead);
 }
 
+static int watch_events(uint16_t port);
+
 /* Configures as many of the wanted queues as the device has, without offloads in either direction. */
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 {
@@ -200,6 +208,8 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	memset(&conf, 0, sizeof(conf));
 	setup->step = SLUICE_STEP_INFO;
 	failed = rte_eth_dev_info_get(port, &info);
+	if (failed == 0)
+		failed = watch_events(port);
 	if (failed != 0)
 		return failed;
 	socket = rte_eth_dev_socket_id(port);
@@ -242,38 +252,42 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	return set_mtu(port, setup->mtu_bytes);
 }
 
-/* Sets the redirection table of a started device, the 128 queues repeated, and reads back whether the device uses this
- * key and this table. */
-int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues)
+uint16_t sluice_port_table_entries(uint16_t port)
+{
+	struct rte_eth_dev_info info;
+
+	return rte_eth_dev_info_get(port, &info) == 0 ? info.reta_size : 0;
+}
+
+/* Sets the redirection table of a started device to `entries` entries (a multiple of 128, at most 512), the 128 queues
+ * repeated, and reads back whether the device uses this key and this table. */
+int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries)
 {
 	struct rte_eth_rss_reta_entry64 wanted[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
 	struct rte_eth_rss_reta_entry64 found[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
 	uint8_t found_key[KEY_BYTES_MAX] = { 0 };
 	struct rte_eth_rss_conf conf = { .rss_key = found_key, .rss_key_len = KEY_BYTES_MAX };
-	struct rte_eth_dev_info info;
 	uint16_t entry;
-	int failed = rte_eth_dev_info_get(port, &info);
+	int failed;
 
-	if (failed != 0)
-		return failed;
-	if (info.reta_size == 0 || info.reta_size % SLUICE_RETA_ENTRIES != 0 || info.reta_size > RTE_ETH_RSS_RETA_SIZE_512)
-		return -ENOTSUP;
+	if (entries == 0 || entries % SLUICE_RETA_ENTRIES != 0 || entries > RTE_ETH_RSS_RETA_SIZE_512)
+		return -EINVAL;
 	memset(wanted, 0, sizeof(wanted));
 	memset(found, 0, sizeof(found));
-	for (entry = 0; entry < info.reta_size; entry++) {
+	for (entry = 0; entry < entries; entry++) {
 		uint16_t group = entry / RTE_ETH_RETA_GROUP_SIZE, slot = entry % RTE_ETH_RETA_GROUP_SIZE;
 
 		wanted[group].mask |= UINT64_C(1) << slot;
 		wanted[group].reta[slot] = queues[entry % SLUICE_RETA_ENTRIES];
 		found[group].mask = wanted[group].mask;
 	}
-	failed = rte_eth_dev_rss_reta_update(port, wanted, info.reta_size);
+	failed = rte_eth_dev_rss_reta_update(port, wanted, entries);
 	if (failed != 0)
 		return failed;
-	failed = rte_eth_dev_rss_reta_query(port, found, info.reta_size);
+	failed = rte_eth_dev_rss_reta_query(port, found, entries);
 	if (failed != 0)
 		return failed;
-	for (entry = 0; entry < info.reta_size; entry++) {
+	for (entry = 0; entry < entries; entry++) {
 		uint16_t group = entry / RTE_ETH_RETA_GROUP_SIZE, slot = entry % RTE_ETH_RETA_GROUP_SIZE;
 
 		if (found[group].reta[slot] != wanted[group].reta[slot])
@@ -378,6 +392,88 @@ int sluice_port_driver(uint16_t port, char *name, size_t size)
 		return failed;
 	snprintf(name, size, "%s", info.driver_name == NULL ? "" : info.driver_name);
 	return 0;
+}
+
+/* The first port of the device that `name` describes; -1 if it has none. A driver may give its port another name than
+ * that of the device (mlx5: a bond of its own ports). */
+int sluice_port_of_device(const char *name)
+{
+	struct rte_dev_iterator iterator;
+	uint16_t port;
+
+	if (rte_eth_iterator_init(&iterator, name) != 0)
+		return -1;
+	port = rte_eth_iterator_next(&iterator);
+	if (port >= RTE_MAX_ETHPORTS)
+		return -1;
+	rte_eth_iterator_cleanup(&iterator);
+	return port;
+}
+
+/* What drivers have reported by port, a SLUICE_EVENT; written by DPDK's interrupt thread. */
+static uint8_t events[RTE_MAX_ETHPORTS];
+
+static int note_event(uint16_t port, enum rte_eth_event_type type, void *argument, void *result)
+{
+	uint8_t event = type == RTE_ETH_EVENT_INTR_RMV ? SLUICE_EVENT_REMOVED : SLUICE_EVENT_RESET;
+
+	(void)argument;
+	(void)result;
+	if (port < RTE_MAX_ETHPORTS)
+		__atomic_store_n(&events[port], event, __ATOMIC_RELEASE);
+	return 0;
+}
+
+/* Registers for what a driver reports about this port, and forgets what it reported about an earlier one. A port whose
+ * driver could not recover it is to be closed, too. */
+static int watch_events(uint16_t port)
+{
+	static const enum rte_eth_event_type types[] = { RTE_ETH_EVENT_INTR_RESET, RTE_ETH_EVENT_INTR_RMV,
+							 RTE_ETH_EVENT_RECOVERY_FAILED };
+	int failed = 0;
+
+	for (size_t i = 0; i < RTE_DIM(types) && failed == 0; i++)
+		failed = rte_eth_dev_callback_register(port, types[i], note_event, NULL);
+	__atomic_store_n(&events[port], 0, __ATOMIC_RELEASE);
+	return failed;
+}
+
+int sluice_port_event(uint16_t port)
+{
+	return port < RTE_MAX_ETHPORTS ? __atomic_load_n(&events[port], __ATOMIC_ACQUIRE) : 0;
+}
+
+static void run_timer(struct rte_timer *timer)
+{
+	timer->f(timer, timer->arg);
+}
+
+int sluice_timers_start(void)
+{
+	int failed = rte_timer_subsystem_init();
+
+	return failed == -EALREADY ? 0 : failed;
+}
+
+/* Runs the timers that are due, of every lcore: a driver starts its timers on the lcore that starts the port, or on any
+ * if that thread has none. */
+void sluice_timers_run(void)
+{
+	unsigned int lcores[RTE_MAX_LCORE];
+	int count = 0;
+
+	if (rte_lcore_id() == LCORE_ID_ANY)
+		return;
+	for (unsigned int lcore = 0; lcore < RTE_MAX_LCORE; lcore++)
+		if (rte_eal_lcore_role(lcore) == ROLE_RTE || rte_eal_lcore_role(lcore) == ROLE_NON_EAL)
+			lcores[count++] = lcore;
+	rte_timer_alt_manage(0, lcores, count, run_timer);
+}
+
+/* The NUMA node of a pool's first memory; negative: it has none. */
+int sluice_pool_node(struct rte_mempool *pool)
+{
+	return pool->mz == NULL ? -1 : pool->mz->socket_id;
 }
 
 struct rte_device *sluice_port_device(uint16_t port)

@@ -53,6 +53,9 @@ struct sluice_port_setup {
 	int step; /* the step that failed */
 };
 
+/* What a driver reports about a port that has to be opened anew; 0: nothing. */
+enum { SLUICE_EVENT_RESET = 1, SLUICE_EVENT_REMOVED };
+
 enum { SLUICE_RSS_KEY_BYTES = 40, SLUICE_RETA_ENTRIES = 128 };
 
 struct sluice_port_stats {
@@ -76,13 +79,19 @@ unsigned int sluice_ring_dequeue(struct rte_ring *ring, struct rte_mbuf **packet
 
 struct rte_mempool *sluice_pool_create(const char *name, unsigned int packets, unsigned int cache, uint16_t room_bytes,
 				       int packed, int socket);
+int sluice_pool_node(struct rte_mempool *pool);
 
 uint64_t sluice_rdtsc(void);
 uint64_t sluice_tsc_hz(void);
 int sluice_errno(void);
 
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
-int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues);
+uint16_t sluice_port_table_entries(uint16_t port);
+int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries);
+int sluice_port_event(uint16_t port);
+int sluice_port_of_device(const char *name);
+int sluice_timers_start(void);
+void sluice_timers_run(void);
 int sluice_port_may_chain(uint16_t port, uint16_t queue);
 int sluice_af_packet_socket(uint16_t port, uint16_t queue);
 uint64_t sluice_af_packet_missed(uint16_t port, uint16_t queues);

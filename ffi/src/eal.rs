@@ -39,6 +39,8 @@ pub struct EalConfig {
     pub hugepages: Hugepages,
     /// Memory for all pools, rings and drivers, MB. See [`crate::MempoolConfig::memory_bytes`].
     pub memory_mb: u64,
+    /// The NUMA node whose hugepages are to be used: that of the devices. None: any.
+    pub node: Option<u32>,
     /// The devices to be attached. The PCI bus is probed only for those in this list, and af_xdp constrains the layout
     /// of packet memory.
     pub devices: Vec<Device>,
@@ -63,12 +65,14 @@ impl Eal {
     /// On a second call, if hugepages are required and too few are free, and if EAL fails to start.
     pub fn start(config: &EalConfig) -> Result<Self, Error> {
         let hugepages = choose_memory(config, free_hugepages_mb(Path::new("/sys/kernel/mm/hugepages")))?;
+        let node =
+            config.node.filter(|node| hugepages && has_memory(Path::new("/sys/devices/system/node"), *node, config.memory_mb));
         let affinity = Affinity::narrow_to(&config.cores)?;
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(Error::AlreadyStarted);
         }
         log::capture();
-        let arguments = arguments(config, hugepages, &affinity.cores());
+        let arguments = arguments(config, hugepages, node, &affinity.cores());
         tracing::debug!(arguments = arguments.join(" "), "starting EAL");
         let started = start(&arguments);
         drop(affinity);
@@ -79,6 +83,7 @@ impl Eal {
         let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
         runtime_dir::remove(Path::new(&*directory.to_string_lossy()));
         log::take_errors();
+        start_timers(config);
         let packs_packets = !hugepages && !config.devices.iter().any(Device::shares_packet_memory);
         Ok(Self { hugepages, packs_packets })
     }
@@ -176,13 +181,46 @@ fn free_hugepages_mb(root: &Path) -> u64 {
         .sum()
 }
 
+/// Starts DPDK's timer library where a card may need it ([`crate::Port::needs_timers`]); it takes 2 MB.
+fn start_timers(config: &EalConfig) {
+    if !config.devices.iter().any(Device::is_pci) {
+        return;
+    }
+    // SAFETY: EAL runs.
+    let code = unsafe { raw::sluice_timers_start() };
+    if code != 0 {
+        let reason = raw::error_text(code);
+        tracing::warn!(reason, "DPDK's timers cannot be started: cards that watch themselves by timers (ena) cannot be opened");
+    }
+}
+
+/// Whether a NUMA node has enough free hugepages. EAL does not start with a node that has fewer.
+fn has_memory(nodes: &Path, node: u32, needed_mb: u64) -> bool {
+    let free_mb = free_hugepages_mb(&nodes.join(format!("node{node}/hugepages")));
+    if free_mb < needed_mb {
+        tracing::warn!(
+            node,
+            needed_mb,
+            free_mb,
+            "too few free hugepages on the NUMA node of the ports: packets live on another node, and each of them crosses the link between processors; \
+             reserve hugepages there (/sys/devices/system/node/node<N>/hugepages)"
+        );
+    }
+    free_mb >= needed_mb
+}
+
 /// EAL's command line.
-fn arguments(config: &EalConfig, hugepages: bool, cores: &[usize]) -> Vec<String> {
+fn arguments(config: &EalConfig, hugepages: bool, node: Option<u32>, cores: &[usize]) -> Vec<String> {
     let cores = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let mut arguments: Vec<String> = ["sluice", "--no-telemetry", "--file-prefix"].map(str::to_owned).into();
     arguments.push(runtime_dir::file_prefix());
     // One lcore, the caller, on any of the cores.
-    arguments.extend(["--lcores".into(), format!("0@({cores})"), "-m".into(), config.memory_mb.to_string()]);
+    arguments.extend(["--lcores".into(), format!("0@({cores})")]);
+    arguments.extend(match node {
+        // A list by node: 0,0,64 are 64 MB of node 2.
+        Some(node) => ["--socket-mem".into(), format!("{}{}", "0,".repeat(node as usize), config.memory_mb)],
+        None => ["-m".into(), config.memory_mb.to_string()],
+    });
     // --in-memory needs no hugetlbfs mount; DPDK 22.11 refuses it together with --no-huge.
     let memory: &[&str] = if hugepages { &["--in-memory"] } else { &["--no-huge", "--no-shconf"] };
     arguments.extend(memory.iter().map(|&argument| argument.to_owned()));
@@ -245,7 +283,7 @@ mod tests {
 
     fn config(hugepages: Hugepages, devices: &[&str]) -> EalConfig {
         let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
-        EalConfig { hugepages, memory_mb: 64, devices, cores: vec![] }
+        EalConfig { hugepages, memory_mb: 64, node: None, devices, cores: vec![] }
     }
 
     #[test]
@@ -264,10 +302,23 @@ mod tests {
 
     #[test]
     fn the_pci_bus_is_probed_only_for_pci_ports() {
-        let without = arguments(&config(Hugepages::Auto, &["net_null0"]), false, &[0, 1]).join(" ");
+        let without = arguments(&config(Hugepages::Auto, &["net_null0"]), false, None, &[0, 1]).join(" ");
         assert!(without.contains("--no-pci") && without.contains("--lcores 0@(0,1) -m 64 --no-huge --no-shconf"), "{without}");
-        let with = arguments(&config(Hugepages::Auto, &["3b:00.0", "net_null0"]), true, &[0]).join(" ");
-        assert!(with.ends_with("--in-memory -a 0000:3b:00.0"), "{with}");
+        let with = arguments(&config(Hugepages::Auto, &["3b:00.0,dv_flow_en=2", "net_null0"]), true, None, &[0]).join(" ");
+        assert!(with.ends_with("--in-memory -a 0000:3b:00.0,dv_flow_en=2"), "{with}");
+    }
+
+    #[test]
+    fn memory_comes_from_the_node_of_the_ports_where_it_has_enough() {
+        let nodes = tempfile::tempdir().unwrap();
+        for (node, pages) in [("node0", "8"), ("node2", "32")] {
+            let pages_of = nodes.path().join(node).join("hugepages/hugepages-2048kB");
+            fs::create_dir_all(&pages_of).unwrap();
+            fs::write(pages_of.join("free_hugepages"), pages).unwrap();
+        }
+        assert_eq!([0, 1, 2].map(|node| has_memory(nodes.path(), node, 64)), [false, false, true]);
+        let on_two = arguments(&config(Hugepages::Auto, &["3b:00.0"]), true, Some(2), &[0]).join(" ");
+        assert!(on_two.contains("--socket-mem 0,0,64") && !on_two.contains("-m "), "{on_two}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod ring;
 mod rss;
 mod wakeup;
 
-pub use port::{Link, Port, PortConfig, PortStats, StartedPort};
+pub use port::{Descriptors, DeviceEvent, Link, Port, PortConfig, PortStats, StartedPort};
 pub use queue::{BURST, RxQueue, TxQueue};
 pub use ring::{RingInput, RingOutput, RingPort};
 pub use rss::{NoSpread, Spread};

@@ -95,7 +95,18 @@ impl Mempool {
         // SAFETY: EAL runs; the name is terminated and copied by DPDK.
         let pool = unsafe { raw::sluice_pool_create(name.as_ptr(), config.packets, cache, config.room_bytes(), packed, node) };
         match NonNull::new(pool) {
-            Some(raw) => Ok(Self { raw, packets: config.packets }),
+            Some(raw) => {
+                // SAFETY: the pool was just created and is never freed; the call only reads.
+                let found = unsafe { raw::sluice_pool_node(pool) };
+                if found >= 0 && node >= 0 && found != node {
+                    tracing::warn!(
+                        node,
+                        found,
+                        "packets live on another NUMA node than the ports: each of them crosses the link between processors"
+                    );
+                }
+                Ok(Self { raw, packets: config.packets })
+            }
             None => Err(Error::Mempool {
                 name: config.name.clone(),
                 packets: config.packets,

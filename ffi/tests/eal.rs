@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, RxQueue, Spread,
-    StartedPort, release,
+    BURST, Descriptors, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort,
+    RxQueue, Spread, StartedPort, release,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_getaffinity;
@@ -56,7 +56,7 @@ fn ip(arguments: &str) {
 }
 
 fn start() -> Eal {
-    Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap()
+    Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, node: None, devices: vec![], cores: vec![] }).unwrap()
 }
 
 fn pool(eal: Eal) -> Mempool {
@@ -76,7 +76,19 @@ fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueu
 
 fn open_with(eal: Eal, pool: Mempool, device: &str, queues: u16) -> Result<StartedPort, Error> {
     let spread = Some(Spread { key: [0x6d; 40], queues: std::array::from_fn(|entry| u16::try_from(entry % 2).unwrap()) });
-    Port::start(eal, &PortConfig { device: device.parse()?, mtu_bytes: 1500, mac: None, queues, spread, wakes: false }, pool)
+    Port::start(
+        eal,
+        &PortConfig {
+            device: device.parse()?,
+            mtu_bytes: 1500,
+            mac: None,
+            queues,
+            spread,
+            descriptors: Descriptors::default(),
+            wakes: false,
+        },
+        pool,
+    )
 }
 
 fn frame(pool: Mempool, tag: u8) -> Mbuf {
@@ -172,7 +184,19 @@ fn a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes() {
         let pool = pool(eal);
         let start = |device: &str, mtu_bytes| {
             let device = device.parse().unwrap();
-            Port::start(eal, &PortConfig { device, mtu_bytes, mac: None, queues: 1, spread: None, wakes: false }, pool)
+            Port::start(
+                eal,
+                &PortConfig {
+                    device,
+                    mtu_bytes,
+                    mac: None,
+                    queues: 1,
+                    spread: None,
+                    descriptors: Descriptors::default(),
+                    wakes: false,
+                },
+                pool,
+            )
         };
         assert_eq!(start("net_null0", 9000).unwrap().port.driver(), "net_null");
         match start("net_af_packet0,iface=lo", 9216) {
@@ -302,7 +326,7 @@ fn the_caller_keeps_its_cores_and_eal_starts_once() {
     alone("the_caller_keeps_its_cores_and_eal_starts_once", || {
         let before = sched_getaffinity(None).unwrap();
         let first = (0..1024).find(|&core| before.is_set(core)).unwrap();
-        let config = EalConfig { hugepages: Hugepages::Off, memory_mb: 16, devices: vec![], cores: vec![first] };
+        let config = EalConfig { hugepages: Hugepages::Off, memory_mb: 16, node: None, devices: vec![], cores: vec![first] };
         let eal = Eal::start(&config).unwrap();
         assert!(!eal.uses_hugepages());
         assert!(eal.cycles_per_second() > 1_000_000);
@@ -344,7 +368,8 @@ fn a_pool_takes_no_more_memory_than_foretold() {
     alone("a_pool_takes_no_more_memory_than_foretold", || {
         let pool = MempoolConfig { name: "large".into(), packets: 16383, frame_bytes: 1518, node: None };
         let memory_mb = pool.memory_bytes(&[]).div_ceil(1 << 20) + 4;
-        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, devices: vec![], cores: vec![] }).unwrap();
+        let eal =
+            Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, node: None, devices: vec![], cores: vec![] }).unwrap();
         assert_eq!(Mempool::new(eal, &pool).unwrap().available(), 16383);
     });
 }
@@ -355,7 +380,7 @@ fn a_pool_for_af_xdp_has_no_packet_across_pages() {
         let devices = vec!["net_af_xdp0,iface=absent".parse().unwrap()];
         let pool = MempoolConfig { name: "paged".into(), packets: 4095, frame_bytes: 1518, node: None };
         let memory_mb = pool.memory_bytes(&devices).div_ceil(1 << 20) + 4;
-        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, devices, cores: vec![] }).unwrap();
+        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb, node: None, devices, cores: vec![] }).unwrap();
         let pool = Mempool::new(eal, &pool).unwrap();
         let packets: Vec<Mbuf> = std::iter::from_fn(|| pool.allocate()).collect();
         assert_eq!(packets.len(), 4095);
@@ -445,8 +470,15 @@ fn packets_wake_a_thread_that_waits_for_a_queue_it_has_armed() {
         // The queue of the tap holds 1,024.
         let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
         let open_waking = |device: &str, wakes| {
-            let config =
-                PortConfig { device: device.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes };
+            let config = PortConfig {
+                device: device.parse().unwrap(),
+                mtu_bytes: 1500,
+                mac: None,
+                queues: 1,
+                spread: None,
+                descriptors: Descriptors::default(),
+                wakes,
+            };
             let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
             (port, rx.remove(0), tx.remove(0))
         };
@@ -495,8 +527,15 @@ fn frames_that_af_packet_loses_are_counted_as_missed() {
         let eal = start();
         let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
         let open = |device: &str| {
-            let config =
-                PortConfig { device: device.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes: false };
+            let config = PortConfig {
+                device: device.parse().unwrap(),
+                mtu_bytes: 1500,
+                mac: None,
+                queues: 1,
+                spread: None,
+                descriptors: Descriptors::default(),
+                wakes: false,
+            };
             let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
             (port, rx.remove(0), tx.remove(0))
         };
@@ -520,5 +559,119 @@ fn frames_that_af_packet_loses_are_counted_as_missed() {
         let missed = near.stats().unwrap().rx_missed;
         assert!(found <= 64 && missed >= sent - 64, "{found} received, {missed} missed");
         assert_eq!(near.stats().unwrap().rx_missed, missed, "reading changes nothing");
+    });
+}
+
+/// What DPDK's drivers call when their device was reset or removed, and the device that they pass: symbols that DPDK
+/// exports for drivers only.
+mod driver {
+    use std::ffi::{c_char, c_int, c_void};
+
+    unsafe extern "C" {
+        pub(super) fn rte_eth_dev_allocated(name: *const c_char) -> *mut c_void;
+        pub(super) fn rte_eth_dev_callback_process(device: *mut c_void, event: u32, result: *mut c_void) -> c_int;
+    }
+
+    /// `RTE_ETH_EVENT_INTR_RESET` and `RTE_ETH_EVENT_INTR_RMV`.
+    pub(super) const RESET: u32 = 3;
+    pub(super) const REMOVED: u32 = 6;
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn a_port_tells_that_its_device_was_reset_or_removed_until_it_is_opened_anew() {
+    alone("a_port_tells_that_its_device_was_reset_or_removed_until_it_is_opened_anew", || {
+        let eal = start();
+        let pool = pool(eal);
+        let open = || open(eal, pool, "net_null0").unwrap();
+        // SAFETY: EAL runs; the port exists; the event takes no result.
+        let report = |event| unsafe {
+            let device = driver::rte_eth_dev_allocated(c"net_null0".as_ptr());
+            assert!(!device.is_null());
+            driver::rte_eth_dev_callback_process(device, event, std::ptr::null_mut())
+        };
+        let first = open();
+        assert_eq!(first.0.event(), None);
+        report(driver::RESET);
+        assert_eq!(first.0.event(), Some(DeviceEvent::Reset));
+        drop(first);
+        let second = open();
+        assert_eq!(second.0.event(), None, "a device that was opened anew");
+        report(driver::REMOVED);
+        assert_eq!(second.0.event(), Some(DeviceEvent::Removed));
+    });
+}
+
+#[test]
+fn queues_have_the_descriptors_that_are_asked_for() {
+    alone("queues_have_the_descriptors_that_are_asked_for", || {
+        let eal = start();
+        let pool = pool(eal);
+        let descriptors = Descriptors { rx: 512, tx: 256 };
+        let device = "net_null0".parse().unwrap();
+        let config = PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false };
+        assert_eq!(Port::start(eal, &config, pool).unwrap().port.descriptors(), descriptors);
+    });
+}
+
+/// DPDK's timer library as a driver uses it.
+mod timer {
+    use std::ffi::{c_int, c_uint, c_void};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Room for a `struct rte_timer`, which has less than 256 bytes.
+    #[repr(align(64))]
+    pub(super) struct Room(pub(super) [u8; 512]);
+
+    pub(super) static RUNS: AtomicUsize = AtomicUsize::new(0);
+
+    pub(super) extern "C" fn count(_timer: *mut c_void, _argument: *mut c_void) {
+        RUNS.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// `LCORE_ID_ANY`: a lcore of DPDK's choice.
+    pub(super) const ANY: c_uint = c_uint::MAX;
+
+    #[link(name = "rte_timer")]
+    unsafe extern "C" {
+        pub(super) fn rte_timer_subsystem_init() -> c_int;
+        pub(super) fn rte_timer_init(timer: *mut c_void);
+        pub(super) fn rte_timer_reset(
+            timer: *mut c_void,
+            ticks: u64,
+            kind: c_int,
+            lcore: c_uint,
+            function: extern "C" fn(*mut c_void, *mut c_void),
+            argument: *mut c_void,
+        ) -> c_int;
+    }
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn timers_of_drivers_run_on_a_registered_thread_whatever_lcore_they_are_on() {
+    use std::sync::atomic::Ordering;
+    alone("timers_of_drivers_run_on_a_registered_thread_whatever_lcore_they_are_on", || {
+        let eal = start();
+        let (_port, mut rx, _tx) = open(eal, pool(eal), "net_null0").unwrap();
+        let room: &'static mut timer::Room = Box::leak(Box::new(timer::Room([0; 512])));
+        let raw = room.0.as_mut_ptr().cast();
+        // SAFETY: EAL runs; the timer has room and lives as long as the process; its function takes no argument.
+        unsafe {
+            assert_eq!(timer::rte_timer_subsystem_init(), 0);
+            timer::rte_timer_init(raw);
+            assert_eq!(timer::rte_timer_reset(raw, 0, 0, timer::ANY, timer::count, std::ptr::null_mut()), 0);
+        }
+        let runs = move || {
+            rx.run_timers();
+            timer::RUNS.load(Ordering::SeqCst)
+        };
+        let thread = std::thread::spawn(move || {
+            let mut runs = runs;
+            let before = runs();
+            let _registered = eal.register_thread().unwrap();
+            (before, runs(), runs())
+        });
+        assert_eq!(thread.join().unwrap(), (0, 1, 1), "not before the thread is registered, and once");
     });
 }

@@ -9,16 +9,14 @@
 use std::sync::Arc;
 
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread};
+use dpdk_sys::{Descriptors, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread};
 
 use super::queue_handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
 use crate::worker_threads::Sleep;
 
-/// Packets per port: the receive and transmit queues of the largest driver (af_xdp, 2,048 + 2,048).
+/// Packets per port, unless its descriptors hold more: the queues of the largest driver (af_xdp, 2,048 + 2,048).
 const PACKETS_PER_PORT: u32 = 4096;
-/// Packets per further queue pair of a port: 1,024 descriptors in each direction.
-const PACKETS_PER_QUEUE_PAIR: u32 = 2048;
 /// Packets that up to eight other workers may hand over to one worker (see [`dataplane::Peers`]).
 const PACKETS_HANDED: u32 = 4096;
 /// Packets per worker: its cache (384), its held packets (1,024), and the rings to and from the twin thread.
@@ -175,7 +173,8 @@ pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
     let largest_mtu_bytes = settings.ports.iter().map(|port| port.mtu_bytes).max().unwrap_or_default();
     let ports = u32::try_from(devices.len()).unwrap_or(u32::MAX);
     let workers = u32::try_from(settings.cores.len()).unwrap_or(u32::MAX);
-    let mut pool = size_pool(ports, workers, largest_mtu_bytes);
+    let pair = settings.ports.iter().map(|port| packets_of_pair(port.descriptors)).max().unwrap_or_default();
+    let mut pool = size_pool(ports, workers, largest_mtu_bytes, pair);
     pool.node = common_node(devices.iter().map(Device::node));
     let memory_mb = memory_mb(&pool, ports, &devices);
     let hugepages = match settings.hugepages {
@@ -187,7 +186,12 @@ pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
     // anywhere.
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
-    (EalConfig { hugepages, memory_mb, devices, cores }, pool)
+    (EalConfig { hugepages, memory_mb, node: pool.node, devices, cores }, pool)
+}
+
+/// Packets that a queue pair holds.
+fn packets_of_pair(descriptors: Descriptors) -> u32 {
+    u32::from(descriptors.rx) + u32::from(descriptors.tx)
 }
 
 /// The common NUMA node of all devices that report one; `None` if they differ.
@@ -220,8 +224,13 @@ pub(super) fn open(
     let mac = settings.mac.map(|mac| mac.0);
     let QueueRequest { queues, spread, wakes } = request.clone();
     let device = settings.device.clone().with_queues(queues);
-    let config = dpdk_sys::PortConfig { device, mtu_bytes: settings.mtu_bytes, mac, queues, spread, wakes };
+    let descriptors = settings.descriptors;
+    let config = dpdk_sys::PortConfig { device, mtu_bytes: settings.mtu_bytes, mac, queues, spread, descriptors, wakes };
     let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
+    if port.descriptors() != descriptors {
+        let (port, Descriptors { rx, tx }) = (&settings.name, port.descriptors());
+        tracing::info!(port, rx, tx, "the driver adjusted the descriptors of each queue");
+    }
     let found = DeviceQueues { transmit: tx.len(), spread };
     if wakes && rx.iter().any(|rx| rx.readable().is_none()) {
         let (port, driver) = (&settings.name, port.driver());
@@ -235,15 +244,16 @@ pub(super) fn open(
 /// The pool for a number of ports and workers, and the memory of EAL in MB if no port is af_xdp.
 #[must_use]
 pub fn size_memory(ports: u32, workers: u32, largest_mtu_bytes: u16) -> (MempoolConfig, u64) {
-    let pool = size_pool(ports, workers, largest_mtu_bytes);
+    let pool = size_pool(ports, workers, largest_mtu_bytes, packets_of_pair(Descriptors::default()));
     let memory_mb = memory_mb(&pool, ports, &[]);
     (pool, memory_mb)
 }
 
-fn size_pool(ports: u32, workers: u32, largest_mtu_bytes: u16) -> MempoolConfig {
+/// `pair`: packets that the largest queue pair holds.
+fn size_pool(ports: u32, workers: u32, largest_mtu_bytes: u16, pair: u32) -> MempoolConfig {
     let further = workers.saturating_sub(1);
     let handed = if further > 0 { PACKETS_HANDED * workers } else { 0 };
-    let packets = (PACKETS_PER_PORT + PACKETS_PER_QUEUE_PAIR * further) * ports + PACKETS_PER_WORKER * workers + handed;
+    let packets = (PACKETS_PER_PORT.max(pair) + pair * further) * ports + PACKETS_PER_WORKER * workers + handed;
     MempoolConfig {
         name: "packets".into(),
         // A DPDK ring holds one less than a power of two without waste.
@@ -272,6 +282,13 @@ mod tests {
     fn two_workers_need_room_for_their_queues_and_for_what_they_hand_over() {
         let (pool, _) = size_memory(2, 2, 1500);
         assert!(pool.packets >= 2 * (4096 + 2048) + 2 * (4096 + 4096), "{}", pool.packets);
+    }
+
+    #[test]
+    fn more_descriptors_need_more_packets() {
+        let pair = packets_of_pair(Descriptors { rx: 4096, tx: 4096 });
+        let pool = size_pool(2, 2, 1500, pair);
+        assert!(pool.packets >= 2 * (8192 + 8192) + 2 * 4096, "{}", pool.packets);
     }
 
     #[test]

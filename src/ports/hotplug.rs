@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::{Mac, PortIndex};
-use dpdk_sys::{Device, Eal, Mempool};
+use dpdk_sys::{Device, DeviceEvent, Eal, Mempool};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -77,15 +77,20 @@ impl HotplugPort {
         sent.try_for_each(|sent| sent.map_err(|_| PortsError::Worker))
     }
 
-    /// Checks the device once: attaches it if it appeared, and detaches it if it disappeared.
+    /// Checks the device once: attaches it if it appeared, and detaches it if it disappeared or has to be opened anew.
     async fn check(&mut self, handles: &PortHandles, position: usize) {
         let (port, device) = (&self.settings.name, &self.settings.device);
         let present = device.presence();
+        let event = lock(handles).get(position).and_then(|handle| handle.port.as_ref()?.event());
         if self.state.detaching.is_some() {
             self.finish_detaching(handles, position);
-        } else if self.presence.is_some() && present != self.presence {
-            tracing::warn!(port, %device, "the port's device disappeared; it is attached again when it returns");
+        } else if let Some(reason) = must_detach(self.presence, present, event) {
+            tracing::warn!(port, %device, "{reason}; it is attached again when it returns");
             self.state.detaching = Some((0..self.senders.len()).filter(|&worker| self.senders[worker].recall()).collect());
+            if event == Some(DeviceEvent::Removed) {
+                // The bus shows it until it is released.
+                self.state.retry.failed(Instant::now());
+            }
         } else if self.presence.is_none() && present.is_some() && self.state.retry.is_due(Instant::now()) {
             match self.attach(handles, position).await {
                 Ok(()) => {
@@ -135,6 +140,22 @@ impl HotplugPort {
         (self.prepared, self.presence, self.state.detaching) = (None, None, None);
     }
 
+    /// Has the first worker run the timers of a driver that needs it: four times a second, while ena looks at its card
+    /// once a second.
+    fn run_timers(&self, handles: &PortHandles) {
+        let needs_timers = |handle: &PortHandle| handle.port.as_ref().is_some_and(dpdk_sys::Port::needs_timers);
+        if !lock(handles).iter().any(needs_timers) {
+            return;
+        }
+        if let Some(sender) = self.senders.first() {
+            sender.run(|queues| {
+                if let Some(rx) = &mut queues.rx {
+                    rx.run_timers();
+                }
+            });
+        }
+    }
+
     /// Has the first worker send the LACP frames of an 802.3ad bond: four times a second, while LACP's shorter timeout
     /// is 3 s.
     fn send_lacp(&self) {
@@ -172,6 +193,18 @@ impl HotplugPort {
     }
 }
 
+/// Why an attached device must be detached, if so. A device that was reset is closed and attached again, which
+/// `rte_eth_dev_reset` would do in fewer steps: so its queues return to the workers in the one way in which they leave
+/// them.
+fn must_detach(attached: Option<u64>, present: Option<u64>, event: Option<DeviceEvent>) -> Option<&'static str> {
+    attached?;
+    match event {
+        Some(DeviceEvent::Reset) => Some("the port's device was reset"),
+        Some(DeviceEvent::Removed) => Some("the driver reports that the port's device is being removed"),
+        None => (present != attached).then_some("the port's device disappeared"),
+    }
+}
+
 /// The hotplug task of all ports.
 #[derive(Clone)]
 pub struct Hotplug {
@@ -190,6 +223,7 @@ impl Hotplug {
             for (position, port) in ports.iter_mut().enumerate() {
                 port.check(&self.handles, position).await;
                 port.send_lacp();
+                port.run_timers(&self.handles);
             }
             lock(&self.handles).iter_mut().for_each(log_proof);
             let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
@@ -226,5 +260,26 @@ fn port_states(handles: &[PortHandle], ports: &[HotplugPort]) -> PortStates {
         down: indexed().filter(|(_, port)| port.state.link != Some(true)).map(|((index, _), _)| index).collect(),
         moves: ports.iter().map(|port| port.state.moves).collect(),
         macs: indexed().filter_map(|((index, handle), _)| handle.port.as_ref().and(handle.mac).map(|mac| (index, mac))).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_detached_when_it_disappeared_or_its_driver_says_so() {
+        use DeviceEvent::{Removed, Reset};
+        let rows = [
+            ("it is there", (Some(7), Some(7), None), false),
+            ("it disappeared", (Some(7), None, None), true),
+            ("another one is in its place", (Some(7), Some(8), None), true),
+            ("it was reset", (Some(7), Some(7), Some(Reset)), true),
+            ("Linux asks to release it", (Some(7), Some(7), Some(Removed)), true),
+            ("it is not attached", (None, Some(7), Some(Reset)), false),
+        ];
+        for (sentence, (attached, present, event), expected) in rows {
+            assert_eq!(must_detach(attached, present, event).is_some(), expected, "{sentence}");
+        }
     }
 }

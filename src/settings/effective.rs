@@ -114,6 +114,8 @@ fn port_key_values(port: &PortSettings) -> KeyValues {
         .with_texts("addresses", &port.addresses)
         .with("mac", port.mac.map(|mac| mac.to_string()))
         .with("mtu", port.mtu_bytes)
+        .with("rxDescriptors", port.descriptors.rx)
+        .with("txDescriptors", port.descriptors.tx)
         .with("twin", port.twin)
 }
 

@@ -1,10 +1,11 @@
 //! Key `ports`: the network ports that sluice owns.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use control::config::{Field, Location, Section, alternatives, scalar};
 use dataplane::{Mac, PortIndex};
-use dpdk_sys::{BadDevice, Device};
+use dpdk_sys::{BadDevice, Descriptors, Device};
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -17,6 +18,10 @@ const NAME_BYTES_MAX: usize = 15;
 const MTU_BYTES_MAX: u16 = 9216;
 /// Minimum MTU of an IPv6 link in bytes (RFC 8200 section 5).
 const IPV6_MTU_MIN: u16 = 1280;
+
+/// Descriptors of a queue: two bursts of 128 are the least that keeps a worker and its card apart, 32,768 the most that a
+/// driver of DPDK 22.11 takes (mlx5). Drivers adjust the number to what their cards take.
+const DESCRIPTORS: RangeInclusive<u16> = 256..=32768;
 
 /// The kind of a port's Linux interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,6 +47,8 @@ pub struct PortSettings {
     pub mac: Option<Mac>,
     /// Largest IP packet, bytes.
     pub mtu_bytes: u16,
+    /// Descriptors of each of its queues.
+    pub descriptors: Descriptors,
     /// Its Linux interface.
     pub twin: Twin,
 }
@@ -81,9 +88,18 @@ fn take_port(item: &Field<'_>, others: &[LocatedPort]) -> LocatedPort {
     let (addresses, address_locations) = take_addresses(&mut section, &used);
     let mac = section.parse("mac", "the Ethernet address of one interface, such as 02:00:00:00:aa:01", mac);
     let mtu_bytes = take_mtu(&mut section, &addresses, 1500, item);
+    let Descriptors { rx, tx } = Descriptors::default();
+    let descriptors = Descriptors {
+        rx: section.number("rxDescriptors", DESCRIPTORS, rx),
+        tx: section.number("txDescriptors", DESCRIPTORS, tx),
+    };
     let twin = section.one_of_built("twin", &[Twin::Tap, Twin::None], &["virtio-user"], Twin::default());
     section.finish();
-    LocatedPort { settings: PortSettings { name, device, addresses, mac, mtu_bytes, twin }, device_location, address_locations }
+    LocatedPort {
+        settings: PortSettings { name, device, addresses, mac, mtu_bytes, descriptors, twin },
+        device_location,
+        address_locations,
+    }
 }
 
 fn take_name(section: &mut Section<'_>, others: &[LocatedPort]) -> String {

@@ -17,6 +17,10 @@ const NO_SUCH_DRIVER: i32 = -libc::EFAULT;
 /// DPDK's port number of an attached device. EAL must run.
 pub(super) fn id_of(device: &Device) -> Option<u16> {
     let (name, mut id) = (raw::c_string(&device.port_name()), 0);
+    if device.is_pci() {
+        // SAFETY: EAL runs, because an `Eal` or a port exists; the name is terminated and copied by DPDK.
+        return u16::try_from(unsafe { raw::sluice_port_of_device(name.as_ptr()) }).ok();
+    }
     // SAFETY: EAL runs, because an `Eal` or a port exists; the name is terminated; `id` is written only in this call.
     (unsafe { raw::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut id) } == 0).then_some(id)
 }

@@ -21,8 +21,31 @@ use crate::linux::interface;
 use crate::mempool::Mempool;
 use crate::raw;
 
-/// Descriptors per queue. 1,024 x 64 B at 100 Gbit/s take 7 microseconds, more than a burst; drivers adjust the number.
-const DESCRIPTORS: u16 = 1024;
+/// Descriptors of each queue of a port. Drivers adjust the numbers to what their devices take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors {
+    /// Of a receive queue: frames that may wait for the worker.
+    pub rx: u16,
+    /// Of a transmit queue: frames that may wait for the device.
+    pub tx: u16,
+}
+
+impl Default for Descriptors {
+    /// 1,024 frames of 64 B at 100 Gbit/s take 7 microseconds, more than a burst.
+    fn default() -> Self {
+        Self { rx: 1024, tx: 1024 }
+    }
+}
+
+/// What a driver reports about a device that has to be opened anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceEvent {
+    /// The device was reset: by the driver of its physical function, or since it stopped working (ena, iavf, igb and
+    /// ixgbe as virtual functions).
+    Reset,
+    /// The device is gone, or Linux asks to release it.
+    Removed,
+}
 
 /// Configuration of a port.
 #[derive(Clone, Debug)]
@@ -37,6 +60,8 @@ pub struct PortConfig {
     pub queues: u16,
     /// Distribution of received packets over several queues; none: the choice of the device.
     pub spread: Option<Spread>,
+    /// Descriptors of each queue.
+    pub descriptors: Descriptors,
     /// Whether receive queues shall wake threads that sleep, where the device can ([`RxQueue::readable`]).
     pub wakes: bool,
 }
@@ -91,6 +116,7 @@ pub struct Port {
     driver: String,
     mac: [u8; 6],
     rx_queues: u16,
+    descriptors: Descriptors,
     /// What the sockets of af_packet have reported as missed so far: each report starts them anew.
     missed_by_sockets: Cell<u64>,
     // DPDK does not allow concurrent control calls on one port.
@@ -117,8 +143,8 @@ impl Port {
         let mut setup = raw::sluice_port_setup {
             pool: pool.as_ptr(),
             mtu_bytes: config.mtu_bytes,
-            rx_descriptors: DESCRIPTORS,
-            tx_descriptors: DESCRIPTORS,
+            rx_descriptors: config.descriptors.rx,
+            tx_descriptors: config.descriptors.tx,
             rx_queues: config.queues,
             tx_queues: config.queues,
             rss_key: config.spread.as_ref().map_or(ptr::null(), |spread| spread.key.as_ptr()),
@@ -154,6 +180,7 @@ impl Port {
             driver: driver(id),
             mac,
             rx_queues: setup.rx_queues,
+            descriptors: Descriptors { rx: setup.rx_descriptors, tx: setup.tx_descriptors },
             missed_by_sockets: Cell::new(0),
             owned: Arc::clone(&owned),
             not_sync: PhantomData,
@@ -181,6 +208,29 @@ impl Port {
     #[must_use]
     pub fn mac(&self) -> [u8; 6] {
         self.mac
+    }
+
+    /// The descriptors of each queue, as adjusted by the driver.
+    #[must_use]
+    pub fn descriptors(&self) -> Descriptors {
+        self.descriptors
+    }
+
+    /// What the driver has reported since the port was opened; the last event if there were several.
+    #[must_use]
+    pub fn event(&self) -> Option<DeviceEvent> {
+        // SAFETY: reads an atomic byte of static memory.
+        match u32::try_from(unsafe { raw::sluice_port_event(self.owned.id) }) {
+            Ok(raw::SLUICE_EVENT_RESET) => Some(DeviceEvent::Reset),
+            Ok(raw::SLUICE_EVENT_REMOVED) => Some(DeviceEvent::Removed),
+            _ => None,
+        }
+    }
+
+    /// Whether the driver keeps its watchdogs in DPDK's timers, which an application runs ([`RxQueue::run_timers`]).
+    #[must_use]
+    pub fn needs_timers(&self) -> bool {
+        self.driver == DRIVER_WITH_TIMERS
     }
 
     /// Largest IP packet, bytes.
@@ -254,6 +304,9 @@ impl Port {
     }
 }
 
+/// The driver of Amazon's cards: the only one of DPDK 22.11's network drivers that uses the timer library.
+const DRIVER_WITH_TIMERS: &str = "net_ena";
+
 /// The error of an MTU beyond the limits of the driver; drivers themselves name other numbers, such as the frame
 /// length.
 fn mtu_refused(config: &PortConfig, setup: &raw::sluice_port_setup) -> Error {
@@ -307,13 +360,21 @@ mod tests {
             assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&text));
             return;
         }
-        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, devices: vec![], cores: vec![] }).unwrap();
+        let eal = Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, node: None, devices: vec![], cores: vec![] })
+            .unwrap();
         let config = MempoolConfig { name: "test".into(), packets: 1023, frame_bytes: 1518, node: None };
         let pool = Mempool::new(eal, &config).unwrap();
         for name in ["0000:3b:00.0", "net_null0"] {
             // The device is on the virtual bus, even if the port believes that it is on the PCI bus.
-            let config =
-                PortConfig { device: name.parse().unwrap(), mtu_bytes: 1500, mac: None, queues: 1, spread: None, wakes: false };
+            let config = PortConfig {
+                device: name.parse().unwrap(),
+                mtu_bytes: 1500,
+                mac: None,
+                queues: 1,
+                spread: None,
+                descriptors: Descriptors::default(),
+                wakes: false,
+            };
             for _ in 0..3 {
                 let id = attach(&"net_null0".parse().unwrap()).unwrap();
                 drop(Port::configure(id, &config, pool).unwrap());

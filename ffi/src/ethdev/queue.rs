@@ -54,6 +54,13 @@ impl RxQueue {
         Self { port: port.id, queue, linearize_into, wakeup, _owned: port, not_sync: PhantomData }
     }
 
+    /// Runs the timers of drivers that are due ([`super::Port::needs_timers`]), those of all ports. Does nothing on a
+    /// thread that is not registered.
+    pub fn run_timers(&mut self) {
+        // SAFETY: EAL runs, because a port exists.
+        unsafe { raw::sluice_timers_run() }
+    }
+
     /// Becomes readable when packets wait, if the queue is armed ([`RxQueue::arm`]). None: the queue wakes nobody.
     #[must_use]
     pub fn readable(&self) -> Option<&Arc<OwnedFd>> {

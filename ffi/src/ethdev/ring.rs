@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
-use super::port::{Port, PortConfig, StartedPort};
+use super::port::{Descriptors, Port, PortConfig, StartedPort};
 use super::queue::{BURST, RxQueue, TxQueue};
 use crate::device::Device;
 use crate::eal::{Eal, log};
@@ -77,8 +77,15 @@ impl RingPort {
         // SAFETY: EAL runs; each array has one ring; the driver copies pointers and name, and rings are never freed.
         let id = unsafe { raw::rte_eth_from_rings(c_name.as_ptr(), &input.as_ptr(), 1, &output.as_ptr(), 1, 0) };
         let id = u16::try_from(id).map_err(|_| refused("make a port of its rings"))?;
-        let config =
-            PortConfig { device: device.clone(), mtu_bytes: MTU_BYTES, mac: None, queues: 1, spread: None, wakes: false };
+        let config = PortConfig {
+            device: device.clone(),
+            mtu_bytes: MTU_BYTES,
+            mac: None,
+            queues: 1,
+            spread: None,
+            descriptors: Descriptors::default(),
+            wakes: false,
+        };
         let StartedPort { port, mut rx, mut tx, .. } = Port::configure(id, &config, pool)?;
         let (Some(rx), Some(tx)) = (rx.pop(), tx.pop()) else { return Err(refused("have its queues")) };
         let input = RingInput { ring: input, not_sync: PhantomData };

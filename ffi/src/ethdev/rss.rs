@@ -33,13 +33,23 @@ pub enum NoSpread {
         driver: String,
     },
     /// The device refused the table, or does not report it.
-    #[error("{driver} does not take a redirection table: {reason}")]
+    #[error("{driver} does not take a redirection table of {entries} entries: {reason}")]
     NoTable {
         /// The driver.
         driver: String,
+        /// Entries of the table.
+        entries: u16,
         /// The cause.
         reason: String,
     },
+}
+
+/// Entries of the table to be set on a device that reports `reported` of them. mlx5 reports as many as it has queues,
+/// where that is a power of two, and takes any size; other drivers refuse every size but their own, or fill only a part
+/// of their table.
+fn table_entries(reported: u16) -> u16 {
+    let entries = u16::try_from(raw::SLUICE_RETA_ENTRIES).unwrap_or(u16::MAX);
+    if reported > 0 && reported.is_multiple_of(entries) { reported } else { entries }
 }
 
 /// Configures the distribution over the queues of a started port, and reads back whether the device uses it. `setup` is
@@ -59,9 +69,25 @@ pub(super) fn distribute(
     if setup.spreads == 0 {
         return Err(NoSpread::NoHash { driver: driver() });
     }
+    // SAFETY: the port is started.
+    let entries = table_entries(unsafe { raw::sluice_port_table_entries(port.id) });
     // SAFETY: the port is started; key and table have the expected lengths and outlive the call.
-    match unsafe { raw::sluice_port_spread(port.id, spread.key.as_ptr(), spread.queues.as_ptr()) } {
+    match unsafe { raw::sluice_port_spread(port.id, spread.key.as_ptr(), spread.queues.as_ptr(), entries) } {
         0 => Ok(()),
-        code => Err(NoSpread::NoTable { driver: driver(), reason: raw::error_text(code) }),
+        code => Err(NoSpread::NoTable { driver: driver(), entries, reason: raw::error_text(code) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_that_reports_as_many_entries_as_queues_is_offered_128() {
+        let rows =
+            [("mlx5 with two queues", 2, 128), ("mlx5 with 16", 16, 128), ("igb", 128, 128), ("ice", 512, 512), ("none", 0, 128)];
+        for (sentence, reported, expected) in rows {
+            assert_eq!(table_entries(reported), expected, "{sentence}");
+        }
     }
 }

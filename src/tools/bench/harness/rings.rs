@@ -161,7 +161,7 @@ impl Rings {
     pub(in super::super) fn new(core: usize, generator_core: usize, seed: u64) -> Result<Self, BenchError> {
         let failed = |error: dpdk_sys::Error| BenchError::Dpdk(error.to_string());
         let (pool, memory_mb) = size_memory(2, 1, 1500);
-        let config = EalConfig { hugepages: Hugepages::Auto, memory_mb, devices: Vec::new(), cores: Vec::new() };
+        let config = EalConfig { hugepages: Hugepages::Auto, memory_mb, node: None, devices: Vec::new(), cores: Vec::new() };
         let eal = Eal::start(&config).map_err(failed)?;
         let pool = Mempool::new(eal, &pool).map_err(failed)?;
         let uplink = RingPort::new(eal, 0, RING_SLOTS, pool).map_err(failed)?;
