@@ -275,7 +275,7 @@ impl ClientRoutes<'_> {
 struct ColdFlow {
     /// The pool of the SNAT port.
     pool: PoolId,
-    /// By state: the expected acknowledgement number, the number of packets of an unconfirmed one-way flow, or since
+    /// By state: the awaited number, the number of packets of an unconfirmed one-way flow, or since
     /// when a backend does not answer (0: it does). Of a free entry: the next free one, plus one.
     number: u32,
 }
@@ -577,10 +577,10 @@ enum NumberUse {
 
 impl NumberUse {
     fn of(state: FlowState, mode: FlowMode) -> Self {
-        match state {
-            FlowState::TcpAnswered => Self::Acknowledgement,
-            _ if mode.is_two_way() => Self::Unanswered,
-            _ => Self::Packets,
+        match (state.awaits_number(), mode.is_two_way()) {
+            (true, _) => Self::Acknowledgement,
+            (false, true) => Self::Unanswered,
+            (false, false) => Self::Packets,
         }
     }
 }
