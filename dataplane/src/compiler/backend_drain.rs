@@ -158,7 +158,7 @@ impl Backends {
         {
             return Err(no_room);
         }
-        self.add_new(service, key, now_ns, reach(key.1)).ok_or_else(|| self.room.none_free(namespace))
+        self.add_new(service, key, now_ns, reach(key.1)).ok_or_else(|| self.room.none_free())
     }
 
     /// `None` when there is no slot: a slot is not free while it may not be reassigned yet.

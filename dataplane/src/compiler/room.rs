@@ -32,25 +32,21 @@ impl Holding {
 pub(super) struct NoRoom {
     /// Places in all.
     limit: u32,
-    /// Places that the namespace holds.
-    held: u32,
-    /// Places that nobody holds.
-    free: u32,
+    /// Whether places are left, for namespaces that hold few.
+    is_share: bool,
 }
 
 impl NoRoom {
-    /// The message for the owner of a Service in this namespace.
+    /// The message for the owner of a Service in this namespace. Without counts that change all the time: it becomes a
+    /// condition.
     pub(super) fn message(self, namespace: &str) -> String {
-        let Self { limit, held, free } = self;
-        let left = match free {
-            0 => "none is left".to_owned(),
-            1 => "1 is left for namespaces that hold few".to_owned(),
-            _ => format!("{free} are left for namespaces that hold few"),
+        let Self { limit, is_share } = self;
+        let why = if is_share {
+            format!("namespace {namespace} has its share of the gateway's {limit} targets (`limits.targets`), which are scarce")
+        } else {
+            format!("all of the gateway's {limit} targets (`limits.targets`) are taken")
         };
-        format!(
-            "some backends are not used: namespace {namespace} holds {held} of the gateway's {limit} targets (`limits.targets`), \
-             and {left}; they are tried again as targets become free"
-        )
+        format!("some backends are not used: {why}; they are tried again as targets become free")
     }
 }
 
@@ -122,13 +118,12 @@ impl Room {
         let free = self.limit.saturating_sub(self.held);
         let holds_little = u64::from(held) * 8 < u64::from(free);
         let may = free > self.limit / 4 || holds_little || (free > self.reserve() && held < self.share());
-        may.then_some(()).ok_or(NoRoom { limit: self.limit, held, free })
+        may.then_some(()).ok_or(NoRoom { limit: self.limit, is_share: free > 0 })
     }
 
-    /// No place can be taken now, although there is one.
-    pub(super) fn none_free(&self, namespace: &str) -> NoRoom {
-        let held = self.namespaces.get(namespace).map_or(0, |holding| holding.held);
-        NoRoom { limit: self.limit, held, free: 0 }
+    /// The refusal when no slot can be reassigned yet.
+    pub(super) const fn none_free(&self) -> NoRoom {
+        NoRoom { limit: self.limit, is_share: false }
     }
 
     /// The last places are for namespaces that hold few of them.
@@ -244,13 +239,18 @@ mod tests {
     }
 
     #[test]
-    fn the_message_says_who_holds_what() {
-        let mut room = Room::new(16);
-        grow(&mut room, "b", 1);
-        grow(&mut room, "a", 16);
-        let message = room.may_take("a").unwrap_err().message("a");
-        assert!(message.contains("namespace a holds 14 of the gateway's 16 targets"), "{message}");
-        assert!(message.contains("and 1 is left for namespaces that hold few"), "{message}");
+    fn the_message_says_what_is_scarce() {
+        let mut room = Room::new(32);
+        room.take("b");
+        grow(&mut room, "a", 32);
+        let message = |room: &mut Room| room.may_take("a").unwrap_err().message("a");
+        let text = message(&mut room);
+        assert!(text.contains("namespace a has its share of the gateway's 32 targets"), "{text}");
+        while room.held < 32 {
+            room.take("c");
+        }
+        let text = message(&mut room);
+        assert!(text.contains("all of the gateway's 32 targets (`limits.targets`) are taken"), "{text}");
     }
 
     proptest! {

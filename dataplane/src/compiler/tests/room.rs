@@ -63,7 +63,7 @@ fn a_service_refused_for_want_of_targets_is_tried_again_as_they_become_free() {
     let full = rig.compile();
     let (reason, message) = refusal(&full, "a", "late").expect("60 of 64 for one namespace");
     assert_eq!((reason, served(&full, "a", "late").len()), (Reason::Exhausted, 20));
-    assert!(message.contains("namespace a holds 60 of the gateway's 64 targets (`limits.targets`)"), "{message}");
+    assert!(message.contains("namespace a has its share of the gateway's 64 targets (`limits.targets`)"), "{message}");
     let held = full.target_use();
     assert_eq!((held.limit, held.listed, held.refused_services), (LIMIT, 60, 1));
 
