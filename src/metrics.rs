@@ -149,6 +149,8 @@ impl Collector for GatewayPages {
         for (family, value) in &OF_PORTS {
             writer.counters(family, ports.iter().map(|port| ([("port", &port.name)], value(port))))?;
         }
+        let target_use = sources.served.borrow().target_use;
+        backends::write_targets(&mut writer, target_use)?;
         let services = sources.served.borrow().services.clone();
         backends::write(&mut writer, &services, &sources.workers)?;
         frontends::write(&mut writer, &services, &sources.workers)?;

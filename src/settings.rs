@@ -55,6 +55,8 @@ pub struct Settings {
     pub node_port_addresses: Vec<IpAddr>,
     /// Key `flows`.
     pub flows: FlowLimits,
+    /// Key `limits.targets`: room for backends and their targets.
+    pub targets_max: u32,
     /// Key `zone`: the gateway's zone in the cluster; none: topology hints are ignored.
     pub zone: Option<String>,
     /// Key `stateDir`.
@@ -114,6 +116,7 @@ impl Settings {
         let (tunnel_sources, gue_destination_port) = keys::tunnel(&mut top);
         let node_ports = keys::node_port_addresses(&mut top, &ports);
         let flows = keys::flows(&mut top);
+        let targets_max = keys::targets(&mut top);
         let zone = keys::zone(&mut top);
         let (state_dir, max_state_age) = keys::persistence(&mut top);
         let logs = Logs::take(&mut top);
@@ -158,6 +161,7 @@ impl Settings {
             tunnel: Tunnel { sources: values(tunnel_sources), gue_destination_port },
             node_port_addresses: values(node_ports),
             flows,
+            targets_max,
             zone,
             source: source.settings(reserved.clone(), &state_dir),
             state_dir,

@@ -97,6 +97,7 @@ fn config() -> Config {
         node_port_addresses: vec![],
         flows: FlowLimits::default(),
         shared_snat: false,
+        targets_max: dataplane::flow::TARGETS_MAX,
         tunnel: Tunnel::default(),
     }
 }

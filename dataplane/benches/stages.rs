@@ -199,6 +199,7 @@ fn config(stage: Stage) -> Config {
         node_port_addresses: Vec::new(),
         flows: FlowLimits { max_per_worker: 32_768, ..FlowLimits::default() },
         shared_snat: false,
+        targets_max: dataplane::flow::TARGETS_MAX,
         tunnel: Tunnel::default(),
     }
 }

@@ -248,6 +248,7 @@ mod tests {
                 ..FlowLimits::default()
             },
             shared_snat: false,
+            targets_max: dataplane::flow::TARGETS_MAX,
             tunnel: Tunnel::default(),
         }
     }

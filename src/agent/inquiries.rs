@@ -244,7 +244,8 @@ pub(crate) mod tests {
     fn publisher() -> Publisher {
         let (ports, snat, node_port_addresses) = (vec![], vec![], vec![]);
         let (shared_snat, flows, tunnel) = (false, FlowLimits::default(), Tunnel::default());
-        let config = Config { ports, snat, shared_snat, node_port_addresses, flows, tunnel };
+        let targets_max = dataplane::flow::TARGETS_MAX;
+        let config = Config { ports, snat, shared_snat, node_port_addresses, flows, targets_max, tunnel };
         Publisher::new(Compiler::new(config).initial(), 0).0
     }
 

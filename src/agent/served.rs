@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use dataplane::Snapshot;
-use dataplane::snapshot::{RemovedBackends, ServiceView, Views};
+use dataplane::snapshot::{RemovedBackends, ServiceView, TargetUse, Views};
 
 /// The part of a snapshot that operators see.
 #[derive(Clone, Debug, Default)]
@@ -15,11 +15,18 @@ pub struct Served {
     pub services: Views,
     /// Backends with flows that continue although their Service no longer lists them.
     pub removed: RemovedBackends,
+    /// How much of the room for backends and their targets is held.
+    pub target_use: TargetUse,
 }
 
 impl From<&Snapshot> for Served {
     fn from(snapshot: &Snapshot) -> Self {
-        Self { ready: snapshot.ready(), services: snapshot.services().clone(), removed: snapshot.removed().clone() }
+        Self {
+            ready: snapshot.ready(),
+            services: snapshot.services().clone(),
+            removed: snapshot.removed().clone(),
+            target_use: snapshot.target_use(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use control::metrics::{MetricFamily, MetricWriter};
-use dataplane::snapshot::{ServiceView, Views};
+use dataplane::snapshot::{ServiceView, TargetUse, Views};
 use dataplane::{BackendCounters, DropReason, WorkerCounters};
 use proto::Protocol;
 
@@ -55,6 +55,27 @@ const SERVICE_DROPS: MetricFamily = MetricFamily::counter(
     "drops",
     "Dropped packets to the frontends of a Service, by reason; those that occurred.",
 );
+
+const TARGETS: MetricFamily = MetricFamily::gauge(
+    "sluice",
+    "targets",
+    "Room for backends of all Services that is held: by listed ones, by removed ones that drain, by targets that rest.",
+);
+const TARGETS_LIMIT: MetricFamily =
+    MetricFamily::gauge("sluice_targets_limit", "", "Room for backends of all Services (key limits.targets).");
+const TARGETS_REFUSED: MetricFamily = MetricFamily::gauge(
+    "sluice_targets_refused",
+    "services",
+    "Services some of whose backends are not used, because there is no room for them.",
+);
+
+/// Writes how much of the room for backends is held.
+pub(super) fn write_targets(writer: &mut MetricWriter<'_>, held: TargetUse) -> fmt::Result {
+    let states = [("listed", held.listed), ("draining", held.draining), ("resting", held.resting)];
+    writer.gauges(&TARGETS, states.into_iter().map(|(state, count)| ([("state", state)], u64::from(count))))?;
+    writer.gauge(&TARGETS_LIMIT, u64::from(held.limit))?;
+    writer.gauge(&TARGETS_REFUSED, u64::from(held.refused_services))
+}
 
 /// A backend of a Service, with its labels.
 struct BackendSeries {

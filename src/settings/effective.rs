@@ -34,6 +34,7 @@ impl Settings {
             .section("tunnel", tunnel)
             .with("nodePortAddresses", &self.node_port_addresses)
             .section("flows", flows_key_values(&self.flows))
+            .section("limits", KeyValues::default().with("targets", self.targets_max))
             .with("zone", self.zone.as_deref().unwrap_or_default())
             .with("stateDir", &self.state_dir)
             .with("maxStateAge", DurationText(self.max_state_age))

@@ -24,6 +24,7 @@ impl Settings {
             node_port_addresses: self.node_port_addresses.clone(),
             flows: self.flows.clone(),
             shared_snat: self.replication.is_some(),
+            targets_max: self.targets_max,
             tunnel: self.tunnel.clone(),
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use control::config::{Field, Located, Section, is_label_value};
-use dataplane::flow::SNAT_ADDRESSES_MAX;
+use dataplane::flow::{SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use dataplane::workers::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
@@ -204,6 +204,17 @@ pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
     };
     section.finish();
     flows
+}
+
+/// Fewer would leave a namespace nothing of the last sixteenth, which is for those that hold few.
+const TARGETS_LEAST: u32 = 64;
+
+/// Reads key `limits`.
+pub(super) fn targets(top: &mut Section<'_>) -> u32 {
+    let mut section = top.section("limits");
+    let targets = section.number("targets", TARGETS_LEAST..=TARGETS_MAX, TARGETS_MAX);
+    section.finish();
+    targets
 }
 
 /// Reads keys `stateDir` and `maxStateAge`.

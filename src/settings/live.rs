@@ -17,8 +17,9 @@ impl Settings {
     /// The part that the engine takes over while it forwards.
     #[must_use]
     pub fn tunables(&self) -> Tunables {
-        let Self { snat, node_port_addresses, flows, .. } = self;
-        Tunables { snat: snat.clone(), node_port_addresses: node_port_addresses.clone(), flows: flows.clone() }
+        let Self { snat, node_port_addresses, flows, targets_max, .. } = self;
+        let (snat, node_port_addresses, flows) = (snat.clone(), node_port_addresses.clone(), flows.clone());
+        Tunables { snat, node_port_addresses, flows, targets_max: *targets_max }
     }
 
     /// The settings of a gateway that runs with these and has read `new`: what can change has changed.
@@ -27,6 +28,7 @@ impl Settings {
         let mut next = Self {
             logs: new.logs,
             flows: FlowLimits { max_per_worker: self.flows.max_per_worker, ..new.flows.clone() },
+            targets_max: new.targets_max,
             node_port_addresses: new.node_port_addresses.clone(),
             snat: with_more(&self.snat, &new.snat),
             ..self.clone()

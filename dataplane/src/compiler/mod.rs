@@ -14,10 +14,12 @@ mod dnat;
 mod earlier_tables;
 mod frontend_numbers;
 mod network;
+mod room;
 mod services;
 mod snat;
 mod tables_ahead;
 mod targets;
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -35,11 +37,12 @@ use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
 use tables_ahead::TablesAhead;
 use targets::TargetKey;
+use waiting::Waiting;
 
 use crate::flow::FlowLimits;
 use crate::snapshot::{
-    Config, FamilyTables, FrontendAt, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups, Tunables, Tunnels, Views,
-    VipAnswers,
+    Config, FamilyTables, FrontendAt, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups, TargetUse, Tunables,
+    Tunnels, Views, VipAnswers,
 };
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
@@ -69,6 +72,8 @@ pub struct Compiler {
     /// When services must be compiled again although nothing changes.
     due: BTreeSet<(u64, Arc<ServiceName>)>,
     earlier_memory: EarlierMemory,
+    /// Services some of whose backends found no room.
+    waiting: Waiting,
     /// Unix time at monotonic time 0, modulo 2^64 ns.
     unix_at_zero_ns: Option<u64>,
     /// The services that were compiled last.
@@ -121,6 +126,7 @@ impl Compiler {
             shortest_idle_timeout: None,
             limits: Arc::new(config.flows.clone()),
             refused: Arc::default(),
+            target_use: TargetUse { limit: config.targets_max, ..TargetUse::default() },
             problems: Arc::default(),
         };
         Self {
@@ -129,10 +135,10 @@ impl Compiler {
             routes,
             announced_addresses,
             finished: last.clone(),
+            backends: Backends::new(config.targets_max, Arc::default()),
             last,
             config,
             counters: Arc::default(),
-            backends: Backends::default(),
             services: BTreeMap::new(),
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
@@ -144,6 +150,7 @@ impl Compiler {
             failing_open: Vec::new(),
             due: BTreeSet::new(),
             earlier_memory: EarlierMemory::new(),
+            waiting: Waiting::default(),
             unix_at_zero_ns: None,
             state: Services::new(),
             is_whole: true,
@@ -156,7 +163,8 @@ impl Compiler {
     /// numbers of flows of all workers. Without this call there is one worker, which is taken to have no flows.
     #[must_use]
     pub fn counting(self, counters: Vec<Arc<WorkerCounters>>) -> Self {
-        Self { counters: counters.into(), ..self }
+        let counters: Arc<[_]> = counters.into();
+        Self { backends: Backends::new(self.config.targets_max, counters.clone()), counters, ..self }
     }
 
     /// Changes the configuration from the next snapshot on, if it differs. Flows keep their SNAT addresses.
@@ -164,7 +172,9 @@ impl Compiler {
         let flows = FlowLimits { max_per_worker: self.config.flows.max_per_worker, ..tunables.flows.clone() };
         let new = Tunables { flows, ..tunables.clone() };
         if self.config.tunables() != new {
-            let Tunables { snat, node_port_addresses, flows } = new;
+            let Tunables { snat, node_port_addresses, flows, targets_max } = new;
+            self.config.targets_max = targets_max;
+            self.backends.room.set_limit(targets_max);
             (self.config.snat, self.config.node_port_addresses, self.config.flows) = (snat, node_port_addresses, flows);
             self.is_tuned = true;
         }
@@ -241,6 +251,7 @@ impl Compiler {
         self.backends.table.follow(&last.routes);
         last.backends = self.backends.table.clone();
         last.removed = self.backends.removed.clone();
+        last.target_use = self.backends.target_use(self.waiting.len());
         last.managed = self.routes.managed(self.backends.targets.next_hops());
         let problems = self.announced_addresses.problems.iter().chain(&self.conflicts).chain(&self.failing_open).cloned();
         let of_snat = last.groups.map_or_else(Vec::new, |groups| self.snat.problems(groups.groups, &self.config));
@@ -272,11 +283,13 @@ impl Compiler {
         self.last.probe_tags = Arc::new(tags);
     }
 
-    /// When the next snapshot is due although nothing changes: a drain ends then, or an earlier table is over.
+    /// When the next snapshot is due although nothing changes: a drain ends then, an earlier table is over, or backends
+    /// that found no room are tried again.
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
         let service_due_ns = self.due.first().map(|(due_ns, _)| *due_ns);
-        self.backends.due_ns().into_iter().chain(service_due_ns).min()
+        let waiting_due_ns = self.waiting.next_due_ns(self.backends.room.released(), self.backends.targets.due_ns());
+        self.backends.due_ns().into_iter().chain(service_due_ns).chain(waiting_due_ns).min()
     }
 
     /// Takes over the VLAN devices, and the SNAT addresses of all links. Returns true when any may have changed.
@@ -337,6 +350,7 @@ impl Compiler {
         let changed = if all { self.services.keys().cloned().collect() } else { changed };
         let changed = self.affected_by(health, changed);
         let mut changed = self.due_at(changed, now_ns);
+        changed.extend(self.waiting.take_due(self.backends.room.released(), now_ns));
         let tables = TablesAhead::of(self.without_tables(&changed, state));
         let mut context = CompileContext {
             affinity: self.last.affinity.clone(),
@@ -360,10 +374,15 @@ impl Compiler {
                 changes.dnat |= served.is_dnat() || service.mode == Mode::Dnat;
                 changes.listens |= served.compile(service, &mut self.backends, &mut context);
                 changes.summary |= before != served.summary();
+                self.waiting.set(&name, served.waits);
                 due_before.map(|due_ns| self.due.remove(&(due_ns, served.name.clone())));
                 self.due.extend(served.due_ns.map(|due_ns| (due_ns, served.name.clone())));
                 self.earlier_memory.count(&served.name, size_before, served.earlier_size());
                 self.last.services.insert(served.name.clone(), served.view.clone());
+                for (service, slot) in std::mem::take(&mut self.backends.freed_early) {
+                    let served = self.services.get(&*service);
+                    served.inspect(|served| served.frontends.leave(slot, &self.counters));
+                }
             }
             if let Some((until_ns, name)) = self.earlier_memory.excess() {
                 context.forgotten_ns = Some(until_ns);
@@ -391,13 +410,20 @@ impl Compiler {
                 DiffItem::Add(name, service) => {
                     changed.insert(name.clone());
                     changes.listens = true;
+                    self.backends.room.want(service);
                     self.services
                         .entry(name.clone())
                         .or_insert_with(|| CompiledService::new(service, self.counters.len().max(1)));
                 }
-                DiffItem::Update { new: (name, _), .. } => _ = changed.insert(name.clone()),
-                DiffItem::Remove(name, _) => {
+                DiffItem::Update { old: (_, old), new: (name, new) } => {
+                    self.backends.room.want_no_more(old);
+                    self.backends.room.want(new);
+                    changed.insert(name.clone());
+                }
+                DiffItem::Remove(name, old) => {
                     changes.listens = true;
+                    self.backends.room.want_no_more(old);
+                    self.waiting.set(name, false);
                     let Some(served) = self.services.remove(name) else { continue };
                     changes.dnat |= served.is_dnat();
                     served.end(&mut self.backends, now_ns);

@@ -18,6 +18,7 @@ use super::backend_drain::Backends;
 use super::earlier_tables::{EarlierSize, received};
 use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
 use super::network::RouteBook;
+use super::room::NoRoom;
 use super::snat::SnatTables;
 use super::tables_ahead::TablesAhead;
 use super::targets::{Reach, TargetKey, nanoseconds};
@@ -88,6 +89,8 @@ pub(super) struct CompiledService {
     draining_since_ns: HashMap<TargetKey, u64, TableHash>,
     /// Since when listed backends take no new flows because their probes fail; `None` once their flows were ended.
     failing_since_ns: HashMap<TargetKey, Option<u64>, TableHash>,
+    /// Whether some backends found no place, and wait for one.
+    pub(super) waits: bool,
     /// Position of the frontend of its first port.
     pub(super) first_frontend: usize,
 }
@@ -150,6 +153,7 @@ impl CompiledService {
             due_ns: None,
             draining_since_ns: HashMap::default(),
             failing_since_ns: HashMap::default(),
+            waits: false,
             first_frontend: 0,
         }
     }
@@ -196,8 +200,10 @@ impl CompiledService {
         {
             self.refusal.get_or_insert_with(no_node_port_addresses);
         }
-        if no_room {
-            self.refusal.get_or_insert_with(too_many_targets);
+        self.waits = no_room.is_some();
+        if let Some(no_room) = no_room {
+            let refusal = || Refusal { reason: Reason::Exhausted, message: no_room.message(&source.name.namespace) };
+            self.refusal.get_or_insert_with(refusal);
         }
         let (idle_timeout, now) = (source.idle_timeout.map(Into::into), Tick::at(context.now_ns));
         for &id in self.backends.values() {
@@ -239,25 +245,42 @@ impl CompiledService {
         self.frontends.follow(&ports, context.counters);
     }
 
-    /// Assigns a slot to each listed backend and lets the others drain. Returns true when there was no room for some.
-    fn take_backends(&mut self, ports: &[ServicePort], backends: &mut Backends, context: &mut CompileContext<'_>) -> bool {
+    /// Assigns a slot to each listed backend and lets the others drain. Those without room come after these drains have
+    /// begun, which end early then. Returns why there was no room for some.
+    fn take_backends(
+        &mut self,
+        ports: &[ServicePort],
+        backends: &mut Backends,
+        context: &mut CompileContext<'_>,
+    ) -> Option<NoRoom> {
         let mut old = std::mem::take(&mut self.backends);
-        let mut no_room = false;
+        let mut waiting = Vec::new();
         for (protocol, address) in ports.iter().flat_map(|p| p.all_backends().map(|b| (p.protocol, b.address))) {
             let key = (protocol, address);
             if self.backends.contains_key(&key) || self.is_drained(&key, context.now_ns) {
                 continue;
             }
-            let mut reach = |address| reach(address, context.routes, context.snat, context.tunnels);
-            match old.remove(&key).or_else(|| backends.add(&self.name, key, context.now_ns, &mut reach)) {
-                Some(id) => drop(self.backends.insert(key, id)),
-                None => no_room = true,
+            let reach = |address| reach(address, context.routes, context.snat, context.tunnels);
+            match old.remove(&key).map_or_else(|| backends.add(&self.name, key, false, context.now_ns, reach), Ok) {
+                Ok(id) => drop(self.backends.insert(key, id)),
+                Err(_) => waiting.push(key),
             }
         }
         for (key, id) in old {
             let until_ns =
                 if self.is_drained(&key, context.now_ns) { context.now_ns } else { self.drain_ends_ns(context.now_ns) };
-            backends.remove(id, until_ns);
+            backends.remove(id, context.now_ns, until_ns);
+        }
+        let mut no_room = None;
+        for key in waiting.into_iter().filter(|key| !self.backends.contains_key(key)).collect::<Vec<_>>() {
+            let reach = |address| reach(address, context.routes, context.snat, context.tunnels);
+            match backends.add(&self.name, key, true, context.now_ns, reach) {
+                Ok(id) => drop(self.backends.insert(key, id)),
+                Err(why) => no_room = Some(why),
+            }
+        }
+        for (_, slot) in backends.freed_early.extract_if(.., |(service, _)| *service == self.name) {
+            self.frontends.leave(slot, context.counters);
         }
         no_room
     }
@@ -329,7 +352,7 @@ impl CompiledService {
 
     /// Lets all backends of a removed service drain.
     pub(super) fn end(&self, backends: &mut Backends, now_ns: u64) {
-        self.backends.values().for_each(|&id| backends.remove(id, self.drain_ends_ns(now_ns)));
+        self.backends.values().for_each(|&id| backends.remove(id, now_ns, self.drain_ends_ns(now_ns)));
     }
 
     fn listed(&self, port: &ServicePort, backends: &Backends, context: &CompileContext<'_>) -> Vec<Listed> {
@@ -577,11 +600,6 @@ fn no_way(mode: Mode, port: &ServicePort) -> Refusal {
         ),
     };
     Refusal { reason: Reason::Refused, message }
-}
-
-fn too_many_targets() -> Refusal {
-    let message = format!("some backends are not used: the gateway has room for {} targets", crate::flow::TARGETS_MAX);
-    Refusal { reason: Reason::Exhausted, message }
 }
 
 fn view_of(

@@ -49,6 +49,7 @@ fn config() -> Config {
         node_port_addresses: vec![ip("192.0.2.2")],
         flows: FlowLimits { max_per_worker: 1000, ..FlowLimits::default() },
         shared_snat: false,
+        targets_max: crate::flow::TARGETS_MAX,
         tunnel: Tunnel::default(),
     }
 }
@@ -606,4 +607,5 @@ proptest! {
 mod after_a_panic;
 mod earlier_tables;
 mod failing_backends;
+mod room;
 mod tables_ahead;

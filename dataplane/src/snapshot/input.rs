@@ -61,6 +61,9 @@ pub struct Config {
     pub node_port_addresses: Vec<IpAddr>,
     /// Flow limits.
     pub flows: FlowLimits,
+    /// Room for backends of all Services, draining ones included, and for targets that rest: 1 to
+    /// [`crate::flow::TARGETS_MAX`].
+    pub targets_max: u32,
     /// Tunnels of modes `ipip` and `gue`.
     pub tunnel: Tunnel,
 }
@@ -69,8 +72,9 @@ impl Config {
     /// What may change later.
     #[must_use]
     pub fn tunables(&self) -> Tunables {
-        let Self { snat, node_port_addresses, flows, .. } = self;
-        Tunables { snat: snat.clone(), node_port_addresses: node_port_addresses.clone(), flows: flows.clone() }
+        let Self { snat, node_port_addresses, flows, targets_max, .. } = self;
+        let (snat, node_port_addresses, flows) = (snat.clone(), node_port_addresses.clone(), flows.clone());
+        Tunables { snat, node_port_addresses, flows, targets_max: *targets_max }
     }
 }
 
@@ -83,6 +87,8 @@ pub struct Tunables {
     pub node_port_addresses: Vec<IpAddr>,
     /// Flow limits. The maximum number of flows stays that of the start, by which tables were sized.
     pub flows: FlowLimits,
+    /// See [`Config::targets_max`].
+    pub targets_max: u32,
 }
 
 /// A route in the kernel's tables main and local through one of the gateway's ports.

@@ -34,6 +34,6 @@ pub use routes::{Exit, NextHop, RouteTo};
 pub(crate) use shared_chunks::Pieces;
 pub(crate) use snat_groups::{SnatGroups, snat_group};
 pub(crate) use tables::Announced;
-pub use tables::{RemovedBackend, RemovedBackends, Snapshot, Views};
+pub use tables::{RemovedBackend, RemovedBackends, Snapshot, TargetUse, Views};
 pub use tunnels::Ends;
 pub(crate) use tunnels::{Tunnels, source_of};

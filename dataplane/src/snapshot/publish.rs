@@ -242,6 +242,7 @@ mod tests {
                 node_port_addresses: vec![],
                 flows,
                 shared_snat: false,
+                targets_max: crate::flow::TARGETS_MAX,
                 tunnel: Tunnel::default(),
             });
             let (publisher, workers) = Publisher::new(compiler.initial(), workers);

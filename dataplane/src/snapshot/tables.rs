@@ -46,6 +46,21 @@ pub struct RemovedBackend {
     pub protocol: Protocol,
 }
 
+/// How much of the room for backends and their targets is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TargetUse {
+    /// Places in all (key `limits.targets`).
+    pub limit: u32,
+    /// Places of backends that Services list.
+    pub listed: u32,
+    /// Places of removed backends that drain.
+    pub draining: u32,
+    /// Places of targets without backends, whose SNAT ports rest.
+    pub resting: u32,
+    /// Services some of whose backends have found no place.
+    pub refused_services: u32,
+}
+
 /// All tables at one point in time.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -80,6 +95,7 @@ pub struct Snapshot {
     pub(crate) shortest_idle_timeout: Option<Ticks>,
     pub(crate) limits: Arc<FlowLimits>,
     pub(crate) refused: Arc<[(ServiceName, Refusal)]>,
+    pub(crate) target_use: TargetUse,
     pub(crate) problems: Arc<[String]>,
 }
 
@@ -452,6 +468,12 @@ impl Snapshot {
     #[must_use]
     pub fn refused(&self) -> &[(ServiceName, Refusal)] {
         &self.refused
+    }
+
+    /// How much of the room for backends and their targets is held.
+    #[must_use]
+    pub const fn target_use(&self) -> TargetUse {
+        self.target_use
     }
 
     /// Messages about conflicts between configuration and state.

@@ -78,6 +78,7 @@ pub fn config(max_flows: u32) -> Config {
         node_port_addresses: vec![ip("192.0.2.2")],
         flows: FlowLimits { max_per_worker: max_flows, ..FlowLimits::default() },
         shared_snat: false,
+        targets_max: dataplane::flow::TARGETS_MAX,
         tunnel: Tunnel::default(),
     }
 }

@@ -387,7 +387,12 @@ mod tests {
             let reached = watch::Sender::new(Some(Generation::default()));
             let (status, published) = watch::channel(ReplicationStatus::default());
             let limits = dataplane::FlowLimits::default();
-            let tunables = Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows: limits };
+            let tunables = Tunables {
+                snat: Vec::new(),
+                node_port_addresses: Vec::new(),
+                flows: limits,
+                targets_max: dataplane::flow::TARGETS_MAX,
+            };
             let inputs = ReplicationInputs {
                 gateway: name.to_owned(),
                 settings,

@@ -265,7 +265,12 @@ mod tests {
 
         async fn run(&self, known: watch::Receiver<Option<GatewayState>>, findings: &Findings, concurrency: usize) {
             let connections = ConnectionWatch::new(watch::channel(Served::default()).1, Vec::new());
-            let tunables = Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows: FlowLimits::default() };
+            let tunables = Tunables {
+                snat: Vec::new(),
+                node_port_addresses: Vec::new(),
+                flows: FlowLimits::default(),
+                targets_max: dataplane::flow::TARGETS_MAX,
+            };
             let tunables = watch::channel(tunables).1;
             run(|target, _, _| self.probe(target), known, findings, concurrency, tunables, connections).await;
         }

@@ -212,6 +212,7 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
         node_port_addresses: Vec::new(),
         flows,
         shared_snat: false,
+        targets_max: dataplane::flow::TARGETS_MAX,
         tunnel: Tunnel { sources: tunnel_source(options.mode, family).into_iter().collect(), ..Tunnel::default() },
     }
 }

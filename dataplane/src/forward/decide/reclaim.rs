@@ -265,6 +265,7 @@ mod tests {
             ports: Vec::new(),
             snat: Vec::new(),
             shared_snat: true,
+            targets_max: crate::flow::TARGETS_MAX,
             tunnel: crate::snapshot::Tunnel::default(),
             node_port_addresses: Vec::new(),
             flows: FlowLimits::default(),

@@ -230,7 +230,12 @@ mod tests {
         let agreement = Agreement { groups: 2, first_vrid: 51 };
         let own = Identity { name: "edge-1".into(), address: settings.listen, process: [1; 8], agreement: agreement.digest(&[]) };
         let flows = dataplane::FlowLimits::default();
-        let tunables = watch::Sender::new(Tunables { snat: Vec::new(), node_port_addresses: Vec::new(), flows });
+        let tunables = watch::Sender::new(Tunables {
+            snat: Vec::new(),
+            node_port_addresses: Vec::new(),
+            flows,
+            targets_max: dataplane::flow::TARGETS_MAX,
+        });
         let answers = watch::Sender::<VipAnswers>::default();
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let inquiries = Arc::new(crate::agent::inquiries::tests::without_workers());
