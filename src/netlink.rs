@@ -6,10 +6,11 @@
 //! and requests for on-link clients), and to join the multicast groups in which neighbours ask for our addresses.
 //!
 //! Invariant: the published network is Linux's state, at most a few milliseconds old; after lost messages all tables
-//! are read again. Not here: routing rules, and tables other than main.
+//! are read again. Not here: routing rules, and tables other than main and local.
 
 mod announce;
 mod follow;
+mod followed_routes;
 mod groups;
 mod interfaces;
 mod neighbours;

@@ -87,6 +87,7 @@ fn message(gateway: &str, packet: &ExplainedPacket, explained: &Explanation, sna
         out: leaves.map_or_else(String::new, |leaves| link(leaves.link, snapshot)),
         gateway: gateway.to_owned(),
         reset: matches!(explained.outcome, Outcome::Reset(_)),
+        no_route: no_route(packet, explained, snapshot),
     }
 }
 
@@ -101,6 +102,13 @@ fn verdict(outcome: Outcome, snapshot: &Snapshot) -> (&'static str, String) {
         Outcome::OtherIcmp => ("reply", "icmp".to_owned()),
         Outcome::Reset(reason) | Outcome::Drop(reason) => ("drop", reason.as_str().to_owned()),
     }
+}
+
+/// Of the ends of a packet those to which Linux sends by a device that packets of the gateway cannot take.
+fn no_route(packet: &ExplainedPacket, explained: &Explanation, snapshot: &Snapshot) -> Vec<String> {
+    let backend = explained.frontend.as_ref().and_then(|frontend| snapshot.backend(frontend.backend?));
+    let ends = [Some(packet.source.ip()), backend.map(|backend| backend.address.ip())].into_iter().flatten();
+    ends.filter_map(|end| Some(format!("{end} by {}", snapshot.device_to(end)?))).collect()
 }
 
 /// A link as port and VLAN.

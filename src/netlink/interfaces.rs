@@ -2,7 +2,7 @@
 //!
 //! Invariant: a VLAN device is a link only while its lower interface is one; the order of the kernel's messages does
 //! not matter. Not here: the tables of addresses, routes and neighbours. Bridges, bonds and macvlans above a twin are
-//! not links; Linux alone uses them.
+//! not links; Linux alone uses them. Of all interfaces that are not links only the names are kept, for messages.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +16,8 @@ use super::socket::{NetlinkError, Socket};
 
 /// Maximum number of VLAN devices followed: all identifiers of one port. Frames of further devices go to Linux.
 const VLANS_MAX: usize = 4096;
+/// Maximum number of interfaces whose names are kept: 1 MB. A node with 250 Pods has some 300. Others have a number.
+const NAMES_MAX: usize = 16_384;
 /// Maximum number of tags of a link.
 const TAGS_MAX: u8 = 2;
 
@@ -56,12 +58,33 @@ pub(super) enum LinkChange {
 pub(super) struct Interfaces {
     names: Vec<String>,
     by_index: BTreeMap<u32, InterfaceState>,
+    /// Names of interfaces that are up, whatever they are.
+    up: BTreeMap<u32, String>,
 }
 
 impl Interfaces {
     /// No interfaces yet. `names` are those of the twins in the order of [`PortIndex`].
     pub(super) fn new(names: &[String]) -> Self {
-        Self { names: names.to_vec(), by_index: BTreeMap::new() }
+        Self { names: names.to_vec(), by_index: BTreeMap::new(), up: BTreeMap::new() }
+    }
+
+    /// Takes over the name of an interface. True if the interface went down or has another name now.
+    pub(super) fn rename(&mut self, message: &LinkMessage) -> bool {
+        let index = message.header.index;
+        if !message.header.flags.contains(LinkFlags::Up) {
+            return self.up.remove(&index).is_some();
+        }
+        let name = message.attributes.iter().find_map(|a| if let LinkAttribute::IfName(name) = a { Some(name) } else { None });
+        let Some(name) = name.filter(|_| self.up.len() < NAMES_MAX || self.up.contains_key(&index)) else { return false };
+        if self.up.get(&index) == Some(name) {
+            return false;
+        }
+        self.up.insert(index, name.clone()).is_some()
+    }
+
+    /// The name of an interface, for messages.
+    pub(super) fn name(&self, index: u32) -> String {
+        self.up.get(&index).cloned().unwrap_or_else(|| format!("interface {index}"))
     }
 
     /// Applies a message about an interface.
@@ -104,6 +127,7 @@ impl Interfaces {
     pub(super) fn remove(&mut self, index: u32) -> bool {
         let was_link = self.link(index).is_some();
         self.by_index.remove(&index);
+        self.up.remove(&index);
         was_link
     }
 

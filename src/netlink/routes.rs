@@ -1,7 +1,8 @@
 //! Routes by destination and metric, in Linux's order.
 //!
 //! Invariant: for each destination the lowest metric is used, and of one metric the first route, with all its next
-//! hops. Only next hops by our links are kept. Not here: which interface is a link.
+//! hops by our links. Of routes by other devices only these devices are kept: Linux's longest prefix decides, also where
+//! the gateway has no link to follow it. Not here: which interface is a link.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -79,19 +80,104 @@ pub(super) enum InsertPosition {
 /// The routes of one destination and metric in their order, without duplicates. Linux uses the first.
 type Alternatives = SmallVec<[NextHops; 1]>;
 
-/// The routes by our links.
+/// The devices of routes to one destination with one metric.
+type Devices = SmallVec<[u32; 2]>;
+
+/// The routes by our links, and what other devices have routes to.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Routes {
     by_destination: BTreeMap<(IpNet, u32), Alternatives>,
+    /// Destinations with routes that packets of the gateway cannot take, and the indices of their devices.
+    elsewhere: BTreeMap<(IpNet, u32), Devices>,
+    /// Number of destinations in `elsewhere` for each device.
+    devices: BTreeMap<u32, u32>,
     excess: u64,
 }
 
 impl Routes {
+    /// Notes that a route leaves by a device that is no link. A default route of such a device is ignored: the gateway
+    /// uses its own. True if anything changed.
+    pub(super) fn insert_elsewhere(&mut self, to: IpNet, metric: u32, device: u32) -> bool {
+        let key = (to, metric);
+        let is_new = !self.elsewhere.contains_key(&key);
+        if to.prefix_len() == 0 || self.elsewhere.get(&key).is_some_and(|devices| devices.contains(&device)) {
+            return false;
+        }
+        if is_new && self.is_full() {
+            self.excess += 1;
+            return false;
+        }
+        self.elsewhere.entry(key).or_default().push(device);
+        *self.devices.entry(device).or_insert(0) += 1;
+        true
+    }
+
+    /// Forgets a route by a device that is no link. True if anything changed.
+    pub(super) fn remove_elsewhere(&mut self, to: IpNet, metric: u32, device: u32) -> bool {
+        let Some(devices) = self.elsewhere.get_mut(&(to, metric)) else { return false };
+        let before = devices.len();
+        devices.retain(|other| *other != device);
+        if devices.len() == before {
+            return false;
+        }
+        if devices.is_empty() {
+            self.elsewhere.remove(&(to, metric));
+        }
+        self.count_out(device);
+        true
+    }
+
+    /// Forgets all routes by devices that are no links to one destination with one metric. True if anything changed.
+    pub(super) fn clear_elsewhere(&mut self, to: IpNet, metric: u32) -> bool {
+        let Some(devices) = self.elsewhere.remove(&(to, metric)) else { return false };
+        devices.iter().for_each(|&device| self.count_out(device));
+        true
+    }
+
+    fn count_out(&mut self, device: u32) {
+        if let Some(count) = self.devices.get_mut(&device) {
+            *count -= 1;
+            if *count == 0 {
+                self.devices.remove(&device);
+            }
+        }
+    }
+
+    /// Whether a route leaves by this device, which is no link.
+    pub(super) fn leave_by(&self, device: u32) -> bool {
+        self.devices.contains_key(&device)
+    }
+
+    /// The devices of routes that packets of the gateway cannot take.
+    pub(super) fn devices(&self) -> impl Iterator<Item = u32> {
+        self.devices.keys().copied()
+    }
+
+    /// The destinations whose route in use packets of the gateway cannot take, with its device. Of the same metric, a
+    /// route by a link counts: the interface below a port often has the connected prefix of the port as well.
+    pub(super) fn elsewhere(&self) -> impl Iterator<Item = (IpNet, u32)> {
+        let mut last = None;
+        let first = self.elsewhere.iter().filter(move |((to, _), _)| last.replace(*to) != Some(*to));
+        first.filter_map(|(&(to, metric), devices)| {
+            let ours = self.by_destination.range((to, 0)..=(to, metric)).next();
+            ours.is_none().then(|| devices.first().map(|&device| (to, device))).flatten()
+        })
+    }
+
+    /// Whether the route with this metric is in use although other devices have routes to the destination.
+    fn prevails(&self, to: IpNet, metric: u32) -> bool {
+        metric == 0 || self.elsewhere.range((to, 0)..(to, metric)).next().is_none()
+    }
+
+    fn is_full(&self) -> bool {
+        self.by_destination.len() + self.elsewhere.len() >= ROUTES_MAX
+    }
+
     /// Inserts a route; `route` is none if it has no next hop by our links. True if anything changed.
     pub(super) fn insert(&mut self, to: IpNet, metric: u32, route: Option<NextHops>, position: InsertPosition) -> bool {
         let key = (to, metric);
         let old = self.by_destination.get(&key);
-        if old.is_none() && route.is_some() && self.by_destination.len() >= ROUTES_MAX {
+        if old.is_none() && route.is_some() && self.is_full() {
             self.excess += 1;
             return false;
         }
@@ -141,8 +227,9 @@ impl Routes {
     /// The route in use to each destination.
     fn best(&self) -> impl Iterator<Item = (IpNet, &NextHops)> {
         let mut last = None;
-        self.by_destination.iter().filter_map(move |(&(to, _), routes)| {
-            routes.first().filter(|_| last.replace(to) != Some(to)).map(|first| (to, first))
+        self.by_destination.iter().filter_map(move |(&(to, metric), routes)| {
+            let first = routes.first().filter(|_| last.replace(to) != Some(to))?;
+            self.prevails(to, metric).then_some((to, first))
         })
     }
 
@@ -157,9 +244,10 @@ impl Routes {
         self.best().filter(|(_, hops)| hops.0.is_empty()).map(|(to, _)| to)
     }
 
-    /// Whether there are several routes with this destination and metric.
+    /// Whether there are several routes with this destination and metric, by our links or others.
     pub(super) fn are_several(&self, to: IpNet, metric: u32) -> bool {
-        self.by_destination.get(&(to, metric)).is_some_and(|routes| routes.len() > 1)
+        let ours = self.by_destination.get(&(to, metric)).map_or(0, SmallVec::len);
+        ours + self.elsewhere.get(&(to, metric)).map_or(0, SmallVec::len) > 1
     }
 
     /// Number of routes beyond [`ROUTES_MAX`] since the tables were read.
@@ -246,6 +334,35 @@ mod tests {
         }
         assert_eq!((routes.used().count(), routes.excess()), (ROUTES_MAX, 1));
         assert!(routes.insert(host(0), 0, by(&[2]), InsertPosition::First), "a known destination still changes");
+    }
+
+    #[test]
+    fn of_routes_to_one_destination_the_lowest_metric_decides_whether_a_link_has_it() {
+        let mut routes = Routes::default();
+        let elsewhere = |routes: &Routes| routes.elsewhere().collect::<Vec<_>>();
+        routes.insert(net(1), 100, by(&[1]), InsertPosition::First);
+        assert!(routes.insert_elsewhere(net(1), 200, 7));
+        assert!(!routes.insert_elsewhere(net(1), 200, 7), "a repeated message changes nothing");
+        assert_eq!((used(&routes), elsewhere(&routes)), (vec![1], vec![]));
+        assert!(routes.insert_elsewhere(net(1), 100, 8), "of the same metric, that of the link counts");
+        assert_eq!((used(&routes), elsewhere(&routes)), (vec![1], vec![]));
+        assert!(routes.insert_elsewhere(net(1), 50, 9));
+        assert_eq!((used(&routes), elsewhere(&routes)), (vec![], vec![(net(1), 9)]));
+        assert!(routes.remove_elsewhere(net(1), 50, 9) && !routes.leave_by(9) && routes.leave_by(7));
+        routes.remove(net(1), 100, by(&[1]).as_ref());
+        assert_eq!(elsewhere(&routes), [(net(1), 8)]);
+        assert!(routes.clear_elsewhere(net(1), 100));
+        assert_eq!(elsewhere(&routes), [(net(1), 7)]);
+        assert_eq!(routes.devices().collect::<Vec<_>>(), [7]);
+    }
+
+    #[test]
+    fn a_default_route_of_another_device_is_ignored() {
+        let mut routes = Routes::default();
+        for all in ["0.0.0.0/0", "::/0"] {
+            assert!(!routes.insert_elsewhere(all.parse().unwrap(), 0, 7));
+        }
+        assert_eq!(routes.elsewhere().count(), 0);
     }
 
     proptest! {

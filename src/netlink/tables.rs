@@ -8,19 +8,19 @@ use std::net::IpAddr;
 
 use dataplane::{Link, Mac, Neighbour, Network, VlanLink};
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_APPEND, NLM_F_MULTIPART, NLM_F_REPLACE};
+use netlink_packet_core::NLM_F_REPLACE;
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::LinkMessage;
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHopFlags, RouteProtocol, RouteType, RouteVia,
-};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_packet_route::route::RouteProtocol;
 
+use super::followed_routes::{FollowedRoute, insert_position};
 use super::interfaces::{Interfaces, LinkChange, interface_address};
 use super::neighbours::{NeighbourEntry, NeighbourKey, OUR_PROTOCOL};
-use super::routes::{InsertPosition, NextHop, NextHops, Routes};
+use super::routes::{InsertPosition, Routes};
 
 /// Effect of a message on the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,34 +58,27 @@ impl Tables {
         let changed = match message {
             // Entries on an interface that was unknown until now have been ignored. When an interface goes down or up,
             // Linux removes and restores IPv4 routes without a message.
-            RouteNetlinkMessage::NewLink(m) => {
-                return match self.interfaces.apply(m) {
-                    LinkChange::Nothing => Effect::Nothing,
-                    LinkChange::Promiscuity => Effect::Changed,
-                    LinkChange::Link => Effect::Stale,
-                };
+            RouteNetlinkMessage::NewLink(m) => return self.interface(m),
+            RouteNetlinkMessage::DelLink(m) => {
+                let index = m.header.index;
+                return if self.interfaces.remove(index) || self.routes.leave_by(index) { Effect::Stale } else { Effect::Nothing };
             }
-            RouteNetlinkMessage::DelLink(m) if self.interfaces.remove(m.header.index) => return Effect::Stale,
             RouteNetlinkMessage::NewAddress(m) => self.address(m).is_some_and(|a| self.addresses.insert(a)),
             RouteNetlinkMessage::DelAddress(m) => {
                 let gone = self.address(m).is_some_and(|a| self.addresses.remove(&a));
                 // Linux removes routes that prefer a lost source address without a message.
-                return if gone { Effect::Stale } else { Effect::Nothing };
+                return if gone || self.routes.leave_by(m.header.index) { Effect::Stale } else { Effect::Nothing };
             }
             RouteNetlinkMessage::NewRoute(m) => {
-                let Some((to, metric, next_hops)) = self.route(m) else { return Effect::Nothing };
-                let position = insert_position(m, flags);
-                // Linux replaces only the first of several IPv4 routes with one metric. Which one that is, is not known
-                // here, because routes by other interfaces are not kept.
-                let unclear = position == InsertPosition::Replace && to.addr().is_ipv4() && self.routes.are_several(to, metric);
-                let changed = self.routes.insert(to, metric, next_hops, position);
-                if unclear {
-                    return Effect::Stale;
-                }
-                changed
+                let Some(route) = FollowedRoute::of(m, &self.interfaces) else { return Effect::Nothing };
+                return self.new_route(route, insert_position(m, flags), flags & NLM_F_REPLACE != 0);
             }
             RouteNetlinkMessage::DelRoute(m) => {
-                self.route(m).is_some_and(|(to, metric, next_hops)| self.routes.remove(to, metric, next_hops.as_ref()))
+                let Some(FollowedRoute { to, metric, next_hops, elsewhere }) = FollowedRoute::of(m, &self.interfaces) else {
+                    return Effect::Nothing;
+                };
+                let gone = elsewhere.into_iter().filter(|device| self.routes.remove_elsewhere(to, metric, *device)).count();
+                self.routes.remove(to, metric, next_hops.as_ref()) || gone > 0
             }
             RouteNetlinkMessage::NewNeighbour(m) => {
                 self.neighbour(m).is_some_and(|(key, entry)| self.neighbours.insert(key, entry) != Some(entry))
@@ -96,6 +89,38 @@ impl Tables {
             _ => false,
         };
         if changed { Effect::Changed } else { Effect::Nothing }
+    }
+
+    /// Applies a message about an interface.
+    fn interface(&mut self, message: &LinkMessage) -> Effect {
+        let changed = match self.interfaces.apply(message) {
+            LinkChange::Nothing => Effect::Nothing,
+            LinkChange::Promiscuity => Effect::Changed,
+            LinkChange::Link => Effect::Stale,
+        };
+        let lost_or_renamed = self.interfaces.rename(message) && self.routes.leave_by(message.header.index);
+        if lost_or_renamed { Effect::Stale } else { changed }
+    }
+
+    /// Inserts a route. `replaces`: the message says that it replaces one.
+    fn new_route(&mut self, route: FollowedRoute, position: InsertPosition, replaces: bool) -> Effect {
+        let FollowedRoute { to, metric, next_hops, elsewhere } = route;
+        // Linux replaces only the first of several routes with one metric, which may be that of another device. The order
+        // among links and other devices is not known here.
+        let unclear = replaces && self.routes.are_several(to, metric);
+        let mut changed = replaces && self.routes.clear_elsewhere(to, metric);
+        // Only a message about a route by our links, or one that replaces, says anything about the routes by our links.
+        if replaces || next_hops.is_some() || elsewhere.is_empty() {
+            changed |= self.routes.insert(to, metric, next_hops, position);
+        }
+        for device in elsewhere {
+            changed |= self.routes.insert_elsewhere(to, metric, device);
+        }
+        match (unclear, changed) {
+            (true, _) => Effect::Stale,
+            (false, true) => Effect::Changed,
+            (false, false) => Effect::Nothing,
+        }
     }
 
     /// The interface index of a link, while its interface exists.
@@ -123,6 +148,8 @@ impl Tables {
         Network {
             routes: self.routes.used().collect(),
             unreachable: self.routes.unreachable().collect(),
+            elsewhere: self.routes.elsewhere().collect(),
+            devices: self.routes.devices().map(|index| (index, self.interfaces.name(index))).collect(),
             neighbours: self
                 .neighbours
                 .iter()
@@ -173,74 +200,6 @@ impl Tables {
         entry.mac = mac.filter(|mac| usable(state) && mac.0[0] & 1 == 0);
         Some(((link, address), entry))
     }
-
-    /// Destination, metric and next hops by our ports, if the route is of a kind that we follow.
-    fn route(&self, message: &RouteMessage) -> Option<(IpNet, u32, Option<NextHops>)> {
-        let header = &message.header;
-        let unreachable = match header.kind {
-            RouteType::Unicast => false,
-            RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => true,
-            _ => return None,
-        };
-        if header.tos != 0 || header.source_prefix_length != 0 || header.flags.contains(RouteFlags::Cloned) {
-            return None;
-        }
-        let (mut table, mut metric) = (u32::from(header.table), 0);
-        let mut destination = unspecified(header.address_family)?;
-        for attribute in &message.attributes {
-            match attribute {
-                RouteAttribute::Table(t) => table = *t,
-                RouteAttribute::Priority(p) => metric = *p,
-                RouteAttribute::Destination(to) => destination = ip(to)?,
-                RouteAttribute::Encap(_) => return None,
-                _ => {}
-            }
-        }
-        let to = IpNet::new(destination, header.destination_prefix_length).ok()?;
-        // A link-local destination exists on every link, and packets to it are never forwarded (RFC 4291 section
-        // 2.5.6).
-        let link_local = matches!(destination, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        if table != u32::from(RouteHeader::RT_TABLE_MAIN) || link_local {
-            return None;
-        }
-        Some((to, metric, if unreachable { Some(NextHops::none()) } else { self.next_hops(message) }))
-    }
-
-    /// The live next hops by our ports.
-    fn next_hops(&self, message: &RouteMessage) -> Option<NextHops> {
-        let (mut interface, mut via) = (None, None);
-        for attribute in &message.attributes {
-            match attribute {
-                RouteAttribute::Oif(index) => interface = Some(*index),
-                RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => via = gateway(attribute),
-                RouteAttribute::MultiPath(hops) => {
-                    let alive = hops.iter().filter(|hop| !hop.flags.contains(RouteNextHopFlags::Dead));
-                    return NextHops::new(alive.filter_map(|hop| {
-                        let via = hop.attributes.iter().find_map(gateway);
-                        // The field `hops` is the weight less one (rtnetlink(7)).
-                        Some(NextHop { via, link: self.interfaces.link(hop.interface_index)?, weight: u16::from(hop.hops) + 1 })
-                    }));
-                }
-                _ => {}
-            }
-        }
-        if message.header.flags.contains(RouteFlags::Dead) {
-            return None;
-        }
-        NextHops::new([NextHop { via, link: self.interfaces.link(interface?)?, weight: 1 }])
-    }
-}
-
-/// Position of a new route. A message about an IPv6 route lists all its next hops. Several IPv4 routes may have one
-/// metric: a dump lists them in order, and a change appends, prepends, or replaces the first one.
-fn insert_position(message: &RouteMessage, flags: u16) -> InsertPosition {
-    if message.header.address_family == AddressFamily::Inet6 || flags & NLM_F_REPLACE != 0 {
-        InsertPosition::Replace
-    } else if flags & (NLM_F_APPEND | NLM_F_MULTIPART) != 0 {
-        InsertPosition::Last
-    } else {
-        InsertPosition::First
-    }
 }
 
 /// Whether Linux itself would send to a neighbour in this state (FORWARDING section 7).
@@ -249,42 +208,18 @@ fn usable(state: NeighbourState) -> bool {
     matches!(state, S::Reachable | S::Stale | S::Delay | S::Probe | S::Permanent | S::Noarp)
 }
 
-fn unspecified(family: AddressFamily) -> Option<IpAddr> {
-    match family {
-        AddressFamily::Inet => Some(IpAddr::from([0; 4])),
-        AddressFamily::Inet6 => Some(IpAddr::from([0; 16])),
-        _ => None,
-    }
-}
-
-fn ip(address: &RouteAddress) -> Option<IpAddr> {
-    match address {
-        RouteAddress::Inet(ip) => Some(IpAddr::V4(*ip)),
-        RouteAddress::Inet6(ip) => Some(IpAddr::V6(*ip)),
-        _ => None,
-    }
-}
-
-/// The next hop in an attribute; it may be of the other address family (RFC 5549).
-fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
-    match attribute {
-        RouteAttribute::Gateway(address) => ip(address),
-        RouteAttribute::Via(RouteVia::Inet(ip)) => Some(IpAddr::V4(*ip)),
-        RouteAttribute::Via(RouteVia::Inet6(ip)) => Some(IpAddr::V6(*ip)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
 
     use dataplane::{PortIndex, TagKind, Vlan};
     use netlink_packet_route::address::AddressAttribute;
-    use netlink_packet_route::link::{
-        InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, VlanProtocol,
+    use netlink_packet_route::AddressFamily;
+    use netlink_packet_route::link::{InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, VlanProtocol};
+    use netlink_packet_route::route::{
+        RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteMessage, RouteNextHop, RouteNextHopFlags,
+        RouteType,
     };
-    use netlink_packet_route::route::RouteNextHop;
 
     use super::*;
 
@@ -396,7 +331,7 @@ mod tests {
             message
         };
         let rows = [
-            ("by a foreign interface", route("198.51.100.0/24", None, FOREIGN, 0)),
+            ("the default route of another device", route("0.0.0.0/0", None, FOREIGN, 0)),
             ("our own address", change(&|m| m.header.kind = RouteType::Local)),
             ("another table", change(&|m| m.attributes.push(RouteAttribute::Table(150)))),
             ("for a type of service", change(&|m| m.header.tos = 16)),
@@ -408,8 +343,87 @@ mod tests {
         for (what, message) in rows {
             let mut tables = tables();
             assert_eq!(tables.apply(&RouteNetlinkMessage::NewRoute(message), 0), Effect::Nothing, "{what}");
-            assert!(tables.network().routes.is_empty(), "{what}");
+            assert!(tables.network().routes.is_empty() && tables.network().elsewhere.is_empty(), "{what}");
         }
+    }
+
+    /// Destinations of routes by devices that are no links, with the names of these.
+    fn elsewhere(tables: &Tables) -> Vec<String> {
+        let network = tables.network();
+        network.elsewhere.iter().map(|(to, device)| format!("{to} {}", network.devices[device])).collect()
+    }
+
+    #[test]
+    fn a_destination_whose_longest_prefix_is_by_another_device_is_elsewhere_in_both_families() {
+        let mut tables = tables();
+        for (to, via, index) in [
+            ("0.0.0.0/0", Some("192.0.2.1"), UPLINK),
+            ("10.244.1.0/24", None, FOREIGN),
+            ("::/0", Some("2001:db8::1"), UPLINK),
+            ("fd00:244::/64", Some("fe80::1"), FOREIGN),
+        ] {
+            assert_eq!(tables.apply(&RouteNetlinkMessage::NewRoute(route(to, via, index, 0)), 0), Effect::Changed, "{to}");
+        }
+        assert_eq!(elsewhere(&tables), ["10.244.1.0/24 eth0", "fd00:244::/64 eth0"]);
+        assert_eq!(routes(&tables).len(), 2);
+        let gone = RouteNetlinkMessage::DelRoute(route("10.244.1.0/24", None, FOREIGN, 0));
+        assert_eq!(tables.apply(&gone, 0), Effect::Changed);
+        assert_eq!(tables.apply(&gone, 0), Effect::Nothing);
+        assert_eq!(elsewhere(&tables), ["fd00:244::/64 eth0"]);
+    }
+
+    #[test]
+    fn local_addresses_of_other_devices_and_encapsulated_routes_are_elsewhere_as_well() {
+        let local = |to, index| {
+            let mut message = route(to, None, index, 0);
+            (message.header.kind, message.header.table) = (RouteType::Local, 255);
+            message
+        };
+        let mut encapsulated = route("10.1.0.0/16", Some("192.0.2.1"), UPLINK, 0);
+        encapsulated.attributes.push(RouteAttribute::EncapType(RouteLwEnCapType::Ip));
+        let mut thrown = route("10.2.0.0/16", None, FOREIGN, 0);
+        thrown.header.kind = RouteType::Throw;
+        let mut tables = tables();
+        for message in [local("203.0.113.7/32", FOREIGN), local("192.0.2.2/32", UPLINK), encapsulated, thrown] {
+            tables.apply(&RouteNetlinkMessage::NewRoute(message), 0);
+        }
+        assert_eq!(elsewhere(&tables), ["10.1.0.0/16 uplink", "203.0.113.7/32 eth0"]);
+        assert_eq!(tables.network().unreachable, ["10.2.0.0/16".parse::<IpNet>().unwrap()]);
+    }
+
+    #[test]
+    fn a_route_that_moves_between_a_link_and_another_device_is_followed() {
+        let new = |index, flags, tables: &mut Tables| {
+            tables.apply(&RouteNetlinkMessage::NewRoute(route("10.244.1.0/24", None, index, 0)), flags)
+        };
+        let mut tables = tables();
+        assert_eq!(new(CLUSTER, 0, &mut tables), Effect::Changed);
+        assert_eq!(new(FOREIGN, NLM_F_REPLACE, &mut tables), Effect::Changed);
+        assert_eq!((routes(&tables).len(), elsewhere(&tables).len()), (0, 1));
+        assert_eq!(new(CLUSTER, NLM_F_REPLACE, &mut tables), Effect::Changed);
+        assert_eq!((routes(&tables).len(), elsewhere(&tables).len()), (1, 0));
+        assert_eq!(new(FOREIGN, 0, &mut tables), Effect::Changed);
+        assert_eq!((routes(&tables).len(), elsewhere(&tables).len()), (1, 0), "of the same metric that of the link counts");
+        assert_eq!(new(FOREIGN, NLM_F_REPLACE, &mut tables), Effect::Stale, "which of two was replaced is not known");
+        let mut v6 = self::tables();
+        let connected = |index| RouteNetlinkMessage::NewRoute(route("fd00::/64", None, index, 256));
+        v6.apply(&connected(CLUSTER), 0);
+        v6.apply(&connected(FOREIGN), 0);
+        assert_eq!(routes(&v6), ["fd00::/64 link 1"], "another device with the same prefix takes nothing away");
+    }
+
+    #[test]
+    fn a_device_with_routes_that_goes_down_changes_name_or_loses_an_address_makes_the_tables_stale() {
+        let mut tables = tables();
+        assert_eq!(tables.apply(&link(FOREIGN, "eth0", false), 0), Effect::Nothing, "no route leaves by it");
+        tables.apply(&link(FOREIGN, "eth0", true), 0);
+        tables.apply(&RouteNetlinkMessage::NewRoute(route("10.244.1.0/24", None, FOREIGN, 0)), 0);
+        assert_eq!(tables.apply(&link(FOREIGN, "eth0", true), 0), Effect::Nothing);
+        assert_eq!(tables.apply(&link(FOREIGN, "over0", true), 0), Effect::Stale);
+        assert_eq!(elsewhere(&tables), ["10.244.1.0/24 over0"]);
+        let RouteNetlinkMessage::NewAddress(lost) = address(FOREIGN, "203.0.113.7", 24) else { unreachable!() };
+        assert_eq!(tables.apply(&RouteNetlinkMessage::DelAddress(lost), 0), Effect::Stale);
+        assert_eq!(tables.apply(&link(FOREIGN, "over0", false), 0), Effect::Stale);
     }
 
     #[test]

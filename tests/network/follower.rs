@@ -66,6 +66,8 @@ fn routes_addresses_and_neighbours_are_followed() {
             for route in [route("0.0.0.0/0", Some("192.0.2.1")), route("192.0.2.0/24", None), route("2001:db8::/64", None)] {
                 assert!(follower.seen.borrow().routes.contains(&route), "{route:?}");
             }
+            let other = "203.0.113.0/24".parse::<IpNet>().unwrap();
+            follower.until("the route of the other is known", |n| n.elsewhere.iter().any(|(to, _)| *to == other)).await;
             assert_eq!(follower.seen.borrow().routes.len(), 3, "no routes of other interfaces: {:?}", follower.seen.borrow());
             let new = [route("198.51.100.0/24", Some("192.0.2.7")), route("2001:db8:7::/48", Some("2001:db8::7"))];
             namespace.ip("route add 198.51.100.0/24 via 192.0.2.7");
@@ -82,6 +84,44 @@ fn routes_addresses_and_neighbours_are_followed() {
             }
             namespace.ip("neigh del 192.0.2.1 dev uplink");
             follower.until("the neighbour is gone", |n| n.neighbours.is_empty()).await;
+        })
+        .await;
+    });
+}
+
+#[test]
+fn prefixes_by_other_devices_are_elsewhere_whatever_happens_to_these_devices() {
+    let Some(namespace) = Namespace::new("prefixes by other devices are elsewhere", "elsewhere") else { return };
+    namespace.enter(async || {
+        let _twin = Twin::open(&config(&["192.0.2.2/24", "2001:db8::2/64"])).await;
+        namespace.ip("link add over0 type veth peer name under0");
+        namespace.ip("link set under0 up");
+        namespace.ip("link set over0 up");
+        namespace.ip("route add default dev over0");
+        namespace.ip("route add 10.244.1.0/24 dev over0");
+        namespace.ip("route add 198.51.100.0/24 dev uplink metric 10");
+        with_follower(async |mut follower| {
+            // Destinations, each with the name of its device, of those that the test makes.
+            let elsewhere = |n: &Network| {
+                let by = |(to, device): &(IpNet, u32)| format!("{to} {}", n.devices[device]);
+                let ours = |text: &String| ["10.244", "198.51", "fd00:244", "203.0.113.7/"].iter().any(|to| text.starts_with(to));
+                n.elsewhere.iter().map(by).filter(ours).collect::<Vec<_>>()
+            };
+            follower.until("the route is known", |n| elsewhere(n) == ["10.244.1.0/24 over0"]).await;
+            assert!(follower.seen.borrow().routes.iter().all(|route| route.to.prefix_len() > 0), "no default route of ours");
+            namespace.ip("route add fd00:244::/64 dev over0");
+            namespace.ip("addr add 203.0.113.7/24 dev over0");
+            let more = ["10.244.1.0/24 over0", "203.0.113.7/32 over0", "fd00:244::/64 over0"];
+            follower.until("a route of IPv6 and an address are known", |n| elsewhere(n) == more).await;
+            namespace.ip("addr del 203.0.113.7/24 dev over0");
+            namespace.ip("route del fd00:244::/64 dev over0");
+            follower.until("they are gone", |n| elsewhere(n) == ["10.244.1.0/24 over0"]).await;
+            namespace.ip("route add 198.51.100.0/24 dev over0 metric 5");
+            follower.until("a lower metric wins", |n| elsewhere(n).len() == 2 && n.routes.len() == 2).await;
+            namespace.ip("route replace 198.51.100.0/24 dev uplink metric 5");
+            follower.until("the route is ours again", |n| elsewhere(n).len() == 1 && n.routes.len() == 3).await;
+            namespace.ip("link set over0 down");
+            follower.until("its routes went with it, although Linux sends no message", |n| elsewhere(n).is_empty()).await;
         })
         .await;
     });

@@ -75,6 +75,10 @@ pub(super) fn text(explanation: &v1::Explanation) -> String {
         let hop = hop.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(", ");
         lines.push(("leaves", format!("by {} to next hop {hop}", explanation.out)));
     }
+    if !explanation.no_route.is_empty() {
+        let ends = explanation.no_route.join(", ");
+        lines.push(("no route", format!("Linux sends to {ends}, which the gateway cannot: no shorter prefix is used")));
+    }
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let reset = if explanation.reset { " (its source gets a reset)" } else { "" };
     let effect = match flow_effect.as_str() {
@@ -161,12 +165,14 @@ mod tests {
             reason: text_of("no_flow"),
             reset: true,
             flow_effect: text_of("none"),
+            no_route: vec![text_of("198.51.100.7 by over0")],
             flow: Some(flow),
             ..Default::default()
         };
         let text = text(&explanation);
         let flow = "flow      tcp 198.51.100.7:5555 -> 192.0.2.100:80 -> 10.0.0.11:8080, nat, established, age 0s, idle 0s\n";
         assert!(text.contains(flow), "{text}");
+        assert!(text.contains("no route  Linux sends to 198.51.100.7 by over0, which"), "{text}");
         assert!(text.ends_with("verdict   drop: no_flow (its source gets a reset)\n"), "{text}");
         let json = serde_json::to_value(&explanation).unwrap();
         assert_eq!((&json["reason"], &json["reset"]), (&"no_flow".into(), &true.into()));

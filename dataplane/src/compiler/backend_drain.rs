@@ -266,6 +266,11 @@ impl Backends {
         self.table.get(id).is_some_and(|backend| self.targets.reach(backend.target).serves(mode))
     }
 
+    /// The device by which Linux sends to the backend, if packets of the gateway cannot take that.
+    pub(super) fn device_to(&self, id: BackendId) -> Option<u32> {
+        self.table.get(id).and_then(|backend| self.targets.reach(backend.target).device)
+    }
+
     /// Sets what the backend's service decides about it, at `now`.
     pub(super) fn set_policy(&mut self, id: BackendId, accepts_new: bool, failing: bool, idle_timeout: Option<Ticks>, now: Tick) {
         let policy = |backend: &Backend| (accepts_new, failing.then(|| backend.failing.unwrap_or(now)), idle_timeout);

@@ -79,6 +79,7 @@ impl RouteBook {
             slots: HashMap::default(),
             groups: Arc::default(),
             down: Vec::new(),
+            devices: Arc::default(),
             ways: Arc::default(),
         };
         let mut book = Self {
@@ -121,7 +122,11 @@ impl RouteBook {
             return NetworkChange::Nothing;
         }
         self.shared = None;
-        let routes_changed = self.network.routes != network.routes || self.network.unreachable != network.unreachable;
+        let old = &self.network;
+        let routes_changed = old.routes != network.routes
+            || old.unreachable != network.unreachable
+            || old.elsewhere != network.elsewhere
+            || old.devices != network.devices;
         if self.routes.down != network.down {
             self.routes.down.clone_from(&network.down);
             self.look_again();
@@ -145,6 +150,7 @@ impl RouteBook {
         let mut routes = self.network.routes.clone();
         routes.sort_unstable();
         let nowhere = std::mem::take(&mut self.network.unreachable);
+        self.routes.devices = Arc::new(self.network.devices.clone());
         let known: HashSet<IpNet> =
             routes.iter().map(|route| route.to).chain(nowhere.iter().copied()).map(|to| to.trunc()).collect();
         for (port, config) in (0..=u8::MAX).map(PortIndex).zip(self.ports.iter()) {
@@ -156,6 +162,11 @@ impl RouteBook {
             IpNet::V4(to) => v4.push(Prefix { address: to.addr().into(), len: to.prefix_len(), value }),
             IpNet::V6(to) => v6.push(Prefix { address: to.addr().into(), len: to.prefix_len(), value }),
         };
+        // Of equal prefixes the last one counts: the connected prefix of a port is its own, also while its twin is down and
+        // the interface below it has the prefix as well.
+        for (to, device) in &self.network.elsewhere {
+            put(*to, RouteTarget::Elsewhere(*device));
+        }
         for to in &nowhere {
             put(*to, RouteTarget::Nowhere);
         }
@@ -253,8 +264,25 @@ impl RouteBook {
         match self.routes.target(address) {
             Some(RouteTarget::Via(next_hop)) => next_hop,
             Some(RouteTarget::OnLink(link)) => self.slot((link, address)),
-            Some(RouteTarget::Nowhere) | None => UNRESOLVED,
+            Some(RouteTarget::Nowhere | RouteTarget::Elsewhere(_)) | None => UNRESOLVED,
         }
+    }
+
+    /// The index of the device by which Linux sends to an address, if packets of the gateway cannot take it.
+    pub(super) fn device_to(&self, address: IpAddr) -> Option<u32> {
+        self.routes.device_to(address)
+    }
+
+    /// Why packets do not reach an address to which Linux sends by this device.
+    pub(super) fn no_route(&self, address: IpAddr, device: u32) -> String {
+        let name = self.routes.device_name(device);
+        if self.ports.iter().any(|port| port.name == name) {
+            return format!("Linux's route to {address} by {name} encapsulates packets, which the gateway does not (ip route get {address})");
+        }
+        format!(
+            "Linux's route to {address} leaves by {name}, which is no port of the gateway, so that packets are dropped (no_route); \
+             route it by a port, or make {name} one (ip route get {address})"
+        )
     }
 
     /// Frees the slots that no route, no neighbour and none of `targets` refers to.

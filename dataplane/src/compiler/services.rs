@@ -61,6 +61,7 @@ pub(super) fn reach(address: SocketAddr, routes: &mut RouteBook, snat: &SnatTabl
         snat: snat.serves(family, link),
         on_link: next_hop == UNRESOLVED || routes.is_on_link(address.ip(), next_hop),
         tunnel_source: tunnels.serves(family, link.map(Link::port)),
+        device: routes.device_to(address.ip()),
     }
 }
 
@@ -181,6 +182,7 @@ impl CompiledService {
         let (mut accepting, mut failing) = (HashSet::<_, TableHash>::default(), HashSet::<_, TableHash>::default());
         let mut listed: Vec<_> = ports.iter().map(|port| self.listed(port, backends, context)).collect();
         self.follow_failing(ports, &mut listed, backends, context.now_ns);
+        self.refusal = self.refusal.take().or_else(|| by_no_port(&listed, context.routes));
         for (port, listed) in ports.iter().zip(&listed) {
             let before = old.next();
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
@@ -370,6 +372,7 @@ impl CompiledService {
                 draining: backend.state == BackendState::Draining,
                 healthy: !fails(&key),
                 is_reachable: backends.serves(id, self.source.mode),
+                device: backends.device_to(id),
             })
         };
         port.all_backends().filter_map(listed).collect()
@@ -529,6 +532,8 @@ struct Listed {
     healthy: bool,
     /// Whether packets of the service's mode can be sent to it.
     is_reachable: bool,
+    /// The device by which Linux sends to it, if packets of the gateway cannot take that.
+    device: Option<u32>,
 }
 
 /// The input of the table: backends that take no new flows have weight 0. If all backends fail and the service fails
@@ -600,6 +605,12 @@ fn no_way(mode: Mode, port: &ServicePort) -> Refusal {
         ),
     };
     Refusal { reason: Reason::Refused, message }
+}
+
+/// The refusal, in part, of a service with a backend to which Linux sends by a device that is no port.
+fn by_no_port(listed: &[Vec<Listed>], routes: &RouteBook) -> Option<Refusal> {
+    let (address, device) = listed.iter().flatten().find_map(|b| Some((b.address.ip(), b.device?)))?;
+    Some(Refusal { reason: Reason::Refused, message: routes.no_route(address, device) })
 }
 
 fn view_of(

@@ -74,6 +74,8 @@ pub(super) struct Reach {
     pub(super) on_link: bool,
     /// Whether there is an outer source address for tunnels to it.
     pub(super) tunnel_source: bool,
+    /// The device by which Linux sends to it, if packets of the gateway cannot take that.
+    pub(super) device: Option<u32>,
 }
 
 impl Reach {
@@ -107,7 +109,7 @@ impl Targets {
     /// The targets of the backends in a table, in their slots. All other slots rest from now on; they are places of no
     /// namespace.
     pub(super) fn taken_over(table: &BackendTable, before: &Self, slots: u32, now_ns: u64) -> Self {
-        let nowhere = Reach { next_hop: UNRESOLVED, snat: false, on_link: false, tunnel_source: false };
+        let nowhere = Reach { next_hop: UNRESOLVED, snat: false, on_link: false, tunnel_source: false, device: None };
         let over = Rest::Over { since_ns: now_ns.saturating_add(TARGET_REST_NS), unused: false };
         let resting =
             |entry: &TargetEntry| TargetEntry { users: 0, was_used: true, rest: over.clone(), reach: nowhere, ..entry.clone() };
@@ -255,13 +257,14 @@ impl Targets {
         self.entries[slot.index as usize].reach
     }
 
-    /// Looks up again how every target is reached. Returns true when the set of modes that can reach any of them
-    /// changed.
+    /// Looks up again how every target is reached. Returns true when the set of modes that can reach any of them changed,
+    /// or the device by which Linux sends to it although packets cannot.
     pub(super) fn resolve(&mut self, mut reach: impl FnMut(SocketAddr) -> Reach) -> bool {
         let mut changed = false;
         for entry in self.entries.iter_mut().filter(|entry| entry.users > 0) {
             let now = reach(entry.key.1);
             changed |= Mode::ALL.iter().any(|&mode| now.serves(mode) != entry.reach.serves(mode));
+            changed |= now.device != entry.reach.device;
             count_hop(&mut self.hops, Some(entry.reach.next_hop), Some(now.next_hop));
             entry.reach = now;
         }

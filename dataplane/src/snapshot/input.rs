@@ -134,6 +134,11 @@ pub struct Network {
     pub routes: Vec<Route>,
     /// Destinations of blackhole, unreachable and prohibit routes: unreachable whatever less specific routes exist.
     pub unreachable: Vec<IpNet>,
+    /// Destinations whose route in use leaves by a device that packets of the gateway cannot take, with the device's
+    /// index: unreachable whatever less specific routes exist. None is in `routes`.
+    pub elsewhere: Vec<(IpNet, u32)>,
+    /// Names of the devices in `elsewhere`.
+    pub devices: BTreeMap<u32, String>,
     /// Usable neighbours, in any order.
     pub neighbours: Vec<Neighbour>,
     /// The links of a port besides its untagged frames, sorted and distinct. Other VLANs are unknown.

@@ -7,7 +7,7 @@
 
 mod client_routers;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -197,6 +197,8 @@ pub(crate) enum RouteTarget {
     Via(u32),
     /// A blackhole, unreachable or prohibited destination.
     Nowhere,
+    /// Linux sends there by the device with this index, which packets of the gateway cannot take.
+    Elsewhere(u32),
 }
 
 /// Bit that is set in the numbers of groups. There are fewer slots: routes, neighbours and targets together.
@@ -244,6 +246,8 @@ pub(crate) struct Routes {
     pub(crate) groups: Arc<[Group]>,
     /// Ports without link: no group member behind them is chosen while another is usable.
     pub(crate) down: Vec<PortIndex>,
+    /// Names of the devices of [`RouteTarget::Elsewhere`].
+    pub(crate) devices: Arc<BTreeMap<u32, String>>,
     /// The first choices in all groups, see [`Routes::find_ways`].
     pub(crate) ways: Arc<GroupWays>,
 }
@@ -361,8 +365,18 @@ impl Routes {
             Some(RouteTarget::OnLink(link)) => {
                 self.slots.get(&(link, address.ip())).map_or(RouteTo::Unresolved { link }, |&slot| RouteTo::NextHop(slot))
             }
-            Some(RouteTarget::Nowhere) | None => RouteTo::None,
+            Some(RouteTarget::Nowhere | RouteTarget::Elsewhere(_)) | None => RouteTo::None,
         }
+    }
+
+    /// The index of the device by which Linux sends to an address, if packets of the gateway cannot take it.
+    pub(crate) fn device_to(&self, address: IpAddr) -> Option<u32> {
+        if let Some(RouteTarget::Elsewhere(device)) = self.target(address) { Some(device) } else { None }
+    }
+
+    /// A device of [`Routes::device_to`], for messages.
+    pub(crate) fn device_name(&self, device: u32) -> &str {
+        self.devices.get(&device).map_or("another device", String::as_str)
     }
 
     /// The slots of a group; empty if `next_hop` is a slot.

@@ -259,6 +259,13 @@ impl Snapshot {
         self.routes.to(address)
     }
 
+    /// The name of the device by which Linux sends to an address, if its longest prefix is a route that packets of the
+    /// gateway cannot take: by a device that is no port, or with an encapsulation.
+    #[must_use]
+    pub fn device_to(&self, address: IpAddr) -> Option<&str> {
+        self.routes.device_to(address).map(|device| self.routes.device_name(device))
+    }
+
     /// The slot of the next hop for a flow with this hash. `next_hop` comes from [`Snapshot::route`] or a backend: of a
     /// group, a usable member if there is one; otherwise it is the slot itself.
     #[must_use]

@@ -61,6 +61,61 @@ fn shares(routers: &[Mac]) -> BTreeMap<u8, usize> {
     shares
 }
 
+/// Makes Linux send to a prefix by a device that is no port.
+fn send_elsewhere(rig: &mut Rig, prefix: &str) {
+    rig.network.elsewhere.push((prefix.parse().unwrap(), 9));
+    rig.network.devices.insert(9, "over0".to_owned());
+    rig.publish();
+}
+
+#[test]
+fn no_packet_leaves_by_a_shorter_prefix_where_linux_has_a_longer_one_by_another_device() {
+    for (prefix, vip, client) in [("10.0.0.0/25", VIP, "198.51.100.7:5"), ("fd00::/80", "[2001:db8::1:0]:80", "[2001:db8:1::7]:5")] {
+        let mut rig = Rig::new();
+        let syn = Packet::tcp(client, vip).build();
+        rig.forward(UPLINK, &syn);
+        let reasons = |rig: &mut Rig| {
+            let snapshot = rig.compiler.compile(&rig.state, &rig.network, &rig.health, rig.now);
+            snapshot.refused().iter().map(|(_, refusal)| refusal.message.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(reasons(&mut rig), [""; 0]);
+        send_elsewhere(&mut rig, prefix);
+        for frame in [&syn, &Packet::tcp(&client.replace(":5", ":6"), vip).build()] {
+            assert_eq!(rig.put(UPLINK, frame), Some(PacketOutcome::Drop(DropReason::NoRoute)), "{prefix}");
+        }
+        let messages = reasons(&mut rig);
+        assert!(!messages.is_empty() && messages.iter().all(|text| text.contains("leaves by over0, which is no port")), "{messages:?}");
+        rig.network.elsewhere.clear();
+        rig.publish();
+        rig.forward(UPLINK, &syn);
+        assert_eq!(reasons(&mut rig), [""; 0], "the route has gone");
+    }
+}
+
+#[test]
+fn a_reply_to_a_client_behind_another_device_is_not_sent_by_the_default_route() {
+    for (prefix, vip, client) in
+        [("198.51.100.0/24", VIP, "198.51.100.7:5"), ("2001:db8:1::/48", "[2001:db8::1:0]:80", "[2001:db8:1::7]:5")]
+    {
+        let mut rig = Rig::new();
+        let (snat, backend) = ends(&rig.forward(UPLINK, &Packet::tcp(client, vip).build()));
+        let answer = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | ACK).build();
+        send_elsewhere(&mut rig, prefix);
+        assert_eq!(rig.put(CLUSTER, &answer), Some(PacketOutcome::Drop(DropReason::NoRoute)), "{prefix}");
+        rig.network.routes.push(Route { to: prefix.parse().unwrap(), ..rig.network.routes[4] });
+        rig.network.elsewhere.clear();
+        rig.publish();
+    }
+}
+
+#[test]
+fn the_connected_prefix_of_a_port_is_its_own_although_another_device_has_it_too() {
+    let mut rig = Rig::new();
+    rig.network.routes.retain(|route| route.to != "10.0.0.0/24".parse().unwrap());
+    send_elsewhere(&mut rig, "10.0.0.0/24");
+    rig.forward(UPLINK, &Packet::tcp("198.51.100.7:5", VIP).build());
+}
+
 #[test]
 fn flows_spread_over_the_routers_by_weight_and_each_keeps_its_own() {
     let mut rig = rig(&[(61, 1), (62, 1), (63, 2)]);
