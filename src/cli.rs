@@ -125,6 +125,13 @@ pub struct ReplayArgs {
     /// Directory for the capture files of transmitted packets.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
+    /// Packets of one time stamp that the gateway processes together, at most; 1: each by itself.
+    ///
+    /// A running gateway receives what has arrived since its last look in bursts of up to 128. With N, up to N packets that
+    /// follow each other and have the same time stamp arrive in one poll. Those of one port are a burst, in their order;
+    /// ports have their turns in the order of the configuration.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub burst: u8,
     /// Print a line of JSON per packet on standard output.
     #[arg(short, value_name = "FORMAT")]
     pub output: Option<OutputFormat>,

@@ -33,6 +33,9 @@ use gateway::Gateway;
 use outputs::CaptureOutputs;
 use verdicts::VerdictReport;
 
+/// `--burst` goes up to what a port receives in one poll.
+const _: () = assert!(dataplane::BURST == 128);
+
 /// Replays the captures; writes transmitted packets to files and the verdicts to `out`.
 ///
 /// # Errors
@@ -49,14 +52,26 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     let mut outputs = CaptureOutputs::create(&args.out, &config.ports)?;
     let mut report = VerdictReport::new(&config.ports, args.output.is_some());
     let mut gateway = Gateway::start(config, &state, &settings.fixed_network())?;
+    // Number of packets that wait for the next poll, and their time.
+    let (mut waiting, mut time_ns) = (0, 0);
     while let Some((port, mut frame)) = frames.next()? {
         if settings.ports.get(usize::from(port.0)).is_none_or(|port| port.mac.is_none()) {
             redirect(&mut frame.bytes, stand_in_mac(port));
         }
-        gateway.advance_to(frame.time_ns, &mut outputs)?;
-        let packet = report.arrived(port);
-        gateway.put(port, packet, &frame, &mut outputs)?;
-        report.take(gateway.verdicts(), out)?;
+        if waiting > 0 && (waiting == args.burst || frame.time_ns != time_ns) {
+            gateway.poll(&mut outputs)?;
+            report.take(gateway.verdicts(), out)?;
+            waiting = 0;
+        }
+        if waiting == 0 {
+            time_ns = frame.time_ns;
+            gateway.advance_to(time_ns, &mut outputs)?;
+        }
+        gateway.put(port, report.arrived(port), &frame);
+        waiting += 1;
+    }
+    if waiting > 0 {
+        gateway.poll(&mut outputs)?;
     }
     gateway.rest(&mut outputs)?;
     report.take(gateway.verdicts(), out)?;
@@ -167,6 +182,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
     struct Bench {
         dir: tempfile::TempDir,
         inputs: Vec<CaptureInput>,
+        burst: u8,
     }
 
     impl Bench {
@@ -175,7 +191,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
             fs::write(dir.path().join("sluice.yaml"), CONFIG).unwrap();
             fs::create_dir(dir.path().join("manifests")).unwrap();
             fs::write(dir.path().join("manifests/web.yaml"), MANIFESTS).unwrap();
-            Self { dir, inputs: Vec::new() }
+            Self { dir, inputs: Vec::new(), burst: 1 }
         }
 
         fn input(&mut self, port: &str, frames: &[(u64, Vec<u8>)]) {
@@ -195,6 +211,7 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
                 manifests: self.dir.path().join("manifests"),
                 inputs: self.inputs.clone(),
                 out: self.dir.path().join(out),
+                burst: self.burst,
                 output: Some(OutputFormat::Json),
             };
             let mut lines = Vec::new();
@@ -515,6 +532,37 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
                 assert_eq!(out[0][22..24], 6080u16.to_be_bytes());
                 assert_eq!(ports(&out[0]), ports(&out[1]), "a flow keeps to its path");
             }
+        }
+    }
+
+    #[test]
+    fn packets_of_one_time_are_processed_together_and_leave_in_order() {
+        let mut bench = Bench::new();
+        let web = vips()["web"];
+        let (start, later) = (SECOND, 2 * SECOND);
+        let data = |number: u8| Packet::tcp(CLIENT, web).flags(ACK).payload(&[number; 20]);
+        let odd = |number: u8| Packet { options: vec![1; 4], ..data(number) };
+        let mut frames = vec![(start, Packet::tcp(CLIENT, web).build())];
+        frames.extend((0..8).map(|n| (later, if n % 3 == 1 { odd(n).build() } else { data(n).build() })));
+        // Before the packets that open its flow, in the merged input; behind them by the order of ports.
+        let reply = |snat_port: u16| Packet::tcp("10.0.0.11:8080", &format!("10.0.0.3:{snat_port}")).flags(SYN | ACK).build();
+        bench.input("uplink", &frames);
+        bench.run("first").unwrap();
+        let snat_port = bench.frames("first/cluster.pcap").first().map(|(_, syn)| u16::from_be_bytes([syn[34], syn[35]])).unwrap();
+        bench.input("cluster", &[(start, reply(snat_port))]);
+        bench.inputs.reverse();
+        let numbers = |bench: &Bench, out: &str| {
+            let frames = bench.frames(&format!("{out}/cluster.pcap")).into_iter();
+            frames.skip(1).filter_map(|(_, frame)| frame.last().copied()).collect::<Vec<_>>()
+        };
+        for (burst, is_forwarded) in [(1, false), (2, true), (7, true), (128, true)] {
+            bench.burst = burst;
+            let out = format!("burst-{burst}");
+            let lines = verdicts(&bench.run(&out).unwrap());
+            assert_eq!(lines.len(), 10);
+            let reply = if is_forwarded { "1 cluster forward - uplink" } else { "1 cluster drop no_flow -" };
+            assert_eq!(lines[0], reply, "--burst {burst}");
+            assert_eq!(numbers(&bench, &out), [0, 1, 2, 3, 4, 5, 6, 7], "--burst {burst}");
         }
     }
 

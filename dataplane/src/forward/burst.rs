@@ -2,6 +2,7 @@
 //! packet by packet. Bursts of tagged frames return here without their tags.
 //!
 //! **Invariant:** a burst is empty afterwards; every packet went to one function of the engine, or to another worker.
+//! Packets of a flow and direction went there in the order of the burst.
 //!
 //! Not here: the verdict on a packet.
 
@@ -9,7 +10,7 @@ use arrayvec::ArrayVec;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use super::sort::{Kind, Lookups, Sorted, sort, steer};
+use super::sort::{Kind, Lookups, RunKind, Sorted, sort, steer};
 use crate::forward::decide::FlowFamily;
 use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
 use crate::snapshot::{AddressRole, Snapshot};
@@ -40,7 +41,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
         let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
         sort(&self.tables, filter, burst, &mut sorted);
-        if arrival.origin == Origin::Port && self.egress.peers.is_some() {
+        if sorted.is_mixed(self.egress.peers.is_some()) {
+            return self.process_in_order(snapshot, arrival, burst, &sorted);
+        }
+        if matches!(arrival.origin, Origin::Port | Origin::Met) && self.egress.peers.is_some() {
             steer(&mut self.egress, snapshot, arrival, burst, &mut sorted, &mut self.tally);
         }
         sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v4.candidate(lookup.hash));
@@ -52,7 +56,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             return self.handle_all(snapshot, arrival, burst, &sorted.v6);
         }
         let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
-        let mut tagged = Burst::new();
         for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
             match kind {
                 Kind::V4 => {
@@ -71,14 +74,34 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                     }
                 }
                 Kind::Arp => self.arp(snapshot, arrival, buffer),
-                Kind::Tagged => tagged.push(buffer),
-                Kind::Other => self.give_to_linux(snapshot, arrival, buffer),
+                // Taken out by `process_in_order`.
+                Kind::Tagged | Kind::Other => self.give_to_linux(snapshot, arrival, buffer),
                 Kind::Foreign => self.foreign(snapshot, arrival, buffer),
                 Kind::Bad(reason) => self.drop(buffer, reason),
             }
         }
-        if !tagged.is_empty() {
-            self.process_tagged(snapshot, arrival, &mut tagged);
+    }
+
+    /// Processes the frames of a mixed burst in runs: those with VLAN tags, fragments, and others. Packets of a flow may be
+    /// in all of them, and a run is handed over or sent before the next one begins.
+    #[inline(never)]
+    fn process_in_order(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>, sorted: &Sorted) {
+        let (mut run, mut of_run) = (Burst::new(), RunKind::Others);
+        for (buffer, kind) in burst.drain(..).zip(sorted.runs()) {
+            if kind != of_run {
+                self.process_run(snapshot, arrival, of_run, &mut run);
+                of_run = kind;
+            }
+            run.push(buffer);
+        }
+        self.process_run(snapshot, arrival, of_run, &mut run);
+    }
+
+    fn process_run(&mut self, snapshot: &Snapshot, arrival: Arrival, kind: RunKind, run: &mut Burst<P::Buffer>) {
+        match kind {
+            _ if run.is_empty() => {}
+            RunKind::Tagged => self.process_tagged(snapshot, arrival, run),
+            RunKind::Fragments | RunKind::Others => self.process_left(snapshot, arrival, run),
         }
     }
 

@@ -277,6 +277,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             None => 0,
         };
         let mut handled = 0;
+        // Before others are received, which must not overtake them.
+        if engine.neighbour_queue.len() > 0 {
+            engine.neighbours_changed |= changed;
+            engine.retry_queued(snapshot, now_ns);
+        }
         for index in 0..engine.egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
             let mut burst = Burst::new();
@@ -291,10 +296,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         }
         if engine.egress.peers.is_some() {
             handled += engine.process_from_peers(snapshot, now_ns);
-        }
-        if engine.neighbour_queue.len() > 0 {
-            engine.neighbours_changed |= changed;
-            engine.retry_queued(snapshot, now_ns);
         }
         if engine.datagrams.waiting() > 0 {
             engine.expire_fragments(now_ns);
@@ -353,6 +354,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                         Origin::Owned
                     }
                     HandoverTask::Meet => Origin::Met,
+                    HandoverTask::Begin => Origin::Begun,
                     HandoverTask::Send => {
                         burst.into_iter().for_each(|buffer| self.egress.send(port, buffer, &mut self.tally));
                         continue;
@@ -375,10 +377,16 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if !self.neighbours_changed {
             return;
         }
-        let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
-        self.neighbours_changed = released.is_full();
-        for QueuedPacket { buffer, arrival, .. } in released {
-            self.process_waited(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, buffer);
+        // All of them now: later packets of their flows do not wait.
+        for _ in 0..self.neighbour_queue.len().div_ceil(BURST) {
+            let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+            self.neighbours_changed = released.is_full();
+            for QueuedPacket { buffer, arrival, .. } in released {
+                self.process_waited(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, buffer);
+            }
+            if !self.neighbours_changed {
+                break;
+            }
         }
     }
 }

@@ -10,6 +10,8 @@ pub(crate) enum Origin {
     Port,
     /// Another worker: the owner of the packet, a fragment for example, is determined here.
     Met,
+    /// Another worker: the packet begins a new flow in place of one in two halves, of which this worker has one.
+    Begun,
     /// Another worker, or the packets that waited here: this worker owns the packet.
     Owned,
 }

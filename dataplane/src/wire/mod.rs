@@ -38,5 +38,5 @@ pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, 
 pub use parse::parse;
 pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, never_sources, sctp_first_chunk_kind};
 pub use transport::{Chunk, Sctp, Tcp, Udp};
-pub(crate) use vlan::{TAG_BYTES, Tags};
+pub(crate) use vlan::{TAG_BYTES, Tags, behind};
 pub use vlan::{TagKind, Vlan, VlanTag};

@@ -1,8 +1,9 @@
 //! Hand-over of packets to the other workers of the gateway: many at once through one bounded queue for each ordered
 //! pair. No side ever waits. A sleeping worker is woken by its doorbell.
 //!
-//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order. In a push at most
-//! one element of each port and task is not full, however they are mixed. A worker pushes once in a poll, and whenever many
+//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order, and fragments after
+//! the packets to decide on before them. In a push at most one element of each port and task is not full, however they are
+//! mixed, but for those of fragments. A worker pushes once in a poll, and whenever many
 //! elements are collected or a burst is handed over to be transmitted. Packets that a queue refuses are dropped and
 //! counted (`handover_full`).
 //!
@@ -16,6 +17,7 @@ use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use rtrb::{Consumer, Producer, RingBuffer};
 
+use super::fragmented_flows::FragmentedFlows;
 use super::id::WorkerId;
 use super::rss_proof::{Observer, RssProof};
 use super::snat_port_share::PortShare;
@@ -40,15 +42,17 @@ pub(crate) const PACKETS_PER_TURN: usize = 2 * BURST;
 pub(crate) enum HandoverTask {
     /// Decide on them: it is their owner.
     Decide,
-    /// Determine their owner: they are fragments, and those of a datagram meet there; or they begin new flows in place of
-    /// flows in two halves, of which this worker has one.
+    /// Determine their owner: they are fragments, and those of a datagram meet there; or packets of the same flows, which
+    /// must not overtake them.
     Meet,
+    /// End its half of their flows: they begin new ones in place of flows in two halves, of which it has one.
+    Begin,
     /// Transmit them: they are finished, and it has a transmit queue of the port.
     Send,
 }
 
 /// Number of tasks.
-const TASKS: usize = 3;
+const TASKS: usize = 4;
 
 /// Packets that one worker hands to another: an element of a queue. 80 bytes.
 #[derive(Debug)]
@@ -84,7 +88,7 @@ pub(super) struct Outbox<B> {
     counts: Arc<QueueCounts>,
     /// The receiver's; `None` if it never sleeps.
     doorbell: Option<Arc<Doorbell>>,
-    /// What is collected. All elements of a port and task but the last are full.
+    /// What is collected. All elements of a port and task but the last are full, unless they are fragments.
     collected: ArrayVec<HandedOver<B>, ELEMENTS_AT_ONCE>,
     /// For each port and task the position in `collected` of the last element that was begun.
     begun: Box<[u8]>,
@@ -99,11 +103,15 @@ impl<B> Outbox<B> {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // few elements
     pub(super) fn put(&mut self, task: HandoverTask, port: PortIndex, buffer: B) -> Result<(), B> {
-        let Some(begun) = self.begun.get_mut(usize::from(port.0) * TASKS + task as usize) else { return Err(buffer) };
+        let of_port = usize::from(port.0) * TASKS;
+        // A fragment does not join others before packets that were put in since.
+        let after = if task == HandoverTask::Meet { self.last_begun(of_port, port, HandoverTask::Decide) } else { 0 };
+        let Some(begun) = self.begun.get_mut(of_port + task as usize) else { return Err(buffer) };
         // Since the last push the position may be that of another kind of packets.
         if let Some(element) = self.collected.get_mut(usize::from(*begun))
             && element.is_of(port, task)
             && !element.packets.is_full()
+            && *begun >= after
         {
             element.packets.push(buffer);
             return Ok(());
@@ -114,6 +122,13 @@ impl<B> Outbox<B> {
         *begun = self.collected.len() as u8;
         self.collected.push(HandedOver { port, task, packets: ArrayVec::from_iter([buffer]) });
         Ok(())
+    }
+
+    /// The position of the last element with a task for a port, whose first entry in `begun` this is; 0 if there is none.
+    #[inline(never)]
+    fn last_begun(&self, of_port: usize, port: PortIndex, task: HandoverTask) -> u8 {
+        let begun = self.begun.get(of_port + task as usize).copied().unwrap_or(0);
+        self.collected.get(usize::from(begun)).filter(|element| element.is_of(port, task)).map_or(0, |_| begun)
     }
 
     /// Pushes what is collected, and wakes the receiver if it sleeps. Returns the number of packets that the queue took. What
@@ -213,6 +228,8 @@ pub struct Peers<B> {
     may_have_collected: bool,
     /// Indexed by port.
     proofs: Vec<Option<Observer>>,
+    /// Flows whose packets go where fragments meet.
+    fragmented: FragmentedFlows,
     /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
     senders: Vec<Option<WorkerId>>,
 }
@@ -235,6 +252,7 @@ impl<B> Peers<B> {
             outboxes: (0..workers).map(|_| None).collect(),
             may_have_collected: false,
             proofs: ports.iter().map(|port| port.rss.as_ref()?.get(usize::from(me)).cloned().map(Observer::new)).collect(),
+            fragmented: FragmentedFlows::new(),
             senders: ports.iter().map(|port| sender(WorkerId(me), port.transmit)).collect(),
         };
         let mut views: Vec<Self> = (0..workers).map(of).collect();
@@ -256,6 +274,11 @@ impl<B> Peers<B> {
     /// The inputs for the determination of owners, for packets of a port.
     pub(crate) fn steering(&mut self, port: PortIndex) -> (WorkerId, &Steering, Option<&mut Observer>) {
         (self.me, &self.steering, self.proofs.get_mut(usize::from(port.0)).and_then(Option::as_mut))
+    }
+
+    /// Flows whose packets go where fragments meet.
+    pub(crate) fn fragmented_flows(&mut self) -> &mut FragmentedFlows {
+        &mut self.fragmented
     }
 
     /// Whether the queue of a port by which a packet came tells its owner.
@@ -458,6 +481,26 @@ mod tests {
             }
         }
         assert_eq!(count, 2400);
+    }
+
+    #[test]
+    fn fragments_arrive_after_the_packets_to_decide_on_that_were_put_in_before_them() {
+        let [mut first, mut second] = pair(&ports(1), &[]);
+        let outbox = first.outbox(WorkerId(1)).unwrap();
+        let tasks = [Meet, Decide, Meet, Meet, Decide, Meet];
+        let mut put = |(number, task): (u32, HandoverTask)| outbox.put(task, PortIndex(0), number).unwrap();
+        (0..).zip(tasks).for_each(&mut put);
+        // A new element of packets to decide on begins, and more fragments follow it.
+        (10..20).for_each(|number| put((number, Decide)));
+        put((20, Meet));
+        outbox.push();
+        let taken = std::iter::from_fn(|| second.take(0, BURST)).flat_map(|(_, task, packets)| packets.into_iter().map(move |n| (n, task)));
+        let taken: Vec<_> = taken.collect();
+        for (at, (fragment, _)) in taken.iter().enumerate().filter(|(_, (_, task))| *task == Meet) {
+            let overtaken = taken[at..].iter().find(|(number, task)| *task == Decide && number < fragment);
+            assert_eq!(overtaken, None, "fragment {fragment} of {taken:?}");
+        }
+        assert_eq!(taken.len(), tasks.len() + 11);
     }
 
     #[test]

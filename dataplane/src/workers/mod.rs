@@ -4,6 +4,7 @@
 //! Not here: the forwarding of a packet.
 
 mod egress;
+mod fragmented_flows;
 mod handover;
 mod id;
 mod rss_proof;
@@ -14,6 +15,7 @@ mod steering_table;
 mod toeplitz;
 
 pub(crate) use egress::{Egress, EgressPort};
+pub(crate) use fragmented_flows::FragmentedFlows;
 pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
 pub use handover::{Inboxes, Peers, PortQueues};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};

@@ -115,14 +115,15 @@ impl Steering {
         }
     }
 
-    /// The worker at which the fragments of a datagram meet until their owner is known.
-    pub(crate) fn meeting<A: Address>(&self, datagram: &Tuple<A>) -> WorkerId {
-        self.among_workers(self.hash_of(datagram))
+    /// The worker at which the fragments of a datagram meet until their owner is known: one for all datagrams between two
+    /// addresses, so that these keep their order.
+    pub(crate) fn meeting<A: Address>(&self, source: A, destination: A) -> WorkerId {
+        self.among_workers(self.hash_of(&Tuple { source, destination, source_port: 0, destination_port: 0, protocol: 0 }))
     }
 
     /// The hash by which flow tables find a tuple.
     #[inline]
-    fn hash_of<A: Address>(&self, tuple: &Tuple<A>) -> u64 {
+    pub(crate) fn hash_of<A: Address>(&self, tuple: &Tuple<A>) -> u64 {
         self.hash.hash_key(&A::Key::of(tuple), tuple.protocol)
     }
 

@@ -20,18 +20,18 @@ const ACK: u8 = tcp_flags::ACK;
 
 /// Client and frontend of a flow, whether it is of UDP, and whether it is known.
 #[derive(Clone, Copy, Debug)]
-struct FlowKind {
-    client: &'static str,
-    vip: &'static str,
-    is_udp: bool,
-    is_known: bool,
+pub struct FlowKind {
+    pub client: &'static str,
+    pub vip: &'static str,
+    pub is_udp: bool,
+    pub is_known: bool,
 }
 
 const fn known(client: &'static str, vip: &'static str, is_udp: bool) -> FlowKind {
     FlowKind { client, vip, is_udp, is_known: true }
 }
 
-const FLOWS: [FlowKind; 9] = [
+pub const FLOWS: [FlowKind; 9] = [
     known("198.51.100.7:5001", "192.0.2.100:80", false),
     known("198.51.100.7:5002", "192.0.2.100:80", false),
     known("198.51.100.8:5003", "192.0.2.100:80", false),
@@ -62,7 +62,7 @@ fn sent() -> impl Strategy<Value = Sent> {
     })
 }
 
-fn packet(flow: FlowKind, flags: u8) -> Packet {
+pub fn packet(flow: FlowKind, flags: u8) -> Packet {
     let (client, vip): (SocketAddr, SocketAddr) = (flow.client.parse().unwrap(), flow.vip.parse().unwrap());
     let ports = [client.port(), vip.port()];
     let segment = match flow.is_udp {
@@ -84,7 +84,7 @@ fn frame(sent: Sent, number: usize) -> Vec<u8> {
 }
 
 /// A gateway with the known flows, whose backends have slots above 4,352 if there are `many`.
-fn gateway(mode: Mode, many: bool) -> Rig {
+pub fn gateway(mode: Mode, many: bool) -> Rig {
     let mut rig = Rig::with_mode(mode);
     if many {
         let name = ServiceName::new("default", "many");
@@ -120,7 +120,7 @@ fn gateway(mode: Mode, many: bool) -> Rig {
 }
 
 /// The answer of the backend to the first packet of a flow.
-fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
+pub fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
     let (snat, backend) = ends(sent);
     let ports = [backend.port(), snat.port()];
     let mut answer = packet(flow, SYN | ACK);
@@ -132,9 +132,9 @@ fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
     answer.build()
 }
 
-/// A gateway with two workers and the known flows, each with its owner.
-fn two_workers() -> Team {
-    let mut team = Team::in_turn(2);
+/// A gateway with some workers and the known flows, each with its owner.
+pub fn workers(count: u8) -> Team {
+    let mut team = Team::in_turn(count);
     team.publish();
     for flow in FLOWS.into_iter().filter(|flow| flow.is_known) {
         team.put(UPLINK, &[packet(flow, SYN).build()]);
@@ -149,7 +149,7 @@ fn two_workers() -> Team {
 }
 
 /// Puts a frame in at a port of the first worker.
-fn arrive_at_first(team: &mut Team, port: PortIndex, frame: &[u8]) {
+pub fn arrive_at_first(team: &mut Team, port: PortIndex, frame: &[u8]) {
     let frame = arriving_at(mac_of(port), frame);
     team.workers[0].port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(&frame, 1));
 }
@@ -209,7 +209,7 @@ proptest! {
     fn a_burst_with_packets_of_another_worker_comes_to_the_same_as_its_packets_one_by_one(
         packets in prop::collection::vec(sent(), 1..=BURST),
     ) {
-        let [mut together, mut one_by_one] = [two_workers(), two_workers()];
+        let [mut together, mut one_by_one] = [workers(2), workers(2)];
         let of_known = packets.iter().filter(|packet| FLOWS[packet.flow].is_known).count();
         let half = packets.len() / 2;
         for (number, packet) in packets.into_iter().enumerate() {

@@ -14,6 +14,7 @@ mod fragments;
 mod frames;
 mod mss;
 mod options;
+mod order;
 #[path = "../rig/mod.rs"]
 mod rig;
 #[path = "../team/mod.rs"]

@@ -135,18 +135,11 @@ impl Gateway {
         Ok(())
     }
 
-    /// Feeds one frame into a port.
-    pub(super) fn put(
-        &mut self,
-        port: PortIndex,
-        packet: u64,
-        frame: &Frame,
-        outputs: &mut CaptureOutputs,
-    ) -> Result<(), CaptureError> {
+    /// Puts one frame in at a port, for the next poll.
+    pub(super) fn put(&mut self, port: PortIndex, packet: u64, frame: &Frame) {
         if let Some(port) = self.worker.port_mut(port) {
             port.arriving.push_back(MemoryBuffer::new(&frame.bytes, packet));
         }
-        self.poll(outputs)
     }
 
     /// Runs until no packet is held.
@@ -165,7 +158,8 @@ impl Gateway {
         u64::try_from(i128::from(self.now_ns) + self.shift_ns.unwrap_or(0)).unwrap_or(0)
     }
 
-    fn poll(&mut self, outputs: &mut CaptureOutputs) -> Result<(), CaptureError> {
+    /// Processes the frames that were put in, and writes what leaves.
+    pub(super) fn poll(&mut self, outputs: &mut CaptureOutputs) -> Result<(), CaptureError> {
         self.worker.poll(self.now_ns);
         let time_ns = self.capture_time();
         for (index, port) in (0..self.twins.len()).zip((0..=u8::MAX).map(PortIndex)) {

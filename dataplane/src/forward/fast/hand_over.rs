@@ -12,6 +12,7 @@ use std::mem;
 
 use super::follow::{FastFamily, LastBurst, PacketHead};
 use super::record::{FramesSoFar, PART_MAX, Recognise, Record};
+use super::unrecognised::UnrecognisedAddresses;
 use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
@@ -37,6 +38,24 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.peers_for(arrival).is_some_and(|peers| !peers.trusts_queue(arrival.link.port()))
     }
 
+    /// Whether fragments of some flows met at other workers, of packets that arrived so.
+    #[inline(always)]
+    pub(super) fn has_fragmented(&mut self, arrival: Arrival) -> bool {
+        self.peers_for(arrival).is_some_and(|peers| peers.fragmented_flows().has_any(arrival.now_ns))
+    }
+
+    /// Leaves the packets of such flows: they go the way of the fragments.
+    #[inline(never)]
+    pub(super) fn leave_fragmented(&mut self, records: &mut [Record], now_ns: u64) {
+        let Some(peers) = &mut self.egress.peers else { return };
+        let flows = peers.fragmented_flows();
+        for record in records.iter_mut().filter(|record| record.family() != 0) {
+            if flows.meets_at(record.hash, now_ns).is_some() {
+                record.leave();
+            }
+        }
+    }
+
     /// Recognises the packets of a burst, and hands those of other workers over before anything else is done for them. So
     /// what is left in the burst, in order, and its records are packets of this worker, but for those behind one that was not
     /// recognised: they must not overtake it.
@@ -52,6 +71,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         for start in (0..burst.len()).step_by(PART_MAX) {
             let [end, next_end] = [1, 2].map(|parts| burst.len().min(start + parts * PART_MAX));
             kinds |= self.recognise_part(last_burst, (recognise, frames), (burst, records), [start..end, end..next_end]);
+        }
+        if frames.any_unrecognised {
+            UnrecognisedAddresses::none().hold_back(burst, records);
+        }
+        if self.has_fragmented(arrival) {
+            let received = burst.len();
+            self.leave_fragmented(&mut records[..received], arrival.now_ns);
         }
         let recognised = RecognisedBurst { kinds, is_tagged: Record::ends_tagged(&records[..burst.len()]) };
         let owners = self.other_owners(snapshot, arrival, burst, records);

@@ -7,8 +7,9 @@
 //! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
 //! unchanged: one that ends or changes a flow, or begins one otherwise than most SYNs do, needs an answer, fragments,
 //! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
-//! left too, so packets that it recognises keep their order within a flow. Such a packet without a flow here goes to the
-//! worker that owns it; where most packets are of other workers, they go there before flows are looked up.
+//! left too, and so is a packet behind one that it does not recognise between the same addresses (`unrecognised`): all packets
+//! keep their order within a flow. A packet that it recognises without a flow here goes to the worker that owns it; where
+//! most packets are of other workers, they go there before flows are looked up.
 //!
 //! **Invariant:** whatever it forwards, the slow path would forward as the same bytes by the same port
 //! (`tests/packets/fast_way.rs`, `tests/flows/openings.rs`). A flow is only in the table of the worker that owns it, so
@@ -27,6 +28,7 @@ mod progress;
 mod record;
 mod rewrite;
 mod turns;
+mod unrecognised;
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -40,6 +42,7 @@ use progress::Progress;
 pub(super) use record::Record;
 use record::{FramesSoFar, HEAD_V6, PARTS_MAX, Recognise, STAYS, UNTAGGED};
 use turns::Turns;
+use unrecognised::UnrecognisedAddresses;
 
 use super::engine::Engine;
 use super::observer::Observe;
@@ -72,7 +75,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let reads_routes = Cell::new(false);
         let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
-        let received = burst.len();
+        let (received, has_fragmented) = (burst.len(), self.has_fragmented(arrival));
         let of_all = if last_burst.has_others && self.may_be_of_others(arrival) {
             Some(self.keep_own((snapshot, arrival, last_burst), (recognise, &mut frames), burst, &mut records))
         } else {
@@ -81,13 +84,19 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let turns = Turns::new(burst.len(), snapshot.backends.are_many());
         let (mut kinds, mut progress, mut away) =
             (of_all.map_or(0, |all| all.kinds), Progress::new(snapshot, last_burst), [0; PARTS_MAX]);
-        let (mut opening_v4, mut opening_v6) = (None, None);
+        let (mut opening_v4, mut opening_v6, mut unrecognised) = (None, None, UnrecognisedAddresses::none());
         for turn in 0..turns.count() {
             match (turns.recognised(turn), of_all) {
                 (None, _) => {}
                 (Some(part), None) => {
-                    let parts = [part, turns.part(turn + 1)];
+                    let parts = [part.clone(), turns.part(turn + 1)];
                     kinds |= self.recognise_part(last_burst, (recognise, &mut frames), (burst, &mut records), parts);
+                    if frames.any_unrecognised {
+                        unrecognised.hold_back(&burst[part.clone()], &mut records[part.clone()]);
+                    }
+                    if has_fragmented {
+                        self.leave_fragmented(&mut records[part], arrival.now_ns);
+                    }
                 }
                 (Some(part), Some(_)) => prefetch_tags(&self.tables, &records[part]),
             }
@@ -129,7 +138,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
             let has_others = match arrival.origin {
                 Origin::Port => handed_over * OTHERS_PART >= received,
-                Origin::Met | Origin::Owned => last_burst.has_others,
+                Origin::Met | Origin::Begun | Origin::Owned => last_burst.has_others,
             };
             *last_burst = progress.end((kinds, is_tagged), reads_routes.get(), has_others);
         }

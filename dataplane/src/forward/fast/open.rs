@@ -237,8 +237,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         progress: &mut Progress,
     ) {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
-        // Packets that met here are left.
-        let room = if opening.arrival.origin == Origin::Met { 0 } else { room as usize };
+        // Packets that met here may be of others, and those that begin anew here are.
+        let is_left = matches!(opening.arrival.origin, Origin::Met | Origin::Begun);
+        let room = if is_left { 0 } else { room as usize };
         let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
         for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
             if openings >> at & 1 == 0 || record.family() != A::RECORD {

@@ -138,6 +138,12 @@ impl Record {
         (self.hash, self.shape, self.link) = (u64::from_ne_bytes(hash), zerocopy::transmute!(shape), link);
     }
 
+    /// Leaves the packet, as if it were not recognised.
+    #[inline(always)]
+    pub(super) fn leave(&mut self) {
+        (self.shape.kind, self.shape.way) = (0, STAYS);
+    }
+
     /// Whether the packet opens a TCP connection.
     #[inline(always)]
     pub(super) fn opens(&self) -> bool {
@@ -203,6 +209,8 @@ pub(super) struct FramesSoFar {
     link: Link,
     /// Whether there was any frame with tags of a known link.
     pub(super) any_tagged: bool,
+    /// Whether there was any frame that is not recognised.
+    pub(super) any_unrecognised: bool,
     /// The bit [`DONT_FRAGMENT`], if all IPv4 packets had it.
     all_unfragmentable: u8,
 }
@@ -212,7 +220,13 @@ impl FramesSoFar {
     const MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0x0f, 0xff]);
 
     pub(super) fn nothing() -> Self {
-        Self { tag: u32::MAX, link: PortIndex(0).into(), any_tagged: false, all_unfragmentable: DONT_FRAGMENT }
+        Self {
+            tag: u32::MAX,
+            link: PortIndex(0).into(),
+            any_tagged: false,
+            any_unrecognised: false,
+            all_unfragmentable: DONT_FRAGMENT,
+        }
     }
 
     /// Whether there was any frame with one known tag.
@@ -285,7 +299,10 @@ impl<'s> Recognise<'s> {
     /// The same for one frame.
     #[inline(always)]
     pub(super) fn one(&self, tables: &FlowTables, frames: &mut FramesSoFar, frame: &[u8], record: &mut Record) -> u8 {
-        let recognised = self.frame(tables, frames, frame, record).unwrap_or(0);
+        let recognised = self.frame(tables, frames, frame, record).unwrap_or_else(|| {
+            frames.any_unrecognised = true;
+            0
+        });
         (record.shape.kind, record.shape.way) = (recognised, STAYS);
         recognised
     }

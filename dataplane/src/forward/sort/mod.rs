@@ -44,6 +44,45 @@ pub(crate) struct Sorted {
     pub(crate) v6: Lookups<u128>,
 }
 
+/// A run of packets of a burst that are handled alike, one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunKind {
+    Tagged,
+    Fragments,
+    Others,
+}
+
+impl Sorted {
+    /// Whether some packets of a flow may be handled by another stage than others, so that these might overtake them: frames
+    /// with VLAN tags return to this stage without, and fragments go to other workers (`has_peers`) by other rules.
+    pub(crate) fn is_mixed(&self, has_peers: bool) -> bool {
+        let (mut has_fragments, mut has_others) = (false, false);
+        if has_peers {
+            let mut note = |transport: Transport| match transport {
+                Transport::Fragment => has_fragments = true,
+                _ => has_others = true,
+            };
+            self.v4.iter().for_each(|lookup| note(lookup.headers.transport));
+            self.v6.iter().for_each(|lookup| note(lookup.headers.transport));
+        }
+        has_fragments && has_others || self.kinds.iter().any(|kind| matches!(kind, Kind::Tagged))
+    }
+
+    /// The kind of run of each packet.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = RunKind> {
+        let (mut v4, mut v6) = (self.v4.iter(), self.v6.iter());
+        self.kinds.iter().map(move |kind| {
+            let transport = match kind {
+                Kind::V4 => v4.next().map(|lookup| lookup.headers.transport),
+                Kind::V6 | Kind::Solicitation => v6.next().map(|lookup| lookup.headers.transport),
+                Kind::Tagged => return RunKind::Tagged,
+                Kind::Arp | Kind::Other | Kind::Foreign | Kind::Bad(_) => None,
+            };
+            if transport == Some(Transport::Fragment) { RunKind::Fragments } else { RunKind::Others }
+        })
+    }
+}
+
 /// The first stage. Each loop over a burst is a function of its own: together they would not fit into the registers.
 #[inline(never)]
 pub(super) fn sort<B: Buffer>(tables: &FlowTables, filter: FrameFilter, burst: &Burst<B>, sorted: &mut Sorted) {

@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 use super::{Kind, Lookup, Sorted};
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
-use crate::port::{Arrival, BURST, Burst, Port, PortIndex};
+use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
 use crate::wire::{Address, Buffer, Headers, Transport, Tuple, network_len};
@@ -31,7 +31,10 @@ pub(crate) fn steer<P: Port>(
 ) {
     let Some(peers) = &mut egress.peers else { return };
     let me = peers.me();
-    let tasks = tasks(peers, snapshot, arrival, burst, sorted);
+    let mut tasks = tasks(peers, snapshot, arrival, burst, sorted);
+    if arrival.origin == Origin::Port {
+        keep_behind_fragments(peers, arrival.now_ns, burst, sorted, &mut tasks);
+    }
     if tasks.iter().all(|(owner, _)| *owner == me) {
         return;
     }
@@ -63,7 +66,8 @@ fn tasks<B: Buffer>(
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
-    let (me, steering, mut proof) = steering_at(peers, (arrival.link.port(), arrival.tags.bytes()));
+    let (me, steering, proof) = steering_at(peers, (arrival.link.port(), arrival.tags.bytes()));
+    let mut proof = proof.filter(|_| arrival.origin == Origin::Port);
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let task = |(buffer, kind): (&B, &Kind)| {
         let task = match kind {
@@ -204,7 +208,54 @@ fn owner_of_error<A: Address, B: Buffer>(
 #[cold]
 fn meeting<A: Address, B: Buffer>(steering: &Steering, snapshot: &Snapshot, buffer: &B, lookup: &Lookup<A>) -> Option<WorkerId> {
     let fragment = Fragment::of(buffer.bytes(), &lookup.headers).ok()?;
-    may_have_flow(&fragment, snapshot).then(|| steering.meeting(&fragment.datagram.tuple()))
+    let Datagram { source, destination, .. } = fragment.datagram;
+    may_have_flow(&fragment, snapshot).then(|| steering.meeting(source, destination))
+}
+
+/// Sends whole packets of flows of which fragments were handed over the way that these went: through the worker where
+/// fragments meet.
+fn keep_behind_fragments<B: Buffer>(
+    peers: &mut Peers<B>,
+    now_ns: u64,
+    burst: &Burst<B>,
+    sorted: &Sorted,
+    tasks: &mut [(WorkerId, HandoverTask)],
+) {
+    let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
+    for ((buffer, kind), task) in burst.iter().zip(&sorted.kinds).zip(tasks) {
+        match kind {
+            Kind::V4 => v4.next().into_iter().for_each(|lookup| keep_behind(peers, now_ns, buffer, lookup, task)),
+            Kind::V6 => v6.next().into_iter().for_each(|lookup| keep_behind(peers, now_ns, buffer, lookup, task)),
+            Kind::Solicitation => drop(v6.next()),
+            Kind::Arp | Kind::Tagged | Kind::Other | Kind::Foreign | Kind::Bad(_) => {}
+        }
+    }
+}
+
+/// The same for one packet; remembers the flow of a first fragment that is handed over.
+fn keep_behind<A: Address, B: Buffer>(
+    peers: &mut Peers<B>,
+    now_ns: u64,
+    buffer: &B,
+    lookup: &Lookup<A>,
+    task: &mut (WorkerId, HandoverTask),
+) {
+    let me = peers.me();
+    match lookup.headers.transport {
+        Transport::Fragment if task.0 != me => {
+            let Ok(Fragment { part: Part::First(first), .. }) = Fragment::of(buffer.bytes(), &lookup.headers) else { return };
+            let hash = peers.owner_function().hash_of(&first.tuple);
+            peers.fragmented_flows().remember(hash, task.0, now_ns);
+        }
+        Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } if peers.fragmented_flows().has_any(now_ns) => {
+            let flows = peers.fragmented_flows();
+            if let Some(meets_at) = flows.meets_at(lookup.hash, now_ns) {
+                flows.passed(lookup.hash, now_ns);
+                *task = (meets_at, HandoverTask::Meet);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The owner of a datagram, from the ports of its first fragment.

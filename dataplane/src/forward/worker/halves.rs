@@ -33,12 +33,12 @@ impl<P: Port, O> Engine<P, O> {
         let table = A::table(&self.tables);
         let is_half = |(index, _): &FlowMatch| table.get(*index).has_foreign_port();
         let half = found.filter(is_half);
-        if half.is_none() && arrival.origin != Origin::Met {
+        if half.is_none() && arrival.origin != Origin::Begun {
             return None;
         }
         let (me, owner_of) = (peers.me(), |tuple| owner_of_first(peers.owner_function(), snapshot, tuple));
         let (owner, now) = (owner_of(&packet.headers.tuple), Tick::at(arrival.now_ns));
-        if arrival.origin == Origin::Met {
+        if arrival.origin == Origin::Begun {
             if let Some((index, _)) = half {
                 self.end_shadow::<A>(index, now);
             }
@@ -58,6 +58,6 @@ impl<P: Port, O> Engine<P, O> {
             return None;
         }
         self.end_shadow::<A>(index, now);
-        Some((other, HandoverTask::Meet))
+        Some((other, HandoverTask::Begin))
     }
 }
