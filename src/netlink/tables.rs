@@ -131,6 +131,7 @@ impl Tables {
             vlans: self.vlans(),
             addresses: self.addresses.iter().map(|(_, net)| net.addr()).collect(),
             promiscuous: self.interfaces.promiscuous(),
+            interfaces: Some(self.interfaces.indices()),
             ..Network::default()
         }
     }
