@@ -1,9 +1,9 @@
 //! `sluiced run`: starts a gateway and stops it at the end.
 //!
 //! Invariant: privileges that the configuration does not need are given up before the first thread starts. All threads
-//! except workers stay off the workers' cores, if there are other cores. tokio starts before
-//! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
-//! failures end only a task, and workers continue.
+//! except workers stay off the workers' cores, if there are other cores. tokio starts before DPDK, so that no thread
+//! inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later failures end only a task, and
+//! workers continue.
 
 mod election;
 mod embedded_controller;
@@ -11,6 +11,7 @@ mod fleet;
 mod flow_file;
 mod passing;
 mod privileges;
+mod probes;
 mod replication;
 mod stop;
 mod watchdog;
@@ -29,8 +30,8 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::flow::FlowReplication;
 use dataplane::forward::{Explainer, Mailbox};
 use dataplane::{
-    Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, Subscriber, VipAnswers,
-    VipOwnership, Worker, WorkerCounters,
+    Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, RouteLookup, Subscriber,
+    VipAnswers, VipOwnership, Worker, WorkerCounters,
 };
 use dpdk_sys::Eal;
 use ipnet::IpNet;
@@ -50,7 +51,6 @@ use crate::agent::flow_records;
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
-use crate::agent::probe::{ConnectionWatch, Prober};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::{probe, zone};
@@ -63,6 +63,7 @@ use crate::settings::{Replication, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use flow_file::FlowFile;
 use passing::FlowPassing;
+use probes::ProbeSources;
 use replication::FlowOutlets;
 use stop::Stop;
 use watchdog::Watchdog;
@@ -187,6 +188,8 @@ struct Channels {
     ports: watch::Sender<PortStates>,
     network: watch::Sender<Network>,
     probed: probe::Findings,
+    /// The routes of the newest snapshot.
+    routes: watch::Sender<Option<RouteLookup>>,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
     answered: watch::Sender<AnsweredAddresses>,
     routed: watch::Sender<BTreeMap<IpAddr, IpNet>>,
@@ -221,6 +224,7 @@ impl Channels {
             ports: watch::Sender::default(),
             network: watch::Sender::new(settings.fixed_network()),
             probed: probe::Findings::default(),
+            routes: watch::Sender::default(),
             next_hops: watch::Sender::default(),
             answered: watch::Sender::default(),
             routed: watch::Sender::default(),
@@ -476,14 +480,14 @@ fn supervise_state(
         supervisor.run("zone", inputs, |(zone, known, near)| zone::run(zone, known, near));
     }
 
-    let connections = (channels.served.subscribe(), sources.workers.clone());
-    let inputs = (channels.near.subscribe(), channels.probed.clone(), sources.reload.tunables(), connections);
-    supervisor.run("probe", inputs, |(known, findings, tunables, (served, workers))| async move {
-        let (prober, connections) = (Prober::default(), ConnectionWatch::new(served, workers));
-        let probe = |target, source_port, timeout| prober.probe(target, source_port, timeout);
-        probe::run(probe, known, &findings, probe::concurrency(descriptors()), tunables, connections).await;
-        Ok::<_, Failure>(())
-    });
+    let inputs = ProbeSources {
+        known: channels.near.subscribe(),
+        routes: channels.routes.subscribe(),
+        tunables: sources.reload.tunables(),
+        served: channels.served.subscribe(),
+        workers: sources.workers.clone(),
+    };
+    probes::supervise(supervisor, inputs, channels.probed.clone());
 
     let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));
     let inputs = Inputs {
@@ -500,6 +504,7 @@ fn supervise_state(
         answered: channels.answered.clone(),
         routed: channels.routed.clone(),
         served: channels.served.clone(),
+        routes: channels.routes.clone(),
         reached: channels.reached.clone(),
     };
     let inputs = (pipeline, inputs, outputs);
@@ -586,11 +591,6 @@ fn supervise_operators(
     supervisor.run("admin", inputs, |(at, sources, ended)| admin::serve(at, sources, ended.cancelled_owned()));
 }
 
-/// Maximum number of file descriptors of this process.
-fn descriptors() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
 /// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from
 /// the configuration.
 fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, ports: &Ports) {
@@ -659,6 +659,7 @@ async fn merge(
             fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
         merged.vlans.extend(missing.into_iter().cloned());
         merged.vlans.sort_by_key(|vlan| vlan.link);
+        merged.interfaces = merged.interfaces.or_else(|| fixed.interfaces.clone());
         let ports = ports.borrow_and_update().clone();
         (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
         network.send_replace(merged);

@@ -260,3 +260,56 @@ fn flows_of_a_backend_that_fails_its_probes_go_on_until_its_drain_is_over() {
     until("it takes flows again", || edge.connect("192.0.2.118:9000").filter(|one| one.server == "b12"));
     edge.assert_account();
 }
+
+/// A tenant's address in a network that no port leads to, and one that a rule of Linux leads there.
+#[test]
+fn a_probe_goes_by_a_port_or_not_at_all() {
+    let Some(mut edge) = Edge::with_af_packet("no probe beside the ports", "prbway") else { return };
+    edge.script(
+        r#"in_ns gw ip link add mgmt0 type veth peer name mgmt1 netns "$id-b13"
+in_ns gw ip addr add 10.99.0.1/24 dev mgmt0; in_ns gw ip addr add fd99::1/64 dev mgmt0 nodad; in_ns gw ip link set mgmt0 up
+in_ns b13 ip addr add 10.99.0.13/24 dev mgmt1; in_ns b13 ip addr add fd99::13/64 dev mgmt1 nodad; in_ns b13 ip link set mgmt1 up
+in_ns b13 ip addr add 10.0.0.12/32 dev lo
+in_ns gw ip route add 10.0.0.12/32 via 10.99.0.13 dev mgmt0 table 77
+in_ns gw ip rule add to 10.0.0.12 lookup 77"#,
+    );
+    let listen = |n: u8, address: &str| edge.in_namespace(&format!("b{n}"), || TcpListener::bind((address, 9400)).unwrap());
+    let (_one, management) = (listen(11, "10.0.0.11"), [listen(13, "10.99.0.13"), listen(13, "fd99::13"), listen(13, "10.0.0.12")]);
+    let admin = "sluice.dev/health-check: http, sluice.dev/health-check-path: '/admin/reboot?now=1'";
+    let in_management = service("evil", "192.0.2.117", "TCP", 9400, admin).replace("10.0.0.13", "10.99.0.13");
+    let six = service("six", "'2001:db8::1:17'", "TCP", 9400, admin)
+        .replace("addressType: IPv4", "addressType: IPv6")
+        .replace("spec:\n", "spec:\n  ipFamilies: [IPv6]\n")
+        .replace("10.0.0.11", "'fd00::11'")
+        .replace("10.0.0.12", "'fd00::12'")
+        .replace("10.0.0.13", "'fd99::13'");
+    // No probe at all, and a route all the same.
+    let udp = service("udp", "192.0.2.118", "UDP", 9401, "").replace("10.0.0.13", "10.99.0.13");
+    edge.write_manifest("all.yaml", &[in_management, six, udp].concat());
+    edge.start();
+    let reason = |service: &str, address: &str| {
+        unhealthy(&edge, service)?.into_iter().find(|(found, why)| found == address && why == "no route by a port")
+    };
+    for (service, address) in [("evil", "10.99.0.13:9400"), ("six", "[fd99::13]:9400"), ("udp", "10.99.0.13:9401")] {
+        until(&format!("{service} has no route to {address}"), || reason(service, address));
+    }
+    until("the rule is noticed", || edge.log().contains("Linux sends to it by an interface that is no port").then_some(()));
+    for listener in management {
+        listener.set_nonblocking(true).unwrap();
+        let nobody = listener.accept().map(|(_, from)| from).map_err(|error| error.kind());
+        assert_eq!(nobody, Err(std::io::ErrorKind::WouldBlock));
+    }
+    edge.assert_account();
+}
+
+#[test]
+fn one_service_takes_no_backend_from_another_by_its_health_check() {
+    let Some(mut edge) = Edge::with_af_packet("health checks of one service", "prbown") else { return };
+    let _open = SERVERS.map(|n| edge.in_namespace(&format!("b{n}"), || TcpListener::bind(("0.0.0.0", 9500)).unwrap()));
+    let evil = service("evil", "192.0.2.117", "TCP", 9500, "sluice.dev/health-check-port: '9', sluice.dev/health-check-rise: '3600'");
+    edge.write_manifest("all.yaml", &[evil, service("web", "192.0.2.118", "TCP", 9500, "")].concat());
+    edge.start();
+    until("every probe of evil fails", || unhealthy(&edge, "evil").filter(|found| found.len() == 3));
+    wait_for(&edge, "web", None);
+    edge.assert_account();
+}

@@ -70,6 +70,7 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
         answered: watch::Sender::default(),
         routed: watch::Sender::default(),
         served: watch::Sender::new(Served::default()),
+        routes: watch::Sender::default(),
         reached: watch::Sender::new(None),
     };
 

@@ -47,8 +47,8 @@ pub use port::{
     BURST, Burst, Doorbell, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues,
 };
 pub use snapshot::{
-    BackendView, Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, PortView, Publisher, Route, ServiceView,
-    Snapshot, Subscriber, Tunables, Tunnel, VipAnswers, VlanLink,
+    BackendView, Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, PortView, Publisher, Route, RouteLookup,
+    ServiceView, Snapshot, Subscriber, Tunables, Tunnel, VipAnswers, VlanLink,
 };
 pub use stats::{
     Account, BackendCounters, Counter, CounterSlot, DropReason, FrontendCounters, FrontendNumber, FrontendTotals, ServiceDrops,

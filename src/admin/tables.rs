@@ -46,15 +46,15 @@ pub(crate) fn rows(service: &ServiceView) -> BTreeMap<SocketAddr, BackendRow> {
 }
 
 impl BackendRow {
-    /// Which probe of the backend fails for this service, or for every one, and what it found. Empty for a healthy
+    /// Which probe of the backend fails for this service, and what it found. Empty for a healthy
     /// backend.
     pub(crate) fn reason(&self, service: &ServiceView, address: SocketAddr, causes: &Causes) -> String {
         if self.healthy {
             return String::new();
         }
         let fails = |port: &&PortView| port.backends.iter().any(|backend| backend.address == address && !backend.healthy);
-        let of = |service, protocol| causes.get(&Subject { service, protocol, address });
-        let cause = |port: &PortView| of(Some(Arc::clone(&service.name)), port.protocol).or_else(|| of(None, port.protocol));
+        let subject = |protocol| Subject { service: Arc::clone(&service.name), protocol, address };
+        let cause = |port: &PortView| causes.get(&subject(port.protocol));
         service.ports.iter().filter(fails).find_map(cause).map(ToString::to_string).unwrap_or_default()
     }
 
@@ -336,22 +336,21 @@ pub(crate) mod tests {
 
     #[test]
     fn an_unhealthy_backend_says_why_and_a_healthy_one_says_nothing() {
-        let subject = |service: Option<&str>, address: &str| {
-            let service = service.map(|name| Arc::new(ServiceName::new("default", name)));
+        let subject = |service: &str, address: &str| {
+            let service = Arc::new(ServiceName::new("default", service));
             Subject { service, protocol: Protocol::Tcp, address: address.parse().unwrap() }
         };
         let reasons = |service| {
             let causes = [
                 (subject(service, "10.0.0.2:80"), "GET http://10.0.0.2:80/ answered 500, expected 200-399".into()),
-                (subject(Some("web"), "10.0.0.1:80"), "of a port on which it is not used".into()),
+                (subject("web", "10.0.0.1:80"), "of a port on which it is not used".into()),
             ];
             let rows = backends("edge-1", &web(), &workers(), &causes.into_iter().collect(), &BackendQuery::default());
             rows.into_iter().map(|row| row.reason).collect::<Vec<_>>()
         };
         let why = "GET http://10.0.0.2:80/ answered 500, expected 200-399";
-        assert_eq!(reasons(None), ["", why, ""]);
-        assert_eq!(reasons(Some("web")), ["", why, ""]);
-        assert_eq!(reasons(Some("other")), ["", "", ""]);
+        assert_eq!(reasons("web"), ["", why, ""]);
+        assert_eq!(reasons("other"), ["", "", ""]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::agent::probe;
-use dataplane::{Compiler, Health, Link, Network, Publisher, Snapshot, Tunables, VipAnswers};
+use dataplane::{Compiler, Health, Link, Network, Publisher, RouteLookup, Snapshot, Tunables, VipAnswers};
 use ipnet::IpNet;
 use proto::{GatewayState, Generation, ProbeTags};
 use tokio::sync::{Mutex, watch};
@@ -71,6 +71,8 @@ pub struct Outputs {
     pub routed: watch::Sender<BTreeMap<IpAddr, IpNet>>,
     /// Data for the admin API.
     pub served: watch::Sender<Served>,
+    /// The routes, for the probes.
+    pub routes: watch::Sender<Option<RouteLookup>>,
     /// The generation that every worker has applied.
     pub reached: watch::Sender<Option<Generation>>,
 }
@@ -165,11 +167,8 @@ impl Inputs {
 fn engine_health(health: &probe::Health) -> Health {
     let mut engine = Health::default();
     for subject in &health.failing {
-        let backend = (subject.protocol, subject.address);
-        match &subject.service {
-            None => engine.failing.insert(backend),
-            Some(service) => engine.failing_for.entry((**service).clone()).or_default().insert(backend),
-        };
+        let of_service = engine.failing_for.entry((*subject.service).clone()).or_default();
+        of_service.insert((subject.protocol, subject.address));
     }
     engine
 }
@@ -184,6 +183,14 @@ impl Outputs {
         });
         send_if_changed(&self.routed, snapshot.routed().iter().copied().collect());
         self.served.send_replace(Served::from(snapshot));
+        let routes = snapshot.route_lookup();
+        self.routes.send_if_modified(|last| {
+            let is_same = last.as_ref().zip(routes.as_ref()).is_some_and(|(last, new)| last.is_same(new));
+            if !is_same {
+                *last = routes;
+            }
+            !is_same
+        });
     }
 }
 
@@ -301,6 +308,7 @@ mod tests {
                 answered: watch::Sender::default(),
                 routed: watch::Sender::default(),
                 served: served_out,
+                routes: watch::Sender::default(),
                 reached: reached_out,
             };
             let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
@@ -373,8 +381,8 @@ mod tests {
         timeout(LONG, gateway.next_hops.wait_for(|hops| *hops == wanted)).await.unwrap().unwrap();
     }
 
-    fn subject(service: Option<&str>, address: &str) -> probe::Subject {
-        let service = service.map(|name| Arc::new(ServiceName::new("default", name)));
+    fn subject(service: &str, address: &str) -> probe::Subject {
+        let service = Arc::new(ServiceName::new("default", service));
         probe::Subject { service, protocol: Protocol::Tcp, address: address.parse().unwrap() }
     }
 
@@ -383,8 +391,7 @@ mod tests {
         let mut gateway = Gateway::start();
         gateway.know(Origin::Controller, web(1, &["10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
-        let failing =
-            |service| imbl::HashSet::from_iter([subject(Some(service), "10.0.0.2:80"), subject(Some("other"), "10.0.0.1:80")]);
+        let failing = |service| imbl::HashSet::from_iter([subject(service, "10.0.0.2:80"), subject("other", "10.0.0.1:80")]);
         gateway.health.send_replace(probe::Health { failing: failing("web"), ..probe::Health::default() });
         gateway.takes(&["10.0.0.1:80"]).await;
         gateway.health.send_replace(probe::Health { failing: failing("third"), ..probe::Health::default() });
@@ -413,7 +420,7 @@ mod tests {
     async fn health_takes_a_backend_out_and_from_disk_proof_brings_it_in() {
         let mut gateway = Gateway::start();
         let backends = ["10.0.0.1:80", "10.0.0.2:80"];
-        let set = |address: &str| imbl::HashSet::unit(subject(None, address));
+        let set = |address: &str| imbl::HashSet::unit(subject("web", address));
         gateway.know(Origin::Disk, web(1, &backends));
         gateway.takes(&[]).await;
         gateway.health.send_replace(probe::Health { proven: set("10.0.0.2:80"), ..probe::Health::default() });

@@ -2,7 +2,7 @@
 //! (CONTROL section 2).
 //!
 //! Invariant: each distinct target is probed once, however many services share it, and concurrent probes are limited by
-//! file descriptors. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and
+//! file descriptors. A probe goes only where packets go: by a port of the gateway. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and
 //! only a [`Prober`] uses the network. A change is applied to the targets that it concerns, not to all of them.
 //! Deliberately not here: the case that all backends of a service fail (the compiler decides), and how a probe to a VIP
 //! reaches its backend (the engine sends it there).
@@ -21,8 +21,8 @@ mod tracker;
 
 pub use connections::ConnectionWatch;
 pub use prober::{Prober, concurrency};
-pub use target::{Changes, Check, Subject, TargetTable};
-pub use task::{Findings, run};
+pub use target::{Changes, ProbeSettings, Subject, Subjects, TargetTable};
+pub use task::{Findings, ProbeInputs, run};
 pub use tracker::{Causes, Health, HealthTracker};
 
 use std::fmt;
@@ -32,7 +32,8 @@ use std::sync::Arc;
 use proto::StatusRanges;
 use proto::limits::KUBE_PROXY_HEALTH_PORT;
 
-/// What is asked, and where.
+/// What is asked, where and how often, and how many results turn its health. Services that agree in all of it share the
+/// probes and their results; no other Service hears of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     /// Where to. An echo request has port 0.
@@ -41,11 +42,15 @@ pub struct Target {
     pub behind_vip: Option<IpAddr>,
     /// The question.
     pub question: Question,
+    /// As the services set it.
+    pub settings: Arc<ProbeSettings>,
 }
 
 /// What a target must answer to pass.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Question {
+    /// None: packets to the backend must leave by a port, as for every target.
+    Route,
     /// A TCP connection is accepted.
     Tcp,
     /// An echo request is answered.
@@ -92,8 +97,14 @@ pub enum Trust {
 impl Target {
     /// A target that is no VIP.
     #[must_use]
-    pub const fn at(address: SocketAddr, question: Question) -> Self {
-        Self { address, behind_vip: None, question }
+    pub const fn at(address: SocketAddr, question: Question, settings: Arc<ProbeSettings>) -> Self {
+        Self { address, behind_vip: None, question, settings }
+    }
+
+    /// The address of the backend, to which the gateway must have a route.
+    #[must_use]
+    pub fn backend(&self) -> IpAddr {
+        self.behind_vip.unwrap_or(self.address.ip())
     }
 
     /// Whether its failure counts only while another node passes the same question. Port 10256 belongs to kube-proxy by
@@ -108,6 +119,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = self.address;
         match &self.question {
+            Question::Route => write!(f, "route to {}", address.ip())?,
             Question::Tcp => write!(f, "tcp {address}")?,
             Question::Icmp => write!(f, "ping {}", address.ip())?,
             Question::NodeHealth => write!(f, "GET http://{address}/healthz")?,
@@ -135,6 +147,7 @@ pub enum Outcome {
 
 #[cfg(test)]
 mod tests {
+    use super::target::tests::at;
     use super::*;
 
     #[test]
@@ -146,6 +159,7 @@ mod tests {
         };
         let grpc = |service: &str| Question::Grpc(Arc::new(GrpcQuestion { service: service.to_owned(), host: None }));
         for (question, text) in [
+            (Question::Route, "route to 10.0.0.5"),
             (Question::Tcp, "tcp 10.0.0.5:8080"),
             (Question::Icmp, "ping 10.0.0.5"),
             (Question::NodeHealth, "GET http://10.0.0.5:8080/healthz"),
@@ -154,15 +168,15 @@ mod tests {
             (grpc(""), "grpc.health.v1 10.0.0.5:8080"),
             (grpc("shop.Cart"), "grpc.health.v1 10.0.0.5:8080 (shop.Cart)"),
         ] {
-            assert_eq!(Target::at(address, question).to_string(), text);
+            assert_eq!(at(address, question).to_string(), text);
         }
-        let through = Target { behind_vip: Some("10.0.0.9".parse().unwrap()), ..Target::at(address, Question::Tcp) };
+        let through = Target { behind_vip: Some("10.0.0.9".parse().unwrap()), ..at(address, Question::Tcp) };
         assert_eq!(through.to_string(), "tcp 10.0.0.5:8080 at 10.0.0.9");
     }
 
     #[test]
     fn only_the_port_of_kube_proxy_itself_needs_a_precedent() {
-        let needs = |address: &str, question| Target::at(address.parse().unwrap(), question).needs_precedent();
+        let needs = |address: &str, question| at(address.parse().unwrap(), question).needs_precedent();
         assert!(needs("10.0.0.1:10256", Question::NodeHealth));
         assert!(!needs("10.0.0.1:31000", Question::NodeHealth) && !needs("10.0.0.1:10256", Question::Tcp));
     }

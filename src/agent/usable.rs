@@ -22,12 +22,7 @@ pub fn usable(known: &GatewayState, health: &Health) -> Arc<State> {
         let name = Arc::new(service.name.clone());
         for port in &mut limited.ports {
             let protocol = port.protocol;
-            // Proven by a shared probe, or by one through the VIP of this service.
-            let is_proven = |address| {
-                [None, Some(Arc::clone(&name))]
-                    .into_iter()
-                    .any(|service| health.proven.contains(&Subject { service, protocol, address }))
-            };
+            let is_proven = |address| health.proven.contains(&Subject { service: Arc::clone(&name), protocol, address });
             port.backends.retain(|backend| known.origin == Origin::Disk && is_proven(backend.address));
         }
         if limited != **service {
@@ -47,12 +42,12 @@ mod tests {
     #[test]
     fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {
         let held = Arc::new(state("e", 1, &[service("web", &["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"])]));
-        let proven = |service: Option<&str>, address: &str| Subject {
-            service: service.map(|name| Arc::new(ServiceName::new("default", name))),
+        let proven = |service: &str, address: &str| Subject {
+            service: Arc::new(ServiceName::new("default", service)),
             protocol: Protocol::Tcp,
             address: address.parse().unwrap(),
         };
-        let proven = [proven(None, "10.0.0.2:80"), proven(Some("web"), "10.0.0.3:80"), proven(Some("other"), "10.0.0.1:80")];
+        let proven = [proven("web", "10.0.0.2:80"), proven("web", "10.0.0.3:80"), proven("other", "10.0.0.1:80")];
         let health = Health { proven: proven.into_iter().collect(), ..Health::default() };
         let from = |origin| usable(&GatewayState { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));

@@ -131,6 +131,11 @@ impl Interfaces {
         was_link
     }
 
+    /// The indices of the interfaces of all links, ascending.
+    pub(super) fn indices(&self) -> Vec<u32> {
+        self.by_index.keys().copied().filter(|&index| self.link(index).is_some()).collect()
+    }
+
     /// The link of an interface.
     pub(super) fn link(&self, index: u32) -> Option<Link> {
         self.link_with_tags(index, TAGS_MAX)

@@ -138,6 +138,16 @@ impl Socket {
         self.exchange(message, NLM_F_ACK | flags, what, |_| {}).await.map(|_| ())
     }
 
+    /// Requests one entry and passes it to `each`. `what` completes "refused to".
+    pub(crate) async fn ask_once(
+        &mut self,
+        message: RouteNetlinkMessage,
+        what: &str,
+        each: impl FnMut(&RouteNetlinkMessage),
+    ) -> Result<(), NetlinkError> {
+        self.exchange(message, NLM_F_ACK, what, each).await.map(|_| ())
+    }
+
     /// Requests all entries of a kind and passes them to `each`. `what` completes "refused to". A dump that the kernel
     /// ends with an error counts as refused, because entries are missing.
     pub(crate) async fn dump(

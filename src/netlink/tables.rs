@@ -158,6 +158,7 @@ impl Tables {
             vlans: self.vlans(),
             addresses: self.addresses.iter().map(|(_, net)| net.addr()).collect(),
             promiscuous: self.interfaces.promiscuous(),
+            interfaces: Some(self.interfaces.indices()),
             ..Network::default()
         }
     }

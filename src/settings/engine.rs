@@ -42,6 +42,8 @@ impl Settings {
             neighbours: self.neighbours.clone(),
             vlans: self.links.clone(),
             addresses: self.ports.iter().flat_map(|port| &port.addresses).chain(of_links).map(IpNet::addr).collect(),
+            // Without any twin nothing of Linux is read.
+            interfaces: self.ports.iter().all(|port| port.twin == Twin::None).then(Vec::new),
             ..Network::default()
         }
     }

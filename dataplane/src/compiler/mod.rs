@@ -110,6 +110,7 @@ impl Compiler {
             affinity: None,
             backends: crate::snapshot::BackendTable::default(),
             routes: routes.share(),
+            interfaces: None,
             tunnels: tunnels.clone(),
             probe_tags: Arc::default(),
             services: Views::new(),
@@ -246,6 +247,9 @@ impl Compiler {
         last.ready = true;
         if *last.promiscuous != *network.promiscuous {
             last.promiscuous = network.promiscuous.as_slice().into();
+        }
+        if last.interfaces.as_deref() != network.interfaces.as_deref() {
+            last.interfaces = network.interfaces.as_deref().map(Into::into);
         }
         last.routes = self.routes.share();
         self.backends.table.follow(&last.routes);

@@ -609,3 +609,31 @@ mod earlier_tables;
 mod failing_backends;
 mod room;
 mod tables_ahead;
+
+#[test]
+fn a_route_lookup_says_which_addresses_a_port_leads_to_once_linuxs_routes_are_known() {
+    let mut rig = Rig::new();
+    let route = |to: &str, via: Option<&str>| Route { to: to.parse().unwrap(), via: via.map(ip), link: PortIndex(0).into(), weight: 1 };
+    assert!(rig.compile().route_lookup().is_none(), "they are not");
+    rig.network.interfaces = Some(vec![7, 9]);
+    rig.network.routes = vec![route("10.244.0.0/16", Some("10.0.0.99")), route("fd77::/16", Some("fd00::99")), route("fd88::/64", None)];
+    rig.network.unreachable = vec!["10.244.1.0/24".parse().unwrap(), "fd77:1::/32".parse().unwrap()];
+    let lookup = rig.compile().route_lookup().unwrap();
+    assert_eq!(lookup.interfaces(), [7, 9]);
+    for (to, expected) in [
+        ("10.244.2.1", true),
+        ("10.244.1.1", false),
+        ("10.99.0.1", false),
+        ("fd77:2::1", true),
+        ("fd77:1::1", false),
+        ("fd88::1", true),
+        ("fd99::1", false),
+    ] {
+        assert_eq!(lookup.has_route(ip(to)), expected, "{to}");
+    }
+    rig.network.neighbours = vec![Neighbour { link: PortIndex(0).into(), address: ip("10.0.0.99"), mac: Mac([2; 6]) }];
+    assert!(rig.compile().route_lookup().unwrap().is_same(&lookup), "a neighbour changes no route");
+    rig.network.routes.pop();
+    let fewer = rig.compile().route_lookup().unwrap();
+    assert!(!fewer.is_same(&lookup) && !fewer.has_route(ip("fd88::1")));
+}

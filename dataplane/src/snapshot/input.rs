@@ -156,6 +156,9 @@ pub struct Network {
     /// How often each port has moved to another cable (a bond to another member), indexed by port; 0 past the end. The
     /// addresses that it answers for are announced again after each move, so that switches learn the new location.
     pub moves: Vec<u64>,
+    /// The kernel's indices of the interfaces behind the links, ascending. `None`: the kernel's tables have not been read
+    /// yet, so a route that is missing may still come.
+    pub interfaces: Option<Vec<u32>>,
 }
 
 /// The groups of VIPs that this gateway owns.

@@ -30,7 +30,7 @@ pub use input::{
 pub(crate) use prefixes::{Prefix, Prefixes};
 pub use publish::{Publisher, SnapshotReader, Subscriber};
 pub(crate) use routes::{ClientExits, Exits, GROUP_TABLE, Group, NextHopKey, RouteTarget, Routes};
-pub use routes::{Exit, NextHop, RouteTo};
+pub use routes::{Exit, NextHop, RouteLookup, RouteTo};
 pub(crate) use shared_chunks::Pieces;
 pub(crate) use snat_groups::{SnatGroups, snat_group};
 pub(crate) use tables::Announced;

@@ -6,6 +6,7 @@
 //! Not here: the routes of the kernel, from which the compiler builds these tables.
 
 mod client_routers;
+mod lookup;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,6 +20,7 @@ use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
 use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, split_mix};
 use client_routers::{ClientRouters, NUMBERS, RouterNumbers};
+pub use lookup::RouteLookup;
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);

@@ -17,7 +17,7 @@ use super::backends::{Backend, BackendTable};
 use super::family::{AddressRole, FamilyTables, Front};
 use super::frontend::{Frontend, ServiceView};
 use super::input::{OwnedGroups, PortConfig};
-use super::routes::{Exit, NextHop, RouteTo, Routes};
+use super::routes::{Exit, NextHop, RouteLookup, RouteTo, Routes};
 use super::shared_chunks::Pieces;
 use super::tunnels::Tunnels;
 use crate::flow::{AffinityTable, BackendId, FlowLimits, SnatAddress, Tick, Ticks};
@@ -75,6 +75,8 @@ pub struct Snapshot {
     pub(crate) affinity: Option<Arc<AffinityTable>>,
     pub(crate) backends: BackendTable,
     pub(crate) routes: Arc<Routes>,
+    /// See [`super::Network::interfaces`].
+    pub(crate) interfaces: Option<Arc<[u32]>>,
     pub(crate) tunnels: Arc<Tunnels>,
     pub(crate) probe_tags: Arc<ProbeTags>,
     pub(crate) services: Views,
@@ -439,6 +441,12 @@ impl Snapshot {
     #[must_use]
     pub fn routed(&self) -> &[(IpAddr, IpNet)] {
         &self.routed
+    }
+
+    /// The routes alone, for tasks that outlive the snapshot. `None`: the kernel's routes have not been read yet.
+    #[must_use]
+    pub fn route_lookup(&self) -> Option<RouteLookup> {
+        Some(RouteLookup::new(&self.routes, self.interfaces.clone()?))
     }
 
     /// Routers in use and on-link backends, which the kernel should keep resolved.

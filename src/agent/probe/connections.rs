@@ -42,7 +42,7 @@ impl ConnectionWatch {
     }
 
     /// The healthy backends of which several connections failed or were reset since the last call, at least half as many
-    /// as began. As subjects of every service, and of their own.
+    /// as began.
     pub(super) fn suspects(&mut self) -> Vec<Subject> {
         let services = self.served.borrow().services.clone();
         let mut suspects = Vec::new();
@@ -50,8 +50,8 @@ impl ConnectionWatch {
             for port in &service.ports {
                 for backend in port.backends.iter().filter(|backend| backend.healthy) {
                     if self.is_suspect(backend.id.slot, backend.id.generation) {
-                        let of = |service| Subject { service, protocol: port.protocol, address: backend.address };
-                        suspects.extend([None, Some(Arc::clone(&service.name))].map(of));
+                        let service = Arc::clone(&service.name);
+                        suspects.push(Subject { service, protocol: port.protocol, address: backend.address });
                     }
                 }
             }
@@ -128,8 +128,7 @@ mod tests {
         assert_eq!(found(&mut watch), 0, "two are no run");
         first.reset.add(2);
         second.failed.add(1);
-        let both = [None, Some("web")].map(|service| subject(service, Protocol::Tcp, "10.0.0.1:80"));
-        assert_eq!(watch.suspects(), both);
+        assert_eq!(watch.suspects(), [subject("web", Protocol::Tcp, "10.0.0.1:80")]);
         assert_eq!(found(&mut watch), 0, "it was told");
         first.reset.add(5);
         second.new_flows.add(11);

@@ -80,7 +80,8 @@ mod tests {
     use tonic_health::server::HealthReporter;
 
     use super::super::prober::tests::{LONG, failure};
-    use super::super::{GrpcQuestion, Prober, Question, Target};
+    use super::super::target::tests::at;
+    use super::super::{GrpcQuestion, Question, prober};
     use super::*;
 
     async fn server() -> (SocketAddr, HealthReporter) {
@@ -95,7 +96,7 @@ mod tests {
 
     async fn probe(address: SocketAddr, service: &str, timeout: std::time::Duration) -> Outcome {
         let question = GrpcQuestion { service: service.to_owned(), host: None };
-        Prober::default().probe(Target::at(address, Question::Grpc(Arc::new(question))), None, timeout).await
+        prober::tests::probe(at(address, Question::Grpc(Arc::new(question))), None, timeout).await
     }
 
     #[tokio::test]

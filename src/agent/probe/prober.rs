@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::http_request::Request;
 use super::tls::TlsClients;
 use super::{HttpQuestion, Outcome, Question, Target, grpc, http_request, icmp};
+use crate::netlink::RouteQuery;
 
 /// File descriptors reserved for the rest of the program: sockets, taps, files, epoll (about 60 in use with eight
 /// ports).
@@ -38,11 +39,27 @@ pub fn concurrency(descriptors: u64) -> usize {
 #[derive(Debug, Default)]
 pub struct Prober {
     tls: TlsClients,
+    routes: RouteQuery,
 }
 
 impl Prober {
-    /// Probes `target` from `source_port`, or from any port, for `timeout` at most.
-    pub async fn probe(&self, target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
+    /// Probes `target` from `source_port`, or from any port, unless Linux would send elsewhere than to the ports of the
+    /// gateway, whose interfaces these are: the address may be one of another network then, and the request may do harm
+    /// there.
+    pub async fn probe_by(&self, interfaces: &[u32], target: Target, source_port: Option<u16>) -> Outcome {
+        match self.routes.interface_to(target.address.ip()).await {
+            Ok(Some(index)) if !interfaces.contains(&index) => {
+                Outcome::NotAsked("Linux sends to it by an interface that is no port; add a route by a port".to_owned())
+            }
+            // Without any route the probe fails by itself.
+            Ok(_) => self.probe(target, source_port).await,
+            Err(error) => Outcome::NotAsked(error.to_string()),
+        }
+    }
+
+    /// Probes `target` from `source_port`, or from any port, for its timeout at most.
+    async fn probe(&self, target: Target, source_port: Option<u16>) -> Outcome {
+        let timeout = target.settings.timeout;
         let deadline = Instant::now() + timeout;
         let late = |what: &str| Outcome::Failed(format!("{what} within {timeout:?}"));
         if target.question == Question::Icmp {
@@ -72,7 +89,7 @@ impl Prober {
     async fn ask(&self, stream: TcpStream, target: &Target) -> Outcome {
         let authority = |host: &Option<String>| host.clone().unwrap_or_else(|| target.address.to_string());
         match &target.question {
-            Question::Tcp | Question::Icmp => Outcome::Passed,
+            Question::Route | Question::Tcp | Question::Icmp => Outcome::Passed,
             Question::NodeHealth => {
                 let (authority, status) = (target.address.to_string(), StatusRanges::only(200));
                 http_request::ask(stream, &Request { authority: &authority, path: "/healthz", status: &status }).await
@@ -141,13 +158,15 @@ pub(super) mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::super::target::tests::{node_health, tcp};
+    use super::super::ProbeSettings;
+    use super::super::target::tests::{at, node_health, tcp};
     use super::*;
 
     pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-    async fn probe(target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
-        Prober::default().probe(target, source_port, timeout).await
+    pub(crate) async fn probe(target: Target, source_port: Option<u16>, timeout: Duration) -> Outcome {
+        let settings = Arc::new(ProbeSettings { timeout, ..ProbeSettings::clone(&target.settings) });
+        Prober::default().probe(Target { settings, ..target }, source_port).await
     }
 
     /// The text of a failure.
@@ -162,8 +181,8 @@ pub(super) mod tests {
         let bound = TcpSocket::new_v4().unwrap();
         bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let [open, closed] = [listener.local_addr().unwrap(), bound.local_addr().unwrap()];
-        assert_eq!(probe(Target::at(open, Question::Tcp), None, LONG).await, Outcome::Passed);
-        assert!(failure(probe(Target::at(closed, Question::Tcp), None, LONG).await).contains("refused"));
+        assert_eq!(probe(at(open, Question::Tcp), None, LONG).await, Outcome::Passed);
+        assert!(failure(probe(at(closed, Question::Tcp), None, LONG).await).contains("refused"));
     }
 
     /// Answers every connection with `answer` and closes it; requests go to the channel.
@@ -227,7 +246,7 @@ pub(super) mod tests {
                 host: Some("shop.example".to_owned()),
                 status: status.parse().unwrap(),
             };
-            let outcome = probe(Target::at(address, Question::Http(Arc::new(question))), None, LONG).await;
+            let outcome = probe(at(address, Question::Http(Arc::new(question))), None, LONG).await;
             match expected {
                 Ok(()) => assert_eq!(outcome, Outcome::Passed, "{answer:?}"),
                 Err(why) => assert!(failure(outcome).starts_with(why), "{answer:?}"),
@@ -264,10 +283,24 @@ pub(super) mod tests {
         assert_eq!(failure(outcome), "accepted the connection and gave no answer within 50ms");
     }
 
+    #[tokio::test]
+    async fn nothing_is_sent_where_linux_would_send_by_an_interface_that_is_no_port() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = at(listener.local_addr().unwrap(), Question::Tcp);
+        let prober = Prober::default();
+        let lo = prober.routes.interface_to(target.address.ip()).await.unwrap().unwrap();
+        let refused = prober.probe_by(&[lo + 1], target.clone(), None).await;
+        assert!(matches!(&refused, Outcome::NotAsked(why) if why.contains("an interface that is no port")), "{refused:?}");
+        assert_eq!(prober.probe_by(&[lo], target, None).await, Outcome::Passed);
+        let from = listener.accept().await.unwrap().1;
+        let more = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await;
+        assert!(more.is_err(), "the refused probe connected too, besides {from}");
+    }
+
     /// Without a scope there is no route to a link-local address.
     #[tokio::test]
     async fn a_vip_that_the_gateway_has_no_way_to_says_nothing_of_the_backend() {
-        let through = |vip: SocketAddr| Target { behind_vip: Some(vip.ip()), ..Target::at(vip, Question::Tcp) };
+        let through = |vip: SocketAddr| Target { behind_vip: Some(vip.ip()), ..at(vip, Question::Tcp) };
         let nowhere: SocketAddr = "[fe80::1]:80".parse().unwrap();
         let outcome = probe(through(nowhere), Some(0), LONG).await;
         assert!(matches!(outcome, Outcome::NotAsked(why) if why.contains("no route to the VIP")));
@@ -288,7 +321,7 @@ pub(super) mod tests {
         let free = held.local_addr().unwrap().port();
         let vip = |listener: &TcpListener| Target {
             behind_vip: Some("10.0.0.1".parse().unwrap()),
-            ..Target::at(listener.local_addr().unwrap(), Question::Tcp)
+            ..at(listener.local_addr().unwrap(), Question::Tcp)
         };
         for _ in 0..3 {
             let both = tokio::join!(probe(vip(&one), Some(free), LONG), probe(vip(&two), Some(free), LONG));

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Target;
 use super::target::Changes;
+use super::{Question, Target};
 
 /// Minimum time between the starts of two probes of a target if the second is brought forward: connections that fail all
 /// the time cause one probe a second, not a flood of them.
@@ -35,20 +35,17 @@ struct Wait {
 }
 
 impl Schedule {
-    /// Schedules new targets, and removes those that are gone. One that waits longer than its new interval is scheduled
-    /// as a new one.
+    /// Schedules new targets of which something is asked, and removes those that are gone.
     pub(super) fn follow(&mut self, changes: &Changes, now: Instant) {
-        for (target, check) in changes {
-            let wait = self.waiting.get(target).copied();
-            let Some(check) = check else {
+        for (target, subjects) in changes {
+            if subjects.is_none() {
                 self.take(target);
-                continue;
-            };
-            let is_late = wait.is_some_and(|wait| wait.until > now + check.interval);
-            if is_late || (wait.is_none() && !self.under_way.contains_key(target)) {
-                self.take(target);
-                let until = now + phase(self.spread.hash_one(target), check.interval);
-                self.wait(target.clone(), Wait { until, last: wait.and_then(|wait| wait.last) });
+            } else if target.question != Question::Route
+                && !self.waiting.contains_key(target)
+                && !self.under_way.contains_key(target)
+            {
+                let until = now + phase(self.spread.hash_one(target), target.settings.interval);
+                self.wait(target.clone(), Wait { until, last: None });
             }
         }
     }
@@ -108,7 +105,7 @@ fn phase(random: u64, interval: Duration) -> Duration {
 mod tests {
     use proto::{HealthCheck, Protocol};
 
-    use super::super::target::tests::{changes, service, tcp};
+    use super::super::target::tests::{changes, service, tcp, under};
     use super::*;
 
     fn many(count: u8) -> Changes {
@@ -178,7 +175,8 @@ mod tests {
         let mut schedule = Schedule::default();
         schedule.follow(&every(Duration::from_secs(3600), 1), now);
         let target = schedule.start(schedule.next().unwrap()).unwrap();
-        schedule.finished(target, Some(now + Duration::from_secs(3600)));
+        schedule.finished(target.clone(), Some(now + Duration::from_secs(3600)));
+        schedule.follow(&[(target, None)].into(), now);
         schedule.follow(&many(1), now);
         assert!(schedule.next().unwrap() <= now + Duration::from_secs(1));
     }
@@ -187,7 +185,8 @@ mod tests {
     fn a_probe_is_brought_forward_to_a_second_after_the_last_one_at_the_earliest() {
         let (start, interval) = (Instant::now(), Duration::from_secs(30));
         let after = |seconds| start + Duration::from_secs(seconds);
-        let target = tcp("10.0.0.0:80");
+        let of = |interval| under(&HealthCheck { interval, ..HealthCheck::default() }, tcp("10.0.0.0:80"));
+        let target = of(interval);
         let mut schedule = Schedule::default();
         schedule.follow(&every(interval, 1), start);
         let taken = schedule.start(after(30)).unwrap();
@@ -204,6 +203,9 @@ mod tests {
         fast.follow(&many(1), start);
         let taken = fast.start(after(1)).unwrap();
         fast.finished(taken, Some(after(2)));
-        assert!(!fast.bring_forward(&target, after(1)) && fast.next() == Some(after(2)), "its interval is as short");
+        assert!(
+            !fast.bring_forward(&of(Duration::from_secs(1)), after(1)) && fast.next() == Some(after(2)),
+            "its interval is as short"
+        );
     }
 }

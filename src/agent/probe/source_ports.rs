@@ -12,7 +12,7 @@ use proto::ProbeTags;
 use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
 
 use super::Target;
-use super::target::{Changes, Check};
+use super::target::{Changes, Subjects};
 
 /// The ports in use.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Tags {
     /// The targets of each backend that has a port.
     tagged: HashMap<IpAddr, BTreeSet<Target>>,
     /// Targets without a port, which are not probed.
-    untagged: BTreeMap<Target, Check>,
+    untagged: BTreeMap<Target, Subjects>,
     /// Position of the search for a free port, so that a released port rests as long as possible.
     next: u16,
 }
@@ -39,19 +39,19 @@ impl Tags {
     pub(super) fn follow(&mut self, changes: &mut Changes) -> usize {
         let is_behind_vip = |target: &Target| target.behind_vip.is_some();
         let gone: Vec<Target> =
-            changes.iter().filter(|(t, check)| is_behind_vip(t) && check.is_none()).map(|c| c.0.clone()).collect();
+            changes.iter().filter(|(t, subjects)| is_behind_vip(t) && subjects.is_none()).map(|c| c.0.clone()).collect();
         for target in gone {
             self.untagged.remove(&target);
             self.release(&target);
         }
         let wanted = changes.iter().filter(|(target, _)| is_behind_vip(target));
-        let wanted: Vec<_> = wanted.filter_map(|(target, check)| Some((target.clone(), check.clone()?))).collect();
-        for (target, check) in std::mem::take(&mut self.untagged).into_iter().chain(wanted) {
+        let wanted: Vec<_> = wanted.filter_map(|(target, subjects)| Some((target.clone(), subjects.clone()?))).collect();
+        for (target, subjects) in std::mem::take(&mut self.untagged).into_iter().chain(wanted) {
             if self.assign(&target) {
-                changes.insert(target, Some(check));
+                changes.insert(target, Some(subjects));
             } else {
                 changes.remove(&target);
-                self.untagged.insert(target, check);
+                self.untagged.insert(target, subjects);
             }
         }
         // Ports of a previous task that no target needs.
@@ -103,8 +103,6 @@ impl Tags {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use proto::HealthCheck;
-
     use super::super::target::tests::tcp;
     use super::*;
 
@@ -113,7 +111,7 @@ mod tests {
     }
 
     fn added(of: impl IntoIterator<Item = Target>) -> Changes {
-        of.into_iter().map(|target| (target, Some(Check::new(&HealthCheck::default())))).collect()
+        of.into_iter().map(|target| (target, Some(Subjects::new()))).collect()
     }
 
     fn removed(of: impl IntoIterator<Item = Target>) -> Changes {

@@ -1,8 +1,9 @@
-//! Probe targets of a state. A target is an address and a question; services with equal ones share it.
+//! Probe targets of a state. A target is an address, a question and the settings of the probe; services in which these
+//! are equal share it.
 //!
-//! A backend may depend on several targets: services with different ports, or a probe and the answer of kube-proxy on
-//! its node. It is unhealthy while any of them fails. A TCP connection to a backend's own address says the same to every
-//! service. The result of any other question, and of a probe through a VIP, applies to the services that ask it.
+//! A backend may depend on several targets: a probe, and the answer of kube-proxy on its node. It is unhealthy while any
+//! of them fails. What a target finds applies to the services that ask for it under these settings, and to no other:
+//! neither the port nor the thresholds that one service sets take a backend from another.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -14,21 +15,20 @@ use proto::{Backend, BackendState, Family, HealthCheck, Probe, Protocol, Service
 
 use super::{GrpcQuestion, HttpQuestion, Question, Target, Trust};
 
-/// A backend whose health a target determines.
+/// A backend of a service, whose health a target determines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Subject {
-    /// The only service to which the result applies; `None` means every service with the backend.
-    pub service: Option<Arc<ServiceName>>,
+    /// The service.
+    pub service: Arc<ServiceName>,
     /// Protocol of the frontend.
     pub protocol: Protocol,
     /// The backend.
     pub address: SocketAddr,
 }
 
-/// Settings and backends of a target. Services that share it use the strictest of their settings: the smallest
-/// interval, timeout and `fall`, the largest `rise`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
+/// How a service wants its targets probed, and which results turn their health.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProbeSettings {
     /// Time between the starts of two probes.
     pub interval: Duration,
     /// Timeout of a probe.
@@ -37,42 +37,26 @@ pub struct Check {
     pub rise: u32,
     /// Consecutive failed probes after which the target is unhealthy.
     pub fall: u32,
-    /// The backends that depend on it.
-    pub subjects: BTreeSet<Subject>,
 }
 
-/// Targets that are new or have another check, and those that are gone.
-pub type Changes = BTreeMap<Target, Option<Check>>;
+/// The backends that depend on a target.
+pub type Subjects = BTreeSet<Subject>;
 
-impl Check {
-    pub(super) fn new(health: &HealthCheck) -> Self {
-        Self {
-            interval: health.interval,
-            timeout: health.timeout,
-            rise: health.rise,
-            fall: health.fall,
-            subjects: BTreeSet::new(),
-        }
-    }
+/// Targets that are new or have other subjects, and those that are gone.
+pub type Changes = BTreeMap<Target, Option<Subjects>>;
 
-    /// The strictest of several; `None` without any.
-    fn strictest<'a>(checks: impl Iterator<Item = &'a Self>) -> Option<Self> {
-        checks.cloned().reduce(|one, other| Self {
-            interval: one.interval.min(other.interval),
-            timeout: one.timeout.min(other.timeout),
-            rise: one.rise.max(other.rise),
-            fall: one.fall.min(other.fall),
-            subjects: one.subjects.into_iter().chain(other.subjects).collect(),
-        })
+impl From<&HealthCheck> for ProbeSettings {
+    fn from(health: &HealthCheck) -> Self {
+        Self { interval: health.interval, timeout: health.timeout, rise: health.rise, fall: health.fall }
     }
 }
 
-/// The targets of a state, and the services that ask for each.
+/// The targets of a state, and the backends that depend on each.
 #[derive(Debug, Default)]
 pub struct TargetTable {
     node_port_addresses: Vec<IpAddr>,
     services: Services,
-    checks: HashMap<Target, BTreeMap<Arc<ServiceName>, Check>>,
+    subjects: HashMap<Target, Subjects>,
 }
 
 impl TargetTable {
@@ -92,28 +76,23 @@ impl TargetTable {
                 DiffItem::Update { old: (_, old), new: (_, new) } => (Some(old), Some(new)),
                 DiffItem::Remove(_, old) => (Some(old), None),
             };
-            if let Some(service) = old {
-                for (target, _) in self.asked_by(service) {
-                    if let Some(checks) = self.checks.get_mut(&target) {
-                        checks.remove(&service.name);
-                    }
-                    touched.insert(target);
+            for (target, subject) in old.map(|service| self.asked_by(service)).into_iter().flatten() {
+                if let Some(subjects) = self.subjects.get_mut(&target) {
+                    subjects.remove(&subject);
                 }
+                touched.insert(target);
             }
-            let Some(service) = new else { continue };
-            let name = Arc::new(service.name.clone());
-            for (target, subject) in self.asked_by(service) {
-                let checks = self.checks.entry(target.clone()).or_default();
-                checks.entry(Arc::clone(&name)).or_insert_with(|| Check::new(&service.health)).subjects.insert(subject);
+            for (target, subject) in new.map(|service| self.asked_by(service)).into_iter().flatten() {
+                self.subjects.entry(target.clone()).or_default().insert(subject);
                 touched.insert(target);
             }
         }
         let changes = touched.into_iter().map(|target| {
-            let check = self.checks.get(&target).and_then(|checks| Check::strictest(checks.values()));
-            if check.is_none() {
-                self.checks.remove(&target);
+            let subjects = self.subjects.get(&target).filter(|subjects| !subjects.is_empty()).cloned();
+            if subjects.is_none() {
+                self.subjects.remove(&target);
             }
-            (target, check)
+            (target, subjects)
         });
         changes.collect()
     }
@@ -132,13 +111,13 @@ impl TargetTable {
     fn asked_by(&self, service: &Service) -> Vec<(Target, Subject)> {
         let name = Arc::new(service.name.clone());
         let question = Question::of(&service.health);
+        let settings = Arc::new(ProbeSettings::from(&service.health));
         let mut asked = Vec::new();
         for port in service.ports.iter().filter(|port| listens(port, &self.node_port_addresses)) {
             for backend in port.all_backends().filter(|backend| backend.state == BackendState::Active) {
-                for target in targets(service, question.as_ref(), port, &backend) {
-                    let is_of_all = target.question == Question::Tcp && target.behind_vip.is_none();
-                    let service = (!is_of_all).then(|| Arc::clone(&name));
-                    asked.push((target, Subject { service, protocol: port.protocol, address: backend.address }));
+                for target in targets(service, (question.as_ref(), &settings), port, &backend) {
+                    let subject = Subject { service: Arc::clone(&name), protocol: port.protocol, address: backend.address };
+                    asked.push((target, subject));
                 }
             }
         }
@@ -168,15 +147,16 @@ impl Question {
     }
 }
 
-/// The targets of one backend of a port.
+/// The targets of one backend of a port. A backend that nothing is asked of must be reachable all the same.
 fn targets(
     service: &Service,
-    question: Option<&Question>,
+    (question, settings): (Option<&Question>, &Arc<ProbeSettings>),
     port: &ServicePort,
     backend: &Backend,
 ) -> impl Iterator<Item = Target> + use<> {
     let (health, ip) = (&service.health, backend.address.ip());
-    let at = |number: u16, question: &Question| Target::at(SocketAddr::new(ip, number), question.clone());
+    let at_address = |address, question: &Question| Target::at(address, question.clone(), Arc::clone(settings));
+    let at = |number: u16, question: &Question| at_address(SocketAddr::new(ip, number), question);
     let probe = question.and_then(|question| match (question, health.port) {
         (Question::Icmp, _) => Some(at(0, question)),
         (_, Some(number)) => Some(at(number, question)),
@@ -184,13 +164,13 @@ fn targets(
         (Question::Tcp, None) if port.protocol != Protocol::Tcp => None,
         (_, None) if service.mode.is_two_way() || port.protocol != Protocol::Tcp => Some(at(backend.address.port(), question)),
         // The backend accepts packets for the VIP and may not listen at its own address.
-        (_, None) => port
-            .vips
-            .first()
-            .map(|vip| Target { behind_vip: Some(ip), ..Target::at(SocketAddr::new(*vip, port.port), question.clone()) }),
+        (_, None) => {
+            port.vips.first().map(|vip| Target { behind_vip: Some(ip), ..at_address(SocketAddr::new(*vip, port.port), question) })
+        }
     });
     let node_health = health.node_health_port.map(|number| at(number, &Question::NodeHealth));
-    probe.into_iter().chain(node_health)
+    let route = (probe.is_none() && node_health.is_none()).then(|| at(0, &Question::Route));
+    probe.into_iter().chain(node_health).chain(route)
 }
 
 fn listens(port: &ServicePort, node_port_addresses: &[IpAddr]) -> bool {
@@ -208,17 +188,25 @@ pub(super) mod tests {
         text.parse().unwrap()
     }
 
+    /// A target under the default settings.
+    pub(crate) fn at(address: SocketAddr, question: Question) -> Target {
+        Target::at(address, question, Arc::new(ProbeSettings::from(&HealthCheck::default())))
+    }
+
+    pub(crate) fn under(health: &HealthCheck, target: Target) -> Target {
+        Target { settings: Arc::new(ProbeSettings::from(health)), ..target }
+    }
+
     pub(crate) fn tcp(text: &str) -> Target {
-        Target::at(address(text), Question::Tcp)
+        at(address(text), Question::Tcp)
     }
 
     pub(crate) fn node_health(text: &str) -> Target {
-        Target::at(address(text), Question::NodeHealth)
+        at(address(text), Question::NodeHealth)
     }
 
-    pub(crate) fn subject(service: Option<&str>, protocol: Protocol, text: &str) -> Subject {
-        let service = service.map(|name| Arc::new(ServiceName::new("default", name)));
-        Subject { service, protocol, address: address(text) }
+    pub(crate) fn subject(service: &str, protocol: Protocol, text: &str) -> Subject {
+        Subject { service: Arc::new(ServiceName::new("default", service)), protocol, address: address(text) }
     }
 
     pub(crate) fn service(name: &str, protocol: Protocol, backends: &[&str], health: HealthCheck) -> Service {
@@ -246,32 +234,72 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn services_share_a_target_under_the_strictest_settings() {
-        let slow = HealthCheck { interval: Duration::from_secs(9), fall: 1, rise: 1, ..HealthCheck::default() };
-        let web = service("web", Protocol::Tcp, &["10.0.0.1:80", "10.0.0.2:80"], HealthCheck::default());
-        let also = service("also", Protocol::Tcp, &["10.0.0.1:80"], slow);
-        let changes = changes(vec![web, also]);
-        assert_eq!(changes.len(), 2);
-        let shared = changes[&tcp("10.0.0.1:80")].as_ref().unwrap();
-        assert_eq!((shared.interval, shared.rise, shared.fall), (Duration::from_secs(1), 2, 1));
-        assert_eq!(shared.subjects.len(), 1);
+    fn services_with_the_same_question_and_settings_share_a_target() {
+        let of = |name, backends: &[&str]| service(name, Protocol::Tcp, backends, HealthCheck::default());
+        let changes = changes(vec![of("web", &["10.0.0.1:80", "10.0.0.2:80"]), of("also", &["10.0.0.1:80"])]);
+        let subjects = |names: &[&str], address: &str| Some(names.iter().map(|n| subject(n, Protocol::Tcp, address)).collect());
+        let expected = [
+            (tcp("10.0.0.1:80"), subjects(&["also", "web"], "10.0.0.1:80")),
+            (tcp("10.0.0.2:80"), subjects(&["web"], "10.0.0.2:80")),
+        ];
+        assert_eq!(changes, expected.into());
+    }
+
+    #[test]
+    fn what_one_service_asks_and_when_it_gives_up_takes_no_backend_from_another() {
+        let second = Duration::from_secs(1);
+        let default = HealthCheck::default();
+        for evil in [
+            HealthCheck { port: Some(9), ..default.clone() },
+            HealthCheck { rise: 3600, ..default.clone() },
+            HealthCheck { fall: 1, ..default.clone() },
+            HealthCheck { timeout: Duration::from_millis(10), ..default.clone() },
+            HealthCheck { interval: 9 * second, ..default.clone() },
+            HealthCheck { probe: Probe::Http, path: Some("/gone".to_owned()), ..default.clone() },
+        ] {
+            for mode in [Mode::Nat, Mode::Dsr] {
+                for backend in ["10.0.0.1:80", "[fd00::1]:80"] {
+                    let of = |name, health: &HealthCheck| {
+                        let mut service = service(name, Protocol::Tcp, &[backend], health.clone());
+                        service.mode = mode;
+                        service
+                    };
+                    let changes = changes(vec![of("web", &default), of("evil", &evil)]);
+                    let of_web = subject("web", Protocol::Tcp, backend);
+                    let (mut own, mut foreign) = (0, 0);
+                    for (target, subjects) in &changes {
+                        let subjects = subjects.as_ref().unwrap();
+                        assert_eq!(subjects.len(), 1, "{evil:?} {target}");
+                        if subjects.contains(&of_web) {
+                            assert_eq!(*target.settings, ProbeSettings::from(&default));
+                            own += 1;
+                        } else {
+                            assert_eq!(*target.settings, ProbeSettings::from(&evil));
+                            foreign += 1;
+                        }
+                    }
+                    assert_eq!((own, foreign), (1, 1), "{evil:?}");
+                }
+            }
+        }
     }
 
     #[test]
     fn a_change_of_one_service_touches_its_targets_and_no_others() {
         let slow = HealthCheck { interval: Duration::from_secs(9), ..HealthCheck::default() };
+        let also = |backends: &[&str], health: &HealthCheck| service("also", Protocol::Tcp, backends, health.clone());
         let web = service("web", Protocol::Tcp, &["10.0.0.1:80"], HealthCheck::default());
-        let also = |backends: &[&str]| service("also", Protocol::Tcp, backends, slow.clone());
         let mut table = TargetTable::default();
-        let first = services(vec![web, also(&["10.0.0.1:80", "10.0.0.2:80"])]);
+        let first = services(vec![web, also(&["10.0.0.1:80", "10.0.0.2:80"], &HealthCheck::default())]);
         assert_eq!(table.follow(&first).len(), 2);
         assert!(table.follow(&first).is_empty());
         let mut second = first.clone();
-        second.insert(ServiceName::new("default", "also"), Arc::new(also(&["10.0.0.3:80"])));
+        second.insert(ServiceName::new("default", "also"), Arc::new(also(&["10.0.0.3:80"], &slow)));
         let changes = table.follow(&second);
         assert_eq!(keys(&changes), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80", "tcp 10.0.0.3:80"]);
         assert!(changes[&tcp("10.0.0.2:80")].is_none());
-        assert_eq!(changes[&tcp("10.0.0.1:80")].as_ref().unwrap().interval, Duration::from_secs(1), "web still asks");
+        assert_eq!(changes[&tcp("10.0.0.1:80")], Some([subject("web", Protocol::Tcp, "10.0.0.1:80")].into()), "web still asks");
+        assert!(changes[&under(&slow, tcp("10.0.0.3:80"))].is_some());
         second.remove(&ServiceName::new("default", "web"));
         assert!(table.follow(&second)[&tcp("10.0.0.1:80")].is_none());
     }
@@ -295,13 +323,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_answer_to_a_question_other_than_tcp_is_for_the_services_that_ask_it() {
+    fn the_answer_to_a_question_is_for_the_services_that_ask_it() {
         let http = |path: &str| HealthCheck { probe: Probe::Http, path: Some(path.to_owned()), ..HealthCheck::default() };
         let of = |name, health| service(name, Protocol::Tcp, &["10.0.0.1:80"], health);
         let all = vec![of("a", http("/x")), of("b", http("/x")), of("c", http("/y")), of("d", HealthCheck::default())];
-        let subjects = |name: Option<&str>| subject(name, Protocol::Tcp, "10.0.0.1:80");
-        let found: Vec<_> = changes(all).into_values().map(|check| check.unwrap().subjects).collect();
-        let expected = [[subjects(None)].into(), [subjects(Some("a")), subjects(Some("b"))].into(), [subjects(Some("c"))].into()];
+        let subjects = |name: &str| subject(name, Protocol::Tcp, "10.0.0.1:80");
+        let found: Vec<_> = changes(all).into_values().flatten().collect();
+        let expected = [[subjects("d")].into(), [subjects("a"), subjects("b")].into(), [subjects("c")].into()];
         assert_eq!(found, expected);
     }
 
@@ -309,22 +337,23 @@ pub(super) mod tests {
     fn udp_is_probed_by_tcp_at_a_health_check_port_by_http_and_by_ping() {
         let of = |health| {
             let changes = changes(vec![service("dns", Protocol::Udp, &["10.0.0.1:53"], health)]);
-            let subjects = changes.values().flatten().flat_map(|check| &check.subjects);
-            assert!(subjects.clone().all(|subject| subject.protocol == Protocol::Udp));
+            let mut subjects = changes.values().flatten().flatten();
+            assert!(subjects.all(|subject| subject.protocol == Protocol::Udp));
             keys(&changes)
         };
-        assert!(of(HealthCheck::default()).is_empty());
+        assert_eq!(of(HealthCheck::default()), ["route to 10.0.0.1"]);
         assert_eq!(of(HealthCheck { port: Some(8080), ..HealthCheck::default() }), ["tcp 10.0.0.1:8080"]);
         assert_eq!(of(HealthCheck { probe: Probe::Http, ..HealthCheck::default() }), ["GET http://10.0.0.1:53/"]);
         assert_eq!(of(HealthCheck { probe: Probe::Icmp, ..HealthCheck::default() }), ["ping 10.0.0.1"]);
     }
 
     #[test]
-    fn nobody_asks_without_a_probe_or_for_a_draining_backend() {
+    fn without_a_probe_a_backend_needs_a_route_alone_and_a_draining_one_nothing() {
         let none = HealthCheck { probe: Probe::None, ..HealthCheck::default() };
         let mut draining = service("b", Protocol::Tcp, &["10.0.0.2:80"], HealthCheck::default());
         draining.ports[0].backends[0].state = BackendState::Draining;
-        assert!(changes(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining]).is_empty());
+        let changes = changes(vec![service("a", Protocol::Tcp, &["10.0.0.1:80"], none), draining]);
+        assert_eq!(keys(&changes), ["route to 10.0.0.1"]);
     }
 
     #[test]
@@ -344,8 +373,8 @@ pub(super) mod tests {
             ] {
                 let changes = at(mode, HealthCheck { probe, ..HealthCheck::default() });
                 assert_eq!(keys(&changes), [text], "{mode}");
-                let check = changes.into_values().next().flatten().unwrap();
-                assert_eq!(check.subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:80")].into());
+                let subjects = changes.into_values().next().flatten().unwrap();
+                assert_eq!(subjects, [subject("web", Protocol::Tcp, "10.0.0.1:80")].into());
             }
             let at_port = at(mode, HealthCheck { port: Some(9000), ..HealthCheck::default() });
             assert_eq!(keys(&at_port), ["tcp 10.0.0.1:9000"], "a port of the backend's own");
@@ -361,8 +390,8 @@ pub(super) mod tests {
         let health = HealthCheck { node_health_port: Some(31_000), ..HealthCheck::default() };
         let both = changes(vec![service("web", Protocol::Tcp, &["10.0.0.1:30080"], health.clone())]);
         assert_eq!(keys(&both), ["tcp 10.0.0.1:30080", "GET http://10.0.0.1:31000/healthz"]);
-        let subjects = &both[&word].as_ref().unwrap().subjects;
-        assert_eq!(*subjects, [subject(Some("web"), Protocol::Tcp, "10.0.0.1:30080")].into());
+        let subjects = both[&word].as_ref().unwrap();
+        assert_eq!(*subjects, [subject("web", Protocol::Tcp, "10.0.0.1:30080")].into());
         let none = HealthCheck { probe: Probe::None, ..health };
         let alone = changes(vec![service("dns", Protocol::Udp, &["10.0.0.1:30053"], none)]);
         assert_eq!(alone.keys().collect::<Vec<_>>(), [&word]);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use dataplane::Tunables;
+use dataplane::{RouteLookup, Tunables};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use proto::limits::{PROBE_PORT_FIRST, PROBE_PORT_LAST};
@@ -36,25 +36,36 @@ pub struct Findings {
     pub tags: watch::Sender<ProbeTags>,
 }
 
-/// Probes the targets of the state in `known` until its sender is dropped, at most `concurrency` at once. Beyond that
-/// limit probes are delayed, never skipped. Ports of NodePort Services are probed if this gateway serves their family
-/// at its addresses for node ports, part of `tunables`. Backends whose connections fail in a row, by `connections`, are probed earlier.
+/// Inputs of the task.
+#[derive(Debug)]
+pub struct ProbeInputs {
+    /// The state. The task ends with its sender.
+    pub known: watch::Receiver<Option<GatewayState>>,
+    /// The routes of the gateway; nothing is probed before they are known.
+    pub routes: watch::Receiver<Option<RouteLookup>>,
+    /// The configuration. Ports of NodePort Services are probed if this gateway serves their family at its addresses for
+    /// node ports.
+    pub tunables: watch::Receiver<Tunables>,
+    /// Backends whose connections fail in a row are probed earlier.
+    pub connections: ConnectionWatch,
+}
+
+/// Probes the targets of the state, at most `concurrency` at once. Beyond that limit probes are delayed, never skipped.
 pub async fn run<F: Future<Output = Outcome>>(
-    probe: impl Fn(Target, Option<u16>, Duration) -> F,
-    mut known: watch::Receiver<Option<GatewayState>>,
+    probe: impl Fn(Target, Option<u16>) -> F,
+    ProbeInputs { mut known, mut routes, mut tunables, mut connections }: ProbeInputs,
     findings: &Findings,
     concurrency: usize,
-    mut tunables: watch::Receiver<Tunables>,
-    mut connections: ConnectionWatch,
 ) {
     let mut following = ProbeState::resuming(findings, &tunables.borrow_and_update().node_port_addresses);
     let mut under_way = FuturesUnordered::new();
     known.mark_changed();
-    let mut not_before = Instant::now();
+    routes.mark_changed();
+    let (mut not_before, mut look_at_routes) = (Instant::now(), Instant::now());
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let room = under_way.len() < concurrency;
+        let may_start = under_way.len() < concurrency && following.routes.is_some();
         tokio::select! {
             changed = changed_after(&mut known, not_before) => {
                 if changed.is_err() {
@@ -71,19 +82,26 @@ pub async fn run<F: Future<Output = Outcome>>(
                 let origin = known.borrow().as_ref().map_or(Origin::Disk, |known| known.origin);
                 following.serve_node_ports_at(&tunables.borrow_and_update().node_port_addresses, origin, findings);
             }
+            Ok(()) = changed_after(&mut routes, look_at_routes) => {
+                following.route_by(routes.borrow_and_update().clone(), findings);
+                look_at_routes = Instant::now() + FOLLOWED_EVERY;
+            }
             Some((target, started, outcome)) = under_way.next() => {
                 following.take(&target, outcome);
-                let next = following.tracker.check(&target).map(|check| started + check.interval);
+                let next = following.tracker.follows(&target).then(|| started + target.settings.interval);
                 following.schedule.finished(target, next);
                 following.publish(findings);
             }
-            () = until(following.schedule.next()), if room => {
+            () = until(following.schedule.next()), if may_start => {
                 let now = Instant::now();
-                let target = following.schedule.start(now);
-                if let Some((target, check)) = target.and_then(|t| Some((t.clone(), following.tracker.check(&t)?))) {
-                    let (source_port, timeout) = (following.tags.of(&target), check.timeout);
-                    let outcome = probe(target.clone(), source_port, timeout);
+                let Some(target) = following.schedule.start(now) else { continue };
+                // The newest routes, which the others of its targets may learn of later.
+                if following.may_ask(&target, routes.borrow().as_ref(), findings) {
+                    let outcome = probe(target.clone(), following.tags.of(&target));
                     under_way.push(async move { (target, now, outcome.await) });
+                } else {
+                    let next = now + target.settings.interval;
+                    following.schedule.finished(target, Some(next));
                 }
             }
             _ = looks.tick(), if !following.slow.is_empty() => following.bring_forward(&mut connections),
@@ -91,9 +109,9 @@ pub async fn run<F: Future<Output = Outcome>>(
     }
 }
 
-async fn changed_after(known: &mut watch::Receiver<Option<GatewayState>>, not_before: Instant) -> Result<(), RecvError> {
+async fn changed_after<T>(input: &mut watch::Receiver<T>, not_before: Instant) -> Result<(), RecvError> {
     sleep_until(not_before).await;
-    known.changed().await
+    input.changed().await
 }
 
 async fn until(at: Option<Instant>) {
@@ -114,6 +132,7 @@ struct ProbeState {
     slow: HashSet<Target>,
     /// Targets whose last probe could not be made, and why.
     not_asked: HashMap<Target, String>,
+    routes: Option<RouteLookup>,
 }
 
 impl ProbeState {
@@ -126,6 +145,7 @@ impl ProbeState {
             untagged: 0,
             slow: HashSet::new(),
             not_asked: HashMap::new(),
+            routes: None,
         }
     }
 
@@ -152,18 +172,41 @@ impl ProbeState {
         // The engine must know a tag before a probe uses it.
         send_if_changed(&findings.tags, self.tags.table().clone());
         self.schedule.follow(&changes, Instant::now());
-        for (target, check) in &changes {
-            if check.as_ref().is_some_and(|check| check.interval > LOOK_EVERY) {
-                self.slow.insert(target.clone());
-            } else {
+        for (target, subjects) in &changes {
+            if subjects.is_none() {
                 self.slow.remove(target);
-            }
-            if check.is_none() {
                 self.not_asked.remove(target);
+            } else if target.settings.interval > LOOK_EVERY {
+                self.slow.insert(target.clone());
             }
         }
+        let followed: Vec<_> = changes.iter().filter(|(_, new)| new.is_some()).map(|(target, _)| target.clone()).collect();
         self.tracker.follow(changes, origin);
+        self.look_at_routes(followed);
         self.publish(findings);
+    }
+
+    /// Takes over other routes.
+    fn route_by(&mut self, routes: Option<RouteLookup>, findings: &Findings) {
+        self.routes = routes;
+        let all = self.tracker.targets().cloned().collect();
+        self.look_at_routes(all);
+        self.publish(findings);
+    }
+
+    fn look_at_routes(&mut self, targets: Vec<Target>) {
+        let Some(routes) = &self.routes else { return };
+        for target in targets {
+            self.tracker.set_routed(&target, routes.has_route(target.backend()));
+        }
+    }
+
+    /// Whether a target may be probed now: a probe to an address that no port leads to would go somewhere else.
+    fn may_ask(&mut self, target: &Target, routes: Option<&RouteLookup>, findings: &Findings) -> bool {
+        let routed = routes.is_some_and(|routes| routes.has_route(target.backend()));
+        self.tracker.set_routed(target, routed);
+        self.publish(findings);
+        routed
     }
 
     /// Applies `outcome`. A probe that could not be made is logged once for each reason, not at every interval.
@@ -181,7 +224,7 @@ impl ProbeState {
     /// Whether the last probe of a target could be made, or could not for another reason. A target that has gone
     /// meanwhile is not remembered.
     fn is_new(&mut self, target: &Target, why: &str) -> bool {
-        let is_new = self.tracker.check(target).is_some() && self.not_asked.get(target).is_none_or(|last| last != why);
+        let is_new = self.tracker.follows(target) && self.not_asked.get(target).is_none_or(|last| last != why);
         if is_new {
             self.not_asked.insert(target.clone(), why.to_owned());
         }
@@ -236,7 +279,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::{Arc, Mutex};
 
-    use dataplane::FlowLimits;
+    use dataplane::{Compiler, Config, FlowLimits, Mac, Network, PortConfig, Tunnel};
     use proto::{HealthCheck, Protocol, State};
 
     use super::super::Subject;
@@ -251,12 +294,34 @@ mod tests {
         takes: Duration,
         asked: Mutex<HashMap<Target, usize>>,
         at_once: Mutex<(usize, usize)>,
+        routes: watch::Sender<Option<RouteLookup>>,
+    }
+
+    /// The routes of a gateway with one port of this prefix.
+    fn routes(prefix: &str) -> Option<RouteLookup> {
+        let port = PortConfig {
+            name: "cluster".to_owned(),
+            mac: Mac::default(),
+            mtu: 1500,
+            addresses: vec![prefix.parse().unwrap()],
+            twin: true,
+        };
+        let config = Config {
+            ports: vec![port],
+            snat: Vec::new(),
+            shared_snat: false,
+            node_port_addresses: Vec::new(),
+            flows: FlowLimits::default(),
+            tunnel: Tunnel::default(),
+        };
+        let network = Network { interfaces: Some(Vec::new()), ..Network::default() };
+        Compiler::new(config).compile(&State::default(), &network, &dataplane::Health::default(), 0).route_lookup()
     }
 
     impl Scripted {
         fn new(results: &[(&str, &[bool])]) -> Self {
             let results = results.iter().map(|(target, r)| (tcp(target), r.to_vec())).collect();
-            Self { results, ..Self::default() }
+            Self { results, routes: watch::Sender::new(routes("10.0.0.254/24")), ..Self::default() }
         }
 
         fn asked(&self, target: &str) -> usize {
@@ -271,8 +336,9 @@ mod tests {
                 flows: FlowLimits::default(),
                 targets_max: dataplane::flow::TARGETS_MAX,
             };
-            let tunables = watch::channel(tunables).1;
-            run(|target, _, _| self.probe(target), known, findings, concurrency, tunables, connections).await;
+            let (tunables, routes) = (watch::channel(tunables).1, self.routes.subscribe());
+            run(|target, _| self.probe(target), ProbeInputs { known, routes, tunables, connections }, findings, concurrency)
+                .await;
         }
 
         async fn probe(&self, target: Target) -> Outcome {
@@ -299,7 +365,7 @@ mod tests {
     }
 
     fn backends(addresses: &[&str]) -> imbl::HashSet<Subject> {
-        addresses.iter().map(|a| subject(None, Protocol::Tcp, a)).collect()
+        addresses.iter().map(|a| subject("web", Protocol::Tcp, a)).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -312,7 +378,7 @@ mod tests {
             health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 4);
             let causes = findings.causes.borrow().clone();
-            assert_eq!(causes[&subject(None, Protocol::Tcp, "10.0.0.1:80")].as_ref(), "tcp 10.0.0.1:80 scripted");
+            assert_eq!(causes[&subject("web", Protocol::Tcp, "10.0.0.1:80")].as_ref(), "tcp 10.0.0.1:80 scripted");
             health.wait_for(|h| h.failing.is_empty()).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 6);
             assert!(findings.causes.borrow().is_empty());
@@ -351,6 +417,47 @@ mod tests {
             assert_eq!(prober.asked("10.0.0.1:80"), 1);
             let last = health.wait_for(|h| !h.failing.is_empty()).await.unwrap();
             assert_eq!((&last.failing, &last.proven), (&backends(&["10.0.0.2:80"]), &backends(&["10.0.0.1:80"])));
+        };
+        tokio::select! {
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
+            () = script => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backend_that_no_port_leads_to_is_not_probed_and_has_no_route_until_one_does() {
+        let addresses = ["10.0.0.1:80", "10.99.0.1:80"];
+        let prober = Scripted::new(&[("10.0.0.1:80", &[true]), ("10.99.0.1:80", &[true])]);
+        prober.routes.send_replace(None);
+        let udp = service("dns", Protocol::Udp, &["10.0.0.1:53", "10.99.0.1:53"], HealthCheck::default());
+        let web = service("web", Protocol::Tcp, &addresses, HealthCheck::default());
+        let state = State { services: services(vec![web, udp]), ..State::default() };
+        let (_known, receiver) = watch::channel(Some(GatewayState { state: Arc::new(state), origin: Origin::Controller }));
+        let findings = Findings::default();
+        let mut health = findings.health.subscribe();
+        let [web, dns] = [("web", Protocol::Tcp, "10.99.0.1:80"), ("dns", Protocol::Udp, "10.99.0.1:53")]
+            .map(|(service, protocol, address)| subject(service, protocol, address));
+        let script = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert_eq!((prober.asked(addresses[0]), health.borrow().failing.len()), (0, 0), "no routes are known yet");
+            prober.routes.send_replace(routes("10.0.0.254/24"));
+            let unrouted = imbl::HashSet::from_iter([web.clone(), dns.clone()]);
+            health.wait_for(|h| h.failing == unrouted).await.unwrap();
+            for subject in [&web, &dns] {
+                assert_eq!(findings.causes.borrow()[subject].as_ref(), "no route by a port");
+            }
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert!(prober.asked(addresses[0]) >= 59 && prober.asked(addresses[1]) == 0);
+            prober.routes.send_replace(routes("10.0.0.254/8"));
+            health.wait_for(|h| h.failing.is_empty()).await.unwrap();
+            while prober.asked(addresses[1]) < 2 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            prober.routes.send_replace(routes("10.0.0.254/24"));
+            health.wait_for(|h| h.failing.len() == 2).await.unwrap();
+            let asked = prober.asked(addresses[1]);
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert_eq!(prober.asked(addresses[1]), asked);
         };
         tokio::select! {
             () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),

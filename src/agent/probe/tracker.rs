@@ -4,10 +4,14 @@
 //! make it healthy again. A target from a state on disk starts unproven, until its first passed probe (CONTROL section
 //! 2). A result for a removed target changes nothing.
 //!
+//! A target to which no port leads fails whatever its results are, from the next look at the routes on, and has its
+//! results back as soon as one does.
+//!
 //! Flapping is damped: a target that fails again within [`STEADY_AFTER`] of its return needs twice as many passed probes
-//! as the last time, up to [`DAMPING_MAX`] times `rise`. Once it has stayed healthy for that time, `rise` counts again.
+//! as the last time, up to 2^[`DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy for that time, `rise` counts again.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +19,14 @@ use imbl::HashSet;
 use proto::Origin;
 use tokio::time::Instant;
 
-use super::Target;
-use super::target::{Changes, Check, Subject};
+use super::target::{Changes, ProbeSettings, Subject, Subjects};
+use super::{Question, Target};
 
 /// How long a target stays healthy before its earlier failures are forgotten: as long as a drain.
 const STEADY_AFTER: Duration = Duration::from_secs(300);
-/// Maximum factor of `rise`: a target that flaps at the default settings is out for 32 s at a time, of 3 s that a
-/// failure takes.
-const DAMPING_MAX: u32 = 16;
+/// Maximum number of doublings of `rise`, to 16 times as many: a target that flaps at the default settings is out for
+/// 32 s at a time, of 3 s that a failure takes.
+pub(super) const DOUBLINGS_MAX: u32 = 4;
 
 /// Health of backends; a copy costs nothing. A backend in neither set is usable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,28 +52,33 @@ pub enum HealthChange {
     Proven,
 }
 
-#[derive(Debug)]
-struct TargetHealth {
-    check: Check,
-    failing: bool,
-    proven: bool,
-    /// Whether the last probe passed and it is not failing.
-    passing: bool,
+/// Why a backend fails that no port leads to.
+const NO_ROUTE: &str = "no route by a port";
+
+/// What the results of a target say. It outlives a change of the settings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Whether the target is unhealthy.
+    pub failing: bool,
+    /// Whether it passed a probe.
+    pub proven: bool,
     /// Consecutive results that contradict `failing`.
-    contrary: u32,
-    /// Factor of `rise` for the next return.
-    damping: u32,
-    healthy_since: Option<Instant>,
-    cause: Option<Arc<str>>,
+    pub contrary: u32,
+    /// How often the passes of a return were doubled.
+    pub doublings: u32,
+    /// Since when it is healthy after a failure.
+    pub healthy_since: Option<Instant>,
+    /// What the last failed probe found.
+    pub cause: Option<Arc<str>>,
 }
 
-impl TargetHealth {
-    /// Passed probes that it needs to return.
-    fn rise(&self) -> u32 {
-        self.check.rise.saturating_mul(self.damping)
+impl History {
+    /// Passed probes that the target needs to return.
+    fn rise(&self, settings: &ProbeSettings) -> u32 {
+        settings.rise.saturating_mul(1 << self.doublings)
     }
 
-    fn turn(&mut self, now: Instant) -> HealthChange {
+    fn turn(&mut self, settings: &ProbeSettings, now: Instant) -> HealthChange {
         self.failing = !self.failing;
         self.contrary = 0;
         if !self.failing {
@@ -77,9 +86,26 @@ impl TargetHealth {
             return HealthChange::Healthy;
         }
         let is_flapping = self.healthy_since.is_some_and(|since| now.duration_since(since) < STEADY_AFTER);
-        self.damping = if is_flapping { (self.damping * 2).min(DAMPING_MAX) } else { 1 };
-        HealthChange::Failing(self.rise())
+        self.doublings = if is_flapping { (self.doublings + 1).min(DOUBLINGS_MAX) } else { 0 };
+        HealthChange::Failing(self.rise(settings))
     }
+}
+
+#[derive(Debug)]
+struct FollowedTarget {
+    subjects: Subjects,
+    history: History,
+    /// Whether the last probe passed and it is not failing.
+    passing: bool,
+    /// Whether packets to its backend leave by a port.
+    routed: bool,
+}
+
+/// What is asked of a subject, whatever the settings.
+type Asked = (Subject, SocketAddr, Option<IpAddr>, Question);
+
+fn asked(subject: &Subject, target: &Target) -> Asked {
+    (subject.clone(), target.address, target.behind_vip, target.question.clone())
 }
 
 /// What changed since it was last taken.
@@ -94,7 +120,7 @@ pub struct Unpublished {
 /// The health of all targets.
 #[derive(Debug, Default)]
 pub struct HealthTracker {
-    targets: HashMap<Target, TargetHealth>,
+    targets: HashMap<Target, FollowedTarget>,
     /// The targets of each backend.
     dependence: HashMap<Subject, BTreeSet<Target>>,
     health: Health,
@@ -115,29 +141,28 @@ impl HealthTracker {
         Self { before, ..Self::default() }
     }
 
-    /// Follows changed targets. Existing targets keep their health. Only the backends of these targets are visited.
+    /// Follows changed targets. Existing targets keep their health, also under other settings. Only the backends of these
+    /// targets are visited.
     pub fn follow(&mut self, changes: Changes, origin: Origin) {
         let mut affected = BTreeSet::new();
-        for (target, check) in changes {
-            let old = self.targets.remove(&target);
-            for subject in old.iter().flat_map(|old| &old.check.subjects) {
-                self.forget(subject, &target);
+        let has_new = changes.iter().any(|(target, subjects)| subjects.is_some() && !self.targets.contains_key(target));
+        let mut left = HashMap::new();
+        for (target, new) in &changes {
+            let Some(old) = self.targets.get(target) else { continue };
+            for subject in &old.subjects {
+                if has_new && new.as_ref().is_none_or(|new| !new.contains(subject)) {
+                    left.insert(asked(subject, target), old.history.clone());
+                }
                 affected.insert(subject.clone());
             }
-            let Some(check) = check else {
-                let was_precedent = old.is_some_and(|old| old.passing) && target.needs_precedent();
+            let was_precedent = old.passing && target.needs_precedent();
+            for subject in self.targets[target].subjects.clone() {
+                self.forget(&subject, target);
+            }
+            if new.is_none() {
+                self.targets.remove(target);
                 affected.extend(self.count_precedent(was_precedent, false));
-                continue;
-            };
-            for subject in &check.subjects {
-                self.dependence.entry(subject.clone()).or_default().insert(target.clone());
-                affected.insert(subject.clone());
             }
-            let followed = match old {
-                Some(old) => TargetHealth { check, ..old },
-                None => self.first(check),
-            };
-            self.targets.insert(target, followed);
         }
         let from_disk = !origin.is_current();
         if from_disk != self.from_disk {
@@ -146,20 +171,28 @@ impl HealthTracker {
             self.unpublished.health = true;
             affected.extend(self.dependence.keys().cloned());
         }
+        for (target, subjects) in changes.into_iter().filter_map(|(target, subjects)| Some((target, subjects?))) {
+            for subject in &subjects {
+                self.dependence.entry(subject.clone()).or_default().insert(target.clone());
+                affected.insert(subject.clone());
+            }
+            if let Some(followed) = self.targets.get_mut(&target) {
+                followed.subjects = subjects;
+                continue;
+            }
+            let history = subjects.iter().find_map(|subject| left.remove(&asked(subject, &target)));
+            let history = history.unwrap_or_else(|| self.first(&subjects));
+            self.targets.insert(target, FollowedTarget { subjects, history, passing: false, routed: true });
+        }
         self.before = Health::default();
         affected.iter().for_each(|subject| self.recompute(subject));
     }
 
-    fn first(&self, check: Check) -> TargetHealth {
-        TargetHealth {
-            failing: check.subjects.iter().any(|backend| self.before.failing.contains(backend)),
-            proven: check.subjects.iter().all(|backend| self.before.proven.contains(backend)),
-            passing: false,
-            contrary: 0,
-            damping: 1,
-            healthy_since: None,
-            cause: None,
-            check,
+    fn first(&self, subjects: &Subjects) -> History {
+        History {
+            failing: subjects.iter().any(|backend| self.before.failing.contains(backend)),
+            proven: subjects.iter().all(|backend| self.before.proven.contains(backend)),
+            ..History::default()
         }
     }
 
@@ -172,34 +205,51 @@ impl HealthTracker {
         }
     }
 
+    /// Records whether packets to the backend of a target leave by a port.
+    pub fn set_routed(&mut self, target: &Target, routed: bool) {
+        let Some(followed) = self.targets.get_mut(target).filter(|followed| followed.routed != routed) else { return };
+        followed.routed = routed;
+        // What it said before says nothing of other nodes now.
+        let was_precedent = std::mem::replace(&mut followed.passing, false) && target.needs_precedent();
+        let mut affected = followed.subjects.clone();
+        affected.extend(self.count_precedent(was_precedent, false));
+        affected.iter().for_each(|subject| self.recompute(subject));
+    }
+
+    /// All targets.
+    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.targets.keys()
+    }
+
     /// Records a result, with the cause of a failure; returns how the health of the target changed, if it did.
     pub fn observe(&mut self, target: &Target, result: Result<(), &str>, now: Instant) -> Option<HealthChange> {
         let from_disk = self.from_disk;
         let followed = self.targets.get_mut(target)?;
         let was_precedent = followed.passing && target.needs_precedent();
-        let is_new_cause = result.err().is_some_and(|cause| followed.cause.as_deref() != Some(cause));
+        let history = &mut followed.history;
+        let is_new_cause = result.err().is_some_and(|cause| history.cause.as_deref() != Some(cause));
         if let Err(cause) = result
             && is_new_cause
         {
-            followed.cause = Some(cause.into());
+            history.cause = Some(cause.into());
         }
         let passed = result.is_ok();
-        let change = if passed && from_disk && !followed.proven {
-            (followed.failing, followed.contrary) = (false, 0);
+        let change = if passed && from_disk && !history.proven {
+            (history.failing, history.contrary) = (false, 0);
             Some(HealthChange::Proven)
-        } else if passed != followed.failing {
-            followed.contrary = 0;
+        } else if passed != history.failing {
+            history.contrary = 0;
             None
         } else {
-            followed.contrary += 1;
-            let needed = if followed.failing { followed.rise() } else { followed.check.fall };
-            (followed.contrary >= needed).then(|| followed.turn(now))
+            history.contrary += 1;
+            let needed = if history.failing { history.rise(&target.settings) } else { target.settings.fall };
+            (history.contrary >= needed).then(|| history.turn(&target.settings, now))
         };
-        followed.proven |= passed;
-        followed.passing = passed && !followed.failing;
+        history.proven |= passed;
+        followed.passing = passed && !history.failing && followed.routed;
         let is_precedent = followed.passing && target.needs_precedent();
-        let is_told = change.is_some() || (followed.failing && is_new_cause);
-        let mut affected = if is_told { followed.check.subjects.clone() } else { BTreeSet::new() };
+        let is_told = change.is_some() || (followed.history.failing && is_new_cause);
+        let mut affected = if is_told { followed.subjects.clone() } else { BTreeSet::new() };
         affected.extend(self.count_precedent(was_precedent, is_precedent));
         affected.iter().for_each(|subject| self.recompute(subject));
         change
@@ -213,17 +263,25 @@ impl HealthTracker {
         if (before == 0) == (self.precedents == 0) {
             return BTreeSet::new();
         }
-        let concerned = self.targets.iter().filter(|(target, followed)| followed.failing && target.needs_precedent());
-        concerned.flat_map(|(_, followed)| followed.check.subjects.iter().cloned()).collect()
+        let concerned = self.targets.iter().filter(|(target, followed)| followed.history.failing && target.needs_precedent());
+        concerned.flat_map(|(_, followed)| followed.subjects.iter().cloned()).collect()
     }
 
     /// Evaluates the targets of one backend.
     fn recompute(&mut self, subject: &Subject) {
         let targets = self.dependence.get(subject).into_iter().flatten();
         let mut followed = targets.filter_map(|target| Some((target, self.targets.get(target)?))).peekable();
-        let proven = self.from_disk && followed.peek().is_some() && followed.clone().all(|(_, followed)| followed.proven);
-        let failing = followed.find(|(target, followed)| followed.failing && (self.precedents > 0 || !target.needs_precedent()));
-        let (fails, cause) = (failing.is_some(), failing.and_then(|(_, followed)| followed.cause.clone()));
+        let proven = self.from_disk && followed.peek().is_some() && followed.clone().all(|(_, of)| of.history.proven);
+        let precedents = self.precedents;
+        let cause_of = move |(target, followed): (&Target, &FollowedTarget)| {
+            if !followed.routed {
+                return Some(Some(NO_ROUTE.into()));
+            }
+            let counts = followed.history.failing && (precedents > 0 || !target.needs_precedent());
+            counts.then(|| followed.history.cause.clone())
+        };
+        let failing = followed.find_map(cause_of);
+        let (fails, cause) = (failing.is_some(), failing.flatten());
         self.unpublished.health |= put(&mut self.health.failing, subject, fails) | put(&mut self.health.proven, subject, proven);
         if self.causes.get(subject) != cause.as_ref() {
             self.unpublished.causes = true;
@@ -239,10 +297,10 @@ impl HealthTracker {
         std::mem::replace(&mut self.unpublished, Unpublished { health: false, causes: false })
     }
 
-    /// The settings of a target; `None` if it was removed.
+    /// Whether a target is followed.
     #[must_use]
-    pub fn check(&self, target: &Target) -> Option<&Check> {
-        self.targets.get(target).map(|followed| &followed.check)
+    pub fn follows(&self, target: &Target) -> bool {
+        self.targets.contains_key(target)
     }
 
     /// The targets of a backend.
@@ -287,7 +345,8 @@ mod tests {
     use proptest::prelude::*;
     use proto::{HealthCheck, Protocol};
 
-    use super::super::target::tests::{changes, node_health, service, subject, tcp};
+    use super::super::target::TargetTable;
+    use super::super::target::tests::{changes, node_health, service, services, subject, tcp, under};
     use super::*;
 
     const BACKEND: &str = "10.0.0.1:80";
@@ -297,8 +356,13 @@ mod tests {
         changes(vec![service("web", Protocol::Tcp, &[BACKEND], health)])
     }
 
+    /// The target of [`one_target`].
+    fn target(rise: u32, fall: u32) -> Target {
+        under(&HealthCheck { rise, fall, ..HealthCheck::default() }, tcp(BACKEND))
+    }
+
     fn backend() -> Subject {
-        subject(None, Protocol::Tcp, BACKEND)
+        subject("web", Protocol::Tcp, BACKEND)
     }
 
     fn failing(all: &[Subject]) -> Health {
@@ -323,7 +387,7 @@ mod tests {
             let start = Instant::now();
             for (i, passed) in (0u32..).zip(&results) {
                 let now = start + STEADY_AFTER * i;
-                tracker.observe(&tcp(BACKEND), if *passed { Ok(()) } else { Err("it failed") }, now);
+                tracker.observe(&target(rise, fall), if *passed { Ok(()) } else { Err("it failed") }, now);
                 let needed = if failing { rise } else { fall } as usize;
                 let since = &results[turned_at..=i as usize];
                 if since.len() >= needed && since[since.len() - needed..].iter().all(|r| *r == failing) {
@@ -337,33 +401,33 @@ mod tests {
         /// After any sequence of changes and results, the health of each backend is that of its targets.
         #[test]
         fn the_health_of_backends_is_that_of_their_targets_whatever_came_before(
-            steps in prop::collection::vec((0u8..4, any::<bool>(), any::<bool>()), 0..60), from_disk in any::<bool>(),
+            steps in prop::collection::vec((0u8..4, 0u8..3, any::<bool>()), 0..60), from_disk in any::<bool>(),
         ) {
-            let node = |n: u8, port: u16| node_health(&format!("10.0.0.{n}:{port}"));
-            let of = |n: u8| {
-                let health = HealthCheck { node_health_port: Some(10_256), fall: 1, rise: 1, ..HealthCheck::default() };
-                changes(vec![service("web", Protocol::Tcp, &[&format!("10.0.0.{n}:80")], health)])
+            let health = HealthCheck { node_health_port: Some(10_256), fall: 1, rise: 1, ..HealthCheck::default() };
+            let of = |n: u8| changes(vec![service("web", Protocol::Tcp, &[&format!("10.0.0.{n}:80")], health.clone())]);
+            let targets_of = |n: u8| {
+                [tcp(&format!("10.0.0.{n}:80")), node_health(&format!("10.0.0.{n}:10256"))].map(|target| under(&health, target))
             };
             let mut tracker = HealthTracker::default();
-            for (n, is_change, yes) in steps {
-                if is_change {
-                    let changes = of(n).into_iter().map(|(target, check)| (target, check.filter(|_| yes))).collect();
-                    let origin = if from_disk { Origin::Disk } else { Origin::Controller };
-                    tracker.follow(changes, origin);
-                } else {
-                    observe(&mut tracker, &node(n, 10_256), yes);
-                    observe(&mut tracker, &tcp(&format!("10.0.0.{n}:80")), yes);
+            for (n, step, yes) in steps {
+                match step {
+                    0 => {
+                        let changes = of(n).into_iter().map(|(target, subjects)| (target, subjects.filter(|_| yes))).collect();
+                        tracker.follow(changes, if from_disk { Origin::Disk } else { Origin::Controller });
+                    }
+                    1 => targets_of(n).iter().for_each(|target| _ = observe(&mut tracker, target, yes)),
+                    _ => targets_of(n).iter().for_each(|target| tracker.set_routed(target, yes)),
                 }
                 let passing = tracker.targets.iter().filter(|(target, of)| target.needs_precedent() && of.passing).count();
                 prop_assert_eq!(tracker.precedents, passing);
                 for n in 0..4 {
-                    for (service, target) in [(None, tcp(&format!("10.0.0.{n}:80"))), (Some("web"), node(n, 10_256))] {
-                        let subject = subject(service, Protocol::Tcp, &format!("10.0.0.{n}:80"));
-                        let of = tracker.targets.get(&target);
-                        let counts = passing > 0 || !target.needs_precedent();
-                        prop_assert_eq!(tracker.health().failing.contains(&subject), counts && of.is_some_and(|of| of.failing));
-                        prop_assert_eq!(tracker.health().proven.contains(&subject), from_disk && of.is_some_and(|of| of.proven));
-                    }
+                    let backend = subject("web", Protocol::Tcp, &format!("10.0.0.{n}:80"));
+                    let all = targets_of(n).map(|target| (tracker.targets.get(&target), passing > 0 || !target.needs_precedent()));
+                    let fails = all.iter().any(|(of, counts)| of.is_some_and(|of| !of.routed || (*counts && of.history.failing)));
+                    let proven = from_disk && all.iter().all(|(of, _)| of.is_some_and(|of| of.history.proven));
+                    prop_assert_eq!(tracker.health().failing.contains(&backend), fails);
+                    prop_assert_eq!(tracker.health().proven.contains(&backend), proven);
+                    prop_assert_eq!(tracker.causes().contains_key(&backend), fails);
                 }
             }
         }
@@ -382,13 +446,14 @@ mod tests {
     fn the_cause_of_a_failure_is_the_newest_one() {
         let mut tracker = HealthTracker::default();
         tracker.follow(one_target(2, 1), Origin::Controller);
+        let target = target(2, 1);
         let mut fails = |why: &str| {
-            tracker.observe(&tcp(BACKEND), Err(why), Instant::now());
+            tracker.observe(&target, Err(why), Instant::now());
             tracker.causes()[&backend()].to_string()
         };
         assert_eq!([fails("refused"), fails("no answer")], ["refused", "no answer"]);
         tracker.follow(changes(Vec::new()), Origin::Controller);
-        tracker.follow([(tcp(BACKEND), None)].into(), Origin::Controller);
+        tracker.follow([(target.clone(), None)].into(), Origin::Controller);
         assert!(tracker.causes().is_empty() && *tracker.health() == Health::default());
     }
 
@@ -396,7 +461,7 @@ mod tests {
     fn a_target_that_flaps_needs_twice_as_many_passes_each_time_until_it_stays_healthy() {
         let mut tracker = HealthTracker::default();
         tracker.follow(one_target(2, 1), Origin::Controller);
-        let (target, mut now) = (tcp(BACKEND), Instant::now());
+        let (target, mut now) = (target(2, 1), Instant::now());
         let mut passes_to_return = |tracker: &mut HealthTracker, healthy_for: Duration| {
             now += healthy_for;
             let Some(HealthChange::Failing(needed)) = tracker.observe(&target, Err("it failed"), now) else { panic!() };
@@ -418,10 +483,11 @@ mod tests {
     #[test]
     fn from_disk_one_passed_probe_is_needed_whatever_rise_says() {
         let mut tracker = HealthTracker::default();
+        let target = target(5, 1);
         tracker.follow(one_target(5, 1), Origin::Disk);
         assert!(tracker.health().proven.is_empty());
-        assert_eq!(observe(&mut tracker, &tcp(BACKEND), false), Some(HealthChange::Failing(5)));
-        assert_eq!(observe(&mut tracker, &tcp(BACKEND), true), Some(HealthChange::Proven));
+        assert_eq!(observe(&mut tracker, &target, false), Some(HealthChange::Failing(5)));
+        assert_eq!(observe(&mut tracker, &target, true), Some(HealthChange::Proven));
         assert_eq!(*tracker.health(), Health { failing: HashSet::new(), proven: HashSet::unit(backend()) });
         tracker.follow(one_target(5, 1), Origin::Controller);
         assert_eq!(*tracker.health(), Health::default());
@@ -429,35 +495,49 @@ mod tests {
 
     #[test]
     fn a_backend_with_two_targets_needs_both() {
-        let at = |port| HealthCheck { port, fall: 1, ..HealthCheck::default() };
-        let web = service("web", Protocol::Tcp, &[BACKEND], at(None));
-        let also = service("also", Protocol::Tcp, &[BACKEND], at(Some(9000)));
+        let health = HealthCheck { node_health_port: Some(31_000), fall: 1, ..HealthCheck::default() };
+        let [probe, word] = [tcp(BACKEND), node_health("10.0.0.1:31000")].map(|target| under(&health, target));
         let mut tracker = HealthTracker::default();
-        tracker.follow(changes(vec![web, also]), Origin::Disk);
-        observe(&mut tracker, &tcp(BACKEND), true);
+        tracker.follow(changes(vec![service("web", Protocol::Tcp, &[BACKEND], health)]), Origin::Disk);
+        observe(&mut tracker, &probe, true);
         assert!(tracker.health().proven.is_empty());
-        observe(&mut tracker, &tcp("10.0.0.1:9000"), true);
+        observe(&mut tracker, &word, true);
         assert!(tracker.health().proven.contains(&backend()));
-        observe(&mut tracker, &tcp("10.0.0.1:9000"), false);
+        observe(&mut tracker, &word, false);
         assert!(tracker.health().failing.contains(&backend()));
+    }
+
+    #[test]
+    fn one_service_that_gives_up_early_takes_no_backend_from_another() {
+        let hasty = HealthCheck { fall: 1, rise: 100, ..HealthCheck::default() };
+        let of = |name, health: &HealthCheck| service(name, Protocol::Tcp, &[BACKEND], health.clone());
+        let mut tracker = HealthTracker::default();
+        let both = vec![of("web", &HealthCheck::default()), of("evil", &hasty)];
+        tracker.follow(changes(both), Origin::Controller);
+        let hasty = under(&hasty, tcp(BACKEND));
+        for passed in [false, true, true] {
+            observe(&mut tracker, &tcp(BACKEND), passed);
+            observe(&mut tracker, &hasty, passed);
+        }
+        assert_eq!(*tracker.health(), failing(&[subject("evil", Protocol::Tcp, BACKEND)]));
     }
 
     #[test]
     fn what_kube_proxy_says_of_a_node_fails_it_for_that_service_alone() {
         let local = HealthCheck { node_health_port: Some(31_000), fall: 1, rise: 1, ..HealthCheck::default() };
-        let web = service("web", Protocol::Tcp, &[BACKEND], local);
+        let web = service("web", Protocol::Tcp, &[BACKEND], local.clone());
         let also = service("also", Protocol::Tcp, &[BACKEND], HealthCheck::default());
         let mut tracker = HealthTracker::default();
         tracker.follow(changes(vec![web, also]), Origin::Controller);
-        observe(&mut tracker, &node_health("10.0.0.1:31000"), false);
-        assert_eq!(*tracker.health(), failing(&[subject(Some("web"), Protocol::Tcp, BACKEND)]));
+        observe(&mut tracker, &under(&local, node_health("10.0.0.1:31000")), false);
+        assert_eq!(*tracker.health(), failing(&[subject("web", Protocol::Tcp, BACKEND)]));
     }
 
     #[test]
     fn the_port_of_kube_proxy_counts_only_while_some_node_answers_there() {
         let health = HealthCheck { node_health_port: Some(10_256), fall: 1, rise: 1, ..HealthCheck::default() };
-        let [one, two] = [1, 2].map(|n| subject(Some("web"), Protocol::Tcp, &format!("10.0.0.{n}:80")));
-        let [ask_one, ask_two] = [1, 2].map(|n| node_health(&format!("10.0.0.{n}:10256")));
+        let [one, two] = [1, 2].map(|n| subject("web", Protocol::Tcp, &format!("10.0.0.{n}:80")));
+        let [ask_one, ask_two] = [1, 2].map(|n| under(&health, node_health(&format!("10.0.0.{n}:10256"))));
         let mut tracker = HealthTracker::default();
         tracker.follow(changes(vec![service("web", Protocol::Tcp, &[BACKEND, "10.0.0.2:80"], health)]), Origin::Controller);
         observe(&mut tracker, &ask_one, false);
@@ -479,7 +559,7 @@ mod tests {
         let mut tracker = HealthTracker::resuming(before.clone());
         tracker.follow(one_target(1, 1), Origin::Controller);
         assert_eq!(*tracker.health(), before);
-        assert_eq!(observe(&mut tracker, &tcp(BACKEND), true), Some(HealthChange::Healthy));
+        assert_eq!(observe(&mut tracker, &target(1, 1), true), Some(HealthChange::Healthy));
     }
 
     #[test]
@@ -493,13 +573,35 @@ mod tests {
     #[test]
     fn a_target_keeps_its_health_over_a_change_and_loses_it_with_its_backend() {
         let mut tracker = HealthTracker::default();
-        tracker.follow(one_target(1, 1), Origin::Controller);
-        observe(&mut tracker, &tcp(BACKEND), false);
-        tracker.follow(one_target(3, 3), Origin::Controller);
+        let mut table = TargetTable::default();
+        let web = |rise, fall| {
+            let health = HealthCheck { rise, fall, ..HealthCheck::default() };
+            services(vec![service("web", Protocol::Tcp, &[BACKEND], health)])
+        };
+        tracker.follow(table.follow(&web(1, 1)), Origin::Controller);
+        observe(&mut tracker, &target(1, 1), false);
+        tracker.follow(table.follow(&web(3, 3)), Origin::Controller);
         assert!(tracker.health().failing.contains(&backend()));
-        tracker.follow([(tcp(BACKEND), None)].into(), Origin::Controller);
-        assert_eq!(observe(&mut tracker, &tcp(BACKEND), false), None);
-        tracker.follow(one_target(1, 1), Origin::Controller);
+        assert_eq!(tracker.causes()[&backend()].as_ref(), "it failed");
+        tracker.follow(table.follow(&services(Vec::new())), Origin::Controller);
+        assert_eq!(observe(&mut tracker, &target(3, 3), false), None);
+        tracker.follow(table.follow(&web(1, 1)), Origin::Controller);
         assert_eq!(*tracker.health(), Health::default());
+    }
+
+    #[test]
+    fn without_a_route_a_backend_fails_and_with_one_its_results_count_again() {
+        let mut tracker = HealthTracker::default();
+        tracker.follow(one_target(1, 1), Origin::Controller);
+        let target = target(1, 1);
+        for found in [true, false] {
+            observe(&mut tracker, &target, found);
+            tracker.set_routed(&target, false);
+            assert_eq!(tracker.causes()[&backend()].as_ref(), "no route by a port");
+            assert!(tracker.health().failing.contains(&backend()));
+            tracker.set_routed(&target, true);
+            assert_eq!(tracker.health().failing.contains(&backend()), !found);
+        }
+        assert_eq!(tracker.causes()[&backend()].as_ref(), "it failed");
     }
 }
