@@ -176,6 +176,7 @@ fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
         TcpEstablished => limits.tcp_established,
         TcpHalfClosedByClient | TcpHalfClosedByBackend => limits.tcp_half_closed.min(limits.tcp_established),
         TcpOneWayHalfClosed => limits.tcp_half_closed.min(limits.tcp_one_way),
+        SctpHalfClosed => limits.tcp_half_closed.min(limits.sctp),
         TcpClosing | TcpRefused | TcpOneWayClosing | SctpClosing => limits.tcp_closing,
         TcpOneWay => limits.tcp_one_way,
         UdpUnreplied | UdpOneWayNew => limits.udp_unreplied,
@@ -234,6 +235,7 @@ mod tests {
             (SctpOpening, 30),
             (Sctp, 3600),
             (SctpClosing, 10),
+            (SctpHalfClosed, 300),
         ];
         assert_eq!(rows.map(|(state, _)| state), FlowState::ALL);
         let (limits, seen) = (limits(), Tick(u32::MAX - 3));

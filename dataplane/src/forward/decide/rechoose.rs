@@ -39,7 +39,7 @@ fn is_over(transport: Transport, state: FlowState, backend: &Backend) -> bool {
     let unanswered_in_vain = is_unanswered && !backend.accepts_new;
     match transport {
         Transport::Tcp { .. } | Transport::Sctp { .. } => {
-            let has_closed = state.is_closing() || state.is_half_closed();
+            let has_closed = state.is_closing() || state.is_half_closed() && state != FlowState::SctpHalfClosed;
             begins(transport) && (has_closed || unanswered_in_vain || backend.removed)
         }
         _ => backend.removed,

@@ -26,7 +26,7 @@ const ENDED_V6: u8 = 4;
 const MODES: [(u8, FlowMode); 5] =
     [(1, FlowMode::Nat), (2, FlowMode::Dnat), (3, FlowMode::Dsr), (4, FlowMode::Ipip), (5, FlowMode::Gue)];
 
-const STATES: [(u8, FlowState); 20] = [
+const STATES: [(u8, FlowState); 21] = [
     (1, FlowState::TcpOpening),
     (2, FlowState::TcpAnswered),
     (3, FlowState::TcpEstablished),
@@ -47,6 +47,7 @@ const STATES: [(u8, FlowState); 20] = [
     (18, FlowState::SctpOpening),
     (19, FlowState::Sctp),
     (20, FlowState::SctpClosing),
+    (21, FlowState::SctpHalfClosed),
 ];
 
 fn number<T: PartialEq>(table: &[(u8, T)], value: &T) -> Option<u8> {
