@@ -6,6 +6,7 @@ mod affinity;
 mod entry;
 mod idle;
 mod index;
+mod plain;
 mod snat;
 mod state;
 mod storage;
@@ -26,8 +27,9 @@ pub use transitions::{Segment, advance};
 
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub(crate) use snat::{TrialPorts, UsedPort};
-pub(crate) use state::{Admission, UDP_SIGNAL};
-pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
+pub use plain::is_plain;
+pub(crate) use plain::{Admission, UDP_SIGNAL};
+pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, next_state};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };

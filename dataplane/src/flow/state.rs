@@ -5,16 +5,17 @@
 //! client alone can forge may confirm it. UDP has a class in between: one reply makes a *single exchange*, which yields
 //! after all unconfirmed flows; the client's next packet makes a *stream*, which never yields.
 //!
-//! FIN and RST only shorten the idle limit, since anyone can forge them; data restores it. Data is recognised by PSH,
-//! which every sender sets at the end of a write. Acknowledgements must not count, or the last one of a closed
-//! connection would keep it for hours. After the FIN of one side only data of that side restores the limit, since the
-//! other side may continue to send for as long as it likes (docs/internals/decisions/0007-closing-flows.md).
+//! Anyone can forge FIN and RST from the client's address, so they only shorten the idle limit, and later packets of the
+//! other side restore it, a bare acknowledgement included (docs/internals/decisions/0082-who-may-end-a-flow.md):
 //!
-//! **Invariant:** almost every packet leaves the state of its flow unchanged, and a test of one bit tells
-//! ([`is_plain`]).
+//! - A FIN counts once the other side has acknowledged exactly that FIN ([`super::advance()`] compares the numbers). Until
+//!   then any other packet of the other side shows that it did not accept it.
+//! - A RST is never acknowledged. Any packet of the other side shows that it did not accept it.
+//! - Packets of the backend arrive by its own link, so nobody outside can forge them. Its FIN and RST let the client's
+//!   next SYN begin a new flow.
 //!
-//! Not here: sequence numbers and time, which a state change may need too ([`super::advance()`]), and idle limits
-//! ([`super::IdleLimits`]).
+//! Not here: sequence numbers and time, which a state change may need too ([`super::advance()`]), idle limits
+//! ([`super::IdleLimits`]), and which packets change nothing ([`super::is_plain`]).
 
 use proto::Mode;
 use zerocopy::FromZeros;
@@ -120,13 +121,14 @@ pub enum FlowState {
     TcpAnswered,
     /// TCP, two-way: the client acknowledged the SYN-ACK; confirmed.
     TcpEstablished,
-    /// TCP, two-way: the client's FIN was seen after confirmation; the backend may continue.
+    /// TCP, two-way: the backend has acknowledged the client's FIN; the backend may continue.
     TcpHalfClosedByClient,
     /// TCP, two-way: the backend's FIN was seen after confirmation; the client may continue.
     TcpHalfClosedByBackend,
-    /// TCP, two-way: the FINs of both sides, or a RST, were seen after confirmation.
+    /// TCP, two-way: both sides have closed, and at least one has acknowledged the other's FIN; or the client has closed
+    /// and the backend has sent a RST.
     TcpClosing,
-    /// TCP, two-way: a FIN or RST was seen before confirmation: refused, abandoned or forged.
+    /// TCP, two-way: the backend's FIN or RST was seen before confirmation.
     TcpRefused,
     /// TCP, two-way, adopted in mid-stream (FORWARDING 4, `dnat`): the backend has not yet shown that it knows the
     /// connection.
@@ -137,8 +139,8 @@ pub enum FlowState {
     TcpOneWay,
     /// TCP, one-way: the client's FIN was seen. The backend's FIN is never seen.
     TcpOneWayHalfClosed,
-    /// TCP, one-way: a RST was seen.
-    TcpOneWayClosing,
+    /// TCP, one-way: a RST of the client was seen, and nothing of it since.
+    TcpOneWayReset,
     /// UDP, two-way: only the client has sent.
     UdpUnreplied,
     /// UDP, two-way: the backend replied, and the client has not sent since: a single exchange.
@@ -155,6 +157,22 @@ pub enum FlowState {
     Sctp,
     /// SCTP: shut down or aborted, as the verification tags prove.
     SctpClosing,
+    /// TCP, two-way: the client's FIN was seen after confirmation, and nothing of the backend since.
+    TcpFinOfClient,
+    /// TCP, two-way: the same, but the backend has sent a packet since that acknowledged less. That packet was under way
+    /// already, or the FIN was forged.
+    TcpFinDoubted,
+    /// TCP, two-way: a RST of the client was seen after confirmation, and nothing of the backend since.
+    TcpResetByClient,
+    /// TCP, two-way: a RST of the backend was seen after confirmation, and nothing of the client since.
+    TcpResetByBackend,
+    /// TCP, two-way, begun by a packet of the backend (FORWARDING 4, `dnat`): the client has not yet shown that it knows
+    /// the connection.
+    TcpFromBackend,
+    /// UDP, two-way, begun by a packet of the backend: the client has not sent yet.
+    UdpFromBackend,
+    /// SCTP, two-way, begun by a packet of the backend: the client has not yet shown that it knows the association.
+    SctpFromBackend,
     /// SCTP: one end has shut down or aborted, perhaps: its tag was not proven by a handshake. The next packet that goes on
     /// restores it.
     SctpHalfClosed,
@@ -191,16 +209,21 @@ impl FlowState {
             Self::TcpOneWayNew | Self::UdpOneWayNew => "one_way_new",
             Self::TcpOneWay | Self::UdpOneWay => "one_way",
             Self::TcpOneWayHalfClosed => "one_way_half_closed",
+            Self::TcpOneWayReset => "one_way_reset",
             Self::SctpHalfClosed => "half_closed",
-            Self::TcpOneWayClosing => "one_way_closing",
             Self::UdpUnreplied => "unreplied",
             Self::UdpExchange => "exchange",
             Self::Udp => "stream",
+            Self::TcpFinOfClient => "fin_of_client",
+            Self::TcpFinDoubted => "fin_doubted",
+            Self::TcpResetByClient => "reset_by_client",
+            Self::TcpResetByBackend => "reset_by_backend",
+            Self::TcpFromBackend | Self::UdpFromBackend | Self::SctpFromBackend => "from_backend",
         }
     }
 
-    /// Every state, in the order of their numbers.
-    pub const ALL: [Self; 21] = [
+    /// Every state, in the order of their numbers, which never change: files of saved flows hold them.
+    pub const ALL: [Self; 28] = [
         Self::TcpOpening,
         Self::TcpAnswered,
         Self::TcpEstablished,
@@ -212,7 +235,7 @@ impl FlowState {
         Self::TcpOneWayNew,
         Self::TcpOneWay,
         Self::TcpOneWayHalfClosed,
-        Self::TcpOneWayClosing,
+        Self::TcpOneWayReset,
         Self::UdpUnreplied,
         Self::UdpExchange,
         Self::Udp,
@@ -221,6 +244,13 @@ impl FlowState {
         Self::SctpOpening,
         Self::Sctp,
         Self::SctpClosing,
+        Self::TcpFinOfClient,
+        Self::TcpFinDoubted,
+        Self::TcpResetByClient,
+        Self::TcpResetByBackend,
+        Self::TcpFromBackend,
+        Self::UdpFromBackend,
+        Self::SctpFromBackend,
         Self::SctpHalfClosed,
     ];
 
@@ -237,12 +267,23 @@ impl FlowState {
         }
     }
 
+    /// The initial state of a flow that a packet of the backend begins.
+    #[must_use]
+    pub const fn first_of_backend(transport: Transport) -> Self {
+        match transport {
+            Transport::Tcp { .. } => Self::TcpFromBackend,
+            Transport::Sctp { .. } => Self::SctpFromBackend,
+            _ => Self::UdpFromBackend,
+        }
+    }
+
     /// The transport protocol number of flows in this state.
     #[must_use]
     pub const fn protocol(self) -> u8 {
         match self {
             Self::UdpUnreplied | Self::UdpExchange | Self::Udp | Self::UdpOneWayNew | Self::UdpOneWay => protocol::UDP,
-            state if is_of_sctp(state) => protocol::SCTP,
+            Self::UdpFromBackend => protocol::UDP,
+            Self::SctpOpening | Self::Sctp | Self::SctpClosing | Self::SctpHalfClosed | Self::SctpFromBackend => protocol::SCTP,
             _ => protocol::TCP,
         }
     }
@@ -253,11 +294,13 @@ impl FlowState {
     pub const fn yield_class(self) -> Option<YieldClass> {
         match self {
             Self::TcpEstablished | Self::TcpHalfClosedByClient | Self::TcpHalfClosedByBackend | Self::TcpClosing => None,
-            Self::TcpOneWay | Self::TcpOneWayHalfClosed | Self::TcpOneWayClosing => None,
+            Self::TcpFinOfClient | Self::TcpFinDoubted | Self::TcpResetByClient | Self::TcpResetByBackend => None,
+            Self::TcpOneWay | Self::TcpOneWayHalfClosed | Self::TcpOneWayReset => None,
             Self::Udp | Self::UdpOneWay | Self::Sctp | Self::SctpClosing | Self::SctpHalfClosed => None,
             Self::UdpExchange => Some(YieldClass::SingleExchange),
             Self::TcpOpening | Self::TcpAnswered | Self::TcpRefused | Self::TcpAdopted => Some(YieldClass::Unconfirmed),
             Self::TcpOneWayNew | Self::UdpUnreplied | Self::UdpOneWayNew | Self::SctpOpening => Some(YieldClass::Unconfirmed),
+            Self::TcpFromBackend | Self::UdpFromBackend | Self::SctpFromBackend => Some(YieldClass::Unconfirmed),
         }
     }
 
@@ -277,13 +320,52 @@ impl FlowState {
     /// Whether the flow is closing or was refused.
     #[must_use]
     pub const fn is_closing(self) -> bool {
-        matches!(self, Self::TcpClosing | Self::TcpRefused | Self::TcpOneWayClosing | Self::SctpClosing)
+        matches!(self, Self::TcpClosing | Self::TcpRefused | Self::SctpClosing)
     }
 
     /// Whether one side has visibly closed its half of the connection.
     #[must_use]
     pub const fn is_half_closed(self) -> bool {
-        matches!(self, Self::TcpHalfClosedByClient | Self::TcpHalfClosedByBackend | Self::TcpOneWayHalfClosed | Self::SctpHalfClosed)
+        matches!(
+            self,
+            Self::TcpFinOfClient
+                | Self::TcpHalfClosedByClient
+                | Self::TcpHalfClosedByBackend
+                | Self::TcpOneWayHalfClosed
+                | Self::SctpHalfClosed
+        )
+    }
+
+    /// Whether the last that was seen of the connection is a RST of one side.
+    #[must_use]
+    pub const fn is_reset(self) -> bool {
+        matches!(self, Self::TcpResetByClient | Self::TcpResetByBackend | Self::TcpOneWayReset)
+    }
+
+    /// Whether a number is kept with the flow by which the next packets are checked.
+    #[must_use]
+    pub(super) const fn awaits_number(self) -> bool {
+        matches!(
+            self,
+            Self::TcpAnswered
+                | Self::TcpFinOfClient
+                | Self::TcpFinDoubted
+                | Self::TcpHalfClosedByBackend
+                | Self::TcpOneWayHalfClosed
+        )
+    }
+
+    /// Whether the backend has shown that it ended or refused the connection, so that the client's next SYN begins
+    /// another one.
+    #[must_use]
+    pub const fn is_ended_by_backend(self) -> bool {
+        self.is_closing() || matches!(self, Self::TcpHalfClosedByBackend | Self::TcpResetByBackend)
+    }
+
+    /// Whether only packets of the client, which anyone can forge, have ended the connection.
+    #[must_use]
+    pub const fn is_ended_by_client(self) -> bool {
+        !self.is_ended_by_backend() && (self.is_half_closed() || self.is_reset())
     }
 }
 
@@ -326,38 +408,84 @@ pub const fn next_state(state: FlowState, transport: Transport, direction: Direc
 }
 
 const fn next_tcp_state(state: FlowState, flags: u8, direction: Direction) -> FlowState {
-    use Direction::{ToBackend, ToClient};
+    match direction {
+        Direction::ToBackend => after_client(state, flags),
+        Direction::ToClient => after_backend(state, flags),
+    }
+}
+
+/// The next state after a segment of the client, which anyone can forge.
+const fn after_client(state: FlowState, flags: u8) -> FlowState {
+    use FlowState::*;
+    use tcp_flags::{ACK, FIN, RST, SYN};
+    let resets = flags & RST != 0;
+    let closes = flags & FIN != 0 && !resets;
+    let continues = !resets && !closes;
+    let is_later = !resets && flags & (SYN | ACK) == ACK;
+    match state {
+        TcpEstablished | TcpFinOfClient | TcpFinDoubted | TcpHalfClosedByClient if resets => TcpResetByClient,
+        TcpEstablished | TcpFinDoubted if closes => TcpFinOfClient,
+        // Only if it acknowledges the backend's FIN.
+        TcpHalfClosedByBackend if resets || closes => TcpClosing,
+        // Whoever has sent the RST has forgotten the connection, and would answer this with another.
+        TcpResetByBackend if resets || closes => TcpClosing,
+        TcpResetByBackend => TcpEstablished,
+        // Only if it acknowledges the backend's SYN.
+        TcpAnswered if is_later && closes => TcpFinOfClient,
+        TcpAnswered if is_later => TcpEstablished,
+        TcpFromBackend if is_later && closes => TcpFinOfClient,
+        TcpFromBackend if is_later => TcpEstablished,
+        TcpOneWayNew | TcpOneWay | TcpOneWayHalfClosed if resets => TcpOneWayReset,
+        TcpOneWayNew | TcpOneWay | TcpOneWayReset if closes => TcpOneWayHalfClosed,
+        // Unless it comes before or right behind the FIN.
+        TcpOneWayHalfClosed if continues => TcpOneWay,
+        TcpOneWayNew => TcpOneWay,
+        TcpOneWayReset if continues => TcpOneWay,
+        _ => state,
+    }
+}
+
+/// The next state after a segment of the backend.
+const fn after_backend(state: FlowState, flags: u8) -> FlowState {
     use FlowState::*;
     use tcp_flags::{ACK, FIN, PSH, RST, SYN};
     let resets = flags & RST != 0;
-    let ends = flags & (FIN | RST) != 0;
-    let is_data = flags & PSH != 0;
-    match (state, direction) {
-        (TcpEstablished | TcpHalfClosedByClient | TcpHalfClosedByBackend, _) if resets => TcpClosing,
-        (TcpEstablished, ToBackend) if ends => TcpHalfClosedByClient,
-        (TcpEstablished, ToClient) if ends => TcpHalfClosedByBackend,
-        (TcpHalfClosedByClient, ToClient) | (TcpHalfClosedByBackend, ToBackend) if ends => TcpClosing,
-        // A side that has closed its half sends no data, so the FIN was forged.
-        (TcpHalfClosedByClient, ToBackend) | (TcpHalfClosedByBackend, ToClient) if is_data && !ends => TcpEstablished,
-        (TcpClosing, _) if is_data && !ends => TcpEstablished,
-        (TcpOpening | TcpAnswered | TcpAdopted, _) if ends => TcpRefused,
-        (TcpOpening | TcpRefused, ToClient) if flags & (SYN | ACK) == SYN | ACK && !ends => TcpAnswered,
-        (TcpAnswered, ToBackend) if flags & (SYN | ACK) == ACK => TcpEstablished,
+    let closes = flags & FIN != 0 && !resets;
+    let ends = resets || closes;
+    let answers = !ends && flags & (SYN | ACK) == SYN | ACK;
+    let is_data = !ends && flags & PSH != 0;
+    match state {
+        TcpEstablished | TcpFinDoubted | TcpHalfClosedByBackend if resets => TcpResetByBackend,
+        TcpEstablished if closes => TcpHalfClosedByBackend,
+        TcpFinOfClient | TcpHalfClosedByClient | TcpResetByClient if resets => TcpClosing,
+        // To a SYN of the client that came since.
+        TcpFinOfClient | TcpFinDoubted | TcpHalfClosedByClient | TcpResetByClient if answers => TcpEstablished,
+        // Only if it acknowledges the client's FIN.
+        TcpFinOfClient | TcpFinDoubted if closes => TcpClosing,
+        TcpFinOfClient | TcpFinDoubted => TcpHalfClosedByClient,
+        TcpHalfClosedByClient if closes => TcpClosing,
+        TcpResetByClient if closes => TcpHalfClosedByBackend,
+        TcpResetByClient => TcpEstablished,
+        TcpOpening | TcpAnswered | TcpAdopted | TcpFromBackend if ends => TcpRefused,
+        TcpOpening | TcpRefused | TcpFromBackend if answers => TcpAnswered,
         // A backend sends data only on a connection that it regards as open (a challenge ACK has no PSH).
-        (TcpAnswered | TcpRefused, ToClient) if is_data && !ends => TcpEstablished,
-        (TcpAdopted, ToClient) if flags & (SYN | ACK) == ACK => TcpEstablished,
-        (TcpOneWayNew | TcpOneWay | TcpOneWayHalfClosed, _) if resets => TcpOneWayClosing,
-        (TcpOneWayNew | TcpOneWay, _) if ends => TcpOneWayHalfClosed,
-        (TcpOneWayHalfClosed | TcpOneWayClosing, _) if is_data && !ends => TcpOneWay,
-        (TcpOneWayNew, _) => TcpOneWay,
+        TcpAnswered | TcpRefused if is_data => TcpEstablished,
+        TcpAdopted if flags & (SYN | ACK) == ACK => TcpEstablished,
         _ => state,
     }
+}
+
+/// Whether the number of a packet is kept although it does not change the state: another FIN of the client.
+pub(super) const fn keeps_number(state: FlowState, transport: Transport) -> bool {
+    matches!((state, transport), (FlowState::TcpFinOfClient | FlowState::TcpOneWayHalfClosed, Transport::Tcp { flags })
+        if flags & tcp_flags::FIN != 0)
 }
 
 const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
     match (state, direction) {
         (FlowState::UdpUnreplied, Direction::ToClient) => FlowState::UdpExchange,
         (FlowState::UdpExchange, Direction::ToBackend) => FlowState::Udp,
+        (FlowState::UdpFromBackend, Direction::ToBackend) => FlowState::UdpExchange,
         (FlowState::UdpOneWayNew, _) => FlowState::UdpOneWay,
         _ => state,
     }
@@ -366,116 +494,19 @@ const fn next_udp_state(state: FlowState, direction: Direction) -> FlowState {
 /// For two-way flows. The backend keeps state of the association from the client's cookie on (RFC 9260 section 5.1),
 /// and only a backend with that state sends these chunks. For other changes see [`crate::flow::advance()`].
 const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> FlowState {
+    use FlowState::{Sctp, SctpFromBackend, SctpOpening};
     use sctp_chunk::{COOKIE_ACK, DATA, HEARTBEAT, HEARTBEAT_ACK, I_DATA, SACK};
     match (state, direction) {
-        (FlowState::SctpOpening, Direction::ToClient)
-            if matches!(chunk, COOKIE_ACK | DATA | I_DATA | SACK | HEARTBEAT | HEARTBEAT_ACK) =>
-        {
-            FlowState::Sctp
+        (SctpFromBackend, Direction::ToBackend) if matches!(chunk, DATA | I_DATA | SACK | HEARTBEAT | HEARTBEAT_ACK) => Sctp,
+        (SctpOpening, Direction::ToClient) if matches!(chunk, COOKIE_ACK | DATA | I_DATA | SACK | HEARTBEAT | HEARTBEAT_ACK) => {
+            Sctp
         }
         _ => state,
     }
 }
 
-/// Bits of a transport header that a state may depend on: the lower five TCP flags.
-const SIGNALS: u8 = 32;
-
-/// For each state, one bit per direction (upper half: to the client) and signal. It is set where the packet changes no
-/// state and carries no SYN. It is never set for SCTP, whose
-/// packets all take the slow path. 21 x 8 B, three cache lines.
-const PLAIN: [u64; FlowState::ALL.len()] = plain();
-
-const fn plain() -> [u64; FlowState::ALL.len()] {
-    let mut table = [0; FlowState::ALL.len()];
-    let mut number = 0;
-    while number < table.len() {
-        let state = FlowState::ALL[number];
-        let mut signal = if is_of_sctp(state) { SIGNALS } else { 0 };
-        while signal < SIGNALS {
-            let transport = transport_of(state, signal);
-            // Of TCP, such a segment begins a flow, or tells a number and the segment size.
-            let has_syn = signal & tcp_flags::SYN != 0;
-            if next_state(state, transport, Direction::ToBackend) as u8 == state as u8 && !has_syn {
-                table[number] |= 1 << signal;
-            }
-            if next_state(state, transport, Direction::ToClient) as u8 == state as u8 && !has_syn {
-                table[number] |= 1 << (signal + SIGNALS);
-            }
-            signal += 1;
-        }
-        number += 1;
-    }
-    table
-}
-
-/// The transport header of flows in this state, TCP or UDP.
-const fn transport_of(state: FlowState, signal: u8) -> Transport {
-    match state {
-        FlowState::UdpUnreplied | FlowState::UdpExchange | FlowState::Udp => Transport::Udp,
-        FlowState::UdpOneWayNew | FlowState::UdpOneWay => Transport::Udp,
-        _ => Transport::Tcp { flags: signal },
-    }
-}
-
-pub(super) const fn is_of_sctp(state: FlowState) -> bool {
-    matches!(state, FlowState::SctpOpening | FlowState::Sctp | FlowState::SctpClosing | FlowState::SctpHalfClosed)
-}
-
-/// Whether a packet neither changes the state of its flow nor begins a new flow: true for all but a handful of a
-/// connection's packets.
-#[must_use]
-#[inline(always)]
-pub const fn is_plain(state: FlowState, transport: Transport, direction: Direction) -> bool {
-    let signal = match transport {
-        Transport::Tcp { flags } => flags & (SIGNALS - 1),
-        _ => 0,
-    };
-    PLAIN[state as usize] >> (signal | (direction as u8) << 5) & 1 == 1
-}
-
-/// The bit by which a packet of UDP differs from one of TCP, whose lower five flags are below it.
-pub(crate) const UDP_SIGNAL: u8 = SIGNALS;
-
-/// Bits of the number of a state, below that of a mode, in the byte by which [`Admission`] finds both.
+/// Bits of the number of a state, below that of a mode, in the byte by which [`super::plain::Admission`] finds both.
 pub(crate) const STATE_BITS: u32 = 5;
-
-/// Which packets a loop of the fast path admits: those that are plain ([`is_plain`]) for flows in some modes. None is
-/// for flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
-///
-/// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by the byte of mode and state and by direction. 4 KiB,
-/// of which flows use few lines.
-pub(crate) struct Admission([[u64; 2]; 256]);
-
-impl Admission {
-    /// Admits packets of flows in these modes.
-    pub(crate) const fn of(modes: &[FlowMode]) -> Self {
-        let mut table = [[0; 2]; 256];
-        let mut position = 0;
-        while position < modes.len() {
-            let mut number = 0;
-            while number < FlowState::ALL.len() {
-                let state = FlowState::ALL[number];
-                if !state.shakes_hands() && !is_of_sctp(state) {
-                    let byte = (modes[position] as usize) << STATE_BITS | number;
-                    let shift = if matches!(transport_of(state, 0), Transport::Udp) { UDP_SIGNAL } else { 0 };
-                    // UDP has one signal.
-                    let signals = if shift == 0 { u32::MAX as u64 } else { 1 };
-                    table[byte] = [(PLAIN[number] & signals) << shift, (PLAIN[number] >> SIGNALS & signals) << shift];
-                }
-                number += 1;
-            }
-            position += 1;
-        }
-        Self(table)
-    }
-
-    /// Whether a packet with this signal is admitted in its direction, of a flow with this byte of mode and state.
-    #[must_use]
-    #[inline(always)]
-    pub(crate) const fn admits(&self, mode_and_state: u8, signal: u8, direction: Direction) -> bool {
-        self.0[mode_and_state as usize][direction as usize] >> (signal & (2 * SIGNALS - 1)) & 1 == 1
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -493,11 +524,10 @@ mod tests {
     }
 
     #[test]
-    fn two_way_tcp_passes_through_its_states() {
-        use FlowState::{TcpAnswered, TcpClosing, TcpEstablished, TcpOpening, TcpRefused};
+    fn two_way_tcp_passes_through_its_handshake() {
+        use FlowState::{TcpAnswered, TcpEstablished, TcpOpening, TcpRefused};
         let after = |steps: &[_]| after(TcpOpening, steps);
         let handshake = [(ToClient, SYN | ACK), (ToBackend, ACK)];
-        let with = |more: &[(Direction, u8)]| after(&[&handshake[..], more].concat());
         let rows = [
             ("a repeated SYN stays opening", after(&[(ToBackend, SYN)]), TcpOpening),
             ("an ACK that answers nothing confirms nothing", after(&[(ToBackend, ACK)]), TcpOpening),
@@ -508,22 +538,13 @@ mod tests {
             ("a bare ACK of the backend may be a challenge", after(&[handshake[0], (ToClient, ACK)]), TcpAnswered),
             ("a refused connection is not confirmed", after(&[(ToClient, RST | ACK)]), TcpRefused),
             (
-                "SYN, FIN and data of a client alone confirm nothing",
-                after(&[(ToBackend, FIN), (ToBackend, ACK | PSH)]),
-                TcpRefused,
+                "SYN, FIN and data of a client alone change nothing",
+                after(&[(ToBackend, FIN), (ToBackend, ACK | PSH), (ToBackend, RST), (ToBackend, FIN | ACK)]),
+                TcpOpening,
             ),
-            ("a forged RST while opening is undone by the SYN-ACK", after(&[(ToBackend, RST), handshake[0]]), TcpAnswered),
-            (
-                "a forged RST after that by the backend's data",
-                after(&[handshake[0], (ToBackend, RST), (ToClient, ACK | PSH)]),
-                TcpEstablished,
-            ),
-            ("the FINs of both close", with(&[(ToClient, FIN | ACK), (ToBackend, FIN | ACK)]), TcpClosing),
-            ("FINs with data close", with(&[(ToBackend, FIN | ACK | PSH), (ToClient, FIN | ACK | PSH)]), TcpClosing),
-            ("a RST closes", with(&[(ToClient, RST | ACK)]), TcpClosing),
-            ("the last ACK does not reopen", with(&[(ToClient, FIN), (ToBackend, FIN), (ToClient, ACK)]), TcpClosing),
-            ("data after a forged RST restores", with(&[(ToClient, RST), (ToBackend, ACK | PSH)]), TcpEstablished),
-            ("data establishes nothing that was never answered", after(&[(ToBackend, ACK | PSH)]), TcpOpening),
+            ("nor does a RST of it after the SYN-ACK", after(&[handshake[0], (ToBackend, RST | ACK)]), TcpAnswered),
+            ("a RST of the backend is undone by its SYN-ACK", after(&[(ToClient, RST), handshake[0]]), TcpAnswered),
+            ("or its data", after(&[handshake[0], (ToClient, RST), (ToClient, ACK | PSH)]), TcpEstablished),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");
@@ -531,20 +552,25 @@ mod tests {
     }
 
     #[test]
-    fn one_fin_closes_one_half_whoever_sends_it() {
-        use FlowState::{TcpClosing, TcpEstablished, TcpHalfClosedByBackend, TcpHalfClosedByClient};
-        for (half, from, to) in [(TcpHalfClosedByClient, ToBackend, ToClient), (TcpHalfClosedByBackend, ToClient, ToBackend)] {
-            let with = |more: &[(Direction, u8)]| after(TcpEstablished, &[&[(from, FIN | ACK)], more].concat());
-            let rows = [
-                ("a FIN closes one half", with(&[]), half),
-                ("repeated, it closes no more", with(&[(from, FIN | ACK)]), half),
-                ("the other side may send", with(&[(to, ACK | PSH), (from, ACK)]), half),
-                ("its FIN closes the other half", with(&[(to, ACK | PSH), (to, FIN | ACK)]), TcpClosing),
-                ("a RST of either closes", with(&[(from, RST)]), TcpClosing),
-                ("a RST of the other closes", with(&[(to, RST)]), TcpClosing),
-                ("an ACK of the side that closed restores nothing", with(&[(from, ACK)]), half),
-                ("data of the side that closed shows that the FIN was forged", with(&[(from, ACK | PSH)]), TcpEstablished),
+    fn a_reset_is_undone_by_any_packet_of_the_other_side() {
+        use FlowState::{TcpClosing, TcpEstablished, TcpHalfClosedByBackend, TcpResetByBackend, TcpResetByClient};
+        let sides = [(TcpResetByClient, ToBackend, ToClient), (TcpResetByBackend, ToClient, ToBackend)];
+        for (reset, from, to) in sides {
+            let with = |more: &[(Direction, u8)]| after(TcpEstablished, &[&[(from, RST)], more].concat());
+            let mut rows = vec![
+                ("a RST shortens the limit", with(&[]), reset),
+                ("repeated, it does no more", with(&[(from, RST | ACK)]), reset),
+                ("the same side restores nothing", with(&[(from, ACK), (from, ACK | PSH)]), reset),
+                ("a bare ACK of the other side does", with(&[(to, ACK)]), TcpEstablished),
+                ("so does data", with(&[(to, ACK | PSH)]), TcpEstablished),
+                ("a RST of the other side closes", with(&[(to, RST)]), TcpClosing),
+                ("after which nothing restores", with(&[(to, RST), (to, ACK), (from, ACK | PSH)]), TcpClosing),
             ];
+            if from == ToBackend {
+                rows.push(("a SYN goes on", with(&[(from, SYN)]), reset));
+                rows.push(("and its SYN-ACK restores", with(&[(from, SYN), (to, SYN | ACK)]), TcpEstablished));
+                rows.push(("a FIN of the backend shows that it went on", with(&[(to, FIN | ACK)]), TcpHalfClosedByBackend));
+            }
             for (sentence, found, expected) in rows {
                 assert_eq!(found, expected, "{sentence}, {from:?}");
             }
@@ -552,18 +578,30 @@ mod tests {
     }
 
     #[test]
+    fn what_only_a_client_has_ended_begins_no_new_flow_and_what_a_backend_has_ended_does() {
+        use FlowState::*;
+        let by_backend = [TcpHalfClosedByBackend, TcpClosing, TcpRefused, TcpResetByBackend, SctpClosing];
+        let tcp = [TcpFinOfClient, TcpHalfClosedByClient, TcpResetByClient, TcpOneWayHalfClosed, TcpOneWayReset];
+        let by_client = [&tcp[..], &[SctpHalfClosed]].concat();
+        for state in FlowState::ALL {
+            let found = (state.is_ended_by_backend(), state.is_ended_by_client());
+            assert_eq!(found, (by_backend.contains(&state), by_client.contains(&state)), "{state:?}");
+        }
+    }
+
+    #[test]
     fn one_way_tcp_sees_the_client_only() {
-        use FlowState::{TcpOneWay, TcpOneWayClosing, TcpOneWayHalfClosed, TcpOneWayNew};
+        use FlowState::{TcpOneWay, TcpOneWayHalfClosed, TcpOneWayNew, TcpOneWayReset};
         let rows = [
             ("any packet may confirm", after(TcpOneWayNew, &[(ToBackend, ACK)]), TcpOneWay),
             ("a FIN that does, closes one half", after(TcpOneWayNew, &[(ToBackend, FIN | ACK)]), TcpOneWayHalfClosed),
             ("the client's FIN closes one half", after(TcpOneWay, &[(ToBackend, FIN | ACK)]), TcpOneWayHalfClosed),
-            ("a RST closes", after(TcpOneWay, &[(ToBackend, RST)]), TcpOneWayClosing),
-            ("after a FIN too", after(TcpOneWayHalfClosed, &[(ToBackend, RST)]), TcpOneWayClosing),
-            ("an ACK does not restore", after(TcpOneWayClosing, &[(ToBackend, ACK)]), TcpOneWayClosing),
-            ("nor after a FIN", after(TcpOneWayHalfClosed, &[(ToBackend, ACK)]), TcpOneWayHalfClosed),
-            ("data does", after(TcpOneWayClosing, &[(ToBackend, ACK | PSH)]), TcpOneWay),
-            ("after a FIN too", after(TcpOneWayHalfClosed, &[(ToBackend, ACK | PSH)]), TcpOneWay),
+            ("a RST shortens the limit", after(TcpOneWay, &[(ToBackend, RST)]), TcpOneWayReset),
+            ("after a FIN too", after(TcpOneWayHalfClosed, &[(ToBackend, RST)]), TcpOneWayReset),
+            ("whoever goes on has not sent it: an ACK restores", after(TcpOneWayReset, &[(ToBackend, ACK)]), TcpOneWay),
+            ("so does data", after(TcpOneWayReset, &[(ToBackend, ACK | PSH)]), TcpOneWay),
+            ("and a SYN", after(TcpOneWayReset, &[(ToBackend, SYN)]), TcpOneWay),
+            ("a FIN after a RST closes one half", after(TcpOneWayReset, &[(ToBackend, FIN)]), TcpOneWayHalfClosed),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");
@@ -578,9 +616,43 @@ mod tests {
             ("the client alone confirms nothing", after(TcpAdopted, &[(ToBackend, ACK | PSH)]), TcpAdopted),
             ("the backend's ACK does", after(TcpAdopted, &[(ToClient, ACK)]), TcpEstablished),
             ("a backend that knows nothing of it refuses", after(TcpAdopted, &[(ToClient, RST)]), TcpRefused),
+            ("a RST of the client shows nothing", after(TcpAdopted, &[(ToBackend, RST), (ToBackend, FIN)]), TcpAdopted),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_flow_that_a_backend_begins_is_confirmed_by_its_client() {
+        use FlowState::*;
+        use sctp_chunk::{COOKIE_ACK, DATA, HEARTBEAT_ACK, INIT};
+        let tcp = |steps: &[(Direction, u8)]| after(TcpFromBackend, steps);
+        let sctp = |steps: &[(Direction, u8)]| {
+            let next = |state, &(direction, chunk): &(_, u8)| next_state(state, Transport::Sctp { chunk }, direction);
+            steps.iter().fold(SctpFromBackend, next)
+        };
+        let udp = |steps: &[Direction]| steps.iter().fold(UdpFromBackend, |state, to| next_state(state, Transport::Udp, *to));
+        let rows = [
+            ("whatever the backend sends confirms nothing", tcp(&[(ToClient, ACK), (ToClient, ACK | PSH)]), TcpFromBackend),
+            ("its end ends it", tcp(&[(ToClient, FIN | ACK)]), TcpRefused),
+            ("a RST of the client confirms nothing", tcp(&[(ToBackend, RST | ACK)]), TcpFromBackend),
+            ("its SYN is one of another connection", tcp(&[(ToBackend, SYN)]), TcpFromBackend),
+            ("which is confirmed as all are", tcp(&[(ToBackend, SYN), (ToClient, SYN | ACK)]), TcpAnswered),
+            ("its ACK confirms", tcp(&[(ToBackend, ACK)]), TcpEstablished),
+            ("so does a FIN", tcp(&[(ToBackend, FIN | ACK)]), TcpFinOfClient),
+            ("SCTP: the backend confirms nothing", sctp(&[(ToClient, DATA), (ToClient, COOKIE_ACK)]), SctpFromBackend),
+            ("SCTP: nor does an INIT", sctp(&[(ToBackend, INIT)]), SctpFromBackend),
+            ("SCTP: an answer of the client does", sctp(&[(ToBackend, HEARTBEAT_ACK)]), Sctp),
+            ("UDP: the backend confirms nothing", udp(&[ToClient, ToClient]), UdpFromBackend),
+            ("UDP: the client makes an exchange of it", udp(&[ToBackend]), UdpExchange),
+            ("UDP: and then a stream", udp(&[ToBackend, ToBackend]), Udp),
+        ];
+        for (sentence, found, expected) in rows {
+            assert_eq!(found, expected, "{sentence}");
+        }
+        for state in [TcpFromBackend, UdpFromBackend, SctpFromBackend] {
+            assert_eq!(state.yield_class(), Some(YieldClass::Unconfirmed));
         }
     }
 
@@ -623,42 +695,6 @@ mod tests {
         }
         let classes = [UdpUnreplied, UdpExchange, Udp].map(FlowState::yield_class);
         assert_eq!(classes, [Some(YieldClass::Unconfirmed), Some(YieldClass::SingleExchange), None]);
-    }
-
-    #[test]
-    fn a_packet_is_plain_if_it_changes_no_state_and_has_no_syn() {
-        for state in FlowState::ALL {
-            assert_eq!(FlowState::ALL[state as usize], state);
-            for direction in [ToBackend, ToClient] {
-                for flags in 0..=u8::MAX {
-                    let transport = transport_of(state, flags);
-                    let moves = next_state(state, transport, direction) != state;
-                    let has_syn = matches!(transport, Transport::Tcp { .. }) && flags & SYN != 0;
-                    let plain = !moves && !has_syn && !is_of_sctp(state);
-                    assert_eq!(is_plain(state, transport, direction), plain, "{state:?} {direction:?} {flags:#x}");
-                }
-            }
-        }
-        assert!(is_plain(FlowState::TcpEstablished, Transport::Tcp { flags: ACK | PSH }, ToBackend));
-    }
-
-    #[test]
-    fn the_fast_way_admits_plain_packets_of_its_modes_but_during_handshakes() {
-        const MODES: [FlowMode; 2] = [FlowMode::Nat, FlowMode::Ipip];
-        static ADMISSION: Admission = Admission::of(&MODES);
-        for (byte, signal) in (0..=u8::MAX).flat_map(|byte| (0..=UDP_SIGNAL).map(move |signal| (byte, signal))) {
-            let state = FlowState::ALL.get(usize::from(byte & 31)).copied();
-            let is_of_mode = MODES.iter().any(|mode| *mode as u8 == byte >> STATE_BITS);
-            let transport = if signal == UDP_SIGNAL { Transport::Udp } else { Transport::Tcp { flags: signal } };
-            for direction in [ToBackend, ToClient] {
-                let is_plain_of = |state: FlowState| {
-                    let is_same_protocol = matches!(transport_of(state, 0), Transport::Udp) == (signal == UDP_SIGNAL);
-                    is_same_protocol && !state.shakes_hands() && !is_of_sctp(state) && is_plain(state, transport, direction)
-                };
-                let expected = is_of_mode && state.is_some_and(is_plain_of);
-                assert_eq!(ADMISSION.admits(byte, signal, direction), expected, "{byte:#x} {signal:#x} {direction:?}");
-            }
-        }
     }
 
     #[test]

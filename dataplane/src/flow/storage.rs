@@ -276,9 +276,8 @@ impl ClientRoutes<'_> {
 struct ColdFlow {
     /// The pool of the SNAT port.
     pool: PoolId,
-    /// By state: the expected acknowledgement number, the number of packets of an unconfirmed one-way flow, the
-    /// verification tag of an SCTP backend, or since when a backend does not answer (0: it does). Of a free entry: the next
-    /// free one, plus one.
+    /// By state: the awaited number, the number of packets of an unconfirmed one-way flow, the verification tag of an SCTP
+    /// backend, or since when a backend does not answer (0: it does). Of a free entry: the next free one, plus one.
     number: u32,
 }
 
@@ -593,7 +592,7 @@ enum NumberUse {
 impl NumberUse {
     fn of(state: FlowState, mode: FlowMode) -> Self {
         match state {
-            FlowState::TcpAnswered => Self::Acknowledgement,
+            state if state.awaits_number() => Self::Acknowledgement,
             FlowState::SctpOpening if !mode.is_two_way() => Self::Packets,
             state if state.protocol() == SCTP => Self::Tag,
             _ if mode.is_two_way() => Self::Unanswered,

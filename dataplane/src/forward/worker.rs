@@ -462,7 +462,7 @@ impl<A: Address> SweepRules<A> for Look<'_> {
     fn refresh(&self, flow: &Flow<A>) -> Option<Ticks> {
         let idle_timeout = self.snapshot.backend(flow.backend)?.idle_timeout;
         let is_told = tells(self.owned, self.snapshot, flow);
-        is_told.then(|| refresh_interval(self.limits.of(flow.state, idle_timeout)))
+        is_told.then(|| refresh_interval(self.limits.of(flow, idle_timeout)))
     }
 
     fn why(&self, backend: BackendId) -> FlowEnd {

@@ -38,7 +38,9 @@ enum Class {
     Opening,
     Answered,
     Established,
-    HalfClosed(Direction),
+    /// Of the client, which nobody has acknowledged.
+    Fin,
+    HalfClosed,
     Closing,
     Refused,
     Unreplied,
@@ -83,7 +85,7 @@ impl Class {
         match self {
             Self::Opening | Self::Answered | Self::Refused | Self::Unreplied => Some(YieldClass::Unconfirmed),
             Self::Exchange => Some(YieldClass::SingleExchange),
-            Self::Established | Self::HalfClosed(_) | Self::Closing | Self::Stream => None,
+            Self::Established | Self::Fin | Self::HalfClosed | Self::Closing | Self::Stream => None,
         }
     }
 
@@ -91,7 +93,7 @@ impl Class {
         match self {
             Self::Opening | Self::Answered => 30,
             Self::Established => 100,
-            Self::HalfClosed(_) => 50,
+            Self::Fin | Self::HalfClosed => 50,
             Self::Closing | Self::Refused => 10,
             Self::Unreplied => 20,
             Self::Exchange => 12,
@@ -145,7 +147,8 @@ impl Both {
     fn packet(&mut self, n: u32, direction: Direction, flags: u8) {
         let now = self.now;
         let index = self.find(n).unwrap();
-        let segment = Segment { sequence: 41, acknowledgement: 42 };
+        // The backend acknowledges less than a FIN of the client; the client all.
+        let segment = Segment { sequence: 41, acknowledgement: 42, end: if direction == Direction::ToBackend { 43 } else { 42 } };
         let tick = self.tick();
         let transport = if n < UDP_FROM { Transport::Tcp { flags } } else { Transport::Udp };
         let mut flow = self.table.advance(index, transport, direction, segment, tick);
@@ -161,10 +164,12 @@ impl Both {
             (Class::Unreplied, Direction::ToClient) => Class::Exchange,
             (Class::Exchange, Direction::ToBackend) => Class::Stream,
             (Class::Unreplied | Class::Exchange | Class::Stream, _) => before,
-            (Class::Established, _) if is_fin => Class::HalfClosed(direction),
-            (Class::HalfClosed(by), _) if is_fin && by != direction => Class::Closing,
-            (Class::Opening | Class::Answered | Class::Refused, _) if is_fin => Class::Refused,
-            (Class::Opening | Class::Refused, Direction::ToClient) => Class::Answered,
+            (Class::Established | Class::Fin, Direction::ToClient) if is_fin => Class::HalfClosed,
+            (Class::Fin, Direction::ToClient) => Class::Established, // a SYN-ACK
+            (Class::Established | Class::Answered, Direction::ToBackend) if is_fin => Class::Fin,
+            (Class::HalfClosed, Direction::ToBackend) if is_fin => Class::Closing,
+            (Class::Opening | Class::Answered, Direction::ToClient) if is_fin => Class::Refused,
+            (Class::Opening | Class::Refused, Direction::ToClient) if !is_fin => Class::Answered,
             (Class::Answered, Direction::ToBackend) => Class::Established,
             (class, _) => class,
         };
@@ -214,7 +219,7 @@ impl Both {
         self.now += u64::from(seconds * SECOND);
         self.table.set_time(self.tick());
         let (now, limits) = (self.tick(), self.limits);
-        let over = |flow: &Flow<u32>| limits.is_over(flow.state, None, flow.last_seen, now);
+        let over = |flow: &Flow<u32>| limits.is_over(flow, None, now);
         loop {
             self.sweep = self.table.sweep(self.sweep, 7, 1, over);
             if self.sweep == 0 {

@@ -100,7 +100,7 @@ fn a_connection_has_a_start_and_an_end_with_all_its_packets() {
                 connection.send(&mut rig, flags, b"");
             }
             let end_ns = rig.now;
-            idle(&mut rig, 25);
+            idle(&mut rig, if expected == FlowEnd::Rst { 255 } else { 25 });
             let [start, end] = all(&records)[..] else { panic!("{mode} {expected:?}") };
             assert_eq!((start.event, traffic(&start)), (FlowEvent::Start, Default::default()));
             assert_eq!(end.event, FlowEvent::End(expected), "{mode} {client}");
@@ -132,7 +132,7 @@ fn datagrams_end_idle_and_flows_that_yield_are_reclaimed() {
     let mut rig = Rig::with_flows(8);
     let records = rig.record(64);
     rig.forward(UPLINK, &Packet::udp(CLIENT, DNS).payload(b"?").build());
-    idle(&mut rig, 45);
+    idle(&mut rig, 75);
     let [_, end] = all(&records)[..] else { panic!("one flow") };
     let expected = FlowTraffic { packets: 1, octets: 29 };
     assert_eq!((end.event, traffic(&end)), (FlowEvent::End(FlowEnd::Idle), [expected, FlowTraffic::default()]));
@@ -150,8 +150,9 @@ fn a_client_that_comes_back_and_a_backend_that_goes_are_reasons_too() {
     let mut rig = Rig::new();
     let records = rig.record(64);
     let syn = |sequence| Packet::tcp("198.51.100.8:1", VIP).flags(SYN).numbers(sequence, 0).build();
-    rig.forward(UPLINK, &syn(1));
-    // A RST to the backend precedes the second SYN.
+    let (snat, backend) = ends(&rig.forward(UPLINK, &syn(1)));
+    rig.forward(CLUSTER, &Packet::tcp(&backend.to_string(), &snat.to_string()).flags(RST | ACK).build());
+    // The backend has refused. A RST to it precedes the second SYN.
     assert!(matches!(rig.put(UPLINK, &syn(2)), Some(PacketOutcome::Forward(_))));
     assert_eq!(rig.sent(CLUSTER).len(), 2);
     let events: Vec<_> = all(&records).iter().map(|record| record.event).collect();
@@ -233,7 +234,7 @@ fn a_full_queue_costs_records_and_no_packet() {
     assert_eq!((records.written().get(), records.dropped().get()), (4, 97));
     confirmed.exchange(&mut rig);
     confirmed.send(&mut rig, RST, b"");
-    idle(&mut rig, 25);
+    idle(&mut rig, 255);
     let found = all(&records);
     let ends: Vec<_> = found.iter().filter(|record| record.event == FlowEvent::End(FlowEnd::Rst)).collect();
     assert_eq!(ends.len(), 1, "{found:?}");

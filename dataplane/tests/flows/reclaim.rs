@@ -71,17 +71,21 @@ fn in_a_full_table_the_oldest_opening_flow_yields_and_its_backend_is_reset() {
 }
 
 #[test]
-fn a_client_that_returns_from_its_port_with_another_number_creates_a_new_flow() {
-    let mut rig = Rig::new();
+fn a_second_syn_with_another_number_goes_to_the_same_backend_which_is_reset_by_the_number_that_it_accepted() {
+    let mut rig = Rig::with_flows(2);
     let first = ends(&rig.forward(UPLINK, &syn(1)));
     assert_eq!(ends(&rig.forward(UPLINK, &syn(1))), first, "the same SYN again is the same handshake");
     let other = Packet::tcp(&client(1), VIP).numbers(5, 0).build();
-    let (outcome, sent) = put_and_watch(&mut rig, UPLINK, &other, CLUSTER);
-    assert_eq!((outcome, sent.len()), (Some(PacketOutcome::Forward(CLUSTER)), 2));
-    assert_eq!((ends(&sent[0]), segment(&sent[0])), (first, (RST, 70_002, 0)));
-    assert_eq!(segment(&sent[1]), (SYN, 5, 0));
-    assert_ne!(ends(&sent[1]).0, first.0, "the old port rests");
-    assert_eq!(rig.counters.flows.get(), 1);
+    let sent = rig.forward(UPLINK, &other);
+    assert_eq!((ends(&sent), segment(&sent)), (first, (SYN, 5, 0)), "anyone can send it, and the backend knows what it is");
+    let (snat, backend) = (first.0.to_string(), first.1.to_string());
+    rig.forward(CLUSTER, &Packet::tcp(&backend, &snat).flags(SYN | ACK).numbers(900, 6).build());
+    rig.forward(UPLINK, &Packet::tcp(&client(1), VIP).numbers(70_001, 0).build());
+    rig.now += SECOND;
+    rig.forward(UPLINK, &syn(2));
+    let (_, sent) = put_and_watch(&mut rig, UPLINK, &syn(3), CLUSTER);
+    assert_eq!((ends(&sent[0]), segment(&sent[0])), (first, (RST, 6, 0)), "it yields, and its backend forgets it");
+    assert_eq!(rig.counters.reclaimed.get(), 1);
 }
 
 #[test]
@@ -170,8 +174,8 @@ fn a_port_that_has_not_rested_is_used_before_that_of_a_handshake_that_may_still_
     for n in 0..64_511 {
         rig.forward(UPLINK, &syn(n));
     }
-    establish(&mut rig, "203.0.113.7:1", VIP);
-    rig.forward(UPLINK, &Packet::tcp("203.0.113.7:1", VIP).flags(tcp_flags::FIN | ACK).build());
+    let (snat, backend) = establish(&mut rig, "203.0.113.7:1", VIP);
+    rig.forward(CLUSTER, &Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::FIN | ACK).build());
     let (again, _) = ends(&rig.forward(UPLINK, &Packet::tcp("203.0.113.7:1", VIP).build()));
     assert_eq!((rig.counters.snat_port_reused_early.get(), rig.counters.reclaimed.get()), (1, 0), "{again}: the only one");
     rig.now += 2 * SECOND;
@@ -211,7 +215,7 @@ fn when_the_drain_is_over_the_next_packet_of_either_side_resets_both() {
 fn an_idle_connection_that_was_not_swept_yet_is_reset_on_both_sides() {
     let mut rig = Rig::new();
     establish(&mut rig, "198.51.100.7:1", VIP);
-    rig.now += 7_201 * SECOND;
+    rig.now += 7_501 * SECOND;
     assert_eq!(rig.put(UPLINK, &data("198.51.100.7:1", VIP)), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_eq!((rig.sent(UPLINK).len(), rig.sent(CLUSTER).len()), (1, 1));
 }
@@ -220,7 +224,7 @@ fn an_idle_connection_that_was_not_swept_yet_is_reset_on_both_sides() {
 fn a_reset_of_a_connection_that_has_ended_is_answered_by_none() {
     let mut rig = Rig::new();
     establish(&mut rig, "198.51.100.7:1", VIP);
-    rig.now += 7_201 * SECOND;
+    rig.now += 7_501 * SECOND;
     let reset = Packet::tcp("198.51.100.7:1", VIP).flags(RST).build();
     assert_eq!(rig.put(UPLINK, &reset), Some(PacketOutcome::Drop(DropReason::NoFlow)));
     assert_eq!((rig.sent(UPLINK).len(), rig.sent(CLUSTER).len()), (0, 0));

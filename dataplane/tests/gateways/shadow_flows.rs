@@ -125,13 +125,13 @@ fn a_flow_has_records_where_it_carries_packets() {
     let seen = a.team.establish(&clients);
     a.pass(3);
     b.hear(&a.told());
-    a.team.towards_backends(silent, tcp_flags::RST);
+    a.team.abort(silent);
     a.pass(22);
     b.hear(&a.told());
     assert_eq!((b.flows(), b.records()), (4, Vec::new()), "neither that they began nor that two have ended");
     take_over(&mut a, &mut b);
     b.team.towards_backends(going_on, DATA);
-    b.team.towards_backends(&going_on[1..], tcp_flags::RST);
+    b.team.abort(&going_on[1..]);
     b.pass(22);
     let records = b.records();
     assert_eq!(records.len(), 3);
@@ -461,7 +461,7 @@ fn news_of_flows_that_end_wait_for_room_in_the_queue() {
     }
     assert_eq!(a.told().len(), 4090);
     // The news of their resets fill the queue. They end, and nobody has taken these news.
-    a.team.towards_backends(&clients, tcp_flags::RST);
+    a.team.abort(&clients);
     a.pass(30);
     assert_eq!(a.flows(), 0);
     let again = &clients[..1];

@@ -125,7 +125,7 @@ fn connections_that_were_too_young_to_be_told_go_on_after_a_planned_takeover() {
         assert_eq!(b.team.towards_backends(&clients, DATA), seen, "the client repeats its packet");
         b.team.answered(&seen, DATA);
         // They are the flows of the new owner, which tells how they end.
-        b.team.towards_backends(&clients, tcp_flags::RST);
+        b.team.abort(&clients);
         b.pass(30);
         a.hear(&b.told());
         a.pass(1);
@@ -288,7 +288,7 @@ fn ports_of_ended_flows_of_a_partner_rest_for_a_minute() {
     let (mut a, mut b) = (Gateway::small(7), Gateway::small(7));
     a.own(ALL);
     let (old, used) = told_connections(&mut a, &mut b, 100);
-    a.team.towards_backends(&old, tcp_flags::RST);
+    a.team.abort(&old);
     a.pass(20);
     b.hear(&a.told());
     assert_eq!((a.flows(), b.flows()), (0, 0));

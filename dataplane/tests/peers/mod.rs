@@ -124,7 +124,9 @@ impl Backends {
         };
         self.hold(key, held);
         let flags = if keep { ACK | PSH } else { ACK | PSH | FIN };
-        vec![frame(to, from, flags, acknowledgement, sequence.wrapping_add(1))]
+        let ports = [to.port(), from.port()];
+        let segment = Segment::Tcp { ports, flags, sequence: acknowledgement, acknowledgement: sequence.wrapping_add(1) };
+        vec![Packet::between(to.ip(), from.ip(), segment).payload(b"!").build()]
     }
 
     /// Connections that closed at this moment rest from now on.

@@ -128,6 +128,61 @@ fn a_packet_of_a_backend_to_an_address_that_no_client_has_begins_no_flow() {
     }
 }
 
+/// Anyone can be named as the client of a packet of a backend. Only what the client sends is evidence of it.
+#[test]
+fn a_backend_that_sends_to_invented_clients_leaves_room_for_the_connections_of_others() {
+    for v6 in [false, true] {
+        let mut rig = Rig::with_flows(64);
+        rig.set_mode("web", Mode::Dnat);
+        rig.set_mode("dns", Mode::Dnat);
+        let (web, dns) = if v6 { ("[fd00::12]:8080", "[fd00::12]:5353") } else { ("10.0.0.12:8080", "10.0.0.12:5353") };
+        let vip = if v6 { "[2001:db8::1:0]:80" } else { VIP };
+        let invented = |n: u16| if v6 { format!("[2001:db8:9::{n}]:7") } else { format!("203.0.113.{n}:7") };
+        for n in 1..=100 {
+            for twice in 0..2 {
+                let _ = twice;
+                rig.put(CLUSTER, &Packet::tcp(web, &invented(n)).flags(ACK | tcp_flags::PSH).payload(b"x").build());
+                rig.put(CLUSTER, &Packet::udp(dns, &invented(n)).payload(b"x").build());
+                rig.put(CLUSTER, &Packet::sctp(web, &invented(n)).chunk(0).payload(&[0; 12]).build());
+            }
+        }
+        rig.sent(UPLINK);
+        rig.now += 2 * SECOND;
+        for n in 0..50 {
+            let client = if v6 { format!("[2001:db8:1::7]:{}", 2000 + n) } else { format!("198.51.100.7:{}", 2000 + n) };
+            assert_eq!(rig.put(UPLINK, &Packet::tcp(&client, vip).build()), Some(PacketOutcome::Forward(CLUSTER)));
+            let (client, backend) = rig::ends(&rig.sent(CLUSTER).pop().unwrap());
+            rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
+            rig.forward(UPLINK, &Packet::tcp(&client.to_string(), vip).flags(ACK).build());
+        }
+        rig.sent(UPLINK);
+        // What the backends began ends soon.
+        for _ in 0..75 {
+            rig.now += SECOND;
+            rig.worker.poll(rig.now);
+        }
+        assert_eq!(rig.counters.flows.get(), 50);
+    }
+}
+
+#[test]
+fn what_a_backend_began_is_confirmed_by_the_packet_of_its_client() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let idle = |rig: &mut Rig, seconds| {
+        for _ in 0..seconds {
+            rig.now += SECOND;
+            rig.worker.poll(rig.now);
+        }
+    };
+    rig.forward(CLUSTER, &Packet::tcp("10.0.0.12:8080", CLIENT).flags(ACK | tcp_flags::PSH).payload(b"x").build());
+    rig.forward(UPLINK, &Packet::tcp(CLIENT, VIP).flags(ACK).build());
+    rig.forward(CLUSTER, &Packet::tcp("10.0.0.12:8080", "198.51.100.8:5").flags(ACK).build());
+    idle(&mut rig, 45);
+    assert_eq!(rig.counters.flows.get(), 1, "the other had no client");
+    idle(&mut rig, 7_400);
+    assert_eq!(rig.counters.flows.get(), 1);
+}
+
 #[test]
 fn a_late_reply_of_a_backend_that_the_flow_left_is_dropped() {
     let mut rig = Rig::with_mode(Mode::Dnat);

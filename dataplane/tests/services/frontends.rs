@@ -87,7 +87,7 @@ fn ports_vips_and_node_ports_count_what_came_through_them() {
     let reset = Packet::tcp(&client(NODE_PORT, 0), NODE_PORT).flags(tcp_flags::RST | ACK);
     rig.forward(UPLINK, &reset.build());
     rig.forward(UPLINK, &Packet::tcp(&client(FRONTENDS[1], 99), FRONTENDS[1]).build());
-    for _ in 0..45 * 4 {
+    for _ in 0..255 * 4 {
         rig.now += SECOND / 4;
         rig.worker.poll(rig.now);
     }

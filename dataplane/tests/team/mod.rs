@@ -197,6 +197,13 @@ impl Team {
         seen
     }
 
+    /// Both sides reset their connections, which then end soon. Returns what [`Team::towards_backends`] does.
+    pub fn abort(&mut self, clients: &[(String, &str)]) -> HashMap<String, (SocketAddr, SocketAddr)> {
+        let seen = self.towards_backends(clients, tcp_flags::RST);
+        self.answered(&seen, tcp_flags::RST);
+        seen
+    }
+
     /// Backends answer with these flags; asserts that each client gets its answer.
     pub fn answered(&mut self, seen: &HashMap<String, (SocketAddr, SocketAddr)>, flags: u8) {
         let reply = |(snat, backend): &(SocketAddr, SocketAddr)| {

@@ -281,7 +281,7 @@ impl Recorder {
     pub(super) fn advance(&mut self, index: u32, state: FlowState, transport: Transport) {
         let closed_by = &mut self.closed_by[index as usize];
         match ClosedBy::of(transport) {
-            _ if !state.is_closing() && !state.is_half_closed() => *closed_by = ClosedBy::Nothing,
+            _ if !state.is_closing() && !state.is_half_closed() && !state.is_reset() => *closed_by = ClosedBy::Nothing,
             // A state that closes already stays as it was closed.
             by @ (ClosedBy::Fin | ClosedBy::Rst) if *closed_by != ClosedBy::Fin || by == ClosedBy::Rst => *closed_by = by,
             _ => {}
@@ -307,7 +307,7 @@ impl Recorder {
             return;
         }
         let half_seen = matches!(flow.state, FlowState::TcpOneWayHalfClosed | FlowState::SctpHalfClosed);
-        let has_closed = flow.state.is_closing() || half_seen;
+        let has_closed = flow.state.is_closing() || flow.state.is_reset() || half_seen;
         let why = match (why, self.closed_by[index as usize]) {
             (FlowEnd::Reclaimed, _) => why,
             (_, ClosedBy::Rst) if has_closed => FlowEnd::Rst,

@@ -45,6 +45,10 @@ pub(super) fn next<A: Address>(flow: &mut Flow<A>, chunk: u8, direction: Directi
     match flow.state {
         FlowState::SctpOpening if flow.mode.is_two_way() => shake_hands(flow, chunk, direction, segment),
         FlowState::SctpOpening => one_way(flow, chunk, segment),
+        FlowState::SctpFromBackend => {
+            learn(&mut flow.tags, chunk, direction, segment);
+            next_state(flow.state, Transport::Sctp { chunk }, direction)
+        }
         _ => go_on(flow, chunk, direction, segment),
     }
 }
@@ -54,6 +58,13 @@ fn tag_of(tags: &mut VerificationTags, direction: Direction) -> &mut u32 {
     match direction {
         Direction::ToBackend => &mut tags.backend,
         Direction::ToClient => &mut tags.client,
+    }
+}
+
+/// Learns the tag of a packet that goes on. That of an INIT is 0, and an end may reflect.
+fn learn(tags: &mut VerificationTags, chunk: u8, direction: Direction, segment: Segment) {
+    if chunk != sctp_chunk::INIT && !ends(chunk) {
+        *tag_of(tags, direction) = segment.sequence;
     }
 }
 
@@ -105,7 +116,7 @@ fn go_on<A: Address>(flow: &mut Flow<A>, chunk: u8, direction: Direction, segmen
         (false, true) => FlowState::SctpHalfClosed,
         (false, false) if chunk == sctp_chunk::INIT => flow.state,
         (false, false) => {
-            *tag_of(&mut flow.tags, direction) = segment.sequence;
+            learn(&mut flow.tags, chunk, direction, segment);
             FlowState::Sctp
         }
     }
@@ -160,10 +171,10 @@ mod tests {
         let tuple = Tuple { protocol: protocol::SCTP, ..Tuple::default() };
         let mut flow: Flow<u32> =
             Flow::new(&tuple, (FlowState::first(transport, mode), mode), (BackendId::default(), 0, 0), &lease, Tick(1));
-        flow.tags = tags_of_first(transport, Segment { sequence: *tag, acknowledgement: *more });
+        flow.tags = tags_of_first(transport, Segment { sequence: *tag, acknowledgement: *more, end: 0 });
         for (at, &(direction, chunk, sequence, acknowledgement)) in rest.iter().enumerate() {
             let now = Tick(1 + Ticks::from(std::time::Duration::from_secs(1)).0 * (at as u32 + 1));
-            advance(&mut flow, Transport::Sctp { chunk }, direction, Segment { sequence, acknowledgement }, now);
+            advance(&mut flow, Transport::Sctp { chunk }, direction, Segment { sequence, acknowledgement, end: 0 }, now);
         }
         (flow.state, flow.tags)
     }

@@ -1,5 +1,8 @@
 //! Mode `dnat`: the backend sees the client's own address and port.
 //!
+//! What a backend begins is unconfirmed until its client sends, or a backend could fill the table with packets to invented
+//! clients.
+//!
 //! **Invariant:** no two flows look the same to a backend. If a client uses one port through two frontends to one
 //! backend, the backend could not distinguish the flows, nor the gateway their replies.
 //!
@@ -10,7 +13,7 @@ use super::input::{DecisionContext, Packet, end};
 use super::local::refused_source;
 use super::reclaim::{make_room, reset_to_backend};
 use super::verdict::{NatForward, Verdict};
-use crate::flow::{Direction, FlowEnd, FlowMode, PoolId, SnatLease, begins, flow_of, next_state};
+use crate::flow::{Direction, FlowEnd, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, next_state};
 use crate::snapshot::Front;
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
@@ -29,7 +32,7 @@ pub(super) fn own_port<A: Address>(
         let gives_way = !older.state.is_confirmed()
             || older.state.is_closing()
             || snapshot.backend(older.backend).is_none_or(|backend| {
-                backend.removed || context.limits.is_over(older.state, backend.idle_timeout, older.last_seen, now)
+                backend.removed || context.limits.is_over(&older, backend.idle_timeout, now)
             });
         if !gives_way {
             return None;
@@ -87,7 +90,8 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
     let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, (source, source_port), front.backend, &lease, now);
     flow.frontend = number;
-    flow.state = next_state(flow.state, packet.headers.transport, Direction::ToClient);
+    // Anyone can be named as its client, so the client's packet confirms it.
+    flow.state = next_state(FlowState::first_of_backend(packet.headers.transport), packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
         Err(verdict) => return verdict,

@@ -7,7 +7,7 @@ use super::input::{DecisionContext, Packet, end};
 use super::local::unknown;
 use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
-use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
+use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
 use crate::snapshot::{Backend, Exit, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Headers, Transport, tcp_flags};
@@ -144,7 +144,7 @@ fn advance_flow<'s, A: Address>(
     let mut flow = context.table.get(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = context.limits.is_flow_over(&flow, backend.idle_timeout, false, now);
-    if over || direction == Direction::ToBackend && rechoose::rechooses(&mut flow, transport, segment, backend, now) {
+    if over || direction == Direction::ToBackend && rechoose::rechooses(&mut flow, transport, backend, now) {
         return None;
     }
     if direction == Direction::ToClient {
@@ -155,9 +155,10 @@ fn advance_flow<'s, A: Address>(
     }
     let was_silent = is_long_silent(context.table, context.limits, &flow, backend, now);
     context.table.set(index, &flow);
-    let (shook_hands, was_open) = (flow.state.shakes_hands(), flow.state.is_confirmed() && !flow.state.is_closing());
+    let is_open = |state: FlowState| state.is_confirmed() && !state.is_closing() && !state.is_reset();
+    let (shook_hands, was_open) = (flow.state.shakes_hands(), is_open(flow.state));
     let mut flow = context.table.advance(index, transport, direction, segment, now);
-    if was_open && flow.state.is_closing() && is_reset(transport) {
+    if was_open && !is_open(flow.state) && is_reset(transport) {
         context.changes.reset = Some(flow.counter_slot());
     }
     if shook_hands && !flow.state.shakes_hands() && direction == Direction::ToBackend {

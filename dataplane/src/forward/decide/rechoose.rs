@@ -4,14 +4,18 @@
 //! only a SYN can choose another. UDP can do so at any packet, but a stream must not leave a backend that answers, whatever its probes
 //! report.
 //!
-//! **Invariant:** of two-way flows that were answered, only those move whose client has sent for [`IN_VAIN`] without an
-//! answer.
+//! Anyone can send a SYN in the name of a client. On a flow that its backend has not ended it goes to that backend, by the
+//! same SNAT port, and the backend answers it as RFC 9293 section 3.10.7.4 says: the engine, which keeps no sequence
+//! numbers, cannot tell whose it is.
+//!
+//! **Invariant:** of two-way flows that were answered, only those move whose backend has ended them or takes no new ones,
+//! and whose client has sent for [`IN_VAIN`] without an answer.
 //!
 //! Not here: the choice itself.
 
 use std::time::Duration;
 
-use crate::flow::{Flow, FlowState, Segment, Tick, Ticks, YieldClass, begins};
+use crate::flow::{Flow, FlowState, Tick, Ticks, YieldClass, begins};
 use crate::snapshot::Backend;
 use crate::wire::{Address, Transport};
 
@@ -23,34 +27,23 @@ const IN_VAIN: Duration = Duration::from_secs(1);
 pub(super) fn rechooses<A: Address>(
     flow: &mut Flow<A>,
     transport: Transport,
-    segment: Segment,
     backend: &Backend,
     now: Tick,
 ) -> bool {
-    is_over(transport, flow.state, backend)
-        || is_another_handshake(transport, segment, flow)
-        || is_in_vain(flow, transport, backend, now)
+    let is_over = if begins(transport) {
+        begins_anew(flow.state, backend)
+    } else {
+        !matches!(transport, Transport::Tcp { .. } | Transport::Sctp { .. }) && backend.removed
+    };
+    is_over || is_in_vain(flow, transport, backend, now)
 }
 
-/// A SYN on a half-closed or closed flow, a SYN that was never answered by a backend that no longer takes new flows,
-/// and any SYN or UDP packet to a removed backend.
-fn is_over(transport: Transport, state: FlowState, backend: &Backend) -> bool {
+/// Whether a SYN on a flow begins another one: its backend has ended it, or was removed, or takes no new flows while only
+/// packets of the client, or none but its SYNs, say that there is nothing left to go on with.
+pub(in crate::forward) fn begins_anew(state: FlowState, backend: &Backend) -> bool {
     let is_unanswered = matches!(state, FlowState::TcpOpening | FlowState::TcpOneWayNew | FlowState::SctpOpening);
-    let unanswered_in_vain = is_unanswered && !backend.accepts_new;
-    match transport {
-        Transport::Tcp { .. } | Transport::Sctp { .. } => {
-            let has_closed = state.is_closing() || state.is_half_closed() && state != FlowState::SctpHalfClosed;
-            begins(transport) && (has_closed || unanswered_in_vain || backend.removed)
-        }
-        _ => backend.removed,
-    }
-}
-
-/// A SYN with another number than that of the handshake in progress: the client gave up and came back from the same
-/// port. The backend would not answer it while it waits for the first handshake (FORWARDING 3).
-fn is_another_handshake<A: Address>(transport: Transport, segment: Segment, flow: &Flow<A>) -> bool {
-    let is_under_way = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered);
-    is_under_way && begins(transport) && segment.sequence != flow.initial_sequence
+    let may_leave = is_unanswered || state.is_ended_by_client();
+    state.is_ended_by_backend() || backend.removed || may_leave && !backend.accepts_new
 }
 
 /// A packet that may choose another backend, while its backend fails its probes and does not answer: it never has, or

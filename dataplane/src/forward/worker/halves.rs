@@ -3,14 +3,14 @@
 //! such a flow, or restore it, visits both workers, so that neither half outlives the other:
 //!
 //! - The owner of the packet applies it to its half, and the other worker decides on it.
-//! - A SYN on a flow that is closing ends the half of its owner, then that of the other worker, and returns to its owner,
+//! - A SYN on a flow that its backend has ended ends the half of its owner, then that of the other worker, and returns to its owner,
 //!   for which it begins a new flow.
 //!
 //! **Invariant:** no packet is handed over more than twice, since each step follows from the owner of the packet and the
 //! task. Not here: idle limits, which each half has for itself.
 
 use crate::flow::{Segment, Tick, begins};
-use crate::forward::decide::{FlowFamily, FlowMatch, Packet};
+use crate::forward::decide::{FlowFamily, FlowMatch, Packet, begins_anew};
 use crate::forward::engine::Engine;
 use crate::forward::sort::owner_of_first;
 use crate::port::{Arrival, Origin, Port};
@@ -54,7 +54,7 @@ impl<P: Port, O> Engine<P, O> {
             A::split(&mut self.tables).0.advance(index, transport, direction, segment, now);
             return Some((other, HandoverTask::Decide));
         }
-        if !flow.state.is_closing() && !flow.state.is_half_closed() {
+        if !snapshot.backend(flow.backend).is_none_or(|backend| begins_anew(flow.state, backend)) {
             return None;
         }
         self.end_shadow::<A>(index, now);

@@ -98,7 +98,7 @@ impl<P: Port, O> Engine<P, O> {
             // The owner of the replies saves a flow that two workers share.
             let is_copy = flow.has_foreign_port() && !self.is_mine(snapshot, &flow.tuple(Direction::ToClient));
             let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
-            if is_copy || self.limits.is_over(flow.state, idle_timeout, flow.last_seen, now) {
+            if is_copy || self.limits.is_over(&flow, idle_timeout, now) {
                 continue;
             }
             if let Some(number) = part.number(flow.backend) {
@@ -282,7 +282,7 @@ impl<P: Port, O> Engine<P, O> {
         }
         let idle_timeout = snapshot.backend(*id).and_then(|backend| backend.idle_timeout);
         let is_old = now.0.wrapping_sub(flow.last_seen.0) > IDLE_MAX;
-        if is_old || self.limits.is_over(flow.state, idle_timeout, flow.last_seen, now) {
+        if is_old || self.limits.is_over(&flow, idle_timeout, now) {
             return Err(Some(FlowFate::Idle));
         }
         flow.backend = *id;

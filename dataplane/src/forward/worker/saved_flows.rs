@@ -4,8 +4,8 @@
 //! protocol and address, because slots mean nothing in another process, and times by how long ago they were. All numbers
 //! are little-endian.
 //!
-//! **Invariant:** [`SavedFlows::read`] accepts only bytes that this version wrote since the machine started, complete and
-//! unchanged. Reading them never panics, whatever they are.
+//! **Invariant:** [`SavedFlows::read`] accepts only bytes that this version, or the one before,
+//! wrote since the machine started, complete and unchanged. Reading them never panics, whatever they are.
 //!
 //! Not here: which flows are saved, and what becomes of them in the next process (`restore`), and files.
 
@@ -22,7 +22,9 @@ use crate::wire::{Address, split_mix};
 
 const MAGIC: [u8; 8] = *b"sluiceFL";
 /// To be increased with every change of the format, of [`FlowState`] or of [`FlowMode`].
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// The oldest format that is read. In format 2 there were fewer states, with the same numbers.
+const FORMAT_OLDEST: u32 = 2;
 /// Bytes of the header: magic, format, number of parts, seed, boot, time, whether the state was confirmed, length,
 /// checksum.
 const HEADER: usize = 72;
@@ -176,7 +178,7 @@ impl SavedFlows {
             return Err(SavedFlowsError::Magic);
         }
         let found = header.u32().ok_or(SavedFlowsError::Magic)?;
-        if found != FORMAT {
+        if !(FORMAT_OLDEST..=FORMAT).contains(&found) {
             return Err(SavedFlowsError::Format { found });
         }
         let cut_off = SavedFlowsError::Length { expected: HEADER as u64, found: bytes.len() as u64 };

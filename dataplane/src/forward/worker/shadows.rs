@@ -248,7 +248,7 @@ impl<P: Port, O> Engine<P, O> {
     /// Inserts or updates the flow of a partner.
     fn keep_shadow<A: FlowFamily>(&mut self, flow: Flow<A>, snapshot: &Snapshot, now: Tick) -> Heard {
         let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
-        if self.limits.is_over(flow.state, idle_timeout, flow.last_seen, now) {
+        if self.limits.is_over(&flow, idle_timeout, now) {
             return Heard::Refused;
         }
         let is_told_here = tells(self.owned(), snapshot, &flow);
@@ -328,7 +328,7 @@ fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     let address = |of: SocketAddr| A::from_ip(of.ip());
     let is_one_way_state = matches!(
         state,
-        FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayClosing | FlowState::UdpOneWay
+        FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayReset | FlowState::UdpOneWay
     );
     let is_possible = protocol == protocol::SCTP || is_one_way_state != mode.is_two_way();
     let is_told = state.is_confirmed() || state == FlowState::TcpAdopted;

@@ -26,7 +26,7 @@ const ENDED_V6: u8 = 4;
 const MODES: [(u8, FlowMode); 5] =
     [(1, FlowMode::Nat), (2, FlowMode::Dnat), (3, FlowMode::Dsr), (4, FlowMode::Ipip), (5, FlowMode::Gue)];
 
-const STATES: [(u8, FlowState); 21] = [
+const STATES: [(u8, FlowState); 28] = [
     (1, FlowState::TcpOpening),
     (2, FlowState::TcpAnswered),
     (3, FlowState::TcpEstablished),
@@ -38,7 +38,7 @@ const STATES: [(u8, FlowState); 21] = [
     (9, FlowState::TcpOneWayNew),
     (10, FlowState::TcpOneWay),
     (11, FlowState::TcpOneWayHalfClosed),
-    (12, FlowState::TcpOneWayClosing),
+    (12, FlowState::TcpOneWayReset),
     (13, FlowState::UdpUnreplied),
     (14, FlowState::UdpExchange),
     (15, FlowState::Udp),
@@ -47,7 +47,14 @@ const STATES: [(u8, FlowState); 21] = [
     (18, FlowState::SctpOpening),
     (19, FlowState::Sctp),
     (20, FlowState::SctpClosing),
-    (21, FlowState::SctpHalfClosed),
+    (21, FlowState::TcpFinOfClient),
+    (22, FlowState::TcpFinDoubted),
+    (23, FlowState::TcpResetByClient),
+    (24, FlowState::TcpResetByBackend),
+    (25, FlowState::TcpFromBackend),
+    (26, FlowState::UdpFromBackend),
+    (27, FlowState::SctpFromBackend),
+    (28, FlowState::SctpHalfClosed),
 ];
 
 fn number<T: PartialEq>(table: &[(u8, T)], value: &T) -> Option<u8> {

@@ -91,7 +91,8 @@ impl Explainer {
         let kind = packet.kind.unwrap_or(if flow.is_some() { PacketKind::Later } else { PacketKind::First });
         let link = packet.link.unwrap_or_else(|| link_towards(snapshot, source));
         // A packet that repeats the SYN of a handshake in progress.
-        let segment = Segment { sequence: flow.map_or(0, |flow| flow.initial_sequence), acknowledgement: 0 };
+        let sequence = flow.map_or(0, |flow| flow.initial_sequence);
+        let segment = Segment { sequence, acknowledgement: 0, end: sequence };
         let ends = (packet.source, packet.destination);
         let frame = frame::frame(packet.protocol, ends, (kind, segment), snapshot.port(link.port()).mac);
         let frontend = |tried: Option<&Tried<A>>| {
