@@ -96,6 +96,18 @@ pub const UNRESOLVED: u32 = u32::MAX;
 /// routes of other epochs, so a number is used again long after the last flow that held it.
 pub const ROUTE_EPOCHS: u32 = (1 << 12) - 1;
 
+/// The verification tags of an SCTP association (RFC 9260 section 8.5), as far as they are known; a tag is never 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerificationTags {
+    /// That of the client, under which the backend sends; 0: unknown.
+    pub client: u32,
+    /// That of the backend, under which the client sends; 0: unknown.
+    pub backend: u32,
+    /// Whether the handshake has shown both: the backend's INIT ACK named its own under the client's, and each end has used
+    /// that of the other. Otherwise they are those of the last packets, which anybody may have sent.
+    pub proven: bool,
+}
+
 /// One flow. The addresses, ports and protocol are its keys and must not change once it is inserted.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<A> {
@@ -137,6 +149,8 @@ pub struct Flow<A> {
     pub acknowledgement: u32,
     /// Two-way flows past the handshake whose backend fails its probes: since when the client's packets are unanswered.
     pub unanswered_since: Option<Tick>,
+    /// SCTP: the verification tags.
+    pub tags: VerificationTags,
     /// Transport protocol number.
     pub protocol: u8,
     /// State of the flow.
@@ -177,6 +191,7 @@ impl<A: Address> Flow<A> {
             initial_sequence: 0,
             acknowledgement: 0,
             unanswered_since: None,
+            tags: VerificationTags::default(),
             protocol: tuple.protocol,
             state,
             mode,

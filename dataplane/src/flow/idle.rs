@@ -202,6 +202,7 @@ fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
         TcpOneWayHalfClosed => limits.tcp_half_closed.min(limits.tcp_one_way),
         TcpResetByClient | TcpResetByBackend => limits.tcp_reset.min(limits.tcp_established),
         TcpOneWayReset => limits.tcp_reset.min(limits.tcp_one_way),
+        SctpHalfClosed => limits.tcp_half_closed.min(limits.sctp),
         TcpClosing | TcpRefused | SctpClosing => limits.tcp_closing,
         TcpOneWay => limits.tcp_one_way,
         UdpUnreplied | UdpOneWayNew | UdpFromBackend => limits.udp_unreplied,
@@ -278,6 +279,7 @@ mod tests {
             (TcpFromBackend, 30),
             (UdpFromBackend, 31),
             (SctpFromBackend, 30),
+            (SctpHalfClosed, 300),
         ];
         assert_eq!(rows.map(|(state, _)| state), FlowState::ALL);
         let (limits, seen) = (limits(), Tick(u32::MAX - 3));

@@ -18,10 +18,11 @@ mod yield_order;
 pub use crate::wire::processor::{prefetch, prefetch_at, prefetch_to_write};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::flow_of;
-pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
+pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED, VerificationTags};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
+pub(crate) use transitions::tags_of_first;
 pub use transitions::{Segment, advance};
 
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};

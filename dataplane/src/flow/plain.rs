@@ -12,7 +12,7 @@ use crate::wire::{Transport, protocol, tcp_flags};
 const SIGNALS: u8 = 32;
 
 /// For each state, one bit per direction (upper half: to the client) and signal. It is set where the packet changes
-/// nothing and carries no SYN. It is never set for SCTP, whose packets all take the slow path. 27 x 8 B, four cache lines,
+/// nothing and carries no SYN. It is never set for SCTP, whose packets all take the slow path. 28 x 8 B, four cache lines,
 /// of which flows in use read one.
 const PLAIN: [u64; FlowState::ALL.len()] = plain();
 

@@ -18,13 +18,14 @@ use std::sync::Arc;
 
 use zerocopy::{AllocError, FromZeros};
 
-use super::entry::{BackendId, Flow, FlowView, UNRESOLVED};
+use super::entry::{BackendId, Flow, FlowView, UNRESOLVED, VerificationTags};
 use super::index::IndexSlot;
 use super::snat::PoolId;
 use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
 use super::tick::{Tick, Ticks};
 use crate::wire::checksum::difference;
 use crate::wire::processor;
+use crate::wire::protocol::SCTP;
 use crate::wire::{Address, Transport, TupleKey};
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;
@@ -275,13 +276,13 @@ impl ClientRoutes<'_> {
 struct ColdFlow {
     /// The pool of the SNAT port.
     pool: PoolId,
-    /// By state: the awaited number, the number of packets of an unconfirmed one-way flow, or since
-    /// when a backend does not answer (0: it does). Of a free entry: the next free one, plus one.
+    /// By state: the awaited number, the number of packets of an unconfirmed one-way flow, the verification tag of an SCTP
+    /// backend, or since when a backend does not answer (0: it does). Of a free entry: the next free one, plus one.
     number: u32,
 }
 
 /// Bits of a route's epoch; the slot is in the others. During the handshake of a flow, its client's sequence number is
-/// kept in place of the route.
+/// kept in place of the route; for SCTP always the client's verification tag.
 const EPOCH_BITS: u32 = 12;
 const EPOCH_MASK: u32 = (1 << EPOCH_BITS) - 1;
 /// The slot of an unknown next hop, and of those that do not fit: they are looked up for each packet.
@@ -465,7 +466,8 @@ impl<A: Address> Storage<A> {
         !self.hot[index as usize].is_free()
     }
 
-    /// The flow at a position, which is `since` then in its class. `now` completes the time of its last packet.
+    /// The flow at a position, which is `since` then in its class. `now` completes the time of its last packet. Without what
+    /// an [`AssociationNote`] has.
     pub(super) fn get(&self, index: u32, since: Tick, now: Tick) -> Flow<A> {
         let (hot, cold) = (&self.hot[index as usize], self.cold(index as usize));
         let word = self.route(index as usize);
@@ -474,6 +476,8 @@ impl<A: Address> Storage<A> {
         let (there, back) = (hot.keys[0].tuple(protocol), hot.keys[1].tuple(protocol));
         let number = NumberUse::of(state, mode);
         let handshake = state.shakes_hands();
+        let is_sctp = protocol == SCTP;
+        let has_route = !handshake && !is_sctp;
         let slot = word >> EPOCH_BITS;
         Flow {
             client: there.source,
@@ -489,11 +493,16 @@ impl<A: Address> Storage<A> {
             last_seen: Tick(now.0.wrapping_sub(hot.idle(now).0)),
             since,
             snat_pool: cold.pool,
-            route_to_client: if handshake || slot == NO_SLOT { UNRESOLVED } else { slot },
-            route_epoch: if handshake { 0 } else { word & EPOCH_MASK },
+            route_to_client: if !has_route || slot == NO_SLOT { UNRESOLVED } else { slot },
+            route_epoch: if has_route { word & EPOCH_MASK } else { 0 },
             initial_sequence: if handshake { word } else { 0 },
             acknowledgement: if number == NumberUse::Acknowledgement { cold.number } else { 0 },
             unanswered_since: (number == NumberUse::Unanswered && cold.number != 0).then_some(Tick(cold.number)),
+            tags: VerificationTags {
+                client: if is_sctp { word } else { 0 },
+                backend: if number == NumberUse::Tag { cold.number } else { 0 },
+                proven: false,
+            },
             protocol,
             state,
             mode,
@@ -533,12 +542,16 @@ impl<A: Address> Storage<A> {
     pub(super) fn set(&mut self, index: u32, flow: &Flow<A>) {
         let seen = flow.last_seen.0 << SEEN_SHIFT | (flow.mode as u32) << STATE_BITS | flow.state as u32;
         self.hot[index as usize].seen = seen;
-        let handshake = flow.state.shakes_hands();
-        let route = route_word(flow.route_to_client, flow.route_epoch);
-        self.set_route(index as usize, if handshake { flow.initial_sequence } else { route });
+        let route = match flow.state {
+            state if state.shakes_hands() => flow.initial_sequence,
+            state if state.protocol() == SCTP => flow.tags.client,
+            _ => route_word(flow.route_to_client, flow.route_epoch),
+        };
+        self.set_route(index as usize, route);
         let number = match NumberUse::of(flow.state, flow.mode) {
             NumberUse::Acknowledgement => flow.acknowledgement,
             NumberUse::Packets => flow.packets.into(),
+            NumberUse::Tag => flow.tags.backend,
             // A tick later than 0 is as good: 134 ms.
             NumberUse::Unanswered => flow.unanswered_since.map_or(0, |since| since.0.max(1)),
         };
@@ -572,15 +585,59 @@ impl<A: Address> Storage<A> {
 enum NumberUse {
     Acknowledgement,
     Packets,
+    Tag,
     Unanswered,
 }
 
 impl NumberUse {
     fn of(state: FlowState, mode: FlowMode) -> Self {
-        match (state.awaits_number(), mode.is_two_way()) {
-            (true, _) => Self::Acknowledgement,
-            (false, true) => Self::Unanswered,
-            (false, false) => Self::Packets,
+        match state {
+            state if state.awaits_number() => Self::Acknowledgement,
+            FlowState::SctpOpening if !mode.is_two_way() => Self::Packets,
+            state if state.protocol() == SCTP => Self::Tag,
+            _ if mode.is_two_way() => Self::Unanswered,
+            _ => Self::Packets,
         }
+    }
+}
+
+/// What the table keeps of a confirmed SCTP flow where others have their neighbours in the yield lists, of which a
+/// confirmed flow has none: the words in [`Storage`] have its tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AssociationNote(u64);
+
+impl AssociationNote {
+    /// Bits of a note. The lower 32 say since when the backend does not answer (0: it does).
+    pub(super) const BITS: u32 = 33;
+    const PROVEN: u64 = 1 << 32;
+
+    /// The note of a flow; `None` of one that has none.
+    #[inline]
+    pub(super) fn of<A: Address>(flow: &Flow<A>) -> Option<Self> {
+        let unanswered = flow.unanswered_since.map_or(0, |since| since.0.max(1));
+        Self::is_for(flow).then(|| Self(u64::from(unanswered) | if flow.tags.proven { Self::PROVEN } else { 0 }))
+    }
+
+    /// Whether a flow has a note.
+    #[inline]
+    pub(super) fn is_for<A: Address>(flow: &Flow<A>) -> bool {
+        flow.protocol == SCTP && flow.state.is_confirmed()
+    }
+
+    /// The note in these bits.
+    pub(super) const fn of_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The bits to keep.
+    pub(super) const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Completes the flow.
+    #[allow(clippy::cast_possible_truncation)] // the lower half
+    pub(super) fn complete<A: Address>(self, flow: &mut Flow<A>) {
+        flow.unanswered_since = (self.0 as u32 != 0).then_some(Tick(self.0 as u32));
+        flow.tags.proven = self.0 & Self::PROVEN != 0;
     }
 }

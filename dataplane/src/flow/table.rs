@@ -15,7 +15,7 @@ use super::entry::Flow;
 use super::index::{Guess, Homes, Index, IndexSlot};
 use super::snat::PoolId;
 use super::state::{Direction, FlowState, YieldClass};
-use super::storage::{BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage};
+use super::storage::{AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage};
 use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
@@ -386,7 +386,10 @@ impl<A: Address> FlowTable<A> {
         self.storage.put(index, &flow, begins);
         match flow.state.yield_class() {
             Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
-            None => self.order.set_since(index, flow.last_seen),
+            None => {
+                self.order.set_since(index, flow.last_seen);
+                self.note(index, &flow);
+            }
         }
         Ok(FlowIndex(index))
     }
@@ -516,7 +519,7 @@ impl<A: Address> FlowTable<A> {
                 _ => replicator.changed(index.0, &flow, now),
             }
         }
-        self.storage.set(index.0, &flow);
+        self.set(index, &flow);
         flow
     }
 
@@ -539,13 +542,26 @@ impl<A: Address> FlowTable<A> {
     /// The flow.
     #[must_use]
     pub fn get(&self, index: FlowIndex) -> Flow<A> {
-        self.storage.get(index.0, self.order.since(index.0, self.now), self.now)
+        let mut flow = self.storage.get(index.0, self.order.since(index.0, self.now), self.now);
+        if AssociationNote::is_for(&flow) {
+            AssociationNote::of_bits(self.order.note(index.0)).complete(&mut flow);
+        }
+        flow
     }
 
     /// Stores a flow that [`FlowTable::get`] returned, after changes of anything but its keys and its state
     /// ([`FlowTable::advance`]).
     pub fn set(&mut self, index: FlowIndex, flow: &Flow<A>) {
         self.storage.set(index.0, flow);
+        self.note(index.0, flow);
+    }
+
+    /// Keeps the note of a flow that is in no list.
+    #[inline]
+    fn note(&mut self, index: u32, flow: &Flow<A>) {
+        if let Some(note) = AssociationNote::of(flow) {
+            self.order.set_note(index, note.bits());
+        }
     }
 
     /// What packets of its flows read, and their meters, if these are wanted and there are any.

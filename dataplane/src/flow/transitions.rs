@@ -1,4 +1,4 @@
-//! State changes of a flow that depend on sequence numbers and time as well.
+//! State changes of a flow that depend on sequence numbers, verification tags and time as well.
 //!
 //! A two-way TCP flow is confirmed by the client's acknowledgement of the backend's SYN. The number is compared;
 //! otherwise a flood of SYN and ACK from spoofed addresses could confirm any number of flows. A one-way flow is
@@ -9,37 +9,60 @@
 //!
 //! Not here: which packets can change a state at all ([`super::is_plain`]).
 
+mod association;
+
 use std::time::Duration;
 
-use super::entry::Flow;
-use super::state::{Direction, FlowState, begins, ends_association, next_state};
-use super::tick::{Tick, Ticks};
-use crate::wire::{Address, Headers, Tcp, Transport, sctp_chunk, take, tcp_flags};
+use zerocopy::network_endian::U32;
 
-/// The numbers of a TCP segment.
+use super::entry::Flow;
+use super::state::{Direction, FlowState, begins, next_state};
+use super::tick::{Tick, Ticks};
+use crate::wire::{Address, Chunk, Headers, Sctp, Tcp, Transport, sctp_chunk, take, tcp_flags};
+pub(crate) use association::tags_of_first;
+
+/// The numbers of a TCP segment, or of an SCTP packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Sequence number of its first byte.
+    /// Sequence number of its first byte. SCTP: the verification tag.
     pub sequence: u32,
-    /// The acknowledgement number, whether or not the flag ACK is set.
+    /// The acknowledgement number, whether or not the flag ACK is set. SCTP: the initiate tag of INIT and INIT ACK; of
+    /// ABORT and SHUTDOWN COMPLETE the flag T, that the sender reflects a tag (RFC 9260 section 8.5.1); otherwise 0.
     pub acknowledgement: u32,
-    /// The sequence number after it, which acknowledges its data, SYN and FIN.
+    /// The sequence number after it, which acknowledges its data, SYN and FIN. SCTP: 0.
     pub end: u32,
 }
 
 impl Segment {
-    /// The numbers of a parsed frame; zeros if it is not TCP.
+    /// The numbers of a parsed frame; zeros if it is neither TCP nor SCTP.
     #[must_use]
     pub fn of<A: Address>(frame: &[u8], headers: &Headers<A>) -> Self {
-        let Transport::Tcp { flags } = headers.transport else { return Self::default() };
-        let Some((tcp, _)) = frame.get(usize::from(headers.transport_offset)..).and_then(take::<Tcp>) else {
-            return Self::default();
-        };
+        match headers.transport {
+            Transport::Tcp { flags } => Self::of_tcp(frame, headers, flags),
+            Transport::Sctp { .. } => frame.get(usize::from(headers.transport_offset)..).and_then(Self::of_sctp),
+            _ => None,
+        }
+        .unwrap_or_default()
+    }
+
+    fn of_tcp<A: Address>(frame: &[u8], headers: &Headers<A>, flags: u8) -> Option<Self> {
+        let (tcp, _) = frame.get(usize::from(headers.transport_offset)..).and_then(take::<Tcp>)?;
         let before = headers.transport_offset.wrapping_sub(headers.network_offset) + u16::from(tcp.data_offset >> 4) * 4;
         let data = u32::from(headers.packet_len.saturating_sub(before));
         let signs = u32::from(flags & tcp_flags::SYN != 0) + u32::from(flags & tcp_flags::FIN != 0);
         let (sequence, acknowledgement) = (tcp.sequence.get(), tcp.acknowledgement.get());
-        Self { sequence, acknowledgement, end: sequence.wrapping_add(data).wrapping_add(signs) }
+        Some(Self { sequence, acknowledgement, end: sequence.wrapping_add(data).wrapping_add(signs) })
+    }
+
+    fn of_sctp(packet: &[u8]) -> Option<Self> {
+        let (sctp, chunks) = take::<Sctp>(packet)?;
+        let (chunk, value) = take::<Chunk>(chunks)?;
+        let acknowledgement = match chunk.kind {
+            sctp_chunk::INIT | sctp_chunk::INIT_ACK => take::<U32>(value).map_or(0, |(tag, _)| tag.get()),
+            sctp_chunk::ABORT | sctp_chunk::SHUTDOWN_COMPLETE => (chunk.flags & Chunk::REFLECTED).into(),
+            _ => 0,
+        };
+        Some(Self { sequence: sctp.tag.get(), acknowledgement, end: 0 })
     }
 }
 
@@ -57,7 +80,7 @@ const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 /// changed its yield class or left it.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     let next = match transport {
-        Transport::Sctp { chunk } if flow.state == FlowState::SctpOpening && !flow.mode.is_two_way() => one_way_sctp(chunk),
+        Transport::Sctp { chunk } => association::next(flow, chunk, direction, segment),
         _ => next_state(flow.state, transport, direction),
     };
     let Some(next) = checked(flow, next, (transport, direction), segment, now) else { return false };
@@ -128,16 +151,6 @@ const fn has(transport: Transport, flag: u8) -> bool {
 const fn is_syn_ack(transport: Transport, direction: Direction) -> bool {
     let both = tcp_flags::SYN | tcp_flags::ACK;
     matches!((transport, direction), (Transport::Tcp { flags }, Direction::ToClient) if flags & both == both)
-}
-
-/// The next state of an unconfirmed one-way association after a client's chunk. A repeated INIT is not evidence of an
-/// answer.
-const fn one_way_sctp(chunk: u8) -> FlowState {
-    match chunk {
-        sctp_chunk::INIT => FlowState::SctpOpening,
-        _ if ends_association(chunk) => FlowState::SctpClosing,
-        _ => FlowState::Sctp,
-    }
 }
 
 /// Counts a packet of the client. Returns true from the third packet on; the first one created the flow.

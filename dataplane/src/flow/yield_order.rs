@@ -14,6 +14,7 @@ use zerocopy::FromZeros;
 
 use super::snat::{PoolId, SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use super::state::YieldClass;
+use super::storage::AssociationNote;
 use super::tick::Tick;
 use crate::wire::processor::prefetch_at;
 
@@ -29,6 +30,9 @@ const LINK_MASK: u64 = FLOWS_MAX as u64;
 /// Bits of the time in each word of a [`Node`].
 const SINCE_BITS: u32 = u64::BITS - 2 * LINK_BITS;
 const SINCE_MASK: u32 = (1 << SINCE_BITS) - 1;
+/// The bits of the neighbours in one list, which have a note of a flow that is in no list.
+const NOTE_MASK: u64 = (1 << (2 * LINK_BITS)) - 1;
+const _: () = assert!(AssociationNote::BITS <= 2 * LINK_BITS);
 
 /// For each of its two lists, the neighbours of a flow (2 x 26 bits); and since when it is in its class, in ticks: the
 /// lower 12 bits in the first word, 12 more in the second.
@@ -127,6 +131,17 @@ impl Order {
         for side in [Side::Before, Side::After] {
             prefetch_at(&self.nodes, (node.0[POOL] >> (side as u32 * LINK_BITS) & LINK_MASK) as usize);
         }
+    }
+
+    /// Keeps bits of a flow that is in no list, in place of its neighbours in that of all flows.
+    pub(super) fn set_note(&mut self, index: u32, note: u64) {
+        let word = &mut self.nodes[index as usize].0[ALL];
+        *word = *word & !NOTE_MASK | note & NOTE_MASK;
+    }
+
+    /// The bits that were kept last.
+    pub(super) fn note(&self, index: u32) -> u64 {
+        self.nodes[index as usize].0[ALL] & NOTE_MASK
     }
 
     /// Records the time at which a flow entered its class, or was confirmed.

@@ -9,31 +9,31 @@ use proto::Mode;
 
 use crate::rig::{self, CLUSTER, Rig, SECOND, UPLINK};
 
-const CLIENT: &str = "198.51.100.7:5555";
-const CLIENT_V6: &str = "[2001:db8:1::7]:5555";
-const VIP: &str = "192.0.2.100:80";
-const VIP_V6: &str = "[2001:db8::1:0]:80";
-const BOTH: [(&str, &str); 2] = [(CLIENT, VIP), (CLIENT_V6, VIP_V6)];
+pub(crate) const CLIENT: &str = "198.51.100.7:5555";
+pub(crate) const CLIENT_V6: &str = "[2001:db8:1::7]:5555";
+pub(crate) const VIP: &str = "192.0.2.100:80";
+pub(crate) const VIP_V6: &str = "[2001:db8::1:0]:80";
+pub(crate) const BOTH: [(&str, &str); 2] = [(CLIENT, VIP), (CLIENT_V6, VIP_V6)];
 /// The initiate tag of [`Packet::sctp`]'s INIT, which answers to its client carry.
-const CLIENT_TAG: u32 = 0x0102_0304;
-const BACKEND_TAG: u32 = 0xa1b2_c3d4;
+pub(crate) const CLIENT_TAG: u32 = 0x0102_0304;
+pub(crate) const BACKEND_TAG: u32 = 0xa1b2_c3d4;
 
 /// Tag and chunks of an untagged frame.
-fn tag_and_chunks(frame: &[u8]) -> (u32, &[u8]) {
+pub(crate) fn tag_and_chunks(frame: &[u8]) -> (u32, &[u8]) {
     let at = if frame[12..14] == [8, 0] { 34 } else { 54 };
     let tag = <[u8; 4]>::try_from(&frame[at + 4..at + 8]).unwrap();
     (u32::from_be_bytes(tag), &frame[at + 12..])
 }
 
 /// An association through the gateway, as both ends see it.
-struct Association {
-    rig: Rig,
-    to_backend: Packet,
-    to_client: Packet,
+pub(crate) struct Association {
+    pub(crate) rig: Rig,
+    pub(crate) to_backend: Packet,
+    pub(crate) to_client: Packet,
 }
 
 impl Association {
-    fn begin(mut rig: Rig, client: &str, vip: &str) -> Self {
+    pub(crate) fn begin(mut rig: Rig, client: &str, vip: &str) -> Self {
         let to_backend = Packet::sctp(client, vip);
         let sent = rig.forward(UPLINK, &to_backend.build());
         assert_checksums(&sent);
@@ -44,7 +44,7 @@ impl Association {
         Self { rig, to_backend, to_client }
     }
 
-    fn established(rig: Rig, client: &str, vip: &str) -> Self {
+    pub(crate) fn established(rig: Rig, client: &str, vip: &str) -> Self {
         let mut association = Self::begin(rig, client, vip);
         for (from_client, chunk) in [(false, INIT_ACK), (true, COOKIE_ECHO), (false, COOKIE_ACK)] {
             association.says(from_client, chunk);
@@ -53,7 +53,7 @@ impl Association {
     }
 
     /// One end sends a chunk; returns what leaves at the other.
-    fn says(&mut self, from_client: bool, chunk: u8) -> Vec<u8> {
+    pub(crate) fn says(&mut self, from_client: bool, chunk: u8) -> Vec<u8> {
         let (port, packet) = self.packet(from_client, chunk);
         let sent = self.rig.forward(port, &packet.build());
         assert_checksums(&sent);
@@ -61,21 +61,26 @@ impl Association {
         sent
     }
 
-    fn packet(&self, from_client: bool, chunk: u8) -> (PortIndex, Packet) {
-        match from_client {
-            true => (UPLINK, self.to_backend.clone().chunk(BACKEND_TAG, chunk)),
-            false => (CLUSTER, self.to_client.clone().chunk(CLIENT_TAG, chunk)),
+    pub(crate) fn packet(&self, from_client: bool, chunk: u8) -> (PortIndex, Packet) {
+        let (port, packet, tag) = match from_client {
+            true => (UPLINK, &self.to_backend, BACKEND_TAG),
+            false => (CLUSTER, &self.to_client, CLIENT_TAG),
+        };
+        let mut packet = packet.clone().chunk(tag, chunk);
+        if chunk == INIT_ACK {
+            packet.payload[4..8].copy_from_slice(&BACKEND_TAG.to_be_bytes());
         }
+        (port, packet)
     }
 
-    fn waits(&mut self, seconds: u64) {
+    pub(crate) fn waits(&mut self, seconds: u64) {
         for _ in 0..64 {
             self.rig.now += seconds * SECOND / 64;
             self.rig.worker.poll(self.rig.now);
         }
     }
 
-    fn flows(&mut self) -> u64 {
+    pub(crate) fn flows(&mut self) -> u64 {
         self.rig.settle();
         self.rig.counters.flows.get()
     }

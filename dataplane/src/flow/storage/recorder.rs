@@ -306,7 +306,8 @@ impl Recorder {
         if self.closed_by[index as usize] == ClosedBy::NothingHere && self.meters[index as usize].packets == [0; 2] {
             return;
         }
-        let has_closed = flow.state.is_closing() || flow.state.is_reset() || flow.state == FlowState::TcpOneWayHalfClosed;
+        let half_seen = matches!(flow.state, FlowState::TcpOneWayHalfClosed | FlowState::SctpHalfClosed);
+        let has_closed = flow.state.is_closing() || flow.state.is_reset() || half_seen;
         let why = match (why, self.closed_by[index as usize]) {
             (FlowEnd::Reclaimed, _) => why,
             (_, ClosedBy::Rst) if has_closed => FlowEnd::Rst,

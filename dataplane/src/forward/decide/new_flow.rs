@@ -10,7 +10,7 @@ use super::local::{mid_stream, refused_source, without_backend};
 use super::verdict::{NatForward, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, flow_of, is_mid_stream};
+use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, flow_of, is_mid_stream, tags_of_first};
 use crate::snapshot::{AddressRole, Frontend};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::Address;
@@ -31,7 +31,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     }
     if !frontend.mode().is_two_way() {
-        return one_way::new_flow(packet, context, (frontend, number));
+        return one_way::new_flow(packet, segment, context, (frontend, number));
     }
     // The owner of the VIP knows the connection, or opens it when the client repeats its SYN there.
     if frontend.mode() == FlowMode::Nat && snapshot.is_owned_elsewhere(tuple.destination) {
@@ -72,6 +72,7 @@ pub(super) fn new_flow<'s, A: Address>(
     }
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
     (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
+    flow.tags = tags_of_first(packet.headers.transport, segment);
     if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
         context.changes.ask = Some(neighbour);
     }

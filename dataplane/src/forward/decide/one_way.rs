@@ -9,7 +9,7 @@ use super::exit::{exit_by, fits_in};
 use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
 use super::verdict::{DirectForward, Verdict};
-use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, SnatLease, Tick, is_mid_stream};
+use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Segment, SnatLease, Tick, is_mid_stream, tags_of_first};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::{DropReason, FrontendNumber};
@@ -43,6 +43,7 @@ pub(in crate::forward) fn deliver<'s, A: Address>(
 /// The verdict on a packet without flow for a frontend in such a mode.
 pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
+    segment: Segment,
     context: &mut DecisionContext<'_, 's, A>,
     (frontend, number): (&Frontend, FrontendNumber),
 ) -> Verdict<'s> {
@@ -68,7 +69,8 @@ pub(super) fn new_flow<'s, A: Address>(
     if context.room > 0 && !is_reset(packet.headers.transport) {
         let address = A::from_ip(backend.address.ip()).unwrap_or_default();
         let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), (id, address), now);
-        let flow = Flow { frontend: number, ..flow };
+        let tags = tags_of_first(packet.headers.transport, segment);
+        let flow = Flow { frontend: number, tags, ..flow };
         if let Ok(index) = context.table.insert(flow) {
             context.changes.made = Some(flow.counter_slot());
             return Verdict::ForwardDirect(direct).of_flow(index);

@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Tick};
+use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Tick, VerificationTags};
 use crate::stats::FrontendNumber;
+use crate::wire::protocol::SCTP;
 use crate::wire::{Address, split_mix};
 
 const MAGIC: [u8; 8] = *b"sluiceFL";
@@ -327,10 +328,16 @@ impl PartWriter {
         }
         let unanswered = flow.unanswered_since.map_or(0, |since| now.since(since).0 + 1);
         let idle = now.since(flow.last_seen).0;
-        for number in [backend, idle, flow.initial_sequence, flow.acknowledgement, unanswered] {
+        // Of SCTP the tags are kept where TCP has its numbers.
+        let numbers = if flow.protocol == SCTP {
+            [flow.tags.client, flow.tags.backend]
+        } else {
+            [flow.initial_sequence, flow.acknowledgement]
+        };
+        for number in [backend, idle, numbers[0], numbers[1], unanswered] {
             to.extend(number.to_le_bytes());
         }
-        to.extend([flow.state as u8, flow.mode as u8, flow.packets, 0]);
+        to.extend([flow.state as u8, flow.mode as u8, flow.packets, flow.tags.proven.into()]);
     }
 
     /// Adds a client that session affinity remembers.
@@ -446,8 +453,10 @@ fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick) -> Option<(Flow<A>, u3
     let [client_port, vip_port, backend_port, snat_port] = [fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?];
     let (backend, idle, initial_sequence, acknowledgement, unanswered) =
         (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
-    let [state, mode, packets, _] = fields.array()?;
+    let [state, mode, packets, proven] = fields.array()?;
     let state = FlowState::ALL.get(usize::from(state)).copied()?;
+    let is_sctp = state.protocol() == SCTP;
+    let tags = VerificationTags { client: initial_sequence, backend: acknowledgement, proven: proven == 1 };
     let ago = |ticks: u32| Tick(saved.0.wrapping_sub(ticks));
     let flow = Flow {
         client,
@@ -465,8 +474,9 @@ fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick) -> Option<(Flow<A>, u3
         snat_pool: PoolId::NONE,
         route_to_client: crate::flow::UNRESOLVED,
         route_epoch: 0,
-        initial_sequence,
-        acknowledgement,
+        initial_sequence: if is_sctp { 0 } else { initial_sequence },
+        acknowledgement: if is_sctp { 0 } else { acknowledgement },
+        tags: if is_sctp { tags } else { VerificationTags::default() },
         unanswered_since: unanswered.checked_sub(1).map(ago),
         protocol: state.protocol(),
         state,

@@ -26,7 +26,7 @@ const ENDED_V6: u8 = 4;
 const MODES: [(u8, FlowMode); 5] =
     [(1, FlowMode::Nat), (2, FlowMode::Dnat), (3, FlowMode::Dsr), (4, FlowMode::Ipip), (5, FlowMode::Gue)];
 
-const STATES: [(u8, FlowState); 27] = [
+const STATES: [(u8, FlowState); 28] = [
     (1, FlowState::TcpOpening),
     (2, FlowState::TcpAnswered),
     (3, FlowState::TcpEstablished),
@@ -54,6 +54,7 @@ const STATES: [(u8, FlowState); 27] = [
     (25, FlowState::TcpFromBackend),
     (26, FlowState::UdpFromBackend),
     (27, FlowState::SctpFromBackend),
+    (28, FlowState::SctpHalfClosed),
 ];
 
 fn number<T: PartialEq>(table: &[(u8, T)], value: &T) -> Option<u8> {
