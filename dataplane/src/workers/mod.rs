@@ -6,6 +6,7 @@
 mod egress;
 mod handover;
 mod id;
+mod identification_blocks;
 mod rss_proof;
 mod snat_port_share;
 mod snat_port_spread;
@@ -17,6 +18,7 @@ pub(crate) use egress::{Egress, EgressPort};
 pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
 pub use handover::{Inboxes, Peers, PortQueues};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
+pub(crate) use identification_blocks::{IDENTIFICATION_COUNTERS, IdentificationBlocks};
 pub(crate) use rss_proof::Observer;
 pub use rss_proof::{Proof, Refuted, RssProof};
 pub use snat_port_share::PortShare;
