@@ -423,7 +423,7 @@ const fn after_client(state: FlowState, flags: u8) -> FlowState {
     let continues = !resets && !closes;
     let is_later = !resets && flags & (SYN | ACK) == ACK;
     match state {
-        TcpEstablished | TcpFinOfClient | TcpFinDoubted | TcpHalfClosedByClient if resets => TcpResetByClient,
+        TcpEstablished | TcpFinDoubted if resets => TcpResetByClient,
         TcpEstablished | TcpFinDoubted if closes => TcpFinOfClient,
         // Only if it acknowledges the backend's FIN.
         TcpHalfClosedByBackend if resets || closes => TcpClosing,

@@ -150,13 +150,16 @@ fn a_client_that_comes_back_and_a_backend_that_goes_are_reasons_too() {
     let mut rig = Rig::new();
     let records = rig.record(64);
     let syn = |sequence| Packet::tcp("198.51.100.8:1", VIP).flags(SYN).numbers(sequence, 0).build();
-    let (snat, backend) = ends(&rig.forward(UPLINK, &syn(1)));
-    rig.forward(CLUSTER, &Packet::tcp(&backend.to_string(), &snat.to_string()).flags(RST | ACK).build());
-    // The backend has refused. A RST to it precedes the second SYN.
+    let (_, backend) = ends(&rig.forward(UPLINK, &syn(1)));
+    rig.health.failing.insert((proto::Protocol::Tcp, backend));
+    rig.publish();
+    // Its backend fails and has not answered. A RST to it precedes the second SYN, which goes to another.
     assert!(matches!(rig.put(UPLINK, &syn(2)), Some(PacketOutcome::Forward(_))));
     assert_eq!(rig.sent(CLUSTER).len(), 2);
     let events: Vec<_> = all(&records).iter().map(|record| record.event).collect();
     assert_eq!(events, [FlowEvent::Start, FlowEvent::End(FlowEnd::Replaced), FlowEvent::Start]);
+    rig.health.failing.clear();
+    rig.publish();
     let mut connection = Connection::open(&mut rig, CLIENT, VIP);
     connection.exchange(&mut rig);
     let others: Vec<u8> = rig::BACKENDS.into_iter().filter(|n| *n != rig::last_byte(connection.backend.ip())).collect();

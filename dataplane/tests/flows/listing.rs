@@ -36,7 +36,7 @@ fn flows_that_live_throughout_a_listing_are_listed_exactly_once_however_others_c
     let mut rig = Rig::with_flows(4096);
     (0..600).for_each(|number| begin(&mut rig, number));
     // Flows 0 to 299 end; their entries are used again.
-    rig.now += 20 * rig::SECOND;
+    rig.now += 50 * rig::SECOND;
     (300..600).for_each(|number| begin(&mut rig, number));
     rig.now += 15 * rig::SECOND;
     poll(&mut rig, 100);

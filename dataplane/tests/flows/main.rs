@@ -8,6 +8,7 @@ mod flow_model;
 mod flow_records;
 mod flows;
 mod listing;
+mod off_path;
 mod off_path_sctp;
 mod openings;
 #[path = "../peers/mod.rs"]
