@@ -124,8 +124,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             TunnelErrorKind::TooBig { mtu } => (IcmpError::TooBig { mtu }, self.limiter.allow_too_big(asker, now_ns)),
             TunnelErrorKind::Unreachable => (IcmpError::HostUnreachable, self.limiter.allow(asker, now_ns)),
         };
-        let written = allowed
-            && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
+        let written = allowed && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
         if !written {
             return self.drop(buffer, DropReason::AnswerLimited);
         }

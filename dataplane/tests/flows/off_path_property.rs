@@ -277,7 +277,9 @@ impl Exchange {
 fn run((mode, family, protocol): (Mode, [&str; 4], Protocol), steps: &[Step], is_attacked: bool) -> Vec<(PortIndex, Vec<u8>)> {
     let mut exchange = Exchange::new(mode, family, protocol);
     let mut received: Vec<(PortIndex, Vec<u8>)> = Vec::new();
-    for (at, ((from_client, sends, silence), Step { silence: part, spoofed })) in script(protocol).into_iter().zip(steps).enumerate() {
+    for (at, ((from_client, sends, silence), Step { silence: part, spoofed })) in
+        script(protocol).into_iter().zip(steps).enumerate()
+    {
         // The stranger comes somewhere in the silence.
         let seconds = silence.min(1) + silence.saturating_sub(1) * u64::from(*part) / 255;
         let before = seconds * u64::from(spoofed.first().map_or(0, |first| first.kind)) / 255;

@@ -308,10 +308,9 @@ fn answers_are_limited_except_arp_and_neighbour_discovery() {
 
 #[test]
 fn a_flood_to_a_closed_port_does_not_end_path_mtu_discovery_nor_the_other_way_round() {
-    for (client, closed, open) in [
-        (CLIENT, "192.0.2.100:81", "192.0.2.100:80"),
-        ("[2001:db8:1::7]:5555", "[2001:db8::1:0]:81", "[2001:db8::1:0]:80"),
-    ] {
+    for (client, closed, open) in
+        [(CLIENT, "192.0.2.100:81", "192.0.2.100:80"), ("[2001:db8:1::7]:5555", "[2001:db8::1:0]:81", "[2001:db8::1:0]:80")]
+    {
         let mut config = rig::config(1024);
         config.ports[1].mtu = 1280;
         let mut rig = Rig::with_config(config);

@@ -146,9 +146,7 @@ mod tests {
     use crate::wire::{Tuple, protocol};
     use Direction::{ToBackend, ToClient};
     use FlowState::{Sctp, SctpClosing, SctpHalfClosed, SctpOpening};
-    use sctp_chunk::{
-        ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, HEARTBEAT, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
-    };
+    use sctp_chunk::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, HEARTBEAT, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE};
 
     /// The tags of the client, the backend, and a stranger.
     const CLIENT: u32 = 0xc1c1_c1c1;
