@@ -128,7 +128,22 @@ mod tests {
         assert_eq!(duration("15m"), Some(Duration::from_secs(900)));
         assert_eq!(duration("2h5m"), Some(Duration::from_secs(7_500)));
         assert_eq!(duration("1h2m3s4ms"), Some(Duration::from_millis(3_723_004)));
-        for wrong in ["", "5", "s", "1.5s", "5m2h", "1s1s", "2h5", "2h 5m", "hm", "-1s", " 1s", "1S", "99999999999999999999s", "18446744073709551615h"] {
+        for wrong in [
+            "",
+            "5",
+            "s",
+            "1.5s",
+            "5m2h",
+            "1s1s",
+            "2h5",
+            "2h 5m",
+            "hm",
+            "-1s",
+            " 1s",
+            "1S",
+            "99999999999999999999s",
+            "18446744073709551615h",
+        ] {
             assert_eq!(duration(wrong), None, "{wrong}");
         }
     }

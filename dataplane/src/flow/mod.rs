@@ -24,10 +24,10 @@ pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
 pub use transitions::{Segment, advance};
 
-pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
-pub(crate) use snat::{TrialPorts, UsedPort};
 pub use plain::is_plain;
 pub(crate) use plain::{Admission, UDP_SIGNAL};
+pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
+pub(crate) use snat::{TrialPorts, UsedPort};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, next_state};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,

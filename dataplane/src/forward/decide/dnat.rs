@@ -31,9 +31,9 @@ pub(super) fn own_port<A: Address>(
         let older = context.table.get(index);
         let gives_way = !older.state.is_confirmed()
             || older.state.is_closing()
-            || snapshot.backend(older.backend).is_none_or(|backend| {
-                backend.removed || context.limits.is_over(&older, backend.idle_timeout, now)
-            });
+            || snapshot
+                .backend(older.backend)
+                .is_none_or(|backend| backend.removed || context.limits.is_over(&older, backend.idle_timeout, now));
         if !gives_way {
             return None;
         }

@@ -7,7 +7,9 @@ use super::input::{DecisionContext, Packet, end};
 use super::local::unknown;
 use super::verdict::{Changes, NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
-use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
+use crate::flow::{
+    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain,
+};
 use crate::snapshot::{Backend, Exit, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Headers, Transport, tcp_flags};
