@@ -67,10 +67,11 @@ pub(super) fn change<'s, A: Address>(
         // The owner of the VIP may know better, and tell it.
         return Some(Verdict::Drop(DropReason::NoFlow));
     }
-    if begins(packet.headers.transport) && direction == Direction::ToBackend {
-        if let Some(forgotten) = reclaim::reset_to_backend(&over, packet.hash, snapshot) {
-            context.queue_reset(forgotten);
-        }
+    if begins(packet.headers.transport)
+        && direction == Direction::ToBackend
+        && let Some(forgotten) = reclaim::reset_to_backend(&over, packet.hash, snapshot)
+    {
+        context.queue_reset(forgotten);
     }
     let broken = break_off(packet, segment, &mut context.table.get(index), direction, context);
     let why = why_over(&context.table.get(index), context);
