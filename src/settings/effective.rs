@@ -126,6 +126,7 @@ fn flows_key_values(flows: &FlowLimits) -> KeyValues {
         .with("tcpEstablished", DurationText(flows.tcp_established))
         .with("tcpOpening", DurationText(flows.tcp_opening))
         .with("tcpHalfClosed", DurationText(flows.tcp_half_closed))
+        .with("tcpReset", DurationText(flows.tcp_reset))
         .with("tcpClosing", DurationText(flows.tcp_closing))
         .with("tcpOneWay", DurationText(flows.tcp_one_way))
         .with("udp", DurationText(flows.udp))

@@ -193,6 +193,7 @@ pub(super) fn flows(top: &mut Section<'_>) -> FlowLimits {
         tcp_established: limit("tcpEstablished", built.tcp_established),
         tcp_opening: limit("tcpOpening", built.tcp_opening),
         tcp_half_closed: limit("tcpHalfClosed", built.tcp_half_closed),
+        tcp_reset: limit("tcpReset", built.tcp_reset),
         tcp_closing: limit("tcpClosing", built.tcp_closing),
         tcp_one_way: limit("tcpOneWay", built.tcp_one_way),
         udp: limit("udp", built.udp),

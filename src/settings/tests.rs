@@ -39,11 +39,9 @@ fn a_small_file_gets_the_defaults_of_the_contract() {
     assert_eq!(settings.ports[0].mtu_bytes, 1500);
     assert_eq!((settings.ports[0].twin, settings.ports[0].mac), (Twin::Tap, None));
     assert_eq!(settings.flows.max_per_worker, 1_048_576);
-    assert_eq!(settings.flows.tcp_established, Duration::from_secs(7200));
-    assert_eq!(
-        (settings.flows.tcp_half_closed, settings.flows.udp_exchange),
-        (Duration::from_secs(300), Duration::from_secs(10))
-    );
+    let contract = "flows: {tcpEstablished: 2h5m, tcpOneWay: 15m, tcpOpening: 30s, tcpHalfClosed: 5m, tcpReset: 4m, \
+                    tcpClosing: 10s, udp: 2m, udpExchange: 2m, udpUnreplied: 1m, sctp: 1h, tableGrace: 60s}\n";
+    assert_eq!(read(&format!("{BASE}{contract}")).unwrap().flows, settings.flows);
     assert_eq!(settings.state_dir, Path::new("/var/lib/sluice"));
     assert_eq!(settings.admin_listen, AdminListen::unix("/run/sluice/admin.sock".into()));
     assert_eq!(settings.max_state_age, Duration::from_secs(86_400));
@@ -206,7 +204,7 @@ fn what_check_prints_reads_back_as_the_same_settings() {
     let rich = format!(
         "{BASE}{}",
         "workers: {cores: [3], poll: adaptive}\nmemory: {hugepages: off}\nnodePortAddresses: [192.0.2.2, '2001:db8::2']\n\
-         flows: {maxPerWorker: 5, tcpEstablished: 90s, tcpHalfClosed: 70s, udp: 1500ms, udpExchange: 4s}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
+         flows: {maxPerWorker: 5, tcpEstablished: 90s, tcpHalfClosed: 70s, tcpReset: 50s, udp: 1500ms, udpExchange: 4s}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
          logs: {format: json, level: warn}\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: s\n\
          pools: [{name: default, addresses: [192.0.2.100-192.0.2.199, '2001:db8::1:0/112']}]\n\
          static:\n  routes: [{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}]\n  neighbours: [{address: 192.0.2.1, mac: '02:00:00:00:00:01', port: uplink}]\n"

@@ -15,13 +15,21 @@ pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Units of a duration, largest first, in milliseconds.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// Parses `500ms`, `1s`, `15m`, `2h`. Zero needs a unit too; fractions and sums are invalid.
+/// Parses `500ms`, `1s`, `15m`, and sums of falling units such as `2h5m`. Zero needs a unit too; fractions are invalid.
 #[must_use]
 pub fn duration(text: &str) -> Option<Duration> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit)?;
-    number.parse::<u64>().ok()?.checked_mul(*unit_ms).map(Duration::from_millis)
+    let (mut rest, mut sum_ms, mut units) = (text, 0_u64, UNITS.iter());
+    loop {
+        let (number, after) = rest.split_at(rest.bytes().take_while(u8::is_ascii_digit).count());
+        let (unit, after) = after.split_at(after.bytes().take_while(u8::is_ascii_alphabetic).count());
+        // Each unit is searched behind the one before.
+        let (_, unit_ms) = units.find(|(name, _)| *name == unit)?;
+        sum_ms = sum_ms.checked_add(number.parse::<u64>().ok()?.checked_mul(*unit_ms)?)?;
+        if after.is_empty() {
+            return Some(Duration::from_millis(sum_ms));
+        }
+        rest = after;
+    }
 }
 
 /// Parses a scheduler by its name or its name in IPVS. All schedulers are weighted if a backend has a weight.
@@ -118,7 +126,24 @@ mod tests {
     fn durations_have_a_number_and_a_unit() {
         assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
         assert_eq!(duration("15m"), Some(Duration::from_secs(900)));
-        for wrong in ["", "5", "s", "1.5s", "1h30m", "-1s", " 1s", "1S", "99999999999999999999s", "18446744073709551615h"] {
+        assert_eq!(duration("2h5m"), Some(Duration::from_secs(7_500)));
+        assert_eq!(duration("1h2m3s4ms"), Some(Duration::from_millis(3_723_004)));
+        for wrong in [
+            "",
+            "5",
+            "s",
+            "1.5s",
+            "5m2h",
+            "1s1s",
+            "2h5",
+            "2h 5m",
+            "hm",
+            "-1s",
+            " 1s",
+            "1S",
+            "99999999999999999999s",
+            "18446744073709551615h",
+        ] {
             assert_eq!(duration(wrong), None, "{wrong}");
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! Not here: the states and their changes (`state`).
 
-use super::state::{Direction, FlowMode, FlowState, STATE_BITS, next_state, keeps_number};
+use super::state::{Direction, FlowMode, FlowState, STATE_BITS, keeps_number, next_state};
 use crate::wire::{Transport, protocol, tcp_flags};
 
 /// Bits of a transport header that a state may depend on: the lower five TCP flags.

@@ -15,7 +15,9 @@ use super::entry::Flow;
 use super::index::{Guess, Homes, Index, IndexSlot};
 use super::snat::PoolId;
 use super::state::{Direction, FlowState, YieldClass};
-use super::storage::{AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage};
+use super::storage::{
+    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage,
+};
 use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};

@@ -125,7 +125,12 @@ fn checked<A: Address>(
 }
 
 /// Keeps the numbers by which later packets are checked.
-fn keep_numbers<A: Address>(flow: &mut Flow<A>, next: FlowState, (transport, direction): (Transport, Direction), segment: Segment) {
+fn keep_numbers<A: Address>(
+    flow: &mut Flow<A>,
+    next: FlowState,
+    (transport, direction): (Transport, Direction),
+    segment: Segment,
+) {
     match next {
         FlowState::TcpAnswered if is_syn_ack(transport, direction) => {
             flow.acknowledgement = segment.sequence.wrapping_add(1);
@@ -242,7 +247,11 @@ mod tests {
             ("the acknowledgement closes one half", with(&[acknowledged]), TcpHalfClosedByClient),
             ("data that acknowledges it, too", with(&[(ToClient, ACK | PSH, 700, CLIENT_END, 9)]), TcpHalfClosedByClient),
             ("a packet that was under way does not", with(&[(ToClient, ACK | PSH, 690, CLIENT, 10)]), TcpFinDoubted),
-            ("the acknowledgement comes behind it", with(&[(ToClient, ACK, 690, CLIENT, 0), acknowledged]), TcpHalfClosedByClient),
+            (
+                "the acknowledgement comes behind it",
+                with(&[(ToClient, ACK, 690, CLIENT, 0), acknowledged]),
+                TcpHalfClosedByClient,
+            ),
             ("a forged FIN gets a challenge ACK", after(&established, &[forged(0x7000_0000), challenge]), TcpEstablished),
             ("or looks like one that is under way", after(&established, &[forged(CLIENT_END + 9), challenge]), TcpFinDoubted),
             (
@@ -250,12 +259,20 @@ mod tests {
                 after(&established, &[forged(CLIENT_END + 9), challenge, (ToClient, ACK, 700, 900, 0)]),
                 TcpEstablished,
             ),
-            ("the genuine FIN follows a forged one", after(&established, &[forged(77), FIN_OF_CLIENT, acknowledged]), TcpHalfClosedByClient),
+            (
+                "the genuine FIN follows a forged one",
+                after(&established, &[forged(77), FIN_OF_CLIENT, acknowledged]),
+                TcpHalfClosedByClient,
+            ),
             ("without ACK nothing is acknowledged", with(&[(ToClient, 0, 700, CLIENT_END, 0)]), TcpFinDoubted),
             ("both FINs close", with(&[acknowledged, (ToClient, FIN | ACK, 700, CLIENT_END, 10)]), TcpClosing),
             ("in one packet, too", with(&[(ToClient, FIN | ACK, 700, CLIENT_END, 10)]), TcpClosing),
             ("the last ACK restores nothing", with(&[(ToClient, FIN | ACK, 700, CLIENT_END, 10), last]), TcpClosing),
-            ("nor does repeated data", with(&[(ToClient, FIN | ACK, 700, CLIENT_END, 10), (ToClient, ACK | PSH, 690, CLIENT_END, 10)]), TcpClosing),
+            (
+                "nor does repeated data",
+                with(&[(ToClient, FIN | ACK, 700, CLIENT_END, 10), (ToClient, ACK | PSH, 690, CLIENT_END, 10)]),
+                TcpClosing,
+            ),
             ("FINs that cross each other", with(&[FIN_OF_BACKEND]), TcpHalfClosedByBackend),
             ("a RST of the backend closes", with(&[(ToClient, RST, 700, 0, 0)]), TcpClosing),
             ("a SYN-ACK answers a SYN that came since", with(&[acknowledged, (ToClient, SYN | ACK, 1, 2, 0)]), TcpEstablished),
@@ -298,7 +315,11 @@ mod tests {
             ("the client goes on elsewhere", with(&[(ToBackend, ACK, CLIENT_END + 1, 800, 0)]), TcpOneWay),
             ("far behind it, too", with(&[(ToBackend, ACK, CLIENT - (8 << 20), 800, 0)]), TcpOneWay),
             ("another connection", with(&[(ToBackend, SYN, CLIENT_END, 0, 0)]), TcpOneWay),
-            ("a genuine FIN follows a forged one", after(&open, &[(ToBackend, FIN, 9, 9, 0), FIN_OF_CLIENT, (ToBackend, ACK, CLIENT_END, 8, 0)]), TcpOneWayHalfClosed),
+            (
+                "a genuine FIN follows a forged one",
+                after(&open, &[(ToBackend, FIN, 9, 9, 0), FIN_OF_CLIENT, (ToBackend, ACK, CLIENT_END, 8, 0)]),
+                TcpOneWayHalfClosed,
+            ),
         ];
         for (sentence, found, expected) in rows {
             assert_eq!(found, expected, "{sentence}");

@@ -6,10 +6,12 @@
 //!
 //! Not here: the decision to answer an IP packet, and the bytes of answers (`icmp`, `rewrite`).
 
+use arrayvec::ArrayVec;
+
 use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
 use super::rewrite;
-use crate::forward::decide::Answer;
+use crate::forward::decide::{Answer, RESETS_MAX};
 use crate::forward::rewrite::Reset;
 use crate::icmp;
 use crate::icmp::{IcmpError, Permission, VipClaim};
@@ -107,7 +109,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         headers: &Headers<A>,
         reply: Answer,
     ) {
-        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
+        let (asker, now_ns) = (headers.tuple.source, arrival.now_ns);
+        let allowed = icmp::may_answer(headers)
+            && match reply {
+                Answer::TooBig { .. } => self.limiter.allow_too_big(asker, now_ns),
+                _ => self.limiter.allow(asker, now_ns),
+            };
         let source = answer_source(snapshot, arrival.link, headers.tuple.destination).filter(|_| allowed);
         let mac = snapshot.port(arrival.link.port()).mac;
         let done = source.is_some_and(|source| match reply {
@@ -152,15 +159,20 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Sends resets; those that are answers (`limited`) within the rate limit. Without a free buffer a reset is not
-    /// sent: its receiver times out by itself.
+    /// Sends resets in these buffers; those that are answers (`limited`) within the rate limit.
     #[cold]
-    pub(super) fn originate(&mut self, arrival: Arrival, resets: &[Reset], limited: bool) {
-        for reset in resets {
+    pub(super) fn originate(
+        &mut self,
+        arrival: Arrival,
+        resets: &[Reset],
+        buffers: ArrayVec<P::Buffer, RESETS_MAX>,
+        limited: bool,
+    ) {
+        for (reset, mut buffer) in resets.iter().zip(buffers) {
             if limited && !self.limiter.allow_ip(reset.destination.ip(), arrival.now_ns) {
+                self.egress.discard(buffer);
                 continue;
             }
-            let Some(mut buffer) = self.egress.allocate(reset.exit.port) else { continue };
             if rewrite::write_reset(&mut buffer, reset) {
                 self.tally.originated += 1;
                 self.egress.send_tagged(reset.exit.port, reset.exit.link.tags(), buffer, &mut self.tally);

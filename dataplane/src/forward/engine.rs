@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
@@ -16,7 +17,8 @@ use super::rewrite;
 use super::sort::Lookup;
 use crate::flow::{Direction, Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, Verdict, decide, follow,
+    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, RESETS_MAX, ResetBuffers,
+    Verdict, decide, follow,
 };
 use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
@@ -127,14 +129,27 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut changes = Changes::default();
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
-        let Self { ports, limits, worker, .. } = self;
+        let Self { ports, limits, worker, egress, .. } = self;
         let (now, worker) = (Tick::at(arrival.now_ns), *worker);
-        let mut context =
-            DecisionContext { snapshot, now, table, others, ports, limits, changes: &mut changes, room, worker, is_trial: false };
+        let mut buffers = ArrayVec::<P::Buffer, RESETS_MAX>::new();
+        let mut reserve = |port| egress.allocate(port).is_some_and(|buffer| buffers.try_push(buffer).is_ok());
+        let mut context = DecisionContext {
+            snapshot,
+            now,
+            table,
+            others,
+            ports,
+            limits,
+            changes: &mut changes,
+            room,
+            worker,
+            is_trial: false,
+            reset_buffers: ResetBuffers(&mut reserve),
+        };
         let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
-            self.originate(arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
+            self.originate(arrival, &changes.resets, buffers, matches!(verdict, Verdict::Reset(_)));
         }
         verdict
     }

@@ -119,12 +119,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         inner: &Tuple<I>,
         exit: &Exit,
     ) {
-        let error = match quote.trouble {
-            TunnelErrorKind::TooBig { mtu } => IcmpError::TooBig { mtu },
-            TunnelErrorKind::Unreachable => IcmpError::HostUnreachable,
+        let (asker, now_ns) = (inner.source, arrival.now_ns);
+        let (error, allowed) = match quote.trouble {
+            TunnelErrorKind::TooBig { mtu } => (IcmpError::TooBig { mtu }, self.limiter.allow_too_big(asker, now_ns)),
+            TunnelErrorKind::Unreachable => (IcmpError::HostUnreachable, self.limiter.allow(asker, now_ns)),
         };
-        let written = self.limiter.allow(inner.source, arrival.now_ns)
-            && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
+        let written = allowed && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
         if !written {
             return self.drop(buffer, DropReason::AnswerLimited);
         }

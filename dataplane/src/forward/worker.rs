@@ -111,6 +111,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let flows = limits.max_per_worker;
         let (worker, workers) = parts.peers.as_ref().map_or((0, 1), Peers::position);
         let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
+        let blocks = parts.peers.as_ref().map(Peers::identifications).unwrap_or_default();
         let ports: Vec<_> = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
         let last_bursts = vec![fast::LastBurst::default(); ports.len()].into();
         let engine = Engine {
@@ -126,7 +127,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             neighbour_queue: NeighbourQueue::new(),
             neighbours_changed: false,
             datagrams: Datagrams::new(parts.seed),
-            identifications: Identifications::new(parts.seed, worker, workers),
+            identifications: Identifications::new(parts.seed, (worker, workers), blocks),
             limiter: AnswerLimiter::new(parts.seed),
             neighbour_requests: parts.neighbour_requests,
             records: fast::records(),
@@ -254,6 +255,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
         self.engine.tables.set_time(Tick::at(now_ns));
+        self.engine.identifications.set_time(Tick::at(now_ns));
         if O::METERS {
             self.engine.tables.set_recorder_time(now_ns);
         }

@@ -1,5 +1,6 @@
 //! Rate limits of the answers that a worker originates: one for all of them, and one for each /24 (IPv4) or /56 (IPv6)
-//! of requesters (FORWARDING section 8).
+//! of requesters (FORWARDING section 8). "Fragmentation needed" and "packet too big" have limits of their own: a flood to a
+//! closed port must not end path MTU discovery.
 //!
 //! **Invariant:** memory is fixed at creation; a check costs two comparisons. Networks that share a bucket share its
 //! rate, which only ever allows fewer answers.
@@ -18,15 +19,36 @@ use crate::wire::Address;
 pub const ANSWERS_PER_SECOND: u32 = 20_000;
 /// Answers per second to one /24 or /56: enough for a full subnet whose hosts resolve their gateway four times.
 pub const ANSWERS_PER_SECOND_AND_NETWORK: u32 = 1_000;
-/// Number of network buckets: 4,096 * 8 bytes = 32 KiB, which stay in a core's cache under a flood.
+/// Number of network buckets of a limit: 4,096 * 8 bytes = 32 KiB, which stay in a core's cache under a flood.
 const BUCKETS: usize = 4_096;
 
 /// The rate limits of one worker.
 #[derive(Debug)]
 pub struct AnswerLimiter {
     seed: u64,
+    answers: Limit,
+    too_big: Limit,
+}
+
+/// One limit of all requesters, and of each network.
+#[derive(Debug)]
+struct Limit {
     all: TokenBucket,
     networks: Box<[TokenBucket; BUCKETS]>,
+}
+
+impl Limit {
+    fn full() -> Self {
+        Self { all: TokenBucket::default(), networks: Box::new([TokenBucket::default(); BUCKETS]) }
+    }
+
+    fn allow(&mut self, bucket: usize, now_ns: u64) -> bool {
+        let Some(network) = self.networks.get_mut(bucket) else { return false };
+        let all = self.all.after_one(now_ns, ANSWERS_PER_SECOND);
+        let Some(both) = all.zip(network.after_one(now_ns, ANSWERS_PER_SECOND_AND_NETWORK)) else { return false };
+        (self.all, *network) = both;
+        true
+    }
 }
 
 impl AnswerLimiter {
@@ -34,7 +56,7 @@ impl AnswerLimiter {
     /// a bucket with a victim's.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { seed, all: TokenBucket::default(), networks: Box::new([TokenBucket::default(); BUCKETS]) }
+        Self { seed, answers: Limit::full(), too_big: Limit::full() }
     }
 
     /// [`AnswerLimiter::allow`], for an address of either family.
@@ -47,12 +69,13 @@ impl AnswerLimiter {
 
     /// Whether `source` may be answered now; if so the answer is counted. `now_ns` is monotonic.
     pub fn allow<A: Address>(&mut self, source: A, now_ns: u64) -> bool {
-        let bucket = bucket_of(source, self.seed);
-        let Some(network) = self.networks.get_mut(bucket) else { return false };
-        let all = self.all.after_one(now_ns, ANSWERS_PER_SECOND);
-        let Some(both) = all.zip(network.after_one(now_ns, ANSWERS_PER_SECOND_AND_NETWORK)) else { return false };
-        (self.all, *network) = both;
-        true
+        self.answers.allow(bucket_of(source, self.seed), now_ns)
+    }
+
+    /// Whether `source` may be told now that a packet is too big; if so that is counted. The rates are those of answers,
+    /// and separate from these.
+    pub fn allow_too_big<A: Address>(&mut self, source: A, now_ns: u64) -> bool {
+        self.too_big.allow(bucket_of(source, self.seed), now_ns)
     }
 }
 
@@ -100,6 +123,16 @@ mod tests {
         allowed_in_a_second(&mut limiter, 0, |_| 0xc633_6401_u32);
         assert!(!limiter.allow(0xc633_6402_u32, NS_PER_SECOND));
         assert!(limiter.allow(0x0a00_0001_u32, NS_PER_SECOND));
+    }
+
+    #[test]
+    fn path_mtu_discovery_has_a_limit_of_its_own() {
+        let mut limiter = AnswerLimiter::new(7);
+        let expected = allowed_in_a_second(&mut limiter, 0, |i| i << 8);
+        assert!(!limiter.allow(0x0a00_0001_u32, NS_PER_SECOND));
+        let told = (0..=1_000_000_u32).map(|i| u32::from(limiter.allow_too_big(i << 8, u64::from(i) * 1_000))).sum();
+        assert_eq!(expected, told);
+        assert!(!limiter.allow_too_big(0x0a00_0001_u32, NS_PER_SECOND) && limiter.allow(0x0a00_0001_u32, 2 * NS_PER_SECOND));
     }
 
     #[test]

@@ -105,11 +105,13 @@ pub struct MemoryPort {
     pub sent: VecDeque<MemoryBuffer>,
     /// Maximum number of frames in `sent`; further ones are refused.
     pub room: usize,
+    /// Whether no buffer can be allocated.
+    pub is_short: bool,
 }
 
 impl Default for MemoryPort {
     fn default() -> Self {
-        Self { arriving: VecDeque::new(), sent: VecDeque::new(), room: usize::MAX }
+        Self { arriving: VecDeque::new(), sent: VecDeque::new(), room: usize::MAX, is_short: false }
     }
 }
 
@@ -127,7 +129,7 @@ impl Port for MemoryPort {
     }
 
     fn allocate(&mut self) -> Option<MemoryBuffer> {
-        Some(MemoryBuffer::default())
+        (!self.is_short).then(MemoryBuffer::default)
     }
 
     fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {

@@ -19,6 +19,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::fragmented_flows::FragmentedFlows;
 use super::id::WorkerId;
+use super::identification_blocks::IdentificationBlocks;
 use super::rss_proof::{Observer, RssProof};
 use super::snat_port_share::PortShare;
 use super::steering::Steering;
@@ -232,6 +233,7 @@ pub struct Peers<B> {
     fragmented: FragmentedFlows,
     /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
     senders: Vec<Option<WorkerId>>,
+    identifications: IdentificationBlocks,
 }
 
 impl<B> Peers<B> {
@@ -244,8 +246,9 @@ impl<B> Peers<B> {
     /// The same, with the doorbells of the workers, in their order.
     #[must_use]
     pub fn with_doorbells(steering: &Arc<Steering>, ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> Vec<Self> {
-        let workers = steering.workers();
+        let (workers, identifications) = (steering.workers(), IdentificationBlocks::default());
         let of = |me: u8| Self {
+            identifications: identifications.clone(),
             me: WorkerId(me),
             steering: Arc::clone(steering),
             inboxes: Vec::new(),
@@ -296,6 +299,11 @@ impl<B> Peers<B> {
     /// Index of this worker, and the number of workers.
     pub(crate) fn position(&self) -> (u16, u16) {
         (self.me.0.into(), self.steering.workers().into())
+    }
+
+    /// The identifications that it shares with the others.
+    pub(crate) fn identifications(&self) -> IdentificationBlocks {
+        self.identifications.clone()
     }
 
     /// The SNAT ports of this worker.

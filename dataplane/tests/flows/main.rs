@@ -9,6 +9,7 @@ mod flow_records;
 mod flows;
 mod listing;
 mod off_path;
+mod off_path_property;
 mod off_path_sctp;
 mod openings;
 #[path = "../peers/mod.rs"]

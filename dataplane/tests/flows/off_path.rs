@@ -297,7 +297,8 @@ fn tcp_a_client_that_comes_back_from_the_port_of_a_connection_that_it_has_forgot
     for stage in [Stage::Established, Stage::FinOfClient, Stage::HalfClosedByClient] {
         for mode in [Mode::Nat, Mode::Dnat] {
             let mut genuine = Genuine::at(mode, FAMILIES[0], stage);
-            let (number, syn_of) = (0x4242_0000, |genuine: &Genuine| segment(genuine.client, genuine.vip, SYN, 0x4242_0000, 0, b""));
+            let (number, syn_of) =
+                (0x4242_0000, |genuine: &Genuine| segment(genuine.client, genuine.vip, SYN, 0x4242_0000, 0, b""));
             let syn = syn_of(&genuine);
             assert_eq!(ends(&genuine.rig.forward(UPLINK, &syn)), genuine.seen);
             genuine.backend_says(ACK, b"");

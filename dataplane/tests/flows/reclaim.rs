@@ -167,6 +167,37 @@ fn without_a_free_snat_port_the_oldest_opening_flow_to_the_backend_yields_its_po
 }
 
 #[test]
+fn a_port_yields_only_if_there_is_a_buffer_for_the_reset_of_its_backend() {
+    let mut rig = Rig::with_flows(250_000);
+    rig.keep_backends("web", &[11]);
+    let first = ends(&rig.forward(UPLINK, &syn(0)));
+    (1..64_512).for_each(|n| drop(rig.forward(UPLINK, &syn(n))));
+    rig.now += 2 * SECOND;
+    rig.worker.port_mut(CLUSTER).unwrap().is_short = true;
+    for n in 0..3 {
+        assert_eq!(rig.put(UPLINK, &syn(70_000 + n)), Some(PacketOutcome::Drop(DropReason::SnatExhausted)));
+        assert!(rig.sent(CLUSTER).is_empty());
+    }
+    assert_eq!((rig.counters.reclaimed.get(), rig.counters.snat_port_reused_early.get()), (0, 0));
+    rig.worker.port_mut(CLUSTER).unwrap().is_short = false;
+    let (_, sent) = put_and_watch(&mut rig, UPLINK, &syn(70_000), CLUSTER);
+    assert_eq!((ends(&sent[0]), segment(&sent[0])), (first, (RST, 70_001, 0)), "the oldest, which nothing has ended before");
+    assert_eq!((ends(&sent[1]), segment(&sent[1]).0), (first, SYN));
+}
+
+#[test]
+fn a_flow_that_makes_room_without_a_reset_lets_its_port_rest() {
+    let mut rig = Rig::with_flows(4);
+    rig.keep_backends("web", &[11]);
+    let used: Vec<_> = (0..4).map(|n| ends(&rig.forward(UPLINK, &syn(n)))).collect();
+    rig.worker.port_mut(CLUSTER).unwrap().is_short = true;
+    for n in 4..12 {
+        assert!(!used.contains(&ends(&rig.forward(UPLINK, &syn(n)))), "no port of a handshake that its backend may remember");
+    }
+    assert_eq!((rig.counters.reclaimed.get(), rig.counters.snat_port_reused_early.get()), (8, 0));
+}
+
+#[test]
 fn a_port_that_has_not_rested_is_used_before_that_of_a_handshake_that_may_still_succeed() {
     let mut rig = Rig::with_flows(250_000);
     let keep = [11];

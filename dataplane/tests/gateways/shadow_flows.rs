@@ -217,7 +217,7 @@ fn a_shadow_of_an_owner_that_tells_no_more_ends_after_its_limit_and_an_interval(
     a.team.establish(&clients(8));
     a.pass(3);
     b.hear(&a.told());
-    b.pass(7200 + 500);
+    b.pass(7500 + 500);
     assert_eq!(b.flows(), 8, "the owner may have seen packets up to 10 minutes ago");
     b.pass(200);
     assert_eq!(b.flows(), 0);

@@ -233,8 +233,8 @@ fn an_error_neither_ends_a_flow_nor_keeps_it() {
     let (snat, backend) = V4_UDP.open(&mut rig);
     let sent = V4_UDP.packet(&snat.to_string(), &backend.to_string(), ACK).build();
     let error = error(V4.near, snat.ip(), (3, 3, 0), &sent, 28).build();
-    // 30 s after its last packet an unanswered flow ends, whatever errors came meanwhile.
-    for _ in 0..29 {
+    // A minute after its last packet an unanswered flow ends, whatever errors came meanwhile.
+    for _ in 0..59 {
         rig.now += SECOND;
         assert_eq!(rig.put(CLUSTER, &error), Some(PacketOutcome::Forward(UPLINK)));
     }

@@ -306,6 +306,32 @@ fn answers_are_limited_except_arp_and_neighbour_discovery() {
     }
 }
 
+#[test]
+fn a_flood_to_a_closed_port_does_not_end_path_mtu_discovery_nor_the_other_way_round() {
+    for (client, closed, open) in
+        [(CLIENT, "192.0.2.100:81", "192.0.2.100:80"), ("[2001:db8:1::7]:5555", "[2001:db8::1:0]:81", "[2001:db8::1:0]:80")]
+    {
+        let mut config = rig::config(1024);
+        config.ports[1].mtu = 1280;
+        let mut rig = Rig::with_config(config);
+        (rig.state, rig.network) = (rig::state(), rig::network());
+        rig.publish();
+        let flood = Packet::tcp(client, closed).build();
+        let too_big = Packet::tcp(client, open).payload(&[7; 1400]).build();
+        let limited = |rig: &mut Rig, frame: &[u8]| {
+            (0..200).filter(|_| rig.put(UPLINK, frame) == Some(PacketOutcome::Drop(DropReason::AnswerLimited))).count()
+        };
+        assert_eq!(limited(&mut rig, &flood), 100, "{client}");
+        for _ in 0..10 {
+            assert_eq!(rig.put(UPLINK, &too_big), Some(PacketOutcome::Reply(UPLINK)), "{client}");
+        }
+        assert_eq!(limited(&mut rig, &too_big), 110, "{client}");
+        rig.now += rig::SECOND;
+        assert_eq!(limited(&mut rig, &too_big), 100, "{client}");
+        assert_eq!(rig.put(UPLINK, &flood), Some(PacketOutcome::Reply(UPLINK)), "{client}");
+    }
+}
+
 fn v6(text: &str) -> std::net::Ipv6Addr {
     text.parse().unwrap()
 }

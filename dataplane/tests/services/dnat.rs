@@ -139,11 +139,11 @@ fn a_backend_that_sends_to_invented_clients_leaves_room_for_the_connections_of_o
         let vip = if v6 { "[2001:db8::1:0]:80" } else { VIP };
         let invented = |n: u16| if v6 { format!("[2001:db8:9::{n}]:7") } else { format!("203.0.113.{n}:7") };
         for n in 1..=100 {
-            for twice in 0..2 {
-                let _ = twice;
+            // Twice: the second is one of a flow that there is.
+            for _ in 0..2 {
                 rig.put(CLUSTER, &Packet::tcp(web, &invented(n)).flags(ACK | tcp_flags::PSH).payload(b"x").build());
                 rig.put(CLUSTER, &Packet::udp(dns, &invented(n)).payload(b"x").build());
-                rig.put(CLUSTER, &Packet::sctp(web, &invented(n)).chunk(0).payload(&[0; 12]).build());
+                rig.put(CLUSTER, &Packet::sctp(web, &invented(n)).chunk(0xa1b2_c3d4, 0).build());
             }
         }
         rig.sent(UPLINK);

@@ -68,7 +68,7 @@ const WRITTEN_BACK: [&str; 8] = [
     "purelb.io/announcing-IPv6",
 ];
 /// Replacements to use instead, if there are any.
-const EQUIVALENTS: [(&str, &str); 17] = [
+const EQUIVALENTS: [(&str, &str); 18] = [
     ("purelb.io/addresses", "addresses"),
     ("purelb.io/service-group", "address-pool"),
     ("purelb.io/allow-shared-ip", "sharing-key"),
@@ -76,6 +76,7 @@ const EQUIVALENTS: [(&str, &str); 17] = [
     ("loxilb.io/poolSelect", "address-pool"),
     ("loxilb.io/lbmode", "mode"),
     ("loxilb.io/epselect", "scheduler"),
+    ("loxilb.io/timeout", "idle-timeout"),
     ("loxilb.io/liveness", "health-check"),
     ("loxilb.io/probetype", "health-check"),
     ("loxilb.io/probeport", "health-check-port"),

@@ -146,9 +146,7 @@ mod tests {
     use crate::wire::{Tuple, protocol};
     use Direction::{ToBackend, ToClient};
     use FlowState::{Sctp, SctpClosing, SctpHalfClosed, SctpOpening};
-    use sctp_chunk::{
-        ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, HEARTBEAT, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
-    };
+    use sctp_chunk::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, HEARTBEAT, INIT, INIT_ACK, SACK, SHUTDOWN_ACK, SHUTDOWN_COMPLETE};
 
     /// The tags of the client, the backend, and a stranger.
     const CLIENT: u32 = 0xc1c1_c1c1;
@@ -172,8 +170,8 @@ mod tests {
         let mut flow: Flow<u32> =
             Flow::new(&tuple, (FlowState::first(transport, mode), mode), (BackendId::default(), 0, 0), &lease, Tick(1));
         flow.tags = tags_of_first(transport, Segment { sequence: *tag, acknowledgement: *more, end: 0 });
-        for (at, &(direction, chunk, sequence, acknowledgement)) in rest.iter().enumerate() {
-            let now = Tick(1 + Ticks::from(std::time::Duration::from_secs(1)).0 * (at as u32 + 1));
+        for (at, &(direction, chunk, sequence, acknowledgement)) in (1..).zip(rest) {
+            let now = Tick(1 + at * Ticks::from(std::time::Duration::from_secs(1)).0);
             advance(&mut flow, Transport::Sctp { chunk }, direction, Segment { sequence, acknowledgement, end: 0 }, now);
         }
         (flow.state, flow.tags)

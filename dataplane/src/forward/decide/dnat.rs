@@ -19,7 +19,7 @@ use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
 
 /// The client's own address and port, in the role of a SNAT lease. `None` while another flow uses them; a flow that is
-/// unconfirmed, closing or over gives way.
+/// unconfirmed, closing or over gives way, unless the backend has to be told and there is no buffer for that.
 pub(super) fn own_port<A: Address>(
     tuple: &Tuple<A>,
     (backend_address, backend_port): (A, u16),
@@ -31,16 +31,19 @@ pub(super) fn own_port<A: Address>(
         let older = context.table.get(index);
         let gives_way = !older.state.is_confirmed()
             || older.state.is_closing()
-            || snapshot.backend(older.backend).is_none_or(|backend| {
-                backend.removed || context.limits.is_over(&older, backend.idle_timeout, now)
-            });
+            || snapshot
+                .backend(older.backend)
+                .is_none_or(|backend| backend.removed || context.limits.is_over(&older, backend.idle_timeout, now));
         if !gives_way {
             return None;
         }
         // The backend would not answer another SYN from this port during the handshake of the older flow.
         let hash = context.table.hash(&older.tuple(Direction::ToBackend));
-        let forgotten = reset_to_backend(&older, hash, snapshot);
-        context.changes.resets.extend(forgotten);
+        if let Some(forgotten) = reset_to_backend(&older, hash, snapshot)
+            && !context.queue_reset(forgotten)
+        {
+            return None;
+        }
         context.changes.displaced = Some(end(context, index, FlowEnd::Replaced));
     }
     Some(SnatLease { address: tuple.source, port: tuple.source_port, pool: PoolId::NONE })

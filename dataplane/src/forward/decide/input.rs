@@ -5,7 +5,8 @@
 use super::verdict::Changes;
 use crate::choose::Chooser;
 use crate::flow::{Candidate, FlowEnd, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
-use crate::port::Link;
+use crate::forward::rewrite::Reset;
+use crate::port::{Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::stats::CounterSlot;
 use crate::wire::{Address, Headers, Parsed};
@@ -56,9 +57,31 @@ pub(crate) struct DecisionContext<'a, 's, A: Address> {
     pub worker: usize,
     /// Whether the decision is only asked for (`explain`): nothing that workers share may change.
     pub is_trial: bool,
+    /// Buffers for resets.
+    pub reset_buffers: ResetBuffers<'a>,
+}
+
+/// Reserves a buffer for a reset that leaves by this port; false when there is none.
+pub(crate) struct ResetBuffers<'a>(pub &'a mut dyn FnMut(PortIndex) -> bool);
+
+impl std::fmt::Debug for ResetBuffers<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ResetBuffers")
+    }
 }
 
 impl<A: Address> DecisionContext<'_, '_, A> {
+    /// Queues a reset, if there is a buffer for it; otherwise it is not sent, and its receiver times out by itself. Returns
+    /// whether it is queued.
+    #[cold]
+    pub(super) fn queue_reset(&mut self, reset: Reset) -> bool {
+        let is_queued = !self.changes.resets.is_full() && (self.reset_buffers.0)(reset.exit.port);
+        if is_queued {
+            self.changes.resets.push(reset);
+        }
+        is_queued
+    }
+
     /// What schedulers need to know.
     #[inline]
     pub(super) fn chooser(&self) -> Chooser {

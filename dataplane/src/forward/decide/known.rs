@@ -5,9 +5,11 @@
 use super::exit::{arrives_from, exit_by, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
 use super::local::unknown;
-use super::verdict::{Changes, NatForward, Verdict};
+use super::verdict::{NatForward, Verdict};
 use super::{one_way, rechoose, reclaim};
-use crate::flow::{Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain};
+use crate::flow::{
+    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain,
+};
 use crate::snapshot::{Backend, Exit, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Headers, Transport, tcp_flags};
@@ -65,11 +67,13 @@ pub(super) fn change<'s, A: Address>(
         // The owner of the VIP may know better, and tell it.
         return Some(Verdict::Drop(DropReason::NoFlow));
     }
-    if begins(packet.headers.transport) && direction == Direction::ToBackend {
-        let forgotten = reclaim::reset_to_backend(&over, packet.hash, snapshot);
-        context.changes.resets.extend(forgotten);
+    if begins(packet.headers.transport)
+        && direction == Direction::ToBackend
+        && let Some(forgotten) = reclaim::reset_to_backend(&over, packet.hash, snapshot)
+    {
+        context.queue_reset(forgotten);
     }
-    let broken = break_off(packet, segment, snapshot, &mut context.table.get(index), direction, context.changes);
+    let broken = break_off(packet, segment, &mut context.table.get(index), direction, context);
     let why = why_over(&context.table.get(index), context);
     context.changes.ended = Some(end(context, index, why));
     broken
@@ -180,17 +184,18 @@ fn advance_flow<'s, A: Address>(
 fn break_off<A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
-    snapshot: &Snapshot,
     flow: &mut Flow<A>,
     direction: Direction,
-    changes: &mut Changes,
+    context: &mut DecisionContext<'_, '_, A>,
 ) -> Option<Verdict<'static>> {
     let Transport::Tcp { flags } = packet.headers.transport else { return None };
     if is_opening(flags) || !flow.mode.is_two_way() {
         return None;
     }
-    if flags & tcp_flags::RST == 0 {
-        changes.resets.extend(reclaim::reset_to_other_side(flow, direction, segment, packet, snapshot));
+    if flags & tcp_flags::RST == 0
+        && let Some(reset) = reclaim::reset_to_other_side(flow, direction, segment, packet, context.snapshot)
+    {
+        context.queue_reset(reset);
     }
     Some(unknown(packet.headers.transport))
 }

@@ -25,7 +25,7 @@ mod reclaim;
 mod verdict;
 
 pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits, unresolved_client};
-pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet};
+pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet, ResetBuffers};
 pub(super) use inquiry::KnownFlows;
 pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub(super) use known::{FlowMatch, follow};
@@ -33,7 +33,7 @@ pub(super) use local::refused_source;
 pub(super) use new_flow::first_snat_address;
 pub(super) use one_way::{deliver, follow_probe};
 pub(super) use rechoose::begins_anew;
-pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, Verdict};
+pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, RESETS_MAX, Verdict};
 
 use local::{frontend_of, in_group_frame, no_frontend};
 use new_flow::new_flow;

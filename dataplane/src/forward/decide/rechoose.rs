@@ -24,12 +24,7 @@ use crate::wire::{Address, Transport};
 const IN_VAIN: Duration = Duration::from_secs(1);
 
 /// Whether a packet of the client starts a new flow in place of this one.
-pub(super) fn rechooses<A: Address>(
-    flow: &mut Flow<A>,
-    transport: Transport,
-    backend: &Backend,
-    now: Tick,
-) -> bool {
+pub(super) fn rechooses<A: Address>(flow: &mut Flow<A>, transport: Transport, backend: &Backend, now: Tick) -> bool {
     let is_over = if begins(transport) {
         begins_anew(flow.state, backend)
     } else {

@@ -2,7 +2,8 @@
 //! exchange, and its SNAT port with it (FORWARDING 3).
 //!
 //! A backend that still waits for the handshake of a yielding flow gets a RST, otherwise it would not answer the next
-//! SYN from that port; the port is then clean. Any other port rests, since a late reply must not reach another client.
+//! SYN from that port; once the RST is queued the port is clean. Any other port rests, since a late reply must not reach
+//! another client.
 //!
 //! **Invariant:** a confirmed flow never yields.
 //!
@@ -53,7 +54,8 @@ pub(super) fn make_room<A: Address>(context: &mut DecisionContext<'_, '_, A>) ->
         true => yield_other(&mut context.others, index, snapshot),
         false => yield_flow(context.table, index, snapshot),
     };
-    settle(context, &yielded);
+    let is_clean = yielded.reset.is_some_and(|reset| context.queue_reset(reset));
+    settle(context, &yielded, is_clean);
     true
 }
 
@@ -149,16 +151,15 @@ fn scarce_lease<A: Address>(
     addresses: &[SnatAddress<A>],
     start: usize,
 ) -> Option<SnatLease<A>> {
-    let DecisionContext { snapshot, now, .. } = *context;
+    let now = context.now;
     let oldest = YieldClass::ALL.map(|class| {
         let pools = addresses.iter().map(|address| PoolId::new(target.slot, address.index));
         let of_pool = |pool| context.table.oldest_of(class, pool).map(|(index, since)| (now.since(since), index));
         pools.filter_map(of_pool).max_by_key(|&(age, _)| age)
     });
     let take = |context: &mut DecisionContext<'_, '_, A>, yields: Option<FlowIndex>| {
-        if let Some(index) = yields {
-            let yielded = yield_flow(context.table, index, snapshot);
-            settle(context, &yielded);
+        if yields.is_some_and(|index| !yield_port(context, index)) {
+            return None;
         }
         let reused_early = context.ports.reused_early();
         let lease = context.ports.allocate(target, addresses, start, now);
@@ -166,22 +167,34 @@ fn scarce_lease<A: Address>(
         lease
     };
     match first_to_yield(oldest) {
-        Some((age, index)) if age >= Ticks::from(PATIENCE) => take(context, Some(index)),
+        Some((age, index)) if age >= Ticks::from(PATIENCE) => take(context, Some(index)).or_else(|| take(context, None)),
         yields => take(context, None).or_else(|| take(context, Some(yields?.1))),
     }
 }
 
-/// Accounts for a flow that yielded: there is room for one more, and its port is free again.
-fn settle<A: Address>(context: &mut DecisionContext<'_, '_, A>, yielded: &Yielded) {
+/// Ends a flow, so that its port can be used at once. Returns false, and leaves the flow, if its backend has to be told and
+/// there is no buffer for that: the backend would not answer another SYN from that port.
+fn yield_port<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex) -> bool {
+    let flow = context.table.get(index);
+    let reset = reset_to_backend(&flow, context.table.hash(&flow.tuple(Direction::ToBackend)), context.snapshot);
+    if reset.is_some_and(|reset| !context.queue_reset(reset)) {
+        return false;
+    }
+    let yielded = yield_flow(context.table, index, context.snapshot);
+    settle(context, &yielded, reset.is_some());
+    true
+}
+
+/// Accounts for a flow that yielded: there is room for one more, and its port is free again, `is_clean`: at once.
+fn settle<A: Address>(context: &mut DecisionContext<'_, '_, A>, yielded: &Yielded, is_clean: bool) {
     let now = context.now;
-    match (yielded.port, yielded.reset) {
-        (Some((pool, port)), Some(_)) => context.ports.release_clean(pool, port, now),
-        (Some((pool, port)), None) => context.ports.release(pool, port, now),
-        (None, _) => {}
+    match yielded.port {
+        Some((pool, port)) if is_clean => context.ports.release_clean(pool, port, now),
+        Some((pool, port)) => context.ports.release(pool, port, now),
+        None => {}
     }
     context.room += 1;
     context.changes.reclaimed.push(yielded.counted);
-    context.changes.resets.extend(yielded.reset);
 }
 
 fn yield_other(others: &mut OtherFlows<'_>, index: FlowIndex, snapshot: &Snapshot) -> Yielded {
@@ -247,7 +260,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
-    use super::super::input::FlowTables;
+    use super::super::input::{FlowTables, ResetBuffers};
     use super::super::verdict::Changes;
     use super::*;
     use crate::compiler::Compiler;
@@ -310,6 +323,7 @@ mod tests {
                 room: 64,
                 worker: 0,
                 is_trial: false,
+                reset_buffers: ResetBuffers(&mut |_| true),
             };
             let lease = lease(&mut context, TARGET, &[SNAT], 0);
             (lease.map(|lease| lease.port), changes.reused_early)

@@ -9,6 +9,9 @@ use crate::port::Link;
 use crate::snapshot::Exit;
 use crate::stats::{CounterSlot, DropReason, FrontendNumber};
 
+/// Maximum number of RSTs that one decision causes.
+pub(crate) const RESETS_MAX: usize = 5;
+
 /// Changes that a decision made besides its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
@@ -26,7 +29,7 @@ pub(crate) struct Changes {
     pub reclaimed: ArrayVec<CounterSlot, 2>,
     /// RSTs to send before the packet: for an abandoned handshake, a displaced one, two flows that yielded, and the
     /// other side of a connection that had ended.
-    pub resets: ArrayVec<Reset, 5>,
+    pub resets: ArrayVec<Reset, RESETS_MAX>,
     /// Whether a SNAT port was reused before it had rested.
     pub reused_early: bool,
     /// An on-link client of a new flow whose neighbour the kernel has not resolved.

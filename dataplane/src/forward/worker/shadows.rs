@@ -326,10 +326,8 @@ fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle } = *replica;
     let state = if state == FlowState::TcpAnswered { FlowState::TcpAdopted } else { state };
     let address = |of: SocketAddr| A::from_ip(of.ip());
-    let is_one_way_state = matches!(
-        state,
-        FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayReset | FlowState::UdpOneWay
-    );
+    let is_one_way_state =
+        matches!(state, FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayReset | FlowState::UdpOneWay);
     let is_possible = protocol == protocol::SCTP || is_one_way_state != mode.is_two_way();
     let is_told = state.is_confirmed() || state == FlowState::TcpAdopted;
     if state.protocol() != protocol || !is_told || !is_possible {

@@ -13,7 +13,8 @@ use crate::flow::{
 use crate::forward::decide::exit::route_to_client;
 use crate::forward::decide::inquiry::{FamilyInquiry, Inquired};
 use crate::forward::decide::{
-    Answer, Changes, DecisionContext, DirectForward, FlowFamily, FlowTables, NatForward, Packet, Verdict, decide, follow,
+    Answer, Changes, DecisionContext, DirectForward, FlowFamily, FlowTables, NatForward, Packet, ResetBuffers, Verdict, decide,
+    follow,
 };
 use crate::forward::rewrite::rewrite_of;
 use crate::port::Link;
@@ -164,8 +165,12 @@ impl<A: TrialFamily> Trial<'_, A> {
             }
             Err(found) => {
                 let (limits, changes) = (&limits, &mut changes);
-                let mut context =
-                    DecisionContext { snapshot, now, table, others, ports, limits, changes, room, worker, is_trial: true };
+                let mut has_buffers = |_| true;
+                let reset_buffers = ResetBuffers(&mut has_buffers);
+                #[rustfmt::skip]
+                let mut context = DecisionContext {
+                    snapshot, now, table, others, ports, limits, changes, room, worker, is_trial: true, reset_buffers,
+                };
                 decide(packet, self.segment, found, &mut context)
             }
         };
