@@ -185,7 +185,7 @@ fn packets_that_waited_for_a_neighbour_leave_before_those_that_arrive_with_its_a
     assert_eq!(all.len(), rig.network.neighbours.len() + 1, "{:?}", backend_mac(11));
     rig.publish();
     let flow = flows().iter().position(|flow| flow.client == "198.51.100.9:5004").unwrap();
-    let mut arrive = |rig: &mut Rig, number: usize| {
+    let arrive = |rig: &mut Rig, number: usize| {
         let plain = Sent { flow, oddity: Oddity::None, fin: false, padding: 0 };
         of_client(plain, number).iter().for_each(|frame| rig.arrive(UPLINK, frame, 1));
     };
