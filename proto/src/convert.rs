@@ -31,8 +31,8 @@ pub use refusal::{read_reported_refusal, reported_refusal};
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};
 
 use crate::{
-    AddressRange, Announce, Backend, BackendState, EarlierBackends, Family, Generation, HealthCheck, MaglevSpec, Mode, NodeSets,
-    Pool, PoolBgp, Protocol, Refusal, Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
+    AddressRange, AffinityScope, Announce, Backend, BackendState, EarlierBackends, Family, Generation, HealthCheck, MaglevSpec,
+    Mode, NodeSets, Pool, PoolBgp, Protocol, Refusal, Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
@@ -142,6 +142,7 @@ impl From<&Service> for v1::Service {
             source_ranges: service.source_ranges.as_deref().map(source_ranges_message),
             idle_timeout_ms: service.idle_timeout.map_or(0, milliseconds),
             local: service.local,
+            affinity_of_service: service.affinity_scope == AffinityScope::Service,
         };
         message.hash = hash(&message);
         message
@@ -171,6 +172,7 @@ pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, Convert
         health: message.health.ok_or(ConvertError::HealthCheckMissing)?.try_into()?,
         drain_timeout: Duration::from_millis(message.drain_timeout_ms),
         affinity: optional_duration(message.affinity_timeout_ms),
+        affinity_scope: if message.affinity_of_service { AffinityScope::Service } else { AffinityScope::Port },
         source_ranges: message.source_ranges.as_ref().map(source_ranges).transpose()?,
         idle_timeout: optional_duration(message.idle_timeout_ms),
         local: message.local,
@@ -425,6 +427,7 @@ mod tests {
             ports in prop::collection::vec(any_port(), 0..3),
             (affinity, idle_timeout, local) in (any_duration(), any_duration(), any::<bool>()),
             source_ranges in prop::option::of(prop::collection::vec(any_net(), 0..4)),
+            affinity_scope in prop::sample::select(AffinityScope::ALL),
         ) -> Service {
             let refusal = refusal.map(|(reason, message)| Refusal { reason, message });
             let drain_timeout = Duration::from_millis(drain_ms);
@@ -436,6 +439,7 @@ mod tests {
                 health,
                 drain_timeout,
                 affinity,
+                affinity_scope,
                 source_ranges,
                 idle_timeout,
                 local,

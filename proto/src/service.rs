@@ -118,6 +118,18 @@ named! {
 }
 
 named! {
+    /// Over what a client's affinity is shared.
+    #[derive(Default)]
+    AffinityScope {
+        /// Each port remembers its clients separately.
+        #[default]
+        Port = "port",
+        /// All ports of a Service remember them together.
+        Service = "service",
+    }
+}
+
+named! {
     /// Protocol of a probe.
     Probe {
         /// No probe: the backend is always healthy.
@@ -352,6 +364,8 @@ pub struct Service {
     /// `sessionAffinity: ClientIP`: time for which a client keeps its backend after its last new flow. None: no
     /// affinity.
     pub affinity: Option<Duration>,
+    /// Over what the affinity is shared.
+    pub affinity_scope: AffinityScope,
     /// Clients that may connect to the VIPs; not applied to node ports. None: all. Some: a family without a prefix is
     /// denied, and a prefix of length 0 allows its family (CONTROL section 2).
     pub source_ranges: Option<Vec<IpNet>>,
@@ -502,6 +516,7 @@ impl Service {
             health: HealthCheck::default(),
             drain_timeout: limits::DRAIN_TIMEOUT,
             affinity: None,
+            affinity_scope: AffinityScope::Port,
             source_ranges: None,
             idle_timeout: None,
             local: false,

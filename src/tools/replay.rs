@@ -548,7 +548,8 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         let reply = |snat_port: u16| Packet::tcp("10.0.0.11:8080", &format!("10.0.0.3:{snat_port}")).flags(SYN | ACK).build();
         bench.input("uplink", &frames);
         bench.run("first").unwrap();
-        let snat_port = bench.frames("first/cluster.pcap").first().map(|(_, syn)| u16::from_be_bytes([syn[34], syn[35]])).unwrap();
+        let snat_port =
+            bench.frames("first/cluster.pcap").first().map(|(_, syn)| u16::from_be_bytes([syn[34], syn[35]])).unwrap();
         bench.input("cluster", &[(start, reply(snat_port))]);
         bench.inputs.reverse();
         let numbers = |bench: &Bench, out: &str| {

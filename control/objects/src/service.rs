@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
-use proto::{Family, Protocol, ServiceName};
+use proto::{AffinityScope, Family, Protocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
 use crate::used::UsedService;
@@ -214,12 +214,17 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     note_denied_families(source_ranges.as_deref(), &families, &mut spec.notes);
     let local = is_local(fields)?;
     let labels = service.metadata.labels.as_ref();
+    let affinity = affinity(fields, &mut spec.notes)?;
+    if spec.affinity_scope == Some(AffinityScope::Service) && affinity.is_none() {
+        let text = "annotation sluice.dev/session-affinity-scope has no effect without sessionAffinity: ClientIP; add it";
+        spec.notes.push(Remark::new(Cause::AnnotationIgnored, text.to_owned()));
+    }
     Ok(ServiceSpec {
         families,
         second_family_optional,
         ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
         external_ips: external_ips(fields, &mut spec.notes),
-        affinity: affinity(fields, &mut spec.notes)?,
+        affinity,
         source_ranges,
         local,
         node_health_port: node_health_port(fields, kind, local),
@@ -381,6 +386,17 @@ mod tests {
             wanted_of(serde_json::json!({"type": "LoadBalancer", "ipFamilyPolicy": "PreferDualStack", "ports": [{"port": 80}]}));
         let wanted = wanted.unwrap();
         assert_eq!((wanted.families, wanted.second_family_optional), (vec![Family::V4, Family::V6], true));
+    }
+
+    #[test]
+    fn a_scope_of_affinity_without_affinity_is_noted() {
+        for (affinity, notes) in [("ClientIP", 0), ("None", 1)] {
+            let mut object =
+                service(&serde_json::json!({"type": "LoadBalancer", "sessionAffinity": affinity, "ports": [{"port": 80}]}));
+            object.metadata.annotations = Some([("sluice.dev/session-affinity-scope".to_owned(), "service".to_owned())].into());
+            let wanted = Candidate::try_from(&object).unwrap().wanted.unwrap();
+            assert_eq!((wanted.affinity_scope, wanted.notes.len()), (Some(AffinityScope::Service), notes), "{:?}", wanted.notes);
+        }
     }
 
     #[test]

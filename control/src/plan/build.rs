@@ -294,6 +294,7 @@ impl<'a> ServiceBuilder<'a> {
             health,
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(settings.defaults.drain_timeout),
             affinity: spec.and_then(|spec| spec.affinity),
+            affinity_scope: spec.and_then(|spec| spec.affinity_scope).unwrap_or_default(),
             source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
             idle_timeout: spec.and_then(|spec| spec.idle_timeout),
             local: spec.is_some_and(|spec| spec.local),

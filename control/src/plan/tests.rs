@@ -314,12 +314,12 @@ fn requested_settings_of_a_service_are_in_its_plan() {
         "loadBalancerSourceRanges": ["198.51.100.0/24"]}),
     );
     object["metadata"]["annotations"] = json!({"sluice.dev/health-check": "none", "sluice.dev/drain-timeout": "1m",
-        "sluice.dev/addresses": "192.0.2.177", "sluice.dev/ip-mode": "Proxy", "sluice.dev/mode": "ipip",
-        "sluice.dev/target": "endpoint", "sluice.dev/scheduler": "sh", "sluice.dev/idle-timeout": "3h"});
+        "sluice.dev/addresses": "192.0.2.177", "sluice.dev/ip-mode": "Proxy", "sluice.dev/mode": "ipip", "sluice.dev/scheduler": "sh",
+        "sluice.dev/target": "endpoint", "sluice.dev/idle-timeout": "3h", "sluice.dev/session-affinity-scope": "service"});
     apply(&mut world, object);
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     let planned = &plan.services[&named("web")];
-    assert_eq!(planned.refusal, None);
+    assert_eq!((&planned.refusal, planned.affinity_scope), (&None, proto::AffinityScope::Service));
     assert_eq!((planned.health.probe, planned.drain_timeout), (proto::Probe::None, Duration::from_secs(60)));
     assert_eq!((planned.mode, planned.target, planned.scheduler), (Mode::Ipip, Target::Endpoint, Scheduler::SourceHash));
     assert_eq!((planned.affinity, planned.idle_timeout), (Some(Duration::from_secs(10_800)), Some(Duration::from_secs(10_800))));

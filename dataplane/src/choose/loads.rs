@@ -3,7 +3,8 @@
 //! Each worker keeps a tournament tree of the backends. A choice reads the winner at the root and replays log2(n)
 //! games.
 //!
-//! Flows are counted per backend slot and worker in any case. Each choice refreshes the counts of the next few
+//! Flows are counted per backend slot, frontend and worker in any case: a look reads a line for each frontend of the
+//! service. Each choice refreshes the counts of the next few
 //! backends: this worker's own count of [`OWN_LOOKS`] backends, and the counts of all other workers for one. A choice
 //! therefore sees the end of a flow after n / 4 new flows, and flows of other workers after n new flows. It sees the
 //! flows that its own worker begins at once. No worker writes into another worker's memory, and a worker reads the
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use proto::Scheduler;
 
 use crate::flow::BackendId;
-use crate::stats::{Counter, WorkerCounters};
+use crate::stats::{Counter, FrontendNumberSet, WorkerCounters};
 
 /// Number of backends whose own count a worker refreshes with each choice. Counts are exact for up to four backends,
 /// and four cache lines are cheap.
@@ -121,11 +122,17 @@ pub(crate) struct Loads {
     /// Indexed by worker.
     tournaments: Box<[Tournament]>,
     counters: Arc<[Arc<WorkerCounters>]>,
+    /// The frontends of the service, by which its flows are counted.
+    numbers: Arc<FrontendNumberSet>,
 }
 
 impl Loads {
     /// Builds one tournament per worker over the backends with a weight above 0, from the current counts.
-    pub(crate) fn new(measure: Measure, backends: &[(BackendId, u16)], counters: &Arc<[Arc<WorkerCounters>]>) -> Self {
+    pub(crate) fn new(
+        measure: Measure,
+        backends: &[(BackendId, u16)],
+        (counters, numbers): (&Arc<[Arc<WorkerCounters>]>, &Arc<FrontendNumberSet>),
+    ) -> Self {
         let taking = (0..).zip(backends).filter(|(_, (_, weight))| *weight > 0);
         let players: Box<[_]> = taking.map(|(position, &(id, weight))| Player { position, weight, slot: id.slot }).collect();
         let tournament = |_| Tournament {
@@ -134,7 +141,7 @@ impl Loads {
             choices: Counter::default(),
         };
         let tournaments = (0..counters.len().max(1)).map(tournament).collect();
-        let loads = Self { measure, players, tournaments, counters: counters.clone() };
+        let loads = Self { measure, players, tournaments, counters: counters.clone(), numbers: numbers.clone() };
         loads.tournaments.iter().enumerate().for_each(|(worker, tournament)| loads.open(worker, tournament));
         loads
     }
@@ -186,12 +193,12 @@ impl Loads {
     }
 
     fn own(&self, worker: usize, player: usize) -> u64 {
-        self.counters.get(worker).map_or(0, |counters| counters.flows_of(self.players[player].slot))
+        self.counters.get(worker).map_or(0, |counters| counters.flows_of(self.players[player].slot, &self.numbers))
     }
 
     fn others(&self, worker: usize, player: usize) -> u64 {
         let others = self.counters.iter().enumerate().filter(|(other, _)| *other != worker);
-        others.map(|(_, counters)| counters.flows_of(self.players[player].slot)).sum()
+        others.map(|(_, counters)| counters.flows_of(self.players[player].slot, &self.numbers)).sum()
     }
 
     /// Refreshes all counts and plays all games.
@@ -243,17 +250,18 @@ mod tests {
     struct Rig {
         counters: Arc<[Arc<WorkerCounters>]>,
         backends: Vec<(BackendId, u16)>,
+        numbers: Arc<FrontendNumberSet>,
     }
 
     impl Rig {
         fn new(workers: usize, weights: &[u16]) -> Self {
             let backends = (0..).zip(weights).map(|(slot, &weight)| (BackendId { slot, generation: 1 }, weight));
             let counters = (0..workers).map(|_| Arc::new(WorkerCounters::default())).collect();
-            Self { counters, backends: backends.collect() }
+            Self { counters, backends: backends.collect(), numbers: Arc::default() }
         }
 
         fn loads(&self, measure: Measure) -> Loads {
-            Loads::new(measure, &self.backends, &self.counters)
+            Loads::new(measure, &self.backends, (&self.counters, &self.numbers))
         }
 
         fn begin(&self, worker: usize, backend: u16) {
@@ -261,7 +269,7 @@ mod tests {
         }
 
         fn end(&self, worker: usize, backend: usize) {
-            if self.counters[worker].flows_of(u32::try_from(backend).unwrap()) > 0 {
+            if self.counters[worker].flows_of(u32::try_from(backend).unwrap(), &self.numbers) > 0 {
                 self.counters[worker].flow_ended(counted(u32::try_from(backend).unwrap()));
             }
         }
@@ -280,7 +288,7 @@ mod tests {
         }
 
         fn flows(&self) -> Vec<u64> {
-            let of = |b: &(BackendId, u16)| self.counters.iter().map(|c| c.flows_of(b.0.slot)).sum();
+            let of = |b: &(BackendId, u16)| self.counters.iter().map(|c| c.flows_of(b.0.slot, &self.numbers)).sum();
             self.backends.iter().map(of).collect()
         }
     }
@@ -321,6 +329,17 @@ mod tests {
         assert_eq!(chosen(Measure::Idle), [0, 1, 0]);
         assert_eq!(chosen(Measure::Delay), [0, 0, 0]);
         assert_eq!(rig.flows(), [0, 0]);
+    }
+
+    #[test]
+    fn only_flows_by_frontends_of_the_service_are_read() {
+        let rig = Rig::new(1, &[1, 1]);
+        let loads = rig.loads(Measure::Flows);
+        // Whatever the slot counted for others.
+        rig.counters[0].at(CounterSlot::new(0, FrontendNumber::new(9))).flows.add(100);
+        assert_eq!([rig.flow(&loads, 0), rig.flow(&loads, 0)], [0, 1]);
+        rig.numbers.set([FrontendNumber::new(9)].into_iter());
+        assert_eq!([(); 4].map(|()| rig.flow(&loads, 0)), [1; 4], "a frontend with 100 flows joins");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use proto::Scheduler;
 use super::loads::{Loads, Measure};
 use super::robin::Robin;
 use crate::flow::{BackendId, Tick};
-use crate::stats::WorkerCounters;
+use crate::stats::{FrontendNumberSet, WorkerCounters};
 use crate::wire::{Address, Tuple, TupleHash};
 
 /// The worker and the time of a choice: what a choice needs besides the frontend and the packet.
@@ -71,16 +71,16 @@ pub(crate) enum Schedule {
 }
 
 impl Schedule {
-    /// The state of this scheduler for these backends and weights. `before` is the state of the frontend's previous
+    /// The state of this scheduler for these backends and weights, whose flows are counted by these numbers. `before` is the state of the frontend's previous
     /// version.
     pub(crate) fn new(
         scheduler: Scheduler,
         backends: &[(BackendId, u16)],
-        counters: &Arc<[Arc<WorkerCounters>]>,
+        (counters, numbers): (&Arc<[Arc<WorkerCounters>]>, &Arc<FrontendNumberSet>),
         before: Option<&Self>,
     ) -> Self {
         if let Some(measure) = Measure::of(scheduler) {
-            return Self::Loads(Loads::new(measure, backends, counters));
+            return Self::Loads(Loads::new(measure, backends, (counters, numbers)));
         }
         if scheduler != Scheduler::RoundRobin {
             return Self::Hash;

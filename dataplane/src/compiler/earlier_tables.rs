@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use proto::limits::EARLIER_TABLES_HORIZON;
-use proto::{Backend, BackendState, EarlierBackends, MaglevSpec, ServiceName, ServicePort};
+use proto::{Backend, BackendState, EarlierBackends, ServiceName, ServicePort};
 
+use super::port_table::PortTable;
 use super::targets::nanoseconds;
-use crate::choose::MaglevTable;
 use crate::flow::BackendId;
 use crate::snapshot::EarlierTable;
 
@@ -56,7 +56,7 @@ impl EarlierMemory {
 /// The tables of the earlier backends of a port, at Unix time `unix_ns` and monotonic time `now_ns`. Those that it no
 /// longer lists have no slot: `id` is `None`. Times before the start of the machine wrap, as ticks do.
 pub(super) fn received(
-    port: &ServicePort,
+    (port, port_table): (&ServicePort, PortTable),
     id: impl Fn(SocketAddr) -> Option<BackendId>,
     unix_ns: u64,
     now_ns: u64,
@@ -69,7 +69,7 @@ pub(super) fn received(
     let table = |(one, begun_ns): (&&EarlierBackends, u64)| {
         let weights: Vec<_> = one.backends.iter().map(|backend| (backend.address, weight(backend))).collect();
         EarlierTable {
-            table: Arc::new(MaglevTable::build(MaglevSpec { size: one.maglev_size, ..port.maglev }, &weights)),
+            table: Arc::new(port_table.with_size(one.maglev_size).build(&weights)),
             backends: one.backends.iter().map(|backend| id(backend.address).unwrap_or_default()).collect(),
             since_ns: now_ns.wrapping_sub(begun_ns),
             until_ns: now_ns.wrapping_sub(age_ns(one.until_s)),

@@ -8,13 +8,14 @@
 //!
 //! Not here: the counters (`stats`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use proto::Protocol;
 
 use crate::snapshot::{FrontendPlace, FrontendView};
-use crate::stats::{FrontendCounters, FrontendNumber, WorkerCounters};
+use crate::stats::{CounterSlot, FrontendCounters, FrontendNumber, FrontendNumberSet, WorkerCounters};
 
 /// The frontends and backends of one port of a service.
 pub(super) struct PortFrontends {
@@ -42,6 +43,10 @@ pub(super) struct FrontendNumbers {
     frontends: Vec<FrontendView>,
     /// The number that was given last.
     last: u8,
+    /// Numbers of former frontends, each with the slots of backends to which flows are left.
+    former: BTreeMap<FrontendNumber, BTreeSet<u32>>,
+    /// Those of present and former frontends, for schedulers that count flows.
+    in_use: Arc<FrontendNumberSet>,
 }
 
 impl FrontendNumbers {
@@ -50,7 +55,9 @@ impl FrontendNumbers {
         let mut before = std::mem::take(&mut self.frontends);
         let is_present =
             |known: &FrontendView| ports.iter().any(|port| port.protocol == known.protocol && port.places.contains(&known.place));
-        before.retain(is_present);
+        for gone in before.extract_if(.., |known| !is_present(known)) {
+            self.former.entry(gone.counters.number()).or_default().extend(gone.counters.slots());
+        }
         for port in ports {
             for &place in &port.places {
                 let is_it = |known: &FrontendView| known.protocol == port.protocol && known.place == place;
@@ -65,6 +72,18 @@ impl FrontendNumbers {
                 }
             }
         }
+        self.former.retain(|&number, slots| {
+            let has_flows = |slot| workers.iter().any(|worker| worker.at(CounterSlot::new(slot, number)).flows.get() > 0);
+            slots.retain(|slot| has_flows(*slot));
+            !slots.is_empty()
+        });
+        let present = self.frontends.iter().map(|frontend| frontend.counters.number());
+        self.in_use.set(present.chain(self.former.keys().copied()));
+    }
+
+    /// The numbers by which flows to backends of the service are counted.
+    pub(super) fn in_use(&self) -> &Arc<FrontendNumberSet> {
+        &self.in_use
     }
 
     /// A frontend with a number that no other has if possible, otherwise one whose frontends have other backends.
@@ -166,6 +185,27 @@ mod tests {
         assert_eq!((numbers(&of), &of.frontends[0]), (vec![1, 15], &first));
         of.follow(&[port(95, &[vip(95)], &[0]), port(80, &[vip(80)], &[0])], &[]);
         assert_eq!(numbers(&of), [2, 1], "in the order of the ports; 1 is in use");
+    }
+
+    #[test]
+    fn schedulers_read_the_numbers_of_present_frontends_and_of_former_ones_while_these_have_flows() {
+        let workers = [Arc::new(WorkerCounters::default())];
+        let numbers = |of: &FrontendNumbers| of.in_use().iter().map(FrontendNumber::get).collect::<Vec<_>>();
+        let mut many = FrontendNumbers::default();
+        let ports: Vec<_> = (0..15).map(|n| port(n, &[vip(n)], &[9])).collect();
+        many.follow(&ports, &workers);
+        let mut of = FrontendNumbers::default();
+        assert_eq!(numbers(&of), [0]);
+        of.follow(&[port(80, &[vip(80)], &[0, 1])], &workers);
+        assert_eq!((numbers(&of), numbers(&many).len()), (vec![0, 1], 16), "whatever other services have");
+        of.follow(&[port(80, &[vip(80)], &[0, 1]), port(81, &[vip(81)], &[0, 1])], &workers);
+        let flows = &workers[0].at(CounterSlot::new(1, FrontendNumber::new(2))).flows;
+        flows.add(1);
+        of.follow(&[port(80, &[vip(80)], &[0, 1]), port(82, &[vip(82)], &[0, 1])], &workers);
+        assert_eq!(numbers(&of), [0, 1, 2, 3], "a flow of port 81 is left");
+        flows.set(0);
+        of.follow(&[port(80, &[vip(80)], &[0, 1])], &workers);
+        assert_eq!(numbers(&of), [0, 1]);
     }
 
     #[test]

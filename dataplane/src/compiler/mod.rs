@@ -14,6 +14,7 @@ mod dnat;
 mod earlier_tables;
 mod frontend_numbers;
 mod network;
+mod port_table;
 mod room;
 mod services;
 mod snat;

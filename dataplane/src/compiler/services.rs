@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use proto::limits::MAGLEV_HASH_VERSION;
-use proto::{BackendState, Family, MaglevSpec, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
+use proto::{BackendState, Family, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
 use super::backend_drain::Backends;
 use super::earlier_tables::{EarlierSize, received};
 use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
 use super::network::RouteBook;
 use super::room::NoRoom;
+use super::port_table::{PortTable, shares_affinity};
 use super::snat::SnatTables;
 use super::tables_ahead::TablesAhead;
 use super::targets::{Reach, TargetKey, nanoseconds};
@@ -92,6 +93,8 @@ pub(super) struct CompiledService {
     failing_since_ns: HashMap<TargetKey, Option<u64>, TableHash>,
     /// Whether some backends found no place, and wait for one.
     pub(super) waits: bool,
+    /// The first backend at each address, if its ports share their clients: what is remembered of a client.
+    first_at: HashMap<IpAddr, (TargetKey, BackendId), TableHash>,
     /// Position of the frontend of its first port.
     pub(super) first_frontend: usize,
 }
@@ -110,7 +113,7 @@ pub(super) struct CompiledPort {
     /// The numbers of the frontends at `listens`, for the counters.
     pub(super) numbers: Vec<FrontendNumber>,
     pub(super) frontend: Arc<Frontend>,
-    spec: MaglevSpec,
+    table: PortTable,
     pub(super) weights: Vec<(SocketAddr, u16)>,
 }
 
@@ -155,6 +158,7 @@ impl CompiledService {
             draining_since_ns: HashMap::default(),
             failing_since_ns: HashMap::default(),
             waits: false,
+            first_at: HashMap::default(),
             first_frontend: 0,
         }
     }
@@ -183,6 +187,7 @@ impl CompiledService {
         let mut listed: Vec<_> = ports.iter().map(|port| self.listed(port, backends, context)).collect();
         self.follow_failing(ports, &mut listed, backends, context.now_ns);
         self.refusal = self.refusal.take().or_else(|| by_no_port(&listed, context.routes));
+        self.follow_addresses(&listed);
         for (port, listed) in ports.iter().zip(&listed) {
             let before = old.next();
             listens_before.extend(before.as_ref().map(|port| (port.protocol, port.listens.clone())));
@@ -413,7 +418,7 @@ impl CompiledService {
             listens,
             vips,
             frontend,
-            spec: port.maglev,
+            table: PortTable::of(&self.source, port),
             weights,
         };
         (compiled, view)
@@ -429,9 +434,10 @@ impl CompiledService {
         before: Option<CompiledPort>,
         context: &CompileContext<'_>,
     ) -> Arc<Frontend> {
-        let table = before.as_ref().filter(|old| old.spec == port.maglev && old.weights == weights);
-        let table = table.map(|old| old.frontend.table.clone()).or_else(|| context.tables.get(&self.name, port, weights));
-        let table = table.unwrap_or_else(|| Arc::new(MaglevTable::build(port.maglev, weights)));
+        let port_table = PortTable::of(&self.source, port);
+        let table = before.as_ref().filter(|old| old.table == port_table && old.weights == weights);
+        let table = table.map(|old| old.frontend.table.clone()).or_else(|| context.tables.get(&self.source, port, weights));
+        let table = table.unwrap_or_else(|| Arc::new(port_table.build(weights)));
         let policy = self.policy(port);
         let is_same = |old: &CompiledPort| (old.protocol, old.family, old.number) == (port.protocol, port.family, port.port);
         let same = before.as_ref().filter(|old| is_same(old)).map(|old| old.frontend.clone());
@@ -442,10 +448,13 @@ impl CompiledService {
             None => earlier.iter().next().map_or(context.now_ns, |table| table.until_ns),
         };
         let before = before.map(|old| old.frontend);
+        let affinity = policy.affinity.zip(context.affinity.as_ref());
+        let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, self.taking(&backends, weights)));
         let is_as = |old: &Arc<Frontend>| {
             Arc::ptr_eq(&old.table, &table)
                 && old.backends == backends
                 && old.policy.is_as(&policy)
+                && Affinity::are_as(old.affinity.as_ref(), affinity.as_ref())
                 && old.earlier.is_as(&earlier)
         };
         if let Some(old) = before.as_ref().filter(|old| is_as(old)) {
@@ -455,14 +464,36 @@ impl CompiledService {
         let before = before.as_ref().map(|old| &old.schedule);
         let schedule = match policy.affinity {
             Some(_) => Schedule::Hash,
-            None => Schedule::new(policy.scheduler, &weighted, context.counters, before),
+            None => Schedule::new(policy.scheduler, &weighted, (context.counters, self.frontends.in_use()), before),
         };
-        let taking = || weighted.iter().filter(|(_, weight)| *weight > 0).map(|&(id, _)| id);
-        let affinity = policy.affinity.zip(context.affinity.as_ref());
-        let affinity = affinity.map(|(timeout, table)| Affinity::new(table.clone(), timeout, taking()));
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
         let (service, drops) = (self.name.clone(), self.drops.clone());
         Arc::new(Frontend { service, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
+    }
+
+    /// The backends of a port that take new flows, each behind what is remembered for it: itself, or the first of the Service
+    /// at its address, if ports share their clients; then those that only other ports have.
+    fn taking(&self, backends: &[BackendId], weights: &[(SocketAddr, u16)]) -> Vec<(BackendId, Option<BackendId>)> {
+        let all = backends.iter().zip(weights).filter(|(_, (_, weight))| *weight > 0);
+        let remembered = |id: BackendId, at: &SocketAddr| self.first_at.get(&at.ip()).map_or(id, |(_, first)| *first);
+        let own = all.map(|(&id, (at, _))| (remembered(id, at), Some(id)));
+        own.chain(self.first_at.values().map(|(_, first)| (*first, None))).collect()
+    }
+
+    /// Notes the first backend at each address at which a port has one that takes new flows, if ports share their clients.
+    fn follow_addresses(&mut self, listed: &[Vec<Listed>]) {
+        self.first_at.clear();
+        if shares_affinity(&self.source) {
+            let fail_open = self.source.health.fail_open;
+            let weights = listed.iter().flat_map(|listed| weights(listed, fail_open));
+            let taking: HashSet<_, TableHash> = weights.filter(|(_, weight)| *weight > 0).map(|(at, _)| at.ip()).collect();
+            for (&key, &id) in self.backends.iter().filter(|((_, at), _)| taking.contains(&at.ip())) {
+                let first = self.first_at.entry(key.1.ip()).or_insert((key, id));
+                if key < first.0 {
+                    *first = (key, id);
+                }
+            }
+        }
     }
 
     /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for a
@@ -478,7 +509,12 @@ impl CompiledService {
         let Some(before) = before.filter(|_| !self.source.mode.is_two_way()) else {
             let id = |address| self.backends.get(&(port.protocol, address)).copied();
             let unix_ns = unix_at_zero_ns.filter(|_| !self.source.mode.is_two_way()).map(|at_zero| at_zero.wrapping_add(now_ns));
-            return EarlierTables::new(unix_ns.map(|unix_ns| received(port, id, unix_ns, now_ns)).unwrap_or_default(), grace);
+            return EarlierTables::new(
+                unix_ns
+                    .map(|unix_ns| received((port, PortTable::of(&self.source, port)), id, unix_ns, now_ns))
+                    .unwrap_or_default(),
+                grace,
+            );
         };
         if before.mode().is_two_way() {
             return EarlierTables::new(Vec::new(), grace);
@@ -511,10 +547,13 @@ impl CompiledService {
     }
 
     /// With affinity, clients are hashed together with the service port, so that the affinity table distinguishes them
-    /// per port. The seed is the same on every gateway.
+    /// per port, or with the service alone, if its ports share them. The seed is the same on every gateway.
     fn seed(&self, port: &ServicePort) -> u64 {
         let mut hasher = TableHash.build_hasher();
-        hasher.write(format!("{} {} {}", self.name, port.protocol, port.port).as_bytes());
+        match shares_affinity(&self.source) {
+            true => hasher.write(self.name.to_string().as_bytes()),
+            false => hasher.write(format!("{} {} {}", self.name, port.protocol, port.port).as_bytes()),
+        }
         hasher.finish() ^ port.maglev.seed
     }
 }

@@ -11,8 +11,9 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
 
-use proto::{Backend, BackendState, Family, MaglevSpec, Protocol, Service, ServiceName, ServicePort};
+use proto::{Backend, BackendState, Family, Protocol, Service, ServiceName, ServicePort};
 
+use super::port_table::PortTable;
 use crate::choose::MaglevTable;
 
 /// Fewer tables are built where they are needed. 256 of 2,039 entries take 6 ms, which nobody notices at a start.
@@ -28,25 +29,26 @@ pub(super) struct TablesAhead<'s>(HashMap<PortKey<'s>, (Arc<MaglevTable>, Inputs
 type PortKey<'s> = (&'s ServiceName, Protocol, Family, u16);
 
 /// What a table is built from.
-type Inputs = (MaglevSpec, Vec<(SocketAddr, u16)>);
+type Inputs = (PortTable, Vec<(SocketAddr, u16)>);
 
 impl<'s> TablesAhead<'s> {
     /// Those of these services, if they are many: by a thread for each core that the calling one may use, at most
     /// [`THREADS_MAX`].
     pub(super) fn of(services: impl Iterator<Item = &'s Service>) -> Self {
         let served = services.filter(|service| service.refusal.is_none());
-        let ports: Vec<_> = served.flat_map(|service| service.ports.iter().map(move |port| (&service.name, port))).collect();
+        let ports: Vec<_> = served.flat_map(|service| service.ports.iter().map(move |port| (service, port))).collect();
         if ports.len() < TABLES_MIN {
             return Self::default();
         }
         Self::by(thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX), &ports)
     }
 
-    pub(super) fn by(threads: usize, ports: &[(&'s ServiceName, &'s ServicePort)]) -> Self {
+    pub(super) fn by(threads: usize, ports: &[(&'s Service, &'s ServicePort)]) -> Self {
         if threads < 2 {
             return Self::default();
         }
-        let part = |first: usize| ports.iter().skip(first).step_by(threads).map(|&(name, port)| built(name, port)).collect();
+        let part =
+            |first: usize| ports.iter().skip(first).step_by(threads).map(|&(service, port)| built(service, port)).collect();
         let tables = thread::scope(|scope| {
             let start = |first| thread::Builder::new().name("tables".to_owned()).spawn_scoped(scope, move || part(first));
             let others: Vec<_> = (1..threads).map_while(|first| start(first).ok()).collect();
@@ -57,14 +59,9 @@ impl<'s> TablesAhead<'s> {
     }
 
     /// The table of a port with these weights, if it was built.
-    pub(super) fn get(
-        &self,
-        service: &ServiceName,
-        port: &ServicePort,
-        weights: &[(SocketAddr, u16)],
-    ) -> Option<Arc<MaglevTable>> {
-        let (table, (spec, of_table)) = self.0.get(&key(service, port))?;
-        (*spec == port.maglev && of_table == weights).then(|| Arc::clone(table))
+    pub(super) fn get(&self, service: &Service, port: &ServicePort, weights: &[(SocketAddr, u16)]) -> Option<Arc<MaglevTable>> {
+        let (table, (built, of_table)) = self.0.get(&key(&service.name, port))?;
+        (*built == PortTable::of(service, port) && of_table == weights).then(|| Arc::clone(table))
     }
 }
 
@@ -73,15 +70,18 @@ const fn key<'s>(service: &'s ServiceName, port: &ServicePort) -> PortKey<'s> {
 }
 
 /// The table of a port whose active backends all take new flows.
-fn built<'s>(service: &'s ServiceName, port: &ServicePort) -> (PortKey<'s>, (Arc<MaglevTable>, Inputs)) {
+fn built<'s>(service: &'s Service, port: &ServicePort) -> (PortKey<'s>, (Arc<MaglevTable>, Inputs)) {
     let weight = |backend: &Backend| if backend.state == BackendState::Active { backend.weight } else { 0 };
     let weights: Vec<_> = port.all_backends().map(|backend| (backend.address, weight(&backend))).collect();
-    let table = Arc::new(MaglevTable::build(port.maglev, &weights));
-    (key(service, port), (table, (port.maglev, weights)))
+    let of_port = PortTable::of(service, port);
+    let table = Arc::new(of_port.build(&weights));
+    (key(&service.name, port), (table, (of_port, weights)))
 }
 
 #[cfg(test)]
 mod tests {
+    use proto::MaglevSpec;
+
     use super::*;
 
     #[test]
@@ -92,17 +92,17 @@ mod tests {
             backends: (1..=n % 5).map(backend).collect(),
             ..ServicePort::new(Protocol::Tcp, Family::V4, n, spec)
         };
-        let (name, ports): (_, Vec<_>) = (ServiceName::new("a", "b"), (0..50).map(port).collect());
-        let all: Vec<_> = ports.iter().map(|port| (&name, port)).collect();
+        let service = Service::new(ServiceName::new("a", "b"), (0..50).map(port).collect());
+        let all: Vec<_> = service.ports.iter().map(|port| (&service, port)).collect();
         let ahead = TablesAhead::by(3, &all);
-        for port in &ports {
+        for port in &service.ports {
             let weights: Vec<_> = port.backends.iter().map(|backend| (backend.address, backend.weight)).collect();
-            let table = ahead.get(&name, port, &weights).unwrap();
+            let table = ahead.get(&service, port, &weights).unwrap();
             assert_eq!(*table, MaglevTable::build(spec, &weights));
             let others: Vec<_> = weights.iter().map(|(address, weight)| (*address, weight + 1)).collect();
-            assert!(weights.is_empty() || ahead.get(&name, port, &others).is_none(), "other weights");
+            assert!(weights.is_empty() || ahead.get(&service, port, &others).is_none(), "other weights");
             let resized = ServicePort { maglev: MaglevSpec { size: 509, ..spec }, ..port.clone() };
-            assert!(ahead.get(&name, &resized, &weights).is_none(), "another size");
+            assert!(ahead.get(&service, &resized, &weights).is_none(), "another size");
         }
         assert!(TablesAhead::by(1, &all).0.is_empty(), "one thread builds them where they are needed");
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proto::limits::{MAGLEV_HASH_VERSION, SNAT_PORT_REST};
 use proto::{
-    Announce, Backend, BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, Reason, Service, ServicePort,
-    Services,
+    Announce, Backend, BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, Reason, Scheduler, Service,
+    ServicePort, Services,
 };
 
 use super::*;

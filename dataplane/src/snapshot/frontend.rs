@@ -40,21 +40,45 @@ pub struct Frontend {
 pub(crate) struct Affinity {
     table: Arc<AffinityTable>,
     timeout: Ticks,
-    /// Backends that take new flows, by slot.
-    taking: Box<[BackendId]>,
+    /// Backends that take new flows, each behind the one that is remembered for it, by the slots of these. Where the ports
+    /// of a service share their clients, that is the service's first backend at the same address, otherwise itself. `None`:
+    /// only other ports have one at the address.
+    taking: Box<[Taking]>,
 }
 
+/// What is remembered of a client, and its backend.
+type Taking = (BackendId, Option<BackendId>);
+
 impl Affinity {
-    pub(crate) fn new(table: Arc<AffinityTable>, timeout: Duration, taking: impl Iterator<Item = BackendId>) -> Self {
-        let mut taking: Box<[_]> = taking.collect();
-        taking.sort_unstable_by_key(|id| id.slot);
-        Self { table, timeout: timeout.into(), taking }
+    /// `taking`: pairs of what is remembered for a backend and the backend.
+    pub(crate) fn new(table: Arc<AffinityTable>, timeout: Duration, mut taking: Vec<Taking>) -> Self {
+        // Of several at one address the first.
+        taking.sort_by_key(|(remembered, _)| remembered.slot);
+        taking.dedup_by_key(|(remembered, _)| remembered.slot);
+        Self { table, timeout: timeout.into(), taking: taking.into() }
     }
 
-    /// The backend with its full generation, of which the affinity table stores only some bits.
+    /// Whether two affinities remember the same of clients.
+    pub(crate) fn are_as(one: Option<&Self>, other: Option<&Self>) -> bool {
+        one.map(|affinity| &affinity.taking) == other.map(|affinity| &affinity.taking)
+    }
+
+    /// What is remembered, with its full generation, of which the affinity table stores only some bits, and the backend.
+    fn find(&self, remembered: BackendId) -> Option<Taking> {
+        let at = self.taking.binary_search_by_key(&remembered.slot, |(known, _)| known.slot).ok()?;
+        self.taking.get(at).copied().filter(|(known, _)| AffinityTable::is(remembered, *known))
+    }
+
+    /// The backend of a client of which this is remembered.
     fn keeps(&self, remembered: BackendId) -> Option<BackendId> {
-        let at = self.taking.binary_search_by_key(&remembered.slot, |id| id.slot).ok()?;
-        self.taking.get(at).copied().filter(|&id| AffinityTable::is(remembered, id))
+        self.find(remembered).and_then(|(_, backend)| backend)
+    }
+
+    /// What is remembered of a client with this backend, if the backend takes new flows.
+    fn remembers(&self, backend: BackendId) -> Option<BackendId> {
+        let itself = self.find(backend).filter(|(_, own)| *own == Some(backend));
+        let found = itself.or_else(|| self.taking.iter().find(|(_, own)| *own == Some(backend)).copied());
+        found.map(|(remembered, _)| remembered)
     }
 }
 
@@ -68,7 +92,7 @@ pub(crate) struct Policy {
     pub(crate) sources: Option<Arc<SourceRanges>>,
     /// `externalTrafficPolicy: Local`: without a backend, packets are dropped silently instead of refused.
     pub(crate) local: bool,
-    /// How long a client keeps its backend after its last new flow.
+    /// How long a client keeps its backend after its last flow was confirmed.
     pub(crate) affinity: Option<Duration>,
 }
 
@@ -106,11 +130,7 @@ impl Frontend {
     pub fn choose<A: Address>(&self, tuple: &Tuple<A>, chooser: Chooser) -> Option<BackendId> {
         if let Some(affinity) = &self.affinity {
             let client = self.hash_of(tuple);
-            let (keeps, new) = (|id| affinity.keeps(id), || self.hashed(client));
-            if chooser.is_trial {
-                return affinity.table.kept(client, chooser.now, keeps).or_else(new);
-            }
-            return affinity.table.choose(client, chooser.now, affinity.timeout, keeps, new);
+            return affinity.table.kept(client, chooser.now, |id| affinity.keeps(id)).or_else(|| self.hashed(client));
         }
         let position = match &self.schedule {
             Schedule::Hash => None,
@@ -168,12 +188,22 @@ impl Frontend {
         affinity.table.kept(self.hash_of(tuple), now, |id| affinity.keeps(id))
     }
 
+    /// Remembers the backend of a flow that was confirmed, and whose client's packets have this tuple, unless the client has
+    /// another one that takes new flows, perhaps on other ports; either is kept for the timeout from now on. Without affinity it does nothing.
+    pub(crate) fn confirmed<A: Address>(&self, tuple: &Tuple<A>, backend: BackendId, now: Tick) {
+        if let Some(affinity) = &self.affinity {
+            let (keeps, new) = (|id| affinity.find(id).map(|(known, _)| known), || affinity.remembers(backend));
+            affinity.table.choose(self.hash_of(tuple), now, affinity.timeout, keeps, new);
+        }
+    }
+
     /// Remembers the backend of a flow that the client of this tuple has begun through another gateway. Without affinity
     /// it does nothing.
     pub(crate) fn remember<A: Address>(&self, tuple: &Tuple<A>, backend: BackendId, now: Tick) {
-        if let Some(Affinity { table, timeout, .. }) = &self.affinity {
-            let is_same = |remembered| AffinityTable::is(remembered, backend).then_some(backend);
-            table.choose(self.hash_of(tuple), now, *timeout, is_same, || Some(backend));
+        if let Some(affinity) = &self.affinity {
+            let known = affinity.remembers(backend).unwrap_or(backend);
+            let is_same = |remembered| AffinityTable::is(remembered, known).then_some(known);
+            affinity.table.choose(self.hash_of(tuple), now, affinity.timeout, is_same, || Some(known));
         }
     }
 

@@ -6,6 +6,8 @@
 //!
 //! Not here: which frontend has which number (`compiler`).
 
+use std::sync::atomic::{AtomicU16, Ordering};
+
 /// Number of backends whose traffic is counted separately: the slots of a snapshot, as many as there may be targets.
 pub(crate) const BACKEND_SLOTS: usize = 1 << BACKEND_SLOT_BITS;
 const BACKEND_SLOT_BITS: u32 = 17;
@@ -39,6 +41,36 @@ impl FrontendNumber {
     #[inline(always)]
     pub const fn get(self) -> u8 {
         self.0
+    }
+}
+
+/// The numbers by which flows to the backends of a Service may be counted: those of its frontends, and none. The compiler
+/// changes them, schedulers read them.
+#[derive(Debug)]
+pub(crate) struct FrontendNumberSet(AtomicU16);
+
+impl Default for FrontendNumberSet {
+    fn default() -> Self {
+        Self(AtomicU16::new(1 << FrontendNumber::NONE.0))
+    }
+}
+
+impl FrontendNumberSet {
+    /// Replaces the numbers.
+    pub(crate) fn set(&self, numbers: impl Iterator<Item = FrontendNumber>) {
+        let bits = numbers.fold(1 << FrontendNumber::NONE.0, |bits, number| bits | 1 << number.0);
+        self.0.store(bits, Ordering::Relaxed);
+    }
+
+    /// The numbers.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = FrontendNumber> + use<> {
+        let mut bits = u32::from(self.0.load(Ordering::Relaxed));
+        std::iter::from_fn(move || {
+            let number = (bits != 0).then(|| FrontendNumber::new(bits.trailing_zeros()));
+            bits &= bits.wrapping_sub(1);
+            number
+        })
     }
 }
 

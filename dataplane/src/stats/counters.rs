@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use zerocopy::FromZeros;
 
-use super::counter_slot::{COUNTER_SLOTS, CounterSlot, FrontendNumber};
+use super::counter_slot::{COUNTER_SLOTS, CounterSlot, FrontendNumber, FrontendNumberSet};
 use super::drop_reason::DropReason;
 
 /// A counter that one worker writes and any thread reads.
@@ -190,10 +190,11 @@ impl WorkerCounters {
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Number of flows of the backend in a slot on this worker.
-    #[must_use]
-    pub fn flows_of(&self, backend_slot: u32) -> u64 {
-        not_negative(self.sum_of(backend_slot, |counters| counters.flows.get()))
+    /// Number of flows of the backend in a slot on this worker, by the frontends with these numbers: each takes a line of
+    /// memory.
+    pub(crate) fn flows_of(&self, backend_slot: u32, numbers: &FrontendNumberSet) -> u64 {
+        let flows = numbers.iter().map(|number| self.at(CounterSlot::new(backend_slot, number)).flows.get());
+        not_negative(flows.fold(0, u64::wrapping_add))
     }
 
     /// Counts a packet of this many bytes, from its network header on, that was sent for a backend and a frontend,
@@ -279,9 +280,12 @@ mod tests {
         counters.flow_ended(one);
         assert_eq!((counters.at(one).bytes(false), counters.at(two).bytes(false)), (100, 60));
         assert_eq!(counters.sum_of(7, |of| of.packets(false)), 2);
-        assert_eq!((counters.flows_of(7), counters.flows_of(8)), (2, 0));
+        let numbers = FrontendNumberSet::default();
+        assert_eq!(counters.flows_of(7, &numbers), 0, "of no frontend");
+        numbers.set([one, two].map(|slot| FrontendNumber::new(u32::try_from(slot.index() >> 17).unwrap())).into_iter());
+        assert_eq!((counters.flows_of(7, &numbers), counters.flows_of(8, &numbers)), (2, 0));
         counters.at(two).flows.set(0);
-        assert_eq!(counters.flows_of(7), 0, "not 2^64 - 1");
+        assert_eq!(counters.flows_of(7, &numbers), 0, "not 2^64 - 1");
     }
 
     #[test]

@@ -116,6 +116,11 @@ impl FrontendCounters {
         }
     }
 
+    /// The slots of its backends.
+    pub(crate) fn slots(&self) -> Vec<u32> {
+        self.members().slots.clone()
+    }
+
     /// How many of these backends it has.
     pub(crate) fn shared(&self, slots: &[u32]) -> usize {
         let members = self.members();

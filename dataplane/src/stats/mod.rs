@@ -9,7 +9,7 @@ mod frontend_counters;
 mod service_drops;
 mod tally;
 
-pub(crate) use counter_slot::{BACKEND_SLOTS, COUNTER_SLOTS};
+pub(crate) use counter_slot::{BACKEND_SLOTS, COUNTER_SLOTS, FrontendNumberSet};
 pub use counter_slot::{CounterSlot, FrontendNumber};
 pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
 pub use drop_reason::DropReason;

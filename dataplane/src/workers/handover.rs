@@ -502,7 +502,8 @@ mod tests {
         (10..20).for_each(|number| put((number, Decide)));
         put((20, Meet));
         outbox.push();
-        let taken = std::iter::from_fn(|| second.take(0, BURST)).flat_map(|(_, task, packets)| packets.into_iter().map(move |n| (n, task)));
+        let taken = std::iter::from_fn(|| second.take(0, BURST))
+            .flat_map(|(_, task, packets)| packets.into_iter().map(move |n| (n, task)));
         let taken: Vec<_> = taken.collect();
         for (at, (fragment, _)) in taken.iter().enumerate().filter(|(_, (_, task))| *task == Meet) {
             let overtaken = taken[at..].iter().find(|(number, task)| *task == Decide && number < fragment);

@@ -16,7 +16,6 @@ mod steering_table;
 mod toeplitz;
 
 pub(crate) use egress::{Egress, EgressPort};
-pub(crate) use fragmented_flows::FragmentedFlows;
 pub(crate) use handover::{HandoverTask, PACKETS_PER_TURN};
 pub use handover::{Inboxes, Peers, PortQueues};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};

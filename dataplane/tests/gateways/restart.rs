@@ -306,7 +306,7 @@ fn a_client_with_affinity_keeps_a_backend_that_it_would_not_be_given_today() {
     let clients: Vec<_> = (0..40_u16).map(|n| (format!("198.51.100.{}:2000", n + 1), "192.0.2.100:80")).collect();
     let again: Vec<_> = (0..40_u16).map(|n| (format!("198.51.100.{}:2001", n + 1), "192.0.2.100:80")).collect();
     let backends = |team: &mut Team, clients: &[(String, &str)]| {
-        let seen = team.towards_backends(clients, tcp_flags::SYN);
+        let seen = team.establish(clients);
         clients.iter().map(|(from, _)| seen[from].1).collect::<Vec<_>>()
     };
     let mut old = running(with(&["10.0.0.11", "10.0.0.12"]), 2, false);

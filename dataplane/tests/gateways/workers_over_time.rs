@@ -160,12 +160,12 @@ fn a_client_with_affinity_has_one_backend_on_all_workers_and_keeps_it_when_endpo
             assert!(chosen.values().all(|backends| backends.len() == 1), "{what}: one backend a client");
             chosen
         };
-        let first = by_client(team.towards_backends(&connections(2000), tcp_flags::SYN));
+        let first = by_client(team.establish(&connections(2000)));
         assert_eq!(first.values().flatten().collect::<HashSet<_>>().len(), 2, "{what}: both backends have clients");
         assert!(team.counters.iter().all(|c| c.new_flows.get() > 0), "{what}: all workers take part");
         keep(&mut team, &[11, 12, 13]);
         team.publish();
-        assert_eq!(by_client(team.towards_backends(&connections(3000), tcp_flags::SYN)), first, "{what}");
+        assert_eq!(by_client(team.establish(&connections(3000))), first, "{what}");
         keep(&mut team, &[12, 13]);
         team.publish();
         let moved = by_client(team.towards_backends(&connections(4000), tcp_flags::SYN));

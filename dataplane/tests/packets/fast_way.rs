@@ -201,16 +201,20 @@ proptest! {
         prop_assert_eq!(flow, same);
         let frame = case.build(flow).build();
         let too_big = Packet { payload: vec![0; 1600], ..Case { dont_fragment: true, ..case }.build(flow) }.build();
-        // A packet of the slow path that leaves by the same port: it begins a flow of UDP, or answers one.
-        let marker = |rig: &mut Rig| match case.is_reply {
-            true => {
-                let (backend, snat) = case.begin(rig, 6666);
-                case.packet(backend, snat, tcp_flags::SYN | ACK)
-            }
-            false => {
-                let udp = Case { is_udp: true, ..case };
-                udp.packet(udp.client(6666), udp.vip(), 0)
-            }
+        // A packet of the slow path that leaves by the same port: it begins a flow of UDP, or answers one. With its padding
+        // the fast path recognises it; it would not overtake another packet between these addresses.
+        let marker = |rig: &mut Rig| {
+            let marker = match case.is_reply {
+                true => {
+                    let (backend, snat) = case.begin(rig, 6666);
+                    case.packet(backend, snat, tcp_flags::SYN | ACK)
+                }
+                false => {
+                    let udp = Case { is_udp: true, ..case };
+                    udp.packet(udp.client(6666), udp.vip(), 0)
+                }
+            };
+            Packet { padding: SHORT, ..marker }
         };
         let (marker_fast, marker_slow) = (marker(&mut fast), marker(&mut slow));
         let by_fast = case.burst(&mut fast, &[marker_fast.build(), frame.clone()]);

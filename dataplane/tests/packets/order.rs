@@ -40,15 +40,8 @@ enum Oddity {
     LastHop,
 }
 
-const ODDITIES: [Oddity; 7] = [
-    Oddity::None,
-    Oddity::Short,
-    Oddity::Options,
-    Oddity::Fragments,
-    Oddity::Reversed,
-    Oddity::PriorityTag,
-    Oddity::LastHop,
-];
+const ODDITIES: [Oddity; 7] =
+    [Oddity::None, Oddity::Short, Oddity::Options, Oddity::Fragments, Oddity::Reversed, Oddity::PriorityTag, Oddity::LastHop];
 
 #[derive(Clone, Copy, Debug)]
 struct Sent {
@@ -62,7 +55,12 @@ fn sent() -> impl Strategy<Value = Sent> {
     let count = flows().len();
     let flow = prop_oneof![1 => 0..count, 1 => 3..4usize];
     let oddity = prop_oneof![2 => Just(Oddity::None), 3 => (0..ODDITIES.len()).prop_map(|n| ODDITIES[n])];
-    (flow, oddity, prop::bool::weighted(0.02), 0..3usize).prop_map(|(flow, oddity, fin, padding)| Sent { flow, oddity, fin, padding })
+    (flow, oddity, prop::bool::weighted(0.02), 0..3usize).prop_map(|(flow, oddity, fin, padding)| Sent {
+        flow,
+        oddity,
+        fin,
+        padding,
+    })
 }
 
 /// The frames of a packet. The data of each ends in the number of the flow and that of the packet.
@@ -181,12 +179,13 @@ proptest! {
 fn packets_that_waited_for_a_neighbour_leave_before_those_that_arrive_with_its_answer() {
     let mut rig = Rig::with_mode(Mode::Nat);
     rig.keep_backends("dns", &[11]);
-    let without: Vec<_> = rig.network.neighbours.iter().filter(|neighbour| neighbour.address != ip("10.0.0.11")).cloned().collect();
+    let without: Vec<_> =
+        rig.network.neighbours.iter().filter(|neighbour| neighbour.address != ip("10.0.0.11")).cloned().collect();
     let all = std::mem::replace(&mut rig.network.neighbours, without);
     assert_eq!(all.len(), rig.network.neighbours.len() + 1, "{:?}", backend_mac(11));
     rig.publish();
     let flow = flows().iter().position(|flow| flow.client == "198.51.100.9:5004").unwrap();
-    let mut arrive = |rig: &mut Rig, number: usize| {
+    let arrive = |rig: &mut Rig, number: usize| {
         let plain = Sent { flow, oddity: Oddity::None, fin: false, padding: 0 };
         of_client(plain, number).iter().for_each(|frame| rig.arrive(UPLINK, frame, 1));
     };

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
-use proto::{Probe, Scheduler, StatusRanges};
+use proto::{AffinityScope, Probe, Scheduler, StatusRanges};
 
 use super::error::{STAYS, SpecError, Unread};
 use super::foreign;
@@ -101,6 +101,7 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Opt
         mode: reader.must_be(ours!("mode"))?,
         target: reader.must_be(ours!("target"))?,
         scheduler: reader.scheduler(),
+        affinity_scope: reader.affinity_scope(),
         ip_mode: reader.ip_mode(),
         health: reader.health(),
         drain_timeout: reader.drain_timeout(),
@@ -351,6 +352,11 @@ impl<'a> Reader<'a> {
     fn scheduler(&mut self) -> Option<Scheduler> {
         let expected = format_args!("{}, or the IPVS name of one", OneOf(Scheduler::ALL));
         self.parsed(Unread::Scheduler, &[ours!("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
+    }
+
+    fn affinity_scope(&mut self) -> Option<AffinityScope> {
+        let (key, expected) = (ours!("session-affinity-scope"), OneOf(AffinityScope::ALL));
+        self.parsed(Unread::AffinityScope, &[key], &expected, |value| value.to_ascii_lowercase().parse().ok())
     }
 
     fn ip_mode(&mut self) -> Option<IpMode> {

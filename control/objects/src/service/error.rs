@@ -51,6 +51,8 @@ pub enum Unread {
     DrainTimeout,
     /// How long a flow may be idle.
     IdleTimeout,
+    /// Over what affinity is shared.
+    AffinityScope,
 }
 
 /// Why an object is not a Service that sluice can serve.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
-use proto::{Family, HealthCheck, Mode, Probe, Protocol, Scheduler, StatusRanges, Target};
+use proto::{AffinityScope, Family, HealthCheck, Mode, Probe, Protocol, Scheduler, StatusRanges, Target};
 
 use super::error::Unread;
 use crate::note::{Cause, Remark};
@@ -43,6 +43,8 @@ pub struct ServiceSpec {
     pub ip_mode: Option<IpMode>,
     /// `sessionAffinity: ClientIP`: how long a client keeps its backend.
     pub affinity: Option<Duration>,
+    /// Over what the affinity is shared.
+    pub affinity_scope: Option<AffinityScope>,
     /// Clients that may connect; `None` means all.
     pub source_ranges: Option<Vec<IpNet>>,
     /// `externalTrafficPolicy: Local`.
@@ -86,6 +88,7 @@ impl ServiceSpec {
                 Unread::Fall => self.health.fall = before.health.fall,
                 Unread::DrainTimeout => self.drain_timeout = before.drain_timeout,
                 Unread::IdleTimeout => self.idle_timeout = before.idle_timeout,
+                Unread::AffinityScope => self.affinity_scope = before.affinity_scope,
             }
         }
         // The Service may have lost a family in the meantime.

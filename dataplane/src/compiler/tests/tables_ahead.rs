@@ -9,6 +9,7 @@ fn varied(n: usize) -> Service {
     let mut one = service(&format!("s{n:04}"), &vip, &["10.0.0.11:80", "10.0.0.12:80", "10.0.0.13:80", "10.0.0.14:80"]);
     let [port] = &mut one.ports[..] else { panic!("a service of one port") };
     port.port = 1000 + u16::try_from(n).unwrap();
+    one.scheduler = if n.is_multiple_of(3) { Scheduler::SourceHash } else { Scheduler::Maglev };
     port.backends[n % 4].weight = 3;
     port.backends[(n + 1) % 4].state = BackendState::Draining;
     port.backends[(n + 2) % 4].weight = 0;
@@ -31,12 +32,12 @@ fn services_get_the_weights_that_tables_were_built_for() {
     (0..TABLES_MIN / 2).for_each(|n| rig.put(varied(n)));
     rig.compile();
     let all = services(&rig);
-    let ports: Vec<_> = all.iter().flat_map(|service| service.ports.iter().map(|port| (&service.name, port))).collect();
+    let ports: Vec<_> = all.iter().flat_map(|service| service.ports.iter().map(move |port| (&**service, port))).collect();
     assert_eq!(ports.len(), TABLES_MIN);
     let ahead = TablesAhead::by(3, &ports);
     for service in &all {
         for (port, compiled) in service.ports.iter().zip(&rig.compiler.services[&service.name].ports) {
-            let table = ahead.get(&service.name, port, &compiled.weights);
+            let table = ahead.get(service, port, &compiled.weights);
             assert_eq!(table.as_ref(), Some(&compiled.frontend.table), "{}, {}", service.name, port.protocol);
         }
     }

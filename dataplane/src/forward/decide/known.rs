@@ -143,7 +143,7 @@ fn advance_flow<'s, A: Address>(
     context: &mut DecisionContext<'_, 's, A>,
     (index, direction): FlowMatch,
 ) -> Option<Verdict<'s>> {
-    let DecisionContext { snapshot, now, .. } = *context;
+    let DecisionContext { snapshot, now, is_trial, .. } = *context;
     let transport = packet.headers.transport;
     let mut flow = context.table.get(index);
     let backend = snapshot.backend(flow.backend)?;
@@ -159,9 +159,13 @@ fn advance_flow<'s, A: Address>(
     }
     let was_silent = is_long_silent(context.table, context.limits, &flow, backend, now);
     context.table.set(index, &flow);
+    let was_confirmed = flow.state.is_confirmed();
     let is_open = |state: FlowState| state.is_confirmed() && !state.is_closing() && !state.is_reset();
     let (shook_hands, was_open) = (flow.state.shakes_hands(), is_open(flow.state));
     let mut flow = context.table.advance(index, transport, direction, segment, now);
+    if !was_confirmed && flow.state.is_confirmed() && !is_trial {
+        remember_client(snapshot, &flow, now);
+    }
     if was_open && !is_open(flow.state) && is_reset(transport) {
         context.changes.reset = Some(flow.counter_slot());
     }
@@ -177,6 +181,16 @@ fn advance_flow<'s, A: Address>(
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     keep(context.table, index, &flow, was_silent);
     Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
+}
+
+/// Remembers the backend of a client whose flow was confirmed, where session affinity is on.
+fn remember_client<A: Address>(snapshot: &Snapshot, flow: &Flow<A>, now: Tick) {
+    // Without any service with affinity there is no table.
+    if snapshot.affinity.is_some()
+        && let Some(frontend) = snapshot.frontend(flow.vip, flow.protocol, flow.vip_port)
+    {
+        frontend.confirmed(&flow.tuple(Direction::ToBackend), flow.backend, now);
+    }
 }
 
 /// A packet of a connection that ended without its two sides: both get a RST (FORWARDING 2). `None`: the packet opens a

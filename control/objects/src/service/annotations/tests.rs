@@ -1,6 +1,6 @@
 //! Reading of annotations.
 
-use proto::{Mode, Probe, Target};
+use proto::{AffinityScope, Mode, Probe, Target};
 
 use super::*;
 
@@ -142,6 +142,14 @@ fn source_ranges_of_the_annotation_are_trimmed_and_an_empty_one_is_ignored() {
 }
 
 #[test]
+fn the_scope_of_session_affinity_is_read() {
+    for (value, scope) in [("port", AffinityScope::Port), (" Service ", AffinityScope::Service)] {
+        let read = read(&[("sluice.dev/session-affinity-scope", value)]).unwrap();
+        assert_eq!((read.affinity_scope, read.notes), (Some(scope), vec![]), "{value}");
+    }
+}
+
+#[test]
 fn an_idle_timeout_is_read_in_our_units_and_in_seconds() {
     for (key, value) in
         [("sluice.dev/idle-timeout", "1h"), ("service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout", "3600")]
@@ -234,6 +242,7 @@ fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
         ("sluice.dev/ip-mode", "hostname", Some(Unread::IpMode)),
         ("sluice.dev/scheduler", "dice", Some(Unread::Scheduler)),
         ("sluice.dev/idle-timeout", "0s", Some(Unread::IdleTimeout)),
+        ("sluice.dev/session-affinity-scope", "node", Some(Unread::AffinityScope)),
         ("sluice.dev/adresses", "192.0.2.1", None),
     ] {
         let wishes = read(&[(key, value)]).unwrap();
