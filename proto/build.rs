@@ -3,7 +3,7 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 20] = [
+const ROWS: [&str; 21] = [
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",
@@ -22,6 +22,7 @@ const ROWS: [&str; 20] = [
     "ExplainedFrontend",
     "ExplainedBackend",
     "ExplainedRewrite",
+    "ExplainedRefusal",
     "TracedPacket",
     "SentPacket",
 ];

@@ -29,6 +29,7 @@ pub struct Reload {
     controller: watch::Sender<Option<ControllerSettings>>,
     tunables: watch::Sender<Tunables>,
     reserved: watch::Sender<Vec<IpAddr>>,
+    reloads: watch::Sender<u64>,
 }
 
 /// The result of a reload: top-level keys, in the order in which `sluiced check` prints them.
@@ -65,7 +66,8 @@ impl Reload {
         let controller = watch::Sender::new(embedded(&settings).cloned());
         let tunables = watch::Sender::new(settings.tunables());
         let reserved = watch::Sender::new(settings.reserved.clone());
-        Self { file, choice, running: Mutex::new(settings), controller, tunables, reserved }
+        let reloads = watch::Sender::new(0);
+        Self { file, choice, running: Mutex::new(settings), controller, tunables, reserved, reloads }
     }
 
     /// The engine's part of the settings as it changes.
@@ -84,6 +86,12 @@ impl Reload {
     #[must_use]
     pub fn controller(&self) -> watch::Receiver<Option<ControllerSettings>> {
         self.controller.subscribe()
+    }
+
+    /// How often the configuration was reloaded.
+    #[must_use]
+    pub fn reloads(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
     }
 
     /// The settings in effect, as `sluiced check` prints them.
@@ -123,6 +131,7 @@ impl Reload {
         send_if_changed(&self.tunables, next.tunables());
         send_if_changed(&self.reserved, next.reserved.clone());
         send_if_changed(&self.controller, embedded(&next).cloned());
+        self.reloads.send_modify(|reloads| *reloads += 1);
         *running = next;
         Ok(Reloaded { applied, at_next_start })
     }
@@ -193,6 +202,7 @@ pub(crate) mod tests {
             (BASE.to_owned(), keys(&[]), keys(&[]), "nothing has changed"),
             (more_pool.clone(), keys(&["pools"]), keys(&[]), "in effect: pools"),
             (with("flows: {udp: 1m}"), keys(&["flows"]), keys(&[]), "in effect: flows"),
+            (with("limits: {targets: 100}"), keys(&["limits"]), keys(&[]), "in effect: limits"),
             (
                 with("flows: {maxPerWorker: 9}"),
                 keys(&[]),
@@ -258,6 +268,22 @@ pub(crate) mod tests {
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         let used: Vec<_> = reload.tunables().borrow().snat.iter().map(ToString::to_string).collect();
         assert_eq!(used, [addresses(3), vec!["fd00::1".to_owned()]].concat(), "the old ones first, the rest at the next start");
+    }
+
+    #[test]
+    fn every_reload_has_the_manifests_read_again_even_without_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+        let reload = Reload::new(file, SourceChoice::File, settings);
+        let mut reloads = reload.reloads();
+        for _ in 0..2 {
+            assert!(reload.reload().unwrap().applied.is_empty());
+            assert!(reloads.has_changed().unwrap());
+            reloads.mark_unchanged();
+        }
+        assert!(!reload.controller().has_changed().unwrap(), "the controller goes on");
     }
 
     #[test]

@@ -290,7 +290,7 @@ async fn serve(
     let controller = match &settings.source {
         StateSource::Remote(urls, _) => ControllerAccess::Remote(urls.iter().map(ToString::to_string).collect()),
         StateSource::Embedded(..) => {
-            ControllerAccess::Embedded(embedded_controller::supervise(&mut supervisor, reload.controller(), running, &ended))
+            ControllerAccess::Embedded(embedded_controller::supervise(&mut supervisor, reload, running, &ended))
         }
     };
     let restored = passing.log_restored();

@@ -111,13 +111,11 @@ impl Settings {
         let name = keys::name(&mut top);
         let ports = port::take(&mut top);
         let (cores, poll) = keys::workers(&mut top);
-        let hugepages = keys::hugepages(&mut top);
-        let snat = keys::snat(&mut top);
+        let (hugepages, snat) = (keys::hugepages(&mut top), keys::snat(&mut top));
         let (tunnel_sources, gue_destination_port) = keys::tunnel(&mut top);
         let node_ports = keys::node_port_addresses(&mut top, &ports);
         let flows = keys::flows(&mut top);
-        let targets_max = keys::targets(&mut top);
-        let zone = keys::zone(&mut top);
+        let (targets_max, zone) = (keys::targets(&mut top), keys::zone(&mut top));
         let (state_dir, max_state_age) = keys::persistence(&mut top);
         let logs = Logs::take(&mut top);
         let admin_listen = take_admin(&mut top, ADMIN_LISTEN);

@@ -18,7 +18,7 @@ use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::{GroupKey, KEY_BYTES, ServiceName};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -97,6 +97,8 @@ pub struct Running {
     pub view: View,
     /// State for the probes of a Deployment.
     pub probes: Probes,
+    /// Has the manifests read again.
+    pub reread: Arc<Notify>,
     _socket: Option<SocketGuard>,
     tasks: Tasks,
     shutdown: CancellationToken,
@@ -166,9 +168,11 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let heartbeat = probes.planner.clone();
     let shared =
         Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming };
-    let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids: watch::Sender::default() };
+    let reread = Arc::new(Notify::new());
+    let gateway_uids = watch::Sender::default();
+    let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids, reread: Arc::clone(&reread) };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
-    Ok(Running { view, probes, _socket: socket, tasks, shutdown })
+    Ok(Running { view, probes, reread, _socket: socket, tasks, shutdown })
 }
 
 /// A new key for the gateways. It is only in memory: each process has its own, and gateways keep the last one that they
@@ -195,9 +199,9 @@ fn begin(
             let stop = shutdown.clone();
             tasks.spawn(async move {
                 let mut steps = JoinSet::new();
-                let may_forget = files.may_forget();
+                let (may_forget, reread) = (files.may_forget(), Arc::clone(&work.reread));
                 let changes = work.start(&mut steps, epoch, StatusSink::Files(files));
-                steps.spawn(async move { Ok(manifests::follow(dir, adopted, may_forget, changes).await?) });
+                steps.spawn(async move { Ok(manifests::follow(dir, adopted, may_forget, reread, changes).await?) });
                 first_to_end(&mut steps, &stop).await
             });
         }
@@ -265,6 +269,8 @@ struct Work {
     status_writer: watch::Sender<Option<Arc<StatusWriter>>>,
     /// The uids of `EdgeGateway` objects, for their Events.
     gateway_uids: watch::Sender<GatewayUids>,
+    /// Has the manifests read again.
+    reread: Arc<Notify>,
 }
 
 impl Work {

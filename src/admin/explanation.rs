@@ -88,7 +88,17 @@ fn message(gateway: &str, packet: &ExplainedPacket, explained: &Explanation, sna
         gateway: gateway.to_owned(),
         reset: matches!(explained.outcome, Outcome::Reset(_)),
         no_route: no_route(packet, explained, snapshot),
+        refused: refused(packet, explained, snapshot),
     }
+}
+
+/// The refusal of the Service at the packet's destination: of the frontend, or of what would be one.
+fn refused(packet: &ExplainedPacket, explained: &Explanation, snapshot: &Snapshot) -> Option<v1::ExplainedRefusal> {
+    let at = explained.frontend.as_ref().map_or(packet.destination, |frontend| frontend.address);
+    let view = snapshot.refused_at(packet.protocol, at)?;
+    let refusal = view.refusal.as_ref()?;
+    let (service, reason, message) = (view.name.to_string(), refusal.reason.as_str().to_owned(), refusal.message.clone());
+    Some(v1::ExplainedRefusal { service, reason, message })
 }
 
 /// The verdict in the words of `replay`, and what it depends on.

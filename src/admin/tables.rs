@@ -291,6 +291,7 @@ pub(crate) mod tests {
                 port(&["192.0.2.100:80", "192.0.2.2:30080"], vec![one, two]),
                 port(&["192.0.2.100:443"], vec![failing, gone]),
             ],
+            not_served: Vec::new(),
             frontends: [("192.0.2.100:80", 1), ("192.0.2.100:443", 2)].map(frontend).into(),
             drops: Arc::default(),
         }

@@ -2,7 +2,7 @@
 //!
 //! Not here: what it does (`control`).
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use control::admin::View;
 use control::config::settings::ControllerSettings;
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::supervisor::{Failure, Supervisor};
+use crate::reload::Reload;
 
 /// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway
 /// starts.
@@ -40,24 +41,29 @@ pub(super) async fn stopped(running: Option<Running>) {
 }
 
 /// Runs the controller that was started already; after a failure or a change of settings, starts a new one. Gateways
-/// keep their state in the meantime.
+/// keep their state in the meantime. A reload has the manifests read again.
 pub(super) fn supervise(
     supervisor: &mut Supervisor,
-    settings: watch::Receiver<Option<ControllerSettings>>,
+    reload: &Reload,
     running: Option<Running>,
     stop: &CancellationToken,
 ) -> watch::Receiver<Option<View>> {
     let first = Mutex::new(running);
     let (view, shown) = watch::channel(None);
-    supervisor.run_to_its_end("controller", (settings, view, stop.clone()), move |(settings, view, stop)| {
-        let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        run_controller(settings, running, view, stop)
-    });
+    supervisor.run_to_its_end(
+        "controller",
+        (reload.controller(), reload.reloads(), view, stop.clone()),
+        move |(settings, reloads, view, stop)| {
+            let running = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            run_controller(settings, reloads, running, view, stop)
+        },
+    );
     shown
 }
 
 async fn run_controller(
     mut settings: watch::Receiver<Option<ControllerSettings>>,
+    mut reloads: watch::Receiver<u64>,
     mut first: Option<Running>,
     view: watch::Sender<Option<View>>,
     stop: CancellationToken,
@@ -71,11 +77,14 @@ async fn run_controller(
             (None, None) => return Ok(()),
         };
         view.send_replace(Some(running.view.clone()));
-        let shutdown = running.shutdown();
+        let (shutdown, reread) = (running.shutdown(), Arc::clone(&running.reread));
         let mut stopped = std::pin::pin!(running.stopped());
-        tokio::select! {
-            ended = &mut stopped => return Ok(ended?),
-            changed = settings.changed() => changed?,
+        loop {
+            tokio::select! {
+                ended = &mut stopped => return Ok(ended?),
+                changed = settings.changed() => break changed?,
+                changed = reloads.changed() => changed.map(|()| reread.notify_one())?,
+            }
         }
         shutdown.cancel();
         stopped.await?;

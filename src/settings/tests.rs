@@ -51,6 +51,16 @@ fn a_small_file_gets_the_defaults_of_the_contract() {
 }
 
 #[test]
+fn room_for_targets_is_all_that_there_is_unless_it_is_limited() {
+    assert_eq!(read(BASE).unwrap().targets_max, 131_072);
+    assert_eq!(read(&format!("{BASE}limits: {{targets: 64}}\n")).unwrap().engine(&[]).targets_max, 64);
+    for targets in ["63", "131073", "many"] {
+        let error = read(&format!("{BASE}limits: {{targets: {targets}}}\n")).unwrap_err();
+        assert!(error.contains("limits.targets") && error.contains(targets), "{error}");
+    }
+}
+
+#[test]
 fn what_the_gateway_uses_is_reserved() {
     let text = format!(
         "{BASE}nodePortAddresses: [192.0.2.0/24]\nstatic: {{routes: [{{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}}]}}\n"
@@ -204,7 +214,7 @@ fn what_check_prints_reads_back_as_the_same_settings() {
     let rich = format!(
         "{BASE}{}",
         "workers: {cores: [3], poll: adaptive}\nmemory: {hugepages: off}\nnodePortAddresses: [192.0.2.2, '2001:db8::2']\n\
-         flows: {maxPerWorker: 5, tcpEstablished: 90s, tcpHalfClosed: 70s, tcpReset: 50s, udp: 1500ms, udpExchange: 4s}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
+         flows: {maxPerWorker: 5, tcpEstablished: 90s, tcpHalfClosed: 70s, tcpReset: 50s, udp: 1500ms, udpExchange: 4s}\nlimits: {targets: 500}\nzone: rack-7\nstateDir: state\nmaxStateAge: 1h\n\
          logs: {format: json, level: warn}\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: s\n\
          pools: [{name: default, addresses: [192.0.2.100-192.0.2.199, '2001:db8::1:0/112']}]\n\
          static:\n  routes: [{to: 0.0.0.0/0, via: 192.0.2.1, port: uplink}]\n  neighbours: [{address: 192.0.2.1, mac: '02:00:00:00:00:01', port: uplink}]\n"
@@ -241,6 +251,7 @@ fn check_prints_every_key_that_is_read() {
         "snat",
         "tunnel",
         "flows",
+        "limits",
         "flowRecords",
         "admin",
         "metrics",

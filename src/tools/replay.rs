@@ -12,6 +12,7 @@ mod outputs;
 mod verdicts;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,8 +20,8 @@ use std::time::Instant;
 use control::manifests::Directory;
 use control::plan::{Memory, plan};
 use control::world::World;
-use dataplane::{Mac, PortConfig, PortIndex};
-use proto::{Generation, State};
+use dataplane::{Address, Mac, Parsed, PortConfig, PortIndex, parse};
+use proto::{Generation, Protocol, State};
 
 pub use capture::CaptureError;
 pub use error::ReplayError;
@@ -29,7 +30,7 @@ use crate::agent::zone::Zone;
 use crate::cli::ReplayArgs;
 use crate::settings::{Settings, SourceChoice, StateSource};
 use capture::MergedCaptures;
-use gateway::Gateway;
+use gateway::{Destination, Gateway};
 use outputs::CaptureOutputs;
 use verdicts::VerdictReport;
 
@@ -50,8 +51,9 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
     let state = settings.zone.clone().map_or_else(|| Arc::clone(&state), |zone| Zone::new(zone).narrow(&state));
     let mut frames = MergedCaptures::open(inputs)?;
     let mut outputs = CaptureOutputs::create(&args.out, &config.ports)?;
-    let mut report = VerdictReport::new(&config.ports, args.output.is_some());
+    let ports = config.ports.clone();
     let mut gateway = Gateway::start(config, &state, &settings.fixed_network())?;
+    let mut report = VerdictReport::new(&ports, gateway.refused(), args.output.is_some());
     // Number of packets that wait for the next poll, and their time.
     let (mut waiting, mut time_ns) = (0, 0);
     while let Some((port, mut frame)) = frames.next()? {
@@ -67,7 +69,8 @@ pub fn replay(args: &ReplayArgs, out: &mut impl Write) -> Result<(), ReplayError
             time_ns = frame.time_ns;
             gateway.advance_to(time_ns, &mut outputs)?;
         }
-        gateway.put(port, report.arrived(port), &frame);
+        let packet = report.arrived(port, destination(&frame.bytes));
+        gateway.put(port, packet, &frame);
         waiting += 1;
     }
     if waiting > 0 {
@@ -91,6 +94,16 @@ fn redirect(frame: &mut [u8], mac: Mac) {
     if let Some(destination) = frame.first_chunk_mut().filter(|destination| destination[0] & 1 == 0) {
         *destination = mac.0;
     }
+}
+
+/// Protocol, address and port that a frame is sent to.
+fn destination(frame: &[u8]) -> Option<Destination> {
+    let (number, address, port) = match parse(frame).ok()? {
+        Parsed::V4(headers) => (headers.tuple.protocol, headers.tuple.destination.ip(), headers.tuple.destination_port),
+        Parsed::V6(headers) => (headers.tuple.protocol, headers.tuple.destination.ip(), headers.tuple.destination_port),
+        Parsed::Arp | Parsed::Other => return None,
+    };
+    Some((Protocol::from_number(number)?, SocketAddr::new(address, port)))
 }
 
 fn port_named(ports: &[PortConfig], name: &str) -> Result<PortIndex, ReplayError> {
@@ -275,6 +288,23 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
         let (uplink, linux) = (bench.frames("out/uplink.pcap"), bench.frames("out/linux-uplink.pcap"));
         assert_eq!((uplink.len(), linux.len()), (1, 1), "no announcements");
         assert!(bench.frames("out/linux-cluster.pcap").is_empty());
+    }
+
+    #[test]
+    fn a_packet_to_a_service_that_the_gateway_refuses_names_it_and_says_why() {
+        let mut bench = Bench::new();
+        let config = CONFIG.replacen("snat: {addresses: [10.0.0.3]}\n", "", 1);
+        fs::write(bench.dir.path().join("sluice.yaml"), config).unwrap();
+        let web = vips()["web"];
+        bench.input("uplink", &[(1, Packet::tcp(CLIENT, web).build()), (2, Packet::tcp(CLIENT, "192.0.2.109:80").build())]);
+        let lines = bench.run("out").unwrap();
+        assert_eq!(verdicts(&lines), ["1 uplink drop unknown_vip -", "2 uplink drop unknown_vip -"]);
+        let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let refused = &lines[0]["refused"];
+        assert_eq!((&refused["service"], &refused["reason"]), (&"default/web".into(), &"Refused".into()), "{lines:?}");
+        let message = refused["message"].as_str().unwrap();
+        assert!(message.contains("no SNAT address for IPv4 serves the port"), "{message}");
+        assert!(lines[1].get("refused").is_none(), "nobody asks for it: {lines:?}");
     }
 
     #[test]

@@ -68,6 +68,9 @@ pub(super) fn text(explanation: &v1::Explanation) -> String {
         None => lines.push(("frontend", "none".to_owned())),
         Some(frontend) => lines.extend(of_frontend(frontend)),
     }
+    if let Some(v1::ExplainedRefusal { service, reason, message }) = &explanation.refused {
+        lines.push(("refused", format!("{service}, {reason}: {message}")));
+    }
     lines.extend(explanation.backends.iter().map(|one| ("", backend(one))));
     if let Some(rewrite) = &explanation.rewrite {
         lines.push(("rewrite", of_rewrite(rewrite)));
@@ -176,5 +179,19 @@ mod tests {
         assert!(text.ends_with("verdict   drop: no_flow (its source gets a reset)\n"), "{text}");
         let json = serde_json::to_value(&explanation).unwrap();
         assert_eq!((&json["reason"], &json["reset"]), (&"no_flow".into(), &true.into()));
+    }
+
+    #[test]
+    fn a_refused_service_is_named_with_the_reason() {
+        let refused = v1::ExplainedRefusal {
+            service: "default/web".to_owned(),
+            reason: "Refused".to_owned(),
+            message: "no SNAT address for IPv4 serves the port".to_owned(),
+        };
+        let (verdict, reason) = ("drop".to_owned(), "unknown_vip".to_owned());
+        let explanation = v1::Explanation { verdict, reason, refused: Some(refused), ..Default::default() };
+        let text = text(&explanation);
+        let expected = "frontend  none\nrefused   default/web, Refused: no SNAT address for IPv4 serves the port\n";
+        assert!(text.contains(expected), "{text}");
     }
 }

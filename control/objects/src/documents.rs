@@ -26,15 +26,26 @@ pub enum Object {
     Pool(Box<AddressPool>),
 }
 
-/// One document: an object or an error, and warnings for its author.
+/// One document, or an item of one that is a list: an object or an error, and warnings for its author.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
     /// Counted from 1.
     pub number: usize,
+    /// Of an item its position, from 0.
+    pub item: Option<usize>,
     /// Its name and content; `None` for ignored kinds.
     pub object: Option<(ServiceName, Object)>,
     /// Fields without effect.
     pub notes: Vec<String>,
+}
+
+impl Document {
+    /// Its place in the file, in words.
+    #[must_use]
+    pub fn place(&self) -> String {
+        let Self { number, item, .. } = self;
+        item.map_or_else(|| format!("document {number}"), |item| format!("document {number}, items[{item}]"))
+    }
 }
 
 /// Why a text cannot be parsed.
@@ -59,12 +70,59 @@ struct Header {
     kind: String,
 }
 
+/// Objects in one, as `kubectl get -o yaml` writes them.
+#[derive(serde::Deserialize)]
+struct ObjectList {
+    #[serde(default)]
+    items: Vec<Value>,
+}
+
+/// An object as it is written: a document, or an item of one that is a list.
+#[derive(Clone, Copy)]
+enum Written<'a> {
+    Document(usize, &'a DocumentText),
+    Item { number: usize, part: &'a DocumentText, item: usize, value: &'a Value },
+}
+
+impl Written<'_> {
+    fn parse<T: DeserializeOwned>(self) -> Result<T, DocumentError> {
+        match self {
+            Self::Document(number, part) => parse(number, part),
+            Self::Item { value, .. } => T::deserialize(value).map_err(|error| self.error(error.to_string())),
+        }
+    }
+
+    /// An error in it. Items have no lines of their own.
+    fn error(self, message: String) -> DocumentError {
+        match self {
+            Self::Document(number, part) => DocumentError { number, line: part.first_line, message },
+            Self::Item { number, part, item, .. } => {
+                DocumentError { number, line: part.first_line, message: format!("items[{item}]: {message}") }
+            }
+        }
+    }
+}
+
 /// Reads all documents of `text`.
 ///
 /// # Errors
 /// If one of them cannot be parsed; then the whole file is unused.
 pub fn documents(text: &str) -> Result<Vec<Document>, DocumentError> {
-    split(text).iter().enumerate().map(|(index, part)| document(index + 1, part)).collect()
+    let mut all = Vec::new();
+    for (number, part) in (1..).zip(&split(text)) {
+        let written = Written::Document(number, part);
+        let header: Header = written.parse()?;
+        if (header.api_version.as_str(), header.kind.as_str()) != ("v1", "List") {
+            all.push(document(written, &header)?);
+            continue;
+        }
+        let list: ObjectList = written.parse()?;
+        for (item, value) in list.items.iter().enumerate() {
+            let written = Written::Item { number, part, item, value };
+            all.push(document(written, &written.parse()?)?);
+        }
+    }
+    Ok(all)
 }
 
 /// A document and its first line in the file.
@@ -94,41 +152,44 @@ pub fn split(text: &str) -> Vec<DocumentText> {
     parts
 }
 
-fn document(number: usize, part: &DocumentText) -> Result<Document, DocumentError> {
-    let error = |message: String| DocumentError { number, line: part.first_line, message };
-    let header: Header = parse(number, part)?;
+fn document(written: Written<'_>, header: &Header) -> Result<Document, DocumentError> {
     let mut notes = Vec::new();
     let object = match (header.api_version.as_str(), header.kind.as_str()) {
         ("v1", "Service") => {
-            let (name, service) = named::<Service>(number, part, &mut notes)?;
+            let (name, service) = named::<Service>(written, &mut notes)?;
             Some((name, Object::Service(Box::new(Service { status: None, ..service }))))
         }
         ("discovery.k8s.io/v1", "EndpointSlice") => {
-            let (name, slice) = named(number, part, &mut notes)?;
+            let (name, slice) = named(written, &mut notes)?;
             Some((name, Object::Slice(Box::new(slice))))
         }
         ("sluice.dev/v1beta1", "AddressPool") => {
-            let (name, mut pool) = named::<AddressPool>(number, part, &mut notes)?;
+            let (name, mut pool) = named::<AddressPool>(written, &mut notes)?;
             pool.metadata.namespace = None;
             pool.status = None;
             Some((name, Object::Pool(Box::new(pool))))
         }
         ("v1", "Node") => {
-            let (name, mut node) = named::<Node>(number, part, &mut notes)?;
+            let (name, mut node) = named::<Node>(written, &mut notes)?;
             node.metadata.namespace = None;
             Some((name, Object::Node(Box::new(node))))
         }
         ("", _) | (_, "") => {
-            return Err(error("expected apiVersion and kind, as in `apiVersion: v1`, `kind: Service`".to_owned()));
+            return Err(written.error("expected apiVersion and kind, as in `apiVersion: v1`, `kind: Service`".to_owned()));
         }
         (version, kind) => {
             notes.push(format!(
-                "{kind} of {version} has no effect; Service and Node (v1), EndpointSlice (discovery.k8s.io/v1) and AddressPool (sluice.dev/v1beta1) are read"
+                "{kind} of {version} has no effect; Service and Node (v1), EndpointSlice (discovery.k8s.io/v1), AddressPool \
+                 (sluice.dev/v1beta1) and a List (v1) of them are read"
             ));
             None
         }
     };
-    Ok(Document { number, object, notes })
+    let (number, item) = match written {
+        Written::Document(number, _) => (number, None),
+        Written::Item { number, item, .. } => (number, Some(item)),
+    };
+    Ok(Document { number, item, object, notes })
 }
 
 /// Parses the text of a document. An error has its line, or `first_line`, and a message.
@@ -138,9 +199,14 @@ fn document(number: usize, part: &DocumentText) -> Result<Document, DocumentErro
 pub fn from_yaml<T: DeserializeOwned>(text: &str, first_line: u64) -> Result<T, (u64, String)> {
     serde_saphyr::from_str(text).map_err(|error| {
         let line = error.location().map_or(first_line, |location| location.line());
-        // The first line is the message; the others show the position, which the line number already gives.
-        let message = error.without_snippet().to_string();
-        (line, message.lines().next().unwrap_or_default().to_owned())
+        let message = match error.without_snippet() {
+            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                format!("found key {key:?} a second time in the same mapping, expected it once; remove one of them")
+            }
+            // The first line is the message; the others show the position, which the line number already gives.
+            other => other.to_string().lines().next().unwrap_or_default().to_owned(),
+        };
+        (line, message)
     })
 }
 
@@ -150,19 +216,17 @@ fn parse<T: DeserializeOwned>(number: usize, part: &DocumentText) -> Result<T, D
 
 /// Parses an object and its name, with a note for every unknown field, so that a misspelt restriction is noticed.
 fn named<K: Resource + DeserializeOwned + serde::Serialize>(
-    number: usize,
-    part: &DocumentText,
+    written: Written<'_>,
     notes: &mut Vec<String>,
 ) -> Result<(ServiceName, K), DocumentError> {
-    let mut object: K = parse(number, part)?;
-    let written: Value = parse(number, part)?;
+    let mut object: K = written.parse()?;
+    let value: Value = written.parse()?;
     if let Ok(read) = serde_json::to_value(&object) {
         let mut lost = Vec::new();
-        lost_fields(&written, &read, "", &mut lost);
+        lost_fields(&value, &read, "", &mut lost);
         notes.extend(lost.into_iter().map(|field| format!("field {field} is unknown and has no effect; check its spelling")));
     }
-    let error = |message| DocumentError { number, line: part.first_line, message };
-    let name = name(object.meta()).map_err(error)?;
+    let name = name(object.meta()).map_err(|message| written.error(message))?;
     *object.meta_mut() = own(object.meta());
     Ok((name, object))
 }
@@ -229,6 +293,37 @@ mod tests {
         let names: Vec<String> = read.iter().map(|d| d.object.as_ref().unwrap().0.to_string()).collect();
         assert_eq!(names, ["default/web", "shop/web-1"]);
         assert!(read.iter().all(|document| document.notes.is_empty()), "{read:?}");
+    }
+
+    #[test]
+    fn the_items_of_a_list_are_objects_and_their_errors_name_the_item() {
+        let list = "apiVersion: v1\nkind: List\nmetadata: {resourceVersion: ''}\nitems:\n\
+            - apiVersion: v1\n  kind: Service\n  metadata: {name: web, uid: u}\n  spec: {type: LoadBalancer, ports: [{port: 80}]}\n\
+            - apiVersion: discovery.k8s.io/v1\n  kind: EndpointSlice\n  metadata: {name: web-1}\n  addressType: IPv4\n  endpoints: []\n\
+            - {apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}\n";
+        let read = documents(&format!("{SERVICE}---\n{list}")).unwrap();
+        let names: Vec<_> = read.iter().map(|d| (d.place(), d.object.as_ref().map(|(name, _)| name.to_string()))).collect();
+        let expected = [
+            ("document 1", Some("default/web")),
+            ("document 2, items[0]", Some("default/web")),
+            ("document 2, items[1]", Some("default/web-1")),
+            ("document 2, items[2]", None),
+        ];
+        assert_eq!(names, expected.map(|(place, name)| (place.to_owned(), name.map(str::to_owned))));
+        assert!(read[3].notes[0].contains("Deployment") && read[1].notes.is_empty(), "{read:?}");
+        let error = documents(&list.replace("port: 80", "port: eighty")).unwrap_err();
+        assert!(error.number == 1 && error.message.starts_with("items[0]: "), "{error}");
+        let misspelt = documents(&list.replace("addressType", "adressType")).unwrap();
+        assert!(misspelt[1].notes[0].contains("field adressType is unknown"), "{misspelt:?}");
+        assert!(documents("apiVersion: v1\nkind: List\n").unwrap().is_empty());
+        assert!(documents("apiVersion: v1\nkind: List\nitems: [{kind: Service}]\n").unwrap_err().message.contains("apiVersion"));
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_named() {
+        let error = documents(&format!("{SERVICE}  type: NodePort\n")).unwrap_err();
+        assert_eq!(error.line, 7);
+        assert!(error.message.contains("found key \"type\" a second time"), "{error}");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub const KEYS: [&str; 16] = [
 ];
 
 /// Every top-level key of `sluiced` that a controller does not have.
-pub const GATEWAY_KEYS: [&str; 17] = [
+pub const GATEWAY_KEYS: [&str; 18] = [
     "name",
     "ports",
     "workers",
@@ -50,6 +50,7 @@ pub const GATEWAY_KEYS: [&str; 17] = [
     "tunnel",
     "nodePortAddresses",
     "flows",
+    "limits",
     "zone",
     "stateDir",
     "maxStateAge",

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Node, Service};
@@ -20,8 +21,14 @@ const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 pub struct Directory {
     path: PathBuf,
     files: BTreeMap<PathBuf, File>,
+    /// What the files were before they were read last.
+    stamps: BTreeMap<PathBuf, Option<Stamp>>,
     reported: BTreeSet<String>,
 }
+
+/// What changes when a file does, also behind a symbolic link: device, inode, size, and the times of its content and of
+/// its inode, s and ns.
+type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
 
 #[derive(Debug, Default)]
 struct File {
@@ -64,13 +71,20 @@ impl Directory {
     /// A directory that has not been read yet.
     #[must_use]
     pub const fn new(path: PathBuf) -> Self {
-        Self { path, files: BTreeMap::new(), reported: BTreeSet::new() }
+        Self { path, files: BTreeMap::new(), stamps: BTreeMap::new(), reported: BTreeSet::new() }
     }
 
     /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether any file differs from what was read last, judged by inode, size and times. inotify tells only about the
+    /// directory itself, not about the targets of symbolic links.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        self.list().is_ok_and(|paths| stamps(&paths) != self.stamps)
     }
 
     /// Reads changed files. Returns the objects if any file changed, and new messages.
@@ -80,6 +94,7 @@ impl Directory {
     pub fn read(&mut self) -> io::Result<(Option<Objects>, Vec<String>)> {
         let mut is_new = self.files.is_empty() && self.reported.is_empty();
         let paths = self.list()?;
+        self.stamps = stamps(&paths);
         let before = self.files.len();
         self.files.retain(|path, _| paths.contains(path));
         is_new |= self.files.len() != before;
@@ -107,7 +122,8 @@ impl Directory {
             let path = entry?.path();
             let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
             let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            if is_yaml && !is_hidden && path.is_file() {
+            // A link whose target is missing stays a file: nobody removed it.
+            if is_yaml && !is_hidden && (path.is_file() || is_dangling(&path)) {
                 paths.insert(path);
             }
         }
@@ -122,8 +138,8 @@ impl Directory {
             let place = path.display();
             notes.extend(file.error.iter().map(|error| format!("{place}: {error}")));
             for document in &file.documents {
-                let number = document.number;
-                notes.extend(document.notes.iter().map(|note| format!("{place}: document {number}: {note}")));
+                let part = document.place();
+                notes.extend(document.notes.iter().map(|note| format!("{place}: {part}: {note}")));
                 let Some((name, object)) = &document.object else { continue };
                 let kind = match object {
                     Object::Service(_) => "Service",
@@ -132,12 +148,10 @@ impl Directory {
                     Object::Pool(_) => "AddressPool",
                 };
                 if let Some(owner) = owners.get(&(kind, name.clone())) {
-                    notes.push(format!(
-                        "{place}: document {number}: {kind} {name} is not used, because {owner} has one of that name"
-                    ));
+                    notes.push(format!("{place}: {part}: {kind} {name} is not used, because {owner} has one of that name"));
                     continue;
                 }
-                owners.insert((kind, name.clone()), format!("{place} (document {number})"));
+                owners.insert((kind, name.clone()), format!("{place} ({part})"));
                 match object {
                     Object::Service(service) => drop(objects.services.insert(name.clone(), (**service).clone())),
                     Object::Slice(slice) => drop(objects.slices.insert(name.clone(), (**slice).clone())),
@@ -156,7 +170,7 @@ impl File {
         let text = match text {
             Ok(text) => text,
             Err(error) => {
-                self.error = Some(format!("{error}; its last good content stays in force"));
+                self.error = Some(self.with_consequence(&error));
                 return false;
             }
         };
@@ -170,11 +184,29 @@ impl File {
                 is_new
             }
             Err(error) => {
-                self.error = Some(format!("{error}; the last good content of the file stays in force"));
+                self.error = Some(self.with_consequence(&error.to_string()));
                 false
             }
         }
     }
+
+    fn with_consequence(&self, error: &str) -> String {
+        let consequence =
+            if self.was_read { "its last good content stays in force" } else { "nothing of the file is used until it is mended" };
+        format!("{error}; {consequence}")
+    }
+}
+
+fn is_dangling(path: &Path) -> bool {
+    path.is_symlink() && std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn stamps(paths: &BTreeSet<PathBuf>) -> BTreeMap<PathBuf, Option<Stamp>> {
+    let stamp = |path: &PathBuf| {
+        let of = std::fs::metadata(path).ok()?;
+        Some((of.dev(), of.ino(), of.size(), (of.mtime(), of.mtime_nsec()), (of.ctime(), of.ctime_nsec())))
+    };
+    paths.iter().map(|path| (path.clone(), stamp(path))).collect()
 }
 
 fn read_text(path: &Path) -> Result<String, String> {
@@ -234,6 +266,48 @@ mod tests {
         assert!(objects.is_none() && notes.is_empty());
         fs::write(&file, service("a", 90)).unwrap();
         assert_eq!(ports(&directory.read().unwrap().0.unwrap())[0], ("a".to_owned(), 90));
+    }
+
+    #[test]
+    fn a_new_file_that_does_not_parse_is_not_said_to_have_good_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        let mut directory = Directory::new(dir.path().to_owned());
+        fs::write(&file, service("a", 80) + "kind: Service\n").unwrap();
+        let (objects, notes) = directory.read().unwrap();
+        assert!(objects.is_none_or(|objects| objects.services.is_empty()));
+        let [note] = notes.as_slice() else { panic!("{notes:?}") };
+        assert!(note.contains("line 5") && note.contains("found key \"kind\" a second time"), "{note}");
+        assert!(note.ends_with("nothing of the file is used until it is mended"), "{note}");
+        fs::write(&file, service("a", 80)).unwrap();
+        assert_eq!(ports(&directory.read().unwrap().0.unwrap()), [("a".to_owned(), 80)]);
+        fs::write(&file, "kind: [").unwrap();
+        assert!(directory.read().unwrap().1[0].ends_with("its last good content stays in force"));
+    }
+
+    #[test]
+    fn a_link_whose_target_changes_has_changed_and_one_whose_target_is_missing_keeps_its_content() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let target = elsewhere.path().join("web.yaml");
+        fs::write(&target, service("web", 80)).unwrap();
+        std::os::unix::fs::symlink(&target, dir.path().join("web.yaml")).unwrap();
+        let mut directory = Directory::new(dir.path().to_owned());
+        assert!(directory.has_changed());
+        directory.read().unwrap();
+        assert!(!directory.has_changed());
+        fs::write(&target, service("web", 8080)).unwrap();
+        assert!(directory.has_changed());
+        assert_eq!(ports(&directory.read().unwrap().0.unwrap()), [("web".to_owned(), 8080)]);
+        fs::write(elsewhere.path().join("new"), service("web", 8181)).unwrap();
+        fs::rename(elsewhere.path().join("new"), &target).unwrap();
+        assert!(directory.has_changed(), "of the same size, by another inode");
+        directory.read().unwrap();
+        fs::remove_file(&target).unwrap();
+        assert!(directory.has_changed());
+        let (objects, notes) = directory.read().unwrap();
+        assert!(objects.is_none() && notes[0].ends_with("its last good content stays in force"), "{notes:?}");
+        fs::remove_file(dir.path().join("web.yaml")).unwrap();
+        assert!(directory.read().unwrap().0.unwrap().services.is_empty());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Watches a directory by inotify and sends its objects as changes.
+//! Watches a directory by inotify and sends its objects as changes. What inotify does not tell, changes behind symbolic
+//! links, is found by polling.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,7 +16,7 @@ use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
 use proto::ServiceName;
 use proto::limits::FIELD_MANAGER;
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::directory::{Directory, Objects};
 use crate::world::change::Change;
@@ -24,7 +25,8 @@ use crate::world::change::Change;
 const QUIET: Duration = Duration::from_millis(20);
 /// or at the latest after this time.
 const QUIET_MAX: Duration = Duration::from_millis(200);
-/// Polling interval for a replaced directory: an inotify watch belongs to the directory, not to its name.
+/// Polling interval for a replaced directory, since an inotify watch belongs to the directory, not to its name, and for
+/// files behind symbolic links.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Why a directory cannot be watched.
@@ -51,7 +53,7 @@ pub enum FollowError {
 }
 
 /// Sends the objects of `path` until the receiver of `changes` is dropped. `adopted` is the content of the status
-/// files; `may_forget` is set once every file was read.
+/// files; `may_forget` is set once every file was read. `reread` reads all files again, whatever inotify and times say.
 ///
 /// # Errors
 /// If the directory cannot be read or watched at start. Later, errors are retried.
@@ -59,6 +61,7 @@ pub async fn follow(
     path: PathBuf,
     mut adopted: BTreeMap<ServiceName, ServiceStatus>,
     may_forget: Arc<AtomicBool>,
+    reread: Arc<Notify>,
     changes: mpsc::Sender<Change>,
 ) -> Result<(), FollowError> {
     // One pending event suffices to read the directory again.
@@ -85,11 +88,13 @@ pub async fn follow(
         tokio::select! {
             () = changes.closed() => return Ok(()),
             _ = seen.recv() => settle(&mut seen).await,
+            () = reread.notified() => {}
             () = tokio::time::sleep(POLL_INTERVAL) => {
-                if watch.as_ref().is_some_and(|watch| watch.is_of(directory.path())) {
+                if !watch.as_ref().is_some_and(|watch| watch.is_of(directory.path())) {
+                    watch = Watch::start(directory.path(), events.clone()).ok();
+                } else if !directory.has_changed() {
                     continue;
                 }
-                watch = Watch::start(directory.path(), events.clone()).ok();
             }
         }
         match directory.read() {
@@ -217,7 +222,7 @@ mod tests {
         let path = dir.path().join("manifests");
         fs::create_dir(&path).unwrap();
         let (sender, mut changes) = mpsc::channel(16);
-        let task = tokio::spawn(follow(path.clone(), BTreeMap::new(), Arc::default(), sender));
+        let task = tokio::spawn(follow(path.clone(), BTreeMap::new(), Arc::default(), Arc::default(), sender));
         until(&mut changes, &[]).await;
         fs::write(path.join("a.yaml"), service(80)).unwrap();
         until(&mut changes, &[80]).await;
@@ -235,12 +240,49 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_manifest_behind_a_symbolic_link_is_followed() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let target = elsewhere.path().join("web.yaml");
+        fs::write(&target, service(80)).unwrap();
+        std::os::unix::fs::symlink(&target, dir.path().join("web.yaml")).unwrap();
+        let (sender, mut changes) = mpsc::channel(16);
+        let task = tokio::spawn(follow(dir.path().to_owned(), BTreeMap::new(), Arc::default(), Arc::default(), sender));
+        until(&mut changes, &[80]).await;
+        fs::write(&target, service(8080)).unwrap();
+        until(&mut changes, &[8080]).await;
+        fs::write(elsewhere.path().join("new"), service(8181)).unwrap();
+        fs::rename(elsewhere.path().join("new"), &target).unwrap();
+        until(&mut changes, &[8181]).await;
+        drop(changes);
+        task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn all_files_are_read_again_on_request() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let target = elsewhere.path().join("web.yaml");
+        fs::write(&target, service(80)).unwrap();
+        std::os::unix::fs::symlink(&target, dir.path().join("web.yaml")).unwrap();
+        let reread = Arc::new(Notify::new());
+        let (sender, mut changes) = mpsc::channel(16);
+        let task = tokio::spawn(follow(dir.path().to_owned(), BTreeMap::new(), Arc::default(), Arc::clone(&reread), sender));
+        until(&mut changes, &[80]).await;
+        // Of this clock, which moves on only while nothing else can.
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        fs::write(&target, service(81)).unwrap();
+        reread.notify_one();
+        until(&mut changes, &[81]).await;
+        assert!(begun.elapsed() < POLL_INTERVAL, "without polling");
+        drop(changes);
+        task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
     async fn a_directory_that_is_missing_at_start_is_an_error_with_its_path() {
         let (sender, _changes) = mpsc::channel(1);
-        let error = follow(PathBuf::from("/nonexistent/manifests"), BTreeMap::new(), Arc::default(), sender)
-            .await
-            .unwrap_err()
-            .to_string();
+        let path = PathBuf::from("/nonexistent/manifests");
+        let error = follow(path, BTreeMap::new(), Arc::default(), Arc::default(), sender).await.unwrap_err().to_string();
         assert!(error.contains("/nonexistent/manifests"), "{error}");
     }
 }

@@ -208,6 +208,7 @@ impl Compiler {
             self.restart(now_ns);
         }
         self.last.sequence += 1;
+        self.routes.forget_excess(self.backends.targets.next_hops());
         for (service, slot) in self.backends.expire(now_ns) {
             if let Some(served) = self.services.get(&*service) {
                 served.frontends.leave(slot, &self.counters);

@@ -26,6 +26,9 @@ use crate::snapshot::{
 };
 use crate::wire::{Mac, TableHash};
 
+/// Next hops that nothing refers to are forgotten in groups of at least this many.
+const EXCESS_NEXT_HOPS: usize = 1024;
+
 /// Maximum number of distinct groups of next hops: 6 KB of tables each, 6 MB together. A gateway with full tables of two
 /// providers has a few. Routes beyond the limit use their first next hop.
 pub(super) const GROUPS_MAX: usize = 1024;
@@ -300,6 +303,15 @@ impl RouteBook {
         });
         if self.routes.slots.len() < before {
             self.shared = None;
+        }
+    }
+
+    /// As [`RouteBook::forget`], once most next hops are referred to by nothing: addresses of backends come and go without
+    /// any change of the network.
+    pub(super) fn forget_excess(&mut self, targets: impl ExactSizeIterator<Item = u32>) {
+        let most = 2 * (targets.len() + self.routers.len() + self.macs.len()) + EXCESS_NEXT_HOPS;
+        if self.routes.slots.len() > most {
+            self.forget(targets);
         }
     }
 

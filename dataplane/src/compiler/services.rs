@@ -219,8 +219,22 @@ impl CompiledService {
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         let tables_over_ns = self.earlier_tables().map(EarlierTable::over_ns).min();
         self.due_ns = tables_over_ns.into_iter().chain(self.drain_due_ns(context.now_ns)).min();
-        self.view = Arc::new(view_of(source, &self.name, &self.drops, self.refusal.clone(), (views, self.frontends.views())));
+        let view = view_of(source, &self.name, &self.drops, self.refusal.clone(), (views, self.frontends.views()));
+        let not_served = view.refusal.as_ref().map(|_| self.not_served(context.node_port_addresses)).unwrap_or_default();
+        self.view = Arc::new(ServiceView { not_served, ..view });
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
+    }
+
+    /// The addresses and ports at which it would be reached if it were not refused.
+    fn not_served(&self, node_port_addresses: &[IpAddr]) -> Vec<(Protocol, SocketAddr)> {
+        let all = self.source.ports.iter().flat_map(|port| {
+            let (listens, _) = listens_of(port, node_port_addresses);
+            listens.into_iter().map(|at| (port.protocol, at))
+        });
+        let is_served = |(protocol, at): &(Protocol, SocketAddr)| {
+            self.ports.iter().any(|port| port.protocol == *protocol && port.listens.contains(at))
+        };
+        all.filter(|at| !is_served(at)).collect()
     }
 
     /// What the snapshot summarises over all services.
@@ -666,6 +680,7 @@ fn view_of(
         scheduler: service.scheduler,
         refusal: service.refusal.clone().or(refusal),
         ports,
+        not_served: Vec::new(),
         frontends,
         drops: drops.clone(),
     }

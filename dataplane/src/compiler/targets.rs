@@ -272,7 +272,7 @@ impl Targets {
     }
 
     /// The next hops of the targets in use.
-    pub(super) fn next_hops(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn next_hops(&self) -> impl ExactSizeIterator<Item = u32> {
         self.hops.keys().copied()
     }
 }

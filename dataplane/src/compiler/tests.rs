@@ -502,6 +502,9 @@ fn without_a_snat_address_for_its_way_a_frontend_is_refused() {
     let [(name, refusal)] = snapshot.refused() else { panic!("{:?}", snapshot.refused()) };
     assert_eq!((name.name.as_str(), refusal.reason), ("six", Reason::Refused));
     assert!(refusal.message.contains("no SNAT address for IPv6"), "{}", refusal.message);
+    let found = |at: &str| snapshot.refused_at(Protocol::Tcp, at.parse().unwrap()).map(|view| view.name.to_string());
+    assert_eq!(found("[2001:db8::1:5]:80"), Some("default/six".to_owned()), "whoever asks for it learns why");
+    assert_eq!((found("[2001:db8::1:5]:81"), found("192.0.2.100:80")), (None, None));
 
     config.snat = vec![ip("10.0.0.3")];
     let mut rig = Rig::with(config);

@@ -280,6 +280,8 @@ pub struct ServiceView {
     pub refusal: Option<Refusal>,
     /// Its ports, including those that are not served.
     pub ports: Vec<PortView>,
+    /// Where it would be reached if this gateway did not refuse it.
+    pub not_served: Vec<(Protocol, SocketAddr)>,
     /// Its frontends, with their traffic.
     pub frontends: Vec<FrontendView>,
     /// Dropped packets to its frontends.

@@ -15,7 +15,7 @@ use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName};
 
 use super::backends::{Backend, BackendTable};
 use super::family::{AddressRole, FamilyTables, Front};
-use super::frontend::{Frontend, ServiceView};
+use super::frontend::{Frontend, PortView, ServiceView};
 use super::input::{OwnedGroups, PortConfig};
 use super::routes::{Exit, NextHop, RouteLookup, RouteTo, Routes};
 use super::shared_chunks::Pieces;
@@ -483,6 +483,16 @@ impl Snapshot {
     #[must_use]
     pub fn refused(&self) -> &[(ServiceName, Refusal)] {
         &self.refused
+    }
+
+    /// The service that is refused, wholly or in part, of those that are or would be reached here. The one that is
+    /// comes first.
+    #[must_use]
+    pub fn refused_at(&self, protocol: Protocol, at: SocketAddr) -> Option<&Arc<ServiceView>> {
+        let is_served = |port: &PortView| port.protocol == protocol && port.frontends.contains(&at);
+        let served = self.services.values().find(|view| view.ports.iter().any(is_served));
+        let view = served.or_else(|| self.services.values().find(|view| view.not_served.contains(&(protocol, at))))?;
+        view.refusal.is_some().then_some(view)
     }
 
     /// How much of the room for backends and their targets is held.

@@ -110,6 +110,7 @@ mod tests {
             scheduler: Scheduler::Maglev,
             refusal: None,
             ports: vec![port],
+            not_served: Vec::new(),
             frontends: Vec::new(),
             drops: Arc::default(),
         };

@@ -3,7 +3,7 @@
 //! Invariant: the worker's clock is that of the captures with an offset. Between packets the worker is polled as often
 //! as its timers need, so that flows expire and held packets are dropped as in a running gateway.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use dataplane::{
     Buffer, Compiler, Config, Health, MemoryBuffer, MemoryPort, Network, NoMemory, Observe, PacketFlow, PacketOutcome, Parts,
     PortIndex, Publisher, SWEPT_PER_POLL, TwinQueues, Worker, WorkerCounters,
 };
-use proto::{ServiceName, State};
+use proto::{Protocol, ServiceName, State};
+use serde::Serialize;
 
 use super::capture::{CaptureError, Frame};
 use super::outputs::{CaptureOutputs, OutputSide};
@@ -48,6 +49,20 @@ pub(super) struct Flow {
     pub(super) frontend: SocketAddr,
     pub(super) backend: SocketAddr,
 }
+
+/// Protocol, address and port that a packet is sent to.
+pub(super) type Destination = (Protocol, SocketAddr);
+
+/// A Service that the gateway does not serve, or only in part.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct RefusedService {
+    pub(super) service: String,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// The refused Services, by where they would be reached.
+pub(super) type RefusedServices = HashMap<Destination, RefusedService>;
 
 /// Records the observations of the worker.
 #[derive(Debug, Default)]
@@ -106,6 +121,26 @@ impl Gateway {
         };
         gateway.settle();
         Ok(gateway)
+    }
+
+    /// The Services that the gateway refuses, wholly or in part, by where they are or would be reached.
+    pub(super) fn refused(&self) -> RefusedServices {
+        let snapshot = self.publisher.current();
+        let mut refused = RefusedServices::new();
+        for view in snapshot.services().values().filter(|view| view.refusal.is_some()) {
+            let served = view.ports.iter().flat_map(|port| port.frontends.iter().map(|at| (port.protocol, *at)));
+            for (protocol, at) in served.chain(view.not_served.iter().copied()) {
+                let Some((view, refusal)) = snapshot.refused_at(protocol, at).and_then(|v| Some((v, v.refusal.as_ref()?))) else {
+                    continue;
+                };
+                let (service, message) = (view.name.to_string(), refusal.message.clone());
+                refused.insert((protocol, at), RefusedService { service, reason: refusal.reason.as_str(), message });
+            }
+        }
+        for (name, refusal) in snapshot.refused() {
+            tracing::warn!(subject = %name, "{}: {}", refusal.reason.as_str(), refusal.message);
+        }
+        refused
     }
 
     /// Waits for the end of the initial announcements.

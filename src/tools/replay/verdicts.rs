@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use dataplane::{PacketOutcome, PortConfig, PortIndex};
 use serde::Serialize;
 
-use super::gateway::Verdict;
+use super::gateway::{Destination, RefusedService, RefusedServices, Verdict};
 
 /// A line of output (DESIGN section 8).
 #[derive(Debug, Serialize)]
@@ -22,28 +22,42 @@ struct VerdictLine<'a> {
     frontend: Option<String>,
     backend: Option<String>,
     out: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<&'a RefusedService>,
 }
 
 /// Packets without a verdict, in order, and the verdicts so far.
 pub(super) struct VerdictReport {
     names: Vec<String>,
     json: bool,
+    refused: RefusedServices,
     /// Packets from number `next` on.
-    waiting: VecDeque<(PortIndex, Option<Verdict>)>,
+    waiting: VecDeque<WaitingPacket>,
     next: u64,
     counts: BTreeMap<(&'static str, &'static str), u64>,
+    /// Packets that were not forwarded, by the Service that is refused at their destination.
+    refused_counts: BTreeMap<RefusedService, u64>,
+}
+
+/// A packet without a line.
+#[derive(Debug)]
+struct WaitingPacket {
+    port: PortIndex,
+    to: Option<Destination>,
+    verdict: Option<Verdict>,
 }
 
 impl VerdictReport {
     /// With `json`, prints a line for each packet instead of counts at the end.
-    pub(super) fn new(ports: &[PortConfig], json: bool) -> Self {
+    pub(super) fn new(ports: &[PortConfig], refused: RefusedServices, json: bool) -> Self {
         let names = ports.iter().map(|port| port.name.clone()).collect();
-        Self { names, json, waiting: VecDeque::new(), next: 1, counts: BTreeMap::new() }
+        let (waiting, counts, refused_counts) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+        Self { names, json, refused, waiting, next: 1, counts, refused_counts }
     }
 
     /// Records a packet and returns its number.
-    pub(super) fn arrived(&mut self, port: PortIndex) -> u64 {
-        self.waiting.push_back((port, None));
+    pub(super) fn arrived(&mut self, port: PortIndex, to: Option<Destination>) -> u64 {
+        self.waiting.push_back(WaitingPacket { port, to, verdict: None });
         self.next + self.waiting.len() as u64 - 1
     }
 
@@ -51,21 +65,27 @@ impl VerdictReport {
     pub(super) fn take(&mut self, verdicts: impl Iterator<Item = Verdict>, out: &mut impl Write) -> io::Result<()> {
         for verdict in verdicts {
             let position = verdict.packet.checked_sub(self.next).and_then(|at| usize::try_from(at).ok());
-            if let Some((_, slot)) = position.and_then(|at| self.waiting.get_mut(at)) {
-                *slot = Some(verdict);
+            if let Some(packet) = position.and_then(|at| self.waiting.get_mut(at)) {
+                packet.verdict = Some(verdict);
             }
         }
-        while let Some((port, verdict)) = self.waiting.front_mut() {
-            let Some(verdict) = verdict.take() else { return Ok(()) };
-            let port = *port;
+        while let Some(packet) = self.waiting.front_mut() {
+            let Some(verdict) = packet.verdict.take() else { return Ok(()) };
+            let (port, to) = (packet.port, packet.to);
             self.waiting.pop_front();
             self.next += 1;
-            self.write_line(port, &verdict, out)?;
+            self.write_line(port, to, &verdict, out)?;
         }
         Ok(())
     }
 
-    fn write_line(&mut self, port: PortIndex, verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+    fn write_line(
+        &mut self,
+        port: PortIndex,
+        to: Option<Destination>,
+        verdict: &Verdict,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
         let (word, drop, out_port) = match verdict.outcome {
             PacketOutcome::Forward(port) => ("forward", None, Some(port)),
             PacketOutcome::Linux(port) => ("linux", None, Some(port)),
@@ -73,7 +93,9 @@ impl VerdictReport {
             PacketOutcome::Drop(reason) => ("drop", Some(reason.as_str()), None),
         };
         *self.counts.entry((word, drop.unwrap_or_default())).or_default() += 1;
+        let refused = to.filter(|_| word != "forward").and_then(|to| self.refused.get(&to));
         if !self.json {
+            refused.cloned().into_iter().for_each(|refused| *self.refused_counts.entry(refused).or_default() += 1);
             return Ok(());
         }
         let name = |port: PortIndex| self.names.get(usize::from(port.0)).map(String::as_str);
@@ -87,6 +109,7 @@ impl VerdictReport {
             frontend: flow.map(|flow| flow.frontend.to_string()),
             backend: flow.map(|flow| flow.backend.to_string()),
             out: out_port.and_then(name),
+            refused,
         };
         serde_json::to_writer(&mut *out, &line)?;
         out.write_all(b"\n")
@@ -99,6 +122,9 @@ impl VerdictReport {
             for ((verdict, reason), packets) in self.counts {
                 writeln!(out, "{verdict:<10}{reason:<24}{packets:>12}")?;
             }
+            for (RefusedService { service, reason, message }, packets) in self.refused_counts {
+                writeln!(out, "{packets} of them to {service}, which is refused ({reason}): {message}")?;
+            }
         }
         out.flush()
     }
@@ -106,17 +132,20 @@ impl VerdictReport {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::sync::Arc;
 
     use dataplane::{DropReason, Mac};
-    use proto::ServiceName;
+    use proto::{Protocol, ServiceName};
 
     use super::*;
     use crate::tools::replay::gateway::Flow;
 
     fn report(json: bool) -> VerdictReport {
         let port = |name: &str| PortConfig { name: name.into(), mac: Mac::default(), mtu: 1500, addresses: vec![], twin: true };
-        VerdictReport::new(&[port("uplink"), port("cluster")], json)
+        let refused = RefusedService { service: "default/shop".to_owned(), reason: "Refused", message: "no way".to_owned() };
+        let refused = HashMap::from([((Protocol::Tcp, "192.0.2.101:80".parse().unwrap()), refused)]);
+        VerdictReport::new(&[port("uplink"), port("cluster")], refused, json)
     }
 
     fn verdict(packet: u64, outcome: PacketOutcome) -> Verdict {
@@ -130,7 +159,7 @@ mod tests {
     fn a_line_tells_all_that_is_known() {
         let mut report = report(true);
         let mut out = Vec::new();
-        assert_eq!(report.arrived(PortIndex(0)), 1);
+        assert_eq!(report.arrived(PortIndex(0), None), 1);
         let flow = Flow {
             service: Arc::new(ServiceName::new("default", "web")),
             frontend: "192.0.2.100:80".parse().unwrap(),
@@ -149,10 +178,10 @@ mod tests {
     fn a_held_packet_keeps_its_place() {
         let mut report = report(true);
         let mut out = Vec::new();
-        assert_eq!((report.arrived(PortIndex(0)), report.arrived(PortIndex(0))), (1, 2));
+        assert_eq!((report.arrived(PortIndex(0), None), report.arrived(PortIndex(0), None)), (1, 2));
         report.take([verdict(2, FORWARD)].into_iter(), &mut out).unwrap();
         assert!(out.is_empty());
-        assert_eq!(report.arrived(PortIndex(1)), 3);
+        assert_eq!(report.arrived(PortIndex(1), None), 3);
         report.take([verdict(1, UNRESOLVED), verdict(3, FORWARD)].into_iter(), &mut out).unwrap();
         let numbers: Vec<u64> = String::from_utf8(out)
             .unwrap()
@@ -160,7 +189,7 @@ mod tests {
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["packet"].as_u64().unwrap())
             .collect();
         assert_eq!(numbers, [1, 2, 3]);
-        assert_eq!(report.arrived(PortIndex(0)), 4);
+        assert_eq!(report.arrived(PortIndex(0), None), 4);
     }
 
     #[test]
@@ -168,12 +197,13 @@ mod tests {
         let mut report = report(false);
         let mut out = Vec::new();
         for outcome in [FORWARD, FORWARD, UNRESOLVED] {
-            let packet = report.arrived(PortIndex(0));
+            let packet = report.arrived(PortIndex(0), Some((Protocol::Tcp, "192.0.2.101:80".parse().unwrap())));
             report.take([verdict(packet, outcome)].into_iter(), &mut out).unwrap();
         }
         report.finish(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
-        let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert!(text.ends_with("\n1 of them to default/shop, which is refused (Refused): no way\n"), "{text}");
+        let rows: Vec<Vec<&str>> = text.lines().skip(1).take(2).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows, [vec!["drop", "neighbour_unresolved", "1"], vec!["forward", "2"]]);
     }
 }

@@ -181,6 +181,20 @@ fn a_returning_target_keeps_its_slot_while_it_rests_and_takes_no_second_place() 
     assert_eq!((target(&after), after.target_use().resting, after.target_use().listed), (before, 0, 1));
 }
 
+/// Addresses on the link are next hops of their own. Nothing changes in the network.
+#[test]
+fn next_hops_of_backends_that_are_gone_are_forgotten() {
+    let (mut rig, _) = rig(LIMIT);
+    let mut next_hops = 0;
+    for round in 0..100 {
+        let addresses: Vec<String> = (0..40).map(|n| format!("[fd00::{round}:{n}]:80")).collect();
+        rig.put(service("web", "2001:db8::1:5", &addresses.iter().map(String::as_str).collect::<Vec<_>>()));
+        rig.now_ns += 400 * SECOND_NS;
+        next_hops = rig.compile().routes.next_hops.len();
+    }
+    assert!(next_hops <= 2048, "{next_hops} for 80 backends");
+}
+
 #[test]
 fn a_raised_limit_lets_waiting_services_in() {
     let (mut rig, _) = rig(LIMIT);
@@ -203,4 +217,28 @@ fn places_are_counted_again_after_a_panic() {
     assert_eq!((held.listed, held.draining, held.resting), (40, 0, 0));
     rig.put(of("a", "more", 101, 2, 0..30));
     assert_eq!(served(&rig.compile(), "a", "more").len(), 20);
+}
+
+/// An eighth of 4,792 Services of 10 or 11 endpoints, and of the room for them.
+#[test]
+fn many_services_whose_backends_are_replaced_again_and_again_are_all_served() {
+    let (mut rig, _) = rig(131_072 / 8);
+    let mut address = 0;
+    for round in 0..5 {
+        for n in 0..599_u16 {
+            let count = 10 + u32::from(n % 2);
+            let mut one = of(&format!("n{}", n % 60), &format!("s{n}"), 100, 0, 0..0);
+            one.ports[0].port = 1000 + n;
+            let addresses = (address..address + count).map(|n| format!("10.{}.{}.{}:80", 1 + (n >> 16), n >> 8 & 255, n & 255));
+            one.ports[0].backends = addresses.map(|address| backend(&address)).collect();
+            address += count;
+            rig.put(one);
+        }
+        rig.now_ns += 10 * SECOND_NS;
+        let snapshot = rig.compile();
+        assert_eq!(snapshot.refused(), [], "round {round}: {:?}", snapshot.target_use());
+        let held = snapshot.target_use();
+        assert_eq!(held.listed, 599 * 10 + 299);
+        assert!(held.listed + held.draining + held.resting <= held.limit, "{held:?}");
+    }
 }
