@@ -53,7 +53,7 @@ use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
-use crate::agent::{probe, zone};
+use crate::agent::zone;
 use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
 use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
 use crate::ports::dpdk::DpdkPort;
@@ -63,7 +63,7 @@ use crate::settings::{Replication, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use flow_file::FlowFile;
 use passing::FlowPassing;
-use probes::ProbeSources;
+use probes::{ProbeResults, ProbeSources};
 use replication::FlowOutlets;
 use stop::Stop;
 use watchdog::Watchdog;
@@ -146,7 +146,7 @@ async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop)
     let file = FlowFile::in_dir(&settings.state_dir);
     let flows = file.read();
     // With the same seed, the same workers own the flows.
-    let seed = flows.as_ref().map_or_else(seed, |flows| flows.seed());
+    let seed = flows.as_ref().map_or_else(passing::seed, |flows| flows.seed());
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
     file.remove();
     let passing = FlowPassing::new(settings.state_dir.clone(), seed, worker_ports.len(), flows);
@@ -187,7 +187,7 @@ struct Channels {
     linux: watch::Sender<Network>,
     ports: watch::Sender<PortStates>,
     network: watch::Sender<Network>,
-    probed: probe::Findings,
+    probed: ProbeResults,
     /// The routes of the newest snapshot.
     routes: watch::Sender<Option<RouteLookup>>,
     next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
@@ -223,7 +223,7 @@ impl Channels {
             linux: watch::Sender::new(Network::default()),
             ports: watch::Sender::default(),
             network: watch::Sender::new(settings.fixed_network()),
-            probed: probe::Findings::default(),
+            probed: ProbeResults::default(),
             routes: watch::Sender::default(),
             next_hops: watch::Sender::default(),
             answered: watch::Sender::default(),
@@ -315,6 +315,7 @@ async fn serve(
         stop.leave(settings, (&channels.announced, &channels.leaving), handed_over, &routes, &counters).await;
     }
     election::resign(&standing, channels.answers.subscribe()).await;
+    channels.probed.save(&settings.state_dir).await;
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
     restored.iter().for_each(|restored| restored.abort());
@@ -360,12 +361,6 @@ fn start_workers<'a>(
         }
     };
     worker_ports.zip(&settings.cores).enumerate().map(start).collect()
-}
-
-/// An unpredictable seed, from the standard library's hash keys, which come from the random source of the system.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0)
 }
 
 /// What a worker shares with tasks: inquiries, leases of groups of VIPs, and queues of replicas.
@@ -487,14 +482,14 @@ fn supervise_state(
         served: channels.served.subscribe(),
         workers: sources.workers.clone(),
     };
-    probes::supervise(supervisor, inputs, channels.probed.clone());
+    probes::supervise(supervisor, inputs, channels.probed.clone(), &settings.state_dir);
 
     let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));
     let inputs = Inputs {
         known: channels.near.subscribe(),
         network: channels.network.subscribe(),
-        health: channels.probed.health.subscribe(),
-        tags: channels.probed.tags.subscribe(),
+        health: channels.probed.findings.health.subscribe(),
+        tags: channels.probed.findings.tags.subscribe(),
         tunables: sources.reload.tunables(),
         answers: channels.answers.subscribe(),
         clock: worker_threads::now_ns,
@@ -681,7 +676,7 @@ fn sources(
         version: VERSION.to_owned(),
         known: channels.known.subscribe(),
         served: channels.served.subscribe(),
-        causes: channels.probed.causes.subscribe(),
+        causes: channels.probed.findings.causes.subscribe(),
         reached: channels.reached.subscribe(),
         connected: channels.connected.subscribe(),
         draining: channels.draining.subscribe(),

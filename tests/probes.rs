@@ -96,6 +96,12 @@ http {
     ssl_certificate_key $dir/key.pem;
     location / { return 200 "b$n\n"; }
   }
+  server {
+    listen 8444 ssl;
+    ssl_certificate $PWD/tests/edge/p521.pem;
+    ssl_certificate_key $PWD/tests/edge/p521.key;
+    location / { return 200 "b$n\n"; }
+  }
 }
 CONF
   in_ns b$n nginx -c "$dir/nginx.conf" -p "$dir"
@@ -165,6 +171,8 @@ fn backends_go_out_and_in_by_probes_of_every_protocol_and_say_why() {
         service("dsr", DSR_VIP, "TCP", 8081, &format!("{HTTP}, sluice.dev/mode: dsr, sluice.dev/target: endpoint")),
         service("tls", "192.0.2.111", "TCP", 8443, &format!("{tls}, sluice.dev/health-check-tls-verify: 'true'")),
         service("unverified", "192.0.2.112", "TCP", 8443, tls),
+        // A key of a kind that is not verified, and a store in which its certificate is not.
+        service("p521", "192.0.2.119", "TCP", 8444, tls),
         service("grpc", "192.0.2.113", "TCP", 9100, "sluice.dev/health-check: grpc"),
         service("mute", "192.0.2.114", "TCP", 9200, HTTP),
         service("ping", "192.0.2.115", "UDP", 9300, "sluice.dev/health-check: icmp"),
@@ -176,7 +184,7 @@ fn backends_go_out_and_in_by_probes_of_every_protocol_and_say_why() {
 
     wait_for(&edge, "tls", Some(("10.0.0.13:8443", "failed the TLS handshake: invalid peer certificate: certificate expired")));
     wait_for(&edge, "mute", Some(("10.0.0.11:9200", "accepted the connection and gave no answer within 2s")));
-    for service in ["http", "dsr", "unverified", "grpc", "ping", "udp"] {
+    for service in ["http", "dsr", "unverified", "p521", "grpc", "ping", "udp"] {
         wait_for(&edge, service, None);
     }
 
@@ -269,12 +277,13 @@ fn a_probe_goes_by_a_port_or_not_at_all() {
         r#"in_ns gw ip link add mgmt0 type veth peer name mgmt1 netns "$id-b13"
 in_ns gw ip addr add 10.99.0.1/24 dev mgmt0; in_ns gw ip addr add fd99::1/64 dev mgmt0 nodad; in_ns gw ip link set mgmt0 up
 in_ns b13 ip addr add 10.99.0.13/24 dev mgmt1; in_ns b13 ip addr add fd99::13/64 dev mgmt1 nodad; in_ns b13 ip link set mgmt1 up
-in_ns b13 ip addr add 10.0.0.12/32 dev lo
+in_ns b13 sysctl -qw net.ipv4.conf.all.arp_ignore=1; in_ns b13 ip addr add 10.0.0.12/32 dev lo
 in_ns gw ip route add 10.0.0.12/32 via 10.99.0.13 dev mgmt0 table 77
 in_ns gw ip rule add to 10.0.0.12 lookup 77"#,
     );
     let listen = |n: u8, address: &str| edge.in_namespace(&format!("b{n}"), || TcpListener::bind((address, 9400)).unwrap());
-    let (_one, management) = (listen(11, "10.0.0.11"), [listen(13, "10.99.0.13"), listen(13, "fd99::13"), listen(13, "10.0.0.12")]);
+    let (_one, management) =
+        (listen(11, "10.0.0.11"), [listen(13, "10.99.0.13"), listen(13, "fd99::13"), listen(13, "10.0.0.12")]);
     let admin = "sluice.dev/health-check: http, sluice.dev/health-check-path: '/admin/reboot?now=1'";
     let in_management = service("evil", "192.0.2.117", "TCP", 9400, admin).replace("10.0.0.13", "10.99.0.13");
     let six = service("six", "'2001:db8::1:17'", "TCP", 9400, admin)
@@ -306,10 +315,69 @@ in_ns gw ip rule add to 10.0.0.12 lookup 77"#,
 fn one_service_takes_no_backend_from_another_by_its_health_check() {
     let Some(mut edge) = Edge::with_af_packet("health checks of one service", "prbown") else { return };
     let _open = SERVERS.map(|n| edge.in_namespace(&format!("b{n}"), || TcpListener::bind(("0.0.0.0", 9500)).unwrap()));
-    let evil = service("evil", "192.0.2.117", "TCP", 9500, "sluice.dev/health-check-port: '9', sluice.dev/health-check-rise: '3600'");
+    let evil =
+        service("evil", "192.0.2.117", "TCP", 9500, "sluice.dev/health-check-port: '9', sluice.dev/health-check-rise: '3600'");
     edge.write_manifest("all.yaml", &[evil, service("web", "192.0.2.118", "TCP", 9500, "")].concat());
     edge.start();
     until("every probe of evil fails", || unhealthy(&edge, "evil").filter(|found| found.len() == 3));
     wait_for(&edge, "web", None);
+    edge.assert_account();
+}
+
+#[test]
+fn a_backend_that_failed_before_a_restart_gets_no_request_after_it() {
+    const DEAD: &str = "10.0.0.12:8081";
+    let Some(mut edge) = Edge::with_af_packet("health over a restart", "prbkept") else { return };
+    write_certificates(&edge);
+    start_servers(&edge);
+    // A new process would need 50 s to find out.
+    let slow = service("web", "192.0.2.118", "TCP", 8081, HTTP);
+    edge.write_manifest(
+        "all.yaml",
+        &slow.replace("health-check-fall: '2'", "health-check-fall: '50', sluice.dev/health-check-rise: '3'"),
+    );
+    edge.start();
+    wait_for(&edge, "web", None);
+    fs::write(edge.path("b12/failing"), "").unwrap();
+    let why = "answered 500, expected 200-299";
+    wait_for(&edge, "web", Some((DEAD, why)));
+    let times_it_turned = |edge: &Edge| edge.log().matches("target fails its probes").count();
+    let turned = times_it_turned(&edge);
+    for kill in [false, true] {
+        // After `kill -9` the health of the last planned end is known, if that was a moment ago.
+        edge.stop(kill);
+        edge.start();
+        wait_for(&edge, "web", Some((DEAD, why)));
+        assert_eq!(times_it_turned(&edge), turned, "it is known, not found out again");
+        for n in 0..30 {
+            let server = edge.curl("http://192.0.2.118:8081/").unwrap_or_else(|| panic!("request {n} failed"));
+            assert_ne!(server, "b12", "request {n}");
+        }
+    }
+    assert!(edge.log().contains("the health of backends goes on from the last process"));
+    fs::remove_file(edge.path("b12/failing")).unwrap();
+    wait_for(&edge, "web", None);
+    edge.assert_account();
+}
+
+#[test]
+fn a_backend_that_is_unhealthy_at_first_gets_no_request_before_it_has_passed_a_probe() {
+    let Some(mut edge) = Edge::with_af_packet("unhealthy at first", "prbfirst") else { return };
+    edge.configure_af_packet("health: {initial: unhealthy}");
+    write_certificates(&edge);
+    start_servers(&edge);
+    fs::write(edge.path("b12/failing"), "").unwrap();
+    let web = service("web", "192.0.2.118", "TCP", 8081, HTTP);
+    // It never fails: that takes 3,600 probes.
+    edge.write_manifest("all.yaml", &web.replace("health-check-fall: '2'", "health-check-fall: '3600'"));
+    edge.start();
+    wait_for(&edge, "web", Some(("10.0.0.12:8081", "no probe has passed yet")));
+    for n in 0..30 {
+        let server = edge.curl("http://192.0.2.118:8081/").unwrap_or_else(|| panic!("request {n} failed"));
+        assert_ne!(server, "b12", "request {n}");
+    }
+    fs::remove_file(edge.path("b12/failing")).unwrap();
+    wait_for(&edge, "web", None);
+    until("it is used", || edge.curl("http://192.0.2.118:8081/").filter(|server| server == "b12"));
     edge.assert_account();
 }

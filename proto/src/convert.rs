@@ -31,8 +31,9 @@ pub use refusal::{read_reported_refusal, reported_refusal};
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};
 
 use crate::{
-    AddressRange, AffinityScope, Announce, Backend, BackendState, EarlierBackends, Family, Generation, HealthCheck, MaglevSpec,
-    Mode, NodeSets, Pool, PoolBgp, Protocol, Refusal, Service, ServicePort, StatusRanges, ZoneBackends, limits, v1,
+    AddressRange, AffinityScope, Announce, Backend, BackendState, EarlierBackends, Family, Generation, HealthCheck,
+    InitialHealth, MaglevSpec, Mode, NodeSets, Pool, PoolBgp, Protocol, Refusal, Service, ServicePort, StatusRanges,
+    ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
@@ -205,6 +206,7 @@ impl From<&HealthCheck> for v1::HealthCheck {
             rise: health.rise,
             fall: health.fall,
             fail_open: health.fail_open,
+            initially_unhealthy: health.initial == InitialHealth::Unhealthy,
             node_health_port: health.node_health_port.map_or(0, u32::from),
             path: health.path.clone().unwrap_or_default(),
             host: health.host.clone().unwrap_or_default(),
@@ -240,6 +242,7 @@ impl TryFrom<v1::HealthCheck> for HealthCheck {
             rise: message.rise,
             fall: message.fall,
             fail_open: message.fail_open,
+            initial: if message.initially_unhealthy { InitialHealth::Unhealthy } else { InitialHealth::Healthy },
         })
     }
 }
@@ -388,8 +391,9 @@ mod tests {
         let ports = (prop::option::of(1u16..), prop::option::of(1u16..));
         let status = (100u16..600, 100u16..600).prop_map(|(one, two)| format!("{}-{}", one.min(two), one.max(two)));
         let http = (prop::option::of("/[a-z]{0,4}"), prop::option::of("[a-z]{1,4}"), status, any::<bool>());
-        (prop::sample::select(Probe::ALL), ports, times, 1u32.., 1u32.., any::<bool>(), http).prop_map(
-            |(probe, (port, node_health_port), (interval, timeout), rise, fall, fail_open, http)| HealthCheck {
+        let initial = prop::sample::select(InitialHealth::ALL);
+        (prop::sample::select(Probe::ALL), ports, times, 1u32.., 1u32.., (any::<bool>(), initial), http).prop_map(
+            |(probe, (port, node_health_port), (interval, timeout), rise, fall, (fail_open, initial), http)| HealthCheck {
                 probe,
                 port,
                 path: http.0,
@@ -402,6 +406,7 @@ mod tests {
                 rise,
                 fall,
                 fail_open,
+                initial,
             },
         )
     }

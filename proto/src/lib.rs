@@ -30,8 +30,8 @@ pub use fleet::{
 };
 pub use generation::Generation;
 pub use service::{
-    AffinityScope, Backend, BackendState, EarlierBackends, HealthCheck, MaglevSpec, Mode, NodeBackend, NodeSet, NodeSets,
-    NodesAt, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
+    AffinityScope, Backend, BackendState, EarlierBackends, HealthCheck, InitialHealth, MaglevSpec, Mode, NodeBackend, NodeSet,
+    NodeSets, NodesAt, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
 pub use status_ranges::StatusRanges;

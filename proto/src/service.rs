@@ -148,6 +148,16 @@ named! {
 }
 
 named! {
+    /// Health of a backend before its first probe.
+    InitialHealth {
+        /// It is used at once.
+        Healthy = "healthy",
+        /// It is used once it has passed a probe.
+        Unhealthy = "unhealthy",
+    }
+}
+
+named! {
     /// Reason why a Service is not served yet, or not at all (DESIGN section 9).
     Reason {
         /// No gateway is connected.
@@ -209,6 +219,21 @@ pub struct HealthCheck {
     pub fall: u32,
     /// If all backends fail: use all of them (true), or none.
     pub fail_open: bool,
+    /// Health of a new backend until its first probe, if it is probed.
+    pub initial: InitialHealth,
+}
+
+impl HealthCheck {
+    /// Whether backends of a port of this protocol are probed, apart from what nodes say of themselves. Nothing says that
+    /// TCP is served at the port of another protocol: that takes a port, or an owner who names a protocol over TCP.
+    #[must_use]
+    pub fn probes(&self, protocol: Protocol) -> bool {
+        match self.probe {
+            Probe::None => false,
+            Probe::Tcp => protocol == Protocol::Tcp || self.port.is_some(),
+            Probe::Http | Probe::Https | Probe::Grpc | Probe::Icmp => true,
+        }
+    }
 }
 
 impl Default for HealthCheck {
@@ -227,6 +252,7 @@ impl Default for HealthCheck {
             rise: 2,
             fall: 3,
             fail_open: true,
+            initial: InitialHealth::Healthy,
         }
     }
 }

@@ -165,12 +165,15 @@ impl Inputs {
 
 /// The results of the probes in the engine's terms.
 fn engine_health(health: &probe::Health) -> Health {
-    let mut engine = Health::default();
-    for subject in &health.failing {
-        let of_service = engine.failing_for.entry((*subject.service).clone()).or_default();
-        of_service.insert((subject.protocol, subject.address));
-    }
-    engine
+    let by_service = |subjects: &imbl::HashSet<probe::Subject>| {
+        let mut all = BTreeMap::<_, std::collections::HashSet<_>>::new();
+        for subject in subjects {
+            let of_service = all.entry((*subject.service).clone()).or_default();
+            of_service.insert((subject.protocol, subject.address));
+        }
+        all
+    };
+    Health { failing_for: by_service(&health.failing), proven_for: by_service(&health.proven), ..Health::default() }
 }
 
 impl Outputs {

@@ -9,6 +9,7 @@
 
 mod connections;
 mod grpc;
+mod history;
 mod http_request;
 mod icmp;
 mod prober;
@@ -20,17 +21,19 @@ mod tls;
 mod tracker;
 
 pub use connections::ConnectionWatch;
+pub use history::{SavedHealth, UnusableHealth};
 pub use prober::{Prober, concurrency};
-pub use target::{Changes, ProbeSettings, Subject, Subjects, TargetTable};
+pub use target::{Changes, Subject, Subjects, TargetTable};
 pub use task::{Findings, ProbeInputs, run};
 pub use tracker::{Causes, Health, HealthTracker};
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use proto::StatusRanges;
 use proto::limits::KUBE_PROXY_HEALTH_PORT;
+use proto::{HealthCheck, InitialHealth, StatusRanges};
 
 /// What is asked, where and how often, and how many results turn its health. Services that agree in all of it share the
 /// probes and their results; no other Service hears of them.
@@ -44,6 +47,27 @@ pub struct Target {
     pub question: Question,
     /// As the services set it.
     pub settings: Arc<ProbeSettings>,
+}
+
+/// How a service wants its targets probed, and which results turn their health.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProbeSettings {
+    /// Time between the starts of two probes.
+    pub interval: Duration,
+    /// Timeout of a probe.
+    pub timeout: Duration,
+    /// Consecutive passed probes after which the target is healthy again.
+    pub rise: u32,
+    /// Consecutive failed probes after which the target is unhealthy.
+    pub fall: u32,
+    /// Health before the first probe.
+    pub initial: InitialHealth,
+}
+
+impl From<&HealthCheck> for ProbeSettings {
+    fn from(health: &HealthCheck) -> Self {
+        Self { interval: health.interval, timeout: health.timeout, rise: health.rise, fall: health.fall, initial: health.initial }
+    }
 }
 
 /// What a target must answer to pass.

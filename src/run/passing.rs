@@ -93,6 +93,12 @@ impl FlowPassing {
     }
 }
 
+/// An unpredictable seed, from the standard library's hash keys, which come from the random source of the system.
+pub(super) fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}
+
 /// Whether the process that left these flows has just ended.
 pub(super) fn is_restart(flows: Option<&SavedFlows>) -> bool {
     flows.is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN)

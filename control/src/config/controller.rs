@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::Selector;
 use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, GROUP_BYTES_MAX, LOAD_BALANCER_CLASS};
-use proto::{AddressRange, HealthCheck, Mode, Probe, Scheduler};
+use proto::{AddressRange, HealthCheck, InitialHealth, Mode, Probe, Scheduler};
 
 use super::key_values::KeyValues;
 use super::logging::Logs;
@@ -192,6 +192,7 @@ fn take_health(top: &mut Section<'_>) -> (HealthCheck, Option<Located<SocketAddr
         rise: section.number("rise", 1..=100, default.rise),
         fall: section.number("fall", 1..=100, default.fall),
         fail_open: section.flag("failOpen", default.fail_open),
+        initial: section.one_of("initial", InitialHealth::ALL, default.initial),
         probe: section.one_of("check", Probe::ALL, default.probe),
         path: section.text("path", "a path such as /healthz", is_path).filter(|path| path != "/"),
         status: section.parse("status", "statuses such as 200-299,404", |text| text.parse().ok()).unwrap_or(default.status),
@@ -335,6 +336,7 @@ pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAdd
         .with("rise", health.rise)
         .with("fall", health.fall)
         .with("failOpen", health.fail_open)
+        .with("initial", health.initial)
         .with("check", health.probe)
         .with("path", health.path.as_deref().unwrap_or("/"))
         .with("status", health.status.to_string())
@@ -386,7 +388,7 @@ mod tests {
     #[test]
     fn the_output_of_check_parses_to_the_same_settings() {
         let text = "\
-                    health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false,\n    \
+                    health: {listen: '[::1]:9440', interval: 90s, timeout: 250ms, rise: 1, fall: 9, failOpen: false, initial: unhealthy,\n    \
                     check: https, path: /healthz, status: '200-299,404', tlsVerify: true}\n\
                     poolSelector: {sluice.dev/group: east}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\

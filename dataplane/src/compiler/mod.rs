@@ -62,6 +62,7 @@ pub struct Compiler {
     services: BTreeMap<ServiceName, CompiledService>,
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
+    proven_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     pools: Vec<Pool>,
     announced_addresses: AnnouncedAddresses,
     /// The VIPs that are answered for, and whether that has changed since the last compilation.
@@ -144,6 +145,7 @@ impl Compiler {
             services: BTreeMap::new(),
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
+            proven_for: BTreeMap::new(),
             pools: Vec::new(),
             vip_answers: VipAnswers::default(),
             answers_changed: false,
@@ -450,10 +452,12 @@ impl Compiler {
             let is_affected = |served: &&CompiledService| turned.iter().any(|key| served.backends.contains_key(key));
             changed.extend(self.services.values().filter(is_affected).map(|served| ServiceName::clone(&served.name)));
         }
-        if self.failing_for != health.failing_for {
-            let before = std::mem::replace(&mut self.failing_for, health.failing_for.clone());
-            let names = before.keys().chain(health.failing_for.keys());
-            changed.extend(names.filter(|name| before.get(*name) != health.failing_for.get(*name)).cloned());
+        for (known, new) in [(&mut self.failing_for, &health.failing_for), (&mut self.proven_for, &health.proven_for)] {
+            if known != new {
+                let before = std::mem::replace(known, new.clone());
+                let names = before.keys().chain(new.keys());
+                changed.extend(names.filter(|name| before.get(*name) != new.get(*name)).cloned());
+            }
         }
         changed
     }

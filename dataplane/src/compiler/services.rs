@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use proto::limits::MAGLEV_HASH_VERSION;
-use proto::{BackendState, Family, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
+use proto::{BackendState, Family, InitialHealth, Mode, Probe, Protocol, Reason, Refusal, Service, ServiceName, ServicePort};
 
 use super::backend_drain::Backends;
 use super::earlier_tables::{EarlierSize, received};
 use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
 use super::network::RouteBook;
-use super::room::NoRoom;
 use super::port_table::{PortTable, shares_affinity};
+use super::room::NoRoom;
 use super::snat::SnatTables;
 use super::tables_ahead::TablesAhead;
 use super::targets::{Reach, TargetKey, nanoseconds};
@@ -379,8 +379,13 @@ impl CompiledService {
     fn listed(&self, port: &ServicePort, backends: &Backends, context: &CompileContext<'_>) -> Vec<Listed> {
         let probed = self.source.health.probe != Probe::None;
         let failing_here = context.health.failing_for.get(&*self.name);
-        let fails =
-            |key: &TargetKey| (probed && context.health.failing.contains(key)) || failing_here.is_some_and(|f| f.contains(key));
+        let proven_here = context.health.proven_for.get(&*self.name);
+        let needs_proof = self.source.health.initial == InitialHealth::Unhealthy && self.source.health.probes(port.protocol);
+        let fails = |key: &TargetKey| {
+            let fails_for_all = probed && context.health.failing.contains(key);
+            let fails_here = failing_here.is_some_and(|failing| failing.contains(key));
+            fails_for_all || fails_here || (needs_proof && proven_here.is_none_or(|proven| !proven.contains(key)))
+        };
         let listed = |backend: proto::Backend| {
             let key = (port.protocol, backend.address);
             let id = *self.backends.get(&key)?;

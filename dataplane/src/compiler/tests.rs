@@ -616,10 +616,12 @@ mod tables_ahead;
 #[test]
 fn a_route_lookup_says_which_addresses_a_port_leads_to_once_linuxs_routes_are_known() {
     let mut rig = Rig::new();
-    let route = |to: &str, via: Option<&str>| Route { to: to.parse().unwrap(), via: via.map(ip), link: PortIndex(0).into(), weight: 1 };
+    let route =
+        |to: &str, via: Option<&str>| Route { to: to.parse().unwrap(), via: via.map(ip), link: PortIndex(0).into(), weight: 1 };
     assert!(rig.compile().route_lookup().is_none(), "they are not");
     rig.network.interfaces = Some(vec![7, 9]);
-    rig.network.routes = vec![route("10.244.0.0/16", Some("10.0.0.99")), route("fd77::/16", Some("fd00::99")), route("fd88::/64", None)];
+    rig.network.routes =
+        vec![route("10.244.0.0/16", Some("10.0.0.99")), route("fd77::/16", Some("fd00::99")), route("fd88::/64", None)];
     rig.network.unreachable = vec!["10.244.1.0/24".parse().unwrap(), "fd77:1::/32".parse().unwrap()];
     let lookup = rig.compile().route_lookup().unwrap();
     assert_eq!(lookup.interfaces(), [7, 9]);

@@ -210,11 +210,14 @@ impl VipAnswers {
     }
 }
 
-/// The backends that fail their probes. All others are usable.
+/// The backends that fail their probes, and those that have passed one. All others are usable, if their service does not
+/// want them unhealthy at first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Backends, by protocol and address, that fail for every service that lists them and probes.
     pub failing: HashSet<(Protocol, SocketAddr)>,
     /// Backends that fail for one service only: the probe depends on its VIP, or on its endpoints there.
     pub failing_for: BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>,
+    /// Backends that have passed a probe of a service, where that counts ([`proto::InitialHealth::Unhealthy`]).
+    pub proven_for: BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>,
 }

@@ -1,5 +1,6 @@
 //! `grpc.health.v1.Health/Check` over an open connection, without TLS. The caller bounds the time.
 
+use std::error::Error;
 use std::sync::{Arc, PoisonError};
 
 use futures::FutureExt as _;
@@ -14,6 +15,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::Outcome;
+use super::tls::innermost;
 
 /// Asks for the health of `service`, or of the whole server if it is empty.
 pub(super) async fn ask(stream: TcpStream, authority: &str, service: &str) -> Outcome {
@@ -23,7 +25,7 @@ pub(super) async fn ask(stream: TcpStream, authority: &str, service: &str) -> Ou
     let tasks = ConnectionTasks::default();
     let (sender, connection) = match http2::handshake::<_, _, Body>(tasks.clone(), TokioIo::new(stream)).await {
         Ok(both) => both,
-        Err(error) => return Outcome::Failed(format!("gave no gRPC answer: {error}")),
+        Err(error) => return no_answer(&error),
     };
     tasks.execute(connection.map(drop));
     let tasks = AbortOnDrop(tasks);
@@ -40,8 +42,15 @@ pub(super) async fn ask(stream: TcpStream, authority: &str, service: &str) -> Ou
     match answer.map(|answer| answer.into_inner().status()) {
         Ok(ServingStatus::Serving) => Outcome::Passed,
         Ok(status) => Outcome::Failed(format!("answered {}, expected SERVING", status.as_str_name())),
+        // The server answered nothing that is gRPC, so the status is one of our own.
+        Err(status) if status.source().is_some() => no_answer(&status),
         Err(status) => Outcome::Failed(format!("answered {:?} ({}), expected SERVING", status.code(), short(status.message()))),
     }
+}
+
+/// The commonest cause is TLS, of which the connection shows nothing but that it ends.
+fn no_answer(error: &(dyn Error + 'static)) -> Outcome {
+    Outcome::Failed(format!("gave no gRPC answer: {}; the probe has no TLS", innermost(error)))
 }
 
 /// The beginning of a text of unknown length, on one line.
@@ -119,7 +128,27 @@ mod tests {
         assert!(failure(silent).contains("gave no answer within 50ms"));
         let closes = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
         let closed = failure(probe(address, "", LONG).await);
-        assert!(closed.contains("expected SERVING") || closed.contains("no gRPC answer"), "{closed}");
+        assert!(closed.starts_with("gave no gRPC answer: ") && closed.ends_with("; the probe has no TLS"), "{closed}");
         closes.abort();
+    }
+
+    #[tokio::test]
+    async fn a_server_with_tls_gives_no_grpc_answer_and_the_reason_names_tls() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 64]).await;
+                // The alert by which OpenSSL answers what is no TLS.
+                let _ = stream.write_all(b"\x15\x03\x01\x00\x02\x02\x46").await;
+                let _ = stream.shutdown().await;
+                let _ = stream.read(&mut [0; 64]).await;
+            }
+        });
+        let why = failure(probe(address, "", LONG).await);
+        assert!(why.starts_with("gave no gRPC answer: ") && why.ends_with("; the probe has no TLS"), "{why}");
+        assert!(!why.contains("Unknown"), "{why}");
+        server.abort();
     }
 }

@@ -12,6 +12,7 @@ use proto::StatusRanges;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Outcome;
+use super::tls::cause_of;
 
 /// How servers recognise probes in their logs.
 const USER_AGENT: &str = concat!("sluice/", env!("CARGO_PKG_VERSION"));
@@ -29,7 +30,7 @@ pub(super) async fn ask(stream: impl AsyncRead + AsyncWrite + Unpin, asked: &Req
     let Ok(request) = request.header("connection", "close").body(Empty::<Bytes>::new()) else {
         return Outcome::NotAsked(format!("the request for {:?} of host {:?} is no HTTP", asked.path, asked.authority));
     };
-    let failed = |error: hyper::Error| Outcome::Failed(format!("gave no HTTP answer: {error}"));
+    let failed = |error: hyper::Error| Outcome::Failed(format!("gave no HTTP answer: {}", cause_of(&error)));
     let (mut sender, connection) = match http1::handshake(TokioIo::new(LeftOpen(stream))).await {
         Ok(both) => both,
         Err(error) => return failed(error),

@@ -5,7 +5,6 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::time::Duration;
 
 use proto::StatusRanges;
 use rustix::io::Errno;
@@ -82,11 +81,11 @@ impl Prober {
             }
             Err(error) => return Outcome::Failed(format!("failed: {error}")),
         };
-        let answer = timeout_at(deadline, self.ask(stream, &target)).await;
+        let answer = timeout_at(deadline, self.ask(stream, &target, source_port)).await;
         answer.unwrap_or_else(|_| late("accepted the connection and gave no answer"))
     }
 
-    async fn ask(&self, stream: TcpStream, target: &Target) -> Outcome {
+    async fn ask(&self, stream: TcpStream, target: &Target, source_port: Option<u16>) -> Outcome {
         let authority = |host: &Option<String>| host.clone().unwrap_or_else(|| target.address.to_string());
         match &target.question {
             Question::Route | Question::Tcp | Question::Icmp => Outcome::Passed,
@@ -98,9 +97,21 @@ impl Prober {
                 let HttpQuestion { tls, path, host, status } = &**asked;
                 let request = Request { authority: &authority(host), path, status };
                 let Some(trust) = tls else { return http_request::ask(stream, &request).await };
-                match self.tls.connect(stream, *trust, host.as_deref(), target.address.ip()).await {
+                let (host, ip) = (host.as_deref(), target.address.ip());
+                let failure = match self.tls.connect(stream, *trust, host, ip).await {
+                    Ok(stream) => return http_request::ask(stream, &request).await,
+                    Err(failure) => failure,
+                };
+                if !failure.may_succeed_otherwise {
+                    return failure.outcome;
+                }
+                let again = connect(target.address, source_port, true).await;
+                let Ok(again) = again.and_then(|stream| stream.set_zero_linger().map(|()| stream)) else {
+                    return failure.outcome;
+                };
+                match self.tls.connect_naming_more_groups(again, host, ip).await {
                     Ok(stream) => http_request::ask(stream, &request).await,
-                    Err(outcome) => outcome,
+                    Err(_) => failure.outcome,
                 }
             }
             Question::Grpc(asked) => grpc::ask(stream, &authority(&asked.host), &asked.service).await,
@@ -154,6 +165,7 @@ fn is_ours(error: &io::Error) -> bool {
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;

@@ -8,12 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use imbl::ordmap::DiffItem;
 use proto::{Backend, BackendState, Family, HealthCheck, Probe, Protocol, Service, ServiceName, ServicePort, Services};
 
-use super::{GrpcQuestion, HttpQuestion, Question, Target, Trust};
+use super::{GrpcQuestion, HttpQuestion, ProbeSettings, Question, Target, Trust};
 
 /// A backend of a service, whose health a target determines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,30 +25,11 @@ pub struct Subject {
     pub address: SocketAddr,
 }
 
-/// How a service wants its targets probed, and which results turn their health.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ProbeSettings {
-    /// Time between the starts of two probes.
-    pub interval: Duration,
-    /// Timeout of a probe.
-    pub timeout: Duration,
-    /// Consecutive passed probes after which the target is healthy again.
-    pub rise: u32,
-    /// Consecutive failed probes after which the target is unhealthy.
-    pub fall: u32,
-}
-
 /// The backends that depend on a target.
 pub type Subjects = BTreeSet<Subject>;
 
 /// Targets that are new or have other subjects, and those that are gone.
 pub type Changes = BTreeMap<Target, Option<Subjects>>;
-
-impl From<&HealthCheck> for ProbeSettings {
-    fn from(health: &HealthCheck) -> Self {
-        Self { interval: health.interval, timeout: health.timeout, rise: health.rise, fall: health.fall }
-    }
-}
 
 /// The targets of a state, and the backends that depend on each.
 #[derive(Debug, Default)]
@@ -157,11 +137,9 @@ fn targets(
     let (health, ip) = (&service.health, backend.address.ip());
     let at_address = |address, question: &Question| Target::at(address, question.clone(), Arc::clone(settings));
     let at = |number: u16, question: &Question| at_address(SocketAddr::new(ip, number), question);
-    let probe = question.and_then(|question| match (question, health.port) {
+    let probe = question.filter(|_| health.probes(port.protocol)).and_then(|question| match (question, health.port) {
         (Question::Icmp, _) => Some(at(0, question)),
         (_, Some(number)) => Some(at(number, question)),
-        // Nothing says that TCP is served at the port of another protocol; only an owner who names a protocol over TCP.
-        (Question::Tcp, None) if port.protocol != Protocol::Tcp => None,
         (_, None) if service.mode.is_two_way() || port.protocol != Protocol::Tcp => Some(at(backend.address.port(), question)),
         // The backend accepts packets for the VIP and may not listen at its own address.
         (_, None) => {
@@ -180,6 +158,8 @@ fn listens(port: &ServicePort, node_port_addresses: &[IpAddr]) -> bool {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use proto::{MaglevSpec, Mode};
 
     use super::*;

@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use dataplane::{RouteLookup, Tunables};
 use futures::StreamExt as _;
@@ -12,12 +13,14 @@ use proto::{GatewayState, Origin, ProbeTags};
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use super::connections::{ConnectionWatch, LOOK_EVERY};
+use super::history::{HealthChange, SavedHealth};
 use super::schedule::Schedule;
 use super::source_ports::Tags;
 use super::target::{Changes, TargetTable};
-use super::tracker::{Causes, Health, HealthChange, HealthTracker};
+use super::tracker::{Causes, Health, HealthTracker};
 use super::{Outcome, Target};
 use crate::watch::send_if_changed;
 
@@ -34,6 +37,8 @@ pub struct Findings {
     pub causes: watch::Sender<Causes>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Sender<ProbeTags>,
+    /// The health of all targets in the form in which it is saved, once the gateway ends.
+    pub saved: watch::Sender<Option<Arc<[u8]>>>,
 }
 
 /// Inputs of the task.
@@ -48,16 +53,20 @@ pub struct ProbeInputs {
     pub tunables: watch::Receiver<Tunables>,
     /// Backends whose connections fail in a row are probed earlier.
     pub connections: ConnectionWatch,
+    /// The health that the process before has saved.
+    pub saved: SavedHealth,
+    /// The gateway is about to end.
+    pub ends: CancellationToken,
 }
 
 /// Probes the targets of the state, at most `concurrency` at once. Beyond that limit probes are delayed, never skipped.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>) -> F,
-    ProbeInputs { mut known, mut routes, mut tunables, mut connections }: ProbeInputs,
+    ProbeInputs { mut known, mut routes, mut tunables, mut connections, saved, ends }: ProbeInputs,
     findings: &Findings,
     concurrency: usize,
 ) {
-    let mut following = ProbeState::resuming(findings, &tunables.borrow_and_update().node_port_addresses);
+    let mut following = ProbeState::resuming(findings, saved, &tunables.borrow_and_update().node_port_addresses);
     let mut under_way = FuturesUnordered::new();
     known.mark_changed();
     routes.mark_changed();
@@ -104,6 +113,10 @@ pub async fn run<F: Future<Output = Outcome>>(
                     following.schedule.finished(target, Some(next));
                 }
             }
+            () = ends.cancelled(), if findings.saved.borrow().is_none() => {
+                let saved = SavedHealth::encode(following.tracker.histories(), Instant::now(), SystemTime::now());
+                findings.saved.send_replace(Some(saved.into()));
+            }
             _ = looks.tick(), if !following.slow.is_empty() => following.bring_forward(&mut connections),
         }
     }
@@ -136,10 +149,10 @@ struct ProbeState {
 }
 
 impl ProbeState {
-    fn resuming(findings: &Findings, node_port_addresses: &[IpAddr]) -> Self {
+    fn resuming(findings: &Findings, saved: SavedHealth, node_port_addresses: &[IpAddr]) -> Self {
         Self {
             table: TargetTable::new(node_port_addresses),
-            tracker: HealthTracker::resuming(findings.health.borrow().clone()),
+            tracker: HealthTracker::resuming(findings.health.borrow().clone(), saved),
             schedule: Schedule::default(),
             tags: Tags::resuming(findings.tags.borrow().clone()),
             untagged: 0,
@@ -188,6 +201,10 @@ impl ProbeState {
 
     /// Takes over other routes.
     fn route_by(&mut self, routes: Option<RouteLookup>, findings: &Findings) {
+        let has_none = |routes: &Option<RouteLookup>| routes.as_ref().is_some_and(|routes| routes.interfaces().is_empty());
+        if has_none(&routes) && !has_none(&self.routes) {
+            tracing::warn!("no port has an interface in Linux, so backends are not probed and count as healthy");
+        }
         self.routes = routes;
         let all = self.tracker.targets().cloned().collect();
         self.look_at_routes(all);
@@ -203,10 +220,11 @@ impl ProbeState {
 
     /// Whether a target may be probed now: a probe to an address that no port leads to would go somewhere else.
     fn may_ask(&mut self, target: &Target, routes: Option<&RouteLookup>, findings: &Findings) -> bool {
-        let routed = routes.is_some_and(|routes| routes.has_route(target.backend()));
+        let Some(routes) = routes else { return false };
+        let routed = routes.has_route(target.backend());
         self.tracker.set_routed(target, routed);
         self.publish(findings);
-        routed
+        routed && !routes.interfaces().is_empty()
     }
 
     /// Applies `outcome`. A probe that could not be made is logged once for each reason, not at every interval.
@@ -276,8 +294,7 @@ fn observe(tracker: &mut HealthTracker, target: &Target, result: Result<(), Stri
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use dataplane::{Compiler, Config, FlowLimits, Mac, Network, PortConfig, Tunnel};
     use proto::{HealthCheck, Protocol, State};
@@ -295,6 +312,8 @@ mod tests {
         asked: Mutex<HashMap<Target, usize>>,
         at_once: Mutex<(usize, usize)>,
         routes: watch::Sender<Option<RouteLookup>>,
+        saved: Mutex<Option<SavedHealth>>,
+        ends: CancellationToken,
     }
 
     /// The routes of a gateway with one port of this prefix.
@@ -314,7 +333,7 @@ mod tests {
             flows: FlowLimits::default(),
             tunnel: Tunnel::default(),
         };
-        let network = Network { interfaces: Some(Vec::new()), ..Network::default() };
+        let network = Network { interfaces: Some(vec![7]), ..Network::default() };
         Compiler::new(config).compile(&State::default(), &network, &dataplane::Health::default(), 0).route_lookup()
     }
 
@@ -337,8 +356,9 @@ mod tests {
                 targets_max: dataplane::flow::TARGETS_MAX,
             };
             let (tunables, routes) = (watch::channel(tunables).1, self.routes.subscribe());
-            run(|target, _| self.probe(target), ProbeInputs { known, routes, tunables, connections }, findings, concurrency)
-                .await;
+            let (saved, ends) = (self.saved.lock().unwrap().take().unwrap_or_default(), self.ends.clone());
+            let inputs = ProbeInputs { known, routes, tunables, connections, saved, ends };
+            run(|target, _| self.probe(target), inputs, findings, concurrency).await;
         }
 
         async fn probe(&self, target: Target) -> Outcome {
@@ -392,7 +412,7 @@ mod tests {
     #[tokio::test]
     async fn a_probe_that_cannot_be_made_is_news_once_for_each_reason() {
         let findings = Findings::default();
-        let mut following = ProbeState::resuming(&findings, &[]);
+        let mut following = ProbeState::resuming(&findings, SavedHealth::default(), &[]);
         following.follow(&known(Origin::Controller, &["10.0.0.1:80"]).unwrap(), &findings);
         let target = tcp("10.0.0.1:80");
         let news = |following: &mut ProbeState, why| following.is_new(&target, why);
@@ -462,6 +482,37 @@ mod tests {
         tokio::select! {
             () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
             () = script => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn health_is_saved_when_the_gateway_ends_and_the_next_process_begins_with_it() {
+        let state = || watch::channel(known(Origin::Controller, &["10.0.0.1:80", "10.0.0.2:80"]));
+        let script = [("10.0.0.1:80", &[false][..]), ("10.0.0.2:80", &[true])];
+        let (prober, findings) = (Scripted::new(&script), Findings::default());
+        let (mut health, mut saved) = (findings.health.subscribe(), findings.saved.subscribe());
+        let (_known, receiver) = state();
+        let last = async {
+            health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
+            assert!(saved.borrow().is_none());
+            prober.ends.cancel();
+            saved.wait_for(Option::is_some).await.unwrap().clone().unwrap()
+        };
+        let saved = tokio::select! {
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
+            saved = last => saved,
+        };
+        let (prober, findings) = (Scripted::new(&script), Findings::default());
+        *prober.saved.lock().unwrap() = Some(SavedHealth::decode(&saved, Instant::now(), SystemTime::now()).unwrap());
+        let mut health = findings.health.subscribe();
+        let (_known, receiver) = state();
+        let next = async {
+            health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
+            assert_eq!(prober.asked("10.0.0.1:80"), 0, "it is known without a probe");
+        };
+        tokio::select! {
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
+            () = next => {}
         }
     }
 

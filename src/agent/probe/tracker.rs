@@ -4,92 +4,44 @@
 //! make it healthy again. A target from a state on disk starts unproven, until its first passed probe (CONTROL section
 //! 2). A result for a removed target changes nothing.
 //!
+//! What the process before has saved is taken over with its counts: a target that failed then stays out until it has
+//! passed as often as a return takes, whatever the state is from.
+//!
 //! A target to which no port leads fails whatever its results are, from the next look at the routes on, and has its
 //! results back as soon as one does.
 //!
-//! Flapping is damped: a target that fails again within [`STEADY_AFTER`] of its return needs twice as many passed probes
-//! as the last time, up to 2^[`DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy for that time, `rise` counts again.
+//! Flapping is damped: a target that fails again within [`super::history::STEADY_AFTER`] of its return needs twice as many passed probes
+//! as the last time, up to 2^[`super::history::DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy for that time, `rise` counts again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use imbl::HashSet;
-use proto::Origin;
+use proto::{InitialHealth, Origin};
 use tokio::time::Instant;
 
-use super::target::{Changes, ProbeSettings, Subject, Subjects};
+use super::history::{HealthChange, History, SavedHealth};
+use super::target::{Changes, Subject, Subjects};
 use super::{Question, Target};
-
-/// How long a target stays healthy before its earlier failures are forgotten: as long as a drain.
-const STEADY_AFTER: Duration = Duration::from_secs(300);
-/// Maximum number of doublings of `rise`, to 16 times as many: a target that flaps at the default settings is out for
-/// 32 s at a time, of 3 s that a failure takes.
-pub(super) const DOUBLINGS_MAX: u32 = 4;
 
 /// Health of backends; a copy costs nothing. A backend in neither set is usable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Backends with at least one failing target.
     pub failing: HashSet<Subject>,
-    /// For a state from disk: backends whose targets have all passed a probe. Empty for a controller's state, which
-    /// needs no proof.
+    /// Backends whose targets have all passed a probe, where that counts: in a state from disk, and in services whose
+    /// backends are unhealthy at first.
     pub proven: HashSet<Subject>,
 }
 
 /// Why a backend fails: the target, and what its last failed probe found.
 pub type Causes = imbl::HashMap<Subject, Arc<str>>;
 
-/// A change of a target's health.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HealthChange {
-    /// It became unhealthy, and needs this many passed probes to return.
-    Failing(u32),
-    /// It became healthy.
-    Healthy,
-    /// It passed its first probe after a start from disk.
-    Proven,
-}
-
+/// Why a backend is not used that its service wants proven first.
+const UNPROVEN: &str = "no probe has passed yet";
 /// Why a backend fails that no port leads to.
 const NO_ROUTE: &str = "no route by a port";
-
-/// What the results of a target say. It outlives a change of the settings.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct History {
-    /// Whether the target is unhealthy.
-    pub failing: bool,
-    /// Whether it passed a probe.
-    pub proven: bool,
-    /// Consecutive results that contradict `failing`.
-    pub contrary: u32,
-    /// How often the passes of a return were doubled.
-    pub doublings: u32,
-    /// Since when it is healthy after a failure.
-    pub healthy_since: Option<Instant>,
-    /// What the last failed probe found.
-    pub cause: Option<Arc<str>>,
-}
-
-impl History {
-    /// Passed probes that the target needs to return.
-    fn rise(&self, settings: &ProbeSettings) -> u32 {
-        settings.rise.saturating_mul(1 << self.doublings)
-    }
-
-    fn turn(&mut self, settings: &ProbeSettings, now: Instant) -> HealthChange {
-        self.failing = !self.failing;
-        self.contrary = 0;
-        if !self.failing {
-            self.healthy_since = Some(now);
-            return HealthChange::Healthy;
-        }
-        let is_flapping = self.healthy_since.is_some_and(|since| now.duration_since(since) < STEADY_AFTER);
-        self.doublings = if is_flapping { (self.doublings + 1).min(DOUBLINGS_MAX) } else { 0 };
-        HealthChange::Failing(self.rise(settings))
-    }
-}
 
 #[derive(Debug)]
 struct FollowedTarget {
@@ -99,12 +51,14 @@ struct FollowedTarget {
     passing: bool,
     /// Whether packets to its backend leave by a port.
     routed: bool,
+    /// Whether it failed when the process before ended, and has not returned since.
+    failed_before: bool,
 }
 
 /// What is asked of a subject, whatever the settings.
-type Asked = (Subject, SocketAddr, Option<IpAddr>, Question);
+type SubjectQuestion = (Subject, SocketAddr, Option<IpAddr>, Question);
 
-fn asked(subject: &Subject, target: &Target) -> Asked {
+fn asked(subject: &Subject, target: &Target) -> SubjectQuestion {
     (subject.clone(), target.address, target.behind_vip, target.question.clone())
 }
 
@@ -127,18 +81,24 @@ pub struct HealthTracker {
     causes: Causes,
     unpublished: Unpublished,
     before: Health,
+    saved: SavedHealth,
     from_disk: bool,
     /// Number of targets that pass and are a precedent for others ([`Target::needs_precedent`]).
     precedents: usize,
 }
 
 impl HealthTracker {
-    /// A tracker without targets. `before` is the last output of an earlier tracker: targets that failed start as
-    /// failing, and proven ones stay proven, so that a restart of the task neither sends flows to dead backends nor
-    /// cuts off healthy ones.
+    /// A tracker without targets. `before` is the last output of an earlier tracker of this process, and `saved` what the
+    /// process before knew: targets that failed start as failing, and proven ones stay proven, so that a restart neither
+    /// sends flows to dead backends nor cuts off healthy ones.
     #[must_use]
-    pub fn resuming(before: Health) -> Self {
-        Self { before, ..Self::default() }
+    pub fn resuming(before: Health, saved: SavedHealth) -> Self {
+        Self { before, saved, ..Self::default() }
+    }
+
+    /// All targets with what their results say, for the next process.
+    pub fn histories(&self) -> impl Iterator<Item = (&Target, &History)> {
+        self.targets.iter().map(|(target, followed)| (target, &followed.history))
     }
 
     /// Follows changed targets. Existing targets keep their health, also under other settings. Only the backends of these
@@ -180,11 +140,17 @@ impl HealthTracker {
                 followed.subjects = subjects;
                 continue;
             }
-            let history = subjects.iter().find_map(|subject| left.remove(&asked(subject, &target)));
-            let history = history.unwrap_or_else(|| self.first(&subjects));
-            self.targets.insert(target, FollowedTarget { subjects, history, passing: false, routed: true });
+            let left = subjects.iter().find_map(|subject| left.remove(&asked(subject, &target)));
+            let saved = self.saved.of(&target).filter(|_| left.is_none()).cloned();
+            let failed_before = saved.as_ref().is_some_and(|saved| saved.failing);
+            // Meanwhile the address may be another tenant's, which a probe that passed before says nothing of.
+            let saved = saved.map(|saved| History { proven: saved.proven && !from_disk, ..saved });
+            let history = left.or(saved).unwrap_or_else(|| self.first(&subjects));
+            self.targets.insert(target, FollowedTarget { subjects, history, passing: false, routed: true, failed_before });
         }
-        self.before = Health::default();
+        if !self.targets.is_empty() {
+            (self.before, self.saved) = (Health::default(), SavedHealth::default());
+        }
         affected.iter().for_each(|subject| self.recompute(subject));
     }
 
@@ -234,7 +200,7 @@ impl HealthTracker {
             history.cause = Some(cause.into());
         }
         let passed = result.is_ok();
-        let change = if passed && from_disk && !history.proven {
+        let change = if passed && from_disk && !history.proven && !followed.failed_before {
             (history.failing, history.contrary) = (false, 0);
             Some(HealthChange::Proven)
         } else if passed != history.failing {
@@ -245,10 +211,12 @@ impl HealthTracker {
             let needed = if history.failing { history.rise(&target.settings) } else { target.settings.fall };
             (history.contrary >= needed).then(|| history.turn(&target.settings, now))
         };
+        let is_first = passed && !history.proven && target.settings.initial == InitialHealth::Unhealthy;
         history.proven |= passed;
+        followed.failed_before &= history.failing;
         followed.passing = passed && !history.failing && followed.routed;
         let is_precedent = followed.passing && target.needs_precedent();
-        let is_told = change.is_some() || (followed.history.failing && is_new_cause);
+        let is_told = change.is_some() || is_first || (followed.history.failing && is_new_cause);
         let mut affected = if is_told { followed.subjects.clone() } else { BTreeSet::new() };
         affected.extend(self.count_precedent(was_precedent, is_precedent));
         affected.iter().for_each(|subject| self.recompute(subject));
@@ -271,7 +239,13 @@ impl HealthTracker {
     fn recompute(&mut self, subject: &Subject) {
         let targets = self.dependence.get(subject).into_iter().flatten();
         let mut followed = targets.filter_map(|target| Some((target, self.targets.get(target)?))).peekable();
-        let proven = self.from_disk && followed.peek().is_some() && followed.clone().all(|(_, of)| of.history.proven);
+        let is_unhealthy_at_first = |target: &Target| target.settings.initial == InitialHealth::Unhealthy;
+        let at_first = followed.clone().any(|(target, _)| is_unhealthy_at_first(target) && target.question != Question::Route);
+        let needs_proof = self.from_disk || at_first;
+        // What no node may answer proves nothing by silence.
+        let counts = |target: &Target| self.from_disk || !target.needs_precedent();
+        let is_proven = |(target, of): (&Target, &FollowedTarget)| of.history.proven || !counts(target);
+        let proven = needs_proof && followed.peek().is_some() && followed.clone().all(is_proven);
         let precedents = self.precedents;
         let cause_of = move |(target, followed): (&Target, &FollowedTarget)| {
             if !followed.routed {
@@ -282,6 +256,7 @@ impl HealthTracker {
         };
         let failing = followed.find_map(cause_of);
         let (fails, cause) = (failing.is_some(), failing.flatten());
+        let cause = cause.or_else(|| (at_first && !proven).then(|| UNPROVEN.into()));
         self.unpublished.health |= put(&mut self.health.failing, subject, fails) | put(&mut self.health.proven, subject, proven);
         if self.causes.get(subject) != cause.as_ref() {
             self.unpublished.causes = true;
@@ -345,6 +320,9 @@ mod tests {
     use proptest::prelude::*;
     use proto::{HealthCheck, Protocol};
 
+    use std::time::Duration;
+
+    use super::super::history::STEADY_AFTER;
     use super::super::target::TargetTable;
     use super::super::target::tests::{changes, node_health, service, services, subject, tcp, under};
     use super::*;
@@ -556,7 +534,7 @@ mod tests {
     #[test]
     fn what_failed_before_a_restart_of_the_probes_starts_failing() {
         let before = failing(&[backend()]);
-        let mut tracker = HealthTracker::resuming(before.clone());
+        let mut tracker = HealthTracker::resuming(before.clone(), SavedHealth::default());
         tracker.follow(one_target(1, 1), Origin::Controller);
         assert_eq!(*tracker.health(), before);
         assert_eq!(observe(&mut tracker, &target(1, 1), true), Some(HealthChange::Healthy));
@@ -565,7 +543,7 @@ mod tests {
     #[test]
     fn what_was_proven_before_a_restart_of_the_probes_stays_so() {
         let before = Health { proven: HashSet::unit(backend()), ..Health::default() };
-        let mut tracker = HealthTracker::resuming(before.clone());
+        let mut tracker = HealthTracker::resuming(before.clone(), SavedHealth::default());
         tracker.follow(one_target(1, 1), Origin::Disk);
         assert_eq!(*tracker.health(), before);
     }
@@ -587,6 +565,67 @@ mod tests {
         assert_eq!(observe(&mut tracker, &target(3, 3), false), None);
         tracker.follow(table.follow(&web(1, 1)), Origin::Controller);
         assert_eq!(*tracker.health(), Health::default());
+    }
+
+    #[test]
+    fn what_failed_before_a_restart_of_the_process_stays_out_until_it_has_passed_as_often_as_a_return_takes() {
+        let target = target(2, 1);
+        for origin in [Origin::Controller, Origin::LastProcess, Origin::Disk] {
+            let mut last = HealthTracker::default();
+            last.follow(one_target(2, 1), Origin::Controller);
+            // It flaps: out, in, and out again, for which it needs four passes; one of them has been seen.
+            for passed in [false, true, true, false, true] {
+                observe(&mut last, &target, passed);
+            }
+            let time = std::time::SystemTime::now();
+            let bytes = SavedHealth::encode(last.histories(), Instant::now(), time);
+            let saved = SavedHealth::decode(&bytes, Instant::now(), time).unwrap();
+            let mut tracker = HealthTracker::resuming(Health::default(), saved);
+            tracker.follow(one_target(2, 1), origin);
+            assert!(tracker.health().failing.contains(&backend()), "{origin:?}");
+            assert_eq!(tracker.causes()[&backend()].as_ref(), "it failed");
+            let turns = [true; 3].map(|passed| observe(&mut tracker, &target, passed));
+            assert_eq!(turns, [None, None, Some(HealthChange::Healthy)], "{origin:?}");
+            assert_eq!(tracker.health().proven.contains(&backend()), origin == Origin::Disk);
+        }
+    }
+
+    #[test]
+    fn what_passed_before_a_restart_of_the_process_proves_nothing_under_a_state_from_disk() {
+        let mut last = HealthTracker::default();
+        last.follow(one_target(1, 1), Origin::Controller);
+        observe(&mut last, &target(1, 1), true);
+        let time = std::time::SystemTime::now();
+        let bytes = SavedHealth::encode(last.histories(), Instant::now(), time);
+        let saved = SavedHealth::decode(&bytes, Instant::now(), time).unwrap();
+        let mut tracker = HealthTracker::resuming(Health::default(), saved);
+        tracker.follow(one_target(1, 1), Origin::Disk);
+        assert_eq!(*tracker.health(), Health::default());
+        assert_eq!(observe(&mut tracker, &target(1, 1), true), Some(HealthChange::Proven));
+    }
+
+    #[test]
+    fn where_backends_are_unhealthy_at_first_one_passed_probe_proves_each_also_over_a_restart() {
+        let health = HealthCheck { initial: InitialHealth::Unhealthy, node_health_port: Some(31_000), ..HealthCheck::default() };
+        let [probe, word] = [tcp(BACKEND), node_health("10.0.0.1:31000")].map(|target| under(&health, target));
+        let web = || changes(vec![service("web", Protocol::Tcp, &[BACKEND], health.clone())]);
+        let mut tracker = HealthTracker::default();
+        tracker.follow(web(), Origin::Controller);
+        observe(&mut tracker, &probe, true);
+        assert_eq!(*tracker.health(), Health::default());
+        assert_eq!(tracker.causes()[&backend()].as_ref(), "no probe has passed yet");
+        tracker.take_unpublished();
+        observe(&mut tracker, &word, true);
+        assert!(tracker.take_unpublished().health);
+        let proven = Health { proven: HashSet::unit(backend()), ..Health::default() };
+        assert!(*tracker.health() == proven && tracker.causes().is_empty());
+        let time = std::time::SystemTime::now();
+        let bytes = SavedHealth::encode(tracker.histories(), Instant::now(), time);
+        let mut next = HealthTracker::resuming(Health::default(), SavedHealth::decode(&bytes, Instant::now(), time).unwrap());
+        next.follow(web(), Origin::Controller);
+        assert_eq!(*next.health(), proven);
+        next.follow([(probe, None), (word, None)].into(), Origin::Controller);
+        assert_eq!(*next.health(), Health::default());
     }
 
     #[test]

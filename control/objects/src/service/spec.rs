@@ -155,6 +155,7 @@ impl HealthSpec {
             rise: self.rise.unwrap_or(defaults.rise),
             fall: self.fall.unwrap_or(defaults.fall),
             fail_open: defaults.fail_open,
+            initial: defaults.initial,
         }
     }
 

@@ -97,3 +97,23 @@ fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
     rig.health.failing_for.clear();
     assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO);
 }
+
+#[test]
+fn where_backends_are_unhealthy_at_first_each_is_used_once_it_has_passed_a_probe() {
+    let mut rig = Rig::new();
+    rig.put(service("web", "192.0.2.100", &TWO));
+    rig.change("web", |service| service.health.initial = proto::InitialHealth::Unhealthy);
+    assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO, "fail open");
+    rig.change("web", |service| service.health.fail_open = false);
+    assert!(chosen(&rig.compile(), "192.0.2.100", 80).is_empty());
+    let proven = (Protocol::Tcp, TWO[1].parse().unwrap());
+    rig.health.proven_for.insert(ServiceName::new("default", "other"), [proven].into());
+    assert!(chosen(&rig.compile(), "192.0.2.100", 80).is_empty(), "of another service");
+    rig.health.proven_for.insert(ServiceName::new("default", "web"), [proven].into());
+    assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO[1..]);
+    rig.health.failing_for.insert(ServiceName::new("default", "web"), [proven].into());
+    assert!(chosen(&rig.compile(), "192.0.2.100", 80).is_empty(), "it fails since");
+    rig.health.failing_for.clear();
+    rig.change("web", |service| service.health.probe = Probe::None);
+    assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO, "nothing is probed");
+}
