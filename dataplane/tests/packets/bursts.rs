@@ -20,18 +20,18 @@ const ACK: u8 = tcp_flags::ACK;
 
 /// Client and frontend of a flow, whether it is of UDP, and whether it is known.
 #[derive(Clone, Copy, Debug)]
-pub struct FlowKind {
-    pub client: &'static str,
-    pub vip: &'static str,
-    pub is_udp: bool,
-    pub is_known: bool,
+pub(crate) struct FlowKind {
+    pub(crate) client: &'static str,
+    pub(crate) vip: &'static str,
+    pub(crate) is_udp: bool,
+    pub(crate) is_known: bool,
 }
 
 const fn known(client: &'static str, vip: &'static str, is_udp: bool) -> FlowKind {
     FlowKind { client, vip, is_udp, is_known: true }
 }
 
-pub const FLOWS: [FlowKind; 9] = [
+pub(crate) const FLOWS: [FlowKind; 9] = [
     known("198.51.100.7:5001", "192.0.2.100:80", false),
     known("198.51.100.7:5002", "192.0.2.100:80", false),
     known("198.51.100.8:5003", "192.0.2.100:80", false),
@@ -62,7 +62,7 @@ fn sent() -> impl Strategy<Value = Sent> {
     })
 }
 
-pub fn packet(flow: FlowKind, flags: u8) -> Packet {
+pub(crate) fn packet(flow: FlowKind, flags: u8) -> Packet {
     let (client, vip): (SocketAddr, SocketAddr) = (flow.client.parse().unwrap(), flow.vip.parse().unwrap());
     let ports = [client.port(), vip.port()];
     let segment = match flow.is_udp {
@@ -84,7 +84,7 @@ fn frame(sent: Sent, number: usize) -> Vec<u8> {
 }
 
 /// A gateway with the known flows, whose backends have slots above 4,352 if there are `many`.
-pub fn gateway(mode: Mode, many: bool) -> Rig {
+pub(crate) fn gateway(mode: Mode, many: bool) -> Rig {
     let mut rig = Rig::with_mode(mode);
     if many {
         let name = ServiceName::new("default", "many");
@@ -120,7 +120,7 @@ pub fn gateway(mode: Mode, many: bool) -> Rig {
 }
 
 /// The answer of the backend to the first packet of a flow.
-pub fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
+pub(crate) fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
     let (snat, backend) = ends(sent);
     let ports = [backend.port(), snat.port()];
     let mut answer = packet(flow, SYN | ACK);
@@ -133,7 +133,7 @@ pub fn answer(flow: FlowKind, sent: &[u8]) -> Vec<u8> {
 }
 
 /// A gateway with some workers and the known flows, each with its owner.
-pub fn workers(count: u8) -> Team {
+pub(crate) fn workers(count: u8) -> Team {
     let mut team = Team::in_turn(count);
     team.publish();
     for flow in FLOWS.into_iter().filter(|flow| flow.is_known) {
@@ -149,7 +149,7 @@ pub fn workers(count: u8) -> Team {
 }
 
 /// Puts a frame in at a port of the first worker.
-pub fn arrive_at_first(team: &mut Team, port: PortIndex, frame: &[u8]) {
+pub(crate) fn arrive_at_first(team: &mut Team, port: PortIndex, frame: &[u8]) {
     let frame = arriving_at(mac_of(port), frame);
     team.workers[0].port_mut(port).unwrap().arriving.push_back(MemoryBuffer::new(&frame, 1));
 }
