@@ -250,7 +250,7 @@ impl Backends {
     }
 
     fn flows_of(&self, slot: u32) -> u64 {
-        self.counters.iter().map(|counters| counters.all_flows_of(slot)).sum()
+        self.counters.iter().map(|counters| counters.flows_of(slot)).sum()
     }
 
     /// Whether flows may have used the backend in a slot, which was removed then. Nobody knows without counters.

@@ -190,11 +190,6 @@ impl WorkerCounters {
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Number of flows of the backend in a slot on this worker, over all frontends.
-    pub(crate) fn all_flows_of(&self, backend_slot: u32) -> u64 {
-        not_negative(self.sum_of(backend_slot, |of| of.flows.get()))
-    }
-
     /// Number of flows of the backend in a slot on this worker, by the frontends with these numbers: each takes a line of
     /// memory.
     pub(crate) fn flows_of(&self, backend_slot: u32, numbers: &FrontendNumberSet) -> u64 {
