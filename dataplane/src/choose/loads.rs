@@ -335,7 +335,8 @@ mod tests {
     fn only_flows_by_frontends_of_the_service_are_read() {
         let rig = Rig::new(1, &[1, 1]);
         let loads = rig.loads(Measure::Flows);
-        // Whatever the slot counted for others.
+        // Another service has many frontends, and the slot counted flows of one.
+        rig.counters[0].prepare(0, FrontendNumber::new(9));
         rig.counters[0].at(CounterSlot::new(0, FrontendNumber::new(9))).flows.add(100);
         assert_eq!([rig.flow(&loads, 0), rig.flow(&loads, 0)], [0, 1]);
         rig.numbers.set([FrontendNumber::new(9)].into_iter());
