@@ -193,12 +193,12 @@ impl Loads {
     }
 
     fn own(&self, worker: usize, player: usize) -> u64 {
-        self.counters.get(worker).map_or(0, |counters| counters.flows_of(self.players[player].slot, &self.numbers))
+        self.counters.get(worker).map_or(0, |counters| counters.flows_by(self.players[player].slot, &self.numbers))
     }
 
     fn others(&self, worker: usize, player: usize) -> u64 {
         let others = self.counters.iter().enumerate().filter(|(other, _)| *other != worker);
-        others.map(|(_, counters)| counters.flows_of(self.players[player].slot, &self.numbers)).sum()
+        others.map(|(_, counters)| counters.flows_by(self.players[player].slot, &self.numbers)).sum()
     }
 
     /// Refreshes all counts and plays all games.
@@ -269,7 +269,7 @@ mod tests {
         }
 
         fn end(&self, worker: usize, backend: usize) {
-            if self.counters[worker].flows_of(u32::try_from(backend).unwrap(), &self.numbers) > 0 {
+            if self.counters[worker].flows_by(u32::try_from(backend).unwrap(), &self.numbers) > 0 {
                 self.counters[worker].flow_ended(counted(u32::try_from(backend).unwrap()));
             }
         }
@@ -288,7 +288,7 @@ mod tests {
         }
 
         fn flows(&self) -> Vec<u64> {
-            let of = |b: &(BackendId, u16)| self.counters.iter().map(|c| c.flows_of(b.0.slot, &self.numbers)).sum();
+            let of = |b: &(BackendId, u16)| self.counters.iter().map(|c| c.flows_by(b.0.slot, &self.numbers)).sum();
             self.backends.iter().map(of).collect()
         }
     }
@@ -335,7 +335,8 @@ mod tests {
     fn only_flows_by_frontends_of_the_service_are_read() {
         let rig = Rig::new(1, &[1, 1]);
         let loads = rig.loads(Measure::Flows);
-        // Whatever the slot counted for others.
+        // Another service has many frontends, and the slot counted flows of one.
+        rig.counters[0].prepare(0, FrontendNumber::new(9));
         rig.counters[0].at(CounterSlot::new(0, FrontendNumber::new(9))).flows.add(100);
         assert_eq!([rig.flow(&loads, 0), rig.flow(&loads, 0)], [0, 1]);
         rig.numbers.set([FrontendNumber::new(9)].into_iter());

@@ -190,9 +190,15 @@ impl WorkerCounters {
         counts.fold(0, u64::wrapping_add)
     }
 
+    /// Number of flows of the backend in a slot on this worker.
+    #[must_use]
+    pub fn flows_of(&self, backend_slot: u32) -> u64 {
+        not_negative(self.sum_of(backend_slot, |counters| counters.flows.get()))
+    }
+
     /// Number of flows of the backend in a slot on this worker, by the frontends with these numbers: each takes a line of
     /// memory.
-    pub(crate) fn flows_of(&self, backend_slot: u32, numbers: &FrontendNumberSet) -> u64 {
+    pub(crate) fn flows_by(&self, backend_slot: u32, numbers: &FrontendNumberSet) -> u64 {
         let flows = numbers.iter().map(|number| self.at(CounterSlot::new(backend_slot, number)).flows.get());
         not_negative(flows.fold(0, u64::wrapping_add))
     }
@@ -281,11 +287,11 @@ mod tests {
         assert_eq!((counters.at(one).bytes(false), counters.at(two).bytes(false)), (100, 60));
         assert_eq!(counters.sum_of(7, |of| of.packets(false)), 2);
         let numbers = FrontendNumberSet::default();
-        assert_eq!(counters.flows_of(7, &numbers), 0, "of no frontend");
+        assert_eq!((counters.flows_of(7), counters.flows_by(7, &numbers)), (2, 0), "of all frontends, and of none");
         numbers.set([one, two].map(|slot| FrontendNumber::new(u32::try_from(slot.index() >> 17).unwrap())).into_iter());
-        assert_eq!((counters.flows_of(7, &numbers), counters.flows_of(8, &numbers)), (2, 0));
+        assert_eq!((counters.flows_by(7, &numbers), counters.flows_by(8, &numbers)), (2, 0));
         counters.at(two).flows.set(0);
-        assert_eq!(counters.flows_of(7, &numbers), 0, "not 2^64 - 1");
+        assert_eq!(counters.flows_by(7, &numbers), 0, "not 2^64 - 1");
     }
 
     #[test]
