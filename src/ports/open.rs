@@ -91,7 +91,10 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
     let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
-    let presences: Vec<Option<u64>> = settings.ports.iter().map(|port| port.device.presence()).collect();
+    let presence = |port: &PortSettings| {
+        port.device.presence().map_err(|source| PortsError::Presence { device: port.device.to_string(), source })
+    };
+    let presences: Vec<Option<u64>> = settings.ports.iter().map(presence).collect::<Result<_, _>>()?;
     let opened = open_devices(eal, settings, pool, &request)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
     let (owners, steerings) = steering::choose(workers, by_nic, Steering::own_hash(workers, seed), found);

@@ -107,7 +107,7 @@ impl Directory {
             let path = entry?.path();
             let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
             let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            if is_yaml && !is_hidden && path.is_file() {
+            if is_yaml && !is_hidden && may_be_file(&path) {
                 paths.insert(path);
             }
         }
@@ -148,6 +148,11 @@ impl Directory {
         }
         objects
     }
+}
+
+/// Whether there is a file, as far as is known: one that cannot be looked at has not been removed, and reading it says why.
+fn may_be_file(path: &Path) -> bool {
+    std::fs::metadata(path).map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |found| found.is_file())
 }
 
 impl File {
@@ -234,6 +239,22 @@ mod tests {
         assert!(objects.is_none() && notes.is_empty());
         fs::write(&file, service("a", 90)).unwrap();
         assert_eq!(ports(&directory.read().unwrap().0.unwrap())[0], ("a".to_owned(), 90));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_looked_at_is_not_a_removed_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        let mut directory = Directory::new(dir.path().to_owned());
+        fs::write(&file, service("a", 80)).unwrap();
+        directory.read().unwrap();
+        // A link to itself: every look at it is an error, though not that there is no such file.
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let (objects, notes) = directory.read().unwrap();
+        assert!(objects.is_none() && notes[0].contains("cannot be read"), "{notes:?}");
+        fs::remove_file(&file).unwrap();
+        assert!(ports(&directory.read().unwrap().0.unwrap()).is_empty());
     }
 
     #[test]
