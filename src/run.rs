@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use control::config::logging;
 use control::config::url::ControllerUrl;
 use control::controller::ControllerError;
 use control::gateways::socket::{ListenError, listen};
@@ -57,7 +58,7 @@ use crate::agent::{probe, zone};
 use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
 use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
 use crate::ports::dpdk::DpdkPort;
-use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
+use crate::ports::{Claim, ClaimError, PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Replication, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
@@ -83,6 +84,9 @@ pub enum RunError {
     /// A socket is in use or cannot be created.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Another gateway has an interface.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     /// A port, a twin or memory is unavailable.
     #[error(transparent)]
     Ports(#[from] PortsError),
@@ -112,12 +116,17 @@ pub enum Privileges {
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
+    // First: others create directories of theirs within it, and it with them.
+    if let Err(error) = persist::create_private(&settings.state_dir) {
+        tracing::warn!(dir = %settings.state_dir.display(), %error, "the state directory cannot be created");
+    }
     if privileges == Privileges::Needed {
         for (mechanism, error) in privileges::drop_unneeded(settings) {
             tracing::warn!(mechanism, error, "some privileges stay, because the kernel refuses to take them");
         }
     }
     worker_threads::keep_off(&settings.cores);
+    logging::write_from_thread().map_err(RunError::Runtime)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
         .thread_name("agent")
@@ -133,8 +142,14 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     // A socket in use is an error now: another gateway runs here. The server listens again once everything is ready.
     drop(listen(&settings.admin_listen.unix).await?);
+    // Held until the interfaces are given back. Without them, nothing here is of this process.
+    let _interfaces = Claim::interfaces(&settings.ports)?;
+    let table = Claim::route_table(settings.announce.table);
+    if let Err(error) = &table {
+        tracing::warn!(%error, "two gateways with `routed` pools need tables of their own: `announce.routeTable`");
+    }
     let ended = start_and_serve(settings, &reload, &stop).await;
-    if ended.is_err() {
+    if ended.is_err() && table.is_ok() {
         // Nobody forwards what routers send because of the routes that the process before may have left.
         stop::withdraw_routes(&VipRoutes::new(settings.announce), settings).await;
     }
@@ -142,6 +157,7 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
 }
 
 async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
+    persist::remove_temporary(&settings.state_dir, &[persist::STATE, flow_file::FLOWS]);
     let file = FlowFile::in_dir(&settings.state_dir);
     let flows = file.read();
     // With the same seed, the same workers own the flows.
