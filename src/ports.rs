@@ -6,7 +6,6 @@
 //! it when it appears.
 
 pub mod af_packet;
-mod claim;
 pub mod dpdk;
 mod error;
 mod handle;
@@ -25,7 +24,6 @@ use dataplane::Mac;
 use dataplane::workers::Steering;
 use dpdk_sys::Eal;
 
-pub use claim::{Claim, ClaimError};
 pub use error::PortsError;
 pub use handle::ReadPorts;
 use handle::{PortHandles, lock};

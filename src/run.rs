@@ -5,10 +5,12 @@
 //! DPDK, so that no thread inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later
 //! failures end only a task, and workers continue.
 
+mod claim;
 mod election;
 mod embedded_controller;
 mod fleet;
 mod flow_file;
+mod network;
 mod passing;
 mod privileges;
 mod replication;
@@ -58,10 +60,11 @@ use crate::agent::{probe, zone};
 use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
 use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
 use crate::ports::dpdk::DpdkPort;
-use crate::ports::{Claim, ClaimError, PortStates, Ports, PortsError, WorkerPorts};
+use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Replication, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
+use claim::{Claim, ClaimError};
 use flow_file::FlowFile;
 use passing::FlowPassing;
 use replication::FlowOutlets;
@@ -624,7 +627,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
     let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());
     let inputs = (linux, states, channels.network.clone(), settings.fixed_network());
-    supervisor.run("network", inputs, |(linux, states, network, fixed)| merge(linux, states, network, fixed));
+    supervisor.run("network", inputs, |(linux, states, network, fixed)| network::merge(linux, states, network, fixed));
 }
 
 /// The tasks that decide which VIPs of `routed` pools are announced, and write their routes.
@@ -652,33 +655,6 @@ fn supervise_announcement(
         }
         routes.announce(announced).await
     });
-}
-
-/// The network: tables of Linux, static entries of the configuration, and ports without link.
-async fn merge(
-    mut linux: watch::Receiver<Network>,
-    mut ports: watch::Receiver<PortStates>,
-    network: watch::Sender<Network>,
-    fixed: Network,
-) -> Result<(), Failure> {
-    loop {
-        tokio::select! {
-            changed = linux.changed() => changed?,
-            changed = ports.changed() => changed?,
-        }
-        let mut merged = linux.borrow_and_update().clone();
-        merged.routes.extend(&fixed.routes);
-        merged.neighbours.extend(&fixed.neighbours);
-        merged.addresses.extend(&fixed.addresses);
-        // A VLAN device of Linux takes precedence over a static link with the same tags.
-        let missing: Vec<_> =
-            fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
-        merged.vlans.extend(missing.into_iter().cloned());
-        merged.vlans.sort_by_key(|vlan| vlan.link);
-        let ports = ports.borrow_and_update().clone();
-        (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
-        network.send_replace(merged);
-    }
 }
 
 /// The inputs of the admin API, and the controller for requests of operators.

@@ -221,7 +221,11 @@ fn systemd_hears_of_the_start_a_reload_a_stalled_worker_and_the_stop() {
     socket.wait_for("WATCHDOG=1");
 
     let agent: Vec<_> = threads(&edge, "agent").iter().map(|id| edge.start_script("gw", "stop_thread.py", &[id])).collect();
-    until("the agent is stalled", || edge.log().contains("the agent does not run its tasks any longer").then_some(()));
+    until("the agent is stalled", || {
+        // As systemd does: a sender waits while its messages are not read.
+        while socket.line().is_some() {}
+        edge.log().contains("the agent does not run its tasks any longer").then_some(())
+    });
     while socket.line().is_some() {}
     let start = Instant::now();
     while start.elapsed() < FEEDS {

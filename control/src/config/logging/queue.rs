@@ -20,13 +20,13 @@ const LINE_OVERHEAD_BYTES: usize = 64;
 /// Lines that wait.
 #[derive(Debug)]
 pub(super) struct LineQueue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingLines>,
     changed: Condvar,
     lost: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingLines {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     has_writer: bool,
@@ -35,11 +35,11 @@ struct Waiting {
 
 impl LineQueue {
     pub(super) const fn new() -> Self {
-        let waiting = Waiting { lines: VecDeque::new(), bytes: 0, has_writer: false, is_writing: false };
+        let waiting = WaitingLines { lines: VecDeque::new(), bytes: 0, has_writer: false, is_writing: false };
         Self { waiting: Mutex::new(waiting), changed: Condvar::new(), lost: AtomicU64::new(0) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingLines> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,7 +117,7 @@ impl LineQueue {
 
     /// Waits until every line is written, `max` at most.
     pub(super) fn flush(&self, max: Duration) {
-        let is_busy = |waiting: &mut Waiting| waiting.has_writer && (waiting.is_writing || !waiting.lines.is_empty());
+        let is_busy = |waiting: &mut WaitingLines| waiting.has_writer && (waiting.is_writing || !waiting.lines.is_empty());
         drop(self.changed.wait_timeout_while(self.lock(), max, is_busy));
     }
 }

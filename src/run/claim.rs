@@ -50,7 +50,7 @@ pub enum ClaimError {
 
 /// A claim of this process, until it is dropped.
 #[derive(Debug)]
-pub struct Claim {
+pub(super) struct Claim {
     /// None: a user without privileges holds the name.
     _name: Option<UnixListener>,
 }
@@ -61,7 +61,7 @@ impl Claim {
     ///
     /// # Errors
     /// If another gateway holds one of them; then none is claimed.
-    pub fn interfaces(ports: &[PortSettings]) -> Result<Vec<Self>, ClaimError> {
+    pub(super) fn interfaces(ports: &[PortSettings]) -> Result<Vec<Self>, ClaimError> {
         let mut names = BTreeSet::new();
         for port in ports {
             let parts = port.device.parts();
@@ -75,7 +75,7 @@ impl Claim {
     ///
     /// # Errors
     /// If another gateway holds it.
-    pub fn route_table(table: u32) -> Result<Self, ClaimError> {
+    pub(super) fn route_table(table: u32) -> Result<Self, ClaimError> {
         Self::take(&format!("route table {table}"))
     }
 
