@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use control::config::Logs;
+use control::config::{Logs, logging};
 use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs, RunArgs};
 use sluice::reload::Reload;
 use sluice::run::{self, Privileges, RunError};
@@ -34,12 +34,14 @@ fn run_gateway(RunArgs { config: args, no_sandbox }: &RunArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(errors) => return invalid(&errors),
     };
-    control::config::logging::start(settings.logs);
+    logging::start(settings.logs);
     let reload = Reload::new(args.config.clone(), args.choice(), settings.clone());
-    match run::run(&settings, reload, privileges) {
+    let code = match run::run(&settings, reload, privileges) {
         Err(RunError::Controller(error)) if error.is_configuration() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
-    }
+    };
+    logging::flush();
+    code
 }
 
 /// Prints the effective settings, which are themselves a valid file.
@@ -68,7 +70,7 @@ fn run_doctor(args: &DoctorArgs) -> ExitCode {
 }
 
 fn invalid(errors: &impl Display) -> ExitCode {
-    eprintln!("{errors}");
+    logging::print(&errors.to_string());
     ExitCode::from(2)
 }
 
@@ -76,7 +78,7 @@ fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sluiced: {error}");
+            logging::print(&format!("sluiced: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -90,7 +92,7 @@ fn run_bench(args: &BenchArgs) -> ExitCode {
 }
 
 fn run_replay(args: &ReplayArgs) -> ExitCode {
-    control::config::logging::start(Logs::default());
+    logging::start(Logs::default());
     match replay::replay(args, &mut BufWriter::new(io::stdout().lock())) {
         // The errors of a configuration begin with its name.
         Err(error @ ReplayError::Settings(_)) => invalid(&error),

@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 use control::gateways::socket::listen_tcp;
 use control::healthz::{self, Pages, Unwell};
-use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_build};
+use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_program};
 use dataplane::DropReason;
-use http::Response;
 use http::request::Parts;
+use http::{HeaderMap, Response};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use prometheus_client::collector::Collector;
@@ -121,6 +121,11 @@ impl Pages for GatewayPages {
         Some((format.content_type(), format.text(self.clone())))
     }
 
+    /// Metrics show as much of a gateway as its page does.
+    fn is_addressed(&self, headers: &HeaderMap) -> bool {
+        self.status_page.is_addressed_directly(headers)
+    }
+
     fn page(&self, request: &Parts) -> Option<Response<Full<Bytes>>> {
         self.status_page.answer(request, &self.sources, &self.workers)
     }
@@ -129,7 +134,7 @@ impl Pages for GatewayPages {
 impl Collector for GatewayPages {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (mut writer, sources) = (MetricWriter::new(encoder), &self.sources);
-        write_build(&mut writer, "sluiced", &sources.version)?;
+        write_program(&mut writer, "sluiced", &sources.version)?;
         writer.gauge(&READY, u64::from(sources.served.borrow().ready))?;
         writer.gauge(&DRAINING, u64::from(*sources.draining.borrow() || self.leaving.is_cancelled()))?;
         writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;

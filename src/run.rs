@@ -5,10 +5,12 @@
 //! inherits EAL's CPU mask. A resource that is unavailable at the start is an error. Later failures end only a task, and
 //! workers continue.
 
+mod claim;
 mod election;
 mod embedded_controller;
 mod fleet;
 mod flow_file;
+mod network;
 mod passing;
 mod privileges;
 mod probes;
@@ -21,6 +23,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use control::config::logging;
 use control::config::url::ControllerUrl;
 use control::controller::ControllerError;
 use control::gateways::socket::{ListenError, listen};
@@ -61,6 +64,7 @@ use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Replication, Settings, StateSource, Twin};
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
+use claim::{Claim, ClaimError};
 use flow_file::FlowFile;
 use passing::FlowPassing;
 use probes::{ProbeResults, ProbeSources};
@@ -84,6 +88,9 @@ pub enum RunError {
     /// A socket is in use or cannot be created.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Another gateway has an interface.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     /// A port, a twin or memory is unavailable.
     #[error(transparent)]
     Ports(#[from] PortsError),
@@ -113,12 +120,17 @@ pub enum Privileges {
 /// # Errors
 /// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
+    // First: others create directories of theirs within it, and it with them.
+    if let Err(error) = persist::create_private(&settings.state_dir) {
+        tracing::warn!(dir = %settings.state_dir.display(), %error, "the state directory cannot be created");
+    }
     if privileges == Privileges::Needed {
         for (mechanism, error) in privileges::drop_unneeded(settings) {
             tracing::warn!(mechanism, error, "some privileges stay, because the kernel refuses to take them");
         }
     }
     worker_threads::keep_off(&settings.cores);
+    logging::write_from_thread().map_err(RunError::Runtime)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(AGENT_THREADS)
         .thread_name("agent")
@@ -134,8 +146,14 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
     reload_on_signal(Arc::clone(&reload)).map_err(RunError::Runtime)?;
     // A socket in use is an error now: another gateway runs here. The server listens again once everything is ready.
     drop(listen(&settings.admin_listen.unix).await?);
+    // Held until the interfaces are given back. Without them, nothing here is of this process.
+    let _interfaces = Claim::interfaces(&settings.ports)?;
+    let table = Claim::route_table(settings.announce.table);
+    if let Err(error) = &table {
+        tracing::warn!(%error, "two gateways with `routed` pools need tables of their own: `announce.routeTable`");
+    }
     let ended = start_and_serve(settings, &reload, &stop).await;
-    if ended.is_err() {
+    if ended.is_err() && table.is_ok() {
         // Nobody forwards what routers send because of the routes that the process before may have left.
         stop::withdraw_routes(&VipRoutes::new(settings.announce), settings).await;
     }
@@ -143,6 +161,7 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
 }
 
 async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
+    persist::remove_temporary(&settings.state_dir, &[persist::STATE, flow_file::FLOWS]);
     let file = FlowFile::in_dir(&settings.state_dir);
     let flows = file.read();
     // With the same seed, the same workers own the flows.
@@ -603,7 +622,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
     let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());
     let inputs = (linux, states, channels.network.clone(), settings.fixed_network());
-    supervisor.run("network", inputs, |(linux, states, network, fixed)| merge(linux, states, network, fixed));
+    supervisor.run("network", inputs, |(linux, states, network, fixed)| network::merge(linux, states, network, fixed));
 }
 
 /// The tasks that decide which VIPs of `routed` pools are announced, and write their routes.
@@ -631,34 +650,6 @@ fn supervise_announcement(
         }
         routes.announce(announced).await
     });
-}
-
-/// The network: tables of Linux, static entries of the configuration, and ports without link.
-async fn merge(
-    mut linux: watch::Receiver<Network>,
-    mut ports: watch::Receiver<PortStates>,
-    network: watch::Sender<Network>,
-    fixed: Network,
-) -> Result<(), Failure> {
-    loop {
-        tokio::select! {
-            changed = linux.changed() => changed?,
-            changed = ports.changed() => changed?,
-        }
-        let mut merged = linux.borrow_and_update().clone();
-        merged.routes.extend(&fixed.routes);
-        merged.neighbours.extend(&fixed.neighbours);
-        merged.addresses.extend(&fixed.addresses);
-        // A VLAN device of Linux takes precedence over a static link with the same tags.
-        let missing: Vec<_> =
-            fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
-        merged.vlans.extend(missing.into_iter().cloned());
-        merged.vlans.sort_by_key(|vlan| vlan.link);
-        merged.interfaces = merged.interfaces.or_else(|| fixed.interfaces.clone());
-        let ports = ports.borrow_and_update().clone();
-        (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
-        network.send_replace(merged);
-    }
 }
 
 /// The inputs of the admin API, and the controller for requests of operators.

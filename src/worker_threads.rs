@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 
+use control::config::logging;
 use core_affinity::CoreId;
 use dataplane::Doorbell;
 use dpdk_sys::{Eal, RegisteredThread, cycles};
@@ -310,6 +311,7 @@ pub fn spawn(
 pub(crate) fn or_abort(last_words: &str, run: impl FnOnce() + UnwindSafe) {
     if catch_unwind(run).is_err() {
         tracing::error!(thread = thread::current().name(), "{last_words}");
+        logging::flush();
         std::process::abort();
     }
 }

@@ -5,6 +5,11 @@
 mod edge;
 
 use std::fs;
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+
+use rustix::process::{Resource, Rlimit, prlimit};
 
 use edge::{Edge, REQUEST_S, until};
 
@@ -126,4 +131,152 @@ fn an_unhealthy_server_gets_no_requests_until_it_recovers() {
     until("the server is healthy again", || (edge.healthy("demo/web")? == 2).then_some(()));
     assert_eq!(request_all(&edge, 20), ["b12"]);
     edge.assert_account();
+}
+
+/// Sets the number of files that the gateway may have open.
+fn limit_descriptors(edge: &Edge, count: u64) {
+    let limit = Rlimit { current: Some(count), maximum: Some(4096) };
+    prlimit(Some(edge.pid()), Resource::Nofile, limit).unwrap();
+}
+
+fn is_open(connection: &UnixStream) -> bool {
+    let mut connection = connection;
+    connection.set_nonblocking(true).unwrap();
+    let mut byte = [0; 256];
+    loop {
+        match connection.read(&mut byte) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[test]
+fn idle_connections_to_the_sockets_of_the_admin_api_take_a_bounded_number_of_descriptors() {
+    let Some(mut edge) = start_gateway("idle connections", "idl") else { return };
+    limit_descriptors(&edge, 256);
+    for socket in ["admin-view.sock", "admin.sock"] {
+        let connect = |_| until("a connection", || UnixStream::connect(edge.path(socket)).ok());
+        let idle: Vec<_> = (0..300).map(connect).collect();
+        until("all but 32 are closed", || (idle.iter().filter(|idle| is_open(idle)).count() <= 32).then_some(()));
+        let ports = until("the admin API answers", || edge.ports());
+        assert!(ports.iter().all(|port| port.link == "up"), "{ports:?}");
+    }
+    request_all(&edge, 20);
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}
+
+#[test]
+fn a_gateway_without_a_free_descriptor_keeps_its_ports() {
+    let Some(mut edge) = start_gateway("no descriptors", "nod") else { return };
+    let carrier = |value: &str| {
+        let shown = edge.run("gw", &["cat", "/sys/class/net/cluster/carrier"]);
+        (String::from_utf8_lossy(&shown.stdout).trim() == value).then_some(())
+    };
+    limit_descriptors(&edge, 1);
+    for _ in 0..3 {
+        // The gateway still looks at its devices and their links.
+        edge.script("in_ns gw ip link set cluster0 down");
+        until("no carrier", || carrier("0"));
+        edge.script("in_ns gw ip link set cluster0 up");
+        until("the carrier", || carrier("1"));
+    }
+    until("an answer", || edge.curl(VIP));
+    request_all(&edge, 20);
+    limit_descriptors(&edge, 4096);
+    let ports = until("the admin API answers", || edge.ports());
+    assert!(ports.iter().all(|port| port.link == "up"), "{ports:?}");
+    assert!(!edge.log().contains("disappeared"), "{}", edge.log());
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}
+
+/// What a gateway changes at the interface of its uplink.
+fn changes(edge: &Edge) -> [String; 3] {
+    let shown = |command: &[&str]| String::from_utf8(edge.run("gw", command).stdout).unwrap();
+    let promiscuity = shown(&["ip", "-d", "link", "show", "uplink0"]);
+    [
+        filters(edge),
+        shown(&["cat", "/proc/sys/net/ipv6/conf/uplink0/disable_ipv6"]),
+        promiscuity.split("promiscuity ").nth(1).unwrap()[..1].to_owned(),
+    ]
+}
+
+#[test]
+fn a_second_gateway_over_the_same_interfaces_is_refused_and_changes_nothing() {
+    let Some(mut edge) = start_gateway("a second gateway", "sec") else { return };
+    edge.script("in_ns gw ip route add table 150 blackhole 192.0.2.222/32 proto 150");
+    let before = changes(&edge);
+    assert!(before[0].contains("pref 49021"), "{before:?}");
+    let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
+    for (name, ports) in [("same", ["uplink", "cluster"]), ("other", ["north", "south"])] {
+        let text = text.replace("name: uplink", &format!("name: {}", ports[0]));
+        let text = text.replace("name: cluster", &format!("name: {}", ports[1]));
+        let (dir, own) = (edge.dir.path().display().to_string(), edge.path(name));
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join("sluice.yaml"), text.replace(&dir, &own.display().to_string())).unwrap();
+        let (program, file) = (env!("CARGO_BIN_EXE_sluiced"), own.join("sluice.yaml"));
+        let run = edge.run("gw", &[program, "run", "--config", file.to_str().unwrap(), "--manifests", own.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&run.stderr).into_owned() + &String::from_utf8_lossy(&run.stdout);
+        assert!(!run.status.success() && said.contains("in use by another gateway"), "{said}");
+        assert!(said.contains(&format!("process {}", edge.pid().as_raw_nonzero())), "{said}");
+        assert_eq!(changes(&edge), before, "{name}");
+    }
+    let routes = edge.run("gw", &["ip", "route", "show", "table", "150"]).stdout;
+    assert!(String::from_utf8_lossy(&routes).contains("192.0.2.222"), "the routes to VIPs stay");
+    for _ in 0..8 {
+        assert!(edge.curl(NODE_PORT).is_some(), "{}", edge.log());
+    }
+    request_all(&edge, 8);
+    // A gateway that runs notices what another program undoes.
+    edge.script("in_ns gw tc qdisc del dev uplink0 clsact");
+    until("the filter is in place again", || filters(&edge).contains("pref 49021").then_some(()));
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+    assert!(filters(&edge).is_empty(), "the filter is removed at the end");
+}
+
+/// The value of a metric without labels.
+fn metric(edge: &Edge, name: &str) -> Option<u64> {
+    let text = edge.run("gw", &["curl", "-s", "--max-time", REQUEST_S, "http://127.0.0.1:9435/metrics"]).stdout;
+    let text = String::from_utf8(text).unwrap();
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_nothing_up_and_its_lost_lines_are_counted() {
+    let Some(mut edge) = Edge::with_af_packet("a log that nobody reads", "unr") else { return };
+    edge.configure_af_packet("logs: {level: trace}\n");
+    edge.write_demo_manifests();
+    let (reader, writer) = std::io::pipe().unwrap();
+    edge.spawn_logging_to(writer, &[]);
+    // Every request to the admin API makes hundreds of lines of level trace.
+    until("lines are lost", || metric(&edge, "sluice_log_lost_lines_total ").filter(|lost| edge.status().is_some() && *lost > 0));
+    until("the gateway serves", || edge.status().filter(|status| status.ready));
+    wait_for_answers(&edge);
+    request_all(&edge, 20);
+    let elsewhere = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Host: attacker.example"];
+    let refused = edge.run("gw", &[&elsewhere[..], &["http://127.0.0.1:9435/metrics"]].concat());
+    assert_eq!(String::from_utf8_lossy(&refused.stdout), "421", "a site whose name leads here gets no metrics");
+    assert_eq!(edge.stop(false), Some(0));
+    drop(reader);
+}
+
+#[test]
+fn the_state_directory_is_private_and_leftovers_of_a_full_disk_go_at_the_start() {
+    let Some(mut edge) = Edge::with_af_packet("the state directory", "std") else { return };
+    edge.write_demo_manifests();
+    // Status files are within it, so several parts of the program would create it.
+    let (state, file) = (edge.path("state"), edge.path("sluice.yaml"));
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("/status\n", "/state/status\n")).unwrap();
+    edge.start();
+    let mode = || fs::metadata(&state).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o700);
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+    for name in ["flows.new", "state.new"] {
+        fs::write(state.join(name), "half").unwrap();
+    }
+    edge.start();
+    until("temporary files are gone", || (!state.join("flows.new").exists() && !state.join("state.new").exists()).then_some(()));
+    assert_eq!((mode(), edge.stop(false)), (0o700, Some(0)), "{}", edge.log());
 }

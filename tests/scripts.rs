@@ -7,8 +7,10 @@ mod edge;
 mod pages;
 
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use edge::{built_program, can_create_namespaces, controller_program, missing_capabilities, skip};
 
@@ -39,6 +41,27 @@ fn every_script_is_correct_bash() {
         let output = Command::new("bash").arg("-n").arg(&script).output().unwrap();
         assert!(output.status.success(), "{}: {}", script.display(), text(&output));
     }
+}
+
+/// The summary of `make test` names the tests that did not run.
+#[test]
+fn tests_that_are_left_out_are_listed_by_program_and_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = |name: &str, lines: &str| {
+        let path = dir.path().join(name);
+        let asked = "\"$*\" = '--list --ignored --format terse'";
+        fs::write(&path, format!("#!/bin/sh\n[ {asked} ] && printf '{lines}'\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        format!("{}\t{name}\t{}\n", dir.path().display(), path.display())
+    };
+    let programs = program("fleet", "matrix::every_event: test\nother::bench: benchmark\n") + &program("quick", "");
+    let mut listed = Command::new(root().join(".ci/ignored-tests")).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    listed.stdin.take().unwrap().write_all(programs.as_bytes()).unwrap();
+    let output = listed.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "fleet: matrix::every_event\n");
+    let summary = fs::read_to_string(root().join(".ci/test")).unwrap();
+    assert!(summary.contains(".ci/ignored-tests <\"$logs/programs\"") && summary.contains("levels: $(paste"), "{summary}");
 }
 
 /// The short run of `make bench-wire` fails by itself if a request fails. How fast anything is depends on the machine.

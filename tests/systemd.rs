@@ -61,11 +61,11 @@ fn livez(edge: &Edge) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The thread of a worker, by its name.
-fn thread(edge: &Edge, name: &str) -> String {
-    let mut tasks = fs::read_dir(format!("/proc/{}/task", edge.pid().as_raw_nonzero())).unwrap().map(|task| task.unwrap());
+/// The threads of a gateway of this name.
+fn threads(edge: &Edge, name: &str) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", edge.pid().as_raw_nonzero())).unwrap().map(|task| task.unwrap());
     let is_named = |task: &fs::DirEntry| fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name);
-    tasks.find(is_named).unwrap().file_name().into_string().unwrap()
+    tasks.filter(is_named).map(|task| task.file_name().into_string().unwrap()).collect()
 }
 
 /// Every thread: no capability of which an af_packet port has no need, no new privileges, and a seccomp filter.
@@ -209,7 +209,7 @@ fn systemd_hears_of_the_start_a_reload_a_stalled_worker_and_the_stop() {
     let stalled = "sluice_worker_stalled{worker=\"0\"}";
     until("metrics are served", || metric(&edge, stalled).filter(|value| value == "0"));
     assert_eq!(livez(&edge), "200");
-    let stopped = edge.start_script("gw", "stop_thread.py", &[&thread(&edge, "sluice-worker-0")]);
+    let stopped = edge.start_script("gw", "stop_thread.py", &[&threads(&edge, "sluice-worker-0")[0]]);
     until("the worker is stalled", || metric(&edge, stalled).filter(|value| value == "1"));
     assert_eq!(livez(&edge), "503");
     while socket.line().is_some() {}
@@ -218,6 +218,20 @@ fn systemd_hears_of_the_start_a_reload_a_stalled_worker_and_the_stop() {
         assert_ne!(socket.line().as_deref(), Some("WATCHDOG=1"), "not while a worker is stalled");
     }
     drop(stopped);
+    socket.wait_for("WATCHDOG=1");
+
+    let agent: Vec<_> = threads(&edge, "agent").iter().map(|id| edge.start_script("gw", "stop_thread.py", &[id])).collect();
+    until("the agent is stalled", || {
+        // As systemd does: a sender waits while its messages are not read.
+        while socket.line().is_some() {}
+        edge.log().contains("the agent does not run its tasks any longer").then_some(())
+    });
+    while socket.line().is_some() {}
+    let start = Instant::now();
+    while start.elapsed() < FEEDS {
+        assert_ne!(socket.line().as_deref(), Some("WATCHDOG=1"), "not while the agent is stalled");
+    }
+    drop(agent);
     socket.wait_for("WATCHDOG=1");
     until("the worker polls", || metric(&edge, stalled).filter(|value| value == "0"));
     assert!(edge.curl("http://192.0.2.100/").is_some(), "it forwards again");

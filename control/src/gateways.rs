@@ -5,6 +5,7 @@
 pub mod arbiter;
 pub mod fleet_queries;
 pub mod listener;
+pub(crate) mod local_connections;
 pub mod programming;
 pub mod publish;
 pub mod registry;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -25,8 +25,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::gateways::listener::{NewestTasks, ServerTls, not_accepted};
+use crate::gateways::listener::{NewestTasks, ServerTls};
 use crate::gateways::publish::Published;
+use crate::gateways::socket::not_accepted;
 use crate::kubernetes::lease::Leadership;
 use crate::store::override_editor::{OverrideEditor, OverridesState};
 
@@ -79,6 +80,10 @@ impl Drop for RunningPlanner {
     }
 }
 
+/// The answer to a request for a host that is not of this machine.
+pub const MISDIRECTED: &str = "expected an IP address, `localhost`, or the name of the gateway or of its machine as the host of \
+                               the URL: another name may lead here on behalf of another site";
+
 /// Why a probe fails: a sentence for its answer.
 pub type Unwell = &'static str;
 
@@ -99,6 +104,11 @@ pub trait Pages: Clone + Send + Sync + 'static {
     /// The metrics in a format that the header `Accept` allows, and its `Content-Type`; `None` where none are served.
     /// May block.
     fn metrics(&self, accept: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)>;
+
+    /// Whether `/metrics` is answered to a request with these headers.
+    fn is_addressed(&self, _headers: &HeaderMap) -> bool {
+        true
+    }
 
     /// The answer to a GET or HEAD request of any other path; `None` if there is no such page. May block.
     fn page(&self, _request: &Parts) -> Option<Response<Full<Bytes>>> {
@@ -183,6 +193,7 @@ async fn respond(request: Request<Incoming>, pages: &impl Pages) -> Result<Respo
     let result = match path {
         "/livez" => pages.live(),
         "/readyz" => pages.ready().await,
+        "/metrics" if !pages.is_addressed(request.headers()) => return Ok(answer(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)),
         "/metrics" => return Ok(metrics(&request, pages).await),
         _ => return Ok(other_page(request, pages).await),
     };
@@ -260,8 +271,12 @@ mod tests {
 
     /// Code and text of the answer to a request of one line.
     async fn asked(address: std::net::SocketAddr, request: &str) -> (u16, String) {
+        asked_of(address, request, "a").await
+    }
+
+    async fn asked_of(address: std::net::SocketAddr, request: &str, host: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(format!("{request} HTTP/1.1\r\nhost: a\r\n\r\n").as_bytes()).await.unwrap();
+        stream.write_all(format!("{request} HTTP/1.1\r\nhost: {host}\r\n\r\n").as_bytes()).await.unwrap();
         let mut text = String::new();
         tokio::time::timeout(WAIT, stream.read_to_string(&mut text)).await.unwrap().unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -285,6 +300,41 @@ mod tests {
         assert_eq!(asked(address, "POST /livez").await.0, 405);
         assert_eq!(asked(address, "GET /").await.0, 404);
         assert_eq!(asked(address, "GET /metrics").await.0, 404, "on the address of probes");
+        stop.cancel();
+        serving.await.unwrap();
+    }
+
+    /// Pages of which no host but `gateway` gets the metrics.
+    #[derive(Clone)]
+    struct Guarded;
+
+    impl Pages for Guarded {
+        fn live(&self) -> Result<(), Unwell> {
+            Ok(())
+        }
+
+        async fn ready(&self) -> Result<(), Unwell> {
+            Ok(())
+        }
+
+        fn metrics(&self, _: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)> {
+            Some(("text/plain", Ok("secret".to_owned())))
+        }
+
+        fn is_addressed(&self, headers: &HeaderMap) -> bool {
+            headers.get(header::HOST).is_some_and(|host| host == "gateway")
+        }
+    }
+
+    #[tokio::test]
+    async fn metrics_are_not_given_to_a_host_that_is_not_of_this_machine() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve(listener, Guarded, stop.clone()));
+        assert_eq!(asked(address, "GET /metrics").await, (421, format!("{MISDIRECTED}\n")));
+        assert_eq!(asked_of(address, "GET /metrics", "gateway").await, (200, "secret".to_owned()));
+        assert_eq!(asked(address, "GET /livez").await.0, 200, "probes are public");
         stop.cancel();
         serving.await.unwrap();
     }

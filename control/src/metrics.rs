@@ -12,6 +12,7 @@ use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::info::Info;
 use proto::FleetStatus;
 
@@ -19,6 +20,7 @@ pub use exposition::TextFormat;
 pub use family::{MetricFamily, MetricWriter, SizeCounts};
 
 use crate::admin::View;
+use crate::config::logging;
 use crate::gateways::registry::Gateways;
 use crate::healthz::{Pages, Probes, Unwell};
 use crate::kubernetes::lease::Leadership;
@@ -28,6 +30,11 @@ use crate::plan::addresses::Figures;
 const POOLS_MAX: usize = 1_000;
 
 const BUILD: MetricFamily = MetricFamily::info("sluice_build", "The program and its version.");
+const LOG_LOST: MetricFamily = MetricFamily::counter(
+    "sluice_log_lost",
+    "lines",
+    "Log lines that were lost, because stderr was not read fast enough or could not be written.",
+);
 const LEADING: MetricFamily = MetricFamily::gauge("sluice_controller_leading", "", "1 while this replica leads.");
 const TERMS: MetricFamily =
     MetricFamily::counter("sluice_controller", "terms", "How often this replica began to lead; 0 without an API server.");
@@ -173,7 +180,7 @@ fn write_fleet(writer: &mut MetricWriter<'_>, gateways: &Gateways) -> fmt::Resul
 impl Collector for ControllerMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = MetricWriter::new(encoder);
-        write_build(&mut writer, "sluice-controller", env!("CARGO_PKG_VERSION"))?;
+        write_program(&mut writer, "sluice-controller", env!("CARGO_PKG_VERSION"))?;
         self.write(&mut writer)
     }
 }
@@ -182,7 +189,8 @@ impl Collector for ControllerMetrics {
 ///
 /// # Errors
 /// If the exposition cannot be written.
-pub fn write_build(writer: &mut MetricWriter<'_>, program: &'static str, version: &str) -> fmt::Result {
+pub fn write_program(writer: &mut MetricWriter<'_>, program: &'static str, version: &str) -> fmt::Result {
+    writer.metric(&LOG_LOST, &ConstCounter::new(logging::lost_lines()))?;
     writer.metric(&BUILD, &Info::new([("program", program.to_owned()), ("version", version.to_owned())]))
 }
 

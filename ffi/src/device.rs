@@ -3,6 +3,7 @@
 //! Not here: whether the device exists. That is checked when it is attached.
 
 use std::fmt;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
@@ -187,18 +188,24 @@ impl Device {
     }
 
     /// Identifies the device that exists on this machine now: the index of the interface that it uses, the inode of a
-    /// PCI device in sysfs, or 0 for others. None if the interface does not exist in the network namespace of the
-    /// calling thread, or the device is not on the PCI bus. A device that is removed and created again has another
+    /// PCI device in sysfs, or 0 for others. None if the interface does not exist in the network namespace of this
+    /// process, or the device is not on the PCI bus. A device that is removed and created again has another
     /// identity.
-    #[must_use]
-    pub fn presence(&self) -> Option<u64> {
+    ///
+    /// # Errors
+    /// If Linux does not say whether it exists. This is not its absence.
+    pub fn presence(&self) -> io::Result<Option<u64>> {
         match (self, self.interface()) {
             (Self::Pci { address, .. }, _) => {
                 let entry = Path::new("/sys/bus/pci/devices").join(address.to_string());
-                std::fs::metadata(entry).ok().map(|found| found.ino())
+                match std::fs::metadata(entry) {
+                    Ok(found) => Ok(Some(found.ino())),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(error),
+                }
             }
-            (_, Some(interface)) => interface::index(interface).map(u64::from),
-            (Self::Virtual { .. }, None) => Some(0),
+            (_, Some(interface)) => Ok(interface::index(interface)?.map(u64::from)),
+            (Self::Virtual { .. }, None) => Ok(Some(0)),
         }
     }
 

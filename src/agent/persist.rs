@@ -85,6 +85,9 @@ pub enum StateFileDamage {
     Value(#[from] ConvertError),
 }
 
+/// Name of the file of the state.
+pub const STATE: &str = "state";
+
 impl StateFile {
     /// The file in `dir`; it may not exist yet.
     #[must_use]
@@ -104,7 +107,7 @@ impl StateFile {
     /// # Errors
     /// If there is a file and it is unusable.
     pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<KnownBefore>, LoadError> {
-        let path = self.path("state");
+        let path = self.path(STATE);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -157,17 +160,66 @@ impl StateFile {
     /// # Errors
     /// The error of the operating system.
     pub fn save(&self, state: &State, draining: bool, now: SystemTime) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        let new = self.path("state.new");
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(&encode(state, draining, now))?;
-        file.sync_all()?;
-        fs::rename(&new, self.path("state"))?;
+        replace(&self.dir, STATE, [encode(state, draining, now).as_slice()].into_iter(), File::sync_all)?;
         File::open(&self.dir)?.sync_all()
+    }
+}
+
+/// Creates a directory that only its owner may enter, unless there is one.
+///
+/// # Errors
+/// The error of the operating system.
+pub fn create_private(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+/// Replaces the file `name` of a private directory: mode 0600, complete before it gets its name. `finish` is called with
+/// the written file. After an error, the file is the former one, and nothing of the new one takes room on the disk.
+///
+/// # Errors
+/// The error of the operating system.
+pub fn replace<'a>(
+    dir: &Path,
+    name: &str,
+    bytes: impl Iterator<Item = &'a [u8]>,
+    finish: fn(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    create_private(dir)?;
+    let new = temporary(dir, name);
+    remove(&new)?;
+    let written = write(&new, bytes, finish).and_then(|()| fs::rename(&new, dir.join(name)));
+    if written.is_err() {
+        // The error of the write says more.
+        let _ = fs::remove_file(&new);
+    }
+    written
+}
+
+fn write<'a>(path: &Path, mut bytes: impl Iterator<Item = &'a [u8]>, finish: fn(&File) -> io::Result<()>) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    bytes.try_for_each(|bytes| file.write_all(bytes))?;
+    finish(&file)
+}
+
+/// Removes what a process that was killed while it wrote has left of the files `names`: as large as the files, it could
+/// take the room that they need.
+pub fn remove_temporary(dir: &Path, names: &[&str]) {
+    for path in names.iter().map(|name| temporary(dir, name)) {
+        if let Err(error) = remove(&path) {
+            tracing::warn!(path = %path.display(), %error, "a temporary file of an earlier process cannot be removed");
+        }
+    }
+}
+
+fn temporary(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.new"))
+}
+
+/// Removes a file; one that does not exist is no error.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -239,7 +291,7 @@ pub async fn run(
             }
         }
         let Some(GatewayState { state, .. }) = known.borrow_and_update().clone() else { continue };
-        let (file, path, draining) = (file.clone(), file.path("state"), *draining.borrow_and_update());
+        let (file, path, draining) = (file.clone(), file.path(STATE), *draining.borrow_and_update());
         let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, SystemTime::now())).await?;
         stored.send_replace(saved.is_ok());
         saved.map_err(|error| {
@@ -279,7 +331,7 @@ mod tests {
         file.save(&state, false, now).unwrap();
         assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(with(&state, Origin::Disk, false)));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&file.path("state")), mode(&file.dir)), (0o600, 0o700));
+        assert_eq!((mode(&file.path(STATE)), mode(&file.dir)), (0o600, 0o700));
         assert!(!file.path("state.new").exists());
     }
 
@@ -292,14 +344,14 @@ mod tests {
     #[test]
     fn a_file_cut_short_or_changed_anywhere_is_moved_aside() {
         let (_dir, file, _, now) = saved();
-        let good = fs::read(file.path("state")).unwrap();
+        let good = fs::read(file.path(STATE)).unwrap();
         for i in 0..good.len() {
             assert!(decode(&good[..i]).is_err(), "cut at {i}");
             let mut changed = good.clone();
             changed[i] ^= 1;
             assert!(decode(&changed).is_err(), "changed at {i}");
         }
-        fs::write(file.path("state"), &good[..good.len() - 1]).unwrap();
+        fs::write(file.path(STATE), &good[..good.len() - 1]).unwrap();
         assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what, .. }) if matches!(*what, StateFileDamage::Checksum)));
         assert!(file.path("state.broken").exists());
         assert_eq!(file.load(now, DAY).unwrap(), None);
@@ -319,6 +371,30 @@ mod tests {
         fs::write(file.path("state.new"), b"half").unwrap();
         assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
         file.save(&state, false, now).unwrap();
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_the_former_file_and_no_temporary_one() {
+        let (_dir, file, state, now) = saved();
+        // As on a full disk: the bytes are written, and making them last fails.
+        let full = |_: &File| Err(io::ErrorKind::StorageFull.into());
+        let failed = replace(&file.dir, STATE, [&b"more than fits"[..]].into_iter(), full);
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(!file.path("state.new").exists());
+        assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
+    }
+
+    #[test]
+    fn temporary_files_of_an_earlier_process_go_at_the_start() {
+        let (_dir, file, state, now) = saved();
+        for name in ["state.new", "flows.new", "other.new"] {
+            fs::write(file.path(name), "half").unwrap();
+        }
+        remove_temporary(&file.dir, &[STATE, "flows"]);
+        let left = ["state.new", "flows.new", "other.new"].map(|name| file.path(name).exists());
+        assert_eq!(left, [false, false, true]);
+        remove_temporary(&file.dir, &[STATE]);
+        assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
     }
 
     #[test]

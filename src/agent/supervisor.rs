@@ -84,7 +84,7 @@ impl Supervisor {
         Run: Future<Output = Result<T, E>> + Send + 'static,
         E: Into<Failure>,
     {
-        self.keep(name, OnShutdown::Dropped, move || start(inputs.clone()));
+        self.keep(name, (self.stop.clone(), OnShutdown::Dropped), move || start(inputs.clone()));
     }
 
     /// Runs a task that shuts down by itself: the supervisor cancels its token and waits for it.
@@ -94,16 +94,35 @@ impl Supervisor {
         Run: Future<Output = Result<T, E>> + Send + 'static,
         E: Into<Failure>,
     {
-        self.keep(name, OnShutdown::Awaited, move || start(inputs.clone()));
+        self.run_to_an_earlier_end(name, self.stop.clone(), inputs, start);
     }
 
-    fn keep<Run, T, E>(&mut self, name: &'static str, on_shutdown: OnShutdown, start: impl Fn() -> Run + Send + 'static)
-    where
+    /// The same for a task that shuts down before the others: once `stop` is cancelled.
+    pub fn run_to_an_earlier_end<I, Run, T, E>(
+        &mut self,
+        name: &'static str,
+        stop: CancellationToken,
+        inputs: I,
+        start: impl Fn(I) -> Run + Send + 'static,
+    ) where
+        I: Clone + Send + 'static,
+        Run: Future<Output = Result<T, E>> + Send + 'static,
+        E: Into<Failure>,
+    {
+        self.keep(name, (stop, OnShutdown::Awaited), move || start(inputs.clone()));
+    }
+
+    fn keep<Run, T, E>(
+        &mut self,
+        name: &'static str,
+        (stop, on_shutdown): (CancellationToken, OnShutdown),
+        start: impl Fn() -> Run + Send + 'static,
+    ) where
         Run: Future<Output = Result<T, E>> + Send + 'static,
         E: Into<Failure>,
     {
         self.tasks.lock().push(v1::TaskStatus { name: name.to_owned(), ..v1::TaskStatus::default() });
-        let (tasks, stop) = (self.tasks.clone(), self.stop.clone());
+        let tasks = self.tasks.clone();
         let start = move || {
             let run = start();
             async move { run.await.map(drop).map_err(Into::into) }
@@ -245,6 +264,29 @@ mod tests {
         stop.cancel();
         supervisor.finished().await;
         assert_eq!(tasks.status()[0].last_failure, "");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_was_asked_to_end_before_the_others_has_not_failed() {
+        let stop = CancellationToken::new();
+        let mut supervisor = Supervisor::new(stop.clone());
+        let (earlier, ended) = (stop.child_token(), watch::Sender::new(0));
+        let inputs = (earlier.clone(), ended.clone());
+        supervisor.run_to_an_earlier_end("early", earlier.clone(), inputs, |(earlier, ended)| async move {
+            earlier.cancelled().await;
+            ended.send_modify(|n| *n += 1);
+            Ok::<_, Failure>(())
+        });
+        earlier.cancel();
+        ended.subscribe().wait_for(|n| *n == 1).await.unwrap();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        let tasks = supervisor.tasks();
+        stop.cancel();
+        supervisor.finished().await;
+        let status = tasks.status();
+        assert_eq!((status[0].restarts, status[0].last_failure.as_str(), *ended.borrow()), (0, "", 1));
     }
 
     #[tokio::test(start_paused = true)]

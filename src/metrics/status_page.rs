@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use control::healthz::MISDIRECTED;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
@@ -86,9 +87,7 @@ impl StatusPage {
             return None;
         }
         Some(if !self.is_addressed_directly(&request.headers) {
-            let why = "expected an IP address, `localhost`, or the name of the gateway or of its machine as the host of the URL: \
-                       another name may lead here on behalf of another site";
-            text(StatusCode::MISDIRECTED_REQUEST, why)
+            text(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
         } else if path == "/" {
             let (html, policy) = &*PAGE;
             let mut page = response(StatusCode::OK, "text/html; charset=utf-8", html.as_str());
@@ -119,7 +118,7 @@ impl StatusPage {
     /// Whether the host is an address, `localhost` or one of the names. A foreign site whose name resolves to this
     /// gateway is of the same origin as the page for a browser (DNS rebinding), but cannot change the name that the
     /// browser sends. The names are fixed at the start and do not come from a DNS.
-    fn is_addressed_directly(&self, headers: &HeaderMap) -> bool {
+    pub(super) fn is_addressed_directly(&self, headers: &HeaderMap) -> bool {
         let Some(authority) = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<http::uri::Authority>().ok())
         else {
             return false;

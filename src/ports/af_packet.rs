@@ -17,6 +17,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 use rustix::io::Errno;
+use rustix::net::netdevice::name_to_index;
 
 use super::setting::{self, SettingError};
 use crate::netlink::{NetlinkError, Socket, link_named};
@@ -110,10 +111,13 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
         }
         None => {
             let before = SavedState {
-                ipv6_disabled: read_ipv6_disabled(interface),
+                ipv6_disabled: read_ipv6_disabled(interface)?,
                 promiscuous: link.header.flags.contains(LinkFlags::Promisc),
                 clsact: has_clsact(&mut socket, index).await.map_err(failed)?,
             };
+            if !before.clsact {
+                add_clsact(&mut socket, index).await.map_err(failed)?;
+            }
             add_filter(&mut socket, index, before).await.map_err(failed)?;
             before
         }
@@ -128,6 +132,41 @@ pub async fn prepare(device: &Device) -> Result<Option<PreparedInterface>, AfPac
 }
 
 impl PreparedInterface {
+    /// Puts back what another program undid: the filter, disabled IPv6 and, if it is also to look at the link, promiscuous
+    /// mode. Returns what was missing. To look at the link takes a list of all interfaces.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub async fn put_back(&mut self, looks_at_link: bool) -> Result<Vec<&'static str>, AfPacketError> {
+        let interface = self.interface.clone();
+        let failed = |source| AfPacketError::Netlink { interface: interface.clone(), source };
+        let (socket, index, mut missing) = (&mut self.socket, self.index, Vec::new());
+        // An interface that was removed or renamed is the matter of the hotplug task.
+        if name_to_index(&*socket, &interface) != Ok(index) {
+            return Ok(missing);
+        }
+        if our_filter(socket, index).await.map_err(failed)?.is_none() {
+            let clsact = has_clsact(socket, index).await.map_err(failed)?;
+            // A queue discipline of another program that is gone is replaced by one of ours.
+            self.before.clsact &= clsact;
+            if !clsact {
+                add_clsact(socket, index).await.map_err(failed)?;
+            }
+            add_filter(socket, index, self.before).await.map_err(failed)?;
+            missing.push("ingress filter");
+        }
+        if !read_ipv6_disabled(&interface)? {
+            write_ipv6_disabled(&interface, true)?;
+            missing.push("disabled IPv6");
+        }
+        let link = if looks_at_link { link_named(socket, &interface).await.map_err(failed)? } else { None };
+        if link.is_some_and(|link| !link.header.flags.contains(LinkFlags::Promisc)) {
+            set_promiscuous(socket, index, true).await.map_err(failed)?;
+            missing.push("promiscuous mode");
+        }
+        Ok(missing)
+    }
+
     /// Restores the former state of the interface.
     ///
     /// # Errors
@@ -200,11 +239,13 @@ async fn has_clsact(socket: &mut Socket, index: u32) -> Result<bool, NetlinkErro
     Ok(!clsact.await?.is_empty())
 }
 
+async fn add_clsact(socket: &mut Socket, index: u32) -> Result<(), NetlinkError> {
+    let request = RouteNetlinkMessage::NewQueueDiscipline(clsact_message(index));
+    socket.request(request, NLM_F_CREATE | NLM_F_EXCL, "add qdisc clsact").await
+}
+
+/// Adds our filter to the qdisc, which exists.
 async fn add_filter(socket: &mut Socket, index: u32, before: SavedState) -> Result<(), NetlinkError> {
-    if !before.clsact {
-        let request = RouteNetlinkMessage::NewQueueDiscipline(clsact_message(index));
-        socket.request(request, NLM_F_CREATE | NLM_F_EXCL, "add qdisc clsact").await?;
-    }
     let (code, jump_true, jump_false, k) = RETURN_SHOT;
     let mut instruction = code.to_ne_bytes().to_vec();
     instruction.extend([jump_true, jump_false]);
@@ -237,8 +278,8 @@ fn clsact_message(index: u32) -> TcMessage {
 }
 
 /// Whether IPv6 is disabled; a kernel without IPv6 counts as disabled.
-fn read_ipv6_disabled(interface: &str) -> bool {
-    std::fs::read_to_string(setting::path("ipv6", interface, "disable_ipv6")).map_or(true, |value| value.trim() != "0")
+fn read_ipv6_disabled(interface: &str) -> Result<bool, SettingError> {
+    Ok(setting::read("ipv6", interface, "disable_ipv6")?.is_none_or(|value| value.trim() != "0"))
 }
 
 fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), SettingError> {

@@ -16,6 +16,16 @@ pub enum PortsError {
     /// The interface of an af_packet port could not be prepared.
     #[error(transparent)]
     AfPacket(#[from] AfPacketError),
+    /// Linux does not say whether the device of a port exists.
+    #[error(
+        "device {device}: it is unknown whether it exists: {source}; start the gateway again once the machine has the resource"
+    )]
+    Presence {
+        /// The port's device.
+        device: String,
+        /// Why.
+        source: io::Error,
+    },
     /// A twin could not be created.
     #[error(transparent)]
     Twin(#[from] TwinError),

@@ -39,14 +39,15 @@ impl PortHandle {
     pub(super) fn status(&self, gateway: &str) -> v1::PortStatus {
         let port = self.port.as_ref();
         let stats = port.and_then(|port| port.stats().ok()).unwrap_or_default();
-        let link = port.and_then(|port| port.link().ok()).filter(|link| link.is_up);
+        let link = port.map(|port| port.link().ok());
         v1::PortStatus {
             name: self.name.clone(),
             device: self.device.to_string(),
-            link: match (port, link) {
-                (None, _) => "absent".to_owned(),
-                (Some(_), Some(_)) => "up".to_owned(),
-                (Some(_), None) => "down".to_owned(),
+            link: match link {
+                None => "absent".to_owned(),
+                Some(None) => "unknown".to_owned(),
+                Some(Some(link)) if link.is_up => "up".to_owned(),
+                Some(Some(_)) => "down".to_owned(),
             },
             rx_packets: stats.rx_packets,
             tx_packets: stats.tx_packets,
@@ -55,16 +56,17 @@ impl PortHandle {
             tx_bytes: stats.tx_bytes,
             rx_errors: stats.rx_errors + stats.rx_no_buffer,
             tx_errors: stats.tx_errors,
-            speed_mbps: link.and_then(|link| link.speed_mbps),
+            speed_mbps: link.flatten().filter(|link| link.is_up).and_then(|link| link.speed_mbps),
             mtu: port.and_then(|port| port.mtu_bytes().ok()).map(u32::from),
             steering: self.steering.text(),
             gateway: gateway.to_owned(),
         }
     }
 
-    /// Whether the device is present and has a link.
-    pub(super) fn is_up(&self) -> bool {
-        self.port.as_ref().is_some_and(|port| port.link().is_ok_and(|link| link.is_up))
+    /// Whether the device is present and has a link; none if the driver does not say.
+    pub(super) fn is_up(&self) -> Option<bool> {
+        let Some(port) = &self.port else { return Some(false) };
+        port.link().ok().map(|link| link.is_up)
     }
 
     /// The active member, if the port is a bond.

@@ -29,6 +29,11 @@ use crate::watch::send_if_changed;
 /// How often links and devices are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
+/// The interfaces of devices are checked once in so many checks of the devices: every second.
+const INTERFACE_CHECK_TICKS: u32 = 4;
+/// And their links so often: every 10 s, because it takes a list of all interfaces, which are thousands on some nodes.
+const LINK_CHECK_TICKS: u32 = 10 * INTERFACE_CHECK_TICKS;
+
 /// The state of the ports that the engine needs besides Linux's tables and the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortStates {
@@ -62,6 +67,10 @@ pub(super) struct HotplugPort {
 pub(super) struct DeviceState {
     /// Workers that were asked for their queues and have not returned them; `None`: the device is not being detached.
     detaching: Option<Vec<usize>>,
+    /// Linux does not say whether the device exists.
+    is_unknown: bool,
+    /// The interface's frames may not be hidden from Linux.
+    is_exposed: bool,
     retry: Retry,
     link: Option<bool>,
     /// The last known active member of a bond.
@@ -80,7 +89,18 @@ impl HotplugPort {
     /// Checks the device once: attaches it if it appeared, and detaches it if it disappeared or has to be opened anew.
     async fn check(&mut self, handles: &PortHandles, position: usize) {
         let (port, device) = (&self.settings.name, &self.settings.device);
-        let present = device.presence();
+        let present = match device.presence() {
+            Ok(present) => {
+                self.state.is_unknown = false;
+                present
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.state.is_unknown, true) {
+                    tracing::warn!(port, %device, %error, "it is unknown whether the port's device exists; it stays as it is");
+                }
+                self.presence
+            }
+        };
         let event = lock(handles).get(position).and_then(|handle| handle.port.as_ref()?.event());
         if self.state.detaching.is_some() {
             self.finish_detaching(handles, position);
@@ -103,6 +123,28 @@ impl HotplugPort {
                     let again_s = self.state.retry.failed(Instant::now()).as_secs();
                     let port = &self.settings.name;
                     tracing::warn!(port, %error, again_s, "the port's device cannot be attached");
+                }
+            }
+        }
+    }
+
+    /// Puts back what another program undid at the interface of the device. The first of several failures is logged.
+    async fn check_interface(&mut self, looks_at_link: bool) {
+        let Some(prepared) = self.prepared.as_mut().filter(|_| self.presence.is_some() && self.state.detaching.is_none()) else {
+            return;
+        };
+        let (port, device) = (&self.settings.name, &self.settings.device);
+        match prepared.put_back(looks_at_link).await {
+            Ok(missing) => {
+                self.state.is_exposed = false;
+                if !missing.is_empty() {
+                    let missing = missing.join(", ");
+                    tracing::warn!(port, %device, missing, "another program undid what hides the interface's frames from Linux; it is done again");
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.state.is_exposed, true) {
+                    tracing::warn!(port, %error, "it is unknown whether the interface's frames are hidden from Linux; retrying");
                 }
             }
         }
@@ -218,18 +260,24 @@ impl Hotplug {
         let mut ports = self.ports.lock().await;
         ports.iter_mut().for_each(|port| port.state.link = None);
         let mut ticks = tokio::time::interval(CHECK_INTERVAL);
+        let mut round = 0;
         loop {
             ticks.tick().await;
+            round = (round + 1) % LINK_CHECK_TICKS;
             for (position, port) in ports.iter_mut().enumerate() {
                 port.check(&self.handles, position).await;
                 port.send_lacp();
                 port.run_timers(&self.handles);
+                if round % INTERFACE_CHECK_TICKS == 0 {
+                    port.check_interface(round == 0).await;
+                }
             }
             lock(&self.handles).iter_mut().for_each(log_proof);
             let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
             for (port, (is_up, member)) in ports.iter_mut().zip(links) {
                 port.follow_member(member);
                 // A device that is being detached has no link, whatever its driver reports.
+                let is_up = is_up.unwrap_or(port.state.link == Some(true));
                 port.follow_link(is_up && port.state.detaching.is_none()).await;
             }
             send_if_changed(&states, port_states(&lock(&self.handles), &ports));

@@ -91,7 +91,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
     let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
-    let presences: Vec<Option<u64>> = settings.ports.iter().map(|port| port.device.presence()).collect();
+    let presences = presences(&settings.ports)?;
     let opened = open_devices(eal, settings, pool, &request)?;
     let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
     let (owners, steerings) = steering::choose(workers, by_nic, Steering::own_hash(workers, seed), found);
@@ -153,6 +153,14 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
         all.thread = Some(TwinThread::start(taps, twin_bell, allocate).map_err(PortsError::Thread)?);
     }
     Ok(all)
+}
+
+/// The [`Device::presence`](dpdk_sys::Device::presence) of each port's device.
+fn presences(ports: &[PortSettings]) -> Result<Vec<Option<u64>>, PortsError> {
+    let presence = |port: &PortSettings| {
+        port.device.presence().map_err(|source| PortsError::Presence { device: port.device.to_string(), source })
+    };
+    ports.iter().map(presence).collect()
 }
 
 /// The bells of the workers, in their order, and of the twin thread, if workers sleep when nothing arrives.

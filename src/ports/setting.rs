@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 /// mounted beside it, through which a process sees the settings of its own network namespace.
 pub const SETTING_ROOTS: [&str; 2] = ["/host/proc/sys/net", "/proc/sys/net"];
 
-/// A setting of an interface could not be written.
+/// A setting of an interface could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write {value} to {}: {source}", path.display())]
+#[error("cannot {step} {}: {source}", path.display())]
 pub struct SettingError {
     path: PathBuf,
-    value: &'static str,
+    /// `read`, or the value as in `write 1 to`.
+    step: String,
     source: io::Error,
 }
 
@@ -27,6 +28,15 @@ pub(super) fn write(family: &str, interface: &str, setting: &str, value: &'stati
     let path = path(family, interface, setting);
     match std::fs::write(&path, value) {
         Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.map_err(|source| SettingError { path, value, source }),
+        outcome => outcome.map_err(|source| SettingError { path, step: format!("write {value} to"), source }),
+    }
+}
+
+/// Reads a setting; none if the kernel lacks it. An error is not such a kernel.
+pub(super) fn read(family: &str, interface: &str, setting: &str) -> Result<Option<String>, SettingError> {
+    let path = path(family, interface, setting);
+    match std::fs::read_to_string(&path) {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        outcome => outcome.map(Some).map_err(|source| SettingError { path, step: "read".to_owned(), source }),
     }
 }

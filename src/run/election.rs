@@ -76,7 +76,8 @@ pub(super) fn supervise(supervisor: &mut Supervisor, candidacy: Candidacy) {
         let inputs = (ownership, answers, status);
         supervisor.run("duplicates", inputs, |(ownership, answers, status)| election::watch_claims(ownership, answers, status));
     } else {
-        supervisor.run_to_its_end("election", candidacy, election::run);
+        let ended = candidacy.ended.clone();
+        supervisor.run_to_an_earlier_end("election", ended, candidacy, election::run);
     }
 }
 

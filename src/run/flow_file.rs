@@ -4,9 +4,8 @@
 //! machine. Invariant: a file is used once. It is removed before any of its flows is, so that a file that ends the
 //! process cannot do so twice. Deliberately not here: its format and checks ([`dataplane::SavedFlows`]).
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +13,11 @@ use std::time::Duration;
 use dataplane::{FlowFate, SavedAt, SavedFlows};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::agent::persist;
 use crate::worker_threads::now_ns;
 
+/// Name of the file.
+pub(super) const FLOWS: &str = "flows";
 /// The kernel's number of the present boot, 32 hexadecimal digits with hyphens.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Interval at which [`log_restored`] looks whether the workers are done.
@@ -35,7 +37,7 @@ impl FlowFile {
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.join("flows")
+        self.dir.join(FLOWS)
     }
 
     /// The flows of the process before, if there are any that can be used; otherwise the log says why. The file stays
@@ -51,7 +53,14 @@ impl FlowFile {
                 return None;
             }
         };
-        match SavedFlows::read(bytes, saved_at(), now_ns()) {
+        let now = match saved_at() {
+            Ok(now) => now,
+            Err(error) => {
+                tracing::warn!(%error, "it is unknown whether the machine has started since the last process; connections of mode nat break");
+                return None;
+            }
+        };
+        match SavedFlows::read(bytes, now, now_ns()) {
             Ok(saved) => Some(Arc::new(saved)),
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "the flows of the last process are not used; connections of mode nat break");
@@ -77,7 +86,7 @@ impl FlowFile {
     /// # Errors
     /// The error of the operating system.
     pub(super) fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
-        let header = SavedFlows::header(seed, is_confirmed, saved_at(), parts);
+        let header = SavedFlows::header(seed, is_confirmed, saved_at()?, parts);
         self.replace([header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
     }
 
@@ -89,16 +98,8 @@ impl FlowFile {
         self.replace([flows.bytes()].into_iter())
     }
 
-    fn replace<'a>(&self, mut bytes: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        let new = self.dir.join("flows.new");
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        bytes.try_for_each(|bytes| file.write_all(bytes))?;
-        fs::rename(&new, self.path())
+    fn replace<'a>(&self, bytes: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+        persist::replace(&self.dir, FLOWS, bytes, |_| Ok(()))
     }
 }
 
@@ -124,12 +125,12 @@ pub(super) async fn log_restored(saved: Arc<SavedFlows>, workers: usize) {
 }
 
 /// Now, for the next process or by the last one.
-fn saved_at() -> SavedAt {
+fn saved_at() -> io::Result<SavedAt> {
     let now = clock_gettime(ClockId::Boottime);
     let boottime_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
-    let text = fs::read_to_string(BOOT_ID).unwrap_or_default().replace('-', "");
-    let number = u128::from_str_radix(text.trim(), 16).unwrap_or_default();
-    SavedAt { boot: number.to_be_bytes(), boottime_ns }
+    let text = fs::read_to_string(BOOT_ID)?.replace('-', "");
+    let number = u128::from_str_radix(text.trim(), 16).map_err(io::Error::other)?;
+    Ok(SavedAt { boot: number.to_be_bytes(), boottime_ns })
 }
 
 #[cfg(test)]
@@ -164,7 +165,17 @@ mod tests {
     }
 
     #[test]
+    fn flows_that_cannot_be_saved_leave_no_temporary_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = FlowFile::in_dir(dir.path());
+        // No file can take the name of a directory.
+        fs::create_dir_all(file.path().join("taken")).unwrap();
+        file.write(42, true, &[vec![0; 40]]).unwrap_err();
+        assert!(!dir.path().join("flows.new").exists());
+    }
+
+    #[test]
     fn the_kernel_tells_which_boot_it_is() {
-        assert_ne!(saved_at().boot, [0; 16]);
+        assert_ne!(saved_at().unwrap().boot, [0; 16]);
     }
 }

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::config::logging;
 use control::healthz::systemd;
 use dataplane::WorkerCounters;
 use tokio::signal::unix::{SignalKind, signal};
@@ -61,6 +62,7 @@ impl Stop {
                 }
             }
             tracing::warn!("second signal: exiting at once; the next start cleans up");
+            logging::flush();
             std::process::exit(ENDED_AT_ONCE);
         });
         Ok(())

@@ -1,12 +1,14 @@
 //! The watchdog of workers, and the reports of the gateway to systemd.
 //!
-//! Invariant: systemd's watchdog is fed while every worker polls, and by a thread of its own: tasks of the agent that
-//! hang do not end a gateway that forwards.
+//! Invariant: systemd's watchdog is fed by a thread of its own while every worker polls and the agent runs its tasks. An
+//! agent that stands still follows no change of endpoints, routes or health, and only a restart helps; a single task that
+//! hangs ends nothing. As for workers, observations are counted, not time: a pause of the machine stalls nobody.
 //! Not here: the messages themselves (`control::healthz::systemd`), and when a worker counts as stalled
 //! (`worker_threads`).
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -14,7 +16,8 @@ use std::time::Duration;
 use control::healthz::systemd;
 use proto::Generation;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
@@ -24,25 +27,63 @@ use crate::worker_threads::{Heartbeats, Load, OBSERVATION_INTERVAL};
 /// gateway that waits for its controller has not failed, and must not delay the boot.
 const READY_AT_LATEST: Duration = Duration::from_secs(60);
 
-/// The thread that observes workers. Dropping this ends it.
+/// Interval of the agent's beats.
+const BEAT_INTERVAL: Duration = Duration::from_millis(250);
+/// Observations without a beat after which the agent counts as stalled: 10 s, in which it may compile a large state.
+const AGENT_STALLED_AFTER: u32 = 20;
+
+/// The thread that observes workers and the agent. Dropping this ends it.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    beating: AbortHandle,
 }
 
 impl Watchdog {
-    /// Observes these workers.
+    /// Observes these workers, and the runtime of the calling task.
     pub(super) fn start(loads: Vec<Arc<Load>>) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
-        let thread = thread::Builder::new().name("watchdog".into()).spawn(move || observe(loads, &stopped))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        let beats = Arc::new(AtomicU64::new(0));
+        let beating = tokio::spawn(beat(Arc::clone(&beats))).abort_handle();
+        let agent = AgentPulse { beats, seen: 0, silent: 0 };
+        let thread = thread::Builder::new().name("watchdog".into()).spawn(move || observe(loads, agent, &stopped))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), beating })
+    }
+}
+
+/// Counts, as a task like any other of the agent.
+async fn beat(beats: Arc<AtomicU64>) {
+    loop {
+        beats.fetch_add(1, Ordering::Relaxed);
+        sleep(BEAT_INTERVAL).await;
+    }
+}
+
+/// The beats of the agent, as the thread sees them.
+struct AgentPulse {
+    beats: Arc<AtomicU64>,
+    seen: u64,
+    /// Observations since the last beat.
+    silent: u32,
+}
+
+impl AgentPulse {
+    /// Observes the agent, and returns whether that changed whether it runs, and whether it runs.
+    fn observe(&mut self) -> (bool, bool) {
+        let before = self.silent >= AGENT_STALLED_AFTER;
+        let beats = self.beats.load(Ordering::Relaxed);
+        self.silent = if beats == self.seen { self.silent.saturating_add(1) } else { 0 };
+        self.seen = beats;
+        let is_stalled = self.silent >= AGENT_STALLED_AFTER;
+        (is_stalled != before, !is_stalled)
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
         drop(self.stop.take());
+        self.beating.abort();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was logged, and systemd restarts the gateway.
             let _ = thread.join();
@@ -50,7 +91,7 @@ impl Drop for Watchdog {
     }
 }
 
-fn observe(loads: Vec<Arc<Load>>, stopped: &mpsc::Receiver<()>) {
+fn observe(loads: Vec<Arc<Load>>, mut agent: AgentPulse, stopped: &mpsc::Receiver<()>) {
     let feed_interval = systemd::watchdog_interval();
     let interval = feed_interval.map_or(OBSERVATION_INTERVAL, |feed| feed.min(OBSERVATION_INTERVAL));
     let mut heartbeats = Heartbeats::new(loads);
@@ -62,7 +103,13 @@ fn observe(loads: Vec<Arc<Load>>, stopped: &mpsc::Receiver<()>) {
                 tracing::warn!(worker = change.worker, "the worker polls its ports again");
             }
         }
-        if feed_interval.is_some() && heartbeats.all_poll() {
+        let (has_changed, agent_runs) = agent.observe();
+        match (has_changed, agent_runs) {
+            (true, false) => tracing::error!("the agent does not run its tasks any longer; workers forward by the last snapshot"),
+            (true, true) => tracing::warn!("the agent runs its tasks again"),
+            (false, _) => {}
+        }
+        if feed_interval.is_some() && agent_runs && heartbeats.all_poll() {
             systemd::feed_watchdog();
         }
     }
@@ -112,6 +159,26 @@ fn describe(is_complete: bool, generation: Option<u64>, is_connected: bool) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_without_beats_is_stalled_until_it_beats_again() {
+        let mut agent = AgentPulse { beats: Arc::default(), seen: 0, silent: 0 };
+        let beats = Arc::clone(&agent.beats);
+        for _ in 0..3 {
+            for _ in 1..AGENT_STALLED_AFTER {
+                assert_eq!(agent.observe(), (false, true));
+            }
+            beats.fetch_add(1, Ordering::Relaxed);
+        }
+        assert_eq!(agent.observe(), (false, true));
+        for _ in 1..AGENT_STALLED_AFTER {
+            assert_eq!(agent.observe(), (false, true));
+        }
+        assert_eq!(agent.observe(), (true, false));
+        assert_eq!(agent.observe(), (false, false), "it is reported once");
+        beats.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(agent.observe(), (true, true));
+    }
 
     #[test]
     fn the_status_says_by_what_the_gateway_forwards() {

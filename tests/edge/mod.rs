@@ -164,6 +164,12 @@ admin: {{listen: "unix:{dir}/admin.sock"}}
     /// Starts the gateway with more variables in its environment.
     pub fn spawn_with(&mut self, environment: &[(&str, &str)]) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("sluiced.log")).unwrap();
+        self.spawn_logging_to(log, environment);
+    }
+
+    /// Starts the gateway with its output to another place than the log of the test.
+    pub fn spawn_logging_to(&mut self, log: impl Into<std::os::fd::OwnedFd>, environment: &[(&str, &str)]) {
+        let log: std::os::fd::OwnedFd = log.into();
         let child = Command::new("ip")
             .args(["netns", "exec", &format!("{}-gw", self.id), env!("CARGO_BIN_EXE_sluiced"), "run", "--config"])
             .arg(self.path("sluice.yaml"))

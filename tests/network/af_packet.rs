@@ -64,6 +64,36 @@ fn the_changes_of_a_killed_gateway_are_taken_over_and_undone() {
 }
 
 #[test]
+fn what_another_program_undid_is_put_back_and_the_former_state_is_still_known() {
+    let Some((gateway, client)) = veth("what another program undid is put back", "afpb") else { return };
+    let before = state(&gateway);
+    let ping = || client.try_run("ping -c 1 -W 1 192.0.2.2").0;
+    gateway.enter(async || {
+        let mut prepared = af_packet::prepare(&"net_af_packet0,iface=inside".parse().unwrap()).await.unwrap().unwrap();
+        assert!(prepared.put_back(true).await.unwrap().is_empty());
+        let during = state(&gateway);
+        for undo in ["tc filter del dev inside ingress pref 49021", "tc qdisc del dev inside clsact"] {
+            gateway.run(undo);
+            assert!(ping(), "Linux answers");
+            assert_eq!(prepared.put_back(true).await.unwrap(), ["ingress filter"], "{undo}");
+            assert!(!ping() && state(&gateway) == during, "{undo}");
+        }
+        gateway.run("sysctl -q net.ipv6.conf.inside.disable_ipv6=0");
+        gateway.ip("link set inside promisc off");
+        assert_eq!(prepared.put_back(true).await.unwrap(), ["disabled IPv6", "promiscuous mode"]);
+        assert_eq!(state(&gateway), during);
+        // An interface that is gone is no error here: its device is detached.
+        gateway.ip("link set inside down");
+        gateway.ip("link set inside name elsewhere");
+        assert!(prepared.put_back(true).await.unwrap().is_empty());
+        gateway.ip("link set elsewhere name inside");
+        gateway.ip("link set inside up");
+        prepared.restore().await.unwrap();
+    });
+    assert_eq!(state(&gateway), before);
+}
+
+#[test]
 fn a_missing_interface_is_reported_by_name() {
     let Some(namespace) = Namespace::new("a missing interface is reported by name", "missing") else { return };
     let refused =

@@ -8,6 +8,7 @@
 mod controller_program;
 #[path = "../edge/skip.rs"]
 mod skip;
+mod stalls;
 #[path = "../edge/vip_owners.rs"]
 mod vip_owners;
 
@@ -19,6 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use stalls::Stalls;
 use vip_owners::{Watch, has_joined};
 
 /// Timeout of every wait. Tests assert nothing about how soon something happens, because the machine may be busy.
@@ -39,11 +41,6 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether, by this part of its log, a gateway left the election because it, or the machine, stood still for too long.
-pub fn was_stopped(log: &str) -> bool {
-    log.contains("gives up its VIPs")
-}
-
 /// Gateways 0 and 1, the client that asks for the VIPs and serves as their backend, and the bridge.
 pub struct Pair {
     id: String,
@@ -51,6 +48,8 @@ pub struct Pair {
     gateways: [Option<Child>; 2],
     backend: Option<Child>,
     pub watch: Watch,
+    stalls: Stalls,
+    began: Instant,
 }
 
 impl Pair {
@@ -76,6 +75,8 @@ impl Pair {
             gateways: [None, None],
             backend: None,
             watch: Watch::default(),
+            stalls: Stalls::watch(),
+            began: Instant::now(),
         };
         pair.make_network();
         for n in 0..2 {
@@ -112,9 +113,14 @@ impl Pair {
         fs::read_to_string(self.path(n, "log")).unwrap_or_default()
     }
 
-    /// Whether a gateway of those that run was stopped (see [`was_stopped`]).
-    pub fn was_any_stopped(&self) -> bool {
-        (0..2).any(|n| was_stopped(&self.log(n)))
+    /// Whether the machine stood still since the test began.
+    pub fn was_stalled(&self) -> bool {
+        self.was_stalled_since(self.began)
+    }
+
+    /// Whether it stood still since then.
+    pub fn was_stalled_since(&self, since: Instant) -> bool {
+        self.stalls.since(since)
     }
 
     fn ip(arguments: &str) {

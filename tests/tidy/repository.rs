@@ -126,3 +126,11 @@ fn the_engine_does_not_log() {
         .collect();
     assert_none("log or print macros in the engine", &offences);
 }
+
+#[test]
+fn rustup_gives_the_compiler_that_the_guard_was_counted_with() {
+    let baseline = fs::read_to_string(root().join("dataplane/benches/instructions")).unwrap();
+    let counted = baseline.lines().next().unwrap().rsplit_once(" with rustc ").unwrap().1;
+    let pinned = fs::read_to_string(root().join("rust-toolchain.toml")).unwrap();
+    assert!(pinned.lines().any(|line| line == format!("channel = \"{counted}\"")), "{counted}:\n{pinned}");
+}

@@ -186,6 +186,38 @@ mod tests {
         assert!(text.contains("next hop address 192.0.2.2;") && text.contains("next hop self;"), "{text}");
     }
 
+    /// Runs a program that checks a configuration, if it is installed: its name, the arguments before the file.
+    fn accepts(program: &str, arguments: &[&str], text: &str) {
+        if !std::path::Path::new(program).exists() {
+            if let Some(path) = std::env::var_os("SLUICE_SKIPPED") {
+                let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
+                std::io::Write::write_all(
+                    &mut file,
+                    format!("routing daemons check what is printed: no {program} here\n").as_bytes(),
+                )
+                .unwrap();
+            }
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("daemon.conf");
+        std::fs::write(&file, text).unwrap();
+        let output = std::process::Command::new(program).args(arguments).arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("% "), "{program}: {said}\n{text}");
+    }
+
+    #[test]
+    fn sessions_outlive_a_gateway_that_restarts_and_the_daemons_accept_the_lines_for_it() {
+        let peers = "--local-as 64512 --peer 192.0.2.1=64513 --peer 2001:db8::1=64513 --bfd --community 64512:7";
+        let text = printed_with(OWN, pools(), &format!("bird {peers}")).unwrap();
+        assert_eq!(text.matches("protocol bgp").count(), text.matches("  check link off;\n").count(), "{text}");
+        accepts("/usr/sbin/bird", &["-p", "-c"], &text);
+        let text = printed_with(MAIN, pools(), &format!("frr {peers}")).unwrap();
+        assert!(text.contains("\n no bgp fast-external-failover\n"), "{text}");
+        accepts("/usr/bin/vtysh", &["-C", "-f"], &text);
+    }
+
     #[test]
     fn frr_needs_the_main_table() {
         let line = "frr --local-as 64512 --peer 192.0.2.1=64513 --peer 2001:db8::1=64513 --bfd --med 5";

@@ -13,7 +13,6 @@ use proto::v1::admin_server::{Admin, AdminServer};
 use proto::v1::{answer::Reply, question::Query};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_stream::Stream;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -25,10 +24,14 @@ use super::fleet;
 use super::sockets::{AdminSockets, listen_patiently};
 use super::view::View;
 use crate::gateways::listener::Listeners;
+use crate::gateways::local_connections::incoming;
 use crate::gateways::server::{ServeError, with_health_and_reflection};
 
 /// Interval of keep-alive pings. A dead connection over TCP is noticed within twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Maximum number of connections to each unix socket: a dozen operators with a few programs each.
+const LOCAL_MAX: usize = 32;
 
 /// Time after a stop at which open connections are dropped.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -50,14 +53,14 @@ pub struct ControllerAdmin {
 pub async fn serve<A: Admin>(sockets: AdminSockets, admin: A, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
     let AdminSockets { all, read_only, tcp, guards } = sockets;
     let (admin, stopping) = (Arc::new(admin), CancellationToken::new());
-    let of_all = serve_on(UnixListenerStream::new(all), Arc::clone(&admin), Ok, stopping.clone());
+    let of_all = serve_on(incoming(all, LOCAL_MAX), Arc::clone(&admin), Ok, stopping.clone());
     let of_viewers = async {
         let Some(listener) = read_only else { return Ok(()) };
         let mark = |mut request: Request<()>| {
             request.extensions_mut().insert(ReadOnly);
             Ok(request)
         };
-        serve_on(UnixListenerStream::new(listener), Arc::clone(&admin), mark, stopping.clone()).await
+        serve_on(incoming(listener, LOCAL_MAX), Arc::clone(&admin), mark, stopping.clone()).await
     };
     let over_tcp = async {
         let Some((address, tls)) = tcp else { return Ok(()) };

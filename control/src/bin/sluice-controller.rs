@@ -149,13 +149,18 @@ fn with_file(ConfigArgs { config }: &ConfigArgs, act: impl FnOnce(ControllerFile
 
 fn run(file: ControllerFile) -> ExitCode {
     logging::start(file.logs);
-    exit_code(serve(file))
+    if let Err(error) = logging::write_from_thread() {
+        tracing::warn!(%error, "the log has no thread of its own; whoever does not read stderr holds the controller up");
+    }
+    let code = exit_code(serve(file));
+    logging::flush();
+    code
 }
 
 /// Prints the error. Files that the configuration names and that cannot be used count as configuration, too.
 fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
-    eprintln!("sluice-controller: {error}");
+    logging::print(&format!("sluice-controller: {error}"));
     let is_configuration = error.downcast_ref().is_some_and(ControllerError::is_configuration)
         || error.downcast_ref::<kubernetes::ConnectError>().is_some();
     ExitCode::from(if is_configuration { 2 } else { 1 })

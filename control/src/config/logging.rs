@@ -2,11 +2,19 @@
 //!
 //! `RUST_LOG` overrides the level, for a closer look without a change of the configuration. Messages of `kube` about
 //! failed requests are off by default: our own messages report each cause once, with what to do.
+//!
+//! Once [`write_from_thread`] was called, no thread of the program waits for whoever reads stderr: lines that find no room
+//! are lost, counted, and reported.
 
-use std::io::IsTerminal;
+mod queue;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd as _;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use serde::Serialize;
-use std::sync::OnceLock;
 
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload::Handle;
@@ -14,6 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use super::section::Section;
+use queue::LineQueue;
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -68,6 +77,61 @@ type Lines = Box<dyn Layer<Registry> + Send + Sync>;
 /// The lines of this process, which [`change`] changes.
 static LINES: OnceLock<Handle<Lines, Registry>> = OnceLock::new();
 
+/// The lines that wait to be written to stderr.
+static QUEUE: LineQueue = LineQueue::new();
+/// Maximum time that the end of a program waits for its last lines.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
+
+/// Writes a line to the queue.
+#[derive(Clone, Copy, Debug)]
+struct ToQueue;
+
+impl Write for ToQueue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        QUEUE.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes log lines from a thread of their own from here on, so that nobody waits for the reader of stderr. Messages of
+/// panics, too, become lines of the log. Before that, lines are written by who logs: the first thread of a program gives
+/// up privileges, and must not have started another one by then.
+///
+/// # Errors
+/// If the thread cannot be started.
+pub fn write_from_thread() -> io::Result<()> {
+    let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    QUEUE.write_from_thread(stderr, |lines| {
+        tracing::warn!(lines, "log lines were lost, because stderr was not read fast enough or could not be written");
+    })?;
+    std::panic::set_hook(Box::new(|panic| {
+        let backtrace = std::backtrace::Backtrace::capture();
+        let thread = std::thread::current();
+        tracing::error!("thread '{}' {panic}\n{backtrace}", thread.name().unwrap_or("<unnamed>"));
+    }));
+    Ok(())
+}
+
+/// Waits for the last lines at the end of the program, for a second at most.
+pub fn flush() {
+    QUEUE.flush(FLUSH_MAX);
+}
+
+/// Number of log lines that were lost.
+#[must_use]
+pub fn lost_lines() -> u64 {
+    QUEUE.lost()
+}
+
+/// Writes a line to stderr in order with those of the log, for people, whatever the format.
+pub fn print(line: &str) {
+    QUEUE.push(format!("{line}\n").as_bytes());
+}
+
 /// Writes log lines from here on. A second call changes nothing.
 pub fn start(logs: Logs) {
     let (lines, handle) = reload::Layer::new(lines(logs));
@@ -88,9 +152,9 @@ pub fn change(logs: Logs) {
 fn lines(logs: Logs) -> Lines {
     let default = format!("{:?},kube_client=off,kube_runtime=off", logs.level).to_lowercase();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| ToQueue);
     match logs.format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_filter(filter).boxed(),
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().with_filter(filter).boxed(),
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustls::server::danger::ClientCertVerifier;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -26,14 +26,16 @@ use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use crate::config::settings::CertificateFiles;
+use crate::gateways::local_connections::{LocalStream, accept};
+use crate::gateways::socket::not_accepted;
 use crate::gateways::tls::{self, Acceptance, CONTROLLER, Credential, Identity, Material, TlsError};
 
 /// Timeout of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent handshakes: a whole group of gateways at 30 KB each, 2 MB.
 const HANDSHAKES_MAX: usize = 64;
-/// Delay after a failed accept (too many open files).
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Maximum number of connections to the unix socket: gateways on this machine.
+const LOCAL_MAX: usize = 64;
 
 /// The peer of a connection.
 #[derive(Clone, Debug)]
@@ -88,7 +90,7 @@ pub struct PeerStream {
 }
 
 impl PeerStream {
-    fn unix(stream: UnixStream) -> Self {
+    fn unix(stream: LocalStream) -> Self {
         Self { stream: Box::new(stream), peer: Peer::Local }
     }
 
@@ -242,7 +244,7 @@ impl Listeners {
     pub fn incoming(self) -> ReceiverStream<io::Result<PeerStream>> {
         let (streams, incoming) = mpsc::channel(1);
         if let Some(listener) = self.unix {
-            tokio::spawn(accept_unix(listener, streams.clone()));
+            tokio::spawn(accept(listener, LOCAL_MAX, |stream| Ok(PeerStream::unix(stream)), streams.clone()));
         }
         if let Some((listener, tls)) = self.tcp {
             tokio::spawn(accept_tcp(listener, tls, streams));
@@ -252,19 +254,6 @@ impl Listeners {
 }
 
 type PeerStreams = mpsc::Sender<io::Result<PeerStream>>;
-
-async fn accept_unix(listener: UnixListener, streams: PeerStreams) {
-    loop {
-        let accepted = tokio::select! {
-            () = streams.closed() => return,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, _)) => _ = streams.send(Ok(PeerStream::unix(stream))).await,
-            Err(error) => not_accepted(&error).await,
-        }
-    }
-}
 
 async fn accept_tcp(listener: TcpListener, tls: Arc<ServerTls>, streams: PeerStreams) {
     let mut handshakes = NewestTasks::new(HANDSHAKES_MAX);
@@ -320,11 +309,6 @@ impl NewestTasks {
         }
         self.running.push_back(tokio::spawn(task).abort_handle());
     }
-}
-
-pub(crate) async fn not_accepted(error: &io::Error) {
-    tracing::warn!(%error, "a connection could not be accepted");
-    tokio::time::sleep(ACCEPT_RETRY).await;
 }
 
 /// An error with its causes: tonic's own text is "transport error". Some of them repeat their cause.

@@ -8,8 +8,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+/// Pause after a failed accept.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Why listening failed.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,12 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
 /// If it cannot be bound.
 pub async fn listen_tcp(address: SocketAddr) -> Result<TcpListener, ListenError> {
     TcpListener::bind(address).await.map_err(|error| ListenError::Tcp { address, error })
+}
+
+/// Pauses after a connection could not be accepted: while descriptors are short, the next attempt would fail as well.
+pub(crate) async fn not_accepted(error: &io::Error) {
+    tracing::warn!(%error, "a connection could not be accepted");
+    tokio::time::sleep(ACCEPT_RETRY).await;
 }
 
 /// Removes the socket of this process when its server ends. The next process replaces a socket that a crash left

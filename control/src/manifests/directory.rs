@@ -122,8 +122,7 @@ impl Directory {
             let path = entry?.path();
             let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
             let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            // A link whose target is missing stays a file: nobody removed it.
-            if is_yaml && !is_hidden && (path.is_file() || is_dangling(&path)) {
+            if is_yaml && !is_hidden && may_be_file(&path) {
                 paths.insert(path);
             }
         }
@@ -164,6 +163,13 @@ impl Directory {
     }
 }
 
+/// Whether there is a file, as far as is known: one that cannot be looked at has not been removed, nor has a link whose
+/// target is missing. Reading it says why.
+fn may_be_file(path: &Path) -> bool {
+    std::fs::metadata(path)
+        .map_or_else(|error| error.kind() != io::ErrorKind::NotFound || path.is_symlink(), |found| found.is_file())
+}
+
 impl File {
     /// Applies new content; returns whether the objects changed.
     fn take(&mut self, text: Result<String, String>) -> bool {
@@ -195,10 +201,6 @@ impl File {
             if self.was_read { "its last good content stays in force" } else { "nothing of the file is used until it is mended" };
         format!("{error}; {consequence}")
     }
-}
-
-fn is_dangling(path: &Path) -> bool {
-    path.is_symlink() && std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn stamps(paths: &BTreeSet<PathBuf>) -> BTreeMap<PathBuf, Option<Stamp>> {
@@ -308,6 +310,22 @@ mod tests {
         assert!(objects.is_none() && notes[0].ends_with("its last good content stays in force"), "{notes:?}");
         fs::remove_file(dir.path().join("web.yaml")).unwrap();
         assert!(directory.read().unwrap().0.unwrap().services.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_looked_at_is_not_a_removed_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        let mut directory = Directory::new(dir.path().to_owned());
+        fs::write(&file, service("a", 80)).unwrap();
+        directory.read().unwrap();
+        // A link to itself: every look at it is an error, though not that there is no such file.
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let (objects, notes) = directory.read().unwrap();
+        assert!(objects.is_none() && notes[0].contains("cannot be read"), "{notes:?}");
+        fs::remove_file(&file).unwrap();
+        assert!(ports(&directory.read().unwrap().0.unwrap()).is_empty());
     }
 
     #[test]

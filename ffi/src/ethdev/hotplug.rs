@@ -36,7 +36,7 @@ pub(super) fn attach(device: &Device) -> Result<u16, Error> {
         return Err(Error::DeviceInUse { device: device.to_string(), name });
     }
     if let Some(interface) = device.interface()
-        && interface::index(interface).is_none()
+        && interface::index(interface).map_err(|error| refused(device, "find its interface", -error.raw_os_error()))?.is_none()
     {
         return Err(Error::NoInterface { device: device.to_string(), interface: interface.to_owned() });
     }
@@ -114,7 +114,7 @@ fn attach_pci(device: &Device, name: &str, find: impl Fn() -> Option<u16>) -> Re
     if let Some(id) = find() {
         return Ok(id);
     }
-    if device.presence().is_some() {
+    if !matches!(device.presence(), Ok(None)) {
         let arguments = raw::c_string(&device.to_string());
         // SAFETY: EAL runs; the string is terminated and copied by DPDK. Success is checked below.
         unsafe { raw::rte_dev_probe(arguments.as_ptr()) };

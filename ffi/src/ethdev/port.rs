@@ -293,7 +293,9 @@ impl Port {
     /// # Errors
     /// When the driver refuses.
     pub fn link(&self) -> Result<Link, Error> {
-        if let Some(is_up) = self.owned.device.interface().and_then(interface::is_running) {
+        if let Some(interface) = self.owned.device.interface() {
+            let is_up = interface::is_running(interface)
+                .or_else(|error| self.owned.check("read the link state", -error.raw_os_error()).map(|()| false))?;
             return Ok(Link { is_up, speed_mbps: None });
         }
         let mut now = raw::sluice_link::default();

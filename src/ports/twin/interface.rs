@@ -107,10 +107,14 @@ impl Interface {
         Ok((twin, tap))
     }
 
-    /// Whether the interface still exists under its name.
+    /// Whether the interface no longer exists under its name. Any error but the kernel's answer that there is no such
+    /// interface leaves it in existence.
     #[must_use]
-    pub fn exists(&self) -> bool {
-        name_to_index(&self.socket, &self.name).is_ok_and(|index| index == self.index)
+    pub fn is_gone(&self) -> bool {
+        match name_to_index(&self.socket, &self.name) {
+            Ok(index) => index != self.index,
+            Err(error) => error == Errno::NODEV,
+        }
     }
 
     /// Sets the Ethernet address, which is that of the port.

@@ -50,7 +50,7 @@ impl TwinReconciler {
     /// Applies the wanted state where it differs, and creates the twin again if it was deleted.
     pub(in crate::ports) async fn reconcile(&mut self) {
         let interface = &self.config.name;
-        if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
+        if self.interface.as_ref().is_some_and(Interface::is_gone) {
             tracing::warn!(interface, "the twin was deleted; it is created again, without the routes over it");
             (self.interface, self.applied) = (None, None);
         }

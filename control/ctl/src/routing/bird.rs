@@ -2,7 +2,8 @@
 //!
 //! Invariant: one filter sets the attributes of every route of the gateway. Those of all VIPs come first, those of a pool
 //! replace them, and a drain comes last. It is the filter of the export to the routers, because BIRD removes a MED that was
-//! set before from routes to other autonomous systems.
+//! set before from routes to other autonomous systems. A session outlives the second in which a restart of the gateway
+//! leaves its interface without carrier: BIRD would otherwise end it at once.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -55,6 +56,7 @@ protocol bgp router{n} {{
   local as {};
   neighbor {address} as {remote_as};
   connect delay time 1; error wait time 1, 8; error forget time 60;
+  check link off;
 {bfd}  ipv{family} {{ table vips{family}; import none; export filter vips; next hop {next_hop}; }};
 }}
 ",

@@ -1,7 +1,8 @@
 //! The configuration of FRR.
 //!
 //! Invariant: one route map decides about every route of the gateway. Its entries for pools come first, and each has one
-//! for gateways that drain before the one for others.
+//! for gateways that drain before the one for others. A session outlives the second in which a restart of the gateway
+//! leaves its interface without carrier: FRR would otherwise end it at once.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -35,7 +36,8 @@ exit
     let local_as = bgp.local_as;
     let _ = write!(
         text,
-        "router bgp {local_as}\n bgp router-id {router_id}\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n"
+        "router bgp {local_as}\n bgp router-id {router_id}\n no bgp ebgp-requires-policy\n no bgp default ipv4-unicast\n \
+         no bgp fast-external-failover\n"
     );
     for BgpNeighbour { address, remote_as } in &bgp.peers {
         let _ = writeln!(text, " neighbor {address} remote-as {remote_as}");

@@ -24,6 +24,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::priority::base;
+use crate::agent::persist::create_private;
 use crate::settings::Settings;
 
 /// The directory in `stateDir`.
@@ -78,7 +79,7 @@ impl Files {
     pub(super) fn create(&self) -> Result<PathBuf, KeepalivedError> {
         let fifo = self.path("notify");
         let created =
-            fs::create_dir_all(&self.0).and_then(|()| match mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
+            create_private(&self.0).and_then(|()| match mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
                 Ok(()) | Err(Errno::EXIST) => Ok(()),
                 Err(error) => Err(error.into()),
             });
