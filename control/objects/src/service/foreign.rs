@@ -153,6 +153,7 @@ mod tests {
             let remarks = of(&format!("{family}something"), "x").unwrap();
             assert!(remarks.len() == 1 && remarks[0].contains(family) && remarks[0].ends_with("no effect here"), "{remarks:?}");
         }
+        assert!(of("loxilb.io/timeout", "600").unwrap()[0].ends_with("use sluice.dev/idle-timeout"));
         for (theirs, ours) in EQUIVALENTS {
             let remarks = of(theirs, "x").unwrap();
             assert!(remarks[0].ends_with(&format!("use sluice.dev/{ours}")), "{remarks:?}");
