@@ -395,7 +395,7 @@ pub struct Service {
     /// Clients that may connect to the VIPs; not applied to node ports. None: all. Some: a family without a prefix is
     /// denied, and a prefix of length 0 allows its family (CONTROL section 2).
     pub source_ranges: Option<Vec<IpNet>>,
-    /// Idle limit of established flows, instead of the gateway's limit for the protocol and mode.
+    /// Idle limit of all flows that carry data, instead of the gateway's limits.
     pub idle_timeout: Option<Duration>,
     /// `externalTrafficPolicy: Local`: a frontend without any backend drops `no_local_backend` instead of refusing.
     pub local: bool,

@@ -36,7 +36,7 @@ pub struct Backend {
     pub on_link: bool,
     /// Which of the slot's successive backends it is.
     pub generation: u32,
-    /// Idle timeout of its confirmed flows, if its service sets one.
+    /// Idle timeout of its flows that carry data, if its service sets one.
     pub idle_timeout: Option<Ticks>,
     /// Whether new flows are sent to it.
     pub accepts_new: bool,
