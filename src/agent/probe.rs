@@ -2,8 +2,9 @@
 //! (CONTROL section 2).
 //!
 //! Invariant: each distinct target is probed once, however many services share it, and concurrent probes are limited by
-//! file descriptors. A probe goes only where packets go: by a port of the gateway. Targets, schedule and health are plain values with time as an argument; only [`run`] waits, and
-//! only a [`Prober`] uses the network. A change is applied to the targets that it concerns, not to all of them.
+//! file descriptors. A probe goes only where packets go: by a port of the gateway. Targets, schedule and health are
+//! plain values with time as an argument; only [`run`] waits, and only a [`Prober`] uses the network. A change is
+//! applied to the targets that it concerns, not to all of them.
 //! Deliberately not here: the case that all backends of a service fail (the compiler decides), and how a probe to a VIP
 //! reaches its backend (the engine sends it there).
 

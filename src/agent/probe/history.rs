@@ -254,7 +254,9 @@ mod tests {
         }
 
         #[test]
-        fn saved_health_that_was_changed_anywhere_is_not_used(bit in any::<prop::sample::Index>(), end in any::<prop::sample::Index>()) {
+        fn saved_health_that_was_changed_anywhere_is_not_used(
+            bit in any::<prop::sample::Index>(), end in any::<prop::sample::Index>(),
+        ) {
             let (targets, now) = (targets(3), Instant::now());
             let histories = vec![History { failing: true, cause: Some("refused".into()), ..History::default() }; 3];
             let good = SavedHealth::encode(targets.iter().zip(&histories), now, at(0));
