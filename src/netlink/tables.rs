@@ -61,7 +61,11 @@ impl Tables {
             RouteNetlinkMessage::NewLink(m) => return self.interface(m),
             RouteNetlinkMessage::DelLink(m) => {
                 let index = m.header.index;
-                return if self.interfaces.remove(index) || self.routes.leave_by(index) { Effect::Stale } else { Effect::Nothing };
+                return if self.interfaces.remove(index) || self.routes.leave_by(index) {
+                    Effect::Stale
+                } else {
+                    Effect::Nothing
+                };
             }
             RouteNetlinkMessage::NewAddress(m) => self.address(m).is_some_and(|a| self.addresses.insert(a)),
             RouteNetlinkMessage::DelAddress(m) => {
@@ -213,8 +217,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use dataplane::{PortIndex, TagKind, Vlan};
-    use netlink_packet_route::address::AddressAttribute;
     use netlink_packet_route::AddressFamily;
+    use netlink_packet_route::address::AddressAttribute;
     use netlink_packet_route::link::{InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, VlanProtocol};
     use netlink_packet_route::route::{
         RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteMessage, RouteNextHop, RouteNextHopFlags,

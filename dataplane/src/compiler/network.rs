@@ -277,7 +277,9 @@ impl RouteBook {
     pub(super) fn no_route(&self, address: IpAddr, device: u32) -> String {
         let name = self.routes.device_name(device);
         if self.ports.iter().any(|port| port.name == name) {
-            return format!("Linux's route to {address} by {name} encapsulates packets, which the gateway does not (ip route get {address})");
+            return format!(
+                "Linux's route to {address} by {name} encapsulates packets, which the gateway does not (ip route get {address})"
+            );
         }
         format!(
             "Linux's route to {address} leaves by {name}, which is no port of the gateway, so that packets are dropped (no_route); \

@@ -70,7 +70,9 @@ fn send_elsewhere(rig: &mut Rig, prefix: &str) {
 
 #[test]
 fn no_packet_leaves_by_a_shorter_prefix_where_linux_has_a_longer_one_by_another_device() {
-    for (prefix, vip, client) in [("10.0.0.0/25", VIP, "198.51.100.7:5"), ("fd00::/80", "[2001:db8::1:0]:80", "[2001:db8:1::7]:5")] {
+    for (prefix, vip, client) in
+        [("10.0.0.0/25", VIP, "198.51.100.7:5"), ("fd00::/80", "[2001:db8::1:0]:80", "[2001:db8:1::7]:5")]
+    {
         let mut rig = Rig::new();
         let syn = Packet::tcp(client, vip).build();
         rig.forward(UPLINK, &syn);
@@ -84,7 +86,10 @@ fn no_packet_leaves_by_a_shorter_prefix_where_linux_has_a_longer_one_by_another_
             assert_eq!(rig.put(UPLINK, frame), Some(PacketOutcome::Drop(DropReason::NoRoute)), "{prefix}");
         }
         let messages = reasons(&mut rig);
-        assert!(!messages.is_empty() && messages.iter().all(|text| text.contains("leaves by over0, which is no port")), "{messages:?}");
+        assert!(
+            !messages.is_empty() && messages.iter().all(|text| text.contains("leaves by over0, which is no port")),
+            "{messages:?}"
+        );
         rig.network.elsewhere.clear();
         rig.publish();
         rig.forward(UPLINK, &syn);
