@@ -136,7 +136,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
         if settings.twin == Twin::Tap {
             let config = twin_config(settings, mac);
             let (interface, tap) = Interface::open(&config).await?;
-            let queues = Arc::new(TwinQueues::new().with_doorbell(twin_bell.as_ref().map(Bell::doorbell).cloned()));
+            let queues = Arc::new(TwinQueues::new().keyed(seed).with_doorbell(twin_bell.as_ref().map(Bell::doorbell).cloned()));
             let (tap, new_tap) = TwinPort::new(tap, Arc::clone(&queues), Arc::new(TwinCounters::default()), settings.mtu_bytes);
             taps.push(tap.waking(doorbells.get(all.ports.len() % all.workers.len()).cloned()));
             port.twin = Some(TwinReconciler::new(config, interface, new_tap));

@@ -13,13 +13,14 @@ use proto::{AddressRange, AddressRangeError, AggregationError, Announce, Communi
 use crate::crd::{self, AddressPool, AddressPoolSpec, AnnounceKind};
 use crate::scalar::{CLASS_EXPECTED, is_class, is_dns_label};
 
-/// Addresses that are unreachable from other machines: "this network", loopback, link-local, multicast, reserved,
-/// IPv4-mapped (RFC 6890).
-const UNREACHABLE: [&str; 8] = [
+/// Addresses that are unreachable from other machines: "this network", loopback, link-local, multicast, broadcast,
+/// IPv4-mapped (RFC 6890). The rest of the reserved 240.0.0.0/4 is unicast, as in Linux.
+const UNREACHABLE: [&str; 9] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
     "169.254.0.0/16",
-    "224.0.0.0-255.255.255.255",
+    "224.0.0.0/4",
+    "255.255.255.255",
     "::/127",
     "::ffff:0:0/96",
     "fe80::/10",

@@ -14,7 +14,7 @@ use super::rewrite;
 use crate::forward::decide::{Answer, RESETS_MAX};
 use crate::forward::rewrite::Reset;
 use crate::icmp;
-use crate::icmp::{IcmpError, Permission, VipClaim};
+use crate::icmp::{IcmpError, Permission, UnresolvedNeighbour, VipClaim};
 use crate::port::{Arrival, Link, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
@@ -33,10 +33,61 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
             return self.give_to_linux(snapshot, arrival, buffer);
         };
+        let told = icmp::arp_claim(buffer.bytes())
+            .filter(|&(sender, mac)| has_moved(snapshot, arrival.link, sender, mac))
+            .and_then(|_| {
+                let frame = buffer.bytes();
+                self.for_linux(snapshot, arrival.link, |copy| {
+                    let fits = copy.resize(frame.len());
+                    copy.bytes_mut().iter_mut().zip(frame).for_each(|(to, from)| *to = *from);
+                    fits
+                })
+            });
         if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
             self.answered(arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
+        }
+        self.tell_linux(snapshot, arrival, told);
+    }
+
+    /// A frame for Linux, besides the answer to a question.
+    #[cold]
+    fn for_linux(&mut self, snapshot: &Snapshot, link: Link, write: impl FnOnce(&mut P::Buffer) -> bool) -> Option<P::Buffer> {
+        if !snapshot.port(link.port()).twin {
+            return None;
+        }
+        let mut copy = self.egress.allocate(link.port())?;
+        if write(&mut copy) {
+            return Some(copy);
+        }
+        self.egress.discard(copy);
+        None
+    }
+
+    /// Passes a frame of [`Engine::for_linux`] on: Linux updates or probes its entry for the sender by its own rules, within
+    /// the rate of questions. The frame counts as originated.
+    fn tell_linux(&mut self, snapshot: &Snapshot, arrival: Arrival, copy: Option<P::Buffer>) {
+        if let Some(copy) = copy {
+            self.tally.originated += 1;
+            self.give_to_linux(snapshot, arrival, copy);
+        }
+    }
+
+    /// What tells Linux that a neighbour asks from another Ethernet address than the known one. Linux ignores solicitations
+    /// for addresses that it does not have, so that it gets one for an address of its own.
+    #[cold]
+    fn solicitation_by(&mut self, snapshot: &Snapshot, link: Link, (sender, mac): (u128, Mac)) -> Option<P::Buffer> {
+        let own = snapshot.own_addresses(link).find(|own| own.is_ipv6() && snapshot.routes().is_on_link(link, *own));
+        match own.and_then(u128::from_ip) {
+            Some(own) => {
+                let at = snapshot.port(link.port()).mac;
+                self.for_linux(snapshot, link, |copy| icmp::solicitation(copy, (sender, mac), (own, at)))
+            }
+            None => {
+                self.ask(UnresolvedNeighbour { link, address: sender.ip() });
+                None
+            }
         }
     }
 
@@ -93,11 +144,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
             return self.drop(buffer, DropReason::OwnSource);
         }
+        let moved =
+            icmp::neighbour_asker(buffer.bytes(), headers).filter(|&(who, mac)| has_moved(snapshot, arrival.link, who, mac));
+        let told = moved.and_then(|asker| self.solicitation_by(snapshot, arrival.link, asker));
         if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.answered(arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
         }
+        self.tell_linux(snapshot, arrival, told);
     }
 
     /// Turns the packet into its answer, if the rules and the rate limit allow one (FORWARDING 8).
@@ -181,6 +236,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
     }
+}
+
+/// Whether a neighbour has another Ethernet address than the known one. Strangers have not: nothing is known of them.
+fn has_moved<A: Address>(snapshot: &Snapshot, link: Link, sender: A, mac: Mac) -> bool {
+    snapshot.role(sender) == AddressRole::Elsewhere
+        && snapshot.routes().mac_of(link, sender.ip()).is_some_and(|known| known != mac)
 }
 
 /// The source address of an answer about a packet: the destination of the packet, or an address of the gateway if that

@@ -16,7 +16,7 @@ use crate::icmp;
 use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{Buffer, Ethernet, Headers, Parsed, Tags, parse, take_mut};
+use crate::wire::{Buffer, Ethernet, Headers, Mac, Parsed, Tags, parse, take, take_mut};
 
 /// The twin that a packet came from, its VLAN tags, and when.
 #[derive(Clone, Copy)]
@@ -30,10 +30,18 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn give_to_linux(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
         let port = arrival.link.port();
         if !snapshot.port(port).twin {
-            self.drop(buffer, DropReason::NoRoute);
-        } else if !self.twin_rate.allow(self.egress.class(port, buffer.bytes()), arrival.now_ns) {
-            self.drop(buffer, DropReason::TwinRate);
-        } else if !arrival.tags.put_on(&mut buffer) {
+            return self.drop(buffer, DropReason::NoRoute);
+        }
+        let mac = take::<Ethernet>(buffer.bytes()).map_or(Mac::default(), |(ethernet, _)| Mac(ethernet.source));
+        let is_from_link = |source| snapshot.is_on_link(arrival.link, source, mac);
+        let (class, heard) = self.egress.class(port, buffer.bytes(), is_from_link);
+        if !self.twin_rate.allow(class, arrival.now_ns) {
+            return self.drop(buffer, DropReason::TwinRate);
+        }
+        if let Some(exchange) = heard {
+            self.egress.heard(port, exchange);
+        }
+        if !arrival.tags.put_on(&mut buffer) {
             self.drop(buffer, DropReason::TwinFull);
         } else {
             self.observer.observe(&buffer, PacketOutcome::Linux(port), || None);
@@ -97,7 +105,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let Some(permission) = self.ownership.may_pass(buffer.bytes(), headers, twin.now_ns) else {
             return self.drop(buffer, DropReason::StaleAdvertisement);
         };
-        self.egress.sent_by_linux(twin.port, headers);
+        self.egress.sent_by_linux(twin.port, buffer.bytes(), headers);
         match snapshot.role(headers.tuple.destination) {
             AddressRole::Vip => self.probe(snapshot, buffer, headers),
             AddressRole::PoolUnused => self.drop(buffer, DropReason::VipLoop),

@@ -19,6 +19,7 @@ mod restore;
 mod saved_flows;
 mod shadows;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
@@ -27,17 +28,17 @@ use super::engine::Engine;
 use super::fast;
 use super::observer::{Observe, PacketSource};
 use crate::flow::{
-    BackendId, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
+    BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
     IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
-use crate::snapshot::{Snapshot, Subscriber};
+use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
-use crate::wire::{Address, Buffer, Tags, protocol, split_mix};
+use crate::wire::{Address, Buffer, Tags, TupleKey, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
 use observed::ObservedFrom;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
@@ -433,8 +434,10 @@ impl Sweep {
             self.owed -= entries;
             let Engine { tables, ports, limits, counters, neighbour_requests, egress, .. } = engine;
             let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
-            let mut rules = Look { limits, snapshot, neighbour_requests, ports, counters, owned, now };
+            let glances = Cell::new(HANDSHAKES_ASKED);
+            let mut rules = Look { limits, snapshot, neighbour_requests, ports, counters, owned, now, glances };
             self.next_v4 = tables.v4.sweep_by(self.next_v4, entries, snapshot.route_epoch(), &mut rules);
+            rules.glances.set(HANDSHAKES_ASKED);
             self.next_v6 = tables.v6.sweep_by(self.next_v6, entries, snapshot.route_epoch(), &mut rules);
         }
     }
@@ -449,6 +452,8 @@ struct Look<'a> {
     counters: &'a WorkerCounters,
     owned: Owned<'a>,
     now: Tick,
+    /// Number of flows in a handshake whose clients may still be asked for.
+    glances: Cell<u32>,
 }
 
 impl<A: Address> SweepRules<A> for Look<'_> {
@@ -457,7 +462,13 @@ impl<A: Address> SweepRules<A> for Look<'_> {
         match self.snapshot.backends.exits().get(flow.backend()) {
             None => Fate::Unknown,
             Some(_) if self.limits.is_handshake_over(state, flow.idle(self.now)) => Fate::Over,
-            Some(_) => Fate::Stays,
+            Some(_) => {
+                if self.glances.get() > 0 {
+                    self.glances.set(self.glances.get() - 1);
+                    self.keep_opening_client::<A>(flow);
+                }
+                Fate::Stays
+            }
         }
     }
 
@@ -503,6 +514,19 @@ impl Look<'_> {
         self.limits.is_flow_over(flow, backend.idle_timeout, is_shadow, self.now)
     }
 
+    /// The same as [`Look::keep_client`] for a flow in a handshake, which has no route yet.
+    #[cold]
+    fn keep_opening_client<A: Address>(&self, flow: &HotFlow<A::Key>) {
+        let client = flow.key(Direction::ToBackend).tuple(protocol::TCP).source;
+        if flow.mode().is_two_way()
+            && flow.idle(self.now) <= USED_WITHIN
+            && let RouteTo::NextHop(slot) = self.snapshot.route(client)
+            && let Some(hop) = self.snapshot.next_hop(slot).filter(|hop| hop.address == client.ip())
+        {
+            let _ = self.neighbour_requests.push((hop.link, hop.address));
+        }
+    }
+
     /// Requests the resolution of an on-link client while its flow is in use; otherwise the kernel would forget the
     /// neighbour, since it sees none of its packets. The kernel side resolves each at most every 30 s; a request that
     /// finds the queue full is repeated by the next sweep.
@@ -515,6 +539,11 @@ impl Look<'_> {
         }
     }
 }
+
+/// Flows in a handshake whose clients a sweep asks for, in each poll and family. Their routes are looked up, which costs as
+/// much as twenty of them. A handshake that stays open may be one whose answers go to an Ethernet address that the client no
+/// longer has; where there are more of them, the next poll begins with others.
+const HANDSHAKES_ASKED: u32 = 2;
 
 /// A flow is in use if its last packet is at most this old: 75 ticks are 10 s, a little more than a sweep takes.
 const USED_WITHIN: Ticks = Ticks(75);

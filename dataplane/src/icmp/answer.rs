@@ -89,7 +89,7 @@ mod tests {
             ("an echo request", icmp(128), true),
             ("an error", icmp(1), false),
             ("an error of an unknown type", icmp(127), false),
-            ("a redirect", icmp(137), false),
+            ("a redirect", icmp(137).hop_limit(255), false),
             ("a multicast frame", Packet { destination_mac: Mac([0x33, 0x33, 0, 0, 0, 1]), ..syn() }, false),
             ("a multicast address", Packet::udp("[2001:db8::7]:5", "[ff02::1]:7"), false),
             ("a later fragment", Packet { extensions: later, ..syn() }, false),

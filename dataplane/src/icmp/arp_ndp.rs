@@ -12,8 +12,6 @@ use crate::wire::{
     written_transport_offset,
 };
 
-/// Hop limit of neighbour discovery: a packet that passed a router cannot have it (RFC 4861 section 7.1).
-const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 /// Bytes of an advertisement with its one option.
 const ADVERTISEMENT_BYTES: u16 = 32;
 /// Bytes of a solicitation without options.
@@ -65,7 +63,7 @@ pub fn arp_probe(frame: &[u8]) -> Option<(u32, Mac)> {
 #[must_use]
 pub fn neighbour_claim<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<(u128, Mac)> {
     let is_advertisement = matches!(headers.transport, Transport::Icmp { kind: icmpv6::NEIGHBOUR_ADVERTISEMENT, code: 0 });
-    if !is_advertisement || headers.tuple.protocol != protocol::ICMPV6 || headers.hop_limit != NEIGHBOUR_HOP_LIMIT {
+    if !is_advertisement || headers.tuple.protocol != protocol::ICMPV6 || headers.hop_limit != icmpv6::NEIGHBOUR_HOP_LIMIT {
         return None;
     }
     let (message, _) = take::<NeighbourMessage>(transport_bytes(frame, headers)?)?;
@@ -96,7 +94,7 @@ pub fn neighbour_question(frame: &[u8], headers: &Headers<u128>) -> Option<u128>
     let is_solicitation = matches!(headers.transport, Transport::Icmp { kind: icmpv6::NEIGHBOUR_SOLICITATION, code: 0 });
     // A frame to a group must carry a packet to a group (RFC 2464 section 7).
     let goes_astray = headers.group_frame && !is_group_address(headers.tuple.destination);
-    if !is_solicitation || headers.hop_limit != NEIGHBOUR_HOP_LIMIT || goes_astray {
+    if !is_solicitation || headers.hop_limit != icmpv6::NEIGHBOUR_HOP_LIMIT || goes_astray {
         return None;
     }
     let bytes = transport_bytes(frame, headers)?;
@@ -142,6 +140,23 @@ fn turn(frame: &mut [u8], mac: Mac, to_all: bool) -> bool {
     true
 }
 
+/// The station that sends a valid neighbour solicitation, and its Ethernet address; `None` for one that checks whether an
+/// address is free.
+#[must_use]
+pub fn neighbour_asker(frame: &[u8], headers: &Headers<u128>) -> Option<(u128, Mac)> {
+    let (ethernet, _) = take::<Ethernet>(frame)?;
+    (headers.tuple.source != 0).then_some((headers.tuple.source, Mac(ethernet.source)))
+}
+
+/// Writes into an empty buffer the solicitation by which the station `asker` asks for `target`, at `mac` (RFC 4861 section
+/// 4.3). Returns false when the buffer has no room.
+#[must_use]
+pub fn solicitation(buffer: &mut impl Buffer, asker: (u128, Mac), target: (u128, Mac)) -> bool {
+    buffer.resize(written_transport_offset::<u128>() + usize::from(SOLICITATION_BYTES) + size_of::<LinkLayerOption>())
+        && write_solicitation(buffer.bytes_mut(), (asker.0, Some(asker.1)), target.0, target.0).is_some()
+        && write_ethernet(buffer, target.1, asker.1, ether_type::IPV6).is_some()
+}
+
 /// Writes into an empty buffer the announcement that `address` has `mac`: an ARP announcement (RFC 5227 section 2.3) or
 /// an unsolicited neighbour advertisement (RFC 4861 section 7.2.6). Returns false when the buffer has no room.
 #[must_use]
@@ -168,7 +183,7 @@ pub fn probe(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
             let target = u128::from(address);
             let [.., a, b, c] = address.octets();
             buffer.resize(written_transport_offset::<u128>() + usize::from(SOLICITATION_BYTES))
-                && write_solicitation(buffer.bytes_mut(), target).is_some()
+                && write_solicitation(buffer.bytes_mut(), (0, None), SOLICITED_NODES | target & 0xff_ffff, target).is_some()
                 && write_ethernet(buffer, Mac([0x33, 0x33, 0xff, a, b, c]), mac, ether_type::IPV6).is_some()
         }
     }
@@ -202,8 +217,7 @@ fn write_arp(frame: &mut [u8], sender: u32, target: u32, mac: Mac) -> Option<()>
     Some(())
 }
 
-fn write_solicitation(frame: &mut [u8], target: u128) -> Option<()> {
-    let destination = SOLICITED_NODES | target & 0xff_ffff;
+fn write_solicitation(frame: &mut [u8], (source, mac): (u128, Option<Mac>), destination: u128, target: u128) -> Option<()> {
     let message = frame.get_mut(written_transport_offset::<u128>()..)?;
     *take_mut::<NeighbourMessage>(message)?.0 = NeighbourMessage {
         kind: icmpv6::NEIGHBOUR_SOLICITATION,
@@ -212,12 +226,17 @@ fn write_solicitation(frame: &mut [u8], target: u128) -> Option<()> {
         flags: U32::ZERO,
         target: U128::new(target),
     };
-    let pseudo = checksum::pseudo_sum(0_u128, destination, protocol::ICMPV6, message.len());
+    if let Some(mac) = mac {
+        let (_, option) = take_mut::<NeighbourMessage>(message)?;
+        *take_mut::<LinkLayerOption>(option)?.0 = LinkLayerOption { kind: neighbour::SOURCE_LINK_LAYER, units: 1, mac: mac.0 };
+    }
+    let len = u16::try_from(message.len()).ok()?;
+    let pseudo = checksum::pseudo_sum(source, destination, protocol::ICMPV6, message.len());
     let checksum = checksum::finish(pseudo + checksum::sum(message));
     take_mut::<NeighbourMessage>(message)?.0.checksum.set(checksum);
     let (_, packet) = take_mut::<Ethernet>(frame)?;
-    let ip = NetworkHeader::new(0_u128, destination, protocol::ICMPV6, SOLICITATION_BYTES);
-    NetworkHeader { hop_limit: NEIGHBOUR_HOP_LIMIT, ..ip }.write(packet)?;
+    let ip = NetworkHeader::new(source, destination, protocol::ICMPV6, len);
+    NetworkHeader { hop_limit: icmpv6::NEIGHBOUR_HOP_LIMIT, ..ip }.write(packet)?;
     Some(())
 }
 
@@ -237,7 +256,7 @@ fn write_advertisement(frame: &mut [u8], destination: u128, flags: u32, target: 
     take_mut::<NeighbourMessage>(message)?.0.checksum.set(checksum);
     let ip = NetworkHeader::new(target, destination, protocol::ICMPV6, ADVERTISEMENT_BYTES);
     let (_, packet) = take_mut::<Ethernet>(frame)?;
-    NetworkHeader { hop_limit: NEIGHBOUR_HOP_LIMIT, ..ip }.write(packet)?;
+    NetworkHeader { hop_limit: icmpv6::NEIGHBOUR_HOP_LIMIT, ..ip }.write(packet)?;
     Some(())
 }
 
@@ -321,6 +340,17 @@ mod tests {
     }
 
     #[test]
+    fn a_solicitation_in_the_name_of_another_station_is_valid_and_carries_its_address() {
+        let mut buffer = Bytes::new(Vec::new());
+        assert!(solicitation(&mut buffer, (ASKER6.into(), PEER_MAC), (OURS6.into(), OUR_MAC)));
+        let headers = v6(&buffer.frame);
+        assert_eq!(neighbour_question(&buffer.frame, &headers), Some(OURS6.into()));
+        assert_eq!(neighbour_asker(&buffer.frame, &headers), Some((ASKER6.into(), PEER_MAC)));
+        assert_eq!(buffer.frame[..6], OUR_MAC.0);
+        assert_eq!(buffer.frame[78..], [&[1, 1][..], &PEER_MAC.0].concat());
+    }
+
+    #[test]
     fn invalid_solicitations_are_no_requests() {
         let valid = || neighbour_solicitation(ASKER6, OURS6);
         let edited = |edit: fn(&mut Packet)| {
@@ -331,7 +361,6 @@ mod tests {
         let mut wrong_checksum = valid().build();
         wrong_checksum[56] ^= 1;
         let rows: Vec<(&str, Vec<u8>)> = vec![
-            ("it came through a router", valid().hop_limit(254).build()),
             ("a code", edited(|p| p.segment = Segment::Icmp { kind: 135, code: 1, rest: 0 })),
             ("an advertisement", edited(|p| p.segment = Segment::Icmp { kind: 136, code: 0, rest: 0 })),
             ("cut short", edited(|p| p.payload.truncate(15))),

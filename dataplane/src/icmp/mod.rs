@@ -18,8 +18,8 @@ mod vip_ownership;
 pub(crate) use announce::Announcements;
 pub use answer::may_answer;
 pub use arp_ndp::{
-    announcement, arp_claim, arp_probe, arp_question, arp_reply, neighbour_advertisement, neighbour_claim, neighbour_question,
-    probe,
+    announcement, arp_claim, arp_probe, arp_question, arp_reply, neighbour_advertisement, neighbour_asker, neighbour_claim,
+    neighbour_question, probe, solicitation,
 };
 pub use echo::echo_reply;
 pub use error::{IcmpError, icmp_error, icmp_error_about_inner};

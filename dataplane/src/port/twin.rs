@@ -7,13 +7,12 @@
 //! (the worker).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
 use super::doorbell::Doorbell;
 use super::io::Burst;
-use crate::wire::{Address, Headers, Transport, Tuple, icmpv4, icmpv6, split_mix, tcp_flags};
+use super::kernel_exchanges::KernelExchanges;
 
 /// Capacity of the ring to the kernel, in bursts per port. The twin thread empties the ring at least every millisecond,
 /// so 256 bursts of one packet each carry 256,000 packets a second, full ones 16 million.
@@ -47,6 +46,14 @@ impl<B> TwinQueues<B> {
         }
     }
 
+    /// The same, whose memory of exchanges is hashed with this random number of the process, so that no sender can choose
+    /// exchanges that displace others.
+    #[must_use]
+    pub fn keyed(mut self, seed: u64) -> Self {
+        self.begun = KernelExchanges::new(seed);
+        self
+    }
+
     /// The same, with the doorbell of the twin thread.
     #[must_use]
     pub fn with_doorbell(self, doorbell: Option<Arc<Doorbell>>) -> Self {
@@ -69,57 +76,4 @@ impl<B> Default for TwinQueues<B> {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// Number of remembered exchanges per port: 16,384 * 4 bytes = 64 KiB. At 1,000 probes a second an entry is overwritten
-/// after 16 s, long after its answer.
-const BEGUN: usize = 16_384;
-
-/// The latest exchanges that the kernel has begun: TCP connections, UDP exchanges and echo requests whose first packet
-/// it sent. An outsider cannot guess their tuples, so packets of a flood do not belong to any of them.
-///
-/// Shared by the workers: one sees what the kernel sends, another may receive the answer. A slot is one word, written
-/// whole; of two exchanges in one slot the later one is remembered, and the other is treated like any packet.
-#[derive(Debug)]
-pub(crate) struct KernelExchanges {
-    tags: Box<[AtomicU32]>,
-}
-
-impl Default for KernelExchanges {
-    fn default() -> Self {
-        Self { tags: (0..BEGUN).map(|_| AtomicU32::new(0)).collect() }
-    }
-}
-
-impl KernelExchanges {
-    /// Records a packet that the kernel sends.
-    pub(crate) fn sent<A: Address>(&self, headers: &Headers<A>) {
-        let begins = match headers.transport {
-            Transport::Tcp { flags } => flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN,
-            Transport::Icmp { kind, .. } => matches!(kind, icmpv4::ECHO_REQUEST | icmpv6::ECHO_REQUEST),
-            Transport::Udp | Transport::Sctp { .. } => true,
-            _ => false,
-        };
-        if begins {
-            let (slot, tag) = place(&headers.tuple);
-            if let Some(known) = self.tags.get(slot).filter(|known| known.load(Ordering::Relaxed) != tag) {
-                known.store(tag, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Whether a received packet belongs to an exchange that the kernel has begun.
-    pub(crate) fn knows<A: Address>(&self, headers: &Headers<A>) -> bool {
-        let (slot, tag) = place(&headers.tuple.reversed());
-        self.tags.get(slot).is_some_and(|known| known.load(Ordering::Relaxed) == tag)
-    }
-}
-
-/// Slot and tag of an exchange, from the tuple of the packets that the kernel sends. The tag is not 0.
-#[allow(clippy::cast_possible_truncation)] // halves are folded and taken apart
-fn place<A: Address>(tuple: &Tuple<A>) -> (usize, u32) {
-    let (to, from) = (tuple.destination.wide(), tuple.source.wide());
-    let ports = u64::from(tuple.source_port) << 32 | u64::from(tuple.destination_port) << 16 | u64::from(tuple.protocol);
-    let hash = split_mix(split_mix((to ^ to >> 64) as u64 ^ ports) ^ (from ^ from >> 64) as u64);
-    ((hash >> 32) as usize % BEGUN, hash as u32 | 1)
 }

@@ -18,7 +18,7 @@ use super::prefixes::Prefixes;
 use crate::choose::{MaglevTable, reduce};
 use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
-use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, split_mix};
+use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, is_link_local, split_mix};
 use client_routers::{ClientRouters, NUMBERS, RouterNumbers};
 pub use lookup::RouteLookup;
 
@@ -463,7 +463,21 @@ impl Routes {
         if next_hop & GROUP == 0 { next_hop } else { self.ways.slot(next_hop, hash) }
     }
 
+    /// The Ethernet address of a neighbour, if it is known.
+    pub(crate) fn mac_of(&self, link: Link, address: IpAddr) -> Option<Mac> {
+        self.slots.get(&(link, address)).and_then(|&slot| self.next_hop(slot))?.mac
+    }
+
+    /// Whether an address is in a prefix of a link, or link-local.
+    pub(crate) fn is_on_link(&self, link: Link, address: IpAddr) -> bool {
+        let is_link_local = match address {
+            IpAddr::V4(address) => is_link_local(u32::from(address)),
+            IpAddr::V6(address) => is_link_local(u128::from(address)),
+        };
+        is_link_local || self.target(address) == Some(RouteTarget::OnLink(link))
+    }
+
     pub(crate) fn resolves(&self, link: Link, address: IpAddr) -> bool {
-        self.slots.get(&(link, address)).and_then(|&slot| self.next_hop(slot)).is_some_and(|hop| hop.mac.is_some())
+        self.mac_of(link, address).is_some()
     }
 }

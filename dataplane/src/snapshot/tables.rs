@@ -24,7 +24,7 @@ use crate::flow::{AffinityTable, BackendId, FlowLimits, SnatAddress, Tick, Ticks
 use crate::port::{Link, PortIndex};
 use crate::stats::FrontendNumber;
 use crate::wire::FrontendKey;
-use crate::wire::{Address, ByFamily, Tuple};
+use crate::wire::{Address, ByFamily, Mac, Tuple};
 use crate::workers::PacketTarget;
 
 /// Services as commands show them, by name. A copy is free, and differences between two copies are found without
@@ -259,6 +259,12 @@ impl Snapshot {
     #[must_use]
     pub fn route<A: Address>(&self, address: A) -> RouteTo {
         self.routes.to(address)
+    }
+
+    /// Whether a station with these addresses may be on this link: its address is in a prefix of the link or link-local,
+    /// and no other Ethernet address is known for it. A packet that a router passed on carries that of the router.
+    pub(crate) fn is_on_link(&self, link: Link, address: IpAddr, mac: Mac) -> bool {
+        self.routes.is_on_link(link, address) && self.routes.mac_of(link, address).is_none_or(|known| known == mac)
     }
 
     /// The name of the device by which Linux sends to an address, if its longest prefix is a route that packets of the

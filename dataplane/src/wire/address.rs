@@ -324,10 +324,11 @@ impl<A: Address> Tuple<A> {
     }
 }
 
-/// Whether an address is multicast (RFC 1112, RFC 4291 section 2.7) or, in IPv4, in 240/4, which contains broadcast.
+/// Whether an address is multicast (RFC 1112, RFC 4291 section 2.7) or, in IPv4, broadcast. The rest of 240.0.0.0/4 is
+/// unicast, as in Linux.
 pub(crate) fn is_group_address<A: Address>(address: A) -> bool {
     match A::FAMILY {
-        Family::V4 => address.wide() >> 28 >= 0xe,
+        Family::V4 => address.wide() >> 28 == 0xe || address.wide() == u128::from(u32::MAX),
         Family::V6 => address.wide() >> 120 == 0xff,
     }
 }

@@ -50,6 +50,10 @@ pub mod icmpv6 {
     pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
     /// Redirect (RFC 4861).
     pub const REDIRECT: u8 = 137;
+    /// Types of neighbour discovery (RFC 4861 section 4).
+    pub const NEIGHBOUR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
+    /// Hop limit of neighbour discovery: a packet that passed a router cannot have it (RFC 4861 section 7.1).
+    pub const NEIGHBOUR_HOP_LIMIT: u8 = 255;
     /// Code of [`UNREACHABLE`]: address unreachable.
     pub const CODE_ADDRESS: u8 = 3;
     /// Code of [`UNREACHABLE`]: port unreachable.

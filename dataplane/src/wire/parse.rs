@@ -171,11 +171,12 @@ fn ipv4_unusual(ip: &Ipv4, header: &[u8]) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Invalid source addresses by RFC 6890: "this network", loopback, multicast, reserved and broadcast.
+/// Invalid source addresses by RFC 6890: "this network", loopback, multicast and broadcast. The rest of the reserved
+/// 240.0.0.0/4 is unicast, as in Linux.
 #[inline]
 fn is_martian_v4(source: u32) -> bool {
     let top = source >> 24;
-    top == 0 || top == 127 || top >= 224
+    top == 0 || top == 127 || source >> 28 == 0xe || source == u32::MAX
 }
 
 /// As [`ipv4`], for IPv6.
@@ -195,7 +196,7 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
         first => walk(first, payload)?,
     };
     let (source, destination) = (ip.source.get(), ip.destination.get());
-    if is_martian_v6(source) && !is_address_probe(source, destination, &chain, payload)? {
+    if is_martian_v6(source) && !is_address_probe((source, destination), ip.hop_limit, &chain, payload)? {
         return Ok(None);
     }
     if source == destination {
@@ -208,6 +209,11 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
         ChainEnd::Fragment => (Transport::Fragment, 0, 0),
         ChainEnd::Opaque => (Transport::Other, 0, 0),
     };
+    if let Transport::Icmp { kind, .. } = transport
+        && came_through_a_router(kind, ip.hop_limit)
+    {
+        return Err(DropReason::Malformed);
+    }
     Ok(Some(found(Headers {
         tuple: Tuple { source, destination, source_port, destination_port, protocol: chain.protocol },
         transport,
@@ -225,6 +231,11 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 120 == 0xff || source >> 32 == 0xffff
+}
+
+/// Whether a message of ICMPv6 is neighbour discovery that came through a router (RFC 4861 sections 6.1, 7.1 and 8.1).
+fn came_through_a_router(kind: u8, hop_limit: u8) -> bool {
+    icmpv6::NEIGHBOUR_DISCOVERY.contains(&kind) && hop_limit != icmpv6::NEIGHBOUR_HOP_LIMIT
 }
 
 /// Whether an address is link-local and must not be forwarded to another link (RFC 3927 section 2.7, RFC 4291 section
@@ -248,27 +259,38 @@ pub(crate) fn is_martian<A: Address>(source: A) -> bool {
 /// The addresses that no packet from another link may have as its source, as ranges of [`Address::wide`]: those of
 /// [`is_martian`] and [`is_link_local`].
 pub(crate) fn never_sources<A: Address>() -> impl Iterator<Item = (u128, u128)> {
-    const V4: [(u128, u128); 4] =
-        [(0, 0x00ff_ffff), (0x7f00_0000, 0x7fff_ffff), (0xa9fe_0000, 0xa9fe_ffff), (0xe000_0000, 0xffff_ffff)];
+    const V4: [(u128, u128); 5] = [
+        (0, 0x00ff_ffff),
+        (0x7f00_0000, 0x7fff_ffff),
+        (0xa9fe_0000, 0xa9fe_ffff),
+        (0xe000_0000, 0xefff_ffff),
+        (0xffff_ffff, 0xffff_ffff),
+    ];
     const V6: [(u128, u128); 4] =
         [(0, 1), (0xffff << 32, (0xffff << 32) + 0xffff_ffff), (0xfe80 << 112, (0xfec0 << 112) - 1), (0xff << 120, u128::MAX)];
     match A::FAMILY {
-        Family::V4 => V4,
-        Family::V6 => V6,
+        Family::V4 => &V4[..],
+        Family::V6 => &V6,
     }
-    .into_iter()
+    .iter()
+    .copied()
 }
 
 /// For a packet with an invalid source: whether it is a duplicate address detection, which solicits its own future
 /// address from the unspecified one. False is another packet of a host without address to a group, such as a router
 /// solicitation (RFC 4861 sections 4.1 and 4.3), which goes to the kernel.
 #[cold]
-fn is_address_probe(source: u128, destination: u128, chain: &Chain, payload: &[u8]) -> Result<bool, DropReason> {
+fn is_address_probe(ends: (u128, u128), hop_limit: u8, chain: &Chain, payload: &[u8]) -> Result<bool, DropReason> {
+    let (source, destination) = ends;
     if source != 0 || !is_group_address(destination) {
         return Err(DropReason::MartianSource);
     }
-    let kind = payload.get(usize::from(chain.extension_bytes));
-    Ok(chain.end == ChainEnd::Transport && chain.protocol == protocol::ICMPV6 && kind == Some(&icmpv6::NEIGHBOUR_SOLICITATION))
+    let is_icmp = chain.end == ChainEnd::Transport && chain.protocol == protocol::ICMPV6;
+    let kind = payload.get(usize::from(chain.extension_bytes)).filter(|_| is_icmp);
+    if kind.is_some_and(|kind| came_through_a_router(*kind, hop_limit)) {
+        return Err(DropReason::Malformed);
+    }
+    Ok(kind == Some(&icmpv6::NEIGHBOUR_SOLICITATION))
 }
 
 /// The transport and its ports. `icmp` is the protocol number of ICMP in the packet's family; that of the other family
@@ -431,7 +453,6 @@ mod tests {
             ("a source in this network", from_v4([0, 1, 2, 3].into()), DropReason::MartianSource),
             ("a loopback source", from_v4([127, 0, 0, 1].into()), DropReason::MartianSource),
             ("a multicast source", from_v4([224, 0, 0, 5].into()), DropReason::MartianSource),
-            ("a reserved source", from_v4([240, 0, 0, 1].into()), DropReason::MartianSource),
             ("broadcast as source", from_v4([255; 4].into()), DropReason::MartianSource),
             ("source and destination equal", from_v4([192, 0, 2, 100].into()), DropReason::SameSourceDestination),
             ("an IPv6 header cut short", tcp6()[..53].to_vec(), DropReason::Malformed),
@@ -665,6 +686,8 @@ mod tests {
         ) {
             prop_assume!(source != destination);
             let (from, to): (IpAddr, IpAddr) = (source.ip(), destination.ip());
+            let is_discovery = matches!(segment, Segment::Icmp { kind: 133..=137, .. });
+            let hop_limit = if is_discovery { 255 } else { hop_limit };
             let mut packet = Packet::between(from, to, segment).payload(&payload).hop_limit(hop_limit);
             packet.padding = padding;
             prop_assert_eq!(v6(&packet.build()), expected(&packet, source, destination, 40));

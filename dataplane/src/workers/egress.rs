@@ -5,13 +5,14 @@
 //!
 //! Not here: the decision by which output a packet leaves.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
 use super::handover::{HandoverTask, Outbox, Peers};
 use super::id::WorkerId;
-use crate::port::{Arrival, BURST, Burst, Class, Port, PortIndex, TwinQueues, class};
+use crate::port::{Arrival, BURST, Burst, Class, ForeignExchange, Port, PortIndex, TwinQueues, class};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Headers, Tags};
 
@@ -191,16 +192,29 @@ impl<P: Port> Egress<P> {
         self.port_mut(port)?.twin.as_ref()?.from_linux.pop()
     }
 
-    /// The class of a packet that arrived on the port, for the rate limit towards the kernel.
-    pub(crate) fn class(&self, port: PortIndex, frame: &[u8]) -> Class {
+    /// The class of a packet that arrived on the port, for the rate limit towards the kernel, and the exchange that it
+    /// begins with the kernel. `is_from_link`: whether a sender with this address is on the link.
+    pub(crate) fn class(
+        &self,
+        port: PortIndex,
+        frame: &[u8],
+        is_from_link: impl Fn(IpAddr) -> bool,
+    ) -> (Class, Option<ForeignExchange>) {
         let twin = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref());
-        twin.map_or(Class::Rest, |twin| class(frame, &twin.begun))
+        twin.map_or((Class::Rest, None), |twin| class(frame, &twin.begun, is_from_link))
     }
 
     /// Records a packet that the kernel sends by the port, since an answer may follow.
-    pub(crate) fn sent_by_linux<A: Address>(&self, port: PortIndex, headers: &Headers<A>) {
+    pub(crate) fn sent_by_linux<A: Address>(&self, port: PortIndex, frame: &[u8], headers: &Headers<A>) {
         if let Some(twin) = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref()) {
-            twin.begun.sent(headers);
+            twin.begun.sent(frame, headers);
+        }
+    }
+
+    /// Records that a packet for the kernel begins an exchange, since the kernel may reply.
+    pub(crate) fn heard(&self, port: PortIndex, exchange: ForeignExchange) {
+        if let Some(twin) = self.ports.get(usize::from(port.0)).and_then(|port| port.twin.as_ref()) {
+            twin.begun.heard(exchange);
         }
     }
 

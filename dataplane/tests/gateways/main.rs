@@ -6,6 +6,7 @@
 #[path = "../fleet/mod.rs"]
 mod fleet;
 mod little_traffic;
+mod moved_neighbours;
 mod restart;
 #[path = "../rig/mod.rs"]
 mod rig;

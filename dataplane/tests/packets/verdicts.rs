@@ -1,9 +1,12 @@
 //! Verdicts, as rows of a sentence, the frame that arrives, and its outcome.
 
-use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, neighbour_solicitation};
-use dataplane::{DropReason, Mac, PacketOutcome, PortIndex, tcp_flags};
+use std::net::SocketAddr;
 
-use crate::rig::{self, BACKENDS, CLUSTER, CLUSTER_MAC, ROUTER_MAC, Rig, UPLINK, UPLINK_MAC, backend_mac, ip};
+use dataplane::testing::{Packet, Segment, arp_request, assert_checksums, neighbour_solicitation};
+use dataplane::{DropReason, Mac, Neighbour, PacketOutcome, PortIndex, Route, tcp_flags};
+use proto::{Family, ServiceName};
+
+use crate::rig::{self, BACKENDS, CLUSTER, CLUSTER_MAC, ROUTER_MAC, Rig, UPLINK, UPLINK_MAC, backend_mac, ends, ip};
 
 const ACK: u8 = tcp_flags::ACK;
 const RST: u8 = tcp_flags::RST;
@@ -58,6 +61,58 @@ fn packets_for_frontends_are_forwarded_and_others_are_not() {
 }
 
 #[test]
+fn reserved_ipv4_addresses_are_unicast_but_for_the_broadcast_address() {
+    // 240.0.0.0/4, as a client, towards Linux, in answers and as a backend.
+    let forward = PacketOutcome::Forward(CLUSTER);
+    check(vec![
+        row("a SYN of a client", UPLINK, Packet::tcp("240.0.0.1:5555", "192.0.2.100:80").build(), forward),
+        row("the last of them", UPLINK, Packet::tcp("255.255.255.254:5555", "192.0.2.100:80").build(), forward),
+        row("a closed port", UPLINK, Packet::tcp("240.0.0.1:5555", "192.0.2.100:81").build(), PacketOutcome::Reply(UPLINK)),
+        row("to Linux", UPLINK, Packet::tcp("240.0.0.1:5555", "192.0.2.2:22").build(), PacketOutcome::Linux(UPLINK)),
+    ]);
+    let mut rig = Rig::new();
+    let backend: SocketAddr = "240.0.0.11:8080".parse().unwrap();
+    rig.change_service(&ServiceName::new("default", "web"), |service| {
+        service.ports.iter_mut().filter(|port| port.family == Family::V4).for_each(|port| {
+            port.backends.truncate(1);
+            port.backends[0].address = backend;
+        });
+    });
+    let link = CLUSTER.into();
+    rig.network.routes.push(Route { to: "240.0.0.0/24".parse().unwrap(), via: None, link, weight: 1 });
+    rig.network.neighbours.push(Neighbour { link, address: backend.ip(), mac: Mac([2, 0, 0, 0, 1, 11]) });
+    rig.publish();
+    let (snat, to) = ends(&rig.forward(UPLINK, &Packet::tcp(CLIENT, "192.0.2.100:80").build()));
+    assert_eq!(to, backend);
+    let answer = Packet::tcp(&backend.to_string(), &snat.to_string()).flags(tcp_flags::SYN | tcp_flags::ACK).build();
+    assert_eq!(ends(&rig.forward(CLUSTER, &answer)).1, CLIENT.parse().unwrap());
+}
+
+#[test]
+fn neighbour_discovery_that_came_through_a_router_is_dropped() {
+    let mut rig = Rig::new();
+    let asked = |hop_limit| {
+        let solicitation = neighbour_solicitation("2001:db8::ffff".parse().unwrap(), "2001:db8::1:0".parse().unwrap());
+        solicitation.hop_limit(hop_limit).build()
+    };
+    assert_eq!(rig.put(UPLINK, &asked(254)), Some(PacketOutcome::Drop(DropReason::Malformed)), "for a VIP");
+    assert_eq!(rig.put(UPLINK, &asked(255)), Some(PacketOutcome::Reply(UPLINK)));
+    for (kind, payload) in [(133, 0), (134, 8), (135, 16), (136, 16), (137, 32)] {
+        let segment = Segment::Icmp { kind, code: 0, rest: 0 };
+        let message = Packet::between(ip("2001:db8:1::7"), ip("2001:db8::2"), segment).payload(&vec![0; payload]);
+        let linux = PacketOutcome::Linux(UPLINK);
+        for (hop_limit, outcome) in [(57, PacketOutcome::Drop(DropReason::Malformed)), (255, linux)] {
+            assert_eq!(rig.put(UPLINK, &message.clone().hop_limit(hop_limit).build()), Some(outcome), "{kind} {hop_limit}");
+        }
+    }
+    let anonymous = Packet::between(ip("::"), ip("ff02::2"), Segment::Icmp { kind: 133, code: 0, rest: 0 });
+    let anonymous = Packet { destination_mac: Mac([0x33, 0x33, 0, 0, 0, 2]), ..anonymous };
+    let outcome = rig.put(UPLINK, &anonymous.clone().hop_limit(64).build());
+    assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::Malformed)), "without an address");
+    assert_eq!(rig.put(UPLINK, &anonymous.hop_limit(255).build()), Some(PacketOutcome::Linux(UPLINK)));
+}
+
+#[test]
 fn packets_that_are_never_forwarded_are_dropped_with_their_reason() {
     use DropReason as R;
     let drop = PacketOutcome::Drop;
@@ -71,6 +126,7 @@ fn packets_that_are_never_forwarded_are_dropped_with_their_reason() {
         row("a broadcast frame with a VIP in it", UPLINK, to_all.build(), drop(R::Malformed)),
         row("a frame that is too short", UPLINK, vec![0; 13], drop(R::Malformed)),
         row("a wrong IPv4 header checksum", UPLINK, wrong_checksum, drop(R::Ipv4Checksum)),
+        row("broadcast as source", UPLINK, Packet::tcp("255.255.255.255:5", "192.0.2.100:80").build(), drop(R::MartianSource)),
         row("a loopback source", UPLINK, Packet::tcp("127.0.0.1:5", "192.0.2.100:80").build(), drop(R::MartianSource)),
         row("a multicast source", UPLINK, Packet::tcp("224.0.0.1:5", "192.0.2.100:80").build(), drop(R::MartianSource)),
         row(
