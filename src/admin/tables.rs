@@ -258,7 +258,7 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
 pub(crate) mod tests {
     use dataplane::flow::BackendId;
     use dataplane::snapshot::{BackendView, FrontendPlace, RemovedBackend};
-    use dataplane::{CounterSlot, FrontendCounters, FrontendNumber};
+    use dataplane::{CounterSlot, FrontendCounters, FrontendNumber, ServiceNumber};
     use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, Target};
 
     use super::*;
@@ -293,6 +293,7 @@ pub(crate) mod tests {
             ],
             frontends: [("192.0.2.100:80", 1), ("192.0.2.100:443", 2)].map(frontend).into(),
             drops: Arc::default(),
+            number: ServiceNumber::default(),
         }
     }
 

@@ -6,6 +6,7 @@ mod affinity;
 mod entry;
 mod idle;
 mod index;
+mod shares;
 mod snat;
 mod state;
 mod storage;
@@ -21,6 +22,7 @@ pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
+pub(crate) use shares::{FLOWS_FACTOR, PORTS_FACTOR, may_grow};
 pub use transitions::{Segment, advance};
 
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};

@@ -127,10 +127,20 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut changes = Changes::default();
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
-        let Self { ports, limits, worker, .. } = self;
-        let (now, worker) = (Tick::at(arrival.now_ns), *worker);
-        let mut context =
-            DecisionContext { snapshot, now, table, others, ports, limits, changes: &mut changes, room, worker, is_trial: false };
+        let Self { ports, limits, counters, worker, .. } = self;
+        let mut context = DecisionContext {
+            snapshot,
+            now: Tick::at(arrival.now_ns),
+            table,
+            others,
+            ports,
+            limits,
+            counters: Some(counters),
+            changes: &mut changes,
+            room,
+            worker: *worker,
+            is_trial: false,
+        };
         let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
         if !changes.resets.is_empty() {
@@ -158,9 +168,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         if let Some(slot) = changes.made {
             self.tally.new_flows += 1;
-            let counters = self.counters.at(slot);
-            counters.flows.add(1);
-            counters.new_flows.add(1);
+            self.counters.flow_began(slot, changes.service);
         }
         if let Some(neighbour) = changes.ask {
             self.ask(neighbour);

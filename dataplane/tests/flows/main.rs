@@ -16,5 +16,6 @@ mod reclaim;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod sctp;
+mod shares;
 mod tick_wrap;
 mod udp;

@@ -7,7 +7,7 @@ use crate::forward::rewrite::{Outer, Reset};
 use crate::icmp::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::Exit;
-use crate::stats::{CounterSlot, DropReason, FrontendNumber};
+use crate::stats::{CounterSlot, DropReason, FrontendNumber, ServiceNumber};
 
 /// Changes that a decision made besides its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) struct Changes {
     pub reset: Option<CounterSlot>,
     /// Where the flow is counted that was created.
     pub made: Option<CounterSlot>,
+    /// The Service of that flow.
+    pub service: ServiceNumber,
     /// Where the flow is counted that was ended.
     pub ended: Option<CounterSlot>,
     /// The same of another flow that was ended to make room for this one.

@@ -163,9 +163,19 @@ impl<A: TrialFamily> Trial<'_, A> {
                 verdict
             }
             Err(found) => {
-                let (limits, changes) = (&limits, &mut changes);
-                let mut context =
-                    DecisionContext { snapshot, now, table, others, ports, limits, changes, room, worker, is_trial: true };
+                let mut context = DecisionContext {
+                    snapshot,
+                    now,
+                    table,
+                    others,
+                    ports,
+                    limits: &limits,
+                    counters: None,
+                    changes: &mut changes,
+                    room,
+                    worker,
+                    is_trial: true,
+                };
                 decide(packet, self.segment, found, &mut context)
             }
         };
