@@ -143,6 +143,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
+        let tuple = &packet.headers.tuple;
+        if changes.reused_early
+            && let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
+        {
+            frontend.drops.count_early(self.worker);
+        }
         if !changes.resets.is_empty() {
             self.originate(arrival, &changes.resets, matches!(verdict, Verdict::Reset(_)));
         }
@@ -347,6 +353,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let tuple = &headers.tuple;
         if let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port) {
             frontend.drops.count(self.worker, reason);
+            if reason == DropReason::SnatShare {
+                frontend.drops.note_client(self.worker, tuple.source.site(), A::FAMILY == proto::Family::V6);
+            }
         }
     }
 

@@ -17,7 +17,7 @@ use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
     Direction, FLOWS_FACTOR, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PORTS_FACTOR, PoolId, PortUse, Segment, SnatAddress,
-    SnatLease, SnatPorts, SnatTarget, TargetSlot, Ticks, YieldClass, may_grow,
+    SnatLease, SnatPorts, SnatTarget, TargetSlot, Tick, Ticks, YieldClass, may_grow,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
@@ -73,19 +73,18 @@ pub(super) fn may_take_room<A: Address>(context: &DecisionContext<'_, '_, A>, se
 /// Ends one of the oldest flows that yield, of a Service with at least as many flows as this one.
 #[cold]
 fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber) -> bool {
-    let Some(counters) = context.counters else { return false };
+    let (Some(counters), now) = (context.counters, context.now) else { return false };
     let held = counters.flows_of_service(service);
-    let found = YieldClass::ALL.into_iter().find_map(|class| {
-        let own = larger_in(context.table, class, counters, held).map(|index| (index, false));
-        own.or_else(|| {
-            let other = match &context.others {
-                OtherFlows::V4(table) => larger_in(table, class, counters, held),
-                OtherFlows::V6(table) => larger_in(table, class, counters, held),
-            };
-            other.map(|index| (index, true))
-        })
+    let found = YieldClass::ALL.map(|class| {
+        let own = larger_in((context.table, class), counters, held, now).map(|(age, index)| (age, (index, false)));
+        let other = match &context.others {
+            OtherFlows::V4(table) => larger_in((table, class), counters, held, now),
+            OtherFlows::V6(table) => larger_in((table, class), counters, held, now),
+        };
+        let other = other.map(|(age, index)| (age, (index, true)));
+        own.into_iter().chain(other).max_by_key(|(age, _)| *age)
     });
-    let Some((index, is_other)) = found else { return false };
+    let Some((_, (index, is_other))) = first_to_yield(found) else { return false };
     let yielded = match is_other {
         true => yield_other(&mut context.others, index, context.snapshot),
         false => yield_flow(context.table, index, context.snapshot),
@@ -94,9 +93,17 @@ fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>,
     true
 }
 
-fn larger_in<A: Address>(table: &FlowTable<A>, class: YieldClass, counters: &WorkerCounters, held: u32) -> Option<FlowIndex> {
-    let is_larger = |index: &FlowIndex| counters.flows_of_same_service(table.get(*index).counter_slot()) >= held;
-    table.oldest_first(class, None).take(LOOKED_AT).find(is_larger)
+/// The first flow of a class of a Service with at least so many flows, with its time in the class.
+fn larger_in<A: Address>(
+    (table, class): (&FlowTable<A>, YieldClass),
+    counters: &WorkerCounters,
+    held: u32,
+    now: Tick,
+) -> Option<(Ticks, FlowIndex)> {
+    table.oldest_first(class, None).take(LOOKED_AT).find_map(|index| {
+        let flow = table.get(index);
+        (counters.flows_of_same_service(flow.counter_slot()) >= held).then(|| (now.since(flow.since), index))
+    })
 }
 
 /// Ports of flows that yield, of which one counts as free: a flood from many addresses, which leaves nothing but such flows,
@@ -130,13 +137,17 @@ fn yield_of_larger_client<A: Address>(
 ) -> bool {
     let held = context.table.ports_of_client(client, PoolId::new(target, 0));
     let pools = addresses.iter().map(|address| PoolId::new(target, address.index));
-    let found = YieldClass::ALL.into_iter().find_map(|class| {
-        pools.clone().find_map(|pool| {
-            let is_larger = |index: &FlowIndex| context.table.ports_of_client(context.table.get(*index).client, pool) >= held;
-            context.table.oldest_first(class, Some(pool)).take(LOOKED_AT).find(is_larger)
-        })
+    let (table, now) = (&*context.table, context.now);
+    let found = YieldClass::ALL.map(|class| {
+        let larger = |pool| {
+            table.oldest_first(class, Some(pool)).take(LOOKED_AT).find_map(|index| {
+                let flow = table.get(index);
+                (table.ports_of_client(flow.client, pool) >= held).then(|| (now.since(flow.since), index))
+            })
+        };
+        pools.clone().filter_map(larger).max_by_key(|(age, _)| *age)
     });
-    let Some(index) = found else { return false };
+    let Some((_, index)) = first_to_yield(found) else { return false };
     let yielded = yield_flow(context.table, index, context.snapshot);
     settle(context, &yielded);
     true
@@ -369,7 +380,7 @@ mod tests {
     use super::super::verdict::Changes;
     use super::*;
     use crate::compiler::Compiler;
-    use crate::flow::{FlowLimits, FlowMode, FlowReplication, IdleLimits, Tick};
+    use crate::flow::{FlowLimits, FlowMode, FlowReplication, IdleLimits};
     use crate::snapshot::Config;
     use crate::workers::PortShare;
 
