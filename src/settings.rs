@@ -159,7 +159,7 @@ impl Settings {
             node_port_addresses: values(node_ports),
             flows,
             zone,
-            source: source.settings(reserved.clone(), &state_dir),
+            source: source.settings(reserved.clone(), &state_dir, replication.is_some()),
             state_dir,
             max_state_age,
             logs,

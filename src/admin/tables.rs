@@ -13,8 +13,8 @@ use dataplane::{DropReason, WorkerCounters};
 use proto::{LimitKind, ServiceLimit, ServiceName, v1};
 use smallvec::SmallVec;
 
-use crate::agent::probe::{Causes, Subject};
 use crate::agent::fleet::service_limits::SNAT_PORTS_PER_SECOND;
+use crate::agent::probe::{Causes, Subject};
 use crate::agent::served::BackendCounts;
 use crate::worker_threads::Load;
 
