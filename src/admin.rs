@@ -127,11 +127,12 @@ pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output =
 impl Sources {
     fn services(&self, request: v1::ListServicesRequest) -> v1::ListServicesResponse {
         let services = self.served.borrow().services.clone();
+        let limits = self.fleet.borrow().limits.clone();
         let rows = |service: &ServiceView| tables::frontend_rows(&self.gateway, service, &self.workers);
         let row = |service: &Arc<ServiceView>| {
             let drops = if request.counters { tables::drops_of(service) } else { BTreeMap::new() };
             let traffic = if request.counters { rows(service) } else { Vec::new() };
-            v1::ServiceStatus { drops, traffic, ..tables::service(&self.gateway, service) }
+            v1::ServiceStatus { drops, traffic, ..tables::limited(tables::service(&self.gateway, service), &limits) }
         };
         v1::ListServicesResponse { services: services.values().map(row).collect(), silent: Vec::new() }
     }

@@ -50,6 +50,7 @@ use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
 use crate::agent::fleet::election::{Candidacy, ElectionStatus, VrrpClaims};
 use crate::agent::fleet::replication::{ReplicationInputs, ReplicationStatus};
+use crate::agent::fleet::service_limits::WorkerRoom;
 use crate::agent::flow_records;
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
@@ -324,7 +325,7 @@ async fn serve(
     let standing = ended.child_token();
     election::supervise(&mut supervisor, candidacy(settings, &channels, loads.clone(), &standing));
     let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
-    supervise_reports(&mut supervisor, settings, &channels);
+    supervise_reports(&mut supervisor, settings, &channels, &sources);
     let loads = Arc::new(WorkerLoads::new(loads, queues, settings.flows.max_per_worker));
     let handed_over = election::hand_over(settings, channels.answers.subscribe(), outlets.exchange.arrived());
     supervise_operators(&mut supervisor, settings, sources, (loads, outlets), &channels.leaving, &ended);
@@ -547,9 +548,11 @@ fn replication_inputs(
 }
 
 /// What is reported of other gateways and routers; and what systemd is told, if it listens.
-fn supervise_reports(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels) {
+fn supervise_reports(supervisor: &mut Supervisor, settings: &Settings, channels: &Channels, sources: &Sources) {
     let others = (channels.election.subscribe(), channels.replication.subscribe());
-    fleet::supervise(supervisor, settings, channels.known.subscribe(), others, channels.fleet.clone());
+    let room = WorkerRoom { workers: sources.workers.clone(), flows_max: sources.flows_max };
+    let counted = (channels.served.subscribe(), room);
+    fleet::supervise(supervisor, settings, channels.known.subscribe(), others, counted, channels.fleet.clone());
     if systemd::listens() {
         let inputs = (channels.served.subscribe(), channels.reached.subscribe(), channels.connected.subscribe());
         supervisor.run("systemd", inputs, |(served, reached, connected)| watchdog::report(served, reached, connected));

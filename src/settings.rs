@@ -161,7 +161,7 @@ impl Settings {
             flows,
             targets_max,
             zone,
-            source: source.settings(reserved.clone(), &state_dir),
+            source: source.settings(reserved.clone(), &state_dir, replication.is_some()),
             state_dir,
             max_state_age,
             logs,

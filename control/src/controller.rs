@@ -290,8 +290,9 @@ impl Work {
             Ok(())
         });
         let (store, newest, to_plan) = (self.checkpoint_storage.clone(), shared.checkpoints.subscribe(), sender.clone());
+        let seed = shared.settings.maglev_seed;
         steps.spawn(async move {
-            checkpoints::keep(store, newest, to_plan).await;
+            checkpoints::keep(store, seed, newest, to_plan).await;
             // This task ends with the planner.
             std::future::pending().await
         });

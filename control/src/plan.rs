@@ -12,7 +12,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use proto::{Pool, ServiceName, Services};
 
-use crate::config::settings::ControllerSettings;
+use crate::config::settings::{ControllerSettings, MaglevSeed};
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::PoolUse;
 use crate::plan::selection::Fence;
@@ -103,6 +103,7 @@ pub struct Memory {
 pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, now: Instant) -> Plan {
     if !std::mem::replace(&mut memory.is_recalled, true) {
         memory.assignment.recall(world.checkpoint(), now);
+        memory.checkpoint.maglev_seed = world.checkpoint().maglev_seed;
     }
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
     let update = memory.assignment.update(world, settings, is_due, now);
@@ -132,7 +133,12 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     }
     let nodes = Arc::clone(&memory.nodes);
     let unix_s = memory.unix_s(now);
-    let inputs = Inputs { world, settings, fence: &fence, fence_moved: update.fence_moved, nodes: &nodes, now, unix_s };
+    let maglev_seed = match settings.maglev_seed {
+        MaglevSeed::Given(seed) => seed,
+        _ => memory.checkpoint.maglev_seed.unwrap_or(MAGLEV_SEED),
+    };
+    let fence_moved = update.fence_moved;
+    let inputs = Inputs { world, settings, fence: &fence, fence_moved, nodes: &nodes, maglev_seed, now, unix_s };
     let mut plan = Plan {
         notes,
         pools: memory.assignment.gateway_pools.clone(),

@@ -51,8 +51,8 @@ pub use snapshot::{
     ServiceView, Snapshot, Subscriber, Tunables, Tunnel, VipAnswers, VlanLink,
 };
 pub use stats::{
-    Account, BackendCounters, Counter, CounterSlot, DropReason, FrontendCounters, FrontendNumber, FrontendTotals, ServiceDrops,
-    WorkerCounters,
+    Account, BackendCounters, Counter, CounterSlot, DropReason, FlowCount, FrontendCounters, FrontendNumber, FrontendTotals,
+    ServiceDrops, ServiceNumber, WorkerCounters,
 };
 pub use wire::{Address, Buffer, Headers, Mac, Parsed, TagKind, Transport, Tuple, TupleHash, Vlan, parse, sctp_chunk, tcp_flags};
 pub use workers::{Inboxes, Peers, PortQueues};

@@ -10,5 +10,7 @@ mod vip_group;
 
 pub use arbitration::{Arbitration, GroupClaims};
 pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
-pub use status::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection};
+pub use status::{
+    FleetPartner, FleetStatus, LimitKind, RoutingSession, ServiceLimit, SessionHealth, SessionProtocol, VipElection,
+};
 pub use vip_group::{fnv1a, vip_group};

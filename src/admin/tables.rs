@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use dataplane::snapshot::{FrontendView, PortView, RemovedBackends, ServiceView, Views};
 use dataplane::{DropReason, WorkerCounters};
-use proto::{ServiceName, v1};
+use proto::{LimitKind, ServiceLimit, ServiceName, v1};
 use smallvec::SmallVec;
 
+use crate::agent::fleet::service_limits::SNAT_PORTS_PER_SECOND;
 use crate::agent::probe::{Causes, Subject};
 use crate::agent::served::BackendCounts;
 use crate::worker_threads::Load;
@@ -107,6 +108,25 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         gateway: gateway.to_owned(),
         drops: BTreeMap::new(),
         traffic: Vec::new(),
+    }
+}
+
+/// The row of a service that is served, with what it lacks.
+pub(super) fn limited(row: v1::ServiceStatus, limits: &[ServiceLimit]) -> v1::ServiceStatus {
+    let of_service = |limit: &&ServiceLimit| limit.service.namespace == row.namespace && limit.service.name == row.name;
+    let mut of_service = limits.iter().filter(of_service).peekable();
+    match of_service.peek().filter(|_| row.reason.is_empty()) {
+        None => row,
+        Some(first) => {
+            let reason = match first.kind {
+                LimitKind::SnatPorts => {
+                    format!("{}: over {SNAT_PORTS_PER_SECOND} new flows/s to a backend", first.kind.as_str())
+                }
+                kind => kind.as_str().to_owned(),
+            };
+            let texts: Vec<&str> = of_service.map(|limit| limit.text.as_str()).collect();
+            v1::ServiceStatus { reason, message: texts.join("; "), ..row }
+        }
     }
 }
 
@@ -258,7 +278,7 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
 pub(crate) mod tests {
     use dataplane::flow::BackendId;
     use dataplane::snapshot::{BackendView, FrontendPlace, RemovedBackend};
-    use dataplane::{CounterSlot, FrontendCounters, FrontendNumber};
+    use dataplane::{CounterSlot, FrontendCounters, FrontendNumber, ServiceNumber};
     use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, Target};
 
     use super::*;
@@ -294,6 +314,7 @@ pub(crate) mod tests {
             not_served: Vec::new(),
             frontends: [("192.0.2.100:80", 1), ("192.0.2.100:443", 2)].map(frontend).into(),
             drops: Arc::default(),
+            number: ServiceNumber::default(),
         }
     }
 
@@ -305,6 +326,21 @@ pub(crate) mod tests {
 
     fn workers() -> [Arc<WorkerCounters>; 2] {
         [(); 2].map(|()| Arc::new(WorkerCounters::default()))
+    }
+
+    #[test]
+    fn a_service_that_lacks_something_says_what_and_one_that_is_refused_says_why() {
+        let limit = |kind, text: &str| ServiceLimit { service: ServiceName::new("default", "web"), kind, text: text.to_owned() };
+        let limits = [limit(LimitKind::SnatPorts, "few ports"), limit(LimitKind::FlowShare, "its share")];
+        let row = limited(service("edge-1", &web()), &limits);
+        assert_eq!(row.reason, "SnatPortsShort: over 1075 new flows/s to a backend");
+        assert_eq!(row.message, "few ports; its share");
+        assert_eq!(limited(service("edge-1", &web()), &limits[1..]).reason, "FlowShareReached");
+        let refusal = Refusal { reason: Reason::Refused, message: "no SNAT address".to_owned() };
+        let refused = service("edge-1", &ServiceView { refusal: Some(refusal), ..web() });
+        assert_eq!(limited(refused.clone(), &limits), refused);
+        let other = ServiceView { name: std::sync::Arc::new(ServiceName::new("default", "other")), ..web() };
+        assert_eq!(limited(service("edge-1", &other), &limits).reason, "");
     }
 
     #[test]

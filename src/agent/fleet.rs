@@ -6,4 +6,5 @@
 pub mod election;
 pub mod replication;
 pub mod routing_sessions;
+pub mod service_limits;
 pub mod status;

@@ -144,6 +144,7 @@ pub async fn run(
 mod tests {
     use std::sync::Arc;
 
+    use dataplane::ServiceNumber;
     use dataplane::flow::BackendId;
     use dataplane::snapshot::{BackendView, PortView, ServiceView};
     use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
@@ -187,6 +188,7 @@ mod tests {
                 not_served: Vec::new(),
                 frontends: Vec::new(),
                 drops: Arc::default(),
+                number: ServiceNumber::default(),
             };
             (name, Arc::new(view))
         });

@@ -8,7 +8,9 @@ use tokio::sync::watch;
 use crate::agent::fleet::election::ElectionStatus;
 use crate::agent::fleet::replication::ReplicationStatus;
 use crate::agent::fleet::routing_sessions;
+use crate::agent::fleet::service_limits::{self, WorkerRoom};
 use crate::agent::fleet::status::{self, FleetSources};
+use crate::agent::served::Served;
 use crate::agent::supervisor::Supervisor;
 use crate::settings::Settings;
 
@@ -18,10 +20,13 @@ pub(super) fn supervise(
     settings: &Settings,
     known: watch::Receiver<Option<GatewayState>>,
     (election, replication): (watch::Receiver<ElectionStatus>, watch::Receiver<ReplicationStatus>),
+    (served, room): (watch::Receiver<Served>, WorkerRoom),
     fleet: watch::Sender<FleetStatus>,
 ) {
-    let sessions = watch::Sender::default();
-    let sources = FleetSources { election, replication, sessions: sessions.subscribe() };
+    let (sessions, limits) = (watch::Sender::default(), watch::Sender::default());
+    let sources = FleetSources { election, replication, sessions: sessions.subscribe(), limits: limits.subscribe() };
+    let inputs = (served, room, limits);
+    supervisor.run("service-limits", inputs, |(served, room, limits)| service_limits::run(served, room, limits));
     let inputs = (settings.daemon_sockets.clone(), known, sessions);
     supervisor.run("routing-sessions", inputs, |(sockets, known, sessions)| routing_sessions::run(sockets, known, sessions));
     supervisor.run("fleet", (sources, fleet), |(sources, fleet)| status::run(sources, fleet));

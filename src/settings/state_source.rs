@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
-use control::config::settings::{CertificateFiles, ControllerSettings, Source};
+use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::url::ControllerUrl;
 use control::config::{Located, LocatedRange, Location, Section};
 
@@ -67,11 +67,17 @@ impl SourceKeys {
         }
     }
 
-    /// The source of a gateway with this `state_dir` and these `reserved` addresses.
-    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path) -> StateSource {
-        let embedded = |keys: ControllerKeys, source, tls| {
+    /// The source of a gateway with this `state_dir` and these `reserved` addresses, which may share its flows.
+    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path, shares_flows: bool) -> StateSource {
+        let embedded = |keys: ControllerKeys, source: Source, tls| {
             let lock_dir = Some(state_dir.to_owned());
-            StateSource::Embedded(Box::new(ControllerSettings { source, reserved, lock_dir, ..keys.settings }), tls)
+            // Of several gateways with manifests each has a controller of its own, which would draw a seed of its own.
+            let maglev_seed = match keys.settings.maglev_seed {
+                MaglevSeed::Kept if shares_flows && matches!(source, Source::Manifests { .. }) => MaglevSeed::Public,
+                seed => seed,
+            };
+            let settings = ControllerSettings { source, reserved, maglev_seed, lock_dir, ..keys.settings };
+            StateSource::Embedded(Box::new(settings), tls)
         };
         match self {
             Self::Embedded(keys, source, tls) => embedded(*keys, source, tls),

@@ -4,7 +4,7 @@
 //! message is longer than [`TEXT_CHARS_MAX`], and foreign text takes only a small part of it.
 //! Deliberately not here: when and how often a note is reported.
 
-use proto::{Reason, ServiceName};
+use proto::{LimitKind, Reason, ServiceName};
 
 /// Maximum length of a message, in characters: an Event accepts 1,024 bytes.
 pub const TEXT_CHARS_MAX: usize = 1_000;
@@ -89,6 +89,8 @@ pub enum Cause {
     SessionUp,
     /// A routing session is down.
     SessionDown,
+    /// A gateway does not serve all new flows of a Service.
+    Limited(LimitKind),
 }
 
 impl Cause {
@@ -123,6 +125,7 @@ impl Cause {
             Self::PartnerOutOfSync => "PartnerOutOfSync",
             Self::SessionUp => "SessionUp",
             Self::SessionDown => "SessionDown",
+            Self::Limited(kind) => kind.as_str(),
         }
     }
 
@@ -158,6 +161,7 @@ impl Cause {
             Self::TookOver | Self::OwnershipLost | Self::Unfit => "Elect",
             Self::DuplicateVip | Self::SessionUp | Self::SessionDown => "Announce",
             Self::PartnerInSync | Self::PartnerOutOfSync => "Replicate",
+            Self::Limited(_) => "Limit",
             _ => "Read",
         }
     }

@@ -17,11 +17,11 @@ use super::logging::Logs;
 use super::pools::LocatedRange;
 use super::problem::{Invalid, Located};
 use super::section::{Field, Reader, Section, alternatives};
-use crate::config::settings::{AdminListen, ClaimClassless, ControllerSettings, Defaults, OwnershipRules, Source};
+use crate::config::settings::{AdminListen, ClaimClassless, ControllerSettings, Defaults, MaglevSeed, OwnershipRules, Source};
 use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to the controller and not to the gateway.
-pub const KEYS: [&str; 16] = [
+pub const KEYS: [&str; 17] = [
     "listen",
     "tls",
     "advertise",
@@ -36,6 +36,7 @@ pub const KEYS: [&str; 16] = [
     "externalIPs",
     "pools",
     "poolSelector",
+    "maglevSeed",
     "manifests",
     "statusDir",
 ];
@@ -129,10 +130,21 @@ impl ControllerKeys {
             cluster_cidrs,
             pools,
             reserved: Vec::new(),
+            maglev_seed: take_maglev_seed(top),
             lock_dir: None,
         };
         Self { settings, kubeconfig, namespace, manifests, status_dir, health_listen, ranges }
     }
+}
+
+fn take_maglev_seed(top: &mut Section<'_>) -> MaglevSeed {
+    let parse = |text: &str| match text {
+        "kept" => Some(MaglevSeed::Kept),
+        "random" => Some(MaglevSeed::Random),
+        "public" => Some(MaglevSeed::Public),
+        number => number.parse().ok().map(MaglevSeed::Given),
+    };
+    top.parse("maglevSeed", "kept, random, public, or a number from 0 to 18446744073709551615", parse).unwrap_or_default()
 }
 
 fn take_kubernetes(top: &mut Section<'_>) -> (Option<Located<PathBuf>>, Option<String>, String, ClaimClassless) {
@@ -357,8 +369,18 @@ pub fn key_values(settings: &ControllerSettings, health_listen: Option<SocketAdd
         .section("externalIPs", KeyValues::default().with_texts("allowed", &ownership.external_ips_allowed))
         .items("pools", settings.pools.iter().map(super::pools::key_values))
         .with("poolSelector", selector(&ownership.pools))
+        .with("maglevSeed", maglev_seed(settings.maglev_seed))
         .with("manifests", manifests.map(|(dir, _)| dir))
         .with("statusDir", manifests.map_or(Path::new(STATUS_DIR), |(_, dir)| dir))
+}
+
+fn maglev_seed(seed: MaglevSeed) -> String {
+    match seed {
+        MaglevSeed::Kept => "kept".to_owned(),
+        MaglevSeed::Random => "random".to_owned(),
+        MaglevSeed::Public => "public".to_owned(),
+        MaglevSeed::Given(seed) => seed.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -405,7 +427,8 @@ mod tests {
         let tcp =
             "listen: ['unix:/s', '[::]:9443']\ntls: {ca: /a, cert: /b, key: /c}\nadvertise: 'https://[2001:db8::1]:30443'\n";
         let secret = "listen: 0.0.0.0:9443\ntls: {secret: sluice-controller-tls}\n";
-        for text in [text, "manifests: /m\nstatusDir: /s\n", tcp, secret, ""] {
+        let seeds = ["kept", "random", "public", "18446744073709551615"].map(|seed| format!("maglevSeed: {seed}\n"));
+        for text in seeds.iter().map(String::as_str).chain([text, "manifests: /m\nstatusDir: /s\n", tcp, secret, ""]) {
             let file = read(text).unwrap();
             assert_eq!(read(&file.effective()).as_ref(), Ok(&file), "{}", file.effective());
         }
@@ -507,6 +530,7 @@ mod tests {
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
             ("pools: [{name: a, addresses: [10.0.0.9-10.0.0.1]}]", "\"10.0.0.9-10.0.0.1\" is reversed"),
             ("pools: [{name: a, addresses: [0.0.0.0/0]}]", "which reaches into 0.0.0.0/8"),
+            ("maglevSeed: secret", "key `maglevSeed`: found `secret`, expected kept, random, public, or a number from 0 to"),
             ("clusterCIDRs: [10.0.0.0/8]\npools: [{name: a, addresses: [10.1.1.1]}]", "overlaps 10.0.0.0/8 of `clusterCIDRs`"),
         ]);
     }

@@ -152,6 +152,20 @@ pub struct ClaimClassless {
     pub services: Selector,
 }
 
+/// Key `maglevSeed`: the seed of all Maglev tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaglevSeed {
+    /// What the installation has; a new one draws its own.
+    #[default]
+    Kept,
+    /// One of its own. An installation that has the public one draws.
+    Random,
+    /// The public one, unless another was drawn before.
+    Public,
+    /// This one.
+    Given(u64),
+}
+
 /// Settings of a controller, embedded or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerSettings {
@@ -178,6 +192,8 @@ pub struct ControllerSettings {
     /// Addresses that are never a VIP and never a backend: those of ports, SNAT, node ports and next hops. Only an
     /// embedded controller knows them.
     pub reserved: Vec<IpAddr>,
+    /// The seed of the Maglev tables.
+    pub maglev_seed: MaglevSeed,
     /// Directory on this machine for the lock files of controllers of one cluster. By these a restarted controller
     /// knows that its predecessor has ended. It is the gateway's `stateDir`, or the directory of a controller's admin
     /// socket; `None`: no lock files.

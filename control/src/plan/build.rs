@@ -29,8 +29,9 @@ use objects::note::{self, Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};
 use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 
-/// Seed of every Maglev table: the fractional digits of the golden ratio. It is not a secret, but it must never change,
-/// because an update of the controller would then move flows of stateless modes.
+/// Seed of the Maglev tables of installations that have drawn none, and of `replay`: the fractional digits of the golden
+/// ratio. It is no secret, so that anybody can choose tuples that all meet one backend, but it must never change, because
+/// an update of the controller would then move flows of stateless modes.
 pub const MAGLEV_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// How long a new mode or a new Service waits for the status or finalizer that must be written first. The limit keeps
@@ -138,6 +139,8 @@ pub(super) struct Inputs<'a> {
     /// Whether the fence differs from that of the previous plan.
     pub(super) fence_moved: bool,
     pub(super) nodes: &'a Nodes,
+    /// The seed of all Maglev tables.
+    pub(super) maglev_seed: u64,
     pub(super) now: Instant,
     /// Unix time, seconds, if the time of day is known.
     pub(super) unix_s: Option<u64>,
@@ -390,7 +393,7 @@ impl<'a> ServiceBuilder<'a> {
                     vips,
                     port: port.port,
                     node_port,
-                    maglev: MaglevSpec { size, seed: MAGLEV_SEED, hash_version: MAGLEV_HASH_VERSION },
+                    maglev: MaglevSpec { size, seed: self.inputs.maglev_seed, hash_version: MAGLEV_HASH_VERSION },
                     backends: selection.backends,
                     nodes: selection.nodes,
                     zones: selection.zones,

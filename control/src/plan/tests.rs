@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
 use super::*;
-use crate::config::settings::{Defaults, Listen, OwnershipRules, Source};
+use crate::config::settings::{Defaults, Listen, MaglevSeed, OwnershipRules, Source};
 use crate::gateways::registry::Connection;
 use crate::world::change::{Change, KnownGateway};
 use objects::PoolSpec;
@@ -38,6 +38,7 @@ pub(crate) fn settings() -> ControllerSettings {
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
         reserved: Vec::new(),
+        maglev_seed: MaglevSeed::default(),
         lock_dir: None,
     }
 }

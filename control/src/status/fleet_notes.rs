@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use objects::note::{Cause, Note, Remark, Subject};
-use proto::{FleetStatus, RoutingSession, ServiceName, SessionHealth, SessionProtocol};
+use proto::{FleetStatus, RoutingSession, ServiceLimit, ServiceName, SessionHealth, SessionProtocol};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -25,6 +25,9 @@ const SETTLE: Duration = Duration::from_secs(2);
 const UID_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of VIPs with a note of their own in one burst.
 const DUPLICATES_MAX: usize = 16;
+
+/// Maximum number of Services with a note about a limit in one burst.
+const LIMITS_MAX: usize = 16;
 
 /// The uids of `EdgeGateway` objects by name, as far as they are known.
 pub type GatewayUids = Arc<BTreeMap<String, String>>;
@@ -48,7 +51,10 @@ pub async fn record(
             let changes = seen.take(&gateways.borrow());
             let (planned, known) = (statuses.borrow().clone(), uids.borrow().clone());
             for change in &changes {
-                for (note, uid) in change.notes(&|vip| services_with(vip, planned.as_deref()), &known) {
+                let of_services = change.limits(planned.as_deref());
+                for (note, uid) in
+                    of_services.into_iter().chain(change.notes(&|vip| services_with(vip, planned.as_deref()), &known))
+                {
                     // Without Events nobody needs a uid.
                     if uid.is_some() || recorder.events().is_none() {
                         recorder.record(&note, uid.as_deref());
@@ -190,6 +196,19 @@ impl ReportChange {
         notes
     }
 
+    /// Services that the gateway begins to limit.
+    fn limits(&self, statuses: Option<&Statuses>) -> Vec<Addressed> {
+        let before = self.before.as_ref().map_or(&[][..], |before| &before.limits);
+        let was = |limit: &ServiceLimit| before.iter().any(|old| (&old.service, old.kind) == (&limit.service, limit.kind));
+        let note = |limit: &ServiceLimit| {
+            let text = format!("on gateway {}: {}", self.gateway, limit.text);
+            let subject = Subject::Service(limit.service.clone());
+            let uid = statuses.and_then(|statuses| statuses.wanted.get(&limit.service)).map(|wanted| wanted.uid.clone());
+            (Note { subject, remark: Remark::new(Cause::Limited(limit.kind), text) }, uid.filter(|uid| !uid.is_empty()))
+        };
+        self.now.limits.iter().filter(|limit| !was(limit)).take(LIMITS_MAX).map(note).collect()
+    }
+
     /// A gateway that begins to leave its VIPs to others. An operator who drains it knows.
     fn unfit(&self) -> Option<Remark> {
         let unfit = |status: &FleetStatus| status.election.as_ref().and_then(|election| election.unfit.clone());
@@ -315,7 +334,7 @@ fn sessions(before: &FleetStatus, now: &FleetStatus) -> Vec<Remark> {
 
 #[cfg(test)]
 mod tests {
-    use proto::{FleetPartner, VipElection};
+    use proto::{FleetPartner, LimitKind, VipElection};
     use tokio::time::sleep;
 
     use super::*;
@@ -358,6 +377,26 @@ mod tests {
 
     fn causes(before: Option<FleetStatus>, now: FleetStatus) -> Vec<Cause> {
         notes(before, now).into_iter().map(|(cause, _)| cause).collect()
+    }
+
+    #[test]
+    fn a_service_that_a_gateway_begins_to_limit_is_noted_once_with_its_name() {
+        let limit = |kind, text: &str| ServiceLimit { service: ServiceName::new("shop", "web"), kind, text: text.to_owned() };
+        let status = |limits: &[ServiceLimit]| Arc::new(FleetStatus { limits: limits.to_vec(), ..FleetStatus::default() });
+        let change = |before: Option<&[ServiceLimit]>, now: &[ServiceLimit]| {
+            let change =
+                ReportChange { gateway: "edge-1".to_owned(), before: before.map(status), now: status(now), is_drained: false };
+            change.limits(None).into_iter().map(|(note, _)| note).collect::<Vec<_>>()
+        };
+        let share = limit(LimitKind::FlowShare, "it has its share");
+        let first = change(None, std::slice::from_ref(&share));
+        assert_eq!(first.len(), 1);
+        assert_eq!(first[0].subject, Subject::Service(ServiceName::new("shop", "web")));
+        assert_eq!(first[0].remark, Remark::new(Cause::Limited(LimitKind::FlowShare), "on gateway edge-1: it has its share"));
+        let newer = limit(LimitKind::FlowShare, "it has its share still");
+        assert_eq!(change(Some(std::slice::from_ref(&share)), std::slice::from_ref(&newer)), []);
+        let more = change(Some(std::slice::from_ref(&share)), &[share.clone(), limit(LimitKind::SnatPorts, "few ports")]);
+        assert_eq!(more.iter().map(|note| note.remark.cause.as_str()).collect::<Vec<_>>(), ["SnatPortsShort"]);
     }
 
     #[test]

@@ -1,16 +1,20 @@
 //! Storage of the checkpoint: the ConfigMaps `sluice-checkpoint-0` to `-3` in the controller's own namespace, under the
 //! name of the group; with manifests, a file beside the status files.
 //!
+//! A new installation draws the seed of its Maglev tables here; one that runs keeps what it has until it is told to draw.
+//!
 //! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is
-//! not overwritten.
+//! not overwritten. A seed is used only once it is stored.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use kube::api::Patch;
+use ring::rand::{SecureRandom as _, SystemRandom};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use super::{FileError, Storage, create, read_file, replace_file};
+use crate::config::settings::MaglevSeed;
 use crate::kubernetes::{ApiError, patch_params};
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
@@ -84,8 +88,8 @@ impl CheckpointStoreError {
 }
 
 /// Sends the stored checkpoint to the planner, then stores the planner's decisions until the planner ends.
-pub async fn keep(storage: Storage, mut newest: watch::Receiver<Checkpoint>, changes: mpsc::Sender<Change>) {
-    let Some(mut kept) = read(&storage, &changes).await else { return };
+pub async fn keep(storage: Storage, seed: MaglevSeed, mut newest: watch::Receiver<Checkpoint>, changes: mpsc::Sender<Change>) {
+    let Some(mut kept) = read(&storage, seed, &changes).await else { return };
     let mut is_failing = false;
     while newest.changed().await.is_ok() {
         tokio::time::sleep(WRITTEN_AFTER).await;
@@ -107,12 +111,15 @@ pub async fn keep(storage: Storage, mut newest: watch::Receiver<Checkpoint>, cha
 
 /// Reads the checkpoint; `None` once the planner has ended. If reading is refused, planning starts without a
 /// checkpoint.
-async fn read(storage: &Storage, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
+async fn read(storage: &Storage, seed: MaglevSeed, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
     let mut is_told = false;
     loop {
         let error = match load(storage).await {
-            Ok(texts) => {
-                let read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
+            Ok(mut texts) => {
+                let mut read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
+                if read.maglev_seed.is_none() && (seed == MaglevSeed::Random || seed.may_begin(&texts)) {
+                    read.maglev_seed = drawn(storage, &mut texts).await;
+                }
                 changes.send(Change::CheckpointReplaced(Box::new(read))).await.ok()?;
                 return Some(texts);
             }
@@ -129,6 +136,32 @@ async fn read(storage: &Storage, changes: &mpsc::Sender<Change>) -> Option<Vec<S
     }
 }
 
+impl MaglevSeed {
+    /// Whether a seed may be drawn because nothing was ever decided.
+    fn may_begin(self, texts: &[String]) -> bool {
+        self == Self::Kept && texts.iter().all(String::is_empty)
+    }
+}
+
+/// A new seed, once it is stored. An installation that cannot store it uses the seed that all know: another one after each
+/// start would move flows of stateless modes.
+async fn drawn(storage: &Storage, texts: &mut [String]) -> Option<u64> {
+    let mut bytes = [0; size_of::<u64>()];
+    SystemRandom::new().fill(&mut bytes).ok()?;
+    let seed = u64::from_le_bytes(bytes);
+    let first = Checkpoint::with_seed(texts.first()?, seed);
+    match save(storage, 0, &first).await {
+        Ok(()) => {
+            texts[0] = first;
+            Some(seed)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "a seed of the Maglev tables cannot be stored; the public one is used until the next start");
+            None
+        }
+    }
+}
+
 async fn write(storage: &Storage, checkpoint: &Checkpoint, kept: &mut [String]) -> Result<(), CheckpointStoreError> {
     let texts = checkpoint.to_texts(kept.len(), Instant::now(), SystemTime::now());
     for (at, (text, kept)) in texts.into_iter().zip(kept).enumerate() {
@@ -138,4 +171,51 @@ async fn write(storage: &Storage, checkpoint: &Checkpoint, kept: &mut [String]) 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::MAGLEV_SEED;
+
+    /// The checkpoint that a controller starts with.
+    async fn started(path: &std::path::Path, seed: MaglevSeed) -> Checkpoint {
+        let (sender, mut changes) = mpsc::channel(1);
+        let _ = read(&Storage::File(path.to_owned()), seed, &sender).await;
+        match changes.recv().await {
+            Some(Change::CheckpointReplaced(read)) => *read,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_new_installation_draws_a_maglev_seed_and_keeps_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = ["a", "b"].map(|name| dir.path().join(name));
+        let first = started(&one, MaglevSeed::Kept).await.maglev_seed;
+        assert!(first.is_some_and(|seed| seed != MAGLEV_SEED));
+        for seed in [MaglevSeed::Kept, MaglevSeed::Random, MaglevSeed::Public] {
+            assert_eq!(started(&one, seed).await.maglev_seed, first, "after a restart");
+        }
+        assert_ne!(started(&other, MaglevSeed::Kept).await.maglev_seed, first, "another installation");
+    }
+
+    #[tokio::test]
+    async fn an_installation_that_runs_keeps_the_public_maglev_seed_until_it_is_told_to_draw() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("checkpoint.txt");
+        std::fs::write(&path, "v1\nshop/web 192.0.2.1 tcp/80/IPv4=509\n").unwrap();
+        assert_eq!(started(&path, MaglevSeed::Kept).await.maglev_seed, None);
+        let told = started(&path, MaglevSeed::Random).await;
+        assert!(told.maglev_seed.is_some() && told.services.len() == 1);
+        assert_eq!(started(&path, MaglevSeed::Kept).await.maglev_seed, told.maglev_seed);
+    }
+
+    #[tokio::test]
+    async fn a_maglev_seed_that_cannot_be_stored_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("checkpoint.txt");
+        std::fs::create_dir(dir.path().join("checkpoint.txt.new")).unwrap();
+        assert_eq!(started(&path, MaglevSeed::Kept).await.maglev_seed, None);
+    }
 }

@@ -1,5 +1,5 @@
 //! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the
-//! size of each Maglev table, and the reservations of freed addresses.
+//! size of each Maglev table, the seed of all tables, and the reservations of freed addresses.
 //!
 //! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same
 //! addresses and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines
@@ -23,6 +23,8 @@ pub type TableKey = (Protocol, u16, Family);
 const VERSION: &str = "v1";
 /// Prefix of the line of a reserved address. The line of a Service begins with its name, which contains a slash.
 const RESERVED: &str = "reserved";
+/// Prefix of the line of the seed, in the first text.
+const SEED: &str = "maglev-seed";
 /// Maximum time of a reservation.
 const RESERVED_MAX_S: u64 = 3600;
 /// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters
@@ -58,6 +60,9 @@ pub struct Checkpoint {
     pub services: OrdMap<ServiceName, Arc<Decided>>,
     /// The reserved addresses.
     pub reserved: Arc<Vec<Reserved>>,
+    /// The seed of the Maglev tables that was drawn for this installation; none: that of all installations that are older
+    /// than such seeds.
+    pub maglev_seed: Option<u64>,
 }
 
 impl Checkpoint {
@@ -85,6 +90,7 @@ impl Checkpoint {
     #[must_use]
     pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
+        texts[0].extend(self.maglev_seed.map(seed_line));
         let mut put = |name: &ServiceName, line: String| {
             let at = text_of(name, texts.len());
             texts[at].push(line);
@@ -97,6 +103,13 @@ impl Checkpoint {
             put(&one.service, format!("{RESERVED} {} {} {}", one.address, one.service, until.as_secs()));
         }
         texts.into_iter().map(joined).collect()
+    }
+
+    /// The first text with this seed, which it does not have yet.
+    #[must_use]
+    pub fn with_seed(text: &str, seed: u64) -> String {
+        let lines = text.lines().filter(|line| *line != VERSION).map(ToOwned::to_owned);
+        joined(std::iter::once(seed_line(seed)).chain(lines).collect())
     }
 
     /// Parses such texts.
@@ -117,6 +130,8 @@ impl Checkpoint {
                     // The limit guards against a clock that was set back.
                     let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
                     reserved.push(Reserved { address, service, until: now + left });
+                } else if let Some(seed) = parse_seed(line) {
+                    read.maglev_seed = Some(seed);
                 } else {
                     broken += 1;
                 }
@@ -188,6 +203,14 @@ fn parse_table(text: &str) -> Option<TableKey> {
     Some((protocol.parse().ok()?, port.parse().ok()?, family))
 }
 
+fn seed_line(seed: u64) -> String {
+    format!("{SEED} {seed}")
+}
+
+fn parse_seed(line: &str) -> Option<u64> {
+    line.strip_prefix(SEED)?.strip_prefix(' ')?.parse().ok()
+}
+
 fn parse_reserved(line: &str) -> Option<(IpAddr, ServiceName, u64)> {
     let mut words = line.strip_prefix(RESERVED)?.strip_prefix(' ')?.split(' ');
     let (address, service, until_s) = (words.next()?, words.next()?, words.next()?);
@@ -209,7 +232,8 @@ mod tests {
         );
         let until = now + Duration::from_secs(60);
         let service = ServiceName::new("shop", "old");
-        Checkpoint { reserved: Arc::new(vec![Reserved { address: "192.0.2.3".parse().unwrap(), service, until }]), ..all }
+        let reserved = Arc::new(vec![Reserved { address: "192.0.2.3".parse().unwrap(), service, until }]);
+        Checkpoint { reserved, maglev_seed: Some(u64::MAX - 7), ..all }
     }
 
     #[test]
@@ -222,7 +246,8 @@ mod tests {
             // Parsed 20 s later.
             let later = Duration::from_secs(20);
             let read = Checkpoint::from_texts(&texts, now + later, clock + later);
-            assert_eq!((read.services, &read.reserved), (all.services.clone(), &all.reserved), "{texts:?}");
+            let expected = (all.services.clone(), &all.reserved, all.maglev_seed);
+            assert_eq!((read.services, &read.reserved, read.maglev_seed), expected, "{texts:?}");
         }
     }
 

@@ -6,6 +6,8 @@
 //!
 //! A number is given again as late as possible, because flows may outlive their frontend.
 //!
+//! Services have numbers of their own, by which workers count all their flows.
+//!
 //! Not here: the counters (`stats`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +17,33 @@ use std::sync::Arc;
 use proto::Protocol;
 
 use crate::snapshot::{FrontendPlace, FrontendView};
-use crate::stats::{CounterSlot, FrontendCounters, FrontendNumber, FrontendNumberSet, WorkerCounters};
+use crate::stats::{CounterSlot, FrontendCounters, FrontendNumber, FrontendNumberSet, ServiceNumber, WorkerCounters};
+
+/// The numbers of Services. They are given in turn, so that flows of a removed Service have ended when its number is given
+/// again.
+#[derive(Debug, Default)]
+pub(super) struct ServiceNumbers {
+    used: BTreeSet<ServiceNumber>,
+    last: u16,
+}
+
+impl ServiceNumbers {
+    /// A number that no Service has; 0, which belongs to none, if all are given.
+    pub(super) fn take(&mut self) -> ServiceNumber {
+        let next = (1..=u16::MAX).map(|step| ServiceNumber(self.last.wrapping_add(step)));
+        let number = next.filter(|number| number.0 != 0).find(|number| !self.used.contains(number)).unwrap_or_default();
+        if number != ServiceNumber::default() {
+            self.used.insert(number);
+            self.last = number.0;
+        }
+        number
+    }
+
+    /// Gives a number back.
+    pub(super) fn free(&mut self, number: ServiceNumber) {
+        self.used.remove(&number);
+    }
+}
 
 /// The frontends and backends of one port of a service.
 pub(super) struct PortFrontends {

@@ -30,6 +30,7 @@ use addresses::AnnouncedAddresses;
 use backend_drain::Backends;
 use dnat::DnatSteering;
 use earlier_tables::EarlierMemory;
+use frontend_numbers::ServiceNumbers;
 use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
@@ -60,6 +61,7 @@ pub struct Compiler {
     backends: Backends,
     /// In the order of the services in the state.
     services: BTreeMap<ServiceName, CompiledService>,
+    service_numbers: ServiceNumbers,
     failing: HashSet<TargetKey>,
     failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
     proven_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
@@ -143,6 +145,7 @@ impl Compiler {
             config,
             counters: Arc::default(),
             services: BTreeMap::new(),
+            service_numbers: ServiceNumbers::default(),
             failing: HashSet::new(),
             failing_for: BTreeMap::new(),
             proven_for: BTreeMap::new(),
@@ -419,9 +422,9 @@ impl Compiler {
                     changed.insert(name.clone());
                     changes.listens = true;
                     self.backends.room.want(service);
-                    self.services
-                        .entry(name.clone())
-                        .or_insert_with(|| CompiledService::new(service, self.counters.len().max(1)));
+                    let (workers, numbers) = (self.counters.len().max(1), &mut self.service_numbers);
+                    let new = || CompiledService::new(service, numbers.take(), workers);
+                    self.services.entry(name.clone()).or_insert_with(new);
                 }
                 DiffItem::Update { old: (_, old), new: (name, new) } => {
                     self.backends.room.want_no_more(old);
@@ -434,6 +437,7 @@ impl Compiler {
                     self.waiting.set(name, false);
                     let Some(served) = self.services.remove(name) else { continue };
                     changes.dnat |= served.is_dnat();
+                    self.service_numbers.free(served.number);
                     served.end(&mut self.backends, now_ns);
                     served.due_ns.map(|due_ns| self.due.remove(&(due_ns, served.name.clone())));
                     self.earlier_memory.count(&served.name, served.earlier_size(), (0, None));

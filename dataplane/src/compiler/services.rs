@@ -29,7 +29,7 @@ use crate::port::Link;
 use crate::snapshot::{
     Affinity, BackendView, EarlierTable, EarlierTables, Frontend, FrontendView, Health, Policy, PortView, ServiceView, Tunnels,
 };
-use crate::stats::{FrontendNumber, ServiceDrops, WorkerCounters};
+use crate::stats::{FrontendNumber, ServiceDrops, ServiceNumber, WorkerCounters};
 use crate::wire::{TableHash, TupleHash};
 
 /// The inputs that services are compiled against.
@@ -72,6 +72,7 @@ pub(super) struct CompiledService {
     pub(super) source: Arc<Service>,
     pub(super) name: Arc<ServiceName>,
     drops: Arc<ServiceDrops>,
+    pub(super) number: ServiceNumber,
     pub(super) backends: HashMap<TargetKey, BackendId, TableHash>,
     pub(super) ports: Vec<CompiledPort>,
     pub(super) frontends: FrontendNumbers,
@@ -135,16 +136,17 @@ fn unsupported(service: &Service) -> Option<Refusal> {
 }
 
 impl CompiledService {
-    /// A service that is not compiled yet, on a gateway with this many workers.
-    pub(super) fn new(source: &Arc<Service>, workers: usize) -> Self {
+    /// A service that is not compiled yet, with this number, on a gateway with this many workers.
+    pub(super) fn new(source: &Arc<Service>, number: ServiceNumber, workers: usize) -> Self {
         let name = Arc::new(source.name.clone());
         let drops = Arc::new(ServiceDrops::new(workers));
-        let view = view_of(source, &name, &drops, None, (Vec::new(), Vec::new()));
+        let view = view_of(source, &name, (number, &drops), None, (Vec::new(), Vec::new()));
         let (backends, ports) = (HashMap::default(), Vec::new());
         Self {
             source: source.clone(),
             name,
             drops,
+            number,
             backends,
             ports,
             frontends: FrontendNumbers::default(),
@@ -219,7 +221,8 @@ impl CompiledService {
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         let tables_over_ns = self.earlier_tables().map(EarlierTable::over_ns).min();
         self.due_ns = tables_over_ns.into_iter().chain(self.drain_due_ns(context.now_ns)).min();
-        let view = view_of(source, &self.name, &self.drops, self.refusal.clone(), (views, self.frontends.views()));
+        let counted = (self.number, &self.drops);
+        let view = view_of(source, &self.name, counted, self.refusal.clone(), (views, self.frontends.views()));
         let not_served = view.refusal.as_ref().map(|_| self.not_served(context.node_port_addresses)).unwrap_or_default();
         self.view = Arc::new(ServiceView { not_served, ..view });
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
@@ -486,8 +489,8 @@ impl CompiledService {
             None => Schedule::new(policy.scheduler, &weighted, (context.counters, self.frontends.in_use()), before),
         };
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
-        let (service, drops) = (self.name.clone(), self.drops.clone());
-        Arc::new(Frontend { service, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
+        let (service, number, drops) = (self.name.clone(), self.number, self.drops.clone());
+        Arc::new(Frontend { service, number, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
     }
 
     /// The backends of a port that take new flows, each behind what is remembered for it: itself, or the first of the Service
@@ -674,7 +677,7 @@ fn by_no_port(listed: &[Vec<Listed>], routes: &RouteBook) -> Option<Refusal> {
 fn view_of(
     service: &Service,
     name: &Arc<ServiceName>,
-    drops: &Arc<ServiceDrops>,
+    (number, drops): (ServiceNumber, &Arc<ServiceDrops>),
     refusal: Option<Refusal>,
     (ports, frontends): (Vec<PortView>, Vec<FrontendView>),
 ) -> ServiceView {
@@ -688,5 +691,6 @@ fn view_of(
         not_served: Vec::new(),
         frontends,
         drops: drops.clone(),
+        number,
     }
 }

@@ -7,6 +7,7 @@ mod entry;
 mod idle;
 mod index;
 mod plain;
+mod shares;
 mod snat;
 mod state;
 mod storage;
@@ -22,6 +23,7 @@ pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED, Verificatio
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
+pub(crate) use shares::{FLOWS_FACTOR, PORTS_FACTOR, may_grow};
 pub(crate) use transitions::tags_of_first;
 pub use transitions::{Segment, advance};
 

@@ -98,6 +98,12 @@ impl PoolId {
         (self.0 >> Self::INDEX_BITS) as u16
     }
 
+    /// The position of its target among the targets.
+    #[inline(always)]
+    pub(super) const fn target_index(self) -> u32 {
+        (self.0 & ((1 << Self::INDEX_BITS) - 1)) / SNAT_ADDRESSES_MAX as u32
+    }
+
     /// The target, and the position of the SNAT address. [`PoolId::NONE`] gives ones that do not exist.
     #[allow(clippy::cast_possible_truncation)] // the addresses of a target
     pub(crate) const fn parts(self) -> (TargetSlot, u16) {
@@ -422,6 +428,26 @@ impl SnatPorts {
     #[must_use]
     pub const fn in_use(&self) -> u32 {
         self.in_use
+    }
+
+    /// Ports of a pool that flows hold.
+    #[inline(always)]
+    fn held_of(&self, id: PoolId) -> u32 {
+        let pool = self.pools.get(id.index()).filter(|pool| pool.generation == id.generation());
+        pool.map_or(0, |pool| pool.high_water - pool.resting)
+    }
+
+    /// Whether flows hold three quarters of the ports of a pool: from then on clients have shares of them.
+    #[inline(always)]
+    pub(crate) fn is_shared(&self, pool: PoolId) -> bool {
+        self.held_of(pool) > u32::from(self.share.count) / 4 * 3
+    }
+
+    /// Ports towards a target that flows hold, and all that there are.
+    pub(crate) fn use_towards<A>(&self, target: TargetSlot, addresses: &[SnatAddress<A>]) -> (u32, u32) {
+        let held = addresses.iter().map(|address| self.held_of(PoolId::new(target, address.index))).sum();
+        let addresses = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
+        (held, addresses.saturating_mul(self.share.count.into()))
     }
 
     fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {

@@ -13,6 +13,7 @@ use arrayvec::ArrayVec;
 
 use super::entry::Flow;
 use super::index::{Guess, Homes, Index, IndexSlot};
+use super::shares::ClientPorts;
 use super::snat::PoolId;
 use super::state::{Direction, FlowState, YieldClass};
 use super::storage::{
@@ -96,6 +97,7 @@ pub struct FlowTable<A: Address> {
     index: Index,
     storage: Storage<A>,
     order: Order,
+    clients: ClientPorts,
     /// Entries below this position were used at least once.
     high_water: u32,
     /// Head of the list of free entries, plus one; 0 ends it.
@@ -122,6 +124,12 @@ fn pool_of<A: Address>(flow: &Flow<A>) -> Option<PoolId> {
     flow.snat_lease().map(|lease| lease.pool)
 }
 
+/// The client in the key of a flow's packets to the backend.
+#[inline(always)]
+fn client_of<K: TupleKey>(key: &K) -> K::Address {
+    key.tuple(0).source
+}
+
 impl<A: Address> FlowTable<A> {
     /// A table for `capacity` flows, at most 2^26 - 1. The seed must be secret, otherwise a client could choose tuples
     /// that all fall into one bucket.
@@ -133,7 +141,8 @@ impl<A: Address> FlowTable<A> {
         let index = Index::new(2 * capacity as usize, 2 * capacity).ok_or(Full)?;
         let storage = Storage::new(capacity as usize).map_err(|_| Full)?;
         let order = Order::new(capacity as usize).ok_or(Full)?;
-        Ok(Self { hash: TupleHash::new(seed), index, storage, order, high_water: 0, free: 0, len: 0, now: Tick::default() })
+        let (clients, hash) = (ClientPorts::new(capacity, seed).ok_or(Full)?, TupleHash::new(seed));
+        Ok(Self { hash, index, storage, order, clients, high_water: 0, free: 0, len: 0, now: Tick::default() })
     }
 
     /// Sets the present, by which times of flows are completed: entries store 24 bits of them. To be called at every
@@ -386,6 +395,9 @@ impl<A: Address> FlowTable<A> {
         let rooms = hashes.map(|hash| self.index.room_for(hash));
         let index = self.claim((hashes, rooms), flow.mode.is_two_way())?;
         self.storage.put(index, &flow, begins);
+        if let Some(pool) = pool_of(&flow) {
+            self.clients.add(flow.client, pool);
+        }
         match flow.state.yield_class() {
             Some(class) => self.order.push(index, class, pool_of(&flow), flow.last_seen),
             None => {
@@ -403,6 +415,7 @@ impl<A: Address> FlowTable<A> {
     pub(crate) fn begin(&mut self, begun: &BegunFlow<'_, A::Key>, now: Tick) -> Result<Candidate, Full> {
         let index = self.claim((begun.hashes, begun.rooms), true)?;
         self.storage.begin(index, begun, now);
+        self.clients.add(client_of(begun.keys[Direction::ToBackend as usize]), begun.pool);
         self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
         Ok(Candidate(place(index, Direction::ToBackend)))
     }
@@ -486,6 +499,9 @@ impl<A: Address> FlowTable<A> {
         if let Some(class) = class {
             self.order.remove(index, class, pool);
         }
+        if let (Some(pool), Some(flow)) = (pool, self.storage.hot(index)) {
+            self.clients.remove(client_of(flow.key(Direction::ToBackend)), pool);
+        }
         self.storage.free(index, self.free);
         self.free = index + 1;
         self.len -= 1;
@@ -535,6 +551,24 @@ impl<A: Address> FlowTable<A> {
     #[must_use]
     pub fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(FlowIndex, Tick)> {
         self.order.oldest_of(class, pool).map(|index| (FlowIndex(index), self.order.since(index, self.now)))
+    }
+
+    /// The first flows that yield in a class, those that have been in it the longest; only those that hold a port of this
+    /// pool, if there is one.
+    pub(crate) fn oldest_first(&self, class: YieldClass, pool: Option<PoolId>) -> impl Iterator<Item = FlowIndex> {
+        self.order.oldest_first(class, pool).map(FlowIndex)
+    }
+
+    /// The number of flows that yield and hold a port of this pool.
+    #[must_use]
+    pub(crate) fn yielding(&self, pool: PoolId) -> u32 {
+        self.order.yielding(pool)
+    }
+
+    /// The SNAT ports that a client holds towards the target of this pool. An IPv6 client is a /64.
+    #[must_use]
+    pub(crate) fn ports_of_client(&self, client: A, pool: PoolId) -> u32 {
+        self.clients.held(client, pool)
     }
 
     fn hashes(&self, flow: &Flow<A>) -> [u64; 2] {

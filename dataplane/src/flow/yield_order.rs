@@ -99,8 +99,17 @@ struct ListEnds {
 pub(super) struct Order {
     nodes: Box<[Node]>,
     all: OfClasses,
-    /// 2^20 x 16 B, of which only used pages are touched.
-    pools: Box<[OfClasses]>,
+    /// 2^20 x 20 B, of which only used pages are touched.
+    pools: Box<[OfPool]>,
+}
+
+/// The flows that hold ports of one pool.
+#[derive(Clone, Copy, Debug, FromZeros)]
+#[repr(C)]
+struct OfPool {
+    lists: OfClasses,
+    /// Number of flows in the lists.
+    flows: u32,
 }
 
 /// One list per class.
@@ -113,7 +122,7 @@ impl Order {
         Some(Self {
             nodes: <[Node]>::new_box_zeroed_with_elems(flows).ok()?,
             all: OfClasses::new_zeroed(),
-            pools: <[OfClasses]>::new_box_zeroed_with_elems(pools).ok()?,
+            pools: <[OfPool]>::new_box_zeroed_with_elems(pools).ok()?,
         })
     }
 
@@ -159,8 +168,9 @@ impl Order {
     pub(super) fn push(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>, now: Tick) {
         let mut before = [None; 2];
         before[ALL] = append::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
-        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
-            before[POOL] = append::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
+        if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
+            before[POOL] = append::<POOL>(&mut self.nodes, &mut pool.lists[class as usize], index);
+            pool.flows += 1;
         }
         self.nodes[index as usize] = Node::youngest(before, now);
     }
@@ -169,8 +179,9 @@ impl Order {
     #[inline(always)]
     pub(super) fn remove(&mut self, index: u32, class: YieldClass, pool: Option<PoolId>) {
         unlink::<ALL>(&mut self.nodes, &mut self.all[class as usize], index);
-        if let Some(ends) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
-            unlink::<POOL>(&mut self.nodes, &mut ends[class as usize], index);
+        if let Some(pool) = pool.and_then(|pool| self.pools.get_mut(pool.index())) {
+            unlink::<POOL>(&mut self.nodes, &mut pool.lists[class as usize], index);
+            pool.flows -= 1;
         }
     }
 
@@ -189,9 +200,24 @@ impl Order {
         self.nodes[index as usize].link::<ALL>(Side::Before)
     }
 
+    /// The flows of a class, the one that has been in it the longest first; only those that hold a port of this pool, if
+    /// there is one.
+    pub(super) fn oldest_first(&self, class: YieldClass, pool: Option<PoolId>) -> impl Iterator<Item = u32> {
+        let oldest = if let Some(pool) = pool { self.oldest_of(class, pool) } else { self.oldest(class) };
+        std::iter::successors(oldest, move |index| {
+            let node = self.nodes[*index as usize];
+            if pool.is_some() { node.link::<POOL>(Side::After) } else { node.link::<ALL>(Side::After) }
+        })
+    }
+
     /// The flow that has been in this class the longest, among those that hold a port of this pool.
     pub(super) fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<u32> {
-        self.pools.get(pool.index())?[class as usize].oldest.checked_sub(1)
+        self.pools.get(pool.index())?.lists[class as usize].oldest.checked_sub(1)
+    }
+
+    /// The number of flows that yield and hold a port of this pool.
+    pub(super) fn yielding(&self, pool: PoolId) -> u32 {
+        self.pools.get(pool.index()).map_or(0, |pool| pool.flows)
     }
 }
 
@@ -254,10 +280,14 @@ mod tests {
                     };
                     let with_time = |index: Option<u32>| index.map(|index| (index, order.since(index, now)));
                     prop_assert_eq!(with_time(order.oldest(class)), of(None));
+                    prop_assert!(order.oldest_first(class, None).eq(model.iter().filter(|flow| flow.1 == class).map(|flow| flow.0)));
                     let backwards = std::iter::successors(order.youngest(class), |index| order.before(*index));
                     let of_class = model.iter().rev().filter(|flow| flow.1 == class).map(|flow| flow.0);
                     prop_assert!(backwards.eq(of_class));
                     for pool in (1..4).map(PoolId) {
+                        let of_pool = model.iter().filter(|flow| (flow.1, flow.2) == (class, Some(pool))).map(|flow| flow.0);
+                        prop_assert!(order.oldest_first(class, Some(pool)).eq(of_pool));
+                        prop_assert_eq!(order.yielding(pool) as usize, model.iter().filter(|flow| flow.2 == Some(pool)).count());
                         prop_assert_eq!(with_time(order.oldest_of(class, pool)), of(Some(pool)));
                     }
                 }

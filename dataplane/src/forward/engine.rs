@@ -129,7 +129,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let mut changes = Changes::default();
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
-        let Self { ports, limits, worker, egress, .. } = self;
+        let Self { ports, limits, counters, worker, egress, .. } = self;
         let (now, worker) = (Tick::at(arrival.now_ns), *worker);
         let mut buffers = ArrayVec::<P::Buffer, RESETS_MAX>::new();
         let mut reserve = |port| egress.allocate(port).is_some_and(|buffer| buffers.try_push(buffer).is_ok());
@@ -140,6 +140,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             others,
             ports,
             limits,
+            counters: Some(counters),
             changes: &mut changes,
             room,
             worker,
@@ -148,6 +149,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         let verdict = decide(packet, segment, found, &mut context);
         self.count_changes(&changes);
+        let tuple = &packet.headers.tuple;
+        if changes.reused_early
+            && let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
+        {
+            frontend.drops.count_early(self.worker);
+        }
         if !changes.resets.is_empty() {
             self.originate(arrival, &changes.resets, buffers, matches!(verdict, Verdict::Reset(_)));
         }
@@ -173,9 +180,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         if let Some(slot) = changes.made {
             self.tally.new_flows += 1;
-            let counters = self.counters.at(slot);
-            counters.flows.add(1);
-            counters.new_flows.add(1);
+            self.counters.flow_began(slot, changes.service);
         }
         if let Some(neighbour) = changes.ask {
             self.ask(neighbour);
@@ -354,6 +359,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let tuple = &headers.tuple;
         if let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port) {
             frontend.drops.count(self.worker, reason);
+            if reason == DropReason::SnatShare {
+                frontend.drops.note_client(self.worker, tuple.source.site(), A::FAMILY == proto::Family::V6);
+            }
         }
     }
 

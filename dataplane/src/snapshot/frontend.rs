@@ -13,7 +13,7 @@ use super::backends::BackendTable;
 use super::earlier::EarlierTables;
 use crate::choose::{Chooser, HashedBy, MaglevTable, Schedule, SourceRanges};
 use crate::flow::{AffinityTable, BackendId, FlowMode, Tick, Ticks};
-use crate::stats::{FrontendCounters, ServiceDrops};
+use crate::stats::{FrontendCounters, ServiceDrops, ServiceNumber};
 use crate::wire::{Address, Tuple, TupleHash};
 
 /// One port of a service in one family, with all its addresses.
@@ -21,6 +21,8 @@ use crate::wire::{Address, Tuple, TupleHash};
 pub struct Frontend {
     /// The service.
     pub service: Arc<ServiceName>,
+    /// The number of the service, by which its flows are counted.
+    pub(crate) number: ServiceNumber,
     /// Dropped packets of the service.
     pub(crate) drops: Arc<ServiceDrops>,
     pub(crate) hash: TupleHash,
@@ -286,6 +288,8 @@ pub struct ServiceView {
     pub frontends: Vec<FrontendView>,
     /// Dropped packets to its frontends.
     pub drops: Arc<ServiceDrops>,
+    /// Its number, by which workers count its flows.
+    pub number: ServiceNumber,
 }
 
 /// A frontend whose traffic is counted.

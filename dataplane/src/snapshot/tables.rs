@@ -473,6 +473,12 @@ impl Snapshot {
         &self.limits
     }
 
+    /// Whether several services share the flow tables.
+    #[inline]
+    pub(crate) fn has_many_services(&self) -> bool {
+        self.services.len() > 1
+    }
+
     /// The services, by name.
     #[must_use]
     pub const fn services(&self) -> &Views {

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use zerocopy::FromZeros;
 
 use super::counter_slot::{COUNTER_SLOTS, CounterSlot, FrontendNumber, FrontendNumberSet};
-use super::drop_reason::DropReason;
+use super::drop_reason::{ByReason, DropReason};
+use super::service_flows::{FlowCount, ServiceFlows, ServiceNumber};
 
 /// A counter that one worker writes and any thread reads.
 #[derive(Debug, Default, FromZeros)]
@@ -53,7 +54,7 @@ pub struct BackendCounters {
     /// Bytes of these IP packets.
     bytes: [Counter; 2],
     /// Current number of flows.
-    pub flows: Counter,
+    pub flows: FlowCount,
     /// Number of flows ever created.
     pub new_flows: Counter,
     /// Two-way connections (TCP, SCTP) whose time ended before both sides had confirmed them.
@@ -122,10 +123,11 @@ pub struct WorkerCounters {
     pub snat_port_reused_early: Counter,
     /// Unconfirmed flows and single exchanges that yielded to new ones.
     pub reclaimed: Counter,
-    drops: [Counter; DropReason::ALL.len()],
+    drops: ByReason<Counter>,
     /// The highest number of a frontend so far. The compiler writes it.
     highest_number: AtomicU8,
     slots: CounterSlots,
+    services: ServiceFlows,
 }
 
 /// All counter slots. Of a constant length, so that no index needs to be checked.
@@ -172,7 +174,7 @@ impl WorkerCounters {
     /// Drops for one reason.
     #[must_use]
     pub fn drops(&self, reason: DropReason) -> &Counter {
-        &self.drops[reason as usize]
+        self.drops.of(reason)
     }
 
     /// The counters of a backend and a frontend.
@@ -215,10 +217,34 @@ impl WorkerCounters {
         &self.slots.0
     }
 
-    /// Decrements the number of flows of a backend and a frontend.
+    /// Counts a flow of a backend and a frontend of this Service that begins.
+    #[inline(always)]
+    pub(crate) fn flow_began(&self, slot: CounterSlot, service: ServiceNumber) {
+        let counters = self.at(slot);
+        self.services.began(&counters.flows, service);
+        counters.new_flows.add(1);
+    }
+
+    /// Counts a flow of a backend and a frontend that began elsewhere.
+    pub(crate) fn flow_joined(&self, slot: CounterSlot) {
+        self.services.joined(&self.at(slot).flows);
+    }
+
+    /// Counts the end of a flow of a backend and a frontend.
     pub fn flow_ended(&self, slot: CounterSlot) {
-        let flows = &self.at(slot).flows;
-        flows.set(flows.get().wrapping_sub(1));
+        self.services.ended(&self.at(slot).flows);
+    }
+
+    /// Number of flows of a Service on this worker.
+    #[must_use]
+    #[inline]
+    pub fn flows_of_service(&self, service: ServiceNumber) -> u32 {
+        self.services.get(service)
+    }
+
+    /// Number of flows of the Service to which the flows of a backend and a frontend belong.
+    pub(crate) fn flows_of_same_service(&self, slot: CounterSlot) -> u32 {
+        self.services.get(self.at(slot).flows.service())
     }
 
     /// Prepares for flows of a backend and a frontend, before any worker knows of them: the memory is there when the
@@ -226,12 +252,7 @@ impl WorkerCounters {
     /// of 0 for 0 changes nothing.
     pub(crate) fn prepare(&self, backend_slot: u32, frontend: FrontendNumber) {
         self.highest_number.fetch_max(frontend.get(), Ordering::Relaxed);
-        let _ = self.at(CounterSlot::new(backend_slot, frontend)).flows.0.compare_exchange(
-            0,
-            0,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+        self.at(CounterSlot::new(backend_slot, frontend)).flows.touch();
     }
 
     /// Sets the current numbers of flows, of SNAT ports that they hold, and of held packets, with their peaks.
@@ -258,7 +279,7 @@ impl WorkerCounters {
             originated: self.originated.get(),
             transmitted: self.transmitted.get(),
             handed_out: self.handed_out.get(),
-            dropped: self.drops.iter().map(Counter::get).sum(),
+            dropped: self.drops.all().iter().map(Counter::get).sum(),
             held: self.held.get(),
         }
     }

@@ -23,6 +23,31 @@ macro_rules! drop_reasons {
     };
 }
 
+/// One value for each reason.
+#[derive(Clone, Debug)]
+pub(super) struct ByReason<T>([T; DropReason::ALL.len()]);
+
+impl<T: Default> Default for ByReason<T> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| T::default()))
+    }
+}
+
+impl<T> ByReason<T> {
+    pub(super) fn of(&self, reason: DropReason) -> &T {
+        &self.0[reason as usize]
+    }
+
+    pub(super) fn of_mut(&mut self, reason: DropReason) -> &mut T {
+        &mut self.0[reason as usize]
+    }
+
+    /// The values, in the order of [`DropReason::ALL`].
+    pub(super) fn all(&self) -> &[T] {
+        &self.0
+    }
+}
+
 drop_reasons! {
     /// A frame for another station, or from a group address.
     NotOurMac = "not_our_mac",
@@ -54,6 +79,12 @@ drop_reasons! {
     FlowTableFull = "flow_table_full",
     /// No SNAT port left for the backend.
     SnatExhausted = "snat_exhausted",
+    /// The Service has its share of a flow table that is nearly full.
+    FlowShare = "flow_share",
+    /// The client has its share of SNAT ports towards the backend, most of which are in use.
+    SnatShare = "snat_share",
+    /// Mode `dnat`: the client uses its port towards every backend already, through other frontends.
+    DnatPortInUse = "dnat_port_in_use",
     /// No route to the destination.
     NoRoute = "no_route",
     /// The next hop did not answer in time, or too many packets wait for it.

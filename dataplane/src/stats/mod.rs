@@ -7,6 +7,7 @@ mod counters;
 mod drop_reason;
 mod frontend_counters;
 mod service_drops;
+mod service_flows;
 mod tally;
 
 pub(crate) use counter_slot::{BACKEND_SLOTS, COUNTER_SLOTS, FrontendNumberSet};
@@ -15,4 +16,5 @@ pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
 pub use drop_reason::DropReason;
 pub use frontend_counters::{FrontendCounters, FrontendTotals};
 pub use service_drops::ServiceDrops;
+pub use service_flows::{FlowCount, ServiceNumber};
 pub(crate) use tally::Tally;

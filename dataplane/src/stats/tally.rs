@@ -5,7 +5,7 @@
 //! Not here: counts per backend, which go to the shared counters at once.
 
 use super::counters::WorkerCounters;
-use super::drop_reason::DropReason;
+use super::drop_reason::{ByReason, DropReason};
 
 /// Counts since the last [`Tally::publish`].
 #[derive(Clone, Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Tally {
     pub(crate) reused_early: u64,
     pub(crate) reclaimed: u64,
     dropped: bool,
-    drops: [u64; DropReason::ALL.len()],
+    drops: ByReason<u64>,
 }
 
 impl Tally {
@@ -32,13 +32,13 @@ impl Tally {
 
     pub(crate) fn drop_many(&mut self, reason: DropReason, packets: u64) {
         self.dropped = true;
-        self.drops[reason as usize] += packets;
+        *self.drops.of_mut(reason) += packets;
     }
 
     /// The first reason by which more packets were dropped than at an earlier look, since the last publication.
     pub(crate) fn dropped_since(&self, before: &Self) -> Option<DropReason> {
-        let counts = self.drops.iter().zip(before.drops).zip(DropReason::ALL);
-        counts.into_iter().find_map(|((now, then), reason)| (*now > then).then_some(*reason))
+        let counts = self.drops.all().iter().zip(before.drops.all()).zip(DropReason::ALL);
+        counts.into_iter().find_map(|((now, then), reason)| (now > then).then_some(*reason))
     }
 
     /// Adds all counts to the shared counters and resets them.
@@ -62,8 +62,8 @@ impl Tally {
             }
         }
         if self.dropped {
-            for (reason, n) in DropReason::ALL.iter().zip(self.drops) {
-                counters.drops(*reason).add(n);
+            for (reason, n) in DropReason::ALL.iter().zip(self.drops.all()) {
+                counters.drops(*reason).add(*n);
             }
         }
         *self = Self::default();

@@ -28,6 +28,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn from_ip(address: IpAddr) -> Option<Self>;
     /// The address as 128 bits, for hashes and sums; IPv4 in the low 32 bits.
     fn wide(self) -> u128;
+    /// What is one client: an IPv4 address, or the upper 64 bits of an IPv6 address, since a site has all addresses below.
+    fn site(self) -> u64;
     /// The address from its 128 bits; for IPv4 the upper 96 bits are dropped.
     fn from_wide(wide: u128) -> Self;
     /// The half of this family.
@@ -65,6 +67,11 @@ impl Address for u32 {
         u128::from(self)
     }
 
+    #[inline(always)]
+    fn site(self) -> u64 {
+        self.into()
+    }
+
     #[inline]
     fn from_wide(wide: u128) -> Self {
         (wide & 0xffff_ffff) as Self
@@ -95,6 +102,11 @@ impl Address for u128 {
     #[inline]
     fn wide(self) -> u128 {
         self
+    }
+
+    #[inline(always)]
+    fn site(self) -> u64 {
+        (self >> 64) as u64
     }
 
     #[inline]

@@ -40,6 +40,7 @@ fn idle(rig: &mut Rig, seconds: u64) {
 #[test]
 fn an_idle_flow_ends_and_its_memory_is_used_again() {
     let mut rig = Rig::with_flows(64);
+    rig.keep_service("web");
     for n in 0..64 {
         rig.forward(UPLINK, &syn(n));
     }
@@ -376,6 +377,7 @@ fn with_its_index_at_the_highest_load_the_engine_finds_every_flow_in_both_direct
     // 2 x 57,344 keys in 16,384 buckets of 8: 87.5 %, the highest load of any capacity.
     const FLOWS: u32 = 57_344;
     let mut rig = Rig::with_flows(FLOWS);
+    rig.keep_service("web");
     let from = |n: u32| format!("198.{}.{}.{}:{}", 51 + n / 60_000, n / 250 % 250, n % 250 + 1, 1024 + n % 60_000);
     let open = |rig: &mut Rig, n: u32| {
         rig.put(UPLINK, &Packet::tcp(&from(n), VIP).build());

@@ -19,5 +19,6 @@ mod reclaim;
 #[path = "../rig/mod.rs"]
 mod rig;
 mod sctp;
+mod shares;
 mod tick_wrap;
 mod udp;

@@ -14,6 +14,11 @@ fn client(n: u32) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::from(0xcb00_7100 + n / 50_000), 2_000 + u16::try_from(n % 50_000).unwrap()))
 }
 
+/// A client with a port each: many clients, none of which has a large share.
+fn alone(n: u32) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::from(0x0b00_0000 + n), 2_000))
+}
+
 #[test]
 fn a_hundred_thousand_short_connections_through_one_backend_and_two_addresses_repeat_no_syn() {
     let mut world = World::new(Rig::with_snat(1 << 20, &["10.0.0.3", "10.0.0.4"]), VIP);
@@ -40,9 +45,9 @@ fn through_one_address_the_ports_of_the_oldest_connections_are_used_again_first_
     let vip = VIP.parse().unwrap();
     let mut ports = Vec::new();
     for n in 0..64_512 {
-        let (snat, backend) = ends(&rig.forward(UPLINK, &frame(client(n), vip, tcp_flags::SYN, n, 0)));
+        let (snat, backend) = ends(&rig.forward(UPLINK, &frame(alone(n), vip, tcp_flags::SYN, n, 0)));
         rig.forward(CLUSTER, &frame(backend, snat, tcp_flags::SYN | tcp_flags::ACK, 9, n + 1));
-        rig.forward(UPLINK, &frame(client(n), vip, tcp_flags::ACK, n + 1, 10));
+        rig.forward(UPLINK, &frame(alone(n), vip, tcp_flags::ACK, n + 1, 10));
         rig.forward(CLUSTER, &frame(backend, snat, tcp_flags::FIN | tcp_flags::ACK, 10, n + 1));
         // Each connection ends when its client returns: a new SYN on a closing flow, at 8,000 a second.
         ports.push(snat.port());
@@ -51,17 +56,17 @@ fn through_one_address_the_ports_of_the_oldest_connections_are_used_again_first_
         rig.now += SECOND / 8_000;
         // A SYN on a closing flow ends it, so that its port rests; this SYN creates no flow, since its hop limit is
         // used up.
-        let refused = Packet::tcp(&client(n).to_string(), VIP).hop_limit(1).build();
+        let refused = Packet::tcp(&alone(n).to_string(), VIP).hop_limit(1).build();
         rig.put(UPLINK, &refused);
         rig.sent(UPLINK);
     }
     assert_eq!((rig.counters.flows.get(), rig.counters.snat_port_reused_early.get()), (0, 0));
     for n in 0..35_488u32 {
-        let (snat, _) = ends(&rig.forward(UPLINK, &frame(client(100_000 + n), vip, tcp_flags::SYN, n, 0)));
+        let (snat, _) = ends(&rig.forward(UPLINK, &frame(alone(100_000 + n), vip, tcp_flags::SYN, n, 0)));
         assert_eq!(snat.port(), ports[n as usize], "connection {n} after all ports were used once");
     }
     assert_eq!(rig.counters.snat_port_reused_early.get(), 35_488);
     rig.now += 60 * SECOND;
-    rig.forward(UPLINK, &frame(client(200_000), vip, tcp_flags::SYN, 1, 0));
+    rig.forward(UPLINK, &frame(alone(200_000), vip, tcp_flags::SYN, 1, 0));
     assert_eq!(rig.counters.snat_port_reused_early.get(), 35_488, "use of a rested port is not early");
 }

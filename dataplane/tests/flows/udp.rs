@@ -18,6 +18,11 @@ fn client(n: u32) -> String {
     format!("198.51.{}.{}:{}", 100 + n / 50_000, n / 200 % 250 + 1, 2000 + n % 200)
 }
 
+/// A client with a port of its own: many clients, none of which has a large share.
+fn alone(n: u32) -> String {
+    format!("{}:2000", std::net::Ipv4Addr::from(0x0b00_0000 + n))
+}
+
 /// Forwards a client's datagram; returns its source as the backend sees it, and the backend.
 fn ask(rig: &mut Rig, client: &str) -> (SocketAddr, SocketAddr) {
     let vip = if client.starts_with('[') { DNS_V6 } else { DNS };
@@ -246,24 +251,24 @@ fn the_port_of_a_datagram_that_yields_rests_and_its_late_reply_is_dropped() {
 fn without_a_free_port_the_oldest_flow_yields_and_the_port_that_rested_longest_is_used_and_counted() {
     let mut rig = Rig::with_flows(250_000);
     rig.keep_backends("dns", &[11]);
-    let first: Vec<_> = (0..3).map(|n| exchange(&mut rig, &client(n))).collect();
+    let first: Vec<_> = (0..3).map(|n| exchange(&mut rig, &alone(n))).collect();
     for n in 3..64_512 {
-        ask(&mut rig, &client(n));
+        ask(&mut rig, &alone(n));
     }
     rig.now += 2 * SECOND;
     let counters = rig.counters.clone();
     let counted = || (counters.reclaimed.get(), counters.snat_port_reused_early.get());
     assert_eq!(counted(), (0, 0));
-    let fourth = ask(&mut rig, &client(70_000));
+    let fourth = ask(&mut rig, &alone(70_000));
     assert_eq!(counted(), (1, 1));
     assert!(!first.contains(&fourth), "the oldest that was not answered yields before any exchange");
-    assert_eq!(ends(&rig.forward(CLUSTER, &reply(first[0]))).1.to_string(), client(0), "the exchange goes on");
+    assert_eq!(ends(&rig.forward(CLUSTER, &reply(first[0]))).1.to_string(), alone(0), "the exchange goes on");
     // All unanswered flows are streams now.
     rig.now += 2 * SECOND;
     for n in (4..64_512).chain([70_000]) {
-        stream(&mut rig, &client(n));
+        stream(&mut rig, &alone(n));
     }
-    let others = [ask(&mut rig, &client(70_001)), ask(&mut rig, &client(70_002))];
+    let others = [ask(&mut rig, &alone(70_001)), ask(&mut rig, &alone(70_002))];
     assert_eq!(counted(), (3, 3));
     assert_eq!(others, [first[0], first[1]], "the oldest exchanges have yielded");
 }

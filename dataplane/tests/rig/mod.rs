@@ -295,6 +295,14 @@ impl Rig {
         }
     }
 
+    /// Keeps only this service, which then has the flow table to itself.
+    pub fn keep_service(&mut self, service: &str) {
+        let name = ServiceName::new("default", service);
+        let kept = self.state.services.remove(&name).unwrap();
+        self.state.services = [(name, kept)].into_iter().collect();
+        self.publish();
+    }
+
     /// Keeps only these backends of a service, in both families.
     pub fn keep_backends(&mut self, service: &str, keep: &[u8]) {
         let name = ServiceName::new("default", service);

@@ -210,13 +210,64 @@ fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
     let back = rig.forward(CLUSTER, &between(backend, client).flags(SYN | ACK).build());
     assert_eq!(rig::ends(&back).0, socket("192.0.2.102:80"));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK).build());
-    assert_eq!(rig.put(UPLINK, &via("192.0.2.100").build()), Some(PacketOutcome::Drop(DropReason::SnatExhausted)));
+    assert_eq!(rig.put(UPLINK, &via("192.0.2.100").build()), Some(PacketOutcome::Drop(DropReason::DnatPortInUse)));
     rig.forward(UPLINK, &via("192.0.2.102").flags(ACK | tcp_flags::FIN).build());
     let half_closed = rig.put(UPLINK, &via("192.0.2.100").build());
-    assert_eq!(half_closed, Some(PacketOutcome::Drop(DropReason::SnatExhausted)), "the backend may still send");
+    assert_eq!(half_closed, Some(PacketOutcome::Drop(DropReason::DnatPortInUse)), "the backend may still send");
     rig.forward(CLUSTER, &between(backend, client).flags(ACK | tcp_flags::FIN).build());
     rig.forward(UPLINK, &via("192.0.2.100").build());
     assert_eq!(rig.counters.flows.get(), 1);
+}
+
+#[test]
+fn a_client_that_uses_one_port_through_two_frontends_gets_another_backend_and_a_reason_when_none_is_left() {
+    for (host, vips) in [
+        ("198.51.100.7", ["192.0.2.100:80", "192.0.2.102:80"]),
+        ("[2001:db8:1::7]", ["[2001:db8::1:0]:80", "[2001:db8::1:2]:80"]),
+    ] {
+        let mut rig = Rig::with_mode(Mode::Dnat);
+        rig.change_service(&ServiceName::new("default", "web"), |web| {
+            for (port, vip) in web.ports.iter_mut().zip(["192.0.2.102", "2001:db8::1:2"]) {
+                port.vips.push(ip(vip));
+            }
+        });
+        for n in 0..30 {
+            let client = format!("{host}:{}", 2000 + n);
+            let backends: Vec<_> = vips
+                .iter()
+                .map(|vip| {
+                    let (source, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(&client, vip).build()));
+                    let back = rig.forward(CLUSTER, &between(backend, source).flags(SYN | ACK).build());
+                    assert_eq!(rig::ends(&back), (socket(vip), socket(&client)));
+                    rig.forward(UPLINK, &Packet::tcp(&client, vip).flags(ACK).build());
+                    backend
+                })
+                .collect();
+            assert_ne!(backends[0], backends[1], "two flows that look the same to a backend");
+            for (vip, backend) in vips.iter().zip(&backends) {
+                let data = rig.forward(UPLINK, &Packet::tcp(&client, vip).flags(ACK).payload(b"x").build());
+                assert_eq!(rig::ends(&data).1, *backend);
+            }
+        }
+        assert_eq!(rig.drops(DropReason::DnatPortInUse) + rig.drops(DropReason::SnatExhausted), 0);
+        // With as many frontends as backends and one more, none is left for the last.
+        rig.change_service(&ServiceName::new("default", "web"), |web| {
+            web.ports.iter_mut().take(2).for_each(|port| port.backends.truncate(2));
+            for (port, vip) in web.ports.iter_mut().zip(["192.0.2.103", "2001:db8::1:3"]) {
+                port.vips.push(ip(vip));
+            }
+        });
+        let client = format!("{host}:999");
+        for vip in vips {
+            let (source, backend) = rig::ends(&rig.forward(UPLINK, &Packet::tcp(&client, vip).build()));
+            rig.forward(CLUSTER, &between(backend, source).flags(SYN | ACK).build());
+            rig.forward(UPLINK, &Packet::tcp(&client, vip).flags(ACK).build());
+        }
+        let third = if host.starts_with('[') { "[2001:db8::1:3]:80" } else { "192.0.2.103:80" };
+        let outcome = rig.put(UPLINK, &Packet::tcp(&client, third).build());
+        assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::DnatPortInUse)));
+        assert_eq!(rig.service_drops("web", DropReason::DnatPortInUse), 1);
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use super::fields::{address, address_bytes};
 use super::refusal::cut;
 use crate::limits::{FLEET_ROWS_MAX, VIP_GROUPS_MAX};
-use crate::{FleetPartner, FleetStatus, RoutingSession, SessionHealth, SessionProtocol, VipElection, v1};
+use crate::{
+    FleetPartner, FleetStatus, LimitKind, RoutingSession, ServiceLimit, SessionHealth, SessionProtocol, VipElection, v1,
+};
 
 impl From<&FleetStatus> for v1::FleetReport {
     fn from(status: &FleetStatus) -> Self {
@@ -32,12 +34,18 @@ impl From<&FleetStatus> for v1::FleetReport {
             state: session.state.clone(),
             since_s: session.since_s,
         };
+        let limit = |limit: &ServiceLimit| v1::LimitReport {
+            service: limit.service.to_string(),
+            kind: limit.kind.as_str().to_owned(),
+            text: limit.text.clone(),
+        };
         Self {
             election,
             duplicates: status.duplicates.iter().take(FLEET_ROWS_MAX).map(duplicate).collect(),
             partners: status.partners.iter().take(FLEET_ROWS_MAX).map(partner).collect(),
             shadow_flows: status.shadow_flows,
             sessions: status.sessions.iter().take(FLEET_ROWS_MAX).map(session).collect(),
+            limits: status.limits.iter().take(FLEET_ROWS_MAX).map(limit).collect(),
         }
     }
 }
@@ -68,12 +76,20 @@ pub fn fleet_status(message: &v1::FleetReport) -> FleetStatus {
             since_s: one.since_s,
         })
     };
+    let limit = |one: &v1::LimitReport| {
+        Some(ServiceLimit {
+            service: super::service_name(&one.service).ok()?,
+            kind: LimitKind::ALL.into_iter().find(|kind| kind.as_str() == one.kind)?,
+            text: cut(&one.text).to_owned(),
+        })
+    };
     FleetStatus {
         election,
         duplicates: message.duplicates.iter().take(FLEET_ROWS_MAX).filter_map(duplicate).collect(),
         partners: message.partners.iter().take(FLEET_ROWS_MAX).map(partner).collect(),
         shadow_flows: message.shadow_flows,
         sessions: message.sessions.iter().take(FLEET_ROWS_MAX).filter_map(session).collect(),
+        limits: message.limits.iter().take(FLEET_ROWS_MAX).filter_map(limit).collect(),
     }
 }
 
@@ -104,6 +120,9 @@ mod tests {
                 session(SessionProtocol::Bgp, SessionHealth::Up),
                 session(SessionProtocol::Bfd, SessionHealth::Disabled),
             ],
+            limits: LimitKind::ALL
+                .map(|kind| ServiceLimit { service: crate::ServiceName::new("shop", "web"), kind, text: "why".to_owned() })
+                .to_vec(),
         };
         assert_eq!(fleet_status(&(&status).into()), status);
         assert_eq!(fleet_status(&(&FleetStatus::default()).into()), FleetStatus::default());

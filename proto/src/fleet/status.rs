@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crate::ServiceName;
+
 /// The part of a gateway in the fleet, as it sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetStatus {
@@ -18,6 +20,45 @@ pub struct FleetStatus {
     pub shadow_flows: u64,
     /// Sessions of the routing daemon beside it.
     pub sessions: Vec<RoutingSession>,
+    /// Services that get less than they ask for.
+    pub limits: Vec<ServiceLimit>,
+}
+
+/// A Service that a gateway serves, but not all of whose new flows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceLimit {
+    /// The Service.
+    pub service: ServiceName,
+    /// What it lacks.
+    pub kind: LimitKind,
+    /// The same for operators, with figures.
+    pub text: String,
+}
+
+/// What a Service lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LimitKind {
+    /// It has its share of a flow table that is nearly full.
+    FlowShare,
+    /// A client has its share of the SNAT ports of a backend, most of which are in use.
+    SnatShare,
+    /// SNAT ports are used again before they have rested, or are all in use.
+    SnatPorts,
+}
+
+impl LimitKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::FlowShare, Self::SnatShare, Self::SnatPorts];
+
+    /// The word for operators, which is the reason of an Event.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FlowShare => "FlowShareReached",
+            Self::SnatShare => "SnatShareReached",
+            Self::SnatPorts => "SnatPortsShort",
+        }
+    }
 }
 
 /// An election of the owners of VIPs, as one gateway sees it.
@@ -84,13 +125,14 @@ pub enum SessionHealth {
 }
 
 impl FleetStatus {
-    /// The same without what changes all the time: lag, shadow flows, and the words of the routing daemon. A change of the
+    /// The same without what changes all the time: lag, shadow flows, the words of the routing daemon, and those of limits. A change of the
     /// rest is news.
     #[must_use]
     pub fn without_figures(&self) -> Self {
         let partners = self.partners.iter().map(|partner| FleetPartner { lag_ms: None, ..partner.clone() }).collect();
         let sessions = self.sessions.iter().map(|session| RoutingSession { state: String::new(), ..session.clone() }).collect();
-        Self { partners, sessions, shadow_flows: 0, ..self.clone() }
+        let limits = self.limits.iter().map(|limit| ServiceLimit { text: String::new(), ..limit.clone() }).collect();
+        Self { partners, sessions, limits, shadow_flows: 0, ..self.clone() }
     }
 
     /// The largest lag of a partner that is reached, milliseconds.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use proto::{FleetPartner, FleetStatus, RoutingSession, VipElection};
+use proto::{FleetPartner, FleetStatus, RoutingSession, ServiceLimit, VipElection};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -25,6 +25,8 @@ pub struct FleetSources {
     pub replication: watch::Receiver<ReplicationStatus>,
     /// The sessions of the routing daemon.
     pub sessions: watch::Receiver<Vec<RoutingSession>>,
+    /// Services that get less than they ask for.
+    pub limits: watch::Receiver<Vec<ServiceLimit>>,
 }
 
 /// Keeps `fleet` current.
@@ -35,7 +37,9 @@ pub async fn run(mut sources: FleetSources, fleet: watch::Sender<FleetStatus>) -
     loop {
         let election = sources.election.borrow_and_update().clone();
         let replication = sources.replication.borrow_and_update().clone();
-        let now = status(&election, &replication, sources.sessions.borrow_and_update().clone());
+        let sessions = sources.sessions.borrow_and_update().clone();
+        let limits = sources.limits.borrow_and_update().clone();
+        let now = FleetStatus { limits, ..status(&election, &replication, sessions) };
         fleet.send_if_modified(|before| {
             let is_news = now.without_figures() != before.without_figures();
             *before = now;
@@ -45,6 +49,7 @@ pub async fn run(mut sources: FleetSources, fleet: watch::Sender<FleetStatus>) -
             changed = sources.election.changed() => changed?,
             changed = sources.replication.changed() => changed?,
             changed = sources.sessions.changed() => changed?,
+            changed = sources.limits.changed() => changed?,
         }
         sleep(LOOK_PERIOD).await;
     }
@@ -71,6 +76,7 @@ fn status(election: &ElectionStatus, replication: &ReplicationStatus, sessions: 
         partners: replication.partners.iter().map(partner).collect(),
         shadow_flows: replication.shadow_flows,
         sessions,
+        limits: Vec::new(),
     }
 }
 
@@ -111,8 +117,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn readers_wake_at_news_and_see_the_newest_figures() {
         let (election, replication, sessions) = (watch::Sender::default(), watch::Sender::default(), watch::Sender::default());
-        let sources =
-            FleetSources { election: election.subscribe(), replication: replication.subscribe(), sessions: sessions.subscribe() };
+        let limits = watch::Sender::<Vec<ServiceLimit>>::default();
+        let sources = FleetSources {
+            election: election.subscribe(),
+            replication: replication.subscribe(),
+            sessions: sessions.subscribe(),
+            limits: limits.subscribe(),
+        };
         let (fleet, mut seen) = watch::channel(FleetStatus::default());
         let task = tokio::spawn(run(sources, fleet));
         replication.send_replace(partner(1));
@@ -129,6 +140,19 @@ mod tests {
             status.groups = vec![GroupStatus { is_owner: true, takeovers: 1, since: None }];
         });
         timeout(LONG, seen.changed()).await.unwrap().unwrap();
+        seen.borrow_and_update();
+        let limit = |text: &str| ServiceLimit {
+            service: proto::ServiceName::new("shop", "web"),
+            kind: proto::LimitKind::FlowShare,
+            text: text.to_owned(),
+        };
+        limits.send_replace(vec![limit("1 of 2 flows")]);
+        timeout(LONG, seen.changed()).await.unwrap().unwrap();
+        seen.borrow_and_update();
+        limits.send_replace(vec![limit("2 of 2 flows")]);
+        sleep(2 * LOOK_PERIOD).await;
+        assert!(!seen.has_changed().unwrap(), "figures are no news");
+        assert_eq!(seen.borrow().limits, [limit("2 of 2 flows")]);
         drop((election, replication, sessions));
         assert!(timeout(LONG, task).await.unwrap().unwrap().is_err());
     }

@@ -83,7 +83,7 @@ impl ConnectionWatch {
 mod tests {
     use dataplane::flow::BackendId;
     use dataplane::snapshot::{BackendView, PortView, ServiceView, Views};
-    use dataplane::{CounterSlot, FrontendNumber};
+    use dataplane::{CounterSlot, FrontendNumber, ServiceNumber};
     use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
 
     use super::super::target::tests::subject;
@@ -113,6 +113,7 @@ mod tests {
             not_served: Vec::new(),
             frontends: Vec::new(),
             drops: Arc::default(),
+            number: ServiceNumber::default(),
         };
         Served { ready: true, services: Views::unit(name, Arc::new(web)), ..Served::default() }
     }

@@ -10,8 +10,9 @@ use proto::{Reason, Service};
 use serde_json::{Value, json};
 
 use super::{addresses, apply, endpoints, named, service, settings, stored, texts};
+use crate::config::settings::{ControllerSettings, MaglevSeed};
 use crate::gateways::registry::{Connection, Gateways};
-use crate::plan::{LeftBy, Memory, Plan, plan};
+use crate::plan::{LeftBy, MAGLEV_SEED, Memory, Plan, plan};
 use crate::world::World;
 use crate::world::change::{Change, KnownGateway};
 use crate::world::checkpoint::{Checkpoint, Reserved};
@@ -288,4 +289,21 @@ fn content_that_another_installation_wrote_is_not_removed() {
     let cleanups: Vec<_> = plan.cleanups.iter().map(|(name, cleanup)| (name.name.as_str(), cleanup.by)).collect();
     assert_eq!(cleanups, [("ours-going", LeftBy::Us), ("ours-retyped", LeftBy::Us)]);
     assert_eq!(plan.statuses[&named("ours-classless")].group, "default");
+}
+
+#[test]
+fn the_maglev_seed_is_that_of_the_installation_for_every_leader() {
+    let seed_of = |seed: MaglevSeed, stored: Option<u64>| {
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({})));
+        world.apply(Change::CheckpointReplaced(Box::new(Checkpoint { maglev_seed: stored, ..Checkpoint::default() })));
+        let settings = ControllerSettings { maglev_seed: seed, ..settings() };
+        let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
+        assert_eq!(plan.checkpoint.maglev_seed, stored, "it is stored again for the next leader");
+        plan.services[&named("web")].ports[0].maglev.seed
+    };
+    assert_eq!(seed_of(MaglevSeed::Kept, Some(7)), 7);
+    assert_eq!(seed_of(MaglevSeed::Random, Some(7)), 7);
+    assert_eq!(seed_of(MaglevSeed::Kept, None), MAGLEV_SEED, "an installation from before there were seeds");
+    assert_eq!(seed_of(MaglevSeed::Given(9), Some(7)), 9);
 }

@@ -4,37 +4,85 @@
 //! clients.
 //!
 //! **Invariant:** no two flows look the same to a backend. If a client uses one port through two frontends to one
-//! backend, the backend could not distinguish the flows, nor the gateway their replies.
+//! backend, the backend could not distinguish the flows, nor the gateway their replies: the second flow gets another
+//! backend.
 //!
 //! Not here: the rewrite of such packets, which is that of mode `nat`.
 
 use super::exit::{arrives_from, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
 use super::local::refused_source;
-use super::reclaim::{make_room, reset_to_backend};
+use super::reclaim::{reset_to_backend, take_room};
 use super::verdict::{NatForward, Verdict};
-use crate::flow::{Direction, FlowEnd, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, next_state};
-use crate::snapshot::Front;
+use crate::flow::{
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, next_state,
+};
+use crate::snapshot::{Front, Frontend};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
+
+/// Backends that are tried besides the chosen one, so that one SYN costs at most as many searches: a client that uses one
+/// port through so many frontends at once is none that we know of.
+const BACKENDS_TRIED: usize = 64;
+
+/// The backend for a new flow: the chosen one, or one of the others if the client uses its port towards that already,
+/// through another frontend.
+pub(super) fn with_free_port<A: Address>(
+    packet: &Packet<'_, A>,
+    frontend: &Frontend,
+    chosen: BackendId,
+    context: &DecisionContext<'_, '_, A>,
+) -> BackendId {
+    let snapshot = context.snapshot;
+    let is_free = |id: &BackendId| {
+        let backend = snapshot.backend(*id).filter(|backend| backend.accepts_new || *id == chosen);
+        let address = backend.and_then(|backend| Some((A::from_ip(backend.address.ip())?, backend.address.port())));
+        address.is_some_and(|address| {
+            let older = flow_towards(&packet.headers.tuple, address, context);
+            address.0 != packet.headers.tuple.source && older.is_none_or(|(_, older)| gives_way(&older, context))
+        })
+    };
+    // Only a new connection can go elsewhere.
+    if !begins(packet.headers.transport) || is_free(&chosen) {
+        return chosen;
+    }
+    let backends = &frontend.backends;
+    let start = (packet.hash >> 32) as usize % backends.len().max(1);
+    let others = backends[start..].iter().chain(&backends[..start]).filter(|id| **id != chosen);
+    others.take(BACKENDS_TRIED).find(|id| is_free(id)).copied().unwrap_or(chosen)
+}
+
+/// The flow whose replies are those of a flow with this tuple to this backend.
+fn flow_towards<A: Address>(
+    tuple: &Tuple<A>,
+    (address, port): (A, u16),
+    context: &DecisionContext<'_, '_, A>,
+) -> Option<(FlowIndex, Flow<A>)> {
+    let reply = Tuple { destination: address, destination_port: port, ..*tuple }.reversed();
+    let (index, _) = context.table.search(context.table.hash(&reply), &reply)?;
+    Some((index, context.table.get(index)))
+}
+
+/// Whether a flow ends for a new one that would look the same to its backend.
+fn gives_way<A: Address>(older: &Flow<A>, context: &DecisionContext<'_, '_, A>) -> bool {
+    let DecisionContext { snapshot, now, .. } = *context;
+    !older.state.is_confirmed()
+        || older.state.is_closing()
+        || snapshot
+            .backend(older.backend)
+            .is_none_or(|backend| backend.removed || context.limits.is_over(older, backend.idle_timeout, now))
+}
 
 /// The client's own address and port, in the role of a SNAT lease. `None` while another flow uses them; a flow that is
 /// unconfirmed, closing or over gives way, unless the backend has to be told and there is no buffer for that.
 pub(super) fn own_port<A: Address>(
     tuple: &Tuple<A>,
-    (backend_address, backend_port): (A, u16),
+    backend: (A, u16),
     context: &mut DecisionContext<'_, '_, A>,
 ) -> Option<SnatLease<A>> {
-    let DecisionContext { snapshot, now, .. } = *context;
-    let reply = Tuple { destination: backend_address, destination_port: backend_port, ..*tuple }.reversed();
-    if let Some((index, _)) = context.table.search(context.table.hash(&reply), &reply) {
-        let older = context.table.get(index);
-        let gives_way = !older.state.is_confirmed()
-            || older.state.is_closing()
-            || snapshot
-                .backend(older.backend)
-                .is_none_or(|backend| backend.removed || context.limits.is_over(&older, backend.idle_timeout, now));
-        if !gives_way {
+    let snapshot = context.snapshot;
+    if let Some((index, older)) = flow_towards(tuple, backend, context) {
+        if !gives_way(&older, context) {
             return None;
         }
         // The backend would not answer another SYN from this port during the handshake of the older flow.
@@ -83,7 +131,7 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
         protocol,
     };
     let frontend = snapshot.numbered_frontend(asked.destination, protocol, front.port);
-    let Some((_, number)) = frontend.filter(|(frontend, _)| frontend.allows(asked.source)) else {
+    let Some((frontend, number)) = frontend.filter(|(frontend, _)| frontend.allows(asked.source)) else {
         return Verdict::Drop(DropReason::SourceRange);
     };
     // The client's flow may have moved to another backend meanwhile.
@@ -99,10 +147,10 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
-    if context.room == 0 && !make_room(context) {
-        return Verdict::Drop(DropReason::FlowTableFull);
+    if let Err(reason) = take_room(context, frontend.number) {
+        return Verdict::Drop(reason);
     }
     let Ok(index) = context.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };
-    context.changes.made = Some(flow.counter_slot());
+    (context.changes.made, context.changes.service) = (Some(flow.counter_slot()), frontend.number);
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToClient, exit })
 }

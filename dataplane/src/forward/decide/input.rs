@@ -8,7 +8,7 @@ use crate::flow::{Candidate, FlowEnd, FlowIndex, FlowTable, IdleLimits, SnatPort
 use crate::forward::rewrite::Reset;
 use crate::port::{Link, PortIndex};
 use crate::snapshot::Snapshot;
-use crate::stats::CounterSlot;
+use crate::stats::{CounterSlot, WorkerCounters};
 use crate::wire::{Address, Headers, Parsed};
 
 /// The flow table of the other family: both families share `maxPerWorker`.
@@ -49,6 +49,8 @@ pub(crate) struct DecisionContext<'a, 's, A: Address> {
     pub ports: &'a mut SnatPorts,
     /// The idle limits.
     pub limits: &'a IdleLimits,
+    /// The counts of flows by which Services share the table; `None` in a trial, where no Service has a share.
+    pub counters: Option<&'a WorkerCounters>,
     /// The changes that the decision made, for the counters.
     pub changes: &'a mut Changes,
     /// Number of flows that may still be created; both families share it.

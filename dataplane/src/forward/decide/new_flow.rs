@@ -41,6 +41,10 @@ pub(super) fn new_flow<'s, A: Address>(
         return mid_stream(packet, snapshot, context.table);
     }
     let chosen = choose(packet, frontend, context.chooser());
+    let chosen = match frontend.mode() {
+        FlowMode::Dnat => chosen.map(|id| dnat::with_free_port(packet, frontend, id, context)),
+        _ => chosen,
+    };
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
     };
@@ -57,18 +61,21 @@ pub(super) fn new_flow<'s, A: Address>(
         Err(verdict) => return verdict,
     };
     let lease = match frontend.mode() {
-        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), context),
+        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), context).ok_or(DropReason::DnatPortInUse),
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
             let addresses = snapshot.snat(exit.link, tuple.destination);
-            reclaim::lease(context, towards, addresses, first_snat_address(packet.hash, addresses.len()))
+            reclaim::lease(context, tuple.source, towards, addresses, first_snat_address(packet.hash, addresses.len()))
         }
     };
-    let Some(lease) = lease else { return Verdict::Drop(DropReason::SnatExhausted) };
-    if context.room == 0 && !reclaim::make_room(context) {
+    let lease = match lease {
+        Ok(lease) => lease,
+        Err(reason) => return Verdict::Drop(reason),
+    };
+    if let Err(reason) = reclaim::take_room(context, frontend.number) {
         context.ports.release(lease.pool, lease.port, now);
-        return Verdict::Drop(DropReason::FlowTableFull);
+        return Verdict::Drop(reason);
     }
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
     (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
@@ -80,7 +87,7 @@ pub(super) fn new_flow<'s, A: Address>(
         context.ports.release(lease.pool, lease.port, now);
         return Verdict::Drop(DropReason::FlowTableFull);
     };
-    context.changes.made = Some(flow.counter_slot());
+    (context.changes.made, context.changes.service) = (Some(flow.counter_slot()), frontend.number);
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
 }
 

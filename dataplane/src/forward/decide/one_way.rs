@@ -8,6 +8,7 @@
 use super::exit::{exit_by, fits_in};
 use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
+use super::reclaim::may_take_room;
 use super::verdict::{DirectForward, Verdict};
 use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Segment, SnatLease, Tick, is_mid_stream, tags_of_first};
 use crate::forward::rewrite::Outer;
@@ -49,10 +50,11 @@ pub(super) fn new_flow<'s, A: Address>(
 ) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
+    let has_room = context.room > 0 && may_take_room(context, frontend.number);
     let chosen = match packet.headers.transport {
         transport if is_mid_stream(transport) => frontend.choose_mid_stream(tuple, &snapshot.backends, now),
         // Without a flow only the hash determines the backend.
-        _ if context.room == 0 => frontend.choose_by_hash(tuple),
+        _ if !has_room => frontend.choose_by_hash(tuple),
         _ => frontend.choose(tuple, context.chooser()),
     };
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
@@ -66,13 +68,13 @@ pub(super) fn new_flow<'s, A: Address>(
         Err(verdict) => return verdict,
     };
     // A RST or ABORT of an unknown connection creates no flow.
-    if context.room > 0 && !is_reset(packet.headers.transport) {
+    if has_room && !is_reset(packet.headers.transport) {
         let address = A::from_ip(backend.address.ip()).unwrap_or_default();
         let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), (id, address), now);
         let tags = tags_of_first(packet.headers.transport, segment);
         let flow = Flow { frontend: number, tags, ..flow };
         if let Ok(index) = context.table.insert(flow) {
-            context.changes.made = Some(flow.counter_slot());
+            (context.changes.made, context.changes.service) = (Some(flow.counter_slot()), frontend.number);
             return Verdict::ForwardDirect(direct).of_flow(index);
         }
     }

@@ -5,6 +5,9 @@
 //! SYN from that port; once the RST is queued the port is clean. Any other port rests, since a late reply must not reach
 //! another client.
 //!
+//! Where a table or the ports of a target are nearly all in use, who has his share of them gets no more
+//! ([`crate::flow::may_grow`]): a Service of the table, a client of the ports.
+//!
 //! **Invariant:** a confirmed flow never yields.
 //!
 //! Not here: the order of flows, which the table keeps, and sending (`forward::answers`).
@@ -14,12 +17,12 @@ use std::time::Duration;
 use super::exit::{arrives_from, exit_by, exit_to_client};
 use super::input::{DecisionContext, OtherFlows, Packet};
 use crate::flow::{
-    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PoolId, PortUse, Segment, SnatAddress, SnatLease, SnatTarget,
-    Ticks, YieldClass,
+    Direction, FLOWS_FACTOR, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, PORTS_FACTOR, PoolId, PortUse, Segment, SnatAddress,
+    SnatLease, SnatPorts, SnatTarget, TargetSlot, Tick, Ticks, YieldClass, may_grow,
 };
 use crate::forward::rewrite::Reset;
 use crate::snapshot::{RouteTo, Snapshot};
-use crate::stats::CounterSlot;
+use crate::stats::{CounterSlot, DropReason, ServiceNumber, WorkerCounters};
 use crate::wire::{Address, Tuple, TupleKey, protocol};
 
 /// What a flow that yielded leaves to clean up.
@@ -44,19 +47,123 @@ fn first_to_yield<T>([unconfirmed, exchange]: [Option<(Ticks, T)>; 2]) -> Option
     }
 }
 
+/// Oldest flows that are looked at for one that yields to a flow of somebody who has his share. Where somebody fills a table
+/// with flows that yield, most of the oldest are his.
+const LOOKED_AT: usize = 8;
+
+/// Room for a flow of a Service, if the Service may have one more: free room within its share of the table, otherwise that
+/// of a flow that yields and whose Service has at least as many.
+#[inline]
+pub(super) fn take_room<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber) -> Result<(), DropReason> {
+    match may_take_room(context, service) {
+        false if yield_of_larger_service(context, service) => Ok(()),
+        false if context.room > 0 => Err(DropReason::FlowShare),
+        false => Err(DropReason::FlowTableFull),
+        true if context.room > 0 || make_room(context) => Ok(()),
+        true => Err(DropReason::FlowTableFull),
+    }
+}
+
+/// Whether a Service has less than its share of the table. With a single Service there is nothing to share.
+#[inline]
+pub(super) fn may_take_room<A: Address>(context: &DecisionContext<'_, '_, A>, service: ServiceNumber) -> bool {
+    let counters = context.counters.filter(|_| context.snapshot.has_many_services());
+    counters.is_none_or(|counters| may_grow(counters.flows_of_service(service), context.room, FLOWS_FACTOR))
+}
+
+/// Ends one of the oldest flows that yield, of a Service with at least as many flows as this one.
+#[cold]
+fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber) -> bool {
+    let (Some(counters), now) = (context.counters, context.now) else { return false };
+    let held = counters.flows_of_service(service);
+    let found = YieldClass::ALL.map(|class| {
+        let own = larger_in((context.table, class), counters, held, now).map(|(age, index)| (age, (index, false)));
+        let other = match &context.others {
+            OtherFlows::V4(table) => larger_in((table, class), counters, held, now),
+            OtherFlows::V6(table) => larger_in((table, class), counters, held, now),
+        };
+        let other = other.map(|(age, index)| (age, (index, true)));
+        own.into_iter().chain(other).max_by_key(|(age, _)| *age)
+    });
+    let Some((_, oldest)) = first_to_yield(found) else { return false };
+    yield_room(context, oldest);
+    true
+}
+
+/// The first flow of a class of a Service with at least so many flows, with its time in the class.
+fn larger_in<A: Address>(
+    (table, class): (&FlowTable<A>, YieldClass),
+    counters: &WorkerCounters,
+    held: u32,
+    now: Tick,
+) -> Option<(Ticks, FlowIndex)> {
+    table.oldest_first(class, None).take(LOOKED_AT).find_map(|index| {
+        let flow = table.get(index);
+        (counters.flows_of_same_service(flow.counter_slot()) >= held).then(|| (now.since(flow.since), index))
+    })
+}
+
+/// Ports of flows that yield, of which one counts as free: a flood from many addresses, which leaves nothing but such flows,
+/// keeps nobody below half of the ports from connecting. If all of them counted, a client could open any number of
+/// handshakes first and finish them later.
+const YIELDING_AS_ONE: u32 = 8;
+
+/// Whether a client may have one more SNAT port towards a target: three quarters of them are not in use, or it holds less
+/// than its share. A client that holds all that are in use leaves a sixteenth.
+pub(in crate::forward) fn may_lease<A: Address>(
+    (table, ports): (&FlowTable<A>, &SnatPorts),
+    client: A,
+    target: TargetSlot,
+    addresses: &[SnatAddress<A>],
+) -> bool {
+    let (in_use, all) = ports.use_towards(target, addresses);
+    let (held, free) = (table.ports_of_client(client, PoolId::new(target, 0)), all.saturating_sub(in_use));
+    let yielding: u32 = addresses.iter().map(|address| table.yielding(PoolId::new(target, address.index))).sum();
+    let is_alone = held >= in_use && free > all / 16;
+    in_use <= all / 4 * 3 || is_alone || may_grow(held, free + yielding / YIELDING_AS_ONE, PORTS_FACTOR)
+}
+
+/// Ends one of the oldest flows that yield with a port towards this target, of a client with at least as many such ports
+/// as this one.
+#[cold]
+fn yield_of_larger_client<A: Address>(
+    context: &mut DecisionContext<'_, '_, A>,
+    client: A,
+    target: TargetSlot,
+    addresses: &[SnatAddress<A>],
+) -> bool {
+    let held = context.table.ports_of_client(client, PoolId::new(target, 0));
+    let pools = addresses.iter().map(|address| PoolId::new(target, address.index));
+    let (table, now) = (&*context.table, context.now);
+    let found = YieldClass::ALL.map(|class| {
+        let larger = |pool| {
+            table.oldest_first(class, Some(pool)).take(LOOKED_AT).find_map(|index| {
+                let flow = table.get(index);
+                (table.ports_of_client(flow.client, pool) >= held).then(|| (now.since(flow.since), index))
+            })
+        };
+        pools.clone().filter_map(larger).max_by_key(|(age, _)| *age)
+    });
+    first_to_yield(found).is_some_and(|(_, index)| yield_port(context, index))
+}
+
 /// Ends the flow of either family that yields first. Returns false when there is none.
 #[cold]
-pub(super) fn make_room<A: Address>(context: &mut DecisionContext<'_, '_, A>) -> bool {
-    let snapshot = context.snapshot;
+fn make_room<A: Address>(context: &mut DecisionContext<'_, '_, A>) -> bool {
     let oldest = YieldClass::ALL.map(|class| oldest_of_both(context, class));
-    let Some((_, (index, is_other))) = first_to_yield(oldest) else { return false };
+    let Some((_, oldest)) = first_to_yield(oldest) else { return false };
+    yield_room(context, oldest);
+    true
+}
+
+/// Ends a flow for the room that it takes. Its port rests, unless its backend can be told.
+fn yield_room<A: Address>(context: &mut DecisionContext<'_, '_, A>, (index, is_other): (FlowIndex, bool)) {
     let yielded = match is_other {
-        true => yield_other(&mut context.others, index, snapshot),
-        false => yield_flow(context.table, index, snapshot),
+        true => yield_other(&mut context.others, index, context.snapshot),
+        false => yield_flow(context.table, index, context.snapshot),
     };
     let is_clean = yielded.reset.is_some_and(|reset| context.queue_reset(reset));
     settle(context, &yielded, is_clean);
-    true
 }
 
 /// The oldest flow of either family in a class, and whether it is of the other family.
@@ -78,9 +185,28 @@ fn oldest_of_both<A: Address>(context: &DecisionContext<'_, '_, A>, class: Yield
 /// on with the port after these.
 const PORTS_TRIED: usize = 64;
 
-/// A SNAT port for a new flow: a free one, otherwise one that a yielding flow releases, otherwise one that has not
-/// rested.
+/// A SNAT port for a new flow of a client: a free one, otherwise one that a yielding flow releases, otherwise one that has
+/// not rested. A client that has its share gets one only for that of a flow that yields.
 pub(super) fn lease<A: Address>(
+    context: &mut DecisionContext<'_, '_, A>,
+    client: A,
+    target: SnatTarget<A>,
+    addresses: &[SnatAddress<A>],
+    start: usize,
+) -> Result<SnatLease<A>, DropReason> {
+    let slot = target.slot;
+    let is_shared = addresses.iter().any(|address| context.ports.is_shared(PoolId::new(slot, address.index)));
+    if is_shared
+        && !may_lease((context.table, context.ports), client, slot, addresses)
+        && !yield_of_larger_client(context, client, slot, addresses)
+    {
+        return Err(DropReason::SnatShare);
+    }
+    lease_any(context, target, addresses, start).ok_or(DropReason::SnatExhausted)
+}
+
+/// The same for any client.
+fn lease_any<A: Address>(
     context: &mut DecisionContext<'_, '_, A>,
     target: SnatTarget<A>,
     addresses: &[SnatAddress<A>],
@@ -264,7 +390,7 @@ mod tests {
     use super::super::verdict::Changes;
     use super::*;
     use crate::compiler::Compiler;
-    use crate::flow::{FlowLimits, FlowMode, FlowReplication, IdleLimits, SnatPorts, TargetSlot, Tick};
+    use crate::flow::{FlowLimits, FlowMode, FlowReplication, IdleLimits};
     use crate::snapshot::Config;
     use crate::workers::PortShare;
 
@@ -319,13 +445,14 @@ mod tests {
                 others: OtherFlows::V6(v6),
                 ports: &mut self.ports,
                 limits: &limits,
+                counters: None,
                 changes: &mut changes,
                 room: 64,
                 worker: 0,
                 is_trial: false,
                 reset_buffers: ResetBuffers(&mut |_| true),
             };
-            let lease = lease(&mut context, TARGET, &[SNAT], 0);
+            let lease = lease_any(&mut context, TARGET, &[SNAT], 0);
             (lease.map(|lease| lease.port), changes.reused_early)
         }
 

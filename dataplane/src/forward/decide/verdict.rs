@@ -7,10 +7,13 @@ use crate::forward::rewrite::{Outer, Reset};
 use crate::icmp::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::Exit;
-use crate::stats::{CounterSlot, DropReason, FrontendNumber};
+use crate::stats::{CounterSlot, DropReason, FrontendNumber, ServiceNumber};
 
 /// Maximum number of RSTs that one decision causes.
-pub(crate) const RESETS_MAX: usize = 5;
+pub(crate) const RESETS_MAX: usize = 3 + YIELDED_MAX;
+/// Maximum number of flows that yield to one new flow: to a client that has its share of the ports, for want of a port, and
+/// for want of memory or to a Service that has its share of it.
+const YIELDED_MAX: usize = 3;
 
 /// Changes that a decision made besides its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,14 +24,16 @@ pub(crate) struct Changes {
     pub reset: Option<CounterSlot>,
     /// Where the flow is counted that was created.
     pub made: Option<CounterSlot>,
+    /// The Service of that flow.
+    pub service: ServiceNumber,
     /// Where the flow is counted that was ended.
     pub ended: Option<CounterSlot>,
     /// The same of another flow that was ended to make room for this one.
     pub displaced: Option<CounterSlot>,
-    /// The same of flows that yielded: for want of a port, and for want of memory.
-    pub reclaimed: ArrayVec<CounterSlot, 2>,
-    /// RSTs to send before the packet: for an abandoned handshake, a displaced one, two flows that yielded, and the
-    /// other side of a connection that had ended.
+    /// The same of flows that yielded.
+    pub reclaimed: ArrayVec<CounterSlot, YIELDED_MAX>,
+    /// RSTs to send before the packet: for an abandoned handshake, a displaced one, flows that yielded, and the other side of
+    /// a connection that had ended.
     pub resets: ArrayVec<Reset, RESETS_MAX>,
     /// Whether a SNAT port was reused before it had rested.
     pub reused_early: bool,

@@ -22,16 +22,21 @@ use super::progress::Progress;
 use super::record::{PART_MAX, Record, STAYS};
 use super::rewrite::{Rewritten, framed, identification};
 use crate::flow::{
-    BackendId, BegunFlow, Candidate, Direction, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick,
+    BackendId, BegunFlow, Candidate, Direction, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget,
+    Tick, may_grow,
 };
-use crate::forward::decide::{first_snat_address, unresolved_client};
+use crate::forward::decide::{first_snat_address, may_lease, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::port::{Arrival, BURST, Link, Origin, Port, PortIndex};
 use crate::snapshot::{Exit, Frontend, RouteTo, Snapshot};
-use crate::stats::FrontendNumber;
+use crate::stats::{FrontendNumber, ServiceNumber};
 use crate::wire::{Address, Buffer, Tuple, TupleKey, protocol};
 pub(in crate::forward) use backends::OpeningBackends;
+
+/// Packets of a part, as flows.
+#[allow(clippy::cast_possible_truncation)] // 32
+const PARTS_ROOM: u32 = PART_MAX as u32;
 
 /// Positions, as bits, of the packets of a part that open connections and have no flow.
 #[inline(never)]
@@ -49,6 +54,8 @@ pub(super) struct Opening<'s, A> {
     may_be_of_others: bool,
     /// The link by which the packet before arrived, and its MTU.
     arrived: (Link, u16),
+    /// Free room in the flow table, if it is so little that services have shares of it.
+    scarce_room: Option<u32>,
     /// Hashes of the packets that were taken, whose flows are not in the index when later packets are looked up; and a bit
     /// for each, by which almost all others are told apart.
     taken: ArrayVec<u64, BURST>,
@@ -90,6 +97,7 @@ struct Chosen<'s, A> {
     exit: &'s Exit,
     /// See [`BackendId::packed_with`].
     backend: u32,
+    service: ServiceNumber,
     /// The backend, and the SNAT addresses for it.
     towards: SnatTarget<A>,
     addresses: &'s [SnatAddress<A>],
@@ -106,6 +114,7 @@ struct Opens<'s, K> {
     exit: &'s Exit,
     /// See [`BackendId::packed_with`].
     backend: u32,
+    service: ServiceNumber,
     /// The replies, and their hash.
     reply: K,
     reply_hash: u64,
@@ -137,6 +146,7 @@ impl<'s, A: Address> Opening<'s, A> {
             now: Tick::at(arrival.now_ns),
             may_be_of_others: has_peers && arrival.origin == Origin::Port,
             arrived: (arrival.link, snapshot.mtu(arrival.link)),
+            scarce_room: None,
             taken: ArrayVec::new(),
             taken_bits: [0; 16],
             front: None,
@@ -239,7 +249,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here may be of others, and those that begin anew here are.
         let is_left = matches!(opening.arrival.origin, Origin::Met | Origin::Begun);
-        let room = if is_left { 0 } else { room as usize };
+        let room = if is_left { 0 } else { room };
+        // Half as much again as binds: the packets of this part may use it up.
+        let is_scarce = opening.snapshot.has_many_services() && room < (self.max_flows / 16 * 3).saturating_add(PARTS_ROOM);
+        opening.scarce_room = is_scarce.then_some(room);
+        let room = room as usize;
         let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
         for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
             if openings >> at & 1 == 0 || record.family() != A::RECORD {
@@ -296,21 +310,30 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if front.has_source_ranges && !front.frontend.allows(tuple.source) {
             return None;
         }
-        let id = front.frontend.hashed_backend(&tuple)?;
+        let (frontend, number) = (front.frontend, front.number);
+        let id = frontend.hashed_backend(&tuple)?;
         let backend = self.opening_backends.get::<A>(snapshot, id)?;
         let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, record.hash))?;
         if record.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
             return None;
         }
         let addresses = front.snat(snapshot, exit.link);
+        if let Some(room) = opening.scarce_room {
+            // As if all that were chosen before were flows of this service.
+            let before = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
+            let held = self.counters.flows_of_service(frontend.number).saturating_add(before);
+            if !may_grow(held, room.saturating_sub(before), FLOWS_FACTOR) {
+                return None;
+            }
+        }
         let first = first_snat_address(record.hash, addresses.len());
         let &SnatAddress { address, index } = addresses.get(first)?;
         let pool = PoolId::new(backend.target, index);
         self.ports.prefetch_oldest(pool);
         let towards =
             SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
-        let backend = id.packed_with(front.number);
-        chosen.try_push(Chosen { at, exit, backend, towards, addresses, first, address, pool, client }).ok()
+        let (backend, service) = (id.packed_with(number), frontend.number);
+        chosen.try_push(Chosen { at, exit, backend, service, towards, addresses, first, address, pool, client }).ok()
     }
 
     /// Takes a SNAT port for one packet and adds it to those that open connections. `None`: it is left.
@@ -322,9 +345,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         opening: &Opening<'s, A>,
         opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
     ) -> Option<()> {
-        let &Chosen { at, exit, backend, towards, addresses, first, address, pool, client } = one;
+        let &Chosen { at, exit, backend, service, towards, addresses, first, address, pool, client } = one;
         let (snapshot, arrival, now) = (opening.snapshot, opening.arrival, opening.now);
         let tuple = || Some(A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(protocol::TCP));
+        if self.ports.is_shared(pool) {
+            let table = A::split(&mut self.tables).0;
+            if !may_lease((table, &self.ports), tuple()?.source, towards.slot, addresses) {
+                return None;
+            }
+        }
         let port = self.ports.take_rested(pool, now).or_else(|| self.ports.take_unused(pool, &towards, address));
         let lease = match port {
             Some(port) => SnatLease { address, port, pool },
@@ -356,7 +385,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         {
             self.check_queue(arrival, buffer, record, &tuple);
         }
-        opens.try_push(Opens { at, exit, backend, reply, reply_hash, pool: lease.pool, rooms: [IndexSlot::NONE; 2] }).ok()
+        opens
+            .try_push(Opens { at, exit, backend, service, reply, reply_hash, pool: lease.pool, rooms: [IndexSlot::NONE; 2] })
+            .ok()
     }
 
     /// Creates a flow, rewrites its first packet and counts both. Returns the port by which it leaves; `None` if it is left.
@@ -387,9 +418,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         record.candidate = candidate;
         self.tally.new_flows += 1;
-        let counters = self.counters.at(BackendId::counter_slot(open.backend));
-        counters.flows.add(1);
-        counters.new_flows.add(1);
+        let slot = BackendId::counter_slot(open.backend);
+        self.counters.flow_began(slot, open.service);
+        let counters = self.counters.at(slot);
         let exit = open.exit;
         let identification = identification::<A>(&mut self.identifications, &open.reply, record);
         let begun = table.hot_parts(false).flows.get(candidate.entry().0);

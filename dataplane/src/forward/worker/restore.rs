@@ -331,7 +331,7 @@ impl<P: Port, O> Engine<P, O> {
             self.release_restored(flow);
             return FlowFate::NoRoom;
         }
-        self.counters.at(flow.counter_slot()).flows.add(1);
+        self.counters.flow_joined(flow.counter_slot());
         FlowFate::Restored
     }
 

@@ -296,7 +296,7 @@ impl<P: Port, O> Engine<P, O> {
             return None;
         }
         let index = A::split(&mut self.tables).0.insert_shadow(*flow).ok()?;
-        self.counters.at(flow.counter_slot()).flows.add(1);
+        self.counters.flow_joined(flow.counter_slot());
         Some(index)
     }
 

@@ -169,7 +169,7 @@ impl<A: TrialFamily> Trial<'_, A> {
                 let reset_buffers = ResetBuffers(&mut has_buffers);
                 #[rustfmt::skip]
                 let mut context = DecisionContext {
-                    snapshot, now, table, others, ports, limits, changes, room, worker, is_trial: true, reset_buffers,
+                    snapshot, now, table, others, ports, limits, counters: None, changes, room, worker, is_trial: true, reset_buffers,
                 };
                 decide(packet, self.segment, found, &mut context)
             }
