@@ -1,6 +1,6 @@
 //! The settings of a controller in tests.
 
-use control::config::settings::{ControllerSettings, Defaults, Listen, OwnershipRules, Source};
+use control::config::settings::{ControllerSettings, Defaults, Listen, MaglevSeed, OwnershipRules, Source};
 use objects::PoolSpec;
 use proto::limits::DRAIN_TIMEOUT;
 use proto::{HealthCheck, Mode, Scheduler};
@@ -15,6 +15,7 @@ pub(crate) fn settings(source: Source, pool: &[&str]) -> ControllerSettings {
         ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: DRAIN_TIMEOUT },
         health: HealthCheck::default(),
+        maglev_seed: MaglevSeed::default(),
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", pool.iter().map(|range| range.parse().unwrap()).collect())],

@@ -331,6 +331,7 @@ mod tests {
             shared_snat: false,
             node_port_addresses: Vec::new(),
             flows: FlowLimits::default(),
+            targets_max: dataplane::flow::TARGETS_MAX,
             tunnel: Tunnel::default(),
         };
         let network = Network { interfaces: Some(vec![7]), ..Network::default() };
