@@ -287,7 +287,6 @@ async fn serve(
     let mailboxes: Vec<_> = worker_ports.iter().map(|worker| Arc::new(Mailbox::new(doorbell(worker)))).collect();
     let explainer = Explainer::new(ports.steering().clone(), seed);
     let inquiries = Arc::new(Inquiries::new(mailboxes.clone(), explainer, publisher.reader()));
-    let pipeline = SnapshotPipeline { compiler, publisher };
     let queues = worker_ports.iter().filter_map(|worker| worker.peers.as_ref().map(Peers::inboxes)).collect();
     // Ends the tasks, later than `stop`: after a signal, forwarding and its tasks continue for a while.
     let ended = CancellationToken::new();
@@ -317,7 +316,7 @@ async fn serve(
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     let of_workers = (counters.clone(), loads.clone(), inquiries);
     let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
-    supervise_state(&mut supervisor, settings, &channels, &sources, file, pipeline);
+    supervise_state(&mut supervisor, settings, &channels, &sources, file, SnapshotPipeline { compiler, publisher });
     replication::supervise(&mut supervisor, replication_inputs(settings, &channels, &sources, &outlets));
     let routes = VipRoutes::new(settings.announce);
     supervise_network(&mut supervisor, settings, &channels, ports);

@@ -44,7 +44,7 @@ fn connect(rig: &mut Rig, client: &str, vip: &str) -> Result<(SocketAddr, Socket
         Some(PacketOutcome::Drop(reason)) => return Err(reason),
         other => panic!("{other:?}"),
     }
-    let (snat, backend) = ends(sent.last().expect("a SYN"));
+    let (snat, backend) = ends(sent.last().unwrap());
     rig.forward(CLUSTER, &Packet::tcp(&backend.to_string(), &snat.to_string()).flags(SYN | ACK).build());
     rig.forward(UPLINK, &Packet::tcp(client, vip).flags(ACK).build());
     Ok((snat, backend))
@@ -52,7 +52,7 @@ fn connect(rig: &mut Rig, client: &str, vip: &str) -> Result<(SocketAddr, Socket
 
 /// Opens connections until one fails; their number, and the reason.
 fn fill(rig: &mut Rig, family: usize, vip: &str, from: u32) -> (u32, DropReason) {
-    (0..).find_map(|n| connect(rig, &client(family, from + n), vip).err().map(|reason| (n, reason))).expect("it fails")
+    (0..).find_map(|n| connect(rig, &client(family, from + n), vip).err().map(|reason| (n, reason))).unwrap()
 }
 
 #[test]

@@ -76,11 +76,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
         let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
         let (received, has_fragmented) = (burst.len(), self.has_fragmented(arrival));
-        let of_all = if last_burst.has_others && self.may_be_of_others(arrival) {
-            Some(self.keep_own((snapshot, arrival, last_burst), (recognise, &mut frames), burst, &mut records))
-        } else {
-            None
-        };
+        let of_all = (last_burst.has_others && self.may_be_of_others(arrival))
+            .then(|| self.keep_own((snapshot, arrival, last_burst), (recognise, &mut frames), burst, &mut records));
         let turns = Turns::new(burst.len(), snapshot.backends.are_many());
         let (mut kinds, mut progress, mut away) =
             (of_all.map_or(0, |all| all.kinds), Progress::new(snapshot, last_burst), [0; PARTS_MAX]);
