@@ -1,7 +1,7 @@
 //! Services that get less than they ask for, as operators are told: which Service or client has its share, and where SNAT
 //! ports run short.
 //!
-//! Invariant: at most [`FLEET_ROWS_MAX`] are told. One that has not occurred for [`TOLD_FOR`] is told no longer.
+//! Invariant: at most [`FLEET_ROWS_MAX`] are told. One that has not occurred for `TOLD_FOR` is told no longer.
 //! Not here: who is limited (`dataplane`), and how it is told (`status`, `admin`).
 
 use std::collections::BTreeMap;

@@ -128,7 +128,7 @@ impl SavedHealth {
         [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
     }
 
-    /// Reads what [`SavedHealth::encode`] wrote.
+    /// Reads what `SavedHealth::encode` wrote.
     ///
     /// # Errors
     /// If it is of no use.
