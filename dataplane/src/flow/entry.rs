@@ -145,7 +145,7 @@ pub struct Flow<A> {
     /// when the flow is reclaimed (FORWARDING 3).
     pub initial_sequence: u32,
     /// The number that is awaited. In state [`FlowState::TcpAnswered`] that which acknowledges the backend's SYN, once one
-    /// side has sent a FIN that which acknowledges it, see [`FlowState::awaits_number`].
+    /// side has sent a FIN that which acknowledges it, see `FlowState::awaits_number`.
     pub acknowledgement: u32,
     /// Two-way flows past the handshake whose backend fails its probes: since when the client's packets are unanswered.
     pub unanswered_since: Option<Tick>,

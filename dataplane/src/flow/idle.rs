@@ -135,7 +135,7 @@ impl IdleLimits {
     }
 
     /// Whether a flow, wherever it is, has exceeded its limit. `own` is the idle timeout of its service, see
-    /// [`Self::of`].
+    /// `Self::of`.
     #[must_use]
     pub fn is_over<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, now: Tick) -> bool {
         now.since(flow.last_seen) >= self.of(flow, own)

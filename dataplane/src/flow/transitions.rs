@@ -76,7 +76,7 @@ const ONE_WAY_PACKETS: u8 = 3;
 /// Minimum age of a one-way flow at its confirmation.
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
-/// Applies a packet for which [`super::state::is_plain`] is false to the flow's state. Returns true when the flow
+/// Applies a packet for which [`super::is_plain`] is false to the flow's state. Returns true when the flow
 /// changed its yield class or left it.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     let next = match transport {
