@@ -59,7 +59,9 @@ bench-wire: ## compare the gateway with the kernel's nftables on the same traffi
 	@cargo build --quiet --release --bin sluiced
 	@demo/bench-wire
 
-bench-short: ## short connections at full rate until SNAT ports come back early: the last 20 of 75 s beside the first 8 (root, wrk)
+bench-short: ## short connections at full rate until SNAT ports come back early: the last 20 of 75 s beside the first 8 (root)
+	@.ci/install build run test
+	@cargo build --quiet --release --bins --workspace
 	@demo/bench-short
 
 bench-guard: ## compare instructions per packet of the hot stages with the committed ones (callgrind)
