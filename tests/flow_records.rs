@@ -28,7 +28,7 @@ const COLLECTOR: &str = "ipfix://127.0.0.1:4739";
 fn configure(edge: &Edge, to: &str) {
     edge.configure_af_packet(&format!("flowRecords: {{to: \"{to}\"}}\n"));
     let text = fs::read_to_string(edge.path("sluice.yaml")).unwrap();
-    let short = text.replace("{maxPerWorker: 16384}", "{maxPerWorker: 16384, udpUnreplied: 10s}");
+    let short = text.replace("{maxPerWorker: 16384}", "{maxPerWorker: 16384, tcpReset: 10s, udpUnreplied: 10s}");
     assert_ne!(short, text);
     fs::write(edge.path("sluice.yaml"), short).unwrap();
 }

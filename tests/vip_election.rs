@@ -225,7 +225,7 @@ fn two_gateways_share_the_vips_and_each_takes_those_of_the_other_when_it_fails()
     owns_all(&pair, 1, "the other has ended");
     assert!(!pair.log(0).contains("no other gateway has taken"), "{}", pair.log(0));
     // The program's own words for an end as it should be.
-    let errors: Vec<_> = pair.log(0).lines().filter(|line| line.contains("ERROR")).map(str::to_owned).collect();
+    let errors: Vec<_> = pair.log(0).lines().filter(|line| line.contains("Z ERROR ")).map(str::to_owned).collect();
     assert_eq!(errors, Vec::<String>::new());
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
-use proto::Reason;
+use proto::{LimitKind, Reason};
 use schemars::{JsonSchema, schema_for};
 
 const PAGE: &str = include_str!("../../docs/reference/service-api.md");
@@ -41,10 +41,11 @@ fn the_table_has_exactly_the_fields_of_an_endpoint_slice() {
     assert_eq!(documented("field of an EndpointSlice"), own.chain(of_lists).collect());
 }
 
-/// The words of `Cause`, from its source: a list of them could lack one as well.
+/// The words of `Cause`, from its source: a list of them could lack one as well. Those of limits are words of `proto`.
 fn causes() -> BTreeSet<String> {
     let words = include_str!("../objects/src/note.rs").split_once("fn as_str").unwrap().1.split_once("\n    }\n").unwrap().0;
-    words.lines().filter_map(|line| Some(line.split_once("=> \"")?.1.split_once('"')?.0.to_owned())).collect()
+    let own = words.lines().filter_map(|line| Some(line.split_once("=> \"")?.1.split_once('"')?.0.to_owned()));
+    own.chain(LimitKind::ALL.map(|kind| kind.as_str().to_owned())).collect()
 }
 
 #[test]

@@ -150,13 +150,16 @@ mod tests {
         let lost = queue.lost();
         assert!(lost > 0 && lost < pushed, "{lost}");
         let reading = thread::spawn(move || {
-            let lines = BufReader::new(reader).lines().map(Result::unwrap);
-            let read: Vec<u64> = lines.take(usize::try_from(pushed - lost).unwrap()).map(|line| line.parse().unwrap()).collect();
+            let mut lines = BufReader::new(reader).lines().map(Result::unwrap);
+            let written = lines.by_ref().take(usize::try_from(pushed - lost).unwrap());
+            let read: Vec<u64> = written.map(|line| line.parse().unwrap()).collect();
             assert!(read.is_sorted() && read[0] == 0, "whole and in order");
+            lines
         });
-        reading.join().unwrap();
+        let mut lines = reading.join().unwrap();
         queue.flush(LONG);
         queue.push(b"room again\n");
+        assert_eq!(lines.next().unwrap(), "room again");
         assert_eq!(queue.lost(), lost);
     }
 
