@@ -141,6 +141,9 @@ fn a_backend_that_sends_to_invented_clients_leaves_room_for_the_connections_of_o
         for n in 1..=100 {
             // Twice: the second is one of a flow that there is.
             for _ in 0..2 {
+                // What would be an answer or an end in another flow comes first.
+                let begins_with = [SYN | ACK, tcp_flags::FIN | ACK, ACK][usize::from(n % 3)];
+                rig.put(CLUSTER, &Packet::tcp(web, &invented(n)).flags(begins_with).build());
                 rig.put(CLUSTER, &Packet::tcp(web, &invented(n)).flags(ACK | tcp_flags::PSH).payload(b"x").build());
                 rig.put(CLUSTER, &Packet::udp(dns, &invented(n)).payload(b"x").build());
                 rig.put(CLUSTER, &Packet::sctp(web, &invented(n)).chunk(0xa1b2_c3d4, 0).build());
