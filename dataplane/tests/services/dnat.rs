@@ -274,6 +274,30 @@ fn a_client_that_uses_one_port_through_two_frontends_gets_another_backend_and_a_
 }
 
 #[test]
+fn a_stream_of_udp_from_a_port_that_has_another_one_gets_another_backend() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let vips = ["192.0.2.101:53", "192.0.2.103:53"];
+    rig.set_mode("dns", Mode::Dnat);
+    rig.change_service(&ServiceName::new("default", "dns"), |dns| {
+        let port = dns.ports.iter_mut().find(|port| port.vips.contains(&ip("192.0.2.101"))).unwrap();
+        port.vips.push(ip("192.0.2.103"));
+    });
+    for n in 0..30 {
+        let client = format!("198.51.100.7:{}", 2000 + n);
+        let backends = vips.map(|vip| {
+            let ask = Packet::udp(&client, vip).payload(b"?").build();
+            let (source, backend) = rig::ends(&rig.forward(UPLINK, &ask));
+            let answer = Packet::udp(&backend.to_string(), &source.to_string()).payload(b"!").build();
+            assert_eq!(rig::ends(&rig.forward(CLUSTER, &answer)), (socket(vip), socket(&client)));
+            assert_eq!(rig::ends(&rig.forward(UPLINK, &ask)).1, backend);
+            backend
+        });
+        assert_ne!(backends[0], backends[1]);
+    }
+    assert_eq!(rig.drops(DropReason::DnatPortInUse), 0);
+}
+
+#[test]
 fn flows_end_when_they_are_idle_and_leave_nothing_behind() {
     let mut rig = Rig::with_mode(Mode::Dnat);
     rig.forward(UPLINK, &Packet::udp(CLIENT, "192.0.2.101:53").payload(b"?").build());
