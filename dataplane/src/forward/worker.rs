@@ -542,10 +542,8 @@ impl Look<'_> {
         let is_used = self.now.since(flow.last_seen) <= USED_WITHIN;
         // Flows of SCTP keep a tag in place of the route.
         let slot = if flow.protocol == protocol::SCTP && flow.mode.is_two_way() && is_used {
-            match self.snapshot.route(flow.client) {
-                RouteTo::NextHop(slot) => slot,
-                _ => return,
-            }
+            let RouteTo::NextHop(slot) = self.snapshot.route(flow.client) else { return };
+            slot
         } else {
             flow.route_to_client
         };
