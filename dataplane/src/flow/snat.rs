@@ -445,7 +445,9 @@ impl SnatPorts {
 
     /// Ports towards a target that flows hold, and all that there are.
     pub(crate) fn use_towards<A>(&self, target: TargetSlot, addresses: &[SnatAddress<A>]) -> (u32, u32) {
-        let held = addresses.iter().map(|address| self.held_of(PoolId::new(target, address.index))).sum();
+        let held = addresses.iter().map(|address| self.held_of(PoolId::new(target, address.index)));
+        // In a trial, pools without a free port hold as many as can be.
+        let held = held.fold(0, u32::saturating_add);
         let addresses = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         (held, addresses.saturating_mul(self.share.count.into()))
     }

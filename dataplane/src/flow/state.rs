@@ -466,8 +466,9 @@ const fn after_backend(state: FlowState, flags: u8) -> FlowState {
         TcpHalfClosedByClient if closes => TcpClosing,
         TcpResetByClient if closes => TcpHalfClosedByBackend,
         TcpResetByClient => TcpEstablished,
-        TcpOpening | TcpAnswered | TcpAdopted | TcpFromBackend if ends => TcpRefused,
-        TcpOpening | TcpRefused | TcpFromBackend if answers => TcpAnswered,
+        // Not what a backend began: data of it would confirm that from there.
+        TcpOpening | TcpAnswered | TcpAdopted if ends => TcpRefused,
+        TcpOpening | TcpRefused if answers => TcpAnswered,
         // A backend sends data only on a connection that it regards as open (a challenge ACK has no PSH).
         TcpAnswered | TcpRefused if is_data => TcpEstablished,
         TcpAdopted if flags & (SYN | ACK) == ACK => TcpEstablished,

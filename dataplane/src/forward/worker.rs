@@ -540,7 +540,14 @@ impl Look<'_> {
     /// finds the queue full is repeated by the next sweep.
     fn keep_client<A: Address>(&self, flow: &Flow<A>) {
         let is_used = self.now.since(flow.last_seen) <= USED_WITHIN;
-        if let Some(hop) = self.snapshot.next_hop(flow.route_to_client).filter(|_| is_used)
+        // Flows of SCTP keep a tag in place of the route.
+        let slot = if flow.protocol == protocol::SCTP && flow.mode.is_two_way() && is_used {
+            let RouteTo::NextHop(slot) = self.snapshot.route(flow.client) else { return };
+            slot
+        } else {
+            flow.route_to_client
+        };
+        if let Some(hop) = self.snapshot.next_hop(slot).filter(|_| is_used)
             && hop.address == flow.client.ip()
         {
             let _ = self.neighbour_requests.push((hop.link, hop.address));

@@ -102,6 +102,19 @@ fn an_association_goes_there_and_back_with_its_ports_rewritten() {
 }
 
 #[test]
+fn a_client_on_the_link_is_asked_for_while_its_association_is_in_use() {
+    let mut association = Association::established(Rig::new(), "192.0.2.10:5555", VIP);
+    while association.rig.neighbour_requests.pop().is_some() {}
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        association.says(true, HEARTBEAT);
+        association.rig.settle();
+        asked.extend(std::iter::from_fn(|| association.rig.neighbour_requests.pop()));
+    }
+    assert!(asked.contains(&(UPLINK.into(), rig::ip("192.0.2.10"))), "{asked:?}");
+}
+
+#[test]
 fn one_way_modes_forward_sctp_unchanged() {
     for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
         for (client, vip) in BOTH {

@@ -136,6 +136,26 @@ fn a_flood_on_one_service_ends_no_handshake_of_another_and_genuine_clients_of_th
     rig.assert_account();
 }
 
+/// Clients that send UDP and get no answer have flows that are unconfirmed for as long as they send, so that these are the
+/// oldest of all.
+#[test]
+fn genuine_clients_of_a_flooded_service_get_in_though_the_oldest_flows_that_yield_are_of_another() {
+    let mut rig = with_other_service(Rig::with_flows(900));
+    for n in 0..20 {
+        rig.forward(UPLINK, &Packet::udp(&client(0, n), "192.0.2.101:53").payload(b"log").build());
+    }
+    for n in 0..3_000 {
+        let spoofed = Packet::tcp(&format!("203.0.{}.{}:{}", 112 + n / 250 % 2, n % 250 + 1, 1024 + n), WEB[0]).build();
+        rig.put(UPLINK, &spoofed);
+    }
+    rig.sent(CLUSTER);
+    for n in 0..100 {
+        connect(&mut rig, &client(0, 5_000 + n), WEB[0]).expect("a flow of the flood yields");
+    }
+    assert_eq!(rig.drops(DropReason::FlowShare), 0);
+    rig.assert_account();
+}
+
 #[test]
 fn one_way_flows_beyond_the_share_are_forwarded_without_state() {
     let mut rig = with_other_service(Rig::with_flows(900));

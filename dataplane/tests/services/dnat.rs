@@ -141,6 +141,9 @@ fn a_backend_that_sends_to_invented_clients_leaves_room_for_the_connections_of_o
         for n in 1..=100 {
             // Twice: the second is one of a flow that there is.
             for _ in 0..2 {
+                // What would be an answer or an end in another flow comes first.
+                let begins_with = [SYN | ACK, tcp_flags::FIN | ACK, ACK][usize::from(n % 3)];
+                rig.put(CLUSTER, &Packet::tcp(web, &invented(n)).flags(begins_with).build());
                 rig.put(CLUSTER, &Packet::tcp(web, &invented(n)).flags(ACK | tcp_flags::PSH).payload(b"x").build());
                 rig.put(CLUSTER, &Packet::udp(dns, &invented(n)).payload(b"x").build());
                 rig.put(CLUSTER, &Packet::sctp(web, &invented(n)).chunk(0xa1b2_c3d4, 0).build());
@@ -268,6 +271,30 @@ fn a_client_that_uses_one_port_through_two_frontends_gets_another_backend_and_a_
         assert_eq!(outcome, Some(PacketOutcome::Drop(DropReason::DnatPortInUse)));
         assert_eq!(rig.service_drops("web", DropReason::DnatPortInUse), 1);
     }
+}
+
+#[test]
+fn a_stream_of_udp_from_a_port_that_has_another_one_gets_another_backend() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    let vips = ["192.0.2.101:53", "192.0.2.103:53"];
+    rig.set_mode("dns", Mode::Dnat);
+    rig.change_service(&ServiceName::new("default", "dns"), |dns| {
+        let port = dns.ports.iter_mut().find(|port| port.vips.contains(&ip("192.0.2.101"))).unwrap();
+        port.vips.push(ip("192.0.2.103"));
+    });
+    for n in 0..30 {
+        let client = format!("198.51.100.7:{}", 2000 + n);
+        let backends = vips.map(|vip| {
+            let ask = Packet::udp(&client, vip).payload(b"?").build();
+            let (source, backend) = rig::ends(&rig.forward(UPLINK, &ask));
+            let answer = Packet::udp(&backend.to_string(), &source.to_string()).payload(b"!").build();
+            assert_eq!(rig::ends(&rig.forward(CLUSTER, &answer)), (socket(vip), socket(&client)));
+            assert_eq!(rig::ends(&rig.forward(UPLINK, &ask)).1, backend);
+            backend
+        });
+        assert_ne!(backends[0], backends[1]);
+    }
+    assert_eq!(rig.drops(DropReason::DnatPortInUse), 0);
 }
 
 #[test]

@@ -125,10 +125,12 @@ fn a_flow_that_a_backend_begins_is_confirmed_by_its_client() {
     let udp = |steps: &[Direction]| steps.iter().fold(UdpFromBackend, |state, to| next_state(state, Transport::Udp, *to));
     let rows = [
         ("whatever the backend sends confirms nothing", tcp(&[(ToClient, ACK), (ToClient, ACK | PSH)]), TcpFromBackend),
-        ("its end ends it", tcp(&[(ToClient, FIN | ACK)]), TcpRefused),
+        ("nor does data behind its end", tcp(&[(ToClient, FIN | ACK), (ToClient, ACK | PSH)]), TcpFromBackend),
+        ("or behind a RST", tcp(&[(ToClient, RST), (ToClient, ACK | PSH)]), TcpFromBackend),
+        ("or behind a SYN-ACK", tcp(&[(ToClient, SYN | ACK), (ToClient, ACK | PSH)]), TcpFromBackend),
         ("a RST of the client confirms nothing", tcp(&[(ToBackend, RST | ACK)]), TcpFromBackend),
         ("its SYN is one of another connection", tcp(&[(ToBackend, SYN)]), TcpFromBackend),
-        ("which is confirmed as all are", tcp(&[(ToBackend, SYN), (ToClient, SYN | ACK)]), TcpAnswered),
+        ("which is confirmed by its ACK", tcp(&[(ToBackend, SYN), (ToClient, SYN | ACK), (ToBackend, ACK)]), TcpEstablished),
         ("its ACK confirms", tcp(&[(ToBackend, ACK)]), TcpEstablished),
         ("so does a FIN", tcp(&[(ToBackend, FIN | ACK)]), TcpFinOfClient),
         ("SCTP: the backend confirms nothing", sctp(&[(ToClient, DATA), (ToClient, COOKIE_ACK)]), SctpFromBackend),

@@ -15,13 +15,14 @@ use super::local::refused_source;
 use super::reclaim::{reset_to_backend, take_room};
 use super::verdict::{NatForward, Verdict};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, next_state,
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, is_mid_stream,
+    next_state,
 };
 use crate::snapshot::{Front, Frontend};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
 
-/// Backends that are tried besides the chosen one, so that one SYN costs at most as many searches: a client that uses one
+/// Backends that are tried besides the chosen one, so that one packet costs at most as many searches: a client that uses one
 /// port through so many frontends at once is none that we know of.
 const BACKENDS_TRIED: usize = 64;
 
@@ -42,8 +43,8 @@ pub(super) fn with_free_port<A: Address>(
             address.0 != packet.headers.tuple.source && older.is_none_or(|(_, older)| gives_way(&older, context))
         })
     };
-    // Only a new connection can go elsewhere.
-    if !begins(packet.headers.transport) || is_free(&chosen) {
+    // What goes on elsewhere already must stay there.
+    if is_mid_stream(packet.headers.transport) || is_free(&chosen) {
         return chosen;
     }
     let backends = &frontend.backends;
@@ -147,7 +148,7 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
-    if let Err(reason) = take_room(context, frontend.number) {
+    if let Err(reason) = take_room(context, frontend.number, PoolId::NONE) {
         return Verdict::Drop(reason);
     }
     let Ok(index) = context.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };

@@ -10,7 +10,7 @@ use super::local::{mid_stream, refused_source, without_backend};
 use super::verdict::{NatForward, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatTarget, flow_of, is_mid_stream, tags_of_first};
+use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first};
 use crate::snapshot::{AddressRole, Frontend};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::Address;
@@ -73,8 +73,8 @@ pub(super) fn new_flow<'s, A: Address>(
         Ok(lease) => lease,
         Err(reason) => return Verdict::Drop(reason),
     };
-    if let Err(reason) = reclaim::take_room(context, frontend.number) {
-        context.ports.release(lease.pool, lease.port, now);
+    if let Err(reason) = reclaim::take_room(context, frontend.number, lease.pool) {
+        give_back(context, &lease);
         return Verdict::Drop(reason);
     }
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
@@ -84,11 +84,22 @@ pub(super) fn new_flow<'s, A: Address>(
         context.changes.ask = Some(neighbour);
     }
     let Ok(index) = context.table.insert(flow) else {
-        context.ports.release(lease.pool, lease.port, now);
+        give_back(context, &lease);
         return Verdict::Drop(DropReason::FlowTableFull);
     };
     (context.changes.made, context.changes.service) = (Some(flow.counter_slot()), frontend.number);
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
+}
+
+/// Gives back a port by which no packet left. It need not rest, or packets that are dropped for want of room would leave
+/// none that has rested; unless it had not rested before.
+#[cold]
+fn give_back<A: Address>(context: &mut DecisionContext<'_, '_, A>, lease: &SnatLease<A>) {
+    if context.changes.reused_early {
+        context.ports.release(lease.pool, lease.port, context.now);
+    } else {
+        context.ports.release_clean(lease.pool, lease.port, context.now);
+    }
 }
 
 /// Which of this number of SNAT addresses is tried first for a flow with this hash.

@@ -53,10 +53,16 @@ const LOOKED_AT: usize = 8;
 
 /// Room for a flow of a Service, if the Service may have one more: free room within its share of the table, otherwise that
 /// of a flow that yields and whose Service has at least as many.
+///
+/// `pool`: that of the flow's SNAT port.
 #[inline]
-pub(super) fn take_room<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber) -> Result<(), DropReason> {
+pub(super) fn take_room<A: Address>(
+    context: &mut DecisionContext<'_, '_, A>,
+    service: ServiceNumber,
+    pool: PoolId,
+) -> Result<(), DropReason> {
     match may_take_room(context, service) {
-        false if yield_of_larger_service(context, service) => Ok(()),
+        false if yield_of_larger_service(context, service, pool) => Ok(()),
         false if context.room > 0 => Err(DropReason::FlowShare),
         false => Err(DropReason::FlowTableFull),
         true if context.room > 0 || make_room(context) => Ok(()),
@@ -71,33 +77,40 @@ pub(super) fn may_take_room<A: Address>(context: &DecisionContext<'_, '_, A>, se
     counters.is_none_or(|counters| may_grow(counters.flows_of_service(service), context.room, FLOWS_FACTOR))
 }
 
-/// Ends one of the oldest flows that yield, of a Service with at least as many flows as this one.
+/// Ends one of the oldest flows that yield, of a Service with at least as many flows as this one. The oldest of all may be
+/// of others for as long as they like, such as clients that send UDP and want no answer. Then it is one of those that hold
+/// a port of this pool, most of which are of this Service.
 #[cold]
-fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber) -> bool {
+fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber, pool: PoolId) -> bool {
     let (Some(counters), now) = (context.counters, context.now) else { return false };
     let held = counters.flows_of_service(service);
     let found = YieldClass::ALL.map(|class| {
-        let own = larger_in((context.table, class), counters, held, now).map(|(age, index)| (age, (index, false)));
+        let own = larger_in((context.table, class, None), counters, held, now).map(|(age, index)| (age, (index, false)));
         let other = match &context.others {
-            OtherFlows::V4(table) => larger_in((table, class), counters, held, now),
-            OtherFlows::V6(table) => larger_in((table, class), counters, held, now),
+            OtherFlows::V4(table) => larger_in((table, class, None), counters, held, now),
+            OtherFlows::V6(table) => larger_in((table, class, None), counters, held, now),
         };
         let other = other.map(|(age, index)| (age, (index, true)));
         own.into_iter().chain(other).max_by_key(|(age, _)| *age)
     });
-    let Some((_, oldest)) = first_to_yield(found) else { return false };
+    let of_pool = |class| larger_in((context.table, class, Some(pool)), counters, held, now);
+    let found = first_to_yield(found).or_else(|| {
+        let found = YieldClass::ALL.map(of_pool).map(|flow| flow.map(|(age, index)| (age, (index, false))));
+        first_to_yield(found).filter(|_| pool != PoolId::NONE)
+    });
+    let Some((_, oldest)) = found else { return false };
     yield_room(context, oldest);
     true
 }
 
 /// The first flow of a class of a Service with at least so many flows, with its time in the class.
 fn larger_in<A: Address>(
-    (table, class): (&FlowTable<A>, YieldClass),
+    (table, class, pool): (&FlowTable<A>, YieldClass, Option<PoolId>),
     counters: &WorkerCounters,
     held: u32,
     now: Tick,
 ) -> Option<(Ticks, FlowIndex)> {
-    table.oldest_first(class, None).take(LOOKED_AT).find_map(|index| {
+    table.oldest_first(class, pool).take(LOOKED_AT).find_map(|index| {
         let flow = table.get(index);
         (counters.flows_of_same_service(flow.counter_slot()) >= held).then(|| (now.since(flow.since), index))
     })
