@@ -6,7 +6,7 @@
 //! ready. Deliberately not here: how a snapshot is compiled ([`dataplane::Compiler`]) and freed
 //! ([`dataplane::Publisher`]).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, RouteLookup, Snapshot, Tunables, VipAnswers};
 use ipnet::IpNet;
-use proto::{GatewayState, Generation, ProbeTags};
+use proto::{GatewayState, Generation, ProbeTags, ServiceName};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -166,12 +166,12 @@ impl Inputs {
 /// The results of the probes in the engine's terms.
 fn engine_health(health: &probe::Health) -> Health {
     let by_service = |subjects: &imbl::HashSet<probe::Subject>| {
-        let mut all = BTreeMap::<_, std::collections::HashSet<_>>::new();
+        // The name of a service is copied once, not for each of its backends.
+        let mut all = HashMap::<_, HashSet<_>>::new();
         for subject in subjects {
-            let of_service = all.entry((*subject.service).clone()).or_default();
-            of_service.insert((subject.protocol, subject.address));
+            all.entry(&subject.service).or_default().insert((subject.protocol, subject.address));
         }
-        all
+        Arc::new(all.into_iter().map(|(service, backends)| (ServiceName::clone(service), backends)).collect())
     };
     Health { failing_for: by_service(&health.failing), proven_for: by_service(&health.proven), ..Health::default() }
 }
@@ -226,7 +226,7 @@ fn log_problems(snapshot: &Snapshot, logged: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use dataplane::{Config, FlowLimits, Mac, Neighbour, PortConfig, PortIndex, Subscriber, Tunnel};
-    use proto::{Origin, Protocol, ServiceName, State};
+    use proto::{Origin, Protocol, State};
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
 

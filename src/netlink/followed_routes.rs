@@ -16,7 +16,7 @@ use netlink_packet_route::route::{
 use smallvec::SmallVec;
 
 use super::interfaces::Interfaces;
-use super::routes::{InsertPosition, NextHop, NextHops};
+use super::routes::{ForeignHop, InsertPosition, NextHop, NextHops};
 
 /// Table "local": addresses of the machine itself.
 const TABLE_LOCAL: u32 = 255;
@@ -30,9 +30,8 @@ pub(super) struct FollowedRoute {
     pub(super) metric: u32,
     /// The live next hops by our links. Empty ones: the destination is unreachable.
     pub(super) next_hops: Option<NextHops>,
-    /// Devices of the live next hops that packets of the gateway cannot take: they are no links, or the route
-    /// encapsulates.
-    pub(super) elsewhere: SmallVec<[u32; 1]>,
+    /// The live next hops that packets of the gateway cannot take: their devices are no links, or the route encapsulates.
+    pub(super) elsewhere: SmallVec<[ForeignHop; 1]>,
 }
 
 impl FollowedRoute {
@@ -74,8 +73,8 @@ impl FollowedRoute {
     }
 }
 
-/// The live next hops by our links, and the devices of the others.
-fn hops(message: &RouteMessage, interfaces: &Interfaces) -> (Option<NextHops>, SmallVec<[u32; 1]>) {
+/// The live next hops by our links, and the others.
+fn hops(message: &RouteMessage, interfaces: &Interfaces) -> (Option<NextHops>, SmallVec<[ForeignHop; 1]>) {
     let (mut device, mut via, mut several, mut encapsulates) = (None, None, None, false);
     for attribute in &message.attributes {
         match attribute {
@@ -86,10 +85,11 @@ fn hops(message: &RouteMessage, interfaces: &Interfaces) -> (Option<NextHops>, S
         }
     }
     let mut elsewhere = SmallVec::new();
-    let mut hop = |device: u32, via, weight, encapsulates: bool| {
+    let mut hop = |device: u32, via: Option<IpAddr>, weight, encapsulates: bool| {
         let link = interfaces.link(device).filter(|_| !encapsulates);
-        if link.is_none() && !elsewhere.contains(&device) {
-            elsewhere.push(device);
+        let foreign = ForeignHop { device, via };
+        if link.is_none() && !elsewhere.contains(&foreign) {
+            elsewhere.push(foreign);
         }
         Some(NextHop { via, link: link?, weight })
     };

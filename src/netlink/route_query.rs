@@ -6,9 +6,13 @@ use std::net::IpAddr;
 
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rustix::io::Errno;
 use tokio::sync::Mutex;
 
 use super::socket::{NetlinkError, Socket};
+
+/// Linux's answers where no route leads to an address: none at all or an unreachable one, a prohibited one, a black hole.
+const NO_ROUTE: [Errno; 4] = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ACCESS, Errno::INVAL];
 
 /// A socket for questions, opened with the first one and again after an error.
 #[derive(Debug, Default)]
@@ -20,7 +24,7 @@ impl RouteQuery {
     /// The index of the interface by which Linux sends to an address; `None` if it has no route to it.
     ///
     /// # Errors
-    /// When the socket fails.
+    /// When the socket fails, or Linux does not say: this is not the absence of a route.
     pub async fn interface_to(&self, to: IpAddr) -> Result<Option<u32>, NetlinkError> {
         let mut socket = self.socket.lock().await;
         let mut open = match socket.take() {
@@ -36,8 +40,7 @@ impl RouteQuery {
         });
         match answer.await {
             Ok(()) => {}
-            // Unreachable, prohibited, or a black hole.
-            Err(NetlinkError::Refused { .. }) => interface = None,
+            Err(error) if NO_ROUTE.iter().any(|errno| error.is_refusal(*errno)) => interface = None,
             Err(error) => return Err(error),
         }
         *socket = Some(open);

@@ -80,16 +80,31 @@ pub(super) enum InsertPosition {
 /// The routes of one destination and metric in their order, without duplicates. Linux uses the first.
 type Alternatives = SmallVec<[NextHops; 1]>;
 
-/// The devices of routes to one destination with one metric.
-type Devices = SmallVec<[u32; 2]>;
+/// A next hop that packets of the gateway cannot take. Several of one route may leave by one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ForeignHop {
+    /// Index of the device.
+    pub(super) device: u32,
+    /// Address of the next hop; none: on-link.
+    pub(super) via: Option<IpAddr>,
+}
+
+impl From<u32> for ForeignHop {
+    fn from(device: u32) -> Self {
+        Self { device, via: None }
+    }
+}
+
+/// The next hops by other devices of routes to one destination with one metric.
+type ForeignHops = SmallVec<[ForeignHop; 1]>;
 
 /// The routes by our links, and what other devices have routes to.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Routes {
     by_destination: BTreeMap<(IpNet, u32), Alternatives>,
-    /// Destinations with routes that packets of the gateway cannot take, and the indices of their devices.
-    elsewhere: BTreeMap<(IpNet, u32), Devices>,
-    /// Number of destinations in `elsewhere` for each device.
+    /// Destinations with routes that packets of the gateway cannot take, and their next hops.
+    elsewhere: BTreeMap<(IpNet, u32), ForeignHops>,
+    /// Number of next hops in `elsewhere` for each device.
     devices: BTreeMap<u32, u32>,
     excess: u64,
 }
@@ -97,40 +112,41 @@ pub(super) struct Routes {
 impl Routes {
     /// Notes that a route leaves by a device that is no link. A default route of such a device is ignored: the gateway
     /// uses its own. True if anything changed.
-    pub(super) fn insert_elsewhere(&mut self, to: IpNet, metric: u32, device: u32) -> bool {
-        let key = (to, metric);
+    pub(super) fn insert_elsewhere(&mut self, to: IpNet, metric: u32, hop: impl Into<ForeignHop>) -> bool {
+        let (key, hop) = ((to, metric), hop.into());
         let is_new = !self.elsewhere.contains_key(&key);
-        if to.prefix_len() == 0 || self.elsewhere.get(&key).is_some_and(|devices| devices.contains(&device)) {
+        if to.prefix_len() == 0 || self.elsewhere.get(&key).is_some_and(|hops| hops.contains(&hop)) {
             return false;
         }
         if is_new && self.is_full() {
             self.excess += 1;
             return false;
         }
-        self.elsewhere.entry(key).or_default().push(device);
-        *self.devices.entry(device).or_insert(0) += 1;
+        self.elsewhere.entry(key).or_default().push(hop);
+        *self.devices.entry(hop.device).or_insert(0) += 1;
         true
     }
 
     /// Forgets a route by a device that is no link. True if anything changed.
-    pub(super) fn remove_elsewhere(&mut self, to: IpNet, metric: u32, device: u32) -> bool {
-        let Some(devices) = self.elsewhere.get_mut(&(to, metric)) else { return false };
-        let before = devices.len();
-        devices.retain(|other| *other != device);
-        if devices.len() == before {
+    pub(super) fn remove_elsewhere(&mut self, to: IpNet, metric: u32, hop: impl Into<ForeignHop>) -> bool {
+        let hop = hop.into();
+        let Some(hops) = self.elsewhere.get_mut(&(to, metric)) else { return false };
+        let before = hops.len();
+        hops.retain(|other| *other != hop);
+        if hops.len() == before {
             return false;
         }
-        if devices.is_empty() {
+        if hops.is_empty() {
             self.elsewhere.remove(&(to, metric));
         }
-        self.count_out(device);
+        self.count_out(hop.device);
         true
     }
 
     /// Forgets all routes by devices that are no links to one destination with one metric. True if anything changed.
     pub(super) fn clear_elsewhere(&mut self, to: IpNet, metric: u32) -> bool {
-        let Some(devices) = self.elsewhere.remove(&(to, metric)) else { return false };
-        devices.iter().for_each(|&device| self.count_out(device));
+        let Some(hops) = self.elsewhere.remove(&(to, metric)) else { return false };
+        hops.iter().for_each(|hop| self.count_out(hop.device));
         true
     }
 
@@ -158,9 +174,9 @@ impl Routes {
     pub(super) fn elsewhere(&self) -> impl Iterator<Item = (IpNet, u32)> {
         let mut last = None;
         let first = self.elsewhere.iter().filter(move |((to, _), _)| last.replace(*to) != Some(*to));
-        first.filter_map(|(&(to, metric), devices)| {
+        first.filter_map(|(&(to, metric), hops)| {
             let ours = self.by_destination.range((to, 0)..=(to, metric)).next();
-            ours.is_none().then(|| devices.first().map(|&device| (to, device))).flatten()
+            ours.is_none().then(|| hops.first().map(|hop| (to, hop.device))).flatten()
         })
     }
 
@@ -354,6 +370,17 @@ mod tests {
         assert!(routes.clear_elsewhere(net(1), 100));
         assert_eq!(elsewhere(&routes), [(net(1), 7)]);
         assert_eq!(routes.devices().collect::<Vec<_>>(), [7]);
+    }
+
+    #[test]
+    fn a_destination_stays_elsewhere_while_any_next_hop_by_the_device_is_left() {
+        let mut routes = Routes::default();
+        let hop = |n| ForeignHop { device: 7, via: Some(IpAddr::from([10, 9, 0, n])) };
+        assert!(routes.insert_elsewhere(net(1), 100, hop(1)) && routes.insert_elsewhere(net(1), 100, hop(2)));
+        assert!(routes.remove_elsewhere(net(1), 100, hop(1)));
+        assert_eq!((routes.elsewhere().collect::<Vec<_>>(), routes.leave_by(7)), (vec![(net(1), 7)], true));
+        assert!(routes.remove_elsewhere(net(1), 100, hop(2)));
+        assert_eq!((routes.elsewhere().count(), routes.leave_by(7)), (0, false));
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Tables {
                 let Some(FollowedRoute { to, metric, next_hops, elsewhere }) = FollowedRoute::of(m, &self.interfaces) else {
                     return Effect::Nothing;
                 };
-                let gone = elsewhere.into_iter().filter(|device| self.routes.remove_elsewhere(to, metric, *device)).count();
+                let gone = elsewhere.into_iter().filter(|hop| self.routes.remove_elsewhere(to, metric, *hop)).count();
                 self.routes.remove(to, metric, next_hops.as_ref()) || gone > 0
             }
             RouteNetlinkMessage::NewNeighbour(m) => {
@@ -117,8 +117,8 @@ impl Tables {
         if replaces || next_hops.is_some() || elsewhere.is_empty() {
             changed |= self.routes.insert(to, metric, next_hops, position);
         }
-        for device in elsewhere {
-            changed |= self.routes.insert_elsewhere(to, metric, device);
+        for hop in elsewhere {
+            changed |= self.routes.insert_elsewhere(to, metric, hop);
         }
         match (unclear, changed) {
             (true, _) => Effect::Stale,

@@ -59,6 +59,8 @@ pub(super) struct Backends {
     drains: BTreeSet<(u64, u32)>,
     /// The same by service.
     drains_of: BTreeSet<(Arc<ServiceName>, u64, u32)>,
+    /// The namespace in which this compilation has looked for backends without flows in vain.
+    without_unused: Option<String>,
     /// Slots whose drains ended early, with their services.
     pub(super) freed_early: Vec<(Arc<ServiceName>, u32)>,
     /// The keys of `draining`, for snapshots.
@@ -83,6 +85,7 @@ impl Backends {
             draining: HashMap::default(),
             drains: BTreeSet::new(),
             drains_of: BTreeSet::new(),
+            without_unused: None,
             freed_early: Vec::new(),
             removed: RemovedBackends::new(),
         }
@@ -135,13 +138,14 @@ impl Backends {
         Some(draining)
     }
 
-    /// Adds a backend: in the slot in which it drains, or in a new one. Without room for it, drains and rests in its
-    /// namespace end early: of backends without flows, and with `replaces` of one that the service no longer lists.
+    /// Adds a backend: in the slot in which it drains, or in a new one. With `makes_room`, where there is none, drains and
+    /// rests in its namespace end early: of backends without flows, and of one that the service no longer lists. This
+    /// reads the flows of many backends.
     pub(super) fn add(
         &mut self,
         service: &Arc<ServiceName>,
         key: TargetKey,
-        replaces: bool,
+        makes_room: bool,
         now_ns: u64,
         reach: impl FnOnce(SocketAddr) -> Reach,
     ) -> Result<BackendId, NoRoom> {
@@ -154,7 +158,7 @@ impl Backends {
         let namespace = &service.namespace;
         if self.targets.rests_for(&key) != Some(namespace)
             && let Err(no_room) = self.room.may_take(namespace)
-            && !self.make_room(service, replaces, now_ns)
+            && !(makes_room && self.make_room(service, now_ns))
         {
             return Err(no_room);
         }
@@ -171,12 +175,15 @@ impl Backends {
             self.room.give(&namespace);
         }
         self.room.take(&service.namespace);
-        let slot = self.free.pop().unwrap_or_else(|| {
+        let slot = if let Some(slot) = self.free.pop() {
+            self.uses[slot as usize] = SlotUse { added_ns: now_ns, counted: self.counted(slot) };
+            slot
+        } else {
+            // Nothing was counted in it. To read that of 100,000 slots takes long.
             self.generations.push(1);
             self.uses.push(SlotUse { added_ns: now_ns, counted: 0 });
             u32::try_from(self.generations.len() - 1).unwrap_or(u32::MAX)
-        });
-        self.uses[slot as usize] = SlotUse { added_ns: now_ns, counted: self.counted(slot) };
+        };
         let generation = self.generations[slot as usize];
         let (protocol, address) = key;
         let (service, Reach { next_hop, on_link, .. }) = (service.clone(), reach);
@@ -198,7 +205,7 @@ impl Backends {
     }
 
     /// Makes room for one more backend of a service within what its namespace holds.
-    fn make_room(&mut self, service: &Arc<ServiceName>, replaces: bool, now_ns: u64) -> bool {
+    fn make_room(&mut self, service: &Arc<ServiceName>, now_ns: u64) -> bool {
         if self.end_rest_of(&service.namespace, now_ns) {
             return true;
         }
@@ -208,8 +215,14 @@ impl Backends {
             let slots = || slots().filter(|slot| self.is_held(*slot, now_ns));
             slots().find(|slot| self.flows_of(*slot) == 0).or_else(|| slots().next())
         };
-        let unused = self.without_flows(&service.namespace, now_ns);
-        let Some(slot) = unused.or_else(|| replaced().filter(|_| replaces)) else { return false };
+        // To read the flows of many backends takes long, and services of one namespace that wait are tried together.
+        let is_known = self.without_unused.as_ref() == Some(&service.namespace);
+        let unused = if is_known { None } else { self.without_flows(&service.namespace, now_ns) };
+        let found = unused.or_else(replaced);
+        if unused.is_none() {
+            self.without_unused = Some(service.namespace.clone());
+        }
+        let Some(slot) = found else { return false };
         let rests_before = self.targets.resting();
         let freed = self.free_slot(slot, now_ns);
         self.freed_early.extend(freed);
@@ -299,6 +312,7 @@ impl Backends {
     /// Frees the slots of backends whose drain has ended, and returns them with their services. The next backends in
     /// them get other generations.
     pub(super) fn expire(&mut self, now_ns: u64) -> Vec<(Arc<ServiceName>, u32)> {
+        self.without_unused = None;
         let rested = self.targets.expire(now_ns);
         rested.iter().for_each(|namespace| self.room.give(namespace));
         let mut freed = Vec::new();

@@ -43,8 +43,8 @@ use waiting::Waiting;
 
 use crate::flow::FlowLimits;
 use crate::snapshot::{
-    Config, FamilyTables, FrontendAt, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups, TargetUse, Tunables,
-    Tunnels, Views, VipAnswers,
+    BackendsByService, Config, FamilyTables, FrontendAt, Health, Network, Pieces, RemovedBackends, Snapshot, SnatGroups,
+    TargetUse, Tunables, Tunnels, Views, VipAnswers,
 };
 use crate::stats::WorkerCounters;
 use crate::wire::{Address, FrontendKey, TableHash};
@@ -63,8 +63,8 @@ pub struct Compiler {
     services: BTreeMap<ServiceName, CompiledService>,
     service_numbers: ServiceNumbers,
     failing: HashSet<TargetKey>,
-    failing_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
-    proven_for: BTreeMap<ServiceName, HashSet<TargetKey>>,
+    failing_for: Arc<BackendsByService>,
+    proven_for: Arc<BackendsByService>,
     pools: Vec<Pool>,
     announced_addresses: AnnouncedAddresses,
     /// The VIPs that are answered for, and whether that has changed since the last compilation.
@@ -147,8 +147,8 @@ impl Compiler {
             services: BTreeMap::new(),
             service_numbers: ServiceNumbers::default(),
             failing: HashSet::new(),
-            failing_for: BTreeMap::new(),
-            proven_for: BTreeMap::new(),
+            failing_for: Arc::default(),
+            proven_for: Arc::default(),
             pools: Vec::new(),
             vip_answers: VipAnswers::default(),
             answers_changed: false,

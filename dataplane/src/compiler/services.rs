@@ -300,7 +300,11 @@ impl CompiledService {
             let reach = |address| reach(address, context.routes, context.snat, context.tunnels);
             match backends.add(&self.name, key, true, context.now_ns, reach) {
                 Ok(id) => drop(self.backends.insert(key, id)),
-                Err(why) => no_room = Some(why),
+                Err(why) => {
+                    // The others would not find any either, and looking for it takes long.
+                    no_room = Some(why);
+                    break;
+                }
             }
         }
         for (_, slot) in backends.freed_early.extract_if(.., |(service, _)| *service == self.name) {

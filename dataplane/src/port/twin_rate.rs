@@ -117,7 +117,7 @@ fn routing_class<A: Address>(
 ) -> Option<Class> {
     let (tuple, hop_limit) = (&headers.tuple, headers.hop_limit);
     let no_router_passed_it = hop_limit == HOP_LIMIT_OF_LINK;
-    let is_from_link = || is_from_link(tuple.source.ip());
+    let is_from_link = || is_from_link(tuple.source.ip()) || stays_on_link(tuple.destination.ip());
     match tuple.protocol {
         protocol::UDP if BFD.contains(&tuple.destination_port) => no_router_passed_it.then_some(Class::Bfd),
         // The peer has passed the echo on once.
@@ -136,6 +136,14 @@ fn routing_class<A: Address>(
             (is_from_link() || exchanges.has_session(headers)).then_some(Class::Routing)
         }
         _ => None,
+    }
+}
+
+/// Whether no router passes on packets to an address: the groups of one link (RFC 5771 section 4, RFC 4291 section 2.7).
+const fn stays_on_link(to: IpAddr) -> bool {
+    match to {
+        IpAddr::V4(to) => matches!(to.octets(), [224, 0, 0, _]),
+        IpAddr::V6(to) => to.segments()[0] == 0xff02,
     }
 }
 
@@ -227,6 +235,8 @@ mod tests {
             (Packet::udp("192.0.2.1:49152", "192.0.2.2:3785").hop_limit(254).build(), Class::Bfd),
             (over_ip("192.0.2.1", "224.0.0.5", 89).build(), Class::Routing),
             (over_ip("fe80::1", "ff02::5", 89).build(), Class::Routing),
+            (over_ip("203.0.113.9", "224.0.0.5", 89).build(), Class::Routing), // a link without a prefix
+            (over_ip("203.0.113.9", "224.0.1.5", 89).build(), Class::Rest),
             (over_ip("192.0.2.1", "224.0.0.18", 112).hop_limit(255).build(), Class::Routing),
             (Packet::udp("192.0.2.1:520", "224.0.0.9:520").build(), Class::Routing),
             (Packet::tcp("192.0.2.9:80", "192.0.2.2:40000").build(), Class::Rest),

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use proto::{Protocol, ServiceName, vip_group};
@@ -210,6 +211,9 @@ impl VipAnswers {
     }
 }
 
+/// Backends of services. In an `Arc` a copy is free, and so is the comparison of two copies: they may name all backends.
+pub type BackendsByService = BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>;
+
 /// The backends that fail their probes, and those that have passed one. All others are usable, if their service does not
 /// want them unhealthy at first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -217,7 +221,7 @@ pub struct Health {
     /// Backends, by protocol and address, that fail for every service that lists them and probes.
     pub failing: HashSet<(Protocol, SocketAddr)>,
     /// Backends that fail for one service only: the probe depends on its VIP, or on its endpoints there.
-    pub failing_for: BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>,
+    pub failing_for: Arc<BackendsByService>,
     /// Backends that have passed a probe of a service, where that counts ([`proto::InitialHealth::Unhealthy`]).
-    pub proven_for: BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>,
+    pub proven_for: Arc<BackendsByService>,
 }

@@ -25,7 +25,8 @@ pub(crate) use family::{AddressRoles, FrontendAt};
 pub(crate) use frontend::{Affinity, Policy};
 pub use frontend::{BackendView, Frontend, FrontendPlace, FrontendView, PortView, ServiceView};
 pub use input::{
-    Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, Route, Tunables, Tunnel, VipAnswers, VlanLink,
+    BackendsByService, Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, Route, Tunables, Tunnel,
+    VipAnswers, VlanLink,
 };
 pub(crate) use prefixes::{Prefix, Prefixes};
 pub use publish::{Publisher, SnapshotReader, Subscriber};

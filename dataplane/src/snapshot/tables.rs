@@ -261,10 +261,11 @@ impl Snapshot {
         self.routes.to(address)
     }
 
-    /// Whether a station with these addresses may be on this link: its address is in a prefix of the link or link-local,
-    /// and no other Ethernet address is known for it. A packet that a router passed on carries that of the router.
+    /// Whether a station with these addresses is on this link: its address is in a prefix of the link or link-local, and
+    /// Linux knows it by this Ethernet address. A packet that a router passed on carries that of the router, also if a
+    /// stranger forged an address of the link that nobody has.
     pub(crate) fn is_on_link(&self, link: Link, address: IpAddr, mac: Mac) -> bool {
-        self.routes.is_on_link(link, address) && self.routes.mac_of(link, address).is_none_or(|known| known == mac)
+        self.routes.is_on_link(link, address) && self.routes.mac_of(link, address) == Some(mac)
     }
 
     /// The name of the device by which Linux sends to an address, if its longest prefix is a route that packets of the

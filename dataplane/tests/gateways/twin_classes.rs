@@ -4,7 +4,7 @@
 use dataplane::testing::{Packet, Segment, arp_request};
 use dataplane::{DropReason, Mac, PacketOutcome, PortIndex, tcp_flags};
 
-use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, ip};
+use crate::rig::{CLUSTER, Rig, SECOND, UPLINK, backend_mac, ip};
 
 /// The kernel's probe of a backend from the twin's address.
 const PROBE: (&str, &str) = ("10.0.0.2:40000", "10.0.0.11:8080");
@@ -47,6 +47,7 @@ fn under_a_flood_of_strays_the_kernel_gets_what_it_needs_and_no_more_strays() {
     let passed = rig.counters.account().transmitted - before;
     assert!((18_000..=18_000 + 1_800).contains(&passed), "{passed} of a million strays");
     let ospf = Packet::between(ip("10.0.0.9"), ip("224.0.0.5"), Segment::Other { protocol: 89 }).payload(&[0; 24]);
+    let bgp = Packet::tcp("10.0.0.11:179", "10.0.0.2:40001").flags(tcp_flags::ACK);
     let linux = PacketOutcome::Linux(CLUSTER);
     let rows = [
         ("one more stray", stray, PacketOutcome::Drop(DropReason::TwinRate)),
@@ -57,7 +58,7 @@ fn under_a_flood_of_strays_the_kernel_gets_what_it_needs_and_no_more_strays() {
             PacketOutcome::Drop(DropReason::TwinRate),
         ),
         ("the answer to the kernel's ARP request", arp_reply(), linux),
-        ("BGP", Packet::tcp("10.0.0.9:179", "10.0.0.2:40001").flags(tcp_flags::ACK).build(), linux),
+        ("BGP", Packet { source_mac: backend_mac(11), ..bgp }.build(), linux),
         ("BFD", Packet::udp("10.0.0.9:49152", "10.0.0.2:3784").hop_limit(255).build(), linux),
         ("OSPF", ospf.build(), linux),
     ];
@@ -96,9 +97,11 @@ fn floods_from_behind_routers_keep_neither_bfd_nor_bgp_nor_neighbour_discovery_f
         let segment = Segment::Icmp { kind: 136, code: 0, rest: 0x6000_0000 };
         Packet::between(ip(from), ip("2001:db8::2"), segment).payload(&[0; 16]).hop_limit(hop_limit).build()
     };
+    let unknown = Packet::tcp("192.0.2.77:40000", "192.0.2.2:179");
     let floods = [
         ("SYNs to BGP", Packet::tcp("203.0.113.9:40000", "192.0.2.2:179").hop_limit(57).build()),
         ("SYNs to BGP with a source of the link", Packet::tcp("192.0.2.10:40000", "192.0.2.2:179").hop_limit(57).build()),
+        ("SYNs to BGP with a source of the link that nobody has", unknown.hop_limit(57).build()),
         ("advertisements", advertisement("2001:db8:1::7", 57)),
         ("BFD", Packet::udp("192.0.2.1:49152", "192.0.2.2:3784").hop_limit(254).build()),
     ];

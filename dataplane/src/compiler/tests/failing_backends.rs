@@ -90,11 +90,11 @@ fn a_backend_that_fails_for_one_service_stays_usable_for_others() {
     rig.change("web", |service| service.health.probe = Probe::None);
     rig.compile();
     let failing = [(Protocol::Tcp, TWO[0].parse().unwrap())];
-    rig.health.failing_for.insert(ServiceName::new("default", "web"), failing.into());
+    Arc::make_mut(&mut rig.health.failing_for).insert(ServiceName::new("default", "web"), failing.into());
     let snapshot = rig.compile();
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.100", 80)), TWO[1..]);
     assert_eq!(addresses(&chosen(&snapshot, "192.0.2.101", 80)), TWO);
-    rig.health.failing_for.clear();
+    Arc::make_mut(&mut rig.health.failing_for).clear();
     assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO);
 }
 
@@ -107,13 +107,13 @@ fn where_backends_are_unhealthy_at_first_each_is_used_once_it_has_passed_a_probe
     rig.change("web", |service| service.health.fail_open = false);
     assert!(chosen(&rig.compile(), "192.0.2.100", 80).is_empty());
     let proven = (Protocol::Tcp, TWO[1].parse().unwrap());
-    rig.health.proven_for.insert(ServiceName::new("default", "other"), [proven].into());
+    Arc::make_mut(&mut rig.health.proven_for).insert(ServiceName::new("default", "other"), [proven].into());
     assert!(chosen(&rig.compile(), "192.0.2.100", 80).is_empty(), "of another service");
-    rig.health.proven_for.insert(ServiceName::new("default", "web"), [proven].into());
+    Arc::make_mut(&mut rig.health.proven_for).insert(ServiceName::new("default", "web"), [proven].into());
     assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO[1..]);
-    rig.health.failing_for.insert(ServiceName::new("default", "web"), [proven].into());
+    Arc::make_mut(&mut rig.health.failing_for).insert(ServiceName::new("default", "web"), [proven].into());
     assert!(chosen(&rig.compile(), "192.0.2.100", 80).is_empty(), "it fails since");
-    rig.health.failing_for.clear();
+    Arc::make_mut(&mut rig.health.failing_for).clear();
     rig.change("web", |service| service.health.probe = Probe::None);
     assert_eq!(addresses(&chosen(&rig.compile(), "192.0.2.100", 80)), TWO, "nothing is probed");
 }
