@@ -162,7 +162,7 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
 }
 
 async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
-    persist::remove_temporary(&settings.state_dir, &[persist::STATE, flow_file::FLOWS]);
+    persist::remove_temporary(&settings.state_dir, &[persist::STATE, flow_file::FLOWS, probes::HEALTH]);
     let file = FlowFile::in_dir(&settings.state_dir);
     let flows = file.read();
     // With the same seed, the same workers own the flows.

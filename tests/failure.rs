@@ -273,10 +273,11 @@ fn the_state_directory_is_private_and_leftovers_of_a_full_disk_go_at_the_start()
     let mode = || fs::metadata(&state).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(), 0o700);
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
-    for name in ["flows.new", "state.new"] {
+    let leftovers = ["flows.new", "state.new", "health.new"];
+    for name in leftovers {
         fs::write(state.join(name), "half").unwrap();
     }
     edge.start();
-    until("temporary files are gone", || (!state.join("flows.new").exists() && !state.join("state.new").exists()).then_some(()));
+    until("temporary files are gone", || leftovers.iter().all(|name| !state.join(name).exists()).then_some(()));
     assert_eq!((mode(), edge.stop(false)), (0o700, Some(0)), "{}", edge.log());
 }

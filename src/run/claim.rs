@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Weak};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -23,6 +24,11 @@ use crate::settings::{PortSettings, Twin};
 /// Attempts to learn who holds a claim: between binding and listening, its holder refuses connections.
 const ATTEMPTS: u32 = 20;
 const ATTEMPT_EVERY: Duration = Duration::from_millis(10);
+/// How often the holder of a claim empties its queue of connections: systemd starts a gateway that is refused again every
+/// second, and each start leaves a connection.
+const EMPTIED_EVERY: Duration = Duration::from_secs(60);
+/// Maximum number of connections that are taken from the queue at once: its usual length (net.core.somaxconn).
+const EMPTIED_AT_ONCE: usize = 4096;
 
 /// Why something could not be claimed.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +58,7 @@ pub enum ClaimError {
 #[derive(Debug)]
 pub(super) struct Claim {
     /// None: a user without privileges holds the name.
-    _name: Option<UnixListener>,
+    _name: Option<Arc<UnixListener>>,
 }
 
 impl Claim {
@@ -85,7 +91,12 @@ impl Claim {
         let address = SocketAddr::from_abstract_name(&name).map_err(refused)?;
         for _ in 0..ATTEMPTS {
             match UnixListener::bind_addr(&address) {
-                Ok(listener) => return Ok(Self { _name: Some(listener) }),
+                Ok(listener) => {
+                    listener.set_nonblocking(true).map_err(refused)?;
+                    let listener = Arc::new(listener);
+                    tokio::spawn(empty(Arc::downgrade(&listener)));
+                    return Ok(Self { _name: Some(listener) });
+                }
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(refused(error)),
             }
@@ -99,7 +110,7 @@ impl Claim {
                 }
                 // It ended meanwhile, or does not listen yet.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => sleep(ATTEMPT_EVERY),
-                // Nobody empties the queue of connections of a claim.
+                // Its queue of connections is full, although a gateway empties its own.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(refused(error)),
             }
@@ -109,7 +120,16 @@ impl Claim {
     }
 }
 
-/// User and process of whom listens on an abstract name.
+/// Empties the queue of connections of a claim until the claim ends: with a full one it would not tell its holder.
+async fn empty(claim: Weak<UnixListener>) {
+    while let Some(listener) = claim.upgrade() {
+        (0..EMPTIED_AT_ONCE).take_while(|_| listener.accept().is_ok()).for_each(drop);
+        drop(listener);
+        tokio::time::sleep(EMPTIED_EVERY).await;
+    }
+}
+
+/// User and process of the listener on an abstract name.
 fn holder(name: &str) -> io::Result<(u32, i32)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -135,6 +155,18 @@ mod tests {
         assert!(refused.contains(&format!("{one} is in use")) && refused.contains(&std::process::id().to_string()), "{refused}");
         drop(claim);
         Claim::take(&one).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_outlasts_any_number_of_gateways_that_are_refused() {
+        let what = named("many");
+        let _claim = Claim::take(&what).unwrap();
+        for n in 0..2 * EMPTIED_AT_ONCE {
+            assert!(Claim::take(&what).is_err(), "attempt {n}");
+            if n % 100 == 0 {
+                tokio::time::sleep(2 * EMPTIED_EVERY).await;
+            }
+        }
     }
 
     #[tokio::test]

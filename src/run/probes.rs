@@ -4,9 +4,8 @@
 //! when it has been read: it says itself how old it is, and the next process replaces it. Not here: what is probed and
 //! when, and the format of the file (`agent::probe`).
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -17,10 +16,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::agent::persist;
 use crate::agent::probe::{self, ConnectionWatch, Findings, ProbeInputs, Prober, SavedHealth};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
 
+/// Name of the file.
+pub(super) const HEALTH: &str = "health";
 /// How long the end of a gateway waits for the task: 100,000 targets take about 200 ms.
 const SAVED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -92,7 +94,7 @@ impl ProbeResults {
 
 /// The health that the process before has saved, if it is of use; otherwise the log says why.
 fn read(dir: &Path) -> SavedHealth {
-    let path = dir.join("health");
+    let path = dir.join(HEALTH);
     let path_text = path.display();
     let bytes = match fs::read(&path) {
         Ok(bytes) => bytes,
@@ -116,15 +118,7 @@ fn read(dir: &Path) -> SavedHealth {
 }
 
 fn write(dir: &Path, bytes: &[u8]) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let new = dir.join("health.new");
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    let written = file.write_all(bytes).and_then(|()| fs::rename(&new, dir.join("health")));
-    written.inspect_err(|_| _ = fs::remove_file(&new))
+    persist::replace(dir, HEALTH, [bytes].into_iter(), |_| Ok(()))
 }
 
 /// Maximum number of file descriptors of this process.

@@ -125,8 +125,8 @@ pub enum SessionHealth {
 }
 
 impl FleetStatus {
-    /// The same without what changes all the time: lag, shadow flows, the words of the routing daemon, and those of limits. A change of the
-    /// rest is news.
+    /// The same without what changes all the time: lag, shadow flows, the words of the routing daemon, and those of
+    /// limits. A change of the rest is news.
     #[must_use]
     pub fn without_figures(&self) -> Self {
         let partners = self.partners.iter().map(|partner| FleetPartner { lag_ms: None, ..partner.clone() }).collect();

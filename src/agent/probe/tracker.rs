@@ -10,8 +10,9 @@
 //! A target to which no port leads fails whatever its results are, from the next look at the routes on, and has its
 //! results back as soon as one does.
 //!
-//! Flapping is damped: a target that fails again within [`super::history::STEADY_AFTER`] of its return needs twice as many passed probes
-//! as the last time, up to 2^[`super::history::DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy for that time, `rise` counts again.
+//! Flapping is damped: a target that fails again within [`super::history::STEADY_AFTER`] of its return needs twice as
+//! many passed probes as the last time, up to 2^[`super::history::DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy
+//! for that time, `rise` counts again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
