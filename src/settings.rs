@@ -161,7 +161,7 @@ impl Settings {
             flows,
             targets_max,
             zone,
-            source: source.settings(reserved.clone(), &state_dir, replication.is_some()),
+            source: source.settings(reserved.clone(), &state_dir, election.elector == Elector::Keepalived),
             state_dir,
             max_state_age,
             logs,

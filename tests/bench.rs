@@ -98,7 +98,8 @@ fn every_mode_creates_flows_and_forwards_their_packets_correctly() {
 
 #[test]
 fn flows_are_created_in_a_flood_and_beside_many_that_hold_ports() {
-    let each = ["--flood", "--new-flows --snat-load 95 --backends 1"].map(|args| args.split(' ').collect::<Vec<_>>());
+    let each = ["--flood", "--new-flows --snat-load 95 --backends 1", "--new-flows --snat-load 95 --backends 1 --services 2"]
+        .map(|args| args.split(' ').collect::<Vec<_>>());
     for (args, report) in each.iter().zip(bench(&each)) {
         assert!(report["new_flows"].as_u64().unwrap() > 0, "{args:?}: {report}");
         assert!(report["verified"].as_u64().unwrap() > 10, "{args:?}: {report}");

@@ -9,6 +9,7 @@ use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::url::ControllerUrl;
 use control::config::{Located, LocatedRange, Location, Section};
+use proto::Announce;
 
 /// The source that the command line chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,13 +68,16 @@ impl SourceKeys {
         }
     }
 
-    /// The source of a gateway with this `state_dir` and these `reserved` addresses, which may share its flows.
-    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path, shares_flows: bool) -> StateSource {
+    /// The source of a gateway with this `state_dir` and these `reserved` addresses, which may share VIPs with others.
+    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path, shares_vips: bool) -> StateSource {
         let embedded = |keys: ControllerKeys, source: Source, tls| {
             let lock_dir = Some(state_dir.to_owned());
-            // Of several gateways with manifests each has a controller of its own, which would draw a seed of its own.
+            // Of several gateways with manifests each has a controller of its own, which would draw a seed of its own. Routers
+            // may spread the flows of routed pools over several.
+            let is_routed = keys.settings.pools.iter().any(|pool| pool.announce == Announce::Routed);
+            let may_share = matches!(source, Source::Manifests { .. }) && (shares_vips || is_routed);
             let maglev_seed = match keys.settings.maglev_seed {
-                MaglevSeed::Kept if shares_flows && matches!(source, Source::Manifests { .. }) => MaglevSeed::Public,
+                MaglevSeed::Kept if may_share => MaglevSeed::Public,
                 seed => seed,
             };
             let settings = ControllerSettings { source, reserved, maglev_seed, lock_dir, ..keys.settings };

@@ -4,7 +4,7 @@ use super::*;
 use std::collections::BTreeSet;
 
 use control::config::controller::{GATEWAY_KEYS, KEYS};
-use control::config::settings::Source;
+use control::config::settings::{MaglevSeed, Source};
 use control::config::url::ControllerUrl;
 use control::config::yaml_tree::Value;
 use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
@@ -272,6 +272,18 @@ fn paths_of_the_file_are_taken_from_its_directory() {
     let settings = read(&BASE.replace("/m", "./manifests")).unwrap();
     let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };
     assert!(matches!(controller.source, Source::Manifests { dir, .. } if dir == Path::new("/etc/manifests")));
+}
+
+#[test]
+fn gateways_with_manifests_that_may_share_vips_draw_no_maglev_seed() {
+    let seed = |text: &str| {
+        let StateSource::Embedded(controller, _) = read(text).unwrap().source else { panic!("not embedded") };
+        controller.maglev_seed
+    };
+    let election = format!("{BASE}announce: {{election: keepalived}}\n");
+    let routed = format!("{BASE}pools: [{{name: a, addresses: [203.0.113.0/24], announce: routed}}]\n");
+    assert_eq!([BASE, &election, &routed].map(seed), [MaglevSeed::Kept, MaglevSeed::Public, MaglevSeed::Public]);
+    assert_eq!(seed(&format!("{election}maglevSeed: 7\n")), MaglevSeed::Given(7));
 }
 
 #[test]

@@ -139,7 +139,7 @@ mod tests {
     use std::collections::HashMap;
     use std::fs;
 
-    use dataplane::tcp_flags::{ACK, SYN};
+    use dataplane::tcp_flags::{ACK, RST, SYN};
     use dataplane::testing::{OUR_MAC, Packet, Segment, arp_request, arriving_at, assert_checksums, fragments, reassembled};
     use serde_json::Value;
 
@@ -582,9 +582,10 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
             bench.frames("first/cluster.pcap").first().map(|(_, syn)| u16::from_be_bytes([syn[34], syn[35]])).unwrap();
         bench.input("cluster", &[(start, reply(snat_port))]);
         bench.inputs.reverse();
-        let numbers = |bench: &Bench, out: &str| {
-            let frames = bench.frames(&format!("{out}/cluster.pcap")).into_iter();
-            frames.skip(1).filter_map(|(_, frame)| frame.last().copied()).collect::<Vec<_>>()
+        // Only the client's data: neither its SYN, nor the RST for a reply that comes too early.
+        let numbers = |frames: &[(u64, Vec<u8>)]| {
+            let data = frames.iter().filter_map(|(_, frame)| frame.last_chunk::<20>());
+            data.filter(|data| data.iter().all(|byte| *byte == data[0])).map(|data| data[0]).collect::<Vec<_>>()
         };
         for (burst, is_forwarded) in [(1, false), (2, true), (7, true), (128, true)] {
             bench.burst = burst;
@@ -593,7 +594,10 @@ endpoints: [{addresses: [10.0.0.12], conditions: {ready: true}}]
             assert_eq!(lines.len(), 10);
             let reply = if is_forwarded { "1 cluster forward - uplink" } else { "1 cluster drop no_flow -" };
             assert_eq!(lines[0], reply, "--burst {burst}");
-            assert_eq!(numbers(&bench, &out), [0, 1, 2, 3, 4, 5, 6, 7], "--burst {burst}");
+            let frames = bench.frames(&format!("{out}/cluster.pcap"));
+            assert_eq!(numbers(&frames), [0, 1, 2, 3, 4, 5, 6, 7], "--burst {burst}");
+            let is_reset = frames[0].1[47] & RST != 0;
+            assert_eq!((is_reset, frames.len()), if is_forwarded { (false, 9) } else { (true, 10) }, "--burst {burst}");
         }
     }
 

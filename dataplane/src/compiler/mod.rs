@@ -20,7 +20,6 @@ mod services;
 mod snat;
 mod tables_ahead;
 mod targets;
-mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -35,11 +34,11 @@ use hashbrown::HashMap;
 use imbl::ordmap::DiffItem;
 use network::{NetworkChange, RouteBook};
 use proto::{Generation, Mode, Pool, ProbeTags, Service, ServiceName, Services, State};
+use room::waiting::Waiting;
 use services::{CompileContext, CompiledService, reach};
 use snat::SnatTables;
 use tables_ahead::TablesAhead;
 use targets::TargetKey;
-use waiting::Waiting;
 
 use crate::flow::FlowLimits;
 use crate::snapshot::{

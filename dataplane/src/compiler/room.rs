@@ -8,6 +8,8 @@
 //!
 //! Not here: which backends and targets hold the places (`backend_drain`, `targets`).
 
+pub(super) mod waiting;
+
 use hashbrown::HashMap;
 use proto::Service;
 

@@ -339,6 +339,7 @@ mod tests {
             TcpFinOfClient,
             TcpFinDoubted,
             UdpFromBackend,
+            SctpHalfClosed,
         ];
         for own in [ticks(5), ticks(86_400)] {
             let mut limits = limits();

@@ -6,7 +6,6 @@ mod affinity;
 mod entry;
 mod idle;
 mod index;
-mod plain;
 mod shares;
 mod snat;
 mod state;
@@ -27,10 +26,10 @@ pub(crate) use shares::{FLOWS_FACTOR, PORTS_FACTOR, may_grow};
 pub(crate) use transitions::tags_of_first;
 pub use transitions::{Segment, advance};
 
-pub use plain::is_plain;
-pub(crate) use plain::{Admission, UDP_SIGNAL};
 pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
 pub(crate) use snat::{TrialPorts, UsedPort};
+pub use state::plain::is_plain;
+pub(crate) use state::plain::{Admission, UDP_SIGNAL};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, next_state};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,

@@ -17,6 +17,8 @@
 //! Not here: sequence numbers and time, which a state change may need too ([`super::advance()`]), idle limits
 //! ([`super::IdleLimits`]), and which packets change nothing ([`super::is_plain`]).
 
+pub(super) mod plain;
+
 use proto::Mode;
 use zerocopy::FromZeros;
 
@@ -506,7 +508,7 @@ const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> F
     }
 }
 
-/// Bits of the number of a state, below that of a mode, in the byte by which [`super::plain::Admission`] finds both.
+/// Bits of the number of a state, below that of a mode, in the byte by which [`plain::Admission`] finds both.
 pub(crate) const STATE_BITS: u32 = 5;
 
 #[cfg(test)]

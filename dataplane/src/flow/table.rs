@@ -559,6 +559,14 @@ impl<A: Address> FlowTable<A> {
         self.order.oldest_first(class, pool).map(FlowIndex)
     }
 
+    /// The flows in a run of entries, at a place that follows from `hash`.
+    pub(crate) fn sample(&self, hash: u64, entries: u32) -> impl Iterator<Item = FlowIndex> {
+        let all = self.high_water.max(1);
+        let start = u32::try_from(hash >> 32).unwrap_or_default() % all;
+        let run = (0..entries.min(self.high_water)).map(move |n| (start.wrapping_add(n)) % all);
+        run.filter(|&index| self.storage.is_used(index)).map(FlowIndex)
+    }
+
     /// The number of flows that yield and hold a port of this pool.
     #[must_use]
     pub(crate) fn yielding(&self, pool: PoolId) -> u32 {

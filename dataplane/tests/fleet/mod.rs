@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::flow::{FlowRecord, FlowRecords, FlowReplication, ReplicaEvent};
+use dataplane::flow::{FlowLimits, FlowRecord, FlowRecords, FlowReplication, ReplicaEvent};
 use dataplane::workers::Steering;
 use dataplane::{Config, OwnedGroups, VipAnswers, VipOwnership, tcp_flags};
-use proto::State;
+use proto::{ServiceName, State};
 
 use crate::rig::{CLUSTER, SECOND, UPLINK, config, ip, state};
 use crate::team::{self, Delivery, Team};
@@ -43,7 +43,10 @@ impl Gateway {
 
     fn with_snat(snat: &[&str], state: State, workers: (Steering, Delivery, u8), seed: u64, max_flows: u32) -> Self {
         let snat = snat.iter().map(|address| ip(address)).collect();
-        let config = Config { snat, shared_snat: true, ..config(max_flows) };
+        let config = config(max_flows);
+        // Models wait for the end of flows that one side has reset.
+        let flows = FlowLimits { tcp_reset: config.flows.tcp_closing, ..config.flows.clone() };
+        let config = Config { snat, shared_snat: true, flows, ..config };
         let mut team = Team::with_config(config, seed, state, workers);
         let ownership = Arc::new(VipOwnership::elected(GROUPS, FIRST_VRID, ADVERTISEMENT_NS));
         ownership.open();
@@ -64,6 +67,15 @@ impl Gateway {
 
     pub fn small(seed: u64) -> Self {
         Self::new(state(), 1, false, seed, 4096)
+    }
+
+    /// With one worker and one Service, which has the table to itself.
+    pub fn of_web(seed: u64, max_flows: u32) -> Self {
+        let mut state = state();
+        let name = ServiceName::new("default", "web");
+        let web = state.services[&name].clone();
+        state.services = [(name, web)].into_iter().collect();
+        Self::new(state, 1, false, seed, max_flows)
     }
 
     /// Owns these groups from now on, and lets time pass until all is announced.

@@ -95,8 +95,9 @@ proptest! {
                     }
                 }
                 Step::Wait => {
-                    // Closed flows end within ten seconds, and the sweep meets them within nine more.
-                    fleet.pass(22);
+                    // Reset flows end within ten seconds, those whose news may be late within thirty more, and the sweep
+                    // meets them within nine more.
+                    fleet.pass(52);
                     // With different owners two workers may have a half each.
                     let (fewest, halves) = (open.len() as u64, if workers.0 == workers.1 { 1 } else { 2 });
                     for gateway in &fleet.gateways {

@@ -331,7 +331,7 @@ fn gateways_begin_with_ports_of_their_own() {
 #[test]
 fn shadows_leave_room_for_new_flows() {
     let mut a = Gateway::small(7);
-    let mut b = Gateway::new(state(), 1, false, 8, 80);
+    let mut b = Gateway::of_web(8, 80);
     a.own(ALL);
     a.team.establish(&clients(100));
     a.pass(3);
@@ -433,7 +433,7 @@ fn a_backend_that_drains_is_found_and_an_unknown_one_refuses_the_flow() {
 
 #[test]
 fn a_full_queue_costs_news_and_nothing_else() {
-    let mut a = Gateway::small(7);
+    let mut a = Gateway::of_web(7, 4096);
     a.own(ALL);
     let replication = Arc::clone(&a.replications[0]);
     let clients: Vec<_> = (0..4090_u16).map(|n| (format!("198.51.{}.7:{}", n % 200, 2000 + n), "192.0.2.100:80")).collect();
@@ -452,7 +452,7 @@ fn a_full_queue_costs_news_and_nothing_else() {
 
 #[test]
 fn news_of_flows_that_end_wait_for_room_in_the_queue() {
-    let mut a = Gateway::small(7);
+    let mut a = Gateway::of_web(7, 4096);
     a.own(ALL);
     let clients: Vec<_> = (0..4090_u16).map(|n| (format!("198.51.{}.7:{}", n % 200, 2000 + n), "192.0.2.100:80")).collect();
     for part in clients.chunks(1000) {

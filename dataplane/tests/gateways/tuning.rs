@@ -65,6 +65,7 @@ fn node_ports_are_served_at_the_new_addresses_alone() {
 #[test]
 fn new_limits_hold_for_flows_that_exist_and_the_size_of_tables_stays() {
     let mut rig = Rig::with_flows(64);
+    rig.keep_service("web");
     establish(&mut rig, &client(0));
     let idle = |rig: &mut Rig, seconds: u64| {
         for _ in 0..seconds * 4 {

@@ -185,6 +185,12 @@ const fn cluster_mtu(mode: BenchMode) -> u16 {
     if matches!(mode, BenchMode::Ipip | BenchMode::Gue) { 1600 } else { 1500 }
 }
 
+/// How many flows the table takes so that each service gets its part of these: where several share it, one with eight times
+/// as many as are free gets no more (docs/internals/decisions/0087-fair-shares.md).
+const fn with_room(options: &BenchArgs, flows: u32) -> u32 {
+    if options.services > 1 { flows.saturating_add(flows / (8 * options.services)) } else { flows }
+}
+
 /// The configuration of the gateway.
 pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     let port = |name: &str, mac: Mac, mtu: u16, address: &str| PortConfig {
@@ -197,11 +203,13 @@ pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
     let mtu = cluster_mtu(options.mode);
     let flows = if options.snat_load.is_some() {
         // Live flows stay, however much time is simulated.
-        let max_per_worker = u32::try_from(snat_ports(options, family)).unwrap_or(u32::MAX).max(1024);
+        let max_per_worker = with_room(options, u32::try_from(snat_ports(options, family)).unwrap_or(u32::MAX));
         let life = Duration::from_secs(1 << 25);
-        FlowLimits { max_per_worker, tcp_established: life, udp: life, ..FlowLimits::default() }
+        FlowLimits { max_per_worker: max_per_worker.max(1024), tcp_established: life, udp: life, ..FlowLimits::default() }
     } else {
-        FlowLimits { max_per_worker: options.flows.max(1024), ..FlowLimits::default() }
+        // With `--new-flows` enough of the table stays free, and `--flood` is to fill it.
+        let all = if options.new_flows || options.flood { options.flows } else { with_room(options, options.flows) };
+        FlowLimits { max_per_worker: all.max(1024), ..FlowLimits::default() }
     };
     Config {
         ports: vec![

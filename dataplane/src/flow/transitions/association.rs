@@ -9,7 +9,7 @@
 //!
 //! Not here: where tags are stored, and packets without association (`forward`).
 
-use crate::flow::Segment;
+use super::segment::Segment;
 use crate::flow::entry::{Flow, VerificationTags};
 use crate::flow::state::{Direction, FlowState, next_state};
 use crate::wire::{Address, Transport, sctp_chunk};

@@ -148,7 +148,7 @@ fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &m
         Ok(exit) => exit,
         Err(verdict) => return verdict,
     };
-    if let Err(reason) = take_room(context, frontend.number, PoolId::NONE) {
+    if let Err(reason) = take_room(context, frontend.number, PoolId::NONE, packet.hash) {
         return Verdict::Drop(reason);
     }
     let Ok(index) = context.table.insert(flow) else { return Verdict::Drop(DropReason::FlowTableFull) };

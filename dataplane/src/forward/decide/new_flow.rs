@@ -73,7 +73,7 @@ pub(super) fn new_flow<'s, A: Address>(
         Ok(lease) => lease,
         Err(reason) => return Verdict::Drop(reason),
     };
-    if let Err(reason) = reclaim::take_room(context, frontend.number, lease.pool) {
+    if let Err(reason) = reclaim::take_room(context, frontend.number, lease.pool, packet.hash) {
         give_back(context, &lease);
         return Verdict::Drop(reason);
     }

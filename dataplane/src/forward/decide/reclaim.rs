@@ -54,15 +54,16 @@ const LOOKED_AT: usize = 8;
 /// Room for a flow of a Service, if the Service may have one more: free room within its share of the table, otherwise that
 /// of a flow that yields and whose Service has at least as many.
 ///
-/// `pool`: that of the flow's SNAT port.
+/// `pool`: that of the flow's SNAT port; `hash`: that of its packet.
 #[inline]
 pub(super) fn take_room<A: Address>(
     context: &mut DecisionContext<'_, '_, A>,
     service: ServiceNumber,
     pool: PoolId,
+    hash: u64,
 ) -> Result<(), DropReason> {
     match may_take_room(context, service) {
-        false if yield_of_larger_service(context, service, pool) => Ok(()),
+        false if yield_of_larger_service(context, service, pool, hash) => Ok(()),
         false if context.room > 0 => Err(DropReason::FlowShare),
         false => Err(DropReason::FlowTableFull),
         true if context.room > 0 || make_room(context) => Ok(()),
@@ -77,11 +78,20 @@ pub(super) fn may_take_room<A: Address>(context: &DecisionContext<'_, '_, A>, se
     counters.is_none_or(|counters| may_grow(counters.flows_of_service(service), context.room, FLOWS_FACTOR))
 }
 
+/// Entries of the table that are looked at where none of the oldest flows may yield. Whoever has his share of the table
+/// holds most of its entries.
+const SAMPLE: u32 = 32;
+
 /// Ends one of the oldest flows that yield, of a Service with at least as many flows as this one. The oldest of all may be
 /// of others for as long as they like, such as clients that send UDP and want no answer. Then it is one of those that hold
-/// a port of this pool, most of which are of this Service.
+/// a port of this pool, most of which are of this Service; without ports, in mode `dnat`, one of a few anywhere in the table.
 #[cold]
-fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>, service: ServiceNumber, pool: PoolId) -> bool {
+fn yield_of_larger_service<A: Address>(
+    context: &mut DecisionContext<'_, '_, A>,
+    service: ServiceNumber,
+    pool: PoolId,
+    hash: u64,
+) -> bool {
     let (Some(counters), now) = (context.counters, context.now) else { return false };
     let held = counters.flows_of_service(service);
     let found = YieldClass::ALL.map(|class| {
@@ -93,12 +103,19 @@ fn yield_of_larger_service<A: Address>(context: &mut DecisionContext<'_, '_, A>,
         let other = other.map(|(age, index)| (age, (index, true)));
         own.into_iter().chain(other).max_by_key(|(age, _)| *age)
     });
+    let anywhere = || {
+        context.table.sample(hash, SAMPLE).find(|index| {
+            let flow = context.table.get(*index);
+            !flow.state.is_confirmed() && counters.flows_of_same_service(flow.counter_slot()) >= held
+        })
+    };
     let of_pool = |class| larger_in((context.table, class, Some(pool)), counters, held, now);
-    let found = first_to_yield(found).or_else(|| {
-        let found = YieldClass::ALL.map(of_pool).map(|flow| flow.map(|(age, index)| (age, (index, false))));
-        first_to_yield(found).filter(|_| pool != PoolId::NONE)
+    let oldest = first_to_yield(found).map(|(_, oldest)| oldest).or_else(|| {
+        let own =
+            if pool == PoolId::NONE { anywhere() } else { first_to_yield(YieldClass::ALL.map(of_pool)).map(|(_, own)| own) };
+        own.map(|index| (index, false))
     });
-    let Some((_, oldest)) = found else { return false };
+    let Some(oldest) = oldest else { return false };
     yield_room(context, oldest);
     true
 }

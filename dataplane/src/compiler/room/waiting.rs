@@ -4,7 +4,7 @@
 //! [`AT_LEAST_EVERY_NS`] for each batch, and within [`AT_MOST_EVERY_NS`] of a place that became free. Nothing that
 //! changes all the time has them tried more often.
 //!
-//! Not here: who gets a place (`room`).
+//! Not here: who gets a place (the module above).
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -19,7 +19,7 @@ const AT_LEAST_EVERY_NS: u64 = 10_000_000_000;
 
 /// The services, and when they were tried.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(in crate::compiler) struct Waiting {
     services: BTreeSet<ServiceName>,
     /// The last one of the batch before.
     last: Option<ServiceName>,
@@ -30,7 +30,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// A service waits, or does no longer.
-    pub(super) fn set(&mut self, service: &ServiceName, waits: bool) {
+    pub(in crate::compiler) fn set(&mut self, service: &ServiceName, waits: bool) {
         if !waits {
             self.services.remove(service);
         } else if !self.services.contains(service) {
@@ -39,12 +39,12 @@ impl Waiting {
     }
 
     /// Number of services that wait.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::compiler) fn len(&self) -> usize {
         self.services.len()
     }
 
     /// The services to try now. `released`: how often places have become free.
-    pub(super) fn take_due(&mut self, released: u64, now_ns: u64) -> Vec<ServiceName> {
+    pub(in crate::compiler) fn take_due(&mut self, released: u64, now_ns: u64) -> Vec<ServiceName> {
         if self.services.is_empty() {
             (self.last, self.seen) = (None, released);
             return Vec::new();
@@ -68,7 +68,7 @@ impl Waiting {
     }
 
     /// When services are tried again. `released`: how often places have become free; `rested_ns`: when the next one does.
-    pub(super) fn next_due_ns(&self, released: u64, rested_ns: Option<u64>) -> Option<u64> {
+    pub(in crate::compiler) fn next_due_ns(&self, released: u64, rested_ns: Option<u64>) -> Option<u64> {
         let soon_ns = self.tried_ns.saturating_add(AT_MOST_EVERY_NS);
         let rested_ns = rested_ns.map_or(u64::MAX, |rested_ns| rested_ns.max(soon_ns));
         (!self.services.is_empty()).then(|| self.due_ns(released).min(rested_ns))
