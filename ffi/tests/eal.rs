@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Descriptors, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort,
-    RxQueue, Spread, StartedPort, release,
+    BURST, Descriptors, Device, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig,
+    RingPort, RxQueue, Spread, StartedPort, release,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_getaffinity;
@@ -69,6 +69,12 @@ fn pool_of(packets: u32) -> MempoolConfig {
     MempoolConfig { name: "test".into(), packets, frame_bytes: 1518, node: None }
 }
 
+/// A port of one queue pair, as the device has it.
+fn port_of(device: Device) -> PortConfig {
+    let descriptors = Descriptors::default();
+    PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false }
+}
+
 fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
     let mut started = open_with(eal, pool, device, 1)?;
     Ok((started.port, started.rx.remove(0), started.tx.remove(0)))
@@ -76,19 +82,7 @@ fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueu
 
 fn open_with(eal: Eal, pool: Mempool, device: &str, queues: u16) -> Result<StartedPort, Error> {
     let spread = Some(Spread { key: [0x6d; 40], queues: std::array::from_fn(|entry| u16::try_from(entry % 2).unwrap()) });
-    Port::start(
-        eal,
-        &PortConfig {
-            device: device.parse()?,
-            mtu_bytes: 1500,
-            mac: None,
-            queues,
-            spread,
-            descriptors: Descriptors::default(),
-            wakes: false,
-        },
-        pool,
-    )
+    Port::start(eal, &PortConfig { queues, spread, ..port_of(device.parse()?) }, pool)
 }
 
 fn frame(pool: Mempool, tag: u8) -> Mbuf {
@@ -184,19 +178,7 @@ fn a_device_that_cannot_take_the_mtu_is_refused_with_what_it_takes() {
         let pool = pool(eal);
         let start = |device: &str, mtu_bytes| {
             let device = device.parse().unwrap();
-            Port::start(
-                eal,
-                &PortConfig {
-                    device,
-                    mtu_bytes,
-                    mac: None,
-                    queues: 1,
-                    spread: None,
-                    descriptors: Descriptors::default(),
-                    wakes: false,
-                },
-                pool,
-            )
+            Port::start(eal, &PortConfig { mtu_bytes, ..port_of(device) }, pool)
         };
         assert_eq!(start("net_null0", 9000).unwrap().port.driver(), "net_null");
         match start("net_af_packet0,iface=lo", 9216) {
@@ -470,15 +452,7 @@ fn packets_wake_a_thread_that_waits_for_a_queue_it_has_armed() {
         // The queue of the tap holds 1,024.
         let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
         let open_waking = |device: &str, wakes| {
-            let config = PortConfig {
-                device: device.parse().unwrap(),
-                mtu_bytes: 1500,
-                mac: None,
-                queues: 1,
-                spread: None,
-                descriptors: Descriptors::default(),
-                wakes,
-            };
+            let config = PortConfig { wakes, ..port_of(device.parse().unwrap()) };
             let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
             (port, rx.remove(0), tx.remove(0))
         };
@@ -527,15 +501,7 @@ fn frames_that_af_packet_loses_are_counted_as_missed() {
         let eal = start();
         let pool = Mempool::new(eal, &pool_of(4095)).unwrap();
         let open = |device: &str| {
-            let config = PortConfig {
-                device: device.parse().unwrap(),
-                mtu_bytes: 1500,
-                mac: None,
-                queues: 1,
-                spread: None,
-                descriptors: Descriptors::default(),
-                wakes: false,
-            };
+            let config = port_of(device.parse().unwrap());
             let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
             (port, rx.remove(0), tx.remove(0))
         };
@@ -609,7 +575,7 @@ fn queues_have_the_descriptors_that_are_asked_for() {
         let pool = pool(eal);
         let descriptors = Descriptors { rx: 512, tx: 256 };
         let device = "net_null0".parse().unwrap();
-        let config = PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false };
+        let config = PortConfig { descriptors, ..port_of(device) };
         assert_eq!(Port::start(eal, &config, pool).unwrap().port.descriptors(), descriptors);
     });
 }
