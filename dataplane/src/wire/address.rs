@@ -350,3 +350,23 @@ pub(crate) fn is_group_address<A: Address>(address: A) -> bool {
 pub(crate) fn low_half<A: Address>(address: A) -> u32 {
     (address.wide() & 0xffff_ffff) as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    #[test]
+    fn groups_are_multicast_and_the_broadcast_address_and_the_rest_of_240_is_unicast() {
+        let v4 = |text: &str| is_group_address(u32::from(text.parse::<Ipv4Addr>().unwrap()));
+        for text in ["224.0.0.1", "239.255.255.255", "255.255.255.255"] {
+            assert!(v4(text), "{text}");
+        }
+        for text in ["223.255.255.255", "240.0.0.0", "240.0.0.1", "255.255.255.254"] {
+            assert!(!v4(text), "{text}");
+        }
+        let v6 = |text: &str| is_group_address(u128::from(text.parse::<Ipv6Addr>().unwrap()));
+        assert_eq!(["ff02::1", "fe80::1", "2001:db8::1"].map(v6), [true, false, false]);
+    }
+}
