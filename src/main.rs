@@ -44,10 +44,11 @@ fn run_gateway(RunArgs { config: args, no_sandbox }: &RunArgs) -> ExitCode {
     code
 }
 
-/// Prints the effective settings, which are themselves a valid file.
+/// Prints the effective settings, which are themselves a valid file, and warnings on standard error.
 fn check(args: &ConfigArgs) -> ExitCode {
     match Settings::read(&args.config, &args.choice()) {
         Ok(settings) => {
+            settings.warnings.iter().for_each(|warning| logging::print(&format!("warning: {warning}")));
             let written = io::stdout().lock().write_all(settings.effective().as_bytes());
             exit_code(written.map_err(|error| format!("cannot write the settings: {error}")))
         }

@@ -94,6 +94,8 @@ pub struct Settings {
     pub reserved: Vec<IpAddr>,
     /// The source of state.
     pub source: StateSource,
+    /// Values that are valid, but may not do what is expected of them, with file and line.
+    pub warnings: Vec<String>,
 }
 
 impl Settings {
@@ -148,7 +150,7 @@ impl Settings {
         };
         checks::run(&reader, &used, hugepages, source.ranges());
         let reserved = used.reserved();
-        reader.finish()?;
+        let warnings = reader.finish()?;
         Ok(Self {
             name,
             ports: ports.into_iter().map(|port| port.settings).collect(),
@@ -178,6 +180,7 @@ impl Settings {
             daemon_sockets,
             drain_on_stop,
             reserved,
+            warnings,
         })
     }
 }

@@ -447,13 +447,14 @@ fn send_malformed(edge: &Edge) -> u64 {
 }
 
 #[test]
-fn malformed_frames_are_counted_as_malformed_and_do_not_disturb_other_traffic() {
+fn malformed_and_truncated_frames_are_counted_and_do_not_disturb_other_traffic() {
     let Some(mut edge) = Edge::with_af_packet("malformed frames", "mal") else { return };
     edge.write_demo_manifests();
     edge.start();
     until("the first answer", || edge.curl("http://192.0.2.100/"));
     let sent = send_malformed(&edge);
-    let malformed = |edge: &Edge| edge.drops().iter().filter(|(reason, _)| reason == "malformed").map(|(_, n)| n).sum::<u64>();
+    let is_counted = |reason: &str| reason == "malformed" || reason == "truncated";
+    let malformed = |edge: &Edge| edge.drops().iter().filter(|(reason, _)| is_counted(reason)).map(|(_, n)| n).sum::<u64>();
     until("every frame is counted", || (malformed(&edge) == sent).then_some(()));
     assert!(edge.curl("http://192.0.2.100/").is_some(), "the Service still answers");
     edge.assert_account();

@@ -10,6 +10,7 @@
 #include <linux/if_packet.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include <rte_cycles.h>
 #include <rte_epoll.h>
@@ -329,6 +330,37 @@ int sluice_af_packet_socket(uint16_t port, uint16_t queue)
 		return fd;
 	close(fd);
 	return -1;
+}
+
+/* Takes the place of libc's function for the whole process: symbols of the program precede those of shared libraries,
+ * also for drivers that EAL loads. The driver net_af_packet joins the socket of each queue to a fanout group whose flag
+ * PACKET_FANOUT_FLAG_DEFRAG lets the kernel reassemble IPv4 fragments; the datagram does not fit a frame of the ring and
+ * arrives truncated. The driver has no argument for the flag, and a socket joins a group once. So the flag is cleared
+ * here; every other call reaches the kernel as it is. The kernel gives all fragments between two addresses to one queue. */
+int setsockopt(int fd, int level, int name, const void *value, socklen_t length)
+{
+	uint32_t fanout;
+
+	if (level == SOL_PACKET && name == PACKET_FANOUT && length == sizeof(fanout)) {
+		memcpy(&fanout, value, sizeof(fanout));
+		fanout &= ~((uint32_t)PACKET_FANOUT_FLAG_DEFRAG << 16); /* type and flags are the upper half */
+		return (int)syscall(SYS_setsockopt, fd, level, name, &fanout, length);
+	}
+	return (int)syscall(SYS_setsockopt, fd, level, name, value, length);
+}
+
+/* Whether the kernel reassembles fragments for a receive queue of net_af_packet. */
+int sluice_af_packet_reassembles(uint16_t port, uint16_t queue)
+{
+	uint32_t fanout = 0; /* identifier (16 bits), type and flags / 256 (8 bits each); 0: no group */
+	socklen_t length = sizeof(fanout);
+	int fd = sluice_af_packet_socket(port, queue);
+
+	if (fd < 0)
+		return 0;
+	getsockopt(fd, SOL_PACKET, PACKET_FANOUT, &fanout, &length);
+	close(fd);
+	return (fanout >> 16 & PACKET_FANOUT_FLAG_DEFRAG) != 0;
 }
 
 /* Frames lost since the last call because the ring of a receive queue of net_af_packet was full. The driver does not

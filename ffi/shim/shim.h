@@ -94,6 +94,7 @@ int sluice_timers_start(void);
 void sluice_timers_run(void);
 int sluice_port_may_chain(uint16_t port, uint16_t queue);
 int sluice_af_packet_socket(uint16_t port, uint16_t queue);
+int sluice_af_packet_reassembles(uint16_t port, uint16_t queue);
 uint64_t sluice_af_packet_missed(uint16_t port, uint16_t queues);
 int sluice_rx_interrupt(uint16_t port, uint16_t queue);
 void sluice_rx_interrupt_arm(uint16_t port, uint16_t queue, int epoll, int armed);

@@ -63,7 +63,7 @@ const OF_LOADS: [(MetricFamily, OfLoad); 5] = [
 ];
 
 /// What is counted by the engine.
-const OF_WORKERS: [(MetricFamily, OfCounters); 11] = [
+const OF_WORKERS: [(MetricFamily, OfCounters); 12] = [
     (MetricFamily::counter("sluice_worker_received", "packets", "Packets received from ports and twins."), |of| {
         of.received.get()
     }),
@@ -94,6 +94,14 @@ const OF_WORKERS: [(MetricFamily, OfCounters); 11] = [
     (MetricFamily::counter("sluice_snat_port_reused_early", "", "SNAT ports reused before they had rested."), |of| {
         of.snat_port_reused_early.get()
     }),
+    (
+        MetricFamily::counter(
+            "sluice_sctp_hidden",
+            "addresses",
+            "Further addresses of SCTP peers in INIT and INIT ACK that became padding, so that associations have one path.",
+        ),
+        |of| of.sctp_hidden_addresses.get(),
+    ),
 ];
 
 /// Use of a worker's tables.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use control::config::{Located, LocatedRange, Location, Reader};
+use dataplane::compiler::unanswered;
 use dataplane::{Route, VlanLink};
 use ipnet::IpNet;
 use proto::Announce;
@@ -135,19 +136,18 @@ fn pools_contain_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pool
     }
 }
 
-/// FORWARDING section 8: the port whose prefix contains a VIP of an `l2` pool answers ARP and NDP for it.
+/// Warns of `l2` pools that no prefix of the configuration contains. A VLAN device of Linux may have one that does: it is
+/// known only where the gateway runs.
 fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[LocatedRange]) {
     let of_ports = used.ports.iter().flat_map(|port| &port.settings.addresses);
     let prefixes: Vec<&IpNet> = of_ports.chain(used.links.iter().flat_map(|link| &link.settings.addresses)).collect();
-    let on_link =
-        |pool: &LocatedRange| prefixes.iter().any(|net| net.contains(&pool.range.first()) && net.contains(&pool.range.last()));
-    for pool in pools.iter().filter(|pool| pool.announce == Announce::L2 && !on_link(pool)) {
-        let message = format!(
-            "found {}, which lies in no port's prefix, so that no client could reach it (`announce: l2`); \
-             take addresses of a port's subnet, give a port an address in theirs, or set `announce: routed`",
-            pool.range
-        );
-        reader.problem(&pool.location, message);
+    for pool in pools.iter().filter(|pool| pool.announce == Announce::L2) {
+        let what = format_args!("found {}, which", pool.range);
+        let problem = unanswered(what, (pool.range.first(), pool.range.last()), prefixes.iter().copied());
+        if let Some(problem) = problem {
+            let known = "the file does not show the VLAN devices of Linux: with such an address on one, all is well";
+            reader.warning(&pool.location, format!("{problem} ({known})"));
+        }
     }
 }
 

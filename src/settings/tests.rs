@@ -495,8 +495,6 @@ fn keys_must_agree_with_each_other() {
     let rows = [
         (pool("192.0.2.0-192.0.2.9"), "holds 192.0.2.2, an address of port `uplink`"),
         (pool("10.0.0.3"), "holds 10.0.0.3, a SNAT address"),
-        (pool("203.0.113.0/24"), "lies in no port's prefix"),
-        (pool("192.0.2.250-192.0.3.1"), "lies in no port's prefix"),
         (
             format!("{}\nstatic: {{routes: [{{to: 0.0.0.0/0, via: 192.0.2.9, port: uplink}}]}}", pool("192.0.2.9")),
             "the next hop of `static.routes[0]`",
@@ -520,6 +518,23 @@ fn keys_must_agree_with_each_other() {
     for (lines, message) in rows {
         let error = read(&format!("{BASE}{lines}\n")).unwrap_err();
         assert!(error.contains(message), "{lines}: {error}");
+    }
+}
+
+/// A VLAN device of Linux may have a prefix that the file does not show.
+#[test]
+fn an_l2_pool_outside_the_prefixes_of_the_file_is_a_warning_that_names_vlan_devices() {
+    let warnings = |ranges: &str| {
+        let text = format!("{BASE}{LINKS}pools: [{{name: a, addresses: [{ranges}]}}]\n");
+        read(&text).unwrap().warnings
+    };
+    assert_eq!(warnings("192.0.2.100, 203.0.113.100-203.0.113.110"), Vec::<String>::new(), "of a port, and of a static link");
+    for range in ["198.18.0.0/24", "192.0.2.250-192.0.3.1"] {
+        let found = warnings(&format!("192.0.2.100, {range}"));
+        let [warning] = found.as_slice() else { panic!("{found:?}") };
+        let location = "key `pools[0].addresses[1]`: found ";
+        assert!(warning.contains(location) && warning.contains(range), "{warning}");
+        assert!(warning.contains("lies in no port's prefix") && warning.contains("VLAN device"), "{warning}");
     }
 }
 

@@ -28,11 +28,12 @@ fn name(value: &impl Serialize) -> String {
     }
 }
 
-/// A configuration file that is being read, with the problems found so far.
+/// A configuration file that is being read, with the problems and warnings found so far.
 #[derive(Debug)]
 pub struct Reader {
     file: PathBuf,
     problems: RefCell<Vec<Problem>>,
+    warnings: RefCell<Vec<Problem>>,
 }
 
 impl Reader {
@@ -61,7 +62,7 @@ impl Reader {
             problems.push(problem(root.line, "found a list or a text, expected a mapping of keys to values".to_owned()));
             return Err(invalid(problems));
         }
-        Ok((Self { file: file.to_owned(), problems: RefCell::new(problems) }, root))
+        Ok((Self { file: file.to_owned(), problems: RefCell::new(problems), warnings: RefCell::default() }, root))
     }
 
     /// The mapping at the top of the file.
@@ -83,21 +84,34 @@ impl Reader {
         self.problems.borrow_mut().push(Problem { location: location.clone(), message: message.into() });
     }
 
+    /// Records a value that is valid, but may not do what is expected of it.
+    pub fn warning(&self, location: &Location, message: impl Into<String>) {
+        self.warnings.borrow_mut().push(Problem { location: location.clone(), message: message.into() });
+    }
+
     /// Whether a problem with one of these keys was recorded.
     #[must_use]
     pub fn has_problem_with(&self, keys: &[&str]) -> bool {
         self.problems.borrow().iter().any(|problem| keys.contains(&problem.location.key.as_str()))
     }
 
-    /// Ends reading.
+    /// Ends reading. Returns the warnings in the order of the file, each with its location.
     ///
     /// # Errors
     /// All problems, in the order of the file.
-    pub fn finish(self) -> Result<(), Invalid> {
-        let mut problems = self.problems.into_inner();
-        problems.sort();
-        problems.dedup();
-        if problems.is_empty() { Ok(()) } else { Err(Invalid { file: self.file, problems }) }
+    pub fn finish(self) -> Result<Vec<String>, Invalid> {
+        let sorted = |list: RefCell<Vec<Problem>>| {
+            let mut list = list.into_inner();
+            list.sort();
+            list.dedup();
+            list
+        };
+        let problems = sorted(self.problems);
+        if !problems.is_empty() {
+            return Err(Invalid { file: self.file, problems });
+        }
+        let text = |warning| Invalid { file: self.file.clone(), problems: vec![warning] }.to_string();
+        Ok(sorted(self.warnings).into_iter().map(text).collect())
     }
 }
 
@@ -410,7 +424,7 @@ mod tests {
         let mut section = reader.section(&root);
         read(&mut section);
         section.finish();
-        reader.finish().map_or_else(|invalid| invalid.to_string(), |()| String::new())
+        reader.finish().map_or_else(|invalid| invalid.to_string(), |_| String::new())
     }
 
     #[test]

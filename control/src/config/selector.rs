@@ -111,7 +111,7 @@ mod tests {
         let mut top = reader.section(&root);
         let selector = top.selector("s");
         top.finish();
-        reader.finish().map(|()| selector).map_err(|invalid| invalid.to_string())
+        reader.finish().map(|_| selector).map_err(|invalid| invalid.to_string())
     }
 
     fn labels(text: &str) -> BTreeMap<String, String> {

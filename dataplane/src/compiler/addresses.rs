@@ -71,6 +71,22 @@ fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
     links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
 }
 
+/// Why nobody answers ARP and NDP for addresses of an `l2` pool, from the first to the last: no prefix of a port or of a
+/// VLAN device contains them all (FORWARDING section 8). `None` if one does. `what` names the addresses.
+pub fn unanswered<'a>(
+    what: impl std::fmt::Display,
+    (first, last): (IpAddr, IpAddr),
+    prefixes: impl IntoIterator<Item = &'a IpNet>,
+) -> Option<String> {
+    let is_on_link = prefixes.into_iter().any(|net| net.contains(&first) && net.contains(&last));
+    (!is_on_link).then(|| {
+        format!(
+            "{what} (announce: l2) lies in no port's prefix, so ARP and NDP for it are not answered; give a port or a VLAN \
+             device above it an address of its subnet, or, where a router sends packets for it here, set `announce: routed`"
+        )
+    })
+}
+
 /// The VIPs of `routed` pools, each with the prefix by which its pool announces it.
 pub(super) fn routed<'a>(pools: &'a [Pool], vips: &'a [IpAddr]) -> impl Iterator<Item = (IpAddr, IpNet)> + 'a {
     let announced = |vip: &IpAddr| {
@@ -142,16 +158,11 @@ impl AnnouncedAddresses {
         let answered = answers.among(vips);
         for &vip in vips {
             let Some(pool) = l2.iter().find(|pool| pool.ranges.iter().any(|range| range.contains(vip))) else { continue };
-            let mut links = holding(vip).peekable();
-            if links.peek().is_some() {
-                now.extend(links.filter(|_| answered.binary_search(&vip).is_ok()));
-            } else {
-                let name = &pool.name;
-                self.problems.push(format!(
-                    "VIP {vip} of pool {name} (announce: l2) lies in no port's prefix, so ARP and NDP for it are not answered; \
-                     give a port or a VLAN device above it an address of its subnet, or set `announce: routed`"
-                ));
+            if answered.binary_search(&vip).is_ok() {
+                now.extend(holding(vip));
             }
+            let nets = prefixes(config, network).flat_map(|(_, nets)| nets);
+            self.problems.extend(unanswered(format_args!("VIP {vip} of pool {}", pool.name), (vip, vip), nets));
         }
         now.retain(|(link, _)| !network.down.contains(&link.port()));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();

@@ -26,6 +26,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use addresses::AnnouncedAddresses;
+pub use addresses::unanswered;
 use backend_drain::Backends;
 use dnat::DnatSteering;
 use earlier_tables::EarlierMemory;

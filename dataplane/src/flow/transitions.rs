@@ -17,7 +17,7 @@ use std::time::Duration;
 use super::entry::Flow;
 use super::state::{Direction, FlowState, begins, next_state};
 use super::tick::{Tick, Ticks};
-use crate::wire::{Address, Transport, tcp_flags};
+use crate::wire::{Address, Transport, sctp_chunk, tcp_flags};
 pub(crate) use association::tags_of_first;
 pub use segment::Segment;
 
@@ -32,8 +32,11 @@ const ONE_WAY_PACKETS: u8 = 3;
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
 /// Applies a packet for which [`super::is_plain`] is false to the flow's state. Returns true when the flow
-/// changed its yield class or left it.
+/// changed its yield class or left it. Later fragments change nothing: their headers are in the first one.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
+    if tells_nothing(transport) {
+        return false;
+    }
     let next = match transport {
         Transport::Sctp { chunk } => association::next(flow, chunk, direction, segment),
         _ => next_state(flow.state, transport, direction),
@@ -43,6 +46,17 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
     keep_numbers(flow, next, (transport, direction), segment);
     flow.state = next;
     next.yield_class() != class
+}
+
+/// Whether a packet tells nothing of the connection: a later fragment, or a TCP segment without any of these flags, which
+/// receivers discard (RFC 9293 section 3.10.7.4).
+const fn tells_nothing(transport: Transport) -> bool {
+    use tcp_flags::{ACK, FIN, RST, SYN};
+    match transport {
+        Transport::Tcp { flags } => flags & (SYN | ACK | FIN | RST) == 0,
+        Transport::Sctp { chunk } => chunk == sctp_chunk::RESERVED,
+        _ => false,
+    }
 }
 
 /// The state after this packet, of which `next` is what its flags propose; `None`: the packet changes nothing.
@@ -219,7 +233,7 @@ mod tests {
                 after(&established, &[forged(77), FIN_OF_CLIENT, acknowledged]),
                 TcpHalfClosedByClient,
             ),
-            ("without ACK nothing is acknowledged", with(&[(ToClient, 0, 700, CLIENT_END, 0)]), TcpFinDoubted),
+            ("a packet without flags tells nothing", with(&[(ToClient, 0, 700, CLIENT_END, 0)]), TcpFinOfClient),
             ("both FINs close", with(&[acknowledged, (ToClient, FIN | ACK, 700, CLIENT_END, 10)]), TcpClosing),
             ("in one packet, too", with(&[(ToClient, FIN | ACK, 700, CLIENT_END, 10)]), TcpClosing),
             ("the last ACK restores nothing", with(&[(ToClient, FIN | ACK, 700, CLIENT_END, 10), last]), TcpClosing),

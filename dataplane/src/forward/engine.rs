@@ -229,6 +229,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     ) {
         let flow = self.flows::<A>().0.get(nat.flow);
         rewrite::whole(buffer.bytes_mut(), headers, &rewrite_of(&flow, nat.direction, nat.exit));
+        let hidden = rewrite::hide_addresses(buffer.bytes_mut(), headers);
+        if hidden > 0 {
+            self.counters.sctp_hidden_addresses.add(hidden.into());
+        }
         if A::FAMILY == Family::V4 && !headers.dont_fragment {
             self.renumber(&mut buffer, headers);
         }

@@ -288,12 +288,12 @@ fn begins_translated<A: Address>(snapshot: &Snapshot, first: &Headers<A>) -> boo
 }
 
 /// The decision for the fragments after a first one. What a later fragment's packet means for the connection is
-/// unknown, so neutral transport fields are used.
+/// unknown, so its transport fields are ones that change no state.
 const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> LaterFragments {
     let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
     let transport = match first.transport {
         Transport::Tcp { .. } => Transport::Tcp { flags: 0 },
-        Transport::Sctp { .. } => Transport::Sctp { chunk: sctp_chunk::ERROR },
+        Transport::Sctp { .. } => Transport::Sctp { chunk: sctp_chunk::RESERVED },
         other => other,
     };
     LaterFragments::Follow { source_port, destination_port, protocol, transport, identification }

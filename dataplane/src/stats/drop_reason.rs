@@ -53,6 +53,8 @@ drop_reasons! {
     NotOurMac = "not_our_mac",
     /// A frame or header that cannot be parsed.
     Malformed = "malformed",
+    /// A frame with fewer bytes than the length in its IP header.
+    Truncated = "truncated",
     /// Wrong IPv4 header checksum.
     Ipv4Checksum = "ipv4_checksum",
     /// Loose or strict source route, or IPv6 routing header type 0 (RFC 5095).

@@ -49,6 +49,9 @@ pub mod sctp_chunk {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
     /// User data with interleaved messages (RFC 8260).
     pub const I_DATA: u8 = 64;
+    /// No chunk has this kind (it is reserved for extensions of the header). It stands for the unknown chunks of a later
+    /// fragment.
+    pub const RESERVED: u8 = 255;
 }
 
 /// The transport header after the IP header.

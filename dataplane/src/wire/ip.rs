@@ -231,6 +231,14 @@ pub(crate) enum ChainEnd {
     Opaque,
 }
 
+/// Why an IPv4 packet is dropped whose length exceeds the frame: if its header holds, it was truncated on its way here.
+#[cold]
+pub(super) fn longer_than_frame(bytes: &[u8]) -> DropReason {
+    let header = take::<Ipv4>(bytes).filter(|(ip, _)| ip.version() == 4 && ip.header_len() >= Ipv4::BYTES);
+    let header = header.and_then(|(ip, _)| bytes.get(..usize::from(ip.header_len())));
+    if header.is_some_and(checksum::header_holds) { DropReason::Truncated } else { DropReason::Malformed }
+}
+
 /// Parses the chain of IPv6 extension headers (RFC 8200 section 4).
 pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
     let mut next = first;

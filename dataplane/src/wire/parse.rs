@@ -16,7 +16,7 @@ use super::checksum::header_holds;
 use super::ethernet::{Arp, Ethernet, ether_type};
 use super::headers::{Headers, Parsed, Transport, sctp_chunk};
 use super::icmp::{Icmp, icmpv6};
-use super::ip::{Chain, ChainEnd, walk};
+use super::ip::{Chain, ChainEnd, longer_than_frame, walk};
 use super::ip::{Ipv4, Ipv6, protocol};
 use super::transport::{Chunk, Sctp, Tcp, Udp};
 use super::vlan::{VlanTag, behind};
@@ -43,7 +43,7 @@ pub(crate) enum Carried<'f> {
 /// at a fixed offset.
 ///
 /// # Errors
-/// The reason to drop it: `malformed`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
+/// The reason to drop it: `malformed`, `truncated`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
     let is_group = take::<Ethernet>(frame).is_some_and(|(ethernet, _)| ethernet.is_group());
@@ -109,7 +109,7 @@ pub(crate) fn ipv4<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
     let (ip, _) = take::<Ipv4>(bytes).ok_or(DropReason::Malformed)?;
     let (header_len, packet_len) = (ip.header_len(), ip.total_len.get());
     // A frame may be longer than its packet: Ethernet pads to 60 bytes.
-    let packet = bytes.get(..usize::from(packet_len)).ok_or(DropReason::Malformed)?;
+    let packet = bytes.get(..usize::from(packet_len)).ok_or_else(|| longer_than_frame(bytes))?;
     let (header, payload) = packet.split_at_checked(usize::from(header_len)).ok_or(DropReason::Malformed)?;
     if ip.version_ihl == Ipv4::PLAIN {
         if !bytes.first_chunk::<20>().is_some_and(|h| header_holds(h)) {
@@ -188,7 +188,7 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
     }
     // Payloads of more than 65,495 bytes fit no frame of the engine (a packet has at most 65,535 bytes in `Headers`).
     let packet_len = ip.payload_len.get().checked_add(Ipv6::BYTES).ok_or(DropReason::Malformed)?;
-    let payload = rest.get(..usize::from(ip.payload_len.get())).ok_or(DropReason::Malformed)?;
+    let payload = rest.get(..usize::from(ip.payload_len.get())).ok_or(DropReason::Truncated)?;
     let chain = match ip.next_header {
         protocol::TCP | protocol::UDP | protocol::ICMPV6 => {
             Chain { protocol: ip.next_header, extension_bytes: 0, end: ChainEnd::Transport }
@@ -436,7 +436,8 @@ mod tests {
             ("an IPv4 header length below 20", patched(tcp(), 14, &[0x44]), DropReason::Malformed),
             ("an IPv4 header longer than the packet", patched(tcp(), 14, &[0x4f]), DropReason::Malformed),
             ("a total length below the header's", patched(tcp(), 16, &[0, 19]), DropReason::Malformed),
-            ("a total length beyond the frame", patched(tcp(), 16, &[0, 41]), DropReason::Malformed),
+            ("a total length beyond the frame", patched(tcp(), 16, &[0, 41]), DropReason::Truncated),
+            ("the same with a wrong checksum", [&tcp()[..16], &[0, 41], &tcp()[18..]].concat(), DropReason::Malformed),
             ("a TCP header cut short by the total length", patched(tcp(), 16, &[0, 39]), DropReason::Malformed),
             ("a TCP data offset below 20", patched(tcp(), 46, &[0x40]), DropReason::Malformed),
             ("a TCP data offset beyond the packet", patched(tcp(), 46, &[0x60]), DropReason::Malformed),
@@ -457,7 +458,7 @@ mod tests {
             ("source and destination equal", from_v4([192, 0, 2, 100].into()), DropReason::SameSourceDestination),
             ("an IPv6 header cut short", tcp6()[..53].to_vec(), DropReason::Malformed),
             ("IPv6 of another version", patched(tcp6(), 14, &[0x40]), DropReason::Malformed),
-            ("a payload length beyond the frame", patched(tcp6(), 18, &[0, 21]), DropReason::Malformed),
+            ("a payload length beyond the frame", patched(tcp6(), 18, &[0, 21]), DropReason::Truncated),
             ("a payload longer than any packet", patched(tcp6(), 18, &[0xff, 0xff]), DropReason::Malformed),
             ("a TCP header cut short by the payload length", patched(tcp6(), 18, &[0, 19]), DropReason::Malformed),
             ("the IPv6 loopback as source", from_v6("::1"), DropReason::MartianSource),

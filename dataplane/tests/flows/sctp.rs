@@ -348,3 +348,79 @@ fn frames_that_are_no_sctp_are_malformed() {
         assert_eq!(Rig::new().put(UPLINK, &packet.build()), Some(PacketOutcome::Drop(DropReason::Malformed)), "{sentence}");
     }
 }
+
+/// A chunk that lists an IPv4, an IPv6 and a host name address beside a cookie, and the same with hidden addresses.
+fn with_addresses(packet: &Packet, kind: u8) -> [Packet; 2] {
+    let list = |ipv4: &[u8], ipv6: &[u8], host: &[u8]| {
+        [ipv4, &[0, 8, 10, 9, 9, 9], ipv6, &[0, 20], &[0xfd; 16], &[0, 7, 0, 12, 0, 5, 0, 8, 10, 9, 9, 9], host, &[0, 8], b"host"]
+            .concat()
+    };
+    let padding = [0x80, 5];
+    [list(&[0, 5], &[0, 6], &[0, 11]), list(&padding, &padding, &padding)].map(|parameters| {
+        let len = u16::try_from(20 + parameters.len()).unwrap().to_be_bytes();
+        let fixed = [&[kind, 0][..], &len, &packet.payload[4..20]].concat();
+        packet.clone().payload(&[fixed, parameters].concat())
+    })
+}
+
+#[test]
+fn further_addresses_of_both_ends_are_hidden_where_packets_are_rewritten() {
+    for mode in [Mode::Nat, Mode::Dnat] {
+        for (client, vip) in BOTH {
+            let mut association = Association::begin(Rig::with_mode(mode), client, vip);
+            // The INIT again, the answer, and an INIT of the backend at the same time.
+            let rows = [
+                (UPLINK, association.to_backend.clone(), INIT),
+                (CLUSTER, association.packet(false, INIT_ACK).1, INIT_ACK),
+                (CLUSTER, association.to_client.clone(), INIT),
+            ];
+            for (n, (port, packet, kind)) in rows.into_iter().enumerate() {
+                let [listed, hidden] = with_addresses(&packet, kind);
+                let sent = association.rig.forward(port, &listed.build());
+                assert_checksums(&sent);
+                assert_eq!(tag_and_chunks(&sent), tag_and_chunks(&hidden.build()), "{mode:?}, {client}, row {n}");
+            }
+            association.rig.settle();
+            assert_eq!(association.rig.counters.sctp_hidden_addresses.get(), 9, "{mode:?}");
+        }
+    }
+}
+
+#[test]
+fn one_way_modes_leave_the_addresses_of_a_peer() {
+    for mode in [Mode::Dsr, Mode::Ipip, Mode::Gue] {
+        for (client, vip) in BOTH {
+            let mut rig = Rig::with_mode(mode);
+            let [listed, _] = with_addresses(&Packet::sctp(client, vip), INIT);
+            let sent = rig.forward(UPLINK, &listed.build());
+            assert!(sent.ends_with(&listed.payload), "{mode:?}: {sent:02x?}");
+            rig.settle();
+            assert_eq!(rig.counters.sctp_hidden_addresses.get(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_later_fragment_teaches_no_tag() {
+    for (client, vip) in BOTH {
+        let mut rig = Rig::with_mode(Mode::Dsr);
+        let from = Packet::sctp(client, vip);
+        for chunk in [COOKIE_ECHO, DATA] {
+            rig.forward(UPLINK, &from.clone().chunk(BACKEND_TAG, chunk).build());
+            rig.now += 2 * SECOND;
+        }
+        let mut long = from.clone().chunk(BACKEND_TAG, DATA);
+        long.payload.resize(2000, 7);
+        for part in &fragments(&long.build(), 1024, 9) {
+            rig.forward(UPLINK, part);
+        }
+        // The end of a stranger, who knows no tag, would shorten the limit of an hour to five minutes.
+        rig.forward(UPLINK, &from.clone().chunk(BACKEND_TAG ^ 1, ABORT).build());
+        for _ in 0..64 {
+            rig.now += 30 * SECOND;
+            rig.worker.poll(rig.now);
+        }
+        rig.settle();
+        assert_eq!(rig.counters.flows.get(), 1, "{client}");
+    }
+}

@@ -443,3 +443,29 @@ fn a_flood_of_later_fragments_holds_a_bounded_number_and_new_datagrams_get_throu
     rig.worker.poll(rig.now);
     assert_eq!(rig.counters.held.get(), 0);
 }
+
+#[test]
+fn a_later_fragment_that_arrives_after_the_fin_does_not_reopen_a_one_way_connection() {
+    for (client, vip) in WEB {
+        let mut rig = Rig::with_mode(Mode::Dsr);
+        let segment = |flags: u8, sequence: u32| Packet::tcp(client, vip).flags(flags).numbers(sequence, 77);
+        rig.forward(UPLINK, &segment(tcp_flags::SYN, 5_000_000).build());
+        for _ in 0..3 {
+            rig.now += SECOND;
+            rig.forward(UPLINK, &segment(ACK, 5_000_001).build());
+        }
+        let long = segment(ACK, 5_000_001).payload(&data(1500)).build();
+        let parts = fragments(&long, 1024, 9);
+        assert_eq!(parts.len(), 2);
+        rig.forward(UPLINK, &parts[0]);
+        rig.forward(UPLINK, &segment(ACK | tcp_flags::FIN, 5_001_501).build());
+        rig.forward(UPLINK, &parts[1]);
+        // Half closed: five minutes; open: fifteen.
+        for _ in 0..64 {
+            rig.now += 6 * SECOND;
+            rig.worker.poll(rig.now);
+        }
+        rig.settle();
+        assert_eq!(rig.counters.flows.get(), 0, "{client}");
+    }
+}

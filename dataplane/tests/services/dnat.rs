@@ -224,6 +224,21 @@ fn of_two_flows_that_look_the_same_to_a_backend_the_established_one_stays() {
 }
 
 #[test]
+fn a_packet_in_the_clients_name_to_a_second_frontend_ends_no_handshake_while_a_backend_is_free() {
+    let mut rig = Rig::with_mode(Mode::Dnat);
+    second_vip(&mut rig);
+    for n in 0..30 {
+        let client = format!("198.51.100.7:{}", 2000 + n);
+        let via = |vip: &str| Packet::tcp(&client, &format!("{vip}:80"));
+        let (source, backend) = rig::ends(&rig.forward(UPLINK, &via("192.0.2.100").build()));
+        assert_ne!(rig::ends(&rig.forward(UPLINK, &via("192.0.2.102").build())).1, backend, "{client}");
+        let back = rig.forward(CLUSTER, &between(backend, source).flags(SYN | ACK).build());
+        assert_eq!(rig::ends(&back), (socket("192.0.2.100:80"), socket(&client)), "the handshake goes on");
+    }
+    assert_eq!(rig.counters.flows.get(), 60);
+}
+
+#[test]
 fn a_client_that_uses_one_port_through_two_frontends_gets_another_backend_and_a_reason_when_none_is_left() {
     for (host, vips) in [
         ("198.51.100.7", ["192.0.2.100:80", "192.0.2.102:80"]),

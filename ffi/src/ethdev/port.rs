@@ -185,11 +185,26 @@ impl Port {
             owned: Arc::clone(&owned),
             not_sync: PhantomData,
         };
+        port.warn_of_reassembly();
         let spread = rss::distribute(&owned, &port.driver, config.spread.as_ref(), config.queues, &setup);
         let wakeup = |queue| config.wakes.then(|| Wakeup::of(&owned, queue, setup.interrupts != 0)).flatten();
         let rx = (0..setup.rx_queues).map(|queue| RxQueue::new(Arc::clone(&owned), queue, pool, wakeup(queue))).collect();
         let tx = (0..setup.tx_queues).map(|queue| TxQueue::new(Arc::clone(&owned), queue)).collect();
         Ok(StartedPort { port, rx, tx, spread })
+    }
+
+    /// Warns if the kernel reassembles fragments before af_packet gets them (see `setsockopt` in the shim).
+    fn warn_of_reassembly(&self) {
+        let device = &self.owned.device;
+        // SAFETY: the port is started and has the queues; its driver is the one that the call expects.
+        let reassembles = |queue| unsafe { raw::sluice_af_packet_reassembles(self.owned.id, queue) != 0 };
+        if device.has_driver(AF_PACKET) && (0..self.rx_queues).any(reassembles) {
+            tracing::warn!(
+                %device,
+                "the kernel reassembles IPv4 fragments of this port, and datagrams longer than a frame of its ring are dropped \
+                 (truncated): this build could not clear the flag of DPDK's driver"
+            );
+        }
     }
 
     /// Name of the driver.

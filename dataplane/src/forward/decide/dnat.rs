@@ -22,12 +22,13 @@ use crate::snapshot::{Front, Frontend};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
 
-/// Backends that are tried besides the chosen one, so that one packet costs at most as many searches: a client that uses one
+/// Backends that are tried besides the chosen one, so that one packet costs at most twice as many searches: a client that uses one
 /// port through so many frontends at once is none that we know of.
 const BACKENDS_TRIED: usize = 64;
 
 /// The backend for a new flow: the chosen one, or one of the others if the client uses its port towards that already,
-/// through another frontend.
+/// through another frontend. A handshake under way gives way only where no backend is free: a stranger who sends in the
+/// client's name to a second frontend does not end it.
 pub(super) fn with_free_port<A: Address>(
     packet: &Packet<'_, A>,
     frontend: &Frontend,
@@ -35,22 +36,25 @@ pub(super) fn with_free_port<A: Address>(
     context: &DecisionContext<'_, '_, A>,
 ) -> BackendId {
     let snapshot = context.snapshot;
-    let is_free = |id: &BackendId| {
+    let is_free = |id: &BackendId, gives_way: &dyn Fn(&Flow<A>) -> bool| {
         let backend = snapshot.backend(*id).filter(|backend| backend.accepts_new || *id == chosen);
         let address = backend.and_then(|backend| Some((A::from_ip(backend.address.ip())?, backend.address.port())));
         address.is_some_and(|address| {
             let older = flow_towards(&packet.headers.tuple, address, context);
-            address.0 != packet.headers.tuple.source && older.is_none_or(|(_, older)| gives_way(&older, context))
+            address.0 != packet.headers.tuple.source && older.is_none_or(|(_, older)| gives_way(&older))
         })
     };
+    let has_ended = |older: &Flow<A>| has_ended(older, context);
     // What goes on elsewhere already must stay there.
-    if is_mid_stream(packet.headers.transport) || is_free(&chosen) {
+    if is_mid_stream(packet.headers.transport) || is_free(&chosen, &has_ended) {
         return chosen;
     }
     let backends = &frontend.backends;
     let start = (packet.hash >> 32) as usize % backends.len().max(1);
-    let others = backends[start..].iter().chain(&backends[..start]).filter(|id| **id != chosen);
-    others.take(BACKENDS_TRIED).find(|id| is_free(id)).copied().unwrap_or(chosen)
+    let others = || backends[start..].iter().chain(&backends[..start]).filter(|id| **id != chosen).take(BACKENDS_TRIED);
+    let free = others().find(|id| is_free(id, &has_ended));
+    let unconfirmed = || std::iter::once(&chosen).chain(others()).find(|id| is_free(id, &|older| gives_way(older, context)));
+    free.or_else(unconfirmed).copied().unwrap_or(chosen)
 }
 
 /// The flow whose replies are those of a flow with this tuple to this backend.
@@ -64,11 +68,17 @@ fn flow_towards<A: Address>(
     Some((index, context.table.get(index)))
 }
 
-/// Whether a flow ends for a new one that would look the same to its backend.
+/// Whether a flow ends for a new one that would look the same to its backend. The last of two that are unconfirmed stays:
+/// if the first did, a stranger could keep a client's port from it for the time of a handshake, while a client whose
+/// handshake ends repeats its SYN.
 fn gives_way<A: Address>(older: &Flow<A>, context: &DecisionContext<'_, '_, A>) -> bool {
+    !older.state.is_confirmed() || has_ended(older, context)
+}
+
+/// Whether a flow is closing, over, or has lost its backend.
+fn has_ended<A: Address>(older: &Flow<A>, context: &DecisionContext<'_, '_, A>) -> bool {
     let DecisionContext { snapshot, now, .. } = *context;
-    !older.state.is_confirmed()
-        || older.state.is_closing()
+    older.state.is_closing()
         || snapshot
             .backend(older.backend)
             .is_none_or(|backend| backend.removed || context.limits.is_over(older, backend.idle_timeout, now))

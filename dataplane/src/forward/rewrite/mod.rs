@@ -10,6 +10,7 @@ mod hop;
 pub mod mss;
 mod nat;
 mod reset;
+mod sctp_addresses;
 
 pub(crate) use encapsulate::bytes_of_same_sum;
 pub use encapsulate::{InnerPacket, Outer, encapsulate};
@@ -17,3 +18,4 @@ pub use hop::hop;
 pub(crate) use nat::rewrite_of;
 pub use nat::{Rewrite, later_fragment, renumber, whole};
 pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};
+pub use sctp_addresses::hide_addresses;
