@@ -150,8 +150,8 @@ impl Settings {
         };
         checks::run(&reader, &used, hugepages, source.ranges());
         let reserved = used.reserved();
-        let warnings = reader.finish()?;
         Ok(Self {
+            warnings: reader.finish()?,
             name,
             ports: ports.into_iter().map(|port| port.settings).collect(),
             cores,
@@ -180,7 +180,6 @@ impl Settings {
             daemon_sockets,
             drain_on_stop,
             reserved,
-            warnings,
         })
     }
 }

@@ -40,7 +40,7 @@ pub fn hide_addresses<A: Address>(frame: &mut [u8], headers: &Headers<A>) -> u16
     }
 }
 
-/// A change costs about 80 ns, so the most of a packet of 1,500 bytes, 367 empty parameters, about 30 us.
+/// A change costs about 95 ns (measured), so the most of a packet of 1,500 bytes, 362 empty parameters, about 35 us.
 #[cold]
 fn try_hide<A: Address>(frame: &mut [u8], headers: &Headers<A>) -> Option<u16> {
     let start = usize::from(headers.transport_offset);
