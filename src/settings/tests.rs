@@ -529,7 +529,7 @@ fn an_l2_pool_outside_the_prefixes_of_the_file_is_a_warning_that_names_vlan_devi
         read(&text).unwrap().warnings
     };
     assert_eq!(warnings("192.0.2.100, 203.0.113.100-203.0.113.110"), Vec::<String>::new(), "of a port, and of a static link");
-    for range in ["198.18.0.0/24", "192.0.2.250-192.0.3.1"] {
+    for range in ["198.18.0.0-198.18.0.255", "192.0.2.250-192.0.3.1"] {
         let found = warnings(&format!("192.0.2.100, {range}"));
         let [warning] = found.as_slice() else { panic!("{found:?}") };
         let location = "key `pools[0].addresses[1]`: found ";
