@@ -3,12 +3,11 @@
 //! Deliberately not here: the content of both (`world`).
 
 pub mod checkpoints;
+pub mod files;
 pub mod override_editor;
 pub mod overrides;
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
@@ -37,35 +36,6 @@ impl Storage {
         let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
         Self::ConfigMaps { api: Box::new(api), group: group.to_owned() }
     }
-}
-
-/// The operating system refused to read or write a file.
-#[derive(Debug, thiserror::Error)]
-#[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
-pub struct FileError {
-    path: PathBuf,
-    error: io::Error,
-}
-
-impl FileError {
-    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |error| Self { path: path.to_owned(), error }
-    }
-}
-
-/// The text of a file; a file that does not exist is empty.
-fn read_file(path: &Path) -> Result<String, FileError> {
-    match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read.map_err(FileError::at(path)),
-    }
-}
-
-/// Replaces a file as a whole: the text is written beside it and renamed.
-fn replace_file(path: &Path, text: &str) -> Result<(), FileError> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    fs::write(&beside, text).and_then(|()| fs::rename(&beside, path)).map_err(FileError::at(path))
 }
 
 /// Creates a ConfigMap with one text.

@@ -1,7 +1,7 @@
 //! Status files `<statusDir>/<namespace>/<name>.yaml`, which replace the status of Service objects.
 //!
-//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are
-//! adopted at start, so that a restart moves no Service.
+//! Invariant: a file is complete or absent, also after a power cut ([`files::replace`]). Addresses in it are adopted at
+//! start, so that a restart moves no Service.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,6 +16,11 @@ use k8s_openapi::jiff::Timestamp;
 use proto::ServiceName;
 
 use objects::status::{self, Ingress, StatusWrite};
+
+use crate::store::files::{self, Survives};
+
+/// Mode of new directories, as far as the umask of the process allows.
+const DIRECTORY: u32 = 0o777;
 
 /// The status files of one directory.
 #[derive(Debug)]
@@ -60,7 +65,7 @@ impl StatusFiles {
     /// # Errors
     /// If the directory cannot be created or listed.
     pub fn open(dir: &Path) -> Result<(Self, BTreeMap<ServiceName, ServiceStatus>), StatusFileError> {
-        fs::create_dir_all(dir).map_err(system(dir))?;
+        files::create_dir(dir, DIRECTORY).map_err(system(dir))?;
         let mut files = Self { dir: dir.to_owned(), known: BTreeMap::new(), may_forget: Arc::default() };
         let mut statuses = BTreeMap::new();
         for (namespace, path) in children(dir)?.into_iter().filter(|(_, path)| path.is_dir()) {
@@ -105,12 +110,10 @@ impl StatusFiles {
             return Ok(());
         }
         let path = self.path(&write.service);
-        let beside = path.with_extension("yaml.new");
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(system(parent))?;
+            files::create_dir(parent, DIRECTORY).map_err(system(parent))?;
         }
-        fs::write(&beside, &text).map_err(system(&beside))?;
-        fs::rename(&beside, &path).map_err(system(&path))?;
+        files::replace(&path, files::READABLE, Survives::PowerCut, [text.as_bytes()]).map_err(system(&path))?;
         self.known.insert(write.service.clone(), StatusFile { text, status });
         Ok(())
     }
