@@ -71,12 +71,11 @@ impl StatusFiles {
         for (namespace, path) in children(dir)?.into_iter().filter(|(_, path)| path.is_dir()) {
             for (file, path) in children(&path)? {
                 let Some(name) = file.strip_suffix(".yaml") else { continue };
-                let text = fs::read_to_string(&path).map_err(system(&path))?;
+                let text = String::from_utf8_lossy(&fs::read(&path).map_err(system(&path))?).into_owned();
                 let service = ServiceName::new(&namespace, name);
-                let status = match serde_saphyr::from_str::<Service>(&text) {
-                    Ok(object) => object.status,
+                let status = match parse(&text) {
+                    Ok(status) => Some(status),
                     Err(error) => {
-                        let error = error.without_snippet().to_string();
                         tracing::warn!(path = %path.display(), error, "status file not readable; its addresses are not kept");
                         None
                     }
@@ -144,6 +143,11 @@ impl StatusFiles {
     fn path(&self, service: &ServiceName) -> PathBuf {
         self.dir.join(&service.namespace).join(format!("{}.yaml", service.name))
     }
+}
+
+fn parse(text: &str) -> Result<ServiceStatus, String> {
+    let object = serde_saphyr::from_str::<Service>(text).map_err(|error| error.without_snippet().to_string())?;
+    object.status.ok_or_else(|| "it has no status".to_owned())
 }
 
 fn not_found_is_fine(error: io::Error) -> io::Result<()> {
@@ -270,9 +274,12 @@ mod tests {
     fn an_invalid_status_file_is_ignored_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("shop")).unwrap();
-        fs::write(dir.path().join("shop/web.yaml"), "status: [").unwrap();
-        let (mut files, statuses) = StatusFiles::open(dir.path()).unwrap();
-        assert!(statuses.is_empty());
+        for broken in [&b"status: ["[..], b"", b"\xff\xfe"] {
+            fs::write(dir.path().join("shop/web.yaml"), broken).unwrap();
+            let (_, statuses) = StatusFiles::open(dir.path()).unwrap();
+            assert!(statuses.is_empty() && parse(&String::from_utf8_lossy(broken)).is_err());
+        }
+        let (mut files, _) = StatusFiles::open(dir.path()).unwrap();
         files.write(&write("web", 100)).unwrap();
         assert_eq!(StatusFiles::open(dir.path()).unwrap().1.len(), 1);
     }

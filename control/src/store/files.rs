@@ -54,12 +54,7 @@ pub enum FileError {
 ///
 /// # Errors
 /// The error of the operating system.
-pub fn replace<'a>(
-    path: &Path,
-    mode: u32,
-    survives: Survives,
-    parts: impl IntoIterator<Item = &'a [u8]>,
-) -> io::Result<()> {
+pub fn replace<'a>(path: &Path, mode: u32, survives: Survives, parts: impl IntoIterator<Item = &'a [u8]>) -> io::Result<()> {
     let sync = match survives {
         Survives::Process => |_: &File| Ok(()),
         Survives::PowerCut => File::sync_all,
@@ -145,10 +140,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If the file cannot be read, or neither it nor its copy is usable.
-pub(super) fn read_text<E: ToString>(
-    path: &Path,
-    check: impl Fn(&str) -> Result<(), E>,
-) -> Result<Option<String>, FileError> {
+pub(super) fn read_text<E: ToString>(path: &Path, check: impl Fn(&str) -> Result<(), E>) -> Result<Option<String>, FileError> {
     let system = |error| FileError::System { path: path.to_owned(), error };
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

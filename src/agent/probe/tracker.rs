@@ -12,7 +12,9 @@
 //!
 //! Flapping is damped: a target that fails again within [`super::history::STEADY_AFTER`] of its return needs twice as
 //! many passed probes as the last time, up to 2^[`super::history::DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy
-//! for that time, `rise` counts again.
+//! for that time, `rise` counts again. Damping belongs to the services that ask a target: it ends when none of them asks
+//! any longer, also if another service begins to in the same change. What is known of no target of the first current
+//! state is forgotten.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -83,6 +85,8 @@ pub struct HealthTracker {
     unpublished: Unpublished,
     before: Health,
     saved: SavedHealth,
+    /// Whether the targets of a state have taken over what was known before.
+    has_begun: bool,
     from_disk: bool,
     /// Number of targets that pass and are a precedent for others ([`Target::needs_precedent`]).
     precedents: usize,
@@ -95,6 +99,12 @@ impl HealthTracker {
     #[must_use]
     pub fn resuming(before: Health, saved: SavedHealth) -> Self {
         Self { before, saved, ..Self::default() }
+    }
+
+    /// Whether the targets of a state have taken over what was known before.
+    #[must_use]
+    pub const fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// All targets with what their results say, for the next process.
@@ -138,6 +148,10 @@ impl HealthTracker {
                 affected.insert(subject.clone());
             }
             if let Some(followed) = self.targets.get_mut(&target) {
+                let asks_still = |old: &Subject| subjects.iter().any(|new| new.service == old.service);
+                if !followed.subjects.iter().any(asks_still) {
+                    followed.history.forget_flapping();
+                }
                 followed.subjects = subjects;
                 continue;
             }
@@ -149,8 +163,9 @@ impl HealthTracker {
             let history = left.or(saved).unwrap_or_else(|| self.first(&subjects));
             self.targets.insert(target, FollowedTarget { subjects, history, passing: false, routed: true, failed_before });
         }
-        if !self.targets.is_empty() {
-            (self.before, self.saved) = (Health::default(), SavedHealth::default());
+        // A state that is current has all targets that are wanted; later ones are new.
+        if !self.targets.is_empty() || origin.is_current() {
+            (self.before, self.saved, self.has_begun) = (Health::default(), SavedHealth::default(), true);
         }
         affected.iter().for_each(|subject| self.recompute(subject));
     }
@@ -319,7 +334,7 @@ fn put(set: &mut HashSet<Subject>, subject: &Subject, is_member: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use proto::{HealthCheck, Protocol};
+    use proto::{HealthCheck, Protocol, Services};
 
     use std::time::Duration;
 
@@ -327,6 +342,7 @@ mod tests {
     use super::super::target::TargetTable;
     use super::super::target::tests::{changes, node_health, service, services, subject, tcp, under};
     use super::*;
+    use crate::agent::persist::sealed::Moment;
 
     const BACKEND: &str = "10.0.0.1:80";
 
@@ -578,7 +594,7 @@ mod tests {
             for passed in [false, true, true, false, true] {
                 observe(&mut last, &target, passed);
             }
-            let time = std::time::SystemTime::now();
+            let time = Moment::now();
             let bytes = SavedHealth::encode(last.histories(), Instant::now(), time);
             let saved = SavedHealth::decode(&bytes, Instant::now(), time).unwrap();
             let mut tracker = HealthTracker::resuming(Health::default(), saved);
@@ -591,12 +607,65 @@ mod tests {
         }
     }
 
+    /// A tracker whose target of service `web` has flapped: it fails, and needs four passes.
+    fn flapped(table: &mut TargetTable) -> HealthTracker {
+        let mut tracker = HealthTracker::default();
+        tracker.follow(table.follow(&named("web")), Origin::Controller);
+        for passed in [false, true, true, false] {
+            observe(&mut tracker, &target(2, 1), passed);
+        }
+        tracker
+    }
+
+    fn named(name: &str) -> Services {
+        let health = HealthCheck { rise: 2, fall: 1, ..HealthCheck::default() };
+        services(vec![service(name, Protocol::Tcp, &[BACKEND], health)])
+    }
+
+    /// Passes until the target returns.
+    fn passes_to_return(tracker: &mut HealthTracker) -> usize {
+        (1..100).find(|_| observe(tracker, &target(2, 1), true) == Some(HealthChange::Healthy)).unwrap()
+    }
+
+    #[test]
+    fn damping_does_not_outlive_the_services_that_ask() {
+        let both = |table: &mut TargetTable| table.follow(&named("web").union(named("also")));
+        for keeps in [true, false] {
+            let mut table = TargetTable::default();
+            let mut tracker = flapped(&mut table);
+            if keeps {
+                tracker.follow(both(&mut table), Origin::Controller);
+            }
+            tracker.follow(table.follow(&named("also")), Origin::Controller);
+            let also = subject("also", Protocol::Tcp, BACKEND);
+            assert_eq!(*tracker.health(), failing(&[also]), "its last probe failed");
+            assert_eq!(passes_to_return(&mut tracker), if keeps { 4 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn a_service_that_is_new_after_a_restart_begins_without_the_health_of_an_earlier_one() {
+        let last = flapped(&mut TargetTable::default());
+        let bytes = SavedHealth::encode(last.histories(), Instant::now(), Moment::now());
+        for (origin, is_new) in [(Origin::Controller, true), (Origin::LastProcess, true), (Origin::Disk, false)] {
+            let saved = SavedHealth::decode(&bytes, Instant::now(), Moment::now()).unwrap();
+            let mut tracker = HealthTracker::resuming(failing(&[backend()]), saved);
+            // The first state has no target.
+            tracker.follow(Changes::new(), origin);
+            assert_eq!(tracker.has_begun(), is_new, "{origin:?}");
+            tracker.follow(one_target(2, 1), Origin::Controller);
+            assert_eq!(tracker.health().failing.is_empty(), is_new, "{origin:?}");
+            observe(&mut tracker, &target(2, 1), false);
+            assert_eq!(passes_to_return(&mut tracker), if is_new { 2 } else { 4 }, "{origin:?}");
+        }
+    }
+
     #[test]
     fn what_passed_before_a_restart_of_the_process_proves_nothing_under_a_state_from_disk() {
         let mut last = HealthTracker::default();
         last.follow(one_target(1, 1), Origin::Controller);
         observe(&mut last, &target(1, 1), true);
-        let time = std::time::SystemTime::now();
+        let time = Moment::now();
         let bytes = SavedHealth::encode(last.histories(), Instant::now(), time);
         let saved = SavedHealth::decode(&bytes, Instant::now(), time).unwrap();
         let mut tracker = HealthTracker::resuming(Health::default(), saved);
@@ -620,7 +689,7 @@ mod tests {
         assert!(tracker.take_unpublished().health);
         let proven = Health { proven: HashSet::unit(backend()), ..Health::default() };
         assert!(*tracker.health() == proven && tracker.causes().is_empty());
-        let time = std::time::SystemTime::now();
+        let time = Moment::now();
         let bytes = SavedHealth::encode(tracker.histories(), Instant::now(), time);
         let mut next = HealthTracker::resuming(Health::default(), SavedHealth::decode(&bytes, Instant::now(), time).unwrap());
         next.follow(web(), Origin::Controller);
