@@ -7,13 +7,15 @@ pub mod files;
 pub mod override_editor;
 pub mod overrides;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::ObjectMeta;
 
 use crate::kubernetes::{Cluster, post_params};
+use files::FileError;
 
 /// Where texts of this installation are stored.
 #[derive(Clone, Debug)]
@@ -36,6 +38,13 @@ impl Storage {
         let api = Api::namespaced(cluster.client.clone(), &cluster.namespace);
         Self::ConfigMaps { api: Box::new(api), group: group.to_owned() }
     }
+}
+
+/// Replaces the text of a file, on a thread of its own: a disk may take seconds to store it.
+async fn write_file(path: &Path, text: String) -> Result<(), FileError> {
+    let file = path.to_owned();
+    let written = tokio::task::spawn_blocking(move || files::write_text(&file, &text)).await;
+    written.unwrap_or_else(|error| Err(FileError::System { path: path.to_owned(), error: io::Error::other(error) }))
 }
 
 /// Creates a ConfigMap with one text.

@@ -195,15 +195,64 @@ pub fn change(logs: Logs) {
 }
 
 fn lines(logs: Logs) -> Lines {
-    let default = format!("{:?},kube_client=off,kube_runtime=off", logs.level).to_lowercase();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
-    let filter = match format!("{PANICS}=error").parse() {
-        Ok(panics) => filter.add_directive(panics),
-        Err(_) => filter,
-    };
+    let filter = filter(logs.level, env::var(EnvFilter::DEFAULT_ENV).ok());
     let lines = tracing_subscriber::fmt::layer().with_writer(ToQueue);
     match logs.format {
         LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().with_filter(filter).boxed(),
+    }
+}
+
+/// What is written at this level, unless the variable `RUST_LOG` says otherwise. Messages of panics always are.
+fn filter(level: LogLevel, variable: Option<String>) -> EnvFilter {
+    let of_level = || EnvFilter::new(format!("{level:?},kube_client=off,kube_runtime=off").to_lowercase());
+    let filter = variable.and_then(|text| EnvFilter::try_new(text).ok()).unwrap_or_else(of_level);
+    match format!("{PANICS}=error").parse() {
+        Ok(panics) => filter.add_directive(panics),
+        Err(_) => filter,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is written of a message at level error and of one of a panic.
+    fn written(variable: Option<&str>) -> String {
+        let written = Written::default();
+        let writer = written.clone();
+        let layer = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
+        let layer = layer.with_filter(filter(LogLevel::Info, variable.map(str::to_owned)));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::error!("an error");
+            tracing::error!(target: PANICS, "a panic");
+        });
+        let bytes = written.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn no_filter_hides_panics() {
+        for variable in [None, Some("info"), Some("sluice=debug"), Some("off"), Some("panic=off"), Some("[nonsense")] {
+            let written = written(variable);
+            assert!(written.contains("a panic"), "{variable:?}: {written}");
+            let has_error = !matches!(variable, Some("sluice=debug" | "off" | "panic=off"));
+            assert_eq!(written.contains("an error"), has_error, "{variable:?}: {written}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use super::files::{self, FileError};
-use super::{Storage, create};
+use super::{Storage, create, write_file};
 use crate::config::settings::MaglevSeed;
 use crate::kubernetes::{ApiError, patch_params};
 use crate::world::change::Change;
@@ -69,7 +69,7 @@ async fn load(storage: &Storage) -> Result<Vec<String>, CheckpointStoreError> {
 
 async fn save(storage: &Storage, at: usize, text: &str) -> Result<(), CheckpointStoreError> {
     match storage {
-        Storage::File(path) => Ok(files::write_text(path, text)?),
+        Storage::File(path) => Ok(write_file(path, text.to_owned()).await?),
         Storage::ConfigMaps { api, group } => {
             let name = CONFIG_MAPS[at];
             let answer = match api.patch(name, &patch_params(), &Patch::Merge(json!({"data": {group: text}}))).await {

@@ -9,7 +9,7 @@ use kube::core::response::reason::NOT_FOUND;
 use serde_json::json;
 
 use super::files::{self, FileError};
-use super::{Storage, create};
+use super::{Storage, create, write_file};
 use crate::kubernetes::{ApiError, patch_params};
 use crate::world::overrides::Overrides;
 use crate::world::overrides::document::DocumentError;
@@ -79,7 +79,7 @@ pub async fn load(storage: &Storage) -> Result<(Overrides, Version), OverrideSto
 pub async fn save(storage: &Storage, overrides: &Overrides, version: Version) -> Result<(), OverrideStoreError> {
     let text = overrides.to_text().map_err(OverrideStoreError::Unwritable)?;
     match storage {
-        Storage::File(path) => Ok(files::write_text(path, &text)?),
+        Storage::File(path) => Ok(write_file(path, text).await?),
         Storage::ConfigMaps { api, group } => {
             let answer = match version.0 {
                 None => create(api, CONFIG_MAP, group, text).await,
