@@ -266,9 +266,10 @@ fn with_a_full_disk_connections_outlive_a_restart_and_a_drain_that_cannot_be_sto
     let refused = edge.admin(async |mut client| Some(client.drain(drain()).await)).unwrap().unwrap_err();
     assert!(refused.message().contains("overrides.yaml") && refused.message().contains("No space left"), "{refused:?}");
     status.empty();
-    edge.admin(async |mut client| client.drain(drain()).await.ok()).expect("a drain, now that there is room");
-
     state.empty();
+    edge.admin(async |mut client| client.drain(drain()).await.ok()).expect("a drain, now that there is room");
+    until("the state is on the disk again", || (state.0.join("state").exists() && !kept.join("state").exists()).then_some(()));
+
     restart(&mut edge, &state.0, &kept);
     connections.iter_mut().for_each(|connection| connection.assert_alive("after a restart with room on the disk"));
 }

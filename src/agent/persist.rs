@@ -24,7 +24,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::supervisor::Failure;
 use directories::StateDirs;
-use sealed::{Age, Moment, SealError, seal, unseal};
+use sealed::{Age, FileDamage, Moment, seal, unseal};
 
 /// Name of the format.
 const FORMAT: &str = "sluice state ";
@@ -77,7 +77,7 @@ pub enum LoadError {
 pub enum StateFileDamage {
     /// It is of another format, truncated or modified.
     #[error(transparent)]
-    Sealed(#[from] SealError),
+    Sealed(#[from] FileDamage),
     /// The checksum is correct, but the content cannot be decoded.
     #[error("it cannot be decoded")]
     Encoding,

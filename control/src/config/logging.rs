@@ -100,9 +100,9 @@ static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
 
 /// Writes the lines of one event to the queue, with this priority.
 #[derive(Clone, Copy, Debug)]
-struct EventWriter(u8);
+struct PriorityWriter(u8);
 
-impl Write for EventWriter {
+impl Write for PriorityWriter {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         push(self.0, lines);
         Ok(lines.len())
@@ -118,14 +118,14 @@ impl Write for EventWriter {
 struct ToQueue;
 
 impl MakeWriter<'_> for ToQueue {
-    type Writer = EventWriter;
+    type Writer = PriorityWriter;
 
-    fn make_writer(&self) -> EventWriter {
-        EventWriter(journal::INFO)
+    fn make_writer(&self) -> PriorityWriter {
+        PriorityWriter(journal::INFO)
     }
 
-    fn make_writer_for(&self, event: &Metadata<'_>) -> EventWriter {
-        EventWriter(match *event.level() {
+    fn make_writer_for(&self, event: &Metadata<'_>) -> PriorityWriter {
+        PriorityWriter(match *event.level() {
             Level::ERROR => journal::ERROR,
             Level::WARN => journal::WARNING,
             Level::INFO => journal::INFO,

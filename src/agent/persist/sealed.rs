@@ -42,7 +42,7 @@ pub enum Age {
 
 /// Why a file cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SealError {
+pub enum FileDamage {
     /// It belongs to another program or a later version.
     #[error("it does not begin with \"{0}2\"")]
     Format(&'static str),
@@ -102,18 +102,18 @@ pub fn seal(name: &'static str, written: Moment, content: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// Why it cannot be used.
-pub fn unseal<'a>(name: &'static str, bytes: &'a [u8]) -> Result<(Moment, &'a [u8]), SealError> {
-    let (&version, sealed) = bytes.strip_prefix(name.as_bytes()).and_then(<[u8]>::split_first).ok_or(SealError::Format(name))?;
+pub fn unseal<'a>(name: &'static str, bytes: &'a [u8]) -> Result<(Moment, &'a [u8]), FileDamage> {
+    let (&version, sealed) = bytes.strip_prefix(name.as_bytes()).and_then(<[u8]>::split_first).ok_or(FileDamage::Format(name))?;
     if !matches!(version, b'1' | b'2') {
-        return Err(SealError::Format(name));
+        return Err(FileDamage::Format(name));
     }
-    let (hash, rest) = sealed.split_at_checked(HASH_BYTES).ok_or(SealError::Checksum)?;
+    let (hash, rest) = sealed.split_at_checked(HASH_BYTES).ok_or(FileDamage::Checksum)?;
     if *hash != *Sha256::digest(rest) {
-        return Err(SealError::Checksum);
+        return Err(FileDamage::Checksum);
     }
-    let (uptime, rest) = if version == b'1' { (None, rest) } else { split_uptime(rest).ok_or(SealError::Time)? };
-    let (seconds, content) = rest.split_first_chunk().ok_or(SealError::Time)?;
-    let time_of_day = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(*seconds))).ok_or(SealError::Time)?;
+    let (uptime, rest) = if version == b'1' { (None, rest) } else { split_uptime(rest).ok_or(FileDamage::Time)? };
+    let (seconds, content) = rest.split_first_chunk().ok_or(FileDamage::Time)?;
+    let time_of_day = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(*seconds))).ok_or(FileDamage::Time)?;
     Ok((Moment { uptime, time_of_day }, content))
 }
 
@@ -167,7 +167,7 @@ pub(crate) mod tests {
                 assert!(unseal(NAME, &changed).is_err(), "changed at {i}");
             }
         }
-        assert_eq!(unseal(NAME, b"").unwrap_err(), SealError::Format(NAME));
+        assert_eq!(unseal(NAME, b"").unwrap_err(), FileDamage::Format(NAME));
         assert_eq!(unseal(NAME, b"sluice test 3").unwrap_err().to_string(), "it does not begin with \"sluice test 2\"");
     }
 

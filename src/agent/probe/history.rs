@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::{ProbeSettings, Target};
-use crate::agent::persist::sealed::{Age, Moment, SealError, seal, unseal};
+use crate::agent::persist::sealed::{Age, FileDamage, Moment, seal, unseal};
 
 /// Name of the format.
 const FORMAT: &str = "sluice health ";
@@ -91,7 +91,7 @@ impl History {
 pub enum UnusableHealth {
     /// Of another format, truncated or modified.
     #[error(transparent)]
-    Sealed(#[from] SealError),
+    Sealed(#[from] FileDamage),
     /// The checksum is correct, but the content cannot be decoded.
     #[error("it cannot be decoded")]
     Encoding,
@@ -301,7 +301,7 @@ pub(super) mod tests {
             "whatever the clock says"
         );
         let other = SavedHealth::decode(b"sluice health 3", now, at(0)).unwrap_err();
-        assert_eq!(other, UnusableHealth::Sealed(SealError::Format(FORMAT)));
+        assert_eq!(other, UnusableHealth::Sealed(FileDamage::Format(FORMAT)));
     }
 
     #[test]

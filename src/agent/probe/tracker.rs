@@ -332,9 +332,12 @@ fn put(set: &mut HashSet<Subject>, subject: &Subject, is_member: bool) -> bool {
 }
 
 #[cfg(test)]
+mod damping;
+
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use proto::{HealthCheck, Protocol, Services};
+    use proto::{HealthCheck, Protocol};
 
     use std::time::Duration;
 
@@ -344,28 +347,28 @@ mod tests {
     use super::*;
     use crate::agent::persist::sealed::Moment;
 
-    const BACKEND: &str = "10.0.0.1:80";
+    pub(super) const BACKEND: &str = "10.0.0.1:80";
 
-    fn one_target(rise: u32, fall: u32) -> Changes {
+    pub(super) fn one_target(rise: u32, fall: u32) -> Changes {
         let health = HealthCheck { rise, fall, ..HealthCheck::default() };
         changes(vec![service("web", Protocol::Tcp, &[BACKEND], health)])
     }
 
     /// The target of [`one_target`].
-    fn target(rise: u32, fall: u32) -> Target {
+    pub(super) fn target(rise: u32, fall: u32) -> Target {
         under(&HealthCheck { rise, fall, ..HealthCheck::default() }, tcp(BACKEND))
     }
 
-    fn backend() -> Subject {
+    pub(super) fn backend() -> Subject {
         subject("web", Protocol::Tcp, BACKEND)
     }
 
-    fn failing(all: &[Subject]) -> Health {
+    pub(super) fn failing(all: &[Subject]) -> Health {
         Health { failing: all.iter().cloned().collect(), ..Health::default() }
     }
 
     /// Records a result of a target at the time of the call.
-    fn observe(tracker: &mut HealthTracker, target: &Target, passed: bool) -> Option<HealthChange> {
+    pub(super) fn observe(tracker: &mut HealthTracker, target: &Target, passed: bool) -> Option<HealthChange> {
         tracker.observe(target, if passed { Ok(()) } else { Err("it failed") }, Instant::now())
     }
 
@@ -450,29 +453,6 @@ mod tests {
         tracker.follow(changes(Vec::new()), Origin::Controller);
         tracker.follow([(target.clone(), None)].into(), Origin::Controller);
         assert!(tracker.causes().is_empty() && *tracker.health() == Health::default());
-    }
-
-    #[test]
-    fn a_target_that_flaps_needs_twice_as_many_passes_each_time_until_it_stays_healthy() {
-        let mut tracker = HealthTracker::default();
-        tracker.follow(one_target(2, 1), Origin::Controller);
-        let (target, mut now) = (target(2, 1), Instant::now());
-        let mut passes_to_return = |tracker: &mut HealthTracker, healthy_for: Duration| {
-            now += healthy_for;
-            let Some(HealthChange::Failing(needed)) = tracker.observe(&target, Err("it failed"), now) else { panic!() };
-            for passes in 1.. {
-                now += Duration::from_secs(1);
-                if tracker.observe(&target, Ok(()), now) == Some(HealthChange::Healthy) {
-                    assert_eq!(passes, needed);
-                    return needed;
-                }
-            }
-            unreachable!()
-        };
-        let soon = STEADY_AFTER.checked_sub(Duration::from_secs(1)).unwrap();
-        let found: Vec<u32> = (0..7).map(|_| passes_to_return(&mut tracker, soon)).collect();
-        assert_eq!(found, [2, 4, 8, 16, 32, 32, 32]);
-        assert_eq!(passes_to_return(&mut tracker, STEADY_AFTER), 2);
     }
 
     #[test]
@@ -604,59 +584,6 @@ mod tests {
             let turns = [true; 3].map(|passed| observe(&mut tracker, &target, passed));
             assert_eq!(turns, [None, None, Some(HealthChange::Healthy)], "{origin:?}");
             assert_eq!(tracker.health().proven.contains(&backend()), origin == Origin::Disk);
-        }
-    }
-
-    /// A tracker whose target of service `web` has flapped: it fails, and needs four passes.
-    fn flapped(table: &mut TargetTable) -> HealthTracker {
-        let mut tracker = HealthTracker::default();
-        tracker.follow(table.follow(&named("web")), Origin::Controller);
-        for passed in [false, true, true, false] {
-            observe(&mut tracker, &target(2, 1), passed);
-        }
-        tracker
-    }
-
-    fn named(name: &str) -> Services {
-        let health = HealthCheck { rise: 2, fall: 1, ..HealthCheck::default() };
-        services(vec![service(name, Protocol::Tcp, &[BACKEND], health)])
-    }
-
-    /// Passes until the target returns.
-    fn passes_to_return(tracker: &mut HealthTracker) -> usize {
-        (1..100).find(|_| observe(tracker, &target(2, 1), true) == Some(HealthChange::Healthy)).unwrap()
-    }
-
-    #[test]
-    fn damping_does_not_outlive_the_services_that_ask() {
-        let both = |table: &mut TargetTable| table.follow(&named("web").union(named("also")));
-        for keeps in [true, false] {
-            let mut table = TargetTable::default();
-            let mut tracker = flapped(&mut table);
-            if keeps {
-                tracker.follow(both(&mut table), Origin::Controller);
-            }
-            tracker.follow(table.follow(&named("also")), Origin::Controller);
-            let also = subject("also", Protocol::Tcp, BACKEND);
-            assert_eq!(*tracker.health(), failing(&[also]), "its last probe failed");
-            assert_eq!(passes_to_return(&mut tracker), if keeps { 4 } else { 2 });
-        }
-    }
-
-    #[test]
-    fn a_service_that_is_new_after_a_restart_begins_without_the_health_of_an_earlier_one() {
-        let last = flapped(&mut TargetTable::default());
-        let bytes = SavedHealth::encode(last.histories(), Instant::now(), Moment::now());
-        for (origin, is_new) in [(Origin::Controller, true), (Origin::LastProcess, true), (Origin::Disk, false)] {
-            let saved = SavedHealth::decode(&bytes, Instant::now(), Moment::now()).unwrap();
-            let mut tracker = HealthTracker::resuming(failing(&[backend()]), saved);
-            // The first state has no target.
-            tracker.follow(Changes::new(), origin);
-            assert_eq!(tracker.has_begun(), is_new, "{origin:?}");
-            tracker.follow(one_target(2, 1), Origin::Controller);
-            assert_eq!(tracker.health().failing.is_empty(), is_new, "{origin:?}");
-            observe(&mut tracker, &target(2, 1), false);
-            assert_eq!(passes_to_return(&mut tracker), if is_new { 2 } else { 4 }, "{origin:?}");
         }
     }
 
