@@ -488,12 +488,8 @@ fn supervise_state(
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
     let progress = (channels.connected.subscribe(), channels.reached.subscribe());
-    let inputs = (
-        StateFile::new(dirs.clone()),
-        (channels.known.subscribe(), channels.draining.subscribe()),
-        progress,
-        channels.stored.clone(),
-    );
+    let (file, current) = (StateFile::new(dirs.clone()), (channels.known.subscribe(), channels.draining.subscribe()));
+    let inputs = (file, current, progress, channels.stored.clone());
     supervisor.run("persist", inputs, |(file, current, progress, stored)| persist::run(file, current, progress, stored));
 
     if let Some(zone) = settings.zone.clone() {
