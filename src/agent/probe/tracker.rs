@@ -339,8 +339,6 @@ mod tests {
     use proptest::prelude::*;
     use proto::{HealthCheck, Protocol};
 
-    use std::time::Duration;
-
     use super::super::history::STEADY_AFTER;
     use super::super::target::TargetTable;
     use super::super::target::tests::{changes, node_health, service, services, subject, tcp, under};
