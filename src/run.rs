@@ -54,6 +54,7 @@ use crate::agent::fleet::service_limits::WorkerRoom;
 use crate::agent::flow_records;
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
+use crate::agent::persist::directories::{StateDirs, create_private};
 use crate::agent::persist::{self, StateFile};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
@@ -122,7 +123,7 @@ pub enum Privileges {
 /// If a resource is unavailable at the start; see [`RunError`].
 pub fn run(settings: &Settings, reload: Reload, privileges: Privileges) -> Result<(), RunError> {
     // First: others create directories of theirs within it, and it with them.
-    if let Err(error) = persist::create_private(&settings.state_dir) {
+    if let Err(error) = create_private(&settings.state_dir) {
         tracing::warn!(dir = %settings.state_dir.display(), %error, "the state directory cannot be created");
     }
     if privileges == Privileges::Needed {
@@ -162,14 +163,15 @@ async fn gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), RunErro
 }
 
 async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
-    persist::remove_temporary(&settings.state_dir, &[persist::STATE, flow_file::FLOWS, probes::HEALTH]);
-    let file = FlowFile::in_dir(&settings.state_dir);
+    let dirs = StateDirs::new(&settings.state_dir);
+    dirs.remove_temporary(&[persist::STATE, flow_file::FLOWS, probes::HEALTH]);
+    let file = FlowFile::new(dirs.clone());
     let flows = file.read();
     // With the same seed, the same workers own the flows.
     let seed = flows.as_ref().map_or_else(passing::seed, |flows| flows.seed());
     let (ports, worker_ports) = Ports::open(settings, seed).await?;
     file.remove();
-    let passing = FlowPassing::new(settings.state_dir.clone(), seed, worker_ports.len(), flows);
+    let passing = FlowPassing::new(dirs, seed, worker_ports.len(), flows);
     let served = serve(settings, &ports, worker_ports, &passing, reload, stop).await;
     if served.is_err() {
         passing.put_back();
@@ -273,7 +275,7 @@ async fn serve(
     reload: &Arc<Reload>,
     stop: &Stop,
 ) -> Result<(), RunError> {
-    let file = StateFile::in_dir(&settings.state_dir);
+    let file = StateFile::new(passing.dirs().clone());
     let (seed, flows) = (passing.seed(), passing.waiting());
     let is_restart = passing::is_restart(flows.as_deref());
     let (known, draining) = passing::known_at_start(&file, settings.max_state_age, flows.as_deref());
@@ -316,7 +318,7 @@ async fn serve(
     let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
     let of_workers = (counters.clone(), loads.clone(), inquiries);
     let sources = sources(settings, &channels, ports, of_workers, reload, controller, supervisor.tasks());
-    supervise_state(&mut supervisor, settings, &channels, &sources, file, SnapshotPipeline { compiler, publisher });
+    supervise_state(&mut supervisor, settings, &channels, &sources, passing.dirs(), SnapshotPipeline { compiler, publisher });
     replication::supervise(&mut supervisor, replication_inputs(settings, &channels, &sources, &outlets));
     let routes = VipRoutes::new(settings.announce);
     supervise_network(&mut supervisor, settings, &channels, ports);
@@ -334,7 +336,7 @@ async fn serve(
         stop.leave(settings, (&channels.announced, &channels.leaving), handed_over, &routes, &counters).await;
     }
     election::resign(&standing, channels.answers.subscribe()).await;
-    channels.probed.save(&settings.state_dir).await;
+    channels.probed.save(passing.dirs()).await;
     drop(watchdog);
     passing.pass(workers, *channels.stored.borrow());
     restored.iter().for_each(|restored| restored.abort());
@@ -448,7 +450,7 @@ fn supervise_state(
     settings: &Settings,
     channels: &Channels,
     sources: &Sources,
-    file: StateFile,
+    dirs: &StateDirs,
     pipeline: SnapshotPipeline,
 ) {
     let (urls, certificates, group) = match &settings.source {
@@ -486,7 +488,8 @@ fn supervise_state(
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
     let progress = (channels.connected.subscribe(), channels.reached.subscribe());
-    let inputs = (file, (channels.known.subscribe(), channels.draining.subscribe()), progress, channels.stored.clone());
+    let (file, current) = (StateFile::new(dirs.clone()), (channels.known.subscribe(), channels.draining.subscribe()));
+    let inputs = (file, current, progress, channels.stored.clone());
     supervisor.run("persist", inputs, |(file, current, progress, stored)| persist::run(file, current, progress, stored));
 
     if let Some(zone) = settings.zone.clone() {
@@ -501,7 +504,7 @@ fn supervise_state(
         served: channels.served.subscribe(),
         workers: sources.workers.clone(),
     };
-    probes::supervise(supervisor, inputs, channels.probed.clone(), &settings.state_dir);
+    probes::supervise(supervisor, inputs, channels.probed.clone(), dirs);
 
     let pipeline = Arc::new(tokio::sync::Mutex::new(pipeline));
     let inputs = Inputs {

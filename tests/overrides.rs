@@ -172,3 +172,23 @@ fn a_drain_under_load_fails_no_request_and_shows_the_flows_that_are_left() {
     until("its flows have run out", || flows(&edge, drained).filter(|flows| *flows == 0));
     edge.assert_account();
 }
+
+#[test]
+fn a_drain_outlives_a_file_of_overrides_that_a_power_cut_emptied() {
+    let Some(mut edge) = Edge::with_echo_servers("overrides after a power cut", "ovrcut", 9000) else { return };
+    edge.write_manifest("web.yaml", &include_str!("edge/web.yaml").replace("8080", "9000"));
+    edge.start();
+    let drain = DrainRequest { target: "10.0.0.12:9000".to_owned(), by: BY.to_owned() };
+    edge.admin(async |mut client| client.drain(drain).await.ok()).expect("a drain");
+    for cut in [0, 20] {
+        assert_eq!(edge.stop(true), None, "killed");
+        let file = edge.path("status/overrides.yaml");
+        let text = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &text[..cut]).unwrap();
+        edge.start();
+        wait_for_backend(&edge, "10.0.0.12:9000", "draining", 1);
+        assert!(edge.log().contains("a file is broken and was moved aside; its last good copy is used"), "{}", edge.log());
+        assert_eq!(std::fs::read(edge.path("status/overrides.yaml.broken")).unwrap().len(), cut);
+        assert_eq!(std::fs::read(&file).unwrap(), text);
+    }
+}

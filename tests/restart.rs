@@ -5,12 +5,16 @@
 mod edge;
 
 use std::fs;
+use std::io::Write as _;
 use std::net::{TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use edge::{DEADLINE, Edge, ServiceManifest, until};
+use edge::{DEADLINE, Edge, ServiceManifest, skip, until};
+use proto::v1::DrainRequest;
 use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -188,4 +192,84 @@ fn a_damaged_file_of_flows_is_not_used_and_the_log_says_why() {
     edge.start();
     until("a connection", || edge.connect(&address));
     assert!(!edge.log().contains(RESTORED), "{}", edge.log());
+}
+
+/// A disk of 256 KiB, until it is dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Mounts it; `None` if this machine does not let a test mount anything: then it reports `test` as skipped.
+    fn mount(test: &str, path: PathBuf) -> Option<Self> {
+        fs::create_dir_all(&path).unwrap();
+        let mount = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
+        if !Command::new("mount").args(mount).arg(&path).status().is_ok_and(|status| status.success()) {
+            skip(test, "a tmpfs cannot be mounted here");
+            return None;
+        }
+        Some(Self(path))
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    /// Fills it, so that no byte has room.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.filler()).unwrap();
+        assert!((0..1024).any(|_| file.write_all(&[0; 1024]).is_err()));
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn with_a_full_disk_connections_outlive_a_restart_and_a_drain_that_cannot_be_stored_is_refused() {
+    const TEST: &str = "a restart with a full disk";
+    let Some(mut edge) = Edge::with_echo_servers(TEST, "fulldisk", 9000) else { return };
+    let disks = [edge.path("state"), edge.path("status")].map(|path| SmallDisk::mount(TEST, path));
+    let [Some(state), Some(status)] = disks else { return };
+    fs::create_dir(edge.path("run")).unwrap();
+    edge.environment.push(("RUNTIME_DIRECTORY", edge.path("run")));
+    edge.write_manifest("own.yaml", &ServiceManifest::default().yaml());
+    state.fill();
+    edge.start();
+    let address = format!("{ADDRESS}:90");
+    until("the first connection", || edge.connect(&address));
+    let mut connections: Vec<_> = (0..6).map(|n| edge.connect(&address).unwrap_or_else(|| panic!("connection {n}"))).collect();
+    let kept = edge.path("run/state");
+    until("the state is kept in memory", || kept.join("state").exists().then_some(()));
+    assert!(edge.log().contains("the state directory cannot be written"), "{}", edge.log());
+
+    let restart = |edge: &mut Edge, dir: &Path, other: &Path| {
+        edge.signal(Signal::USR2);
+        assert_eq!(edge.wait_for_exit(), Some(0), "{}", edge.log());
+        let exist = |dir: &Path| ["flows", "health", "state"].map(|name| dir.join(name).exists());
+        assert_eq!((exist(dir), exist(other)), ([true; 3], [false; 3]), "{}", edge.log());
+        edge.start();
+        until("the flows are restored", || logged(edge, RESTORED, "restored").filter(|restored| *restored >= 6));
+        assert!(!dir.join("flows").exists(), "the file is used once");
+    };
+    restart(&mut edge, &kept, &state.0);
+    connections.iter_mut().for_each(|connection| connection.assert_alive("after a restart with a full disk"));
+
+    let drain = || DrainRequest { target: "10.0.0.12:9000".to_owned(), by: "test".to_owned() };
+    until("the controller has stored what it decided", || status.0.join("checkpoint.txt").exists().then_some(()));
+    status.fill();
+    let refused = edge.admin(async |mut client| Some(client.drain(drain()).await)).unwrap().unwrap_err();
+    assert!(refused.message().contains("overrides.yaml") && refused.message().contains("No space left"), "{refused:?}");
+    status.empty();
+    state.empty();
+    edge.admin(async |mut client| client.drain(drain()).await.ok()).expect("a drain, now that there is room");
+    until("the state is on the disk again", || (state.0.join("state").exists() && !kept.join("state").exists()).then_some(()));
+
+    restart(&mut edge, &state.0, &kept);
+    connections.iter_mut().for_each(|connection| connection.assert_alive("after a restart with room on the disk"));
 }

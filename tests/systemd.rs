@@ -7,6 +7,7 @@ mod edge;
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
@@ -238,4 +239,21 @@ fn systemd_hears_of_the_start_a_reload_a_stalled_worker_and_the_stop() {
 
     assert_eq!(edge.stop(false), Some(0));
     socket.wait_for("STOPPING=1");
+}
+
+#[test]
+fn every_line_of_a_gateway_in_the_journal_has_a_priority() {
+    let Some(mut edge) = Edge::with_af_packet("priorities in the journal", "jou") else { return };
+    edge.write_manifest("broken.yaml", "kind: [");
+    let log = fs::OpenOptions::new().create(true).append(true).open(edge.path("sluiced.log")).unwrap();
+    let of_log = log.metadata().unwrap();
+    edge.spawn_logging_to(log, &[("JOURNAL_STREAM", &format!("{}:{}", of_log.dev(), of_log.ino()))]);
+    until("a broken manifest is reported", || edge.log().contains("broken.yaml").then_some(()));
+    until("the gateway runs", || edge.log().contains("the gateway runs").then_some(()));
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+    let log = edge.log();
+    let has_priority = |line: &str| ["<3>", "<4>", "<6>", "<7>"].iter().any(|priority| line.starts_with(priority));
+    assert!(log.lines().all(has_priority), "{log}");
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains(" WARN ")).collect();
+    assert!(!warnings.is_empty() && warnings.iter().all(|line| line.starts_with("<4>")), "{log}");
 }

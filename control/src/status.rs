@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -86,7 +87,7 @@ impl StatusSink {
     /// Returns whether the status is written, or queued for writing. `notes` are reported once it is written.
     fn write(&mut self, write: &StatusWrite, notes: Vec<Note>, recorder: &Recorder) -> bool {
         match self {
-            Self::Files(files) => match files.write(write) {
+            Self::Files(files) => match waiting(|| files.write(write)) {
                 Ok(()) => {
                     notes.iter().for_each(|note| recorder.record(note, Some(&write.uid)));
                     true
@@ -116,6 +117,14 @@ impl StatusSink {
         if let Self::Files(files) = self {
             files.forget_all_but(|name| services.contains_key(name));
         }
+    }
+}
+
+/// Does what waits for a disk; other tasks of this thread go on elsewhere meanwhile.
+fn waiting<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 

@@ -3,10 +3,10 @@
 //! Deliberately not here: the content of both (`world`).
 
 pub mod checkpoints;
+pub mod files;
 pub mod override_editor;
 pub mod overrides;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,7 @@ use kube::Api;
 use kube::api::ObjectMeta;
 
 use crate::kubernetes::{Cluster, post_params};
+use files::FileError;
 
 /// Where texts of this installation are stored.
 #[derive(Clone, Debug)]
@@ -39,33 +40,11 @@ impl Storage {
     }
 }
 
-/// The operating system refused to read or write a file.
-#[derive(Debug, thiserror::Error)]
-#[error("{path}: {error}; it must be readable and writable for this process (key `statusDir`)")]
-pub struct FileError {
-    path: PathBuf,
-    error: io::Error,
-}
-
-impl FileError {
-    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |error| Self { path: path.to_owned(), error }
-    }
-}
-
-/// The text of a file; a file that does not exist is empty.
-fn read_file(path: &Path) -> Result<String, FileError> {
-    match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read.map_err(FileError::at(path)),
-    }
-}
-
-/// Replaces a file as a whole: the text is written beside it and renamed.
-fn replace_file(path: &Path, text: &str) -> Result<(), FileError> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    fs::write(&beside, text).and_then(|()| fs::rename(&beside, path)).map_err(FileError::at(path))
+/// Replaces the text of a file, on a thread of its own: a disk may take seconds to store it.
+async fn write_file(path: &Path, text: String) -> Result<(), FileError> {
+    let file = path.to_owned();
+    let written = tokio::task::spawn_blocking(move || files::write_text(&file, &text)).await;
+    written.unwrap_or_else(|error| Err(FileError::System { path: path.to_owned(), error: io::Error::other(error) }))
 }
 
 /// Creates a ConfigMap with one text.

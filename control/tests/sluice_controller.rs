@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::io::{Read, Write};
+use std::io::{BufRead as _, Read, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -105,6 +106,54 @@ fn run_with(source: &str, environment: &[(&str, &str)]) -> (tempfile::TempDir, s
     command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::process::Stdio::piped());
     command.envs(environment.iter().copied());
     (directory, command.spawn().unwrap())
+}
+
+/// The lines that a program writes to stderr, which is the journal's stream or not.
+fn lines_at(command: &mut Command, is_journal: bool, until: &str) -> Vec<String> {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let of_pipe = std::fs::File::from(std::os::fd::OwnedFd::from(reader.try_clone().unwrap())).metadata().unwrap();
+    let stream = format!("{}:{}", of_pipe.dev(), of_pipe.ino() + u64::from(!is_journal));
+    let mut child = command.env("JOURNAL_STREAM", stream).stderr(writer).spawn().unwrap();
+    // The command holds the other end of the pipe.
+    command.stderr(std::process::Stdio::null());
+    let mut lines = Vec::new();
+    for line in std::io::BufReader::new(reader).lines().map(Result::unwrap).take(1000) {
+        let is_last = line.contains(until);
+        lines.push(line);
+        if is_last {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    lines
+}
+
+#[test]
+fn lines_in_the_journal_have_the_priority_of_their_level() {
+    let (manifests, directory) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(manifests.path().join("broken.yaml"), "kind: [").unwrap();
+    let config = directory.path().join("controller.yaml");
+    let lines = "listen: 'unix:config.sock'\nadmin: {listen: 'unix:admin.sock'}\nstatusDir: status\n";
+    std::fs::write(&config, format!("{lines}manifests: {}\n", manifests.path().display())).unwrap();
+    for is_journal in [true, false] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
+        command.args(["run", "--config", config.to_str().unwrap()]).env("RUST_LOG", "debug").current_dir(directory.path());
+        let lines = lines_at(&mut command, is_journal, "broken.yaml");
+        let priority = |line: &str| match line {
+            _ if line.contains(" ERROR ") => "<3>",
+            _ if line.contains(" WARN ") => "<4>",
+            _ if line.contains(" INFO ") => "<6>",
+            _ => "<7>",
+        };
+        assert!(lines.iter().any(|line| line.contains(" WARN ") || line.contains(" ERROR ")), "{lines:?}");
+        assert!(lines.iter().all(|line| line.starts_with(priority(line)) == is_journal), "{lines:?}");
+
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
+        command.args(["check", "--config", "/nonexistent"]);
+        let lines = lines_at(&mut command, is_journal, "/nonexistent");
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.starts_with("<3>") == is_journal), "{lines:?}");
+    }
 }
 
 /// The first line of an HTTP answer.

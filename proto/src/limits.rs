@@ -1,5 +1,7 @@
 //! Limits, ports, paths and names on which several crates must agree.
 
+pub mod journal;
+
 use std::time::Duration;
 
 /// Default class of the Services that sluice serves.

@@ -1,29 +1,33 @@
 //! The state on disk, from which a gateway starts if no controller can be reached.
 //!
-//! The file is `state` in the state directory: magic and format, a SHA-256 of the rest, then the time at which it was
-//! last known to be current, the version of the program that wrote it with a line feed, and a full `WatchResponse`, which
-//! also says whether the gateway is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved
-//! one. A damaged file is moved aside with a warning and not used. Deliberately not here: which parts of a loaded state
-//! may be used (`usable`).
+//! The file is `state` in the state directory: [`sealed`] with the time at which it was last known to be current, the
+//! version of the program that wrote it with a line feed, and a full `WatchResponse`, which also says whether the gateway
+//! is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved
+//! aside with an error in the log and not used. Deliberately not here: which parts of a loaded state may be used
+//! (`usable`).
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+pub mod directories;
+pub mod sealed;
+
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use control::store::files::Survives;
 use prost::Message as _;
 use proto::convert::{self, ConvertError, full};
 use proto::{GatewayState, Generation, NodeSets, Origin, Pool, State, v1};
-use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::supervisor::Failure;
+use directories::StateDirs;
+use sealed::{Age, FileDamage, Moment, seal, unseal};
 
-const MAGIC: &[u8; 14] = b"sluice state 1";
-const HASH_BYTES: usize = 32;
+/// Name of the format.
+const FORMAT: &str = "sluice state ";
 /// Minimum time between two writes while the state changes.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 /// Interval of writes while it does not change but a controller confirms it.
@@ -33,7 +37,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The state file.
 #[derive(Clone, Debug)]
 pub struct StateFile {
-    dir: PathBuf,
+    dirs: StateDirs,
 }
 
 /// What the gateway knew when the file was written.
@@ -71,12 +75,9 @@ pub enum LoadError {
 /// How a file is damaged.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileDamage {
-    /// It belongs to another program or a later version.
-    #[error("it does not begin with {:?}", String::from_utf8_lossy(MAGIC))]
-    Magic,
-    /// It is truncated or modified.
-    #[error("its checksum does not match")]
-    Checksum,
+    /// It is of another format, truncated or modified.
+    #[error(transparent)]
+    Sealed(#[from] FileDamage),
     /// The checksum is correct, but the content cannot be decoded.
     #[error("it cannot be decoded")]
     Encoding,
@@ -89,57 +90,56 @@ pub enum StateFileDamage {
 pub const STATE: &str = "state";
 
 impl StateFile {
-    /// The file in `dir`; it may not exist yet.
+    /// The file in these directories; it may not exist yet.
     #[must_use]
-    pub fn in_dir(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+    pub const fn new(dirs: StateDirs) -> Self {
+        Self { dirs }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
-    /// The state, if there is one, and whether it was current within `max_age` before `now`. A state from the future
-    /// has an unknown age: a clock that was set back must not cost all services, and endpoints are not used before they
-    /// pass a probe. The generation is empty if another version of the program wrote the file, which may lack fields
+    /// The newest state, if there is one, and whether it was current within `max_age` before `now`. A state from the
+    /// future has an unknown age: a clock that was set back must not cost all services, and endpoints are not used before
+    /// they pass a probe. The generation is empty if another version of the program wrote the file, which may lack fields
     /// that this version knows; the full state is then requested again.
     ///
     /// # Errors
-    /// If there is a file and it is unusable.
-    pub fn load(&self, now: SystemTime, max_age: Duration) -> Result<Option<KnownBefore>, LoadError> {
-        let path = self.path(STATE);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(LoadError::Unreadable { path, error }),
-        };
-        let (saved_at, state, draining) = match decode(&bytes) {
-            Ok(decoded) => decoded,
-            Err(what) => {
-                let moved = self.path("state.broken");
-                fs::rename(&path, &moved).map_err(|error| LoadError::Unreadable { path: path.clone(), error })?;
-                return Err(LoadError::Broken { path, what: Box::new(what), moved });
+    /// If there are files and none of them is usable.
+    pub fn load(&self, now: Moment, max_age: Duration) -> Result<Option<KnownBefore>, LoadError> {
+        let (mut newest, mut unusable) = (None::<(Age, PathBuf, State, bool)>, None);
+        for path in self.dirs.paths(STATE) {
+            match read(&path) {
+                Ok(None) => {}
+                Ok(Some((written, state, draining))) => {
+                    let age = now.age_of(&written);
+                    if newest.as_ref().is_none_or(|(newest, ..)| age < *newest) {
+                        newest = Some((age, path, state, draining));
+                    }
+                }
+                Err(error) => unusable = Some(error),
             }
-        };
-        let known = |origin| Ok(Some(KnownBefore { known: GatewayState { state: Arc::new(state), origin }, draining }));
-        match now.duration_since(saved_at) {
-            Err(ahead) => {
-                let ahead_s = ahead.duration().as_secs();
+        }
+        let Some((age, path, state, draining)) = newest else { return unusable.map_or(Ok(None), Err) };
+        if let Some(error) = unusable {
+            tracing::error!(%error, used = %path.display(), "a state on disk is not used, another one is");
+        }
+        let origin = match age {
+            Age::Unknown(ahead) => {
+                let ahead_s = ahead.as_secs();
                 tracing::warn!(path = %path.display(), ahead_s, "the state on disk is dated in the future: its age is unknown, check the clock");
-                known(Origin::Disk)
+                Origin::Disk
             }
-            Ok(age) if age > max_age => {
+            Age::OfThisBoot(age) | Age::ByTimeOfDay(age) if age > max_age => {
                 let (age_s, max_age_s) = (age.as_secs(), max_age.as_secs());
                 tracing::warn!(path = %path.display(), age_s, max_age_s, "the state on disk is older than `maxStateAge`: only nodes are used of it");
-                known(Origin::OldDisk)
+                Origin::OldDisk
             }
-            Ok(_) => known(Origin::Disk),
-        }
+            Age::OfThisBoot(_) | Age::ByTimeOfDay(_) => Origin::Disk,
+        };
+        Ok(Some(KnownBefore { known: GatewayState { state: Arc::new(state), origin }, draining }))
     }
 
     /// The state to start from before a controller is connected: that on disk, or none, with the reason in the log.
     #[must_use]
-    pub fn known_at_start(&self, now: SystemTime, max_age: Duration) -> Option<KnownBefore> {
+    pub fn known_at_start(&self, now: Moment, max_age: Duration) -> Option<KnownBefore> {
         match self.load(now, max_age) {
             Ok(saved) => saved.inspect(|KnownBefore { known, draining }| {
                 tracing::info!(
@@ -155,92 +155,40 @@ impl StateFile {
         }
     }
 
-    /// Replaces the file: mode 0600 in a directory of mode 0700, synced to disk before the rename.
+    /// Replaces the file, so that it survives a power cut if the disk takes it.
     ///
     /// # Errors
     /// The error of the operating system.
-    pub fn save(&self, state: &State, draining: bool, now: SystemTime) -> io::Result<()> {
-        replace(&self.dir, STATE, [encode(state, draining, now).as_slice()].into_iter(), File::sync_all)?;
-        File::open(&self.dir)?.sync_all()
+    pub fn save(&self, state: &State, draining: bool, now: Moment) -> io::Result<()> {
+        self.dirs.replace(STATE, Survives::PowerCut, [encode(state, draining, now).as_slice()].into_iter())
     }
 }
 
-/// Creates a directory that only its owner may enter, unless there is one.
-///
-/// # Errors
-/// The error of the operating system.
-pub fn create_private(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)
-}
-
-/// Replaces the file `name` of a private directory: mode 0600, complete before it gets its name. `finish` is called with
-/// the written file. After an error, the file is the former one, and nothing of the new one takes room on the disk.
-///
-/// # Errors
-/// The error of the operating system.
-pub fn replace<'a>(
-    dir: &Path,
-    name: &str,
-    bytes: impl Iterator<Item = &'a [u8]>,
-    finish: fn(&File) -> io::Result<()>,
-) -> io::Result<()> {
-    create_private(dir)?;
-    let new = temporary(dir, name);
-    remove(&new)?;
-    let written = write(&new, bytes, finish).and_then(|()| fs::rename(&new, dir.join(name)));
-    if written.is_err() {
-        // The error of the write says more.
-        let _ = fs::remove_file(&new);
-    }
-    written
-}
-
-fn write<'a>(path: &Path, mut bytes: impl Iterator<Item = &'a [u8]>, finish: fn(&File) -> io::Result<()>) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    bytes.try_for_each(|bytes| file.write_all(bytes))?;
-    finish(&file)
-}
-
-/// Removes what a process that was killed while it wrote has left of the files `names`: as large as the files, it could
-/// take the room that they need.
-pub fn remove_temporary(dir: &Path, names: &[&str]) {
-    for path in names.iter().map(|name| temporary(dir, name)) {
-        if let Err(error) = remove(&path) {
-            tracing::warn!(path = %path.display(), %error, "a temporary file of an earlier process cannot be removed");
+/// The content of a file, if there is one. A damaged one is moved aside.
+fn read(path: &Path) -> Result<Option<(Moment, State, bool)>, LoadError> {
+    let unreadable = |error| LoadError::Unreadable { path: path.to_owned(), error };
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(unreadable)?,
+    };
+    decode(&bytes).map(Some).map_err(|what| {
+        let moved = path.with_extension("broken");
+        match fs::rename(path, &moved) {
+            Ok(()) => LoadError::Broken { path: path.to_owned(), what: Box::new(what), moved },
+            Err(error) => unreadable(error),
         }
-    }
+    })
 }
 
-fn temporary(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!("{name}.new"))
+fn encode(state: &State, draining: bool, now: Moment) -> Vec<u8> {
+    let message = v1::WatchResponse { draining, ..full(state) }.encode_to_vec();
+    seal(FORMAT, now, &[VERSION.as_bytes(), b"\n", &message].concat())
 }
 
-/// Removes a file; one that does not exist is no error.
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn encode(state: &State, draining: bool, now: SystemTime) -> Vec<u8> {
-    let saved_at_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let mut rest = saved_at_s.to_be_bytes().to_vec();
-    rest.extend_from_slice(VERSION.as_bytes());
-    rest.push(b'\n');
-    rest.extend(v1::WatchResponse { draining, ..full(state) }.encode_to_vec());
-    [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
-}
-
-fn decode(bytes: &[u8]) -> Result<(SystemTime, State, bool), StateFileDamage> {
-    let (hash, rest) =
-        bytes.strip_prefix(MAGIC).ok_or(StateFileDamage::Magic)?.split_at_checked(HASH_BYTES).ok_or(StateFileDamage::Checksum)?;
-    if *hash != *Sha256::digest(rest) {
-        return Err(StateFileDamage::Checksum);
-    }
-    let (saved_at_s, rest) = rest.split_first_chunk().ok_or(StateFileDamage::Encoding)?;
-    let end = rest.iter().position(|byte| *byte == b'\n').ok_or(StateFileDamage::Encoding)?;
-    let (version, message) = rest.split_at(end);
+fn decode(bytes: &[u8]) -> Result<(Moment, State, bool), StateFileDamage> {
+    let (written, content) = unseal(FORMAT, bytes)?;
+    let end = content.iter().position(|byte| *byte == b'\n').ok_or(StateFileDamage::Encoding)?;
+    let (version, message) = content.split_at(end);
     let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| StateFileDamage::Encoding)?;
     let known_generation = message.generation.filter(|_| version == VERSION.as_bytes());
     let (sets, errors) = convert::node_sets(message.node_sets, &NodeSets::new());
@@ -253,7 +201,7 @@ fn decode(bytes: &[u8]) -> Result<(SystemTime, State, bool), StateFileDamage> {
         services: message.services.into_iter().map(service).collect::<Result<_, _>>()?,
         pools: message.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>()?,
     };
-    Ok((UNIX_EPOCH + Duration::from_secs(u64::from_be_bytes(*saved_at_s)), state, message.draining))
+    Ok((written, state, message.draining))
 }
 
 /// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while
@@ -291,11 +239,11 @@ pub async fn run(
             }
         }
         let Some(GatewayState { state, .. }) = known.borrow_and_update().clone() else { continue };
-        let (file, path, draining) = (file.clone(), file.path(STATE), *draining.borrow_and_update());
-        let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, SystemTime::now())).await?;
+        let (file, dir, draining) = (file.clone(), file.dirs.disk().to_owned(), *draining.borrow_and_update());
+        let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, Moment::now())).await?;
         stored.send_replace(saved.is_ok());
         saved.map_err(|error| {
-            format!("cannot write {}: {error}; a restart without a controller would start empty", path.display())
+            format!("cannot write {}: {error}; a restart without a controller would start empty", dir.join(STATE).display())
         })?;
         tokio::time::sleep(AT_MOST_EVERY).await;
     }
@@ -305,18 +253,29 @@ pub async fn run(
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use super::sealed::tests::moment;
     use super::*;
     use crate::agent::controller_client::received::tests::{service, state};
 
     const DAY: Duration = Duration::from_secs(86_400);
 
-    fn saved() -> (tempfile::TempDir, StateFile, State, SystemTime) {
+    /// A state in a directory that does not exist yet, and a runtime directory beside it.
+    fn saved() -> (tempfile::TempDir, StateFile, State, Moment) {
         let dir = tempfile::tempdir().unwrap();
-        let file = StateFile::in_dir(&dir.path().join("sluice"));
+        let file = StateFile::new(StateDirs::with_runtime(&dir.path().join("sluice"), Some(&dir.path().join("run"))));
         let state = state("e", 3, &[service("a", &["10.0.0.1:80"]), service("b", &["10.0.0.2:80", "10.0.0.3:80"])]);
-        let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let now = moment(1, 1000, 0);
         file.save(&state, false, now).unwrap();
         (dir, file, state, now)
+    }
+
+    /// Another boot, so many seconds later.
+    fn rebooted(seconds: u64) -> Moment {
+        moment(2, 10, seconds)
+    }
+
+    fn path(file: &StateFile) -> PathBuf {
+        file.dirs.disk().join(STATE)
     }
 
     fn with(state: &State, origin: Origin, draining: bool) -> KnownBefore {
@@ -329,82 +288,77 @@ mod tests {
         file.save(&state, true, now).unwrap();
         assert_eq!(file.load(now, DAY).unwrap(), Some(with(&state, Origin::Disk, true)));
         file.save(&state, false, now).unwrap();
-        assert_eq!(file.load(now + DAY, DAY).unwrap(), Some(with(&state, Origin::Disk, false)));
+        assert_eq!(file.load(rebooted(86_400), DAY).unwrap(), Some(with(&state, Origin::Disk, false)));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&file.path(STATE)), mode(&file.dir)), (0o600, 0o700));
-        assert!(!file.path("state.new").exists());
+        assert_eq!((mode(&path(&file)), mode(file.dirs.disk())), (0o600, 0o700));
+        assert_eq!(fs::read_dir(file.dirs.disk()).unwrap().count(), 1);
     }
 
     #[test]
     fn without_a_file_there_is_no_state_and_no_error() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(StateFile::in_dir(dir.path()).load(SystemTime::now(), DAY).unwrap(), None);
+        let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
+        assert_eq!(file.load(Moment::now(), DAY).unwrap(), None);
     }
 
     #[test]
     fn a_file_cut_short_or_changed_anywhere_is_moved_aside() {
         let (_dir, file, _, now) = saved();
-        let good = fs::read(file.path(STATE)).unwrap();
+        let good = fs::read(path(&file)).unwrap();
         for i in 0..good.len() {
             assert!(decode(&good[..i]).is_err(), "cut at {i}");
             let mut changed = good.clone();
-            changed[i] ^= 1;
+            changed[i] ^= 4;
             assert!(decode(&changed).is_err(), "changed at {i}");
         }
-        fs::write(file.path(STATE), &good[..good.len() - 1]).unwrap();
-        assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { what, .. }) if matches!(*what, StateFileDamage::Checksum)));
-        assert!(file.path("state.broken").exists());
-        assert_eq!(file.load(now, DAY).unwrap(), None);
+        for length in [good.len() - 1, 0] {
+            fs::write(path(&file), &good[..length]).unwrap();
+            assert!(matches!(file.load(now, DAY), Err(LoadError::Broken { .. })));
+            assert_eq!(fs::read(path(&file).with_extension("broken")).unwrap(), good[..length]);
+            assert_eq!(file.load(now, DAY).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn the_newest_valid_file_of_disk_and_memory_is_used() {
+        let (dir, file, old, now) = saved();
+        let (new, later) = (state("e", 4, &[service("c", &["10.0.0.4:80"])]), moment(1, 1001, 0));
+        let memory = dir.path().join("run/state/state");
+        fs::create_dir_all(memory.parent().unwrap()).unwrap();
+        fs::write(&memory, encode(&new, true, later)).unwrap();
+        let load = || file.load(later, DAY).unwrap();
+        assert_eq!(load(), Some(with(&new, Origin::Disk, true)));
+        fs::write(&memory, encode(&new, true, moment(1, 999, 0))).unwrap();
+        assert_eq!(load(), Some(with(&old, Origin::Disk, false)));
+        fs::write(path(&file), "").unwrap();
+        assert_eq!(load(), Some(with(&new, Origin::Disk, true)), "the empty one does not count");
+        assert!(path(&file).with_extension("broken").exists());
+        file.save(&old, false, now).unwrap();
+        assert!(!memory.exists(), "the disk is written again");
     }
 
     #[test]
     fn an_expired_file_is_refused_a_newer_one_and_one_from_the_future_are_used() {
-        let (_dir, file, state, now) = saved();
+        let (_dir, file, state, _) = saved();
         let known = |origin| Some(with(&state, origin, false));
-        assert_eq!(file.load(now + DAY + Duration::from_secs(1), DAY).unwrap(), known(Origin::OldDisk));
-        assert_eq!(file.load(now - 3 * DAY, DAY).unwrap(), known(Origin::Disk));
+        assert_eq!(file.load(rebooted(86_401), DAY).unwrap(), known(Origin::OldDisk));
+        let earlier = Moment { time_of_day: rebooted(0).time_of_day - 3 * DAY, ..rebooted(0) };
+        assert_eq!(file.load(earlier, DAY).unwrap(), known(Origin::Disk));
     }
 
     #[test]
-    fn a_write_that_was_killed_halfway_leaves_the_old_state() {
-        let (_dir, file, state, now) = saved();
-        fs::write(file.path("state.new"), b"half").unwrap();
-        assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
-        file.save(&state, false, now).unwrap();
-    }
-
-    #[test]
-    fn a_write_that_fails_leaves_the_former_file_and_no_temporary_one() {
-        let (_dir, file, state, now) = saved();
-        // As on a full disk: the bytes are written, and making them last fails.
-        let full = |_: &File| Err(io::ErrorKind::StorageFull.into());
-        let failed = replace(&file.dir, STATE, [&b"more than fits"[..]].into_iter(), full);
-        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert!(!file.path("state.new").exists());
-        assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
-    }
-
-    #[test]
-    fn temporary_files_of_an_earlier_process_go_at_the_start() {
-        let (_dir, file, state, now) = saved();
-        for name in ["state.new", "flows.new", "other.new"] {
-            fs::write(file.path(name), "half").unwrap();
-        }
-        remove_temporary(&file.dir, &[STATE, "flows"]);
-        let left = ["state.new", "flows.new", "other.new"].map(|name| file.path(name).exists());
-        assert_eq!(left, [false, false, true]);
-        remove_temporary(&file.dir, &[STATE]);
-        assert_eq!(*file.load(now, DAY).unwrap().unwrap().known.state, state);
+    fn a_clock_that_jumps_within_a_boot_makes_no_state_old() {
+        let (_dir, file, state, _) = saved();
+        let known = |origin| Some(with(&state, origin, false));
+        assert_eq!(file.load(moment(1, 1002, 400 * 86_400), DAY).unwrap(), known(Origin::Disk));
+        assert_eq!(file.load(moment(1, 1000 + 86_401, 0), DAY).unwrap(), known(Origin::OldDisk), "although the clock stood");
     }
 
     #[test]
     fn the_state_of_another_program_version_has_no_generation() {
         let (_dir, _, state, now) = saved();
-        let mut bytes = encode(&state, false, now);
-        let rest = MAGIC.len() + HASH_BYTES;
-        bytes[rest + 8] ^= 1;
-        let hash = Sha256::digest(&bytes[rest..]);
-        bytes[MAGIC.len()..rest].copy_from_slice(&hash);
+        let message = full(&state).encode_to_vec();
+        let bytes = seal(FORMAT, now, &[b"0.0.1\n", message.as_slice()].concat());
         let (_, loaded, _) = decode(&bytes).unwrap();
         assert_eq!(loaded, State { generation: Generation::default(), ..state });
     }
@@ -412,7 +366,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_task_saves_what_the_controller_sent_once_workers_have_it_and_not_what_came_from_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let file = StateFile::in_dir(dir.path());
+        let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
         let at = |counter: u64| state("e", counter, &[service("a", &[&format!("10.0.0.{counter}:80")])]);
         let of_controller = |counter| Some(GatewayState { state: Arc::new(at(counter)), origin: Origin::Controller });
         let (sender, known) = watch::channel(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::Disk }));
@@ -423,11 +377,11 @@ mod tests {
         let task = tokio::spawn(run(file.clone(), (known, draining), (connected, reached), stored));
         sender.send_replace(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::LastProcess }));
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!((file.load(SystemTime::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
+        assert_eq!((file.load(Moment::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
         // The time until a state is in the file, of the clock that the test turns.
         let comes = async |wanted: KnownBefore| {
             let (start, deadline) = (tokio::time::Instant::now(), std::time::Instant::now() + Duration::from_secs(20));
-            while file.load(SystemTime::now(), DAY).unwrap().as_ref() != Some(&wanted) {
+            while file.load(Moment::now(), DAY).unwrap().as_ref() != Some(&wanted) {
                 assert!(std::time::Instant::now() < deadline);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -435,7 +389,7 @@ mod tests {
         };
         sender.send_replace(of_controller(2));
         tokio::time::sleep(AT_MOST_EVERY / 2).await;
-        assert_eq!(file.load(SystemTime::now(), DAY).unwrap(), None, "workers do not have it yet");
+        assert_eq!(file.load(Moment::now(), DAY).unwrap(), None, "workers do not have it yet");
         reaches.send_replace(Some(at(2).generation));
         assert!(comes(with(&at(2), Origin::Disk, false)).await < AT_MOST_EVERY / 4, "at once when they do");
         assert!(*is_stored.wait_for(|stored| *stored).await.unwrap());

@@ -22,6 +22,8 @@ mod tls;
 mod tracker;
 
 pub use connections::ConnectionWatch;
+#[cfg(test)]
+pub(crate) use history::tests::saved as saved_health;
 pub use history::{SavedHealth, UnusableHealth};
 pub use prober::{Prober, concurrency};
 pub use target::{Changes, Subject, Subjects, TargetTable};

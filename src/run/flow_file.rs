@@ -6,77 +6,54 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control::store::files::Survives;
 use dataplane::{FlowFate, SavedAt, SavedFlows};
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::agent::persist;
+use crate::agent::persist::directories::StateDirs;
+use crate::agent::persist::sealed::uptime;
 use crate::worker_threads::now_ns;
 
 /// Name of the file.
 pub(super) const FLOWS: &str = "flows";
-/// The kernel's number of the present boot, 32 hexadecimal digits with hyphens.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Interval at which [`log_restored`] looks whether the workers are done.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The file.
 #[derive(Clone, Debug)]
 pub(super) struct FlowFile {
-    dir: PathBuf,
+    dirs: StateDirs,
 }
 
 impl FlowFile {
-    /// The file in `dir`; it may not exist.
+    /// The file in these directories; it may not exist.
     #[must_use]
-    pub(super) fn in_dir(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.join(FLOWS)
+    pub(super) const fn new(dirs: StateDirs) -> Self {
+        Self { dirs }
     }
 
     /// The flows of the process before, if there are any that can be used; otherwise the log says why. The file stays
     /// until [`FlowFile::remove`].
     #[must_use]
     pub(super) fn read(&self) -> Option<Arc<SavedFlows>> {
-        let path = self.path();
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the flows of the last process cannot be read; connections of mode nat break");
-                return None;
-            }
-        };
-        let now = match saved_at() {
+        let now = match uptime() {
             Ok(now) => now,
             Err(error) => {
                 tracing::warn!(%error, "it is unknown whether the machine has started since the last process; connections of mode nat break");
                 return None;
             }
         };
-        match SavedFlows::read(bytes, now, now_ns()) {
-            Ok(saved) => Some(Arc::new(saved)),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the flows of the last process are not used; connections of mode nat break");
-                None
-            }
-        }
+        let usable = self.dirs.paths(FLOWS).filter_map(|path| read(&path, now));
+        usable.min_by_key(SavedFlows::age_ns).map(Arc::new)
     }
 
     /// Removes the file, whether it was usable or not.
     pub(super) fn remove(&self) {
-        let path = self.path();
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "saved flows cannot be removed; remove the file, or it is read again at the next start");
-            }
-            _ => {}
+        if let Err((path, error)) = self.dirs.remove(FLOWS) {
+            tracing::warn!(path = %path.display(), %error, "saved flows cannot be removed; remove the file, or it is read again at the next start");
         }
     }
 
@@ -86,7 +63,7 @@ impl FlowFile {
     /// # Errors
     /// The error of the operating system.
     pub(super) fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
-        let header = SavedFlows::header(seed, is_confirmed, saved_at()?, parts);
+        let header = SavedFlows::header(seed, is_confirmed, uptime()?, parts);
         self.replace([header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
     }
 
@@ -98,9 +75,25 @@ impl FlowFile {
         self.replace([flows.bytes()].into_iter())
     }
 
-    fn replace<'a>(&self, bytes: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
-        persist::replace(&self.dir, FLOWS, bytes, |_| Ok(()))
+    fn replace<'a>(&self, bytes: impl Iterator<Item = &'a [u8]> + Clone) -> io::Result<()> {
+        self.dirs.replace(FLOWS, Survives::Process, bytes)
     }
+}
+
+/// The flows in a file, if they can be used.
+fn read(path: &Path, now: SavedAt) -> Option<SavedFlows> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "the flows of the last process cannot be read; connections of mode nat break");
+            return None;
+        }
+    };
+    let saved = SavedFlows::read(bytes, now, now_ns());
+    saved.inspect_err(|error| {
+        tracing::warn!(path = %path.display(), %error, "the flows of the last process are not used; connections of mode nat break");
+    }).ok()
 }
 
 /// Logs what became of saved flows once all workers have taken theirs, and releases their memory.
@@ -124,15 +117,6 @@ pub(super) async fn log_restored(saved: Arc<SavedFlows>, workers: usize) {
     );
 }
 
-/// Now, for the next process or by the last one.
-fn saved_at() -> io::Result<SavedAt> {
-    let now = clock_gettime(ClockId::Boottime);
-    let boottime_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
-    let text = fs::read_to_string(BOOT_ID)?.replace('-', "");
-    let number = u128::from_str_radix(text.trim(), 16).map_err(io::Error::other)?;
-    Ok(SavedAt { boot: number.to_be_bytes(), boottime_ns })
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
@@ -142,7 +126,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_by_the_next_process_once_and_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
-        let file = FlowFile::in_dir(&dir.path().join("state"));
+        let file = FlowFile::new(StateDirs::with_runtime(&dir.path().join("state"), Some(&dir.path().join("run"))));
         assert!(file.read().is_none());
         // A worker without flows: five empty sections.
         let parts = [vec![0; 40], vec![0; 40]];
@@ -154,28 +138,46 @@ mod tests {
         file.remove();
         file.put_back(&saved).unwrap();
         assert_eq!(file.read().unwrap().bytes(), saved.bytes());
-        assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(dir.path().join("state/flows")).unwrap().permissions().mode() & 0o777, 0o600);
         file.write(42, false, &parts).unwrap();
         assert!(!file.read().unwrap().is_confirmed());
         file.remove();
         file.remove();
         assert!(file.read().is_none());
-        fs::write(file.path(), "something else").unwrap();
+        fs::write(dir.path().join("state/flows"), "something else").unwrap();
         assert!(file.read().is_none());
     }
 
     #[test]
     fn flows_that_cannot_be_saved_leave_no_temporary_file() {
         let dir = tempfile::tempdir().unwrap();
-        let file = FlowFile::in_dir(dir.path());
+        let file = FlowFile::new(StateDirs::with_runtime(dir.path(), None));
         // No file can take the name of a directory.
-        fs::create_dir_all(file.path().join("taken")).unwrap();
+        fs::create_dir_all(dir.path().join("flows/taken")).unwrap();
         file.write(42, true, &[vec![0; 40]]).unwrap_err();
         assert!(!dir.path().join("flows.new").exists());
     }
 
     #[test]
-    fn the_kernel_tells_which_boot_it_is() {
-        assert_ne!(saved_at().unwrap().boot, [0; 16]);
+    fn flows_that_the_disk_does_not_take_are_kept_in_memory_and_the_newest_are_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("state");
+        let file = FlowFile::new(StateDirs::with_runtime(&disk, Some(&dir.path().join("run"))));
+        let parts = [vec![0; 40]];
+        file.write(1, true, &parts).unwrap();
+        let old = fs::read(disk.join(FLOWS)).unwrap();
+        fs::remove_dir_all(&disk).unwrap();
+        fs::write(&disk, "no directory").unwrap();
+        file.write(2, true, &parts).unwrap();
+        assert_eq!(file.read().unwrap().seed(), 2);
+        // As on a disk that became read-only: the flows of an earlier stop are still there.
+        fs::remove_file(&disk).unwrap();
+        fs::create_dir(&disk).unwrap();
+        fs::write(disk.join(FLOWS), &old).unwrap();
+        assert_eq!(file.read().unwrap().seed(), 2);
+        fs::write(dir.path().join("run/state/flows"), "").unwrap();
+        assert_eq!(file.read().unwrap().seed(), 1);
+        file.remove();
+        assert!(file.read().is_none() && !dir.path().join("run/state/flows").exists());
     }
 }

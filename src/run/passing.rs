@@ -6,9 +6,8 @@
 //!
 //! Not here: the file (`flow_file`), and what workers save and restore (`dataplane`).
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use dataplane::SavedFlows;
 use proto::{GatewayState, Origin};
@@ -16,6 +15,8 @@ use tokio::task::JoinHandle;
 
 use super::flow_file::{self, FlowFile};
 use crate::agent::persist::StateFile;
+use crate::agent::persist::directories::StateDirs;
+use crate::agent::persist::sealed::Moment;
 use crate::worker_threads::Worker;
 
 /// The last process has just ended if flows were saved at most this long ago.
@@ -24,7 +25,7 @@ const RESTART_WITHIN: Duration = Duration::from_secs(30);
 /// The flows on their way from the process before, and to the next.
 #[derive(Debug)]
 pub(super) struct FlowPassing {
-    dir: PathBuf,
+    dirs: StateDirs,
     seed: u64,
     /// Flows of the process before, until all workers have restored them.
     waiting: Arc<Mutex<Option<Arc<SavedFlows>>>>,
@@ -35,9 +36,14 @@ pub(super) struct FlowPassing {
 }
 
 impl FlowPassing {
-    /// For a gateway with this state directory, seed and number of workers, after a process that left `flows`.
-    pub(super) fn new(dir: PathBuf, seed: u64, workers: usize, flows: Option<Arc<SavedFlows>>) -> Self {
-        Self { dir, seed, waiting: Arc::new(Mutex::new(flows)), workers, saved: Arc::default() }
+    /// For a gateway with these directories, seed and number of workers, after a process that left `flows`.
+    pub(super) fn new(dirs: StateDirs, seed: u64, workers: usize, flows: Option<Arc<SavedFlows>>) -> Self {
+        Self { dirs, seed, waiting: Arc::new(Mutex::new(flows)), workers, saved: Arc::default() }
+    }
+
+    /// The directories of the gateway's files.
+    pub(super) const fn dirs(&self) -> &StateDirs {
+        &self.dirs
     }
 
     /// The seed of the workers' hashes.
@@ -63,9 +69,9 @@ impl FlowPassing {
     /// After a start that failed: puts flows that still wait back for the next process.
     pub(super) fn put_back(&self) {
         if let Some(flows) = self.waiting()
-            && let Err(error) = FlowFile::in_dir(&self.dir).put_back(&flows)
+            && let Err(error) = FlowFile::new(self.dirs.clone()).put_back(&flows)
         {
-            tracing::error!(dir = %self.dir.display(), %error, "the flows of the last process cannot be put back");
+            tracing::error!(dir = %self.dirs.disk().display(), %error, "the flows of the last process cannot be put back");
         }
     }
 
@@ -73,7 +79,7 @@ impl FlowPassing {
     /// controller that sent it to this process.
     pub(super) fn pass(&self, workers: Vec<Worker>, is_confirmed: bool) {
         let start = Instant::now();
-        let file = FlowFile::in_dir(&self.dir);
+        let file = FlowFile::new(self.dirs.clone());
         Worker::stop_all(workers);
         let stop_ms = start.elapsed().as_millis();
         let parts = std::mem::take(&mut *self.saved.lock().unwrap_or_else(PoisonError::into_inner));
@@ -86,7 +92,7 @@ impl FlowPassing {
         match written {
             Ok(()) => tracing::info!(bytes, stop_ms, write_ms, "the flows are saved for the next process"),
             Err(error) => {
-                let dir = self.dir.display();
+                let dir = self.dirs.disk().display();
                 tracing::error!(%dir, %error, "the flows cannot be saved; a restart breaks connections of mode nat");
             }
         }
@@ -107,7 +113,7 @@ pub(super) fn is_restart(flows: Option<&SavedFlows>) -> bool {
 /// What the gateway knows before a controller is connected, after a process that left these flows, and whether it is
 /// drained.
 pub(super) fn known_at_start(file: &StateFile, max_age: Duration, flows: Option<&SavedFlows>) -> (Option<GatewayState>, bool) {
-    let saved = file.known_at_start(SystemTime::now(), max_age);
+    let saved = file.known_at_start(Moment::now(), max_age);
     let draining = saved.as_ref().is_some_and(|saved| saved.draining);
     (saved.map(|saved| known_after(flows, saved.known)), draining)
 }
@@ -140,7 +146,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let flows = flows(true, RESTART_WITHIN);
             let bytes = flows.bytes().to_vec();
-            let passing = FlowPassing::new(dir.path().to_owned(), 7, 2, Some(Arc::new(flows)));
+            let passing = FlowPassing::new(StateDirs::with_runtime(dir.path(), None), 7, 2, Some(Arc::new(flows)));
             if start_failed {
                 passing.put_back();
             } else {
@@ -149,7 +155,7 @@ mod tests {
             assert_eq!(std::fs::read(dir.path().join("flows")).unwrap(), bytes);
         }
         let dir = tempfile::tempdir().unwrap();
-        FlowPassing::new(dir.path().to_owned(), 7, 2, None).put_back();
+        FlowPassing::new(StateDirs::with_runtime(dir.path(), None), 7, 2, None).put_back();
         assert!(!dir.path().join("flows").exists());
     }
 

@@ -1,22 +1,23 @@
 //! The task that probes backends, and the health of these on its way from the process before, and to the next one.
 //!
-//! Health is the file `health` in the state directory, mode 0600, replaced by a rename and not synced to disk. It stays
-//! when it has been read: it says itself how old it is, and the next process replaces it. Not here: what is probed and
-//! when, and the format of the file (`agent::probe`).
+//! Health is the file `health` in the state directory, mode 0600, replaced by a rename and not synced to disk. It is used
+//! once: it is removed when targets have taken it over, so that it does not count again after a crash. A process that
+//! ends before that leaves it. Not here: what is probed and when, and the format of the file (`agent::probe`).
 
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use control::store::files::Survives;
 use dataplane::{RouteLookup, Tunables, WorkerCounters};
 use proto::GatewayState;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::persist;
+use crate::agent::persist::directories::StateDirs;
+use crate::agent::persist::sealed::Moment;
 use crate::agent::probe::{self, ConnectionWatch, Findings, ProbeInputs, Prober, SavedHealth};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
@@ -46,14 +47,23 @@ pub(super) struct ProbeSources {
 pub(super) struct ProbeResults {
     /// Its output.
     pub(super) findings: Findings,
+    /// Targets have taken over what was saved of them.
+    taken: CancellationToken,
     ends: CancellationToken,
 }
 
-/// Keeps the task running. It begins with the health that the process before has left in `dir`.
-pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, results: ProbeResults, dir: &Path) {
+/// Keeps the task running. It begins with the health that the process before has left in `dirs`.
+pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, results: ProbeResults, dirs: &StateDirs) {
     // For the first run alone: later ones begin with what the one before found.
-    let saved = Arc::new(Mutex::new(read(dir)));
-    supervisor.run("probe", (sources, results, saved), |(sources, ProbeResults { findings, ends }, saved)| async move {
+    let saved = Arc::new(Mutex::new(read(dirs)));
+    let (taken, file) = (results.taken.clone(), dirs.clone());
+    tokio::spawn(async move {
+        taken.cancelled().await;
+        if let Err((path, error)) = file.remove(HEALTH) {
+            tracing::warn!(path = %path.display(), %error, "the saved health of backends cannot be removed; it counts again after a crash");
+        }
+    });
+    supervisor.run("probe", (sources, results, saved), |(sources, ProbeResults { findings, taken, ends }, saved)| async move {
         let ProbeSources { known, routes, tunables, served, workers } = sources;
         let (prober, newest) = (Prober::default(), routes.clone());
         let probe = |target, source_port| {
@@ -65,7 +75,7 @@ pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, resu
         };
         let saved = std::mem::take(&mut *saved.lock().unwrap_or_else(PoisonError::into_inner));
         let connections = ConnectionWatch::new(served, workers);
-        let inputs = ProbeInputs { known, routes, tunables, connections, saved, ends };
+        let inputs = ProbeInputs { known, routes, tunables, connections, saved, taken, ends };
         probe::run(probe, inputs, &findings, probe::concurrency(descriptors())).await;
         Ok::<_, Failure>(())
     });
@@ -73,52 +83,56 @@ pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, resu
 
 impl ProbeResults {
     /// Writes the health of all targets for the next process. Called when the gateway ends; the task goes on.
-    pub(super) async fn save(&self, dir: &Path) {
+    pub(super) async fn save(&self, dirs: &StateDirs) {
         let mut saved = self.findings.saved.subscribe();
         self.ends.cancel();
         let bytes = match timeout(SAVED_WITHIN, saved.wait_for(Option::is_some)).await {
             Ok(Ok(saved)) => saved.clone(),
             _ => None,
         };
-        let written =
-            bytes.map_or_else(|| Err(io::Error::other("the task that probes does not answer")), |bytes| write(dir, &bytes));
+        let written = match bytes {
+            Some(bytes) if bytes.is_empty() => Ok(()),
+            Some(bytes) => dirs.replace(HEALTH, Survives::Process, [&bytes[..]].into_iter()),
+            None => Err(io::Error::other("the task that probes does not answer")),
+        };
         match written {
             Ok(()) => tracing::debug!("the health of backends is saved for the next process"),
             Err(error) => {
-                let dir = dir.display();
+                let dir = dirs.disk().display();
                 tracing::error!(%dir, %error, "the health of backends cannot be saved; the next process uses all until they fail");
             }
         }
     }
 }
 
-/// The health that the process before has saved, if it is of use; otherwise the log says why.
-fn read(dir: &Path) -> SavedHealth {
-    let path = dir.join(HEALTH);
-    let path_text = path.display();
-    let bytes = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(path = %path_text, %error, "the health of backends cannot be read; all are used until they fail");
+/// The newest health that the process before has saved, if it is of use; otherwise the log says why.
+fn read(dirs: &StateDirs) -> SavedHealth {
+    let moment = Moment::now();
+    let (mut newest, mut unused) = (None::<SavedHealth>, None);
+    for path in dirs.paths(HEALTH) {
+        let decoded = match fs::read(&path) {
+            Ok(bytes) => SavedHealth::decode(&bytes, Instant::now(), moment),
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(path = %path.display(), %error, "the health of backends cannot be read; all are used until they fail");
+                }
+                continue;
             }
-            return SavedHealth::default();
-        }
-    };
-    match SavedHealth::decode(&bytes, Instant::now(), SystemTime::now()) {
-        Ok(saved) => {
-            tracing::info!(targets = saved.len(), "the health of backends goes on from the last process");
-            saved
-        }
-        Err(error) => {
-            tracing::info!(path = %path_text, %error, "the health of the last process is not used");
-            SavedHealth::default()
+        };
+        match decoded {
+            Ok(saved) if newest.as_ref().is_none_or(|newest| saved.age() < newest.age()) => newest = Some(saved),
+            Ok(_) => {}
+            Err(error) => unused = Some((path, error)),
         }
     }
-}
-
-fn write(dir: &Path, bytes: &[u8]) -> io::Result<()> {
-    persist::replace(dir, HEALTH, [bytes].into_iter(), |_| Ok(()))
+    if let Some(saved) = newest {
+        tracing::info!(targets = saved.len(), "the health of backends goes on from the last process");
+        return saved;
+    }
+    if let Some((path, error)) = unused {
+        tracing::info!(path = %path.display(), %error, "the health of the last process is not used");
+    }
+    SavedHealth::default()
 }
 
 /// Maximum number of file descriptors of this process.
@@ -132,22 +146,53 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn health_is_written_for_its_owner_only_and_what_is_no_health_is_ignored() {
+    fn results(bytes: &[u8]) -> ProbeResults {
+        let results = ProbeResults::default();
+        results.findings.saved.send_replace(Some(bytes.into()));
+        results
+    }
+
+    fn health(targets: u32) -> Vec<u8> {
+        probe::saved_health(targets, Moment::now())
+    }
+
+    #[tokio::test]
+    async fn health_is_written_for_its_owner_only_and_what_is_no_health_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        assert!(read(&state).is_empty());
+        let dirs = StateDirs::with_runtime(&state, None);
+        assert!(read(&dirs).is_empty());
         fs::create_dir(&state).unwrap();
         fs::write(state.join("health.new"), "left by a process that was killed").unwrap();
-        write(&state, b"something else").unwrap();
+        results(&health(2)).save(&dirs).await;
+        assert_eq!(read(&dirs).len(), 2);
         assert_eq!(fs::metadata(state.join("health")).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(read(&state).is_empty() && !state.join("health.new").exists());
+        assert!(!state.join("health.new").exists());
+        results(b"").save(&dirs).await;
+        assert_eq!(read(&dirs).len(), 2, "a process without a state leaves it");
+        fs::write(state.join("health"), "something else").unwrap();
+        assert!(read(&dirs).is_empty());
+        fs::write(state.join("health"), "").unwrap();
+        assert!(read(&dirs).is_empty());
+    }
+
+    #[tokio::test]
+    async fn health_that_the_disk_does_not_take_is_kept_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        fs::write(&disk, "no directory").unwrap();
+        let dirs = StateDirs::with_runtime(&disk, Some(dir.path()));
+        results(&health(3)).save(&dirs).await;
+        fs::remove_file(&disk).unwrap();
+        fs::create_dir(&disk).unwrap();
+        fs::write(disk.join("health"), "").unwrap();
+        assert_eq!(read(&dirs).len(), 3);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_does_not_answer_holds_up_no_end() {
         let dir = tempfile::tempdir().unwrap();
-        ProbeResults::default().save(dir.path()).await;
+        ProbeResults::default().save(&StateDirs::with_runtime(dir.path(), None)).await;
         assert!(!dir.path().join("health").exists());
     }
 }

@@ -141,7 +141,7 @@ fn with_file(ConfigArgs { config }: &ConfigArgs, act: impl FnOnce(ControllerFile
     match ControllerFile::read(config) {
         Ok(file) => act(file),
         Err(invalid) => {
-            eprintln!("{invalid}");
+            logging::print(&invalid.to_string());
             ExitCode::from(2)
         }
     }
@@ -169,8 +169,8 @@ fn exit_code(result: anyhow::Result<()>) -> ExitCode {
 /// Releases Services, and with `is_uninstalled` deletes our other objects. Exit code 2 if no cluster is configured.
 fn release(file: &ControllerFile, extent: &Extent, is_uninstalled: bool, is_dry: bool) -> ExitCode {
     let Source::Kubernetes { kubeconfig, namespace } = &file.settings.source else {
-        eprintln!(
-            "sluice-controller: expected a Kubernetes cluster, found `manifests`: stop the controller and remove the status files"
+        logging::print(
+            "sluice-controller: expected a Kubernetes cluster, found `manifests`: stop the controller and remove the status files",
         );
         return ExitCode::from(2);
     };

@@ -1,7 +1,7 @@
 //! Status files `<statusDir>/<namespace>/<name>.yaml`, which replace the status of Service objects.
 //!
-//! Invariant: a file is complete or absent, because it is written under another name and renamed. Addresses in it are
-//! adopted at start, so that a restart moves no Service.
+//! Invariant: a file is complete or absent, also after a power cut ([`files::replace`]). Addresses in it are adopted at
+//! start, so that a restart moves no Service.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,6 +16,11 @@ use k8s_openapi::jiff::Timestamp;
 use proto::ServiceName;
 
 use objects::status::{self, Ingress, StatusWrite};
+
+use crate::store::files::{self, Survives};
+
+/// Mode of new directories, as far as the umask of the process allows.
+const DIRECTORY: u32 = 0o777;
 
 /// The status files of one directory.
 #[derive(Debug)]
@@ -60,18 +65,17 @@ impl StatusFiles {
     /// # Errors
     /// If the directory cannot be created or listed.
     pub fn open(dir: &Path) -> Result<(Self, BTreeMap<ServiceName, ServiceStatus>), StatusFileError> {
-        fs::create_dir_all(dir).map_err(system(dir))?;
+        files::create_dir(dir, DIRECTORY).map_err(system(dir))?;
         let mut files = Self { dir: dir.to_owned(), known: BTreeMap::new(), may_forget: Arc::default() };
         let mut statuses = BTreeMap::new();
         for (namespace, path) in children(dir)?.into_iter().filter(|(_, path)| path.is_dir()) {
             for (file, path) in children(&path)? {
                 let Some(name) = file.strip_suffix(".yaml") else { continue };
-                let text = fs::read_to_string(&path).map_err(system(&path))?;
+                let text = String::from_utf8_lossy(&fs::read(&path).map_err(system(&path))?).into_owned();
                 let service = ServiceName::new(&namespace, name);
-                let status = match serde_saphyr::from_str::<Service>(&text) {
-                    Ok(object) => object.status,
+                let status = match parse(&text) {
+                    Ok(status) => Some(status),
                     Err(error) => {
-                        let error = error.without_snippet().to_string();
                         tracing::warn!(path = %path.display(), error, "status file not readable; its addresses are not kept");
                         None
                     }
@@ -105,12 +109,10 @@ impl StatusFiles {
             return Ok(());
         }
         let path = self.path(&write.service);
-        let beside = path.with_extension("yaml.new");
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(system(parent))?;
+            files::create_dir(parent, DIRECTORY).map_err(system(parent))?;
         }
-        fs::write(&beside, &text).map_err(system(&beside))?;
-        fs::rename(&beside, &path).map_err(system(&path))?;
+        files::replace(&path, files::READABLE, Survives::PowerCut, [text.as_bytes()]).map_err(system(&path))?;
         self.known.insert(write.service.clone(), StatusFile { text, status });
         Ok(())
     }
@@ -141,6 +143,11 @@ impl StatusFiles {
     fn path(&self, service: &ServiceName) -> PathBuf {
         self.dir.join(&service.namespace).join(format!("{}.yaml", service.name))
     }
+}
+
+fn parse(text: &str) -> Result<ServiceStatus, String> {
+    let object = serde_saphyr::from_str::<Service>(text).map_err(|error| error.without_snippet().to_string())?;
+    object.status.ok_or_else(|| "it has no status".to_owned())
 }
 
 fn not_found_is_fine(error: io::Error) -> io::Result<()> {
@@ -267,9 +274,12 @@ mod tests {
     fn an_invalid_status_file_is_ignored_and_replaced() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("shop")).unwrap();
-        fs::write(dir.path().join("shop/web.yaml"), "status: [").unwrap();
-        let (mut files, statuses) = StatusFiles::open(dir.path()).unwrap();
-        assert!(statuses.is_empty());
+        for broken in [&b"status: ["[..], b"", b"\xff\xfe"] {
+            fs::write(dir.path().join("shop/web.yaml"), broken).unwrap();
+            let (_, statuses) = StatusFiles::open(dir.path()).unwrap();
+            assert!(statuses.is_empty() && parse(&String::from_utf8_lossy(broken)).is_err());
+        }
+        let (mut files, _) = StatusFiles::open(dir.path()).unwrap();
         files.write(&write("web", 100)).unwrap();
         assert_eq!(StatusFiles::open(dir.path()).unwrap().1.len(), 1);
     }

@@ -6,6 +6,7 @@
 //! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is
 //! not overwritten. A seed is used only once it is stored.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant, SystemTime};
 
 use kube::api::Patch;
@@ -13,7 +14,8 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-use super::{FileError, Storage, create, read_file, replace_file};
+use super::files::{self, FileError};
+use super::{Storage, create, write_file};
 use crate::config::settings::MaglevSeed;
 use crate::kubernetes::{ApiError, patch_params};
 use crate::world::change::Change;
@@ -52,7 +54,7 @@ pub enum CheckpointStoreError {
 /// The stored texts.
 async fn load(storage: &Storage) -> Result<Vec<String>, CheckpointStoreError> {
     match storage {
-        Storage::File(path) => Ok(vec![read_file(path)?]),
+        Storage::File(path) => Ok(vec![files::read_text(path, |_| Ok::<_, Infallible>(()))?.unwrap_or_default()]),
         Storage::ConfigMaps { api, group } => {
             let mut texts = Vec::new();
             for name in CONFIG_MAPS {
@@ -67,7 +69,7 @@ async fn load(storage: &Storage) -> Result<Vec<String>, CheckpointStoreError> {
 
 async fn save(storage: &Storage, at: usize, text: &str) -> Result<(), CheckpointStoreError> {
     match storage {
-        Storage::File(path) => Ok(replace_file(path, text)?),
+        Storage::File(path) => Ok(write_file(path, text.to_owned()).await?),
         Storage::ConfigMaps { api, group } => {
             let name = CONFIG_MAPS[at];
             let answer = match api.patch(name, &patch_params(), &Patch::Merge(json!({"data": {group: text}}))).await {

@@ -219,6 +219,41 @@ mod tests {
         assert_eq!(next_overrides(&mut changes).await.len(), 2);
     }
 
+    #[tokio::test]
+    async fn a_change_that_cannot_be_stored_is_refused_and_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("overrides.yaml");
+        let (editor, mut changes) = start(&file);
+        assert!(next_overrides(&mut changes).await.is_empty());
+        editor.change(drain("a")).await.unwrap();
+        let stored = next_overrides(&mut changes).await;
+        // No file takes the name of a directory with something in it.
+        std::fs::create_dir_all(dir.path().join("overrides.yaml.new/full")).unwrap();
+        let copy = dir.path().join("overrides.yaml.last");
+        std::fs::remove_file(&copy).unwrap();
+        std::fs::create_dir_all(copy.join("full")).unwrap();
+        let error = editor.change(drain("b")).await.unwrap_err().to_string();
+        assert!(error.contains("overrides.yaml") && error.contains("disk with room"), "{error}");
+        assert_eq!(editor.state(), OverridesState::Loaded(Arc::new(stored)));
+    }
+
+    #[tokio::test]
+    async fn overrides_whose_file_is_empty_or_cut_short_are_those_of_its_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("overrides.yaml");
+        let (editor, mut changes) = start(&file);
+        next_overrides(&mut changes).await;
+        editor.change(drain("a")).await.unwrap();
+        next_overrides(&mut changes).await;
+        editor.change(drain("b")).await.unwrap();
+        let drained = next_overrides(&mut changes).await;
+        let whole = std::fs::read(&file).unwrap();
+        for length in 0..whole.len() {
+            fs_write(&file, std::str::from_utf8(&whole[..length]).unwrap());
+            assert_eq!(overrides::load(&editor.storage).await.unwrap().0, drained, "cut at {length}");
+        }
+    }
+
     fn fs_write(file: &std::path::Path, text: &str) {
         let beside = file.with_extension("new");
         std::fs::write(&beside, text).unwrap();

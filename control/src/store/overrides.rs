@@ -8,7 +8,8 @@ use kube::api::Patch;
 use kube::core::response::reason::NOT_FOUND;
 use serde_json::json;
 
-use super::{FileError, Storage, create, read_file, replace_file};
+use super::files::{self, FileError};
+use super::{Storage, create, write_file};
 use crate::kubernetes::{ApiError, patch_params};
 use crate::world::overrides::Overrides;
 use crate::world::overrides::document::DocumentError;
@@ -55,7 +56,10 @@ pub enum OverrideStoreError {
 /// proxy is one.
 pub async fn load(storage: &Storage) -> Result<(Overrides, Version), OverrideStoreError> {
     match storage {
-        Storage::File(path) => Ok((read(&read_file(path)?, || path.display().to_string())?, Version(None))),
+        Storage::File(path) => {
+            let text = files::read_text(path, |text| Overrides::from_text(text).map(drop))?.unwrap_or_default();
+            Ok((read(&text, || path.display().to_string())?, Version(None)))
+        }
         Storage::ConfigMaps { api, group } => {
             let found = match api.get(CONFIG_MAP).await {
                 Err(kube::Error::Api(status)) if status.reason == NOT_FOUND => return Ok((Overrides::default(), Version(None))),
@@ -75,7 +79,7 @@ pub async fn load(storage: &Storage) -> Result<(Overrides, Version), OverrideSto
 pub async fn save(storage: &Storage, overrides: &Overrides, version: Version) -> Result<(), OverrideStoreError> {
     let text = overrides.to_text().map_err(OverrideStoreError::Unwritable)?;
     match storage {
-        Storage::File(path) => Ok(replace_file(path, &text)?),
+        Storage::File(path) => Ok(write_file(path, text).await?),
         Storage::ConfigMaps { api, group } => {
             let answer = match version.0 {
                 None => create(api, CONFIG_MAP, group, text).await,

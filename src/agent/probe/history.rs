@@ -1,21 +1,21 @@
 //! What the results of a target say, and how that is passed on to the next process.
 //!
-//! Saved are magic and format, a SHA-256 of the rest, the time, and a record for each target. Invariant: bytes that are
-//! damaged, of another format, from the future or older than [`AGE_MAX`] are of no use, and their targets start as new
-//! ones. A target is found again by a hash of all that it is, its settings included. Not here: the file.
+//! Saved is a record for each target, [`sealed`](seal) with the time. Invariant: bytes that are damaged, of another
+//! format, from the future or older than [`AGE_MAX`] are of no use, and their targets start as new ones. A target is found again by a hash of all that it is, its settings included. Not here: the file.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::{ProbeSettings, Target};
+use crate::agent::persist::sealed::{Age, FileDamage, Moment, seal, unseal};
 
-const MAGIC: &[u8; 15] = b"sluice health 1";
-const HASH_BYTES: usize = 32;
+/// Name of the format.
+const FORMAT: &str = "sluice health ";
 /// Bytes of the hash by which a target is found: two of a million targets agree by chance once in 10^26.
 const KEY_BYTES: usize = 16;
 /// A record without the text of its cause: key, flags, `contrary`, `doublings`, time of health, length of the text.
@@ -68,6 +68,11 @@ impl History {
         settings.rise.saturating_mul(1 << self.doublings.min(DOUBLINGS_MAX))
     }
 
+    /// Forgets how often the target failed, not whether it does: those who asked it are gone, and others ask it now.
+    pub(super) fn forget_flapping(&mut self) {
+        (self.doublings, self.healthy_since) = (0, None);
+    }
+
     pub(super) fn turn(&mut self, settings: &ProbeSettings, now: Instant) -> HealthChange {
         self.failing = !self.failing;
         self.contrary = 0;
@@ -84,12 +89,9 @@ impl History {
 /// Why saved health is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableHealth {
-    /// Another format.
-    #[error("it does not begin with {:?}", String::from_utf8_lossy(MAGIC))]
-    Magic,
-    /// Truncated or modified.
-    #[error("its checksum does not match")]
-    Checksum,
+    /// Of another format, truncated or modified.
+    #[error(transparent)]
+    Sealed(#[from] FileDamage),
     /// The checksum is correct, but the content cannot be decoded.
     #[error("it cannot be decoded")]
     Encoding,
@@ -100,17 +102,15 @@ pub enum UnusableHealth {
 
 /// The health that the process before has saved.
 #[derive(Debug, Default)]
-pub struct SavedHealth(HashMap<[u8; KEY_BYTES], History>);
+pub struct SavedHealth {
+    histories: HashMap<[u8; KEY_BYTES], History>,
+    age: Option<Age>,
+}
 
 impl SavedHealth {
     /// The bytes that stand for the health of these targets.
-    pub(super) fn encode<'a>(
-        targets: impl Iterator<Item = (&'a Target, &'a History)>,
-        now: Instant,
-        time_of_day: SystemTime,
-    ) -> Vec<u8> {
-        let saved_at_s = time_of_day.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mut rest = saved_at_s.to_be_bytes().to_vec();
+    pub(super) fn encode<'a>(targets: impl Iterator<Item = (&'a Target, &'a History)>, now: Instant, moment: Moment) -> Vec<u8> {
+        let mut rest = Vec::new();
         for (target, history) in targets.take(SAVED_MAX) {
             let flags = [history.failing, history.proven, history.healthy_since.is_some()];
             let healthy_ms = history.healthy_since.map_or(0, |since| now.duration_since(since).as_millis());
@@ -125,48 +125,51 @@ impl SavedHealth {
             rest.extend(u16::try_from(cause.len()).unwrap_or_default().to_be_bytes());
             rest.extend(cause.as_bytes());
         }
-        [&MAGIC[..], &Sha256::digest(&rest), &rest].concat()
+        seal(FORMAT, moment, &rest)
     }
 
     /// Reads what `SavedHealth::encode` wrote.
     ///
     /// # Errors
     /// If it is of no use.
-    pub fn decode(bytes: &[u8], now: Instant, time_of_day: SystemTime) -> Result<Self, UnusableHealth> {
-        let rest = bytes.strip_prefix(MAGIC).ok_or(UnusableHealth::Magic)?;
-        let (hash, rest) = rest.split_at_checked(HASH_BYTES).ok_or(UnusableHealth::Checksum)?;
-        if *hash != *Sha256::digest(rest) {
-            return Err(UnusableHealth::Checksum);
-        }
-        let (saved_at_s, mut rest) = rest.split_first_chunk().ok_or(UnusableHealth::Encoding)?;
-        let saved_at = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(*saved_at_s)));
-        let age = saved_at.and_then(|saved_at| time_of_day.duration_since(saved_at).ok());
-        let age = age.filter(|age| *age <= AGE_MAX).ok_or(UnusableHealth::Age)?;
+    pub fn decode(bytes: &[u8], now: Instant, moment: Moment) -> Result<Self, UnusableHealth> {
+        let (saved_at, mut rest) = unseal(FORMAT, bytes)?;
+        let read_age = moment.age_of(&saved_at);
+        let age = match read_age {
+            Age::OfThisBoot(age) | Age::ByTimeOfDay(age) if age <= AGE_MAX => age,
+            _ => return Err(UnusableHealth::Age),
+        };
         let mut histories = HashMap::new();
         while !rest.is_empty() && histories.len() < SAVED_MAX {
             let (key, history, after) = record(rest, now, age).ok_or(UnusableHealth::Encoding)?;
             histories.insert(key, history);
             rest = after;
         }
-        Ok(Self(histories))
+        Ok(Self { histories, age: Some(read_age) })
     }
 
     /// What is known of a target.
     pub(super) fn of(&self, target: &Target) -> Option<&History> {
         // Most starts find nothing, and then no hash is needed.
-        if self.0.is_empty() { None } else { self.0.get(&key(target)) }
+        if self.is_empty() { None } else { self.histories.get(&key(target)) }
+    }
+
+    /// How old it is, if it was saved.
+    #[must_use]
+    pub const fn age(&self) -> Option<Age> {
+        self.age
     }
 
     /// Number of targets.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.histories.len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.histories.is_empty()
     }
 }
 
@@ -206,12 +209,13 @@ fn key(target: &Target) -> [u8; KEY_BYTES] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
     use proto::HealthCheck;
 
     use super::super::target::tests::{tcp, under};
     use super::*;
+    use crate::agent::persist::sealed::tests::moment;
 
     fn any_history(now: Instant) -> impl Strategy<Value = History> {
         let times = prop::option::of(0u64..1_000);
@@ -227,8 +231,15 @@ mod tests {
         )
     }
 
-    fn at(seconds: u64) -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds)
+    /// A time of day in another boot.
+    fn at(seconds: u64) -> Moment {
+        Moment { uptime: None, ..moment(0, 0, seconds) }
+    }
+
+    /// The saved health of so many targets.
+    pub(crate) fn saved(count: u32, moment: Moment) -> Vec<u8> {
+        let histories = vec![History::default(); count as usize];
+        SavedHealth::encode(targets(count).iter().zip(&histories), Instant::now(), moment)
     }
 
     fn targets(count: u32) -> Vec<Target> {
@@ -271,9 +282,7 @@ mod tests {
         /// Bytes whose checksum somebody made right.
         #[test]
         fn any_records_are_decoded_or_refused(records in prop::collection::vec(any::<u8>(), 0..200)) {
-            let rest = [&1_800_000_000u64.to_be_bytes()[..], &records].concat();
-            let bytes = [&MAGIC[..], &Sha256::digest(&rest), &rest].concat();
-            let _ = SavedHealth::decode(&bytes, Instant::now(), at(0));
+            let _ = SavedHealth::decode(&seal(FORMAT, at(0), &records), Instant::now(), at(0));
         }
     }
 
@@ -284,7 +293,15 @@ mod tests {
         let read = |seconds| SavedHealth::decode(&bytes, now, at(seconds)).map(|saved| saved.is_empty());
         assert_eq!([read(100), read(700)], [Ok(true); 2]);
         assert_eq!([read(99), read(701)], [Err(UnusableHealth::Age); 2]);
-        assert_eq!(SavedHealth::decode(b"sluice health 2", now, at(0)).unwrap_err(), UnusableHealth::Magic);
+        let bytes = SavedHealth::encode(std::iter::empty(), now, moment(101, 0, 100));
+        let of_this_boot = |uptime_s, day_s| SavedHealth::decode(&bytes, now, moment(101, uptime_s, day_s)).is_ok();
+        assert_eq!(
+            [of_this_boot(600, 0), of_this_boot(600, 9_999), of_this_boot(601, 100)],
+            [true, true, false],
+            "whatever the clock says"
+        );
+        let other = SavedHealth::decode(b"sluice health 3", now, at(0)).unwrap_err();
+        assert_eq!(other, UnusableHealth::Sealed(FileDamage::Format(FORMAT)));
     }
 
     #[test]

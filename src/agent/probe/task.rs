@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use dataplane::{RouteLookup, Tunables};
 use futures::StreamExt as _;
@@ -22,6 +22,7 @@ use super::source_ports::Tags;
 use super::target::{Changes, TargetTable};
 use super::tracker::{Causes, Health, HealthTracker};
 use super::{Outcome, Target};
+use crate::agent::persist::sealed::Moment;
 use crate::watch::send_if_changed;
 
 /// Minimum time between two evaluations of the state: the first state of 100,000 backends takes about 100 ms of a core,
@@ -37,7 +38,8 @@ pub struct Findings {
     pub causes: watch::Sender<Causes>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Sender<ProbeTags>,
-    /// The health of all targets in the form in which it is saved, once the gateway ends.
+    /// The health of all targets in the form in which it is saved, once the gateway ends. Empty if no state has been
+    /// followed: then the health that the process before has saved is still that of the next one.
     pub saved: watch::Sender<Option<Arc<[u8]>>>,
 }
 
@@ -55,6 +57,8 @@ pub struct ProbeInputs {
     pub connections: ConnectionWatch,
     /// The health that the process before has saved.
     pub saved: SavedHealth,
+    /// Cancelled once targets have what was saved of them.
+    pub taken: CancellationToken,
     /// The gateway is about to end.
     pub ends: CancellationToken,
 }
@@ -62,7 +66,7 @@ pub struct ProbeInputs {
 /// Probes the targets of the state, at most `concurrency` at once. Beyond that limit probes are delayed, never skipped.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>) -> F,
-    ProbeInputs { mut known, mut routes, mut tunables, mut connections, saved, ends }: ProbeInputs,
+    ProbeInputs { mut known, mut routes, mut tunables, mut connections, saved, taken, ends }: ProbeInputs,
     findings: &Findings,
     concurrency: usize,
 ) {
@@ -83,6 +87,9 @@ pub async fn run<F: Future<Output = Outcome>>(
                 let newest = known.borrow_and_update().clone();
                 if let Some(newest) = newest {
                     following.follow(&newest, findings);
+                }
+                if following.tracker.has_begun() {
+                    taken.cancel();
                 }
                 not_before = Instant::now() + FOLLOWED_EVERY;
             }
@@ -114,8 +121,8 @@ pub async fn run<F: Future<Output = Outcome>>(
                 }
             }
             () = ends.cancelled(), if findings.saved.borrow().is_none() => {
-                let saved = SavedHealth::encode(following.tracker.histories(), Instant::now(), SystemTime::now());
-                findings.saved.send_replace(Some(saved.into()));
+                let saved = following.saved();
+                findings.saved.send_replace(Some(saved));
             }
             _ = looks.tick(), if !following.slow.is_empty() => following.bring_forward(&mut connections),
         }
@@ -169,6 +176,9 @@ impl ProbeState {
 
     fn serve_node_ports_at(&mut self, addresses: &[IpAddr], origin: Origin, findings: &Findings) {
         let changes = self.table.serve_node_ports_at(addresses);
+        if changes.is_empty() {
+            return;
+        }
         self.take_over(changes, origin, findings);
     }
 
@@ -254,6 +264,14 @@ impl ProbeState {
         observe(&mut self.tracker, target, result);
     }
 
+    /// The health of all targets, for the next process.
+    fn saved(&self) -> Arc<[u8]> {
+        if !self.tracker.has_begun() {
+            return Arc::default();
+        }
+        SavedHealth::encode(self.tracker.histories(), Instant::now(), Moment::now()).into()
+    }
+
     fn publish(&mut self, findings: &Findings) {
         let unpublished = self.tracker.take_unpublished();
         if unpublished.health {
@@ -313,6 +331,7 @@ mod tests {
         at_once: Mutex<(usize, usize)>,
         routes: watch::Sender<Option<RouteLookup>>,
         saved: Mutex<Option<SavedHealth>>,
+        taken: CancellationToken,
         ends: CancellationToken,
     }
 
@@ -358,7 +377,8 @@ mod tests {
             };
             let (tunables, routes) = (watch::channel(tunables).1, self.routes.subscribe());
             let (saved, ends) = (self.saved.lock().unwrap().take().unwrap_or_default(), self.ends.clone());
-            let inputs = ProbeInputs { known, routes, tunables, connections, saved, ends };
+            let taken = self.taken.clone();
+            let inputs = ProbeInputs { known, routes, tunables, connections, saved, taken, ends };
             run(|target, _| self.probe(target), inputs, findings, concurrency).await;
         }
 
@@ -387,6 +407,19 @@ mod tests {
 
     fn backends(addresses: &[&str]) -> imbl::HashSet<Subject> {
         addresses.iter().map(|a| subject("web", Protocol::Tcp, a)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_ends_before_a_state_leaves_what_the_process_before_has_saved() {
+        let (prober, findings) = (Scripted::new(&[]), Findings::default());
+        let (_known, receiver) = watch::channel(None);
+        let mut saved = findings.saved.subscribe();
+        prober.ends.cancel();
+        let ended = async { saved.wait_for(Option::is_some).await.unwrap().clone().unwrap() };
+        tokio::select! {
+            () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),
+            saved = ended => assert!(saved.is_empty() && !prober.taken.is_cancelled()),
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -504,12 +537,13 @@ mod tests {
             saved = last => saved,
         };
         let (prober, findings) = (Scripted::new(&script), Findings::default());
-        *prober.saved.lock().unwrap() = Some(SavedHealth::decode(&saved, Instant::now(), SystemTime::now()).unwrap());
+        *prober.saved.lock().unwrap() = Some(SavedHealth::decode(&saved, Instant::now(), Moment::now()).unwrap());
         let mut health = findings.health.subscribe();
         let (_known, receiver) = state();
         let next = async {
             health.wait_for(|h| h.failing == backends(&["10.0.0.1:80"])).await.unwrap();
             assert_eq!(prober.asked("10.0.0.1:80"), 0, "it is known without a probe");
+            assert!(prober.taken.is_cancelled());
         };
         tokio::select! {
             () = prober.run(receiver, &findings, 16) => unreachable!("the state is still followed"),

@@ -24,7 +24,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::priority::base;
-use crate::agent::persist::create_private;
+use crate::agent::persist::directories::create_private;
 use crate::settings::Settings;
 
 /// The directory in `stateDir`.
