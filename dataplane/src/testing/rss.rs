@@ -59,11 +59,12 @@ fn input(frame: &[u8]) -> Option<(RssKind, Vec<u8>)> {
 /// one.
 fn toeplitz(key: &RssKey, input: &[u8]) -> u32 {
     let key_bit = |n: usize| key.get(n / 8).is_some_and(|byte| byte >> (7 - n % 8) & 1 == 1);
-    let mut hash = 0;
+    let (mut hash, mut leftmost) = (0, u32::from_be_bytes([key[0], key[1], key[2], key[3]]));
     for bit in 0..8 * input.len() {
         if input[bit / 8] >> (7 - bit % 8) & 1 == 1 {
-            hash ^= (0..32).fold(0_u32, |word, n| word << 1 | u32::from(key_bit(bit + n)));
+            hash ^= leftmost;
         }
+        leftmost = leftmost << 1 | u32::from(key_bit(bit + 32));
     }
     hash
 }
