@@ -124,7 +124,8 @@ fn all_go_on(team: &mut Team, talks: &[Talk]) {
     let ack = |talk: &Talk, from: &str, to: &str| talk.packet(from, to, tcp_flags::ACK);
     team.put(UPLINK, &talks.iter().map(|talk| ack(talk, &talk.from, talk.to)).collect::<Vec<_>>());
     let at_backends: HashSet<_> = team.sent(CLUSTER).iter().map(|frame| ends(frame)).collect();
-    assert_eq!(at_backends, talks.iter().filter_map(|talk| talk.seen).collect(), "each reaches its backend");
+    let lost = talks.iter().filter(|talk| talk.seen.is_none_or(|seen| !at_backends.contains(&seen))).count();
+    assert_eq!((lost, at_backends.len()), (0, talks.len()), "each reaches its backend");
     let answer = |talk: &Talk| talk.seen.map(|(gateway, backend)| ack(talk, &backend.to_string(), &gateway.to_string()));
     team.put(CLUSTER, &talks.iter().filter_map(answer).collect::<Vec<_>>());
     let mut at_clients: Vec<_> =
@@ -132,7 +133,7 @@ fn all_go_on(team: &mut Team, talks: &[Talk]) {
     let mut clients: Vec<_> = talks.iter().map(|talk| (talk.from.clone(), talk.to.to_owned())).collect();
     at_clients.sort_unstable();
     clients.sort_unstable();
-    assert_eq!(at_clients, clients, "each answer reaches its client, and nothing else does");
+    assert!(at_clients == clients, "each answer reaches its client, and nothing else does");
 }
 
 #[test]
