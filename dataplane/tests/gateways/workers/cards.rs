@@ -51,7 +51,7 @@ impl Talk {
     }
 
     /// The client sends a packet, which reaches the same backend as all before by the same address and port.
-    fn to_backend(&mut self, team: &mut Team, flags: u8) {
+    fn send_to_backend(&mut self, team: &mut Team, flags: u8) {
         team.put(UPLINK, &[self.packet(&self.from, self.to, flags)]);
         let sent: Vec<_> = team.sent(CLUSTER).iter().map(|frame| ends(frame)).collect();
         let expected = self.seen.or(sent.first().copied());
@@ -61,7 +61,7 @@ impl Talk {
     }
 
     /// The backend sends a packet, which reaches the client.
-    fn to_client(&self, team: &mut Team, flags: u8) {
+    fn send_to_client(&self, team: &mut Team, flags: u8) {
         let (gateway, backend) = self.seen.unwrap();
         team.put(CLUSTER, &[self.packet(&backend.to_string(), &gateway.to_string(), flags)]);
         let sent: Vec<_> = team.sent(UPLINK).iter().map(|frame| ends(frame).1.to_string()).collect();
@@ -70,9 +70,9 @@ impl Talk {
     }
 
     fn open(&mut self, team: &mut Team) {
-        self.to_backend(team, tcp_flags::SYN);
-        self.to_client(team, tcp_flags::SYN | tcp_flags::ACK);
-        self.to_backend(team, tcp_flags::ACK);
+        self.send_to_backend(team, tcp_flags::SYN);
+        self.send_to_client(team, tcp_flags::SYN | tcp_flags::ACK);
+        self.send_to_backend(team, tcp_flags::ACK);
     }
 }
 
