@@ -3,11 +3,12 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 21] = [
+const ROWS: [&str; 22] = [
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",
     "PortStatus",
+    "RssStatus",
     "DropCount",
     "GatewayStatus",
     "DuplicateStatus",

@@ -143,7 +143,7 @@ static int set_mtu(uint16_t port, uint16_t mtu_bytes)
 	return failed == -ENOTSUP ? 0 : failed;
 }
 
-/* Packets hashed by receive side scaling: those with ports. All others arrive at queue 0. */
+/* Packets hashed by receive side scaling, as far as the device offers: those with ports. All others arrive at queue 0. */
 #define SPREAD                                                                                                         \
 	(RTE_ETH_RSS_NONFRAG_IPV4_TCP | RTE_ETH_RSS_NONFRAG_IPV4_UDP | RTE_ETH_RSS_NONFRAG_IPV6_TCP |                  \
 	 RTE_ETH_RSS_NONFRAG_IPV6_UDP)
@@ -162,7 +162,7 @@ static int configure(uint16_t port, struct sluice_port_setup *setup, const struc
 	uint64_t spread = info->flow_type_rss_offloads & SPREAD;
 	uint8_t *key = rss_keys[port];
 	uint8_t key_bytes = info->hash_key_size == 0 ? SLUICE_RSS_KEY_BYTES : info->hash_key_size;
-	int possible = setup->rss_key != NULL && setup->rx_queues > 1 && spread == SPREAD &&
+	int possible = setup->rss_key != NULL && setup->rx_queues > 1 && spread != 0 &&
 		       key_bytes >= SLUICE_RSS_KEY_BYTES && key_bytes <= KEY_BYTES_MAX;
 
 	setup->spreads = 0;
@@ -297,7 +297,21 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 	failed = rte_eth_dev_rss_hash_conf_get(port, &conf);
 	if (failed != 0)
 		return failed;
-	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) == SPREAD ? 0 : -EIO;
+	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) != 0 ? 0 : -EIO;
+}
+
+/* The packets that a started device says it hashes by RSS with their ports: a set of SLUICE_HASHES_. */
+uint32_t sluice_port_hashes(uint16_t port)
+{
+	uint8_t key[KEY_BYTES_MAX];
+	struct rte_eth_rss_conf conf = { .rss_key = key, .rss_key_len = KEY_BYTES_MAX };
+
+	if (rte_eth_dev_rss_hash_conf_get(port, &conf) != 0)
+		return 0;
+	return (conf.rss_hf & RTE_ETH_RSS_NONFRAG_IPV4_TCP ? SLUICE_HASHES_TCP_V4 : 0) |
+	       (conf.rss_hf & RTE_ETH_RSS_NONFRAG_IPV4_UDP ? SLUICE_HASHES_UDP_V4 : 0) |
+	       (conf.rss_hf & RTE_ETH_RSS_NONFRAG_IPV6_TCP ? SLUICE_HASHES_TCP_V6 : 0) |
+	       (conf.rss_hf & RTE_ETH_RSS_NONFRAG_IPV6_UDP ? SLUICE_HASHES_UDP_V6 : 0);
 }
 
 /* Whether frames of a started port may arrive in several segments, although scattering is not requested. Assumed of

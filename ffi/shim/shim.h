@@ -58,6 +58,14 @@ enum { SLUICE_EVENT_RESET = 1, SLUICE_EVENT_REMOVED };
 
 enum { SLUICE_RSS_KEY_BYTES = 40, SLUICE_RETA_ENTRIES = 128 };
 
+/* Kinds of packets that a device may hash by RSS. */
+enum {
+	SLUICE_HASHES_TCP_V4 = 1,
+	SLUICE_HASHES_UDP_V4 = 2,
+	SLUICE_HASHES_TCP_V6 = 4,
+	SLUICE_HASHES_UDP_V6 = 8,
+};
+
 struct sluice_port_stats {
 	uint64_t rx_packets, tx_packets, rx_bytes, tx_bytes, rx_missed, rx_errors, tx_errors, rx_no_buffer;
 };
@@ -88,6 +96,7 @@ int sluice_errno(void);
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
 uint16_t sluice_port_table_entries(uint16_t port);
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries);
+uint32_t sluice_port_hashes(uint16_t port);
 int sluice_port_event(uint16_t port);
 int sluice_port_of_device(const char *name);
 int sluice_timers_start(void);

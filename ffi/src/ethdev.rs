@@ -14,4 +14,4 @@ mod wakeup;
 pub use port::{Descriptors, DeviceEvent, Link, Port, PortConfig, PortStats, StartedPort};
 pub use queue::{BURST, RxQueue, TxQueue};
 pub use ring::{RingInput, RingOutput, RingPort};
-pub use rss::{NoSpread, Spread};
+pub use rss::{HashedKind, NoSpread, Spread};

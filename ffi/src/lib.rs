@@ -22,8 +22,8 @@ pub use device::{BadDevice, Device, PciAddress};
 pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, cycles, version};
 pub use error::Error;
 pub use ethdev::{
-    BURST, Descriptors, DeviceEvent, Link, NoSpread, Port, PortConfig, PortStats, RingInput, RingOutput, RingPort, RxQueue,
-    Spread, StartedPort, TxQueue,
+    BURST, Descriptors, DeviceEvent, HashedKind, Link, NoSpread, Port, PortConfig, PortStats, RingInput, RingOutput, RingPort,
+    RxQueue, Spread, StartedPort, TxQueue,
 };
 pub use linux::{memory, process, tap};
 pub use mbuf::{Mbuf, release};

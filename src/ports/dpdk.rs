@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{Descriptors, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread};
+use dpdk_sys::{Descriptors, Device, Eal, EalConfig, HashedKind, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread};
 
 use super::queue_handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
@@ -162,8 +162,8 @@ pub(super) struct QueueRequest {
 pub(super) struct DeviceQueues {
     /// Transmit queues.
     pub(super) transmit: usize,
-    /// Whether it distributes packets as requested.
-    pub(super) spread: Result<(), NoSpread>,
+    /// The kinds of packets that it distributes as requested.
+    pub(super) spread: Result<Vec<HashedKind>, NoSpread>,
 }
 
 /// The requirements of a configuration: arguments of EAL, and the packet pool.

@@ -8,7 +8,7 @@ use dataplane::Mac;
 use dpdk_sys::Device;
 use proto::v1;
 
-use super::steering::{PortSteering, ProofState};
+use super::steering::{KindState, PortSteering};
 
 /// One port.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub(super) struct PortHandle {
     /// `None` while the device is absent.
     pub(super) port: Option<dpdk_sys::Port>,
     pub(super) steering: PortSteering,
-    /// The state of the proof that was logged last.
-    pub(super) logged: ProofState,
+    /// The states of the proof that were logged last, by kind of packets.
+    pub(super) logged: [KindState; 4],
 }
 
 /// All ports, in the order of the configuration.
@@ -59,6 +59,7 @@ impl PortHandle {
             speed_mbps: link.flatten().filter(|link| link.is_up).and_then(|link| link.speed_mbps),
             mtu: port.and_then(|port| port.mtu_bytes().ok()).map(u32::from),
             steering: self.steering.text(),
+            rss: self.steering.rows(),
             gateway: gateway.to_owned(),
         }
     }

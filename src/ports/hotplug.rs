@@ -10,6 +10,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dataplane::workers::RssKind;
 use dataplane::{Mac, PortIndex};
 use dpdk_sys::{Device, DeviceEvent, Eal, Mempool};
 use tokio::sync::watch;
@@ -21,7 +22,7 @@ use super::error::PortsError;
 use super::handle::{PortHandle, PortHandles, lock};
 use super::queue_handover::{QueuePair, QueueSender};
 use super::retry::Retry;
-use super::steering::{ProofState, reason};
+use super::steering::{KindState, name, reason};
 use super::twin::TwinReconciler;
 use crate::settings::PortSettings;
 use crate::watch::send_if_changed;
@@ -163,6 +164,7 @@ impl HotplugPort {
         self.hand_over(queues)?;
         if let Some(handle) = lock(handles).get_mut(position) {
             (handle.mac, handle.port) = (Some(mac), Some(port));
+            handle.steering.attached(found);
         }
         Ok(())
     }
@@ -210,8 +212,9 @@ impl HotplugPort {
         }
     }
 
-    /// Counts and logs a change of a bond's active member. The first member after the device appears is not a change.
-    fn follow_member(&mut self, active: Option<Device>) {
+    /// Counts and logs a change of a bond's active member, whose packets are to prove their queues anew. The first member
+    /// after the device appears is not a change.
+    fn follow_member(&mut self, active: Option<Device>, handles: &PortHandles, position: usize) {
         let state = &mut self.state;
         if state.member == active {
             return;
@@ -219,6 +222,9 @@ impl HotplugPort {
         if let (Some(before), Some(now)) = (&state.member, &active) {
             state.moves += 1;
             tracing::info!(port = self.settings.name, %before, %now, "the bond changed its active member");
+            if let Some(handle) = lock(handles).get(position) {
+                handle.steering.prove_again();
+            }
         }
         state.member = active;
     }
@@ -274,8 +280,8 @@ impl Hotplug {
             }
             lock(&self.handles).iter_mut().for_each(log_proof);
             let links: Vec<_> = lock(&self.handles).iter().map(|handle| (handle.is_up(), handle.active_member())).collect();
-            for (port, (is_up, member)) in ports.iter_mut().zip(links) {
-                port.follow_member(member);
+            for (position, (port, (is_up, member))) in ports.iter_mut().zip(links).enumerate() {
+                port.follow_member(member, &self.handles, position);
                 // A device that is being detached has no link, whatever its driver reports.
                 let is_up = is_up.unwrap_or(port.state.link == Some(true));
                 port.follow_link(is_up && port.state.detaching.is_none()).await;
@@ -285,19 +291,23 @@ impl Hotplug {
     }
 }
 
-/// Logs when live packets have proven, or refuted, that a port spreads them by RSS as it was configured.
+/// Logs when live packets of a kind have proven, or refuted, that a port spreads them by RSS as it was configured.
 fn log_proof(handle: &mut PortHandle) {
-    let now = handle.steering.proof_state();
+    let now = handle.steering.kind_states();
     let port = &handle.name;
-    match (handle.logged, now) {
-        (before, now) if before == now => {}
-        (_, ProofState::Proven) => {
-            tracing::info!(port, "the device spreads packets by RSS as configured: its queues are trusted");
+    for ((kind, before), now) in RssKind::ALL.into_iter().zip(handle.logged).zip(now) {
+        let packets = name(kind);
+        match now {
+            now if before == now => {}
+            KindState::Proven => {
+                tracing::info!(port, packets, "the device leads packets to their workers by RSS, as it was configured");
+            }
+            KindState::Refuted(why) => {
+                let why = reason(why);
+                tracing::warn!(port, packets, why, "the device's queues are not trusted; workers find owners themselves");
+            }
+            KindState::Settled | KindState::NotOffered | KindState::Observing { .. } => {}
         }
-        (_, ProofState::Refuted(why)) => {
-            tracing::warn!(port, why = reason(why), "the device's queues are not trusted; workers find owners themselves");
-        }
-        (_, ProofState::Settled | ProofState::Observing { .. }) => {}
     }
     handle.logged = now;
 }

@@ -13,7 +13,7 @@ use super::handle::PortHandle;
 use super::hotplug::{DeviceState, HotplugPort};
 use super::numa;
 use super::queue_handover::channel;
-use super::steering::{self, ProofState};
+use super::steering::{self, KindState};
 use super::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinReconciler, TwinThread};
 use crate::settings::{Poll, PortSettings, Settings, Twin};
 use crate::worker_threads::Bell;
@@ -126,7 +126,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
             mac,
             port: None,
             steering,
-            logged: ProofState::Settled,
+            logged: [KindState::Settled; 4],
         };
         if let Some(OpenedPort { port: opened, queues, .. }) = opened {
             port.hand_over(queues)?;

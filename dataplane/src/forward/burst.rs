@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 
 use super::engine::Engine;
 use super::observer::Observe;
-use super::sort::{Kind, Lookups, RunKind, Sorted, sort, steer};
+use super::sort::{Kind, Lookups, RunKind, Sorted, sample_queue, sort, steer};
 use crate::forward::decide::FlowFamily;
 use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
 use crate::snapshot::{AddressRole, Snapshot};
@@ -20,6 +20,9 @@ use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_addres
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a burst. While a capture runs, its packets may be observed.
     pub(super) fn process(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+        if let (Some(peers), Origin::Port) = (&mut self.egress.peers, arrival.origin) {
+            sample_queue(peers, arrival.link.port(), burst);
+        }
         if self.capture.is_some() {
             return self.process_captured(snapshot, arrival, burst);
         }

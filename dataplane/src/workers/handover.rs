@@ -275,8 +275,8 @@ impl<B> Peers<B> {
     }
 
     /// The inputs for the determination of owners, for packets of a port.
-    pub(crate) fn steering(&mut self, port: PortIndex) -> (WorkerId, &Steering, Option<&mut Observer>) {
-        (self.me, &self.steering, self.proofs.get_mut(usize::from(port.0)).and_then(Option::as_mut))
+    pub(crate) fn steering(&self, port: PortIndex) -> (WorkerId, &Steering, Option<&Observer>) {
+        (self.me, &self.steering, self.proofs.get(usize::from(port.0)).and_then(Option::as_ref))
     }
 
     /// Flows whose packets go where fragments meet.
@@ -284,13 +284,14 @@ impl<B> Peers<B> {
         &mut self.fragmented
     }
 
-    /// Whether the queue of a port by which a packet came tells its owner.
+    /// Counts the packets of a burst that a port received; the position of the one to be compared with its queue, if one is.
     #[inline]
-    pub(crate) fn trusts_queue(&self, port: PortIndex) -> bool {
-        self.proofs.get(usize::from(port.0)).is_some_and(|proof| proof.as_ref().is_some_and(Observer::trusts))
+    pub(crate) fn sample(&mut self, port: PortIndex, packets: usize) -> Option<usize> {
+        self.proofs.get_mut(usize::from(port.0))?.as_mut()?.sample(packets)
     }
 
-    /// Whether queues of a port may tell owners, so that packets are compared with the queue that they came by.
+    /// Whether the device of a port may lead packets to their owners, so that they are compared with the queue that they
+    /// came by.
     #[inline]
     pub(crate) fn looks_at_queue(&self, port: PortIndex) -> bool {
         self.proofs.get(usize::from(port.0)).is_some_and(Option::is_some)

@@ -21,7 +21,7 @@ pub use handover::{Inboxes, Peers, PortQueues};
 pub use id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
 pub(crate) use identification_blocks::{IDENTIFICATION_COUNTERS, IdentificationBlocks};
 pub(crate) use rss_proof::Observer;
-pub use rss_proof::{Proof, Refuted, RssProof};
+pub use rss_proof::{Proof, Refuted, RssKind, RssProof};
 pub use snat_port_share::PortShare;
 pub use steering::Steering;
 pub use steering_table::PacketTarget;

@@ -20,13 +20,6 @@ pub enum PacketTarget {
     Client,
 }
 
-impl PacketTarget {
-    /// Whether network cards can determine the owner: the whole tuple decides.
-    pub(crate) const fn is_by_tuple(self) -> bool {
-        matches!(self, Self::Frontend | Self::Snat)
-    }
-}
-
 /// The steering rules of one family.
 #[derive(Clone, Debug)]
 pub(crate) struct SteeringTable<A> {

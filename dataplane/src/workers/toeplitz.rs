@@ -42,24 +42,28 @@ impl Toeplitz {
     #[must_use]
     #[inline]
     pub fn hash<A: Address>(&self, tuple: &Tuple<A>) -> u32 {
-        let ports = u128::from(tuple.source_port) << 16 | u128::from(tuple.destination_port);
-        self.part(0, A::BYTES, tuple.source.wide())
-            ^ self.part(A::BYTES, A::BYTES, tuple.destination.wide())
-            ^ self.part(2 * A::BYTES, 4, ports)
+        let (source, destination) = (tuple.source.wide().to_be_bytes(), tuple.destination.wide().to_be_bytes());
+        self.part(0, &source[16 - A::BYTES..])
+            ^ self.part(A::BYTES, &destination[16 - A::BYTES..])
+            ^ self.part(2 * A::BYTES, &tuple.source_port.to_be_bytes())
+            ^ self.part(2 * A::BYTES + 2, &tuple.destination_port.to_be_bytes())
     }
 
     /// The share of a destination port in the hash of a tuple of this family.
     #[must_use]
     pub fn of_destination_port<A: Address>(&self, port: u16) -> u32 {
-        self.part(2 * A::BYTES + 2, 2, port.into())
+        self.part(2 * A::BYTES + 2, &port.to_be_bytes())
     }
 
-    /// The share in the hash of `bytes` bytes at byte `at` of the input; `value` holds them in its low bits.
-    #[inline]
-    fn part(&self, at: usize, bytes: usize, value: u128) -> u32 {
-        let tables = self.tables.get(2 * at..2 * (at + bytes)).unwrap_or(&[]);
-        let nibbles = (0..2 * bytes).rev().map(|nibble| (value >> (4 * nibble)) as usize & 15);
-        tables.iter().zip(nibbles).fold(0, |hash, (table, nibble)| hash ^ table[nibble])
+    /// The share in the hash of these bytes at byte `at` of the input.
+    #[inline(always)]
+    fn part(&self, at: usize, bytes: &[u8]) -> u32 {
+        let tables = self.tables.get(2 * at..2 * (at + bytes.len())).unwrap_or(&[]);
+        let of_byte = |(tables, byte): (&[[u32; 16]], &u8)| match tables {
+            [high, low] => high[usize::from(byte >> 4)] ^ low[usize::from(byte & 15)],
+            _ => 0,
+        };
+        tables.chunks_exact(2).zip(bytes).map(of_byte).fold(0, |hash, share| hash ^ share)
     }
 }
 

@@ -69,7 +69,7 @@ proptest! {
     fn a_card_with_key_and_table_finds_the_owner(workers in 1..=64_u8, seed: u64, ports: [u16; 2], bits: [u128; 2]) {
         let steering = Steering::toeplitz(workers, seed);
         let reta = (0..4 * RETA_ENTRIES).map(|entry| steering.reta(entry).0).collect();
-        let card = Rss { key: *steering.rss_key().unwrap(), reta };
+        let card = Rss::new(*steering.rss_key().unwrap(), reta);
         let frame = |source: IpAddr, destination: IpAddr| {
             let (queue, hash) = card.queue(&Packet::between(source, destination, Segment::Udp { ports, checksum: true }).build());
             assert!(hash.is_some());

@@ -1,12 +1,14 @@
 //! Several workers over memory ports: each flow stays on one of them whichever queue its packets arrive on, nothing is
 //! lost, and the account balances for each worker and in sum (FORWARDING 5, DESIGN 3.5).
 
+mod cards;
+
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::testing::{Packet, Rss, Segment, arp_request, fragments};
-use dataplane::workers::{Proof, Refuted, Steering};
+use dataplane::testing::{Packet, Segment, arp_request, fragments};
+use dataplane::workers::Steering;
 use dataplane::{Burst, DropReason, FROM_LINUX_BURSTS, MemoryBuffer, tcp_flags};
 use proto::{Mode, Scheduler, Service};
 
@@ -31,41 +33,6 @@ fn each_flow_is_on_one_worker_whatever_queues_its_packets_come_by() {
 }
 
 #[test]
-fn with_a_card_that_is_proven_right_nothing_is_handed_over() {
-    let mut team = Team::over_cards(2);
-    team.settle();
-    let clients = clients(600);
-    for flags in [tcp_flags::SYN, tcp_flags::ACK] {
-        team.exchange(&clients, flags);
-    }
-    assert!(team.proofs.iter().flat_map(|port| port.iter()).all(|proof| proof.read() == Proof::Proven));
-    assert_eq!(team.sum(|c| c.handed_out.get()), 0);
-    let forwarded = team.forwarded();
-    assert!(forwarded.iter().all(|n| *n > 800), "{forwarded:?}");
-}
-
-#[test]
-fn each_packet_counts_once_towards_the_proof_of_its_queue() {
-    let mut team = Team::over_cards(2);
-    team.settle();
-    let agreed = |team: &Team| -> u32 {
-        let of = |proof: Proof| if let Proof::Observing { agreed } = proof { agreed } else { panic!("{proof:?}") };
-        team.proofs[0].iter().map(|proof| of(proof.read())).sum()
-    };
-    let before = agreed(&team);
-    let datagram = |n: u16| {
-        let long = Packet::udp(&format!("198.51.100.8:{}", 3000 + n), "192.0.2.101:53").payload(&[7; 32]);
-        long.build()
-    };
-    let syn = |n: u16| Packet::tcp(&format!("198.51.100.9:{}", 3000 + n), "192.0.2.100:80").flags(tcp_flags::SYN).build();
-    for frames in [(0..20).map(datagram).collect::<Vec<_>>(), (0..20).map(syn).collect()] {
-        team.put(UPLINK, &frames);
-        assert_eq!(team.sent(CLUSTER).len(), 20);
-    }
-    assert_eq!(agreed(&team) - before, 40);
-}
-
-#[test]
 fn no_packet_overtakes_a_shorter_one_of_its_flow_on_the_way_to_its_owner() {
     let mut team = Team::in_turn(2);
     team.settle();
@@ -83,48 +50,6 @@ fn no_packet_overtakes_a_shorter_one_of_its_flow_on_the_way_to_its_owner() {
     for frame in &sent {
         assert_eq!(begun.insert(ends(frame)), frame.len() < 100, "the longer packet is the second of its flow");
     }
-}
-
-#[test]
-fn a_card_that_is_proven_wrong_is_not_trusted_and_nothing_is_lost() {
-    let steering = Steering::toeplitz(2, SEED);
-    let right = card(&steering);
-    let mut other_key = right.key;
-    other_key.reverse();
-    let rows = [
-        (Rss { key: other_key, ..right.clone() }, Refuted::OtherHash),
-        (Rss { reta: right.reta.iter().map(|queue| 1 - queue).collect(), ..right.clone() }, Refuted::OtherQueue),
-    ];
-    for (card, why) in rows {
-        let mut team = Team::new(steering.clone(), Delivery::Card(card), 2);
-        team.settle();
-        let clients = clients(200);
-        for flags in [tcp_flags::SYN, tcp_flags::ACK] {
-            team.exchange(&clients, flags);
-        }
-        let read: Vec<Proof> = team.proofs.iter().flat_map(|port| port.iter().map(|proof| proof.read())).collect();
-        assert!(read.iter().all(|proof| *proof == Proof::Refuted(why)), "{read:?}");
-        assert!(team.sum(|c| c.handed_in.get()) > 0);
-    }
-}
-
-#[test]
-fn a_card_that_goes_wrong_later_loses_its_trust() {
-    let mut team = Team::over_cards(2);
-    team.settle();
-    team.exchange(&clients(600), tcp_flags::SYN);
-    assert_eq!(team.proofs[0][1].read(), Proof::Proven);
-    team.delivery = Delivery::InTurn; // which reports no hash
-    for _ in 0..8 {
-        let udp = |n: u16| Packet::udp(&format!("198.51.100.9:{}", 3000 + n), "192.0.2.101:53").build();
-        team.put(UPLINK, &(0..512).map(udp).collect::<Vec<_>>());
-        team.sent(CLUSTER);
-        let stray = |n: u16| Packet::udp(&format!("10.0.0.11:{}", 3000 + n), "10.0.0.3:2000").build();
-        team.put(CLUSTER, &(0..512).map(stray).collect::<Vec<_>>());
-    }
-    let read: Vec<Proof> = team.proofs.iter().flat_map(|port| port.iter().map(|proof| proof.read())).collect();
-    assert!(read.iter().all(|proof| *proof == Proof::Refuted(Refuted::NoHash)), "{read:?}");
-    team.exchange(&clients(600), tcp_flags::ACK);
 }
 
 #[test]
@@ -177,51 +102,6 @@ fn small_bursts_are_received_as_fast_as_they_arrive() {
     team.workers[1].poll(team.now);
     assert_eq!(team.counters[1].handed_in.get(), waiting, "in one turn");
     team.poll();
-}
-
-/// A description, and the frame from one end to the other.
-type Row = (&'static str, fn(&str, &str) -> Vec<u8>);
-
-#[test]
-fn packets_that_cards_do_not_hash_neither_prove_nor_refute_and_reach_their_owner() {
-    let rows: [Row; 4] = [
-        ("IPv6 with destination options", |from, to| {
-            Packet { extensions: vec![(60, vec![0, 0, 1, 4, 0, 0, 0, 0])], ..Packet::udp(from, to) }.build()
-        }),
-        ("an atomic fragment", |from, to| {
-            Packet { extensions: vec![(44, vec![0, 0, 0, 0, 0, 0, 0, 9])], ..Packet::udp(from, to) }.build()
-        }),
-        ("IPv4 with options", |from, to| Packet { options: vec![1; 4], ..Packet::udp(from, to) }.build()),
-        ("two tags", |from, to| {
-            let plain = Packet::udp(from, to).build();
-            [&plain[..12], &[0x88, 0xa8, 0, 0, 0x81, 0, 0, 0], &plain[12..]].concat()
-        }),
-    ];
-    for (sentence, frame) in rows {
-        let mut team = Team::over_cards(2);
-        team.settle();
-        team.exchange(&clients(600), tcp_flags::SYN);
-        let before = team.proofs[0].iter().map(|proof| proof.read()).collect::<Vec<_>>();
-        assert_eq!(before, [Proof::Proven; 2]);
-        let (flows, hits) = (team.sum(|c| c.new_flows.get()), team.sum(|c| c.hits.get()));
-        // The same flows as the plain packets: the frames reach them wherever they arrive.
-        let clients = (0..1100_u16).map(|n| match sentence.contains("IPv4") || sentence.contains("tags") {
-            true => (format!("198.51.100.{}:{}", n % 200 + 1, 2000 + n), "192.0.2.101:53"),
-            false => (format!("[2001:db8:1::{}]:{}", n % 200 + 1, 2000 + n), "[2001:db8::1:1]:53"),
-        });
-        let clients: Vec<_> = clients.collect();
-        for (n, (from, to)) in clients.iter().enumerate() {
-            let frames = [Packet::udp(from, to).build(), frame(from, to)];
-            let Delivery::Card(card) = &team.delivery else { panic!("over cards") };
-            assert_eq!(card.queue(&frames[1]).1, None, "{sentence}");
-            team.put(UPLINK, &frames);
-            assert_eq!(team.sent(CLUSTER).len(), 2, "{sentence}, client {n}");
-        }
-        assert_eq!(team.sum(|c| c.new_flows.get()) - flows, 1100, "{sentence}: the plain packet and the other are of one flow");
-        assert_eq!(team.sum(|c| c.hits.get()) - hits, 1100, "{sentence}");
-        let after = team.proofs[0].iter().map(|proof| proof.read()).collect::<Vec<_>>();
-        assert_eq!(after, [Proof::Proven; 2], "{sentence}");
-    }
 }
 
 #[test]

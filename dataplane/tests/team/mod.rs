@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Rss, arriving_at};
-use dataplane::workers::{RETA_ENTRIES, RssProof, Steering};
+use dataplane::workers::{Proof, RETA_ENTRIES, RssKind, RssProof, Steering};
 use dataplane::{
     Buffer, Compiler, Config, DropReason, Health, MemoryBuffer, MemoryPort, Network, PacketOutcome, Parts, Peers, PortIndex,
     PortQueues, Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,
@@ -24,6 +24,8 @@ pub const SEED: u64 = 7;
 pub enum Delivery {
     /// As by a card with RSS.
     Card(Rss),
+    /// As by a card with RSS that does not report the hashes of these kinds.
+    Silent(Rss, [RssKind; 2]),
     /// To the queues in turn, without a hash.
     InTurn,
 }
@@ -46,7 +48,7 @@ pub struct Team {
 
 pub fn card(steering: &Steering) -> Rss {
     let reta = (0..RETA_ENTRIES).map(|entry| steering.reta(entry).0).collect();
-    Rss { key: *steering.rss_key().unwrap(), reta }
+    Rss::new(*steering.rss_key().unwrap(), reta)
 }
 
 impl Team {
@@ -81,9 +83,10 @@ impl Team {
         let (publisher, subscribers) = Publisher::new(compiler.initial(), steering.workers().into());
         let twins: Vec<_> = (0..2).map(|_| Arc::new(TwinQueues::new())).collect();
         let proofs = [(); 2].map(|()| (0..steering.workers()).map(|_| Arc::default()).collect::<Arc<[_]>>());
-        let queues = proofs
-            .clone()
-            .map(|proofs| PortQueues { transmit: transmit_queues, rss: matches!(delivery, Delivery::Card(_)).then_some(proofs) });
+        let queues = proofs.clone().map(|proofs| PortQueues {
+            transmit: transmit_queues,
+            rss: matches!(delivery, Delivery::Card(_) | Delivery::Silent(..)).then_some(proofs),
+        });
         let parts = Peers::all(&Arc::new(steering), &queues).into_iter().zip(subscribers).zip(&counters);
         let worker = |((peers, subscriber), counters): ((_, _), &Arc<WorkerCounters>)| {
             let parts = Parts {
@@ -171,6 +174,12 @@ impl Team {
                     buffer.rss_hash = hash;
                     usize::from(queue)
                 }
+                Delivery::Silent(card, kinds) => {
+                    let (queue, hash) = card.queue(frame);
+                    let is_silent = card.clone().with_key(None, kinds).queue(frame).1.is_none();
+                    buffer.rss_hash = hash.filter(|_| !is_silent);
+                    usize::from(queue)
+                }
                 Delivery::InTurn => {
                     self.next += 1;
                     self.next % self.workers.len()
@@ -230,6 +239,11 @@ impl Team {
             log.iter().filter(|(outcome, _)| matches!(outcome, PacketOutcome::Forward(_))).count()
         };
         self.workers.iter_mut().map(count).collect()
+    }
+
+    /// What all queues of both ports have found out about a kind of packets.
+    pub fn proofs_of(&self, kind: RssKind) -> Vec<Proof> {
+        self.proofs.iter().flat_map(|port| port.iter().map(|proof| proof.read(kind))).collect()
     }
 
     pub fn sum(&self, counter: impl Fn(&WorkerCounters) -> u64) -> u64 {

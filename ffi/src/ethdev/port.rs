@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::hotplug::{self, attach};
 use super::owned_port::OwnedPort;
 use super::queue::{RxQueue, TxQueue};
-use super::rss::{self, NoSpread, Spread};
+use super::rss::{self, HashedKind, NoSpread, Spread};
 use super::wakeup::{self, Wakeup};
 use crate::device::{AF_PACKET, Device};
 use crate::eal::{Eal, log};
@@ -76,7 +76,7 @@ pub struct StartedPort {
     /// Its transmit queues, likewise.
     pub tx: Vec<TxQueue>,
     /// Whether the device reports that it distributes received packets as configured.
-    pub spread: Result<(), NoSpread>,
+    pub spread: Result<Vec<HashedKind>, NoSpread>,
 }
 
 /// Counters of the driver, since its start.

@@ -12,6 +12,30 @@ pub struct Spread {
     pub queues: [u16; raw::SLUICE_RETA_ENTRIES as usize],
 }
 
+/// A kind of packets that devices may hash by addresses and ports, each apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HashedKind {
+    /// TCP over IPv4.
+    TcpV4,
+    /// UDP over IPv4.
+    UdpV4,
+    /// TCP over IPv6.
+    TcpV6,
+    /// UDP over IPv6.
+    UdpV6,
+}
+
+/// The kinds of a set of `SLUICE_HASHES_`.
+fn kinds_of(hashes: u32) -> Vec<HashedKind> {
+    let kinds = [
+        (raw::SLUICE_HASHES_TCP_V4, HashedKind::TcpV4),
+        (raw::SLUICE_HASHES_UDP_V4, HashedKind::UdpV4),
+        (raw::SLUICE_HASHES_TCP_V6, HashedKind::TcpV6),
+        (raw::SLUICE_HASHES_UDP_V6, HashedKind::UdpV6),
+    ];
+    kinds.into_iter().filter(|(bit, _)| hashes & bit != 0).map(|(_, kind)| kind).collect()
+}
+
 /// Why a device does not distribute received packets as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSpread {
@@ -26,7 +50,7 @@ pub enum NoSpread {
         /// Number of its receive queues.
         found: u16,
     },
-    /// The device does not hash TCP and UDP of both address families, or not with our key.
+    /// The device hashes neither TCP nor UDP with their ports, or not with our key.
     #[error("{driver} offers no Toeplitz hash over TCP and UDP")]
     NoHash {
         /// The driver.
@@ -52,15 +76,15 @@ fn table_entries(reported: u16) -> u16 {
     if reported > 0 && reported.is_multiple_of(entries) { reported } else { entries }
 }
 
-/// Configures the distribution over the queues of a started port, and reads back whether the device uses it. `setup` is
-/// the result of its configuration, in which `wanted_queues` were requested.
+/// Configures the distribution over the queues of a started port, and reads back whether the device uses it, and for which
+/// kinds of packets. `setup` is the result of its configuration, in which `wanted_queues` were requested.
 pub(super) fn distribute(
     port: &OwnedPort,
     driver: &str,
     spread: Option<&Spread>,
     wanted_queues: u16,
     setup: &raw::sluice_port_setup,
-) -> Result<(), NoSpread> {
+) -> Result<Vec<HashedKind>, NoSpread> {
     let driver = || driver.to_owned();
     let spread = spread.ok_or(NoSpread::NotAsked)?;
     if setup.rx_queues < wanted_queues {
@@ -73,7 +97,8 @@ pub(super) fn distribute(
     let entries = table_entries(unsafe { raw::sluice_port_table_entries(port.id) });
     // SAFETY: the port is started; key and table have the expected lengths and outlive the call.
     match unsafe { raw::sluice_port_spread(port.id, spread.key.as_ptr(), spread.queues.as_ptr(), entries) } {
-        0 => Ok(()),
+        // SAFETY: the port is started.
+        0 => Ok(kinds_of(unsafe { raw::sluice_port_hashes(port.id) })),
         code => Err(NoSpread::NoTable { driver: driver(), entries, reason: raw::error_text(code) }),
     }
 }
@@ -81,6 +106,13 @@ pub(super) fn distribute(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_hashes_the_kinds_that_it_says_and_no_others() {
+        assert_eq!(kinds_of(0), []);
+        assert_eq!(kinds_of(raw::SLUICE_HASHES_TCP_V4 | raw::SLUICE_HASHES_TCP_V6), [HashedKind::TcpV4, HashedKind::TcpV6]);
+        assert_eq!(kinds_of(u32::MAX).len(), 4);
+    }
 
     #[test]
     fn a_card_that_reports_as_many_entries_as_queues_is_offered_128() {

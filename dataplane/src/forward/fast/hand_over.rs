@@ -2,7 +2,7 @@
 //! over without a second look at its headers: before flows are looked up where most packets are of other workers
 //! ([`Engine::keep_own`]), otherwise if no flow was found ([`Engine::keep_or_hand_over`]).
 //!
-//! **Invariant:** the owner is that which the slow path would find, and a packet is checked at most once against the
+//! **Invariant:** the owner is that which the slow path would find, and a packet is compared at most once here with the
 //! queue that it came by.
 //!
 //! Not here: the owner function and the queues (`workers`); packets that the first loop did not recognise, and those of
@@ -16,11 +16,11 @@ use super::unrecognised::UnrecognisedAddresses;
 use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
-use crate::forward::sort::{check_plain, other_owner, owner_by};
+use crate::forward::sort::{observe_plain, other_owner};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::{Address, Buffer, Ethernet, Tuple, TupleKey};
-use crate::workers::{HandoverTask, Peers, Steering, WorkerId};
+use crate::workers::{HandoverTask, Peers, WorkerId};
 
 /// What a burst was before packets of other workers were taken out.
 #[derive(Clone, Copy)]
@@ -32,10 +32,10 @@ pub(super) struct RecognisedBurst {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Whether packets that arrived so may be of other workers, and no queue of a network card tells which.
+    /// Whether packets that arrived so may be of other workers.
     #[inline(always)]
     pub(super) fn may_be_of_others(&mut self, arrival: Arrival) -> bool {
-        self.peers_for(arrival).is_some_and(|peers| !peers.trusts_queue(arrival.link.port()))
+        self.peers_for(arrival).is_some()
     }
 
     /// Whether fragments of some flows met at other workers, of packets that arrived so.
@@ -109,13 +109,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let known = owners.iter_mut().zip(known);
         match self.peers_for(arrival) {
             Some(peers) if !peers.looks_at_queue(arrival.link.port()) => {
-                let (me, steering, _) = peers.steering(arrival.link.port());
                 for (owner, (buffer, record)) in known {
-                    let found = match record.family() {
-                        Record::V4 => owner_by_tuple::<u32>((me, steering), snapshot, buffer, record),
-                        _ => owner_by_tuple::<u128>((me, steering), snapshot, buffer, record),
+                    *owner = match record.family() {
+                        Record::V4 => other_owner_of::<u32, _>(peers, snapshot, buffer, record),
+                        _ => other_owner_of::<u128, _>(peers, snapshot, buffer, record),
                     };
-                    *owner = found.filter(|owner| *owner != me);
                 }
             }
             _ => known.for_each(|(owner, (buffer, record))| *owner = self.owner(snapshot, arrival, buffer, record)),
@@ -158,8 +156,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
     ) -> Option<WorkerId> {
         let tuple = tuple_of::<A>(buffer, record)?;
-        let owner = other_owner(self.peers_for(arrival)?, snapshot, arrived_at(record), (&tuple, record.hash))?;
-        self.check_queue(arrival, buffer, record, &tuple);
+        let owner = other_owner(self.peers_for(arrival)?, snapshot, (&tuple, record.hash))?;
+        self.observe_queue(arrival, buffer, record, &tuple);
         Some(owner)
     }
 
@@ -172,14 +170,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         record: &Record,
         tuple: &Tuple<A>,
     ) -> Option<WorkerId> {
-        other_owner(self.peers_for(arrival)?, snapshot, arrived_at(record), (tuple, record.hash))
+        other_owner(self.peers_for(arrival)?, snapshot, (tuple, record.hash))
     }
 
-    /// Compares the queue that a packet came by with its owner: for packets that are not left in the burst.
+    /// Compares the queue that a packet came by with its owner, if its kind is not proven yet: for packets that are not left
+    /// in the burst.
     #[inline(always)]
-    pub(super) fn check_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) {
+    pub(super) fn observe_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, record: &Record, tuple: &Tuple<A>) {
         if let Some(peers) = self.peers_for(arrival) {
-            check_plain(peers, arrived_at(record), buffer, tuple);
+            observe_plain(peers, arrived_at(record), buffer, tuple);
         }
     }
 
@@ -196,15 +195,15 @@ fn tuple_of<A: FastFamily>(buffer: &impl Buffer, record: &Record) -> Option<Tupl
     Some(A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(record.protocol()))
 }
 
-/// The owner of a recognised packet that came by no queue that may tell it.
+/// The other worker that owns the flow of a recognised packet; `None` if this one does.
 #[inline(always)]
-fn owner_by_tuple<A: FastFamily>(
-    (me, steering): (WorkerId, &Steering),
+fn other_owner_of<A: FastFamily, B: Buffer>(
+    peers: &Peers<B>,
     snapshot: &Snapshot,
-    buffer: &impl Buffer,
+    buffer: &B,
     record: &Record,
 ) -> Option<WorkerId> {
-    Some(owner_by(steering, false, me, snapshot, (&tuple_of::<A>(buffer, record)?, record.hash)))
+    other_owner(peers, snapshot, (&tuple_of::<A>(buffer, record)?, record.hash))
 }
 
 /// The port by which a packet came, and its bytes of VLAN tags.

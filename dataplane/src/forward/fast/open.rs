@@ -383,7 +383,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if opening.may_be_of_others
             && let Some(tuple) = tuple()
         {
-            self.check_queue(arrival, buffer, record, &tuple);
+            self.observe_queue(arrival, buffer, record, &tuple);
         }
         opens
             .try_push(Opens { at, exit, backend, service, reply, reply_hash, pool: lease.pool, rooms: [IndexSlot::NONE; 2] })

@@ -7,7 +7,7 @@
 
 mod steer;
 
-pub(super) use steer::{check_plain, may_have_flow, other_owner, owner_by, owner_of_first, steer};
+pub(super) use steer::{may_have_flow, observe_plain, other_owner, owner_of_first, sample_queue, steer};
 
 use arrayvec::ArrayVec;
 

@@ -1,6 +1,9 @@
 //! The stage of a burst that determines each packet's owner and hands over packets of other workers. It runs only with
 //! more than one worker.
 //!
+//! **Invariant:** the owner of a packet is computed, whichever queue it came by. So a flow is only at its owner, and no
+//! change of a network card leads its packets astray. Cards are only observed.
+//!
 //! Not here: the owner function and the queues (`workers`).
 
 use std::mem;
@@ -13,8 +16,8 @@ use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
-use crate::wire::{Address, Buffer, Headers, Transport, Tuple, network_len};
-use crate::workers::{Egress, HandoverTask, Observer, Peers, Steering, WorkerId};
+use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Transport, Tuple, network_len, parse};
+use crate::workers::{Egress, HandoverTask, Observer, Peers, RssKind, Steering, WorkerId};
 
 /// Bytes of VLAN tags that every card can parse: one tag.
 const TAG_BYTES_PLAIN: u16 = 4;
@@ -60,23 +63,23 @@ pub(crate) fn steer<P: Port>(
 /// that received them: ARP, neighbour discovery, echo and other protocols, and packets with VLAN tags, which return
 /// here without them.
 fn tasks<B: Buffer>(
-    peers: &mut Peers<B>,
+    peers: &Peers<B>,
     snapshot: &Snapshot,
     arrival: Arrival,
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
-    let (me, steering, proof) = steering_at(peers, (arrival.link.port(), arrival.tags.bytes()));
-    let mut proof = proof.filter(|_| arrival.origin == Origin::Port);
+    let mut queue = Queue::at(peers, (arrival.link.port(), arrival.tags.bytes()));
+    queue.proof = queue.proof.filter(|_| arrival.origin == Origin::Port);
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let task = |(buffer, kind): (&B, &Kind)| {
         let task = match kind {
-            Kind::V4 => v4.next().and_then(|lookup| task(steering, &mut proof, me, snapshot, buffer, lookup)),
-            Kind::V6 => v6.next().and_then(|lookup| task(steering, &mut proof, me, snapshot, buffer, lookup)),
+            Kind::V4 => v4.next().and_then(|lookup| task(&queue, snapshot, buffer, lookup)),
+            Kind::V6 => v6.next().and_then(|lookup| task(&queue, snapshot, buffer, lookup)),
             Kind::Solicitation => v6.next().and(None),
             Kind::Arp | Kind::Tagged | Kind::Other | Kind::Foreign | Kind::Bad(_) => None,
         };
-        task.unwrap_or((me, HandoverTask::Decide))
+        task.unwrap_or((queue.me, HandoverTask::Decide))
     };
     burst.iter().zip(&sorted.kinds).map(task).collect()
 }
@@ -84,98 +87,113 @@ fn tasks<B: Buffer>(
 /// Which worker does what with a packet of a transport protocol with ports, with a fragment of one, or with an ICMP
 /// error about one.
 fn task<A: Address, B: Buffer>(
-    steering: &Steering,
-    proof: &mut Option<&mut Observer>,
-    me: WorkerId,
+    queue: &Queue<'_>,
     snapshot: &Snapshot,
     buffer: &B,
     lookup: &Lookup<A>,
 ) -> Option<(WorkerId, HandoverTask)> {
-    let tuple = &lookup.headers.tuple;
-    let is_spread_by_cards = match lookup.headers.transport {
-        Transport::Tcp { .. } | Transport::Udp => true,
-        // Few cards hash SCTP ports; the others would appear refuted.
-        Transport::Sctp { .. } => false,
+    let (steering, headers) = (queue.steering, &lookup.headers);
+    match headers.transport {
+        Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => {}
         Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, lookup)?, HandoverTask::Decide)),
         Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::Meet)),
         Transport::Other => return None,
-    };
-    let proof = if is_spread_by_cards && is_plain(&lookup.headers) { proof.as_deref_mut() } else { None };
-    Some((owner(steering, proof, me, snapshot, buffer, (tuple, lookup.hash)), HandoverTask::Decide))
+    }
+    if is_plain(headers) {
+        queue.observe(buffer, &headers.tuple);
+    }
+    let target = snapshot.packet_target(&headers.tuple);
+    Some((steering.owner_hashed(&headers.tuple, target, lookup.hash), HandoverTask::Decide))
 }
 
-/// The owner of a packet with ports; `proof` is for packets that every card hashes with their ports.
-fn owner<A: Address, B: Buffer>(
-    steering: &Steering,
-    mut proof: Option<&mut Observer>,
+/// A worker's receive queue of a port, and what is proven of it.
+struct Queue<'a> {
     me: WorkerId,
-    snapshot: &Snapshot,
-    buffer: &B,
-    (tuple, hash): (&Tuple<A>, u64),
-) -> WorkerId {
-    if let Some(proof) = &mut proof {
-        check_queue(steering, proof, me, buffer, tuple);
-    }
-    owner_by(steering, proof.is_some_and(|proof| proof.trusts()), me, snapshot, (tuple, hash))
+    steering: &'a Steering,
+    /// `None` where no device spreads packets by RSS, or not every card can parse the tags.
+    proof: Option<&'a Observer>,
 }
 
-/// Compares the queue that a packet came by with its owner, if it is one of those that are checked. To be called once a
-/// packet.
-#[inline(never)] // most ports have no queue that tells owners
-fn check_queue<A: Address, B: Buffer>(steering: &Steering, proof: &mut Observer, me: WorkerId, buffer: &B, tuple: &Tuple<A>) {
-    if proof.wants()
-        && let Some(hash) = steering.rss_hash(tuple)
-    {
-        proof.look(buffer.rss_hash(), hash, steering.reta(hash as usize), me);
+impl<'a> Queue<'a> {
+    /// The queue by which packets came on a port, with these bytes of VLAN tags.
+    #[inline(always)]
+    fn at<B>(peers: &'a Peers<B>, (port, tag_bytes): (PortIndex, u16)) -> Self {
+        let (me, steering, proof) = peers.steering(port);
+        Self { me, steering, proof: proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN) }
+    }
+
+    /// Compares the queue with the owner of a plain packet, if its kind is not proven yet. To be called once a packet.
+    #[inline(always)]
+    fn observe<A: Address, B: Buffer>(&self, buffer: &B, tuple: &Tuple<A>) {
+        if let Some(proof) = self.proof
+            && let Some(kind) = RssKind::of::<A>(tuple.protocol)
+            && proof.observes(kind)
+        {
+            self.look(proof, kind, buffer, tuple);
+        }
+    }
+
+    #[inline(never)] // most ports have no device that spreads packets so
+    fn look<A: Address, B: Buffer>(&self, proof: &Observer, kind: RssKind, buffer: &B, tuple: &Tuple<A>) {
+        if let Some(hash) = self.steering.rss_hash(tuple) {
+            proof.look(kind, buffer.rss_hash(), hash, self.steering.reta(hash as usize), self.me);
+        }
+    }
+
+    /// Compares the queue with the owner of any packet, if it is a plain one.
+    fn check<A: Address, B: Buffer>(&self, buffer: &B, headers: &Headers<A>) {
+        let has_ports = matches!(headers.transport, Transport::Tcp { .. } | Transport::Udp);
+        if let Some(proof) = self.proof
+            && let Some(kind) = RssKind::of::<A>(headers.tuple.protocol)
+            && has_ports
+            && is_plain(headers)
+        {
+            self.look(proof, kind, buffer, &headers.tuple);
+        }
     }
 }
 
-/// The owner of a packet with ports, where the queue that it came by `is_proven`, or not.
+/// Compares one packet in many that a port receives with the queue that it came by: of flows that are known, too.
 #[inline(always)]
-pub(in crate::forward) fn owner_by<A: Address>(
-    steering: &Steering,
-    is_proven: bool,
-    me: WorkerId,
-    snapshot: &Snapshot,
-    (tuple, hash): (&Tuple<A>, u64),
-) -> WorkerId {
-    let towards = snapshot.packet_target(tuple);
-    if is_proven && towards.is_by_tuple() { me } else { steering.owner_hashed(tuple, towards, hash) }
+pub(in crate::forward) fn sample_queue<B: Buffer>(peers: &mut Peers<B>, port: PortIndex, burst: &Burst<B>) {
+    if let Some(buffer) = peers.sample(port, burst.len()).and_then(|at| burst.get(at)) {
+        check_sampled(peers, port, buffer);
+    }
 }
 
-/// The inputs for the determination of owners, for packets that arrived on a port with these bytes of VLAN tags; no proof
-/// where not every card can parse the tags.
-fn steering_at<B>(peers: &mut Peers<B>, (port, tag_bytes): (PortIndex, u16)) -> (WorkerId, &Steering, Option<&mut Observer>) {
-    let (me, steering, proof) = peers.steering(port);
-    (me, steering, proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN))
+#[cold]
+#[inline(never)]
+fn check_sampled<B: Buffer>(peers: &Peers<B>, port: PortIndex, buffer: &B) {
+    let queue = Queue::at(peers, (port, Tags::of(buffer.bytes()).bytes()));
+    match parse(buffer.bytes()) {
+        Ok(Parsed::V4(headers)) => queue.check(buffer, &headers),
+        Ok(Parsed::V6(headers)) => queue.check(buffer, &headers),
+        Ok(Parsed::Arp | Parsed::Other) | Err(_) => {}
+    }
 }
 
-/// The other worker that owns the flow of a plain packet that arrived `at` a port with these bytes of VLAN tags; `None` if
-/// this one does. A packet that is not left for [`steer`] is to be passed to [`check_plain`] too.
+/// The other worker that owns the flow of a packet; `None` if this one does. A plain packet that is not left for [`steer`] is
+/// to be passed to [`observe_plain`] too.
 #[inline(always)]
 pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
-    peers: &mut Peers<B>,
+    peers: &Peers<B>,
     snapshot: &Snapshot,
-    at: (PortIndex, u16),
-    of: (&Tuple<A>, u64),
+    (tuple, hash): (&Tuple<A>, u64),
 ) -> Option<WorkerId> {
-    let (me, steering, proof) = steering_at(peers, at);
-    let owner = owner_by(steering, proof.is_some_and(|proof| proof.trusts()), me, snapshot, of);
-    (owner != me).then_some(owner)
+    let owner = peers.owner_function().owner_hashed(tuple, snapshot.packet_target(tuple), hash);
+    (owner != peers.me()).then_some(owner)
 }
 
-/// Compares the queue that a plain packet came by with its owner, if it is one of those that are checked.
+/// Compares the queue that a plain packet came by with its owner, if its kind is not proven yet. It arrived `at` a port with
+/// these bytes of VLAN tags.
 #[inline(always)]
-pub(in crate::forward) fn check_plain<A: Address, B: Buffer>(
-    peers: &mut Peers<B>,
+pub(in crate::forward) fn observe_plain<A: Address, B: Buffer>(
+    peers: &Peers<B>,
     at: (PortIndex, u16),
     buffer: &B,
     tuple: &Tuple<A>,
 ) {
-    let (me, steering, proof) = steering_at(peers, at);
-    if let Some(proof) = proof {
-        check_queue(steering, proof, me, buffer, tuple);
-    }
+    Queue::at(peers, at).observe(buffer, tuple);
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport
