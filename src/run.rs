@@ -167,7 +167,10 @@ async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop)
     let flows = file.read();
     // With the same seed, the same workers own the flows.
     let seed = flows.as_ref().map_or_else(passing::seed, |flows| flows.seed());
-    let (ports, worker_ports) = Ports::open(settings, seed).await?;
+    let (ports, worker_ports) = match Ports::open(settings, seed, &stop.ends).await {
+        Err(PortsError::Stopped) => return Ok(()),
+        opened => opened?,
+    };
     file.remove();
     let passing = FlowPassing::new(settings.state_dir.clone(), seed, worker_ports.len(), flows);
     let served = serve(settings, &ports, worker_ports, &passing, reload, stop).await;

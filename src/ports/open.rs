@@ -1,22 +1,33 @@
 //! Opens DPDK, the packet pool, all ports whose devices are present, and every twin at the start.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use control::config::logging;
 use dataplane::workers::{Steering, WORKERS_MAX};
 use dataplane::{Mac, Peers, TwinQueues};
-use dpdk_sys::{Eal, Mempool};
+use dpdk_sys::{Device, Eal, Mempool};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::af_packet::{self, PreparedInterface};
 use super::dpdk::{self, DpdkPort, OpenedPort, Packet, QueueRequest};
 use super::error::PortsError;
 use super::handle::PortHandle;
-use super::hotplug::{DeviceState, HotplugPort};
+use super::hotplug::{self, CallState, DeviceState, HotplugPort, OpeningCall};
 use super::numa;
 use super::queue_handover::channel;
 use super::steering::{self, ProofState};
 use super::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinReconciler, TwinThread};
 use crate::settings::{Poll, PortSettings, Settings, Twin};
 use crate::worker_threads::Bell;
+
+/// Time after which a start of DPDK counts as hanging. Its probes of cards with firmware take some seconds each.
+const EAL_LIMIT: Duration = Duration::from_secs(60);
+/// And after a signal to stop.
+const EAL_GRACE: Duration = Duration::from_secs(5);
+/// Exit code if it hangs.
+const EAL_HANGS: i32 = 1;
 
 /// What a worker polls: a port, and the rings of its twin.
 pub type WorkerPort = (DpdkPort, Option<Arc<TwinQueues<Packet>>>);
@@ -43,9 +54,12 @@ pub(super) struct OpenedPorts {
 }
 
 /// Opens the configured ports. After an error nothing stays open.
-pub(super) async fn open(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsError> {
+///
+/// EAL starts first: until then nothing has to be given back, so a start that never ends can end the process.
+pub(super) async fn open(settings: &Settings, seed: u64, stop: &CancellationToken) -> Result<OpenedPorts, PortsError> {
+    let (eal, pool) = start_eal(settings, stop)?;
     let prepared = prepare(settings).await?;
-    match open_all(settings, seed).await {
+    match open_all(settings, seed, (eal, pool), stop).await {
         Ok(mut opened) => {
             for (port, prepared) in opened.ports.iter_mut().zip(prepared) {
                 port.prepared = prepared;
@@ -84,16 +98,42 @@ pub(super) async fn restore(prepared: impl Iterator<Item = PreparedInterface>) {
     }
 }
 
-async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsError> {
+/// Starts DPDK, which probes the PCI devices of the ports. It does so on this thread, from which the threads of DPDK and
+/// of the workers inherit the right to use I/O ports. A driver may never return from that, so the process ends then.
+fn start_eal(settings: &Settings, stop: &CancellationToken) -> Result<(Eal, Mempool), PortsError> {
     let (config, pool) = dpdk::plan(settings);
-    let eal = Eal::start(&config)?;
-    let pool = Mempool::new(eal, &pool)?;
+    let pci: Vec<_> = config.devices.iter().filter(|device| device.is_pci()).map(Device::port_name).collect();
+    let pci = pci.join(" ");
+    tracing::info!(pci, "starting DPDK, which probes the PCI devices of the ports");
+    let stop = stop.clone();
+    let guard = tokio::spawn(async move {
+        tokio::select! {
+            () = stop.cancelled() => sleep(EAL_GRACE).await,
+            () = sleep(EAL_LIMIT) => {}
+        }
+        let last = dpdk_sys::last_message();
+        tracing::error!(pci, last, "DPDK does not start: a device does not answer its driver; the gateway ends. See its last message for the device");
+        logging::flush();
+        std::process::exit(EAL_HANGS);
+    });
+    let started = Eal::start(&config);
+    guard.abort();
+    let eal = started?;
+    Ok((eal, Mempool::new(eal, &pool)?))
+}
+
+async fn open_all(
+    settings: &Settings,
+    seed: u64,
+    (eal, pool): (Eal, Mempool),
+    stop: &CancellationToken,
+) -> Result<OpenedPorts, PortsError> {
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
     let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
     let presences = presences(&settings.ports)?;
-    let opened = open_devices(eal, settings, pool, &request)?;
-    let found = opened.iter().map(|port| port.as_ref().map(|port| port.found.clone())).collect();
+    let opened = open_devices(eal, settings, pool, &request, stop).await?;
+    let found = opened.iter().map(|port| port.opened().map(|port| port.found.clone())).collect();
     let (owners, steerings) = steering::choose(workers, by_nic, Steering::own_hash(workers, seed), found);
     if owners.rss_key().is_none() {
         request.spread = None; // of devices that come later
@@ -106,7 +146,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
     let mut all = OpenedPorts { eal, steering: owners, handles: Vec::new(), ports: Vec::new(), thread: None, workers };
     let mut taps = Vec::new();
     for (((settings, opened), steering), presence) in settings.ports.iter().zip(opened).zip(steerings).zip(presences) {
-        let mac = opened.as_ref().map(|opened| Mac(opened.port.mac())).or(settings.mac);
+        let mac = opened.opened().map(|opened| Mac(opened.port.mac())).or(settings.mac);
         let (senders, receivers): (Vec<_>, Vec<_>) = all.workers.iter().map(|_| channel()).unzip();
         let mut port = HotplugPort {
             eal,
@@ -117,7 +157,7 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
             transmit: steering.transmit(),
             prepared: None,
             twin: None,
-            presence: presence.filter(|_| opened.is_some()),
+            presence: presence.filter(|_| opened.opened().is_some()),
             state: DeviceState::default(),
         };
         let mut handle = PortHandle {
@@ -125,12 +165,20 @@ async fn open_all(settings: &Settings, seed: u64) -> Result<OpenedPorts, PortsEr
             device: settings.device.clone(),
             mac,
             port: None,
+            failure: None,
             steering,
             logged: ProofState::Settled,
         };
-        if let Some(OpenedPort { port: opened, queues, .. }) = opened {
-            port.hand_over(queues)?;
-            handle.port = Some(opened);
+        match opened {
+            DeviceAtStart::Opened(OpenedPort { port: opened, queues, .. }) => {
+                port.hand_over(queues)?;
+                handle.port = Some(opened);
+            }
+            DeviceAtStart::Late(call, error) => {
+                port.state = DeviceState::opening(call, presence);
+                handle.failure = Some(error.to_string());
+            }
+            DeviceAtStart::Absent => {}
         }
         let mut rings = None;
         if settings.twin == Twin::Tap {
@@ -170,22 +218,51 @@ fn bells(settings: &Settings) -> Result<(Vec<Option<Bell>>, Option<Bell>), Ports
     Ok((of_workers, bell()?))
 }
 
-/// Opens the devices that are present, by port; `None` for an absent device.
-fn open_devices(
+/// A port's device at the start.
+enum DeviceAtStart {
+    Opened(OpenedPort),
+    Absent,
+    /// Its driver has not returned yet; the error says so.
+    Late(OpeningCall, PortsError),
+}
+
+impl DeviceAtStart {
+    fn opened(&self) -> Option<&OpenedPort> {
+        match self {
+            Self::Opened(port) => Some(port),
+            Self::Absent | Self::Late(..) => None,
+        }
+    }
+}
+
+/// Opens the devices that are present, by port, one after the other.
+async fn open_devices(
     eal: Eal,
     settings: &Settings,
     pool: Mempool,
     request: &QueueRequest,
-) -> Result<Vec<Option<OpenedPort>>, PortsError> {
+    stop: &CancellationToken,
+) -> Result<Vec<DeviceAtStart>, PortsError> {
     let (mut opened, mut absences) = (Vec::new(), Vec::new());
     for port in &settings.ports {
-        match dpdk::open(eal, port, pool, request).map_err(PortsError::from) {
-            Ok(port) => opened.push(Some(port)),
-            Err(error) if error.is_absence() => {
+        let mut call = hotplug::start_opening(eal, port, pool, request)?;
+        let Some(state) = stop.run_until_cancelled(call.wait()).await else { return Err(PortsError::Stopped) };
+        match state {
+            CallState::Returned(Ok(port)) => opened.push(DeviceAtStart::Opened(port)),
+            CallState::Returned(Err(error)) => {
+                let error = PortsError::from(error);
+                if !error.is_absence() {
+                    return Err(error);
+                }
                 absences.push(error);
-                opened.push(None);
+                opened.push(DeviceAtStart::Absent);
             }
-            Err(error) => return Err(error),
+            CallState::Panicked => return Err(PortsError::DriverPanicked),
+            CallState::Running | CallState::BecameLate => {
+                let error = hotplug::is_late(&port.device, "open");
+                tracing::error!(port = port.name, %error, "the port has failed");
+                opened.push(DeviceAtStart::Late(call, error));
+            }
         }
     }
     check_absences(settings, absences)?;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::device::{self, Device};
-use crate::eal::log;
+use crate::eal::{device_requests, log};
 use crate::error::Error;
 use crate::linux::interface;
 use crate::raw;
@@ -40,8 +40,9 @@ pub(super) fn attach(device: &Device) -> Result<u16, Error> {
     {
         return Err(Error::NoInterface { device: device.to_string(), interface: interface.to_owned() });
     }
+    device_requests::forget(&name);
     let members = BondMembers::attach(device)?;
-    let arguments = raw::c_string(&device.to_attach());
+    let arguments = raw::c_string(&device.to_attach(&members.devices()));
     // SAFETY: EAL runs; the string is terminated and copied by DPDK.
     let code = unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
     if code != 0 {
@@ -52,21 +53,42 @@ pub(super) fn attach(device: &Device) -> Result<u16, Error> {
     Ok(id)
 }
 
+/// Attaches a device that is to become a member of a bond. Returns its port number.
+pub(super) fn attach_member(member: &Device) -> Result<u16, Error> {
+    let id = attach(member)?;
+    if member.lacks_link_interrupts() {
+        // SAFETY: the port is attached and not configured, and only this thread uses it.
+        unsafe { raw::sluice_port_disclaim_link_interrupt(id) };
+    }
+    Ok(id)
+}
+
 /// Attached members of a bond. Dropping this closes them.
 pub(super) struct BondMembers(Vec<(u16, Device)>);
 
 impl BondMembers {
+    /// Attaches the members of a bond that exist. Without any it is an error.
     fn attach(bond: &Device) -> Result<Self, Error> {
         let mut attached = Self(Vec::new());
+        let mut absence = None;
         for member in bond.members() {
-            let id = attach(&member)?;
-            if member.lacks_link_interrupts() {
-                // SAFETY: the port is attached and not configured, and only this thread uses it.
-                unsafe { raw::sluice_port_disclaim_link_interrupt(id) };
+            match attach_member(&member) {
+                Ok(id) => attached.0.push((id, member)),
+                Err(error) if matches!(member.presence(), Ok(None)) => {
+                    tracing::warn!(%bond, %error, "a member of the bond is missing; it is added when it appears");
+                    absence = Some(error);
+                }
+                Err(error) => return Err(error),
             }
-            attached.0.push((id, member));
         }
-        Ok(attached)
+        match absence {
+            Some(error) if attached.0.is_empty() => Err(error),
+            _ => Ok(attached),
+        }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        self.0.iter().map(|(_, member)| member.clone()).collect()
     }
 
     /// Leaves the members to the bond.
@@ -102,6 +124,7 @@ pub(super) unsafe fn close(id: u16, device: &Device) {
         let on_bus = raw::sluice_port_device(id);
         raw::rte_eth_dev_close(id);
         let code = if on_bus.is_null() { 0 } else { raw::rte_dev_remove(on_bus) };
+        device_requests::forget(&device.port_name());
         if code < 0 {
             let reason = raw::error_text(code);
             tracing::warn!(%device, reason, "the device stays on its bus; if it returns, it cannot be attached before a restart of the gateway");
@@ -115,6 +138,7 @@ fn attach_pci(device: &Device, name: &str, find: impl Fn() -> Option<u16>) -> Re
         return Ok(id);
     }
     if !matches!(device.presence(), Ok(None)) {
+        device_requests::forget(name);
         let arguments = raw::c_string(&device.to_string());
         // SAFETY: EAL runs; the string is terminated and copied by DPDK. Success is checked below.
         unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
