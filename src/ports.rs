@@ -52,11 +52,7 @@ impl Ports {
     ///
     /// # Errors
     /// See [`PortsError`]; nothing stays open. After `stop` it is [`PortsError::Stopped`].
-    pub async fn open(
-        settings: &Settings,
-        seed: u64,
-        stop: &CancellationToken,
-    ) -> Result<(Self, Vec<WorkerPorts>), PortsError> {
+    pub async fn open(settings: &Settings, seed: u64, stop: &CancellationToken) -> Result<(Self, Vec<WorkerPorts>), PortsError> {
         let opened = open::open(settings, seed, stop).await?;
         let (handles, ports) = (Arc::new(Mutex::new(opened.handles)), Arc::new(tokio::sync::Mutex::new(opened.ports)));
         Ok((Self { eal: opened.eal, handles, ports, thread: opened.thread, steering: opened.steering }, opened.workers))

@@ -186,7 +186,9 @@ impl Device {
             Some(Ok(member)) => attached.contains(&member).then(|| format!("{MEMBER}{}", member.port_name())),
             // Without the preferred member the bond is made without a preference.
             _ => match piece.strip_prefix(PRIMARY) {
-                Some(name) if !attached.iter().any(|member| name.parse().is_ok_and(|of: Self| of.port_name() == member.port_name())) => {
+                Some(name)
+                    if !attached.iter().any(|member| name.parse().is_ok_and(|of: Self| of.port_name() == member.port_name())) =>
+                {
                     None
                 }
                 _ => Some(piece.to_owned()),

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Descriptors, Device, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, MemberChanges, Mempool, MempoolConfig, Port, PortConfig,
-    RingPort, RxQueue, Spread, StartedPort, release,
+    BURST, Descriptors, Device, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, MemberChanges, Mempool, MempoolConfig, Port,
+    PortConfig, RingPort, RxQueue, Spread, StartedPort, release,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_getaffinity;

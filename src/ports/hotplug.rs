@@ -232,7 +232,8 @@ impl HotplugPort {
         if !self.settings.device.is_bond() {
             return;
         }
-        let Some(mut changes) = lock(handles).get(position).and_then(|handle| Some(handle.port.as_ref()?.member_changes())) else {
+        let Some(mut changes) = lock(handles).get(position).and_then(|handle| Some(handle.port.as_ref()?.member_changes()))
+        else {
             return;
         };
         self.forget_returned();
@@ -242,7 +243,12 @@ impl HotplugPort {
         }
         let names = |members: &[Device]| members.iter().map(Device::port_name).collect::<Vec<_>>().join(" ");
         let (port, leaving, joining) = (&self.settings.name, names(&changes.leaving), names(&changes.joining));
-        tracing::warn!(port, leaving, joining, "members leave the bond, because the kernel asks for them or they are gone, or join it");
+        tracing::warn!(
+            port,
+            leaving,
+            joining,
+            "members leave the bond, because the kernel asks for them or they are gone, or join it"
+        );
         for member in &changes.leaving {
             self.state.released.insert(member.clone(), ReleasedDevice::of(member));
         }
@@ -251,7 +257,11 @@ impl HotplugPort {
 
     /// Puts back what another program undid at the interface of the device. The first of several failures is logged.
     async fn check_interface(&mut self, looks_at_link: bool) {
-        let Some(prepared) = self.prepared.as_mut().filter(|_| self.presence.is_some() && self.state.recall.is_none() && self.state.call.is_none()) else {
+        let Some(prepared) = self
+            .prepared
+            .as_mut()
+            .filter(|_| self.presence.is_some() && self.state.recall.is_none() && self.state.call.is_none())
+        else {
             return;
         };
         let (port, device) = (&self.settings.name, &self.settings.device);
@@ -371,7 +381,9 @@ impl HotplugPort {
     fn follow_recall(&mut self, handles: &PortHandles, position: usize, may_call: bool) {
         let Some(recall) = &mut self.state.recall else { return };
         let (senders, returned) = (&self.senders, &mut recall.returned);
-        recall.workers.retain(|&worker| senders[worker].returned().is_none_or(|queues| returned.insert(worker, queues).is_some()));
+        recall
+            .workers
+            .retain(|&worker| senders[worker].returned().is_none_or(|queues| returned.insert(worker, queues).is_some()));
         if !recall.workers.is_empty() || !may_call {
             return;
         }

@@ -112,7 +112,11 @@ fn start_eal(settings: &Settings, stop: &CancellationToken) -> Result<(Eal, Memp
             () = sleep(EAL_LIMIT) => {}
         }
         let last = dpdk_sys::last_message();
-        tracing::error!(pci, last, "DPDK does not start: a device does not answer its driver; the gateway ends. See its last message for the device");
+        tracing::error!(
+            pci,
+            last,
+            "DPDK does not start: a device does not answer its driver; the gateway ends. See its last message for the device"
+        );
         logging::flush();
         std::process::exit(EAL_HANGS);
     });

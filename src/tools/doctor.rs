@@ -12,7 +12,6 @@ mod finding;
 mod memory;
 mod needs;
 mod network;
-mod pci;
 mod root;
 
 use std::io;
@@ -21,7 +20,6 @@ use core_affinity::CoreId;
 
 pub use finding::{Finding, Level, is_ready, print};
 pub use needs::Needs;
-pub use pci::needs_raw_io;
 pub use root::Root;
 #[cfg(test)]
 pub(crate) use root::tests::Machine;

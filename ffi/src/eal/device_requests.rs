@@ -27,7 +27,10 @@ pub(super) fn watch() {
     let code = unsafe { raw::sluice_watch_requests(Some(receive)) };
     if code != 0 {
         let reason = raw::error_text(code);
-        tracing::warn!(reason, "requests of the kernel to release a device are not followed: unplugging one waits for the end of the gateway");
+        tracing::warn!(
+            reason,
+            "requests of the kernel to release a device are not followed: unplugging one waits for the end of the gateway"
+        );
     }
 }
 

@@ -51,14 +51,10 @@ impl Port {
 
     /// Takes members out of the bond and closes them, and adds others. The exclusive references to all queues of the port
     /// prove that no thread uses one. Returns the members that could not be changed.
-    pub fn change_members(
-        &self,
-        changes: &MemberChanges,
-        rx: &[&mut RxQueue],
-        tx: &[&mut TxQueue],
-    ) -> Vec<(Device, Error)> {
+    pub fn change_members(&self, changes: &MemberChanges, rx: &[&mut RxQueue], tx: &[&mut TxQueue]) -> Vec<(Device, Error)> {
         let owned = self.owned();
-        let in_hand = (rx.iter().filter(|queue| queue.is_of(owned)).count(), tx.iter().filter(|queue| queue.is_of(owned)).count());
+        let in_hand =
+            (rx.iter().filter(|queue| queue.is_of(owned)).count(), tx.iter().filter(|queue| queue.is_of(owned)).count());
         let mut failed = Vec::new();
         if in_hand != self.queue_counts() {
             let busy = |member: &Device| (member.clone(), hotplug::refused(member, "stop the queues of its bond", -libc::EBUSY));

@@ -9,6 +9,7 @@ use crate::device::{self, Device};
 use crate::eal::{device_requests, log};
 use crate::error::Error;
 use crate::linux::interface;
+use crate::pci;
 use crate::raw;
 
 /// -EFAULT: what `rte_dev_probe` returns for a name that no driver takes.
@@ -143,22 +144,17 @@ fn attach_pci(device: &Device, name: &str, find: impl Fn() -> Option<u16>) -> Re
         // SAFETY: EAL runs; the string is terminated and copied by DPDK. Success is checked below.
         unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
     }
-    find().ok_or_else(|| Error::NoSuchDevice { device: name.to_owned(), found: pci_state(Path::new("/sys"), name) })
+    find().ok_or_else(|| {
+        let logged = log::take_errors();
+        let found = pci::refusal(Path::new("/"), name, &logged, has_physical_addresses());
+        Error::NoSuchDevice { device: name.to_owned(), found, logged }
+    })
 }
 
-/// Why DPDK has no port for a PCI address.
-fn pci_state(sys: &Path, address: &str) -> String {
-    let device = sys.join("bus/pci/devices").join(address);
-    if !device.exists() {
-        return "there is no such device on the PCI bus; see `lspci -D`".into();
-    }
-    match std::fs::read_link(device.join("driver")) {
-        Ok(driver) => format!(
-            "it is bound to the kernel driver {}, and no DPDK driver took it; bind it to vfio-pci (`dpdk-devbind.py -b vfio-pci {address}`)",
-            driver.file_name().unwrap_or_default().to_string_lossy()
-        ),
-        Err(_) => format!("it is bound to no kernel driver; bind it to vfio-pci (`dpdk-devbind.py -b vfio-pci {address}`)"),
-    }
+/// Whether this thread may read physical addresses from `/proc/self/pagemap`.
+fn has_physical_addresses() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// The error of a refusal: a missing privilege, if the process lacks one that the driver needs.
@@ -166,7 +162,7 @@ pub(super) fn refused(device: &Device, step: &'static str, code: i32) -> Error {
     let logged = log::take_errors();
     if !device.is_pci() && code == NO_SUCH_DRIVER {
         let found = "DPDK has no driver of that name; `sluiced doctor` shows where drivers are looked for".into();
-        return Error::NoSuchDevice { device: device.to_string(), found };
+        return Error::NoSuchDevice { device: device.to_string(), found, logged };
     }
     match missing_capability(device) {
         Some(capability) => Error::Privilege { device: device.to_string(), capability, logged },
