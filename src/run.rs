@@ -626,7 +626,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     let inputs = (ports.hotplug(), channels.ports.clone());
     supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
     let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());
-    let inputs = (linux, states, channels.network.clone(), settings.fixed_network());
+    let inputs = (linux, states, channels.network.clone(), (settings.fixed_network(), settings.ports.clone()));
     supervisor.run("network", inputs, |(linux, states, network, fixed)| network::merge(linux, states, network, fixed));
 }
 

@@ -7,6 +7,7 @@ use control::config::logging;
 use dataplane::workers::{Steering, WORKERS_MAX};
 use dataplane::{Mac, Peers, TwinQueues};
 use dpdk_sys::{Device, Eal, Mempool};
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -105,25 +106,25 @@ fn start_eal(settings: &Settings, stop: &CancellationToken) -> Result<(Eal, Memp
     let pci: Vec<_> = config.devices.iter().filter(|device| device.is_pci()).map(Device::port_name).collect();
     let pci = pci.join(" ");
     tracing::info!(pci, "starting DPDK, which probes the PCI devices of the ports");
-    let stop = stop.clone();
-    let guard = tokio::spawn(async move {
-        tokio::select! {
-            () = stop.cancelled() => sleep(EAL_GRACE).await,
-            () = sleep(EAL_LIMIT) => {}
-        }
-        let last = dpdk_sys::last_message();
-        tracing::error!(
-            pci,
-            last,
-            "DPDK does not start: a device does not answer its driver; the gateway ends. See its last message for the device"
-        );
-        logging::flush();
-        std::process::exit(EAL_HANGS);
-    });
+    let guard = end_unless_aborted(pci, stop.clone(), EAL_LIMIT, EAL_GRACE);
     let started = Eal::start(&config);
     guard.abort();
     let eal = started?;
     Ok((eal, Mempool::new(eal, &pool)?))
+}
+
+/// Ends the process after `limit`, or `grace` after `stop`, unless the task is aborted before.
+fn end_unless_aborted(pci: String, stop: CancellationToken, limit: Duration, grace: Duration) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        tokio::select! {
+            () = stop.cancelled() => sleep(grace).await,
+            () = sleep(limit) => {}
+        }
+        let last = dpdk_sys::last_message();
+        tracing::error!(pci, last, "DPDK does not start: a device does not answer its driver, so the gateway ends; the last message of DPDK shows which");
+        logging::flush();
+        std::process::exit(EAL_HANGS);
+    })
 }
 
 async fn open_all(
@@ -287,4 +288,42 @@ fn check_absences(settings: &Settings, mut absences: Vec<PortsError>) -> Result<
 
 fn twin_config(port: &PortSettings, mac: Option<Mac>) -> TwinConfig {
     TwinConfig { name: port.name.clone(), mac, mtu: port.mtu_bytes, addresses: port.addresses.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Blocks the thread of the runtime, as a driver does, with the task of `limit_s` and `stop`.
+    fn hang(limit_s: u64, is_stopped: bool) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let stop = CancellationToken::new();
+            let _guard = end_unless_aborted(String::new(), stop.clone(), Duration::from_secs(limit_s), Duration::ZERO);
+            if is_stopped {
+                stop.cancel();
+            }
+            // In the end the test fails by another exit code.
+            std::thread::sleep(Duration::from_secs(60));
+        });
+        std::process::exit(7);
+    }
+
+    #[test]
+    fn a_start_of_dpdk_that_hangs_ends_at_its_limit_or_when_the_gateway_is_stopped() {
+        const CHILD: &str = "SLUICE_START_TEST";
+        let module = module_path!().split_once("::").map_or("", |(_, path)| path);
+        let name = format!("{module}::a_start_of_dpdk_that_hangs_ends_at_its_limit_or_when_the_gateway_is_stopped");
+        match std::env::var(CHILD).as_deref() {
+            Ok("limit") => return hang(0, false),
+            Ok(_) => return hang(3600, true),
+            Err(_) => {}
+        }
+        for case in ["limit", "stop"] {
+            let child = Command::new(std::env::current_exe().unwrap()).args(["--exact", &name]).env(CHILD, case).output().unwrap();
+            assert_eq!(child.status.code(), Some(EAL_HANGS), "{case}");
+        }
+    }
 }

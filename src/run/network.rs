@@ -2,11 +2,14 @@
 //!
 //! Not here: how Linux's tables are followed (`netlink`), and the states of ports (`ports`).
 
-use dataplane::Network;
+use std::collections::BTreeSet;
+
+use dataplane::{Link, Network};
 use tokio::sync::watch;
 
 use crate::agent::supervisor::Failure;
-use crate::ports::PortStates;
+use crate::ports::{PortStates, af_packet};
+use crate::settings::PortSettings;
 
 /// Merges the network, again after each change.
 ///
@@ -16,8 +19,9 @@ pub(super) async fn merge(
     mut linux: watch::Receiver<Network>,
     mut ports: watch::Receiver<PortStates>,
     network: watch::Sender<Network>,
-    fixed: Network,
+    (fixed, settings): (Network, Vec<PortSettings>),
 ) -> Result<(), Failure> {
+    let mut warned = BTreeSet::new();
     loop {
         tokio::select! {
             changed = linux.changed() => changed?,
@@ -32,9 +36,22 @@ pub(super) async fn merge(
             fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
         merged.vlans.extend(missing.into_iter().cloned());
         merged.vlans.sort_by_key(|vlan| vlan.link);
+        warn_of_changed_tags(&merged, &settings, &mut warned);
         merged.interfaces = merged.interfaces.or_else(|| fixed.interfaces.clone());
         let ports = ports.borrow_and_update().clone();
         (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
         network.send_replace(merged);
+    }
+}
+
+/// Warns once of each link that receives nothing, because the driver of its port changes the outer tag. There are at most
+/// as many links as VLAN devices are followed.
+fn warn_of_changed_tags(network: &Network, ports: &[PortSettings], warned: &mut BTreeSet<Link>) {
+    for link in network.vlans.iter().map(|vlan| vlan.link) {
+        let Some(port) = ports.get(usize::from(link.port().0)) else { continue };
+        if af_packet::changes_outer_tag(&port.device, link) && warned.insert(link) {
+            let (port, tags) = (&port.name, link.vlan());
+            tracing::warn!(port, %tags, "frames of this link do not arrive: the driver of af_packet replaces an outer 802.1ad tag by 802.1Q; use 802.1Q tags, or a port of another driver");
+        }
     }
 }

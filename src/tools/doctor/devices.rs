@@ -6,6 +6,7 @@ use dpdk_sys::pci::{self, NoIommuMode, Verdict};
 use super::finding::Finding;
 use super::needs::Needs;
 use super::root::{Root, show_list};
+use super::unit;
 
 /// Directories into which distributions and `ninja install` put DPDK's drivers.
 const LIBRARY_DIRS: [&str; 8] = [
@@ -44,7 +45,12 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
             findings.extend(over_interface(root, device));
         }
     }
+    findings.extend(needs.changed_tags.iter().map(|(port, tags)| {
+        let found = format!("tags {tags}: the driver of af_packet replaces an outer 802.1ad tag by 802.1Q, so no frame arrives");
+        Finding::missing(format!("link of {port}"), found, "use 802.1Q tags, or a port of another driver")
+    }));
     findings.extend([vfio(root, needs), iommu(root, needs)]);
+    findings.extend(unit::examine(root, needs));
     findings.extend(network_devices(root));
     findings
 }

@@ -1,7 +1,5 @@
 //! Requirements of the Linux side: privileges, taps, size of the neighbour table.
 
-use dpdk_sys::{Device, pci};
-
 use super::finding::Finding;
 use super::needs::Needs;
 use super::root::Root;
@@ -35,18 +33,12 @@ const CAPABILITIES: [Capability; 7] = [
         purpose: "physical addresses of PCI devices without IOMMU, and af_xdp",
         needed: needs_sys_admin,
     },
-    Capability { name: "CAP_SYS_RAWIO", bit: 17, purpose: "PCI devices without IOMMU", needed: needs_raw_io },
+    Capability { name: "CAP_SYS_RAWIO", bit: 17, purpose: "PCI devices without IOMMU", needed: |root, needs| needs.raw_io(root) },
     Capability { name: "CAP_SYS_NICE", bit: 23, purpose: "NUMA placement of memory", needed: |_, _| false },
 ];
 
-/// Whether a port's device comes by UIO, or by VFIO without an IOMMU.
-fn needs_raw_io(root: &Root, needs: &Needs) -> bool {
-    let is_raw = |device: &Device| device.is_pci() && pci::needs_raw_io(root.directory(), &device.port_name());
-    needs.devices.iter().any(is_raw)
-}
-
 fn needs_sys_admin(root: &Root, needs: &Needs) -> bool {
-    needs_raw_io(root, needs) || needs.has_driver("net_af_xdp")
+    needs.raw_io(root) || needs.has_driver("net_af_xdp")
 }
 
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
