@@ -121,7 +121,11 @@ fn end_unless_aborted(pci: String, stop: CancellationToken, limit: Duration, gra
             () = sleep(limit) => {}
         }
         let last = dpdk_sys::last_message();
-        tracing::error!(pci, last, "DPDK does not start: a device does not answer its driver, so the gateway ends; the last message of DPDK shows which");
+        tracing::error!(
+            pci,
+            last,
+            "DPDK does not start: a device does not answer its driver, so the gateway ends; the last message of DPDK shows which"
+        );
         logging::flush();
         std::process::exit(EAL_HANGS);
     })
@@ -322,7 +326,8 @@ mod tests {
             Err(_) => {}
         }
         for case in ["limit", "stop"] {
-            let child = Command::new(std::env::current_exe().unwrap()).args(["--exact", &name]).env(CHILD, case).output().unwrap();
+            let child =
+                Command::new(std::env::current_exe().unwrap()).args(["--exact", &name]).env(CHILD, case).output().unwrap();
             assert_eq!(child.status.code(), Some(EAL_HANGS), "{case}");
         }
     }

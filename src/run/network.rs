@@ -55,3 +55,28 @@ fn warn_of_changed_tags(network: &Network, ports: &[PortSettings], warned: &mut 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Settings, SourceChoice};
+
+    #[test]
+    fn each_link_whose_outer_tag_changes_is_warned_of_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "ports:\n  - {name: a, device: 'net_af_packet0,iface=eth1', addresses: [192.0.2.2/24]}\n\
+                    \x20 - {name: b, device: net_tap1, addresses: [10.0.0.2/24]}\n\
+                    workers: {cores: [3]}\nsnat: {addresses: [10.0.0.3]}\nstatic:\n  links:\n\
+                    \x20   - {port: a, tags: [802.1ad:7, 200], addresses: [10.7.0.2/24]}\n\
+                    \x20   - {port: a, tags: [8, 200], addresses: [10.8.0.2/24]}\n\
+                    \x20   - {port: b, tags: [802.1ad:7, 200], addresses: [10.9.0.2/24]}\n";
+        std::fs::write(file.path(), text).unwrap();
+        let settings = Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap();
+        let (network, mut warned) = (settings.fixed_network(), BTreeSet::new());
+        for _ in 0..2 {
+            warn_of_changed_tags(&network, &settings.ports, &mut warned);
+            let links: Vec<_> = warned.iter().map(|link: &Link| (link.port().0, link.vlan().to_string())).collect();
+            assert_eq!(links, [(0, "7.200".to_owned())]);
+        }
+    }
+}
