@@ -2,37 +2,22 @@
 //! own process: this program again, limited to that test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod process;
+
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Descriptors, Device, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, MemberChanges, Mempool, MempoolConfig, Port,
-    PortConfig, RingPort, RxQueue, Spread, StartedPort, release,
+    BURST, Descriptors, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, RxQueue,
+    Spread, StartedPort, release,
 };
+use process::{CHILD, alone, child, pool, pool_of, port_of, start};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_getaffinity;
 
 type Burst = ArrayVec<Mbuf, BURST>;
-
-const CHILD: &str = "SLUICE_EAL_TEST";
-
-/// Runs `body` in a child process, under the name of the calling test.
-fn alone(test: &str, body: impl FnOnce()) {
-    if std::env::var(CHILD).is_ok_and(|name| name == test) {
-        return body();
-    }
-    let output = child(test).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{test} failed in its process: {}\n{}", output.status, String::from_utf8_lossy(&text));
-}
-
-fn child(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--nocapture", test]).env(CHILD, test);
-    command
-}
 
 /// Like [`alone`], in a network namespace of its own.
 fn alone_in_network(test: &str, body: impl FnOnce()) {
@@ -55,26 +40,6 @@ fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn start() -> Eal {
-    Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, node: None, devices: vec![], cores: vec![] }).unwrap()
-}
-
-fn pool(eal: Eal) -> Mempool {
-    let config = pool_of(1023);
-    assert!(config.memory_bytes(&[]) < 3 * 1024 * 1024);
-    Mempool::new(eal, &config).unwrap()
-}
-
-fn pool_of(packets: u32) -> MempoolConfig {
-    MempoolConfig { name: "test".into(), packets, frame_bytes: 1518, node: None }
-}
-
-/// A port of one queue pair, as the device has it.
-fn port_of(device: Device) -> PortConfig {
-    let descriptors = Descriptors::default();
-    PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false }
-}
-
 fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
     let mut started = open_with(eal, pool, device, 1)?;
     Ok((started.port, started.rx.remove(0), started.tx.remove(0)))
@@ -83,15 +48,6 @@ fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueu
 fn open_with(eal: Eal, pool: Mempool, device: &str, queues: u16) -> Result<StartedPort, Error> {
     let spread = Some(Spread { key: [0x6d; 40], queues: std::array::from_fn(|entry| u16::try_from(entry % 2).unwrap()) });
     Port::start(eal, &PortConfig { queues, spread, ..port_of(device.parse()?) }, pool)
-}
-
-/// Waits for a condition, 10 s at most.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn frame(pool: Mempool, tag: u8) -> Mbuf {
@@ -537,78 +493,6 @@ fn frames_that_af_packet_loses_are_counted_as_missed() {
     });
 }
 
-/// What DPDK's drivers call when their device was reset or removed, and the device that they pass: symbols that DPDK
-/// exports for drivers only.
-mod driver {
-    use std::ffi::{c_char, c_int, c_void};
-
-    unsafe extern "C" {
-        pub(super) fn rte_dev_event_callback_process(device: *const c_char, event: u32);
-        pub(super) fn rte_eth_dev_allocated(name: *const c_char) -> *mut c_void;
-        pub(super) fn rte_eth_dev_callback_process(device: *mut c_void, event: u32, result: *mut c_void) -> c_int;
-    }
-
-    /// `RTE_DEV_EVENT_ADD` and `RTE_DEV_EVENT_REMOVE`.
-    pub(super) const DEVICE_ADDED: u32 = 0;
-    pub(super) const DEVICE_REMOVED: u32 = 1;
-    /// `RTE_ETH_EVENT_INTR_RESET` and `RTE_ETH_EVENT_INTR_RMV`.
-    pub(super) const RESET: u32 = 3;
-    pub(super) const REMOVED: u32 = 6;
-}
-
-#[test]
-#[allow(unsafe_code)]
-fn a_port_tells_that_its_device_was_reset_or_removed_until_it_is_opened_anew() {
-    alone("a_port_tells_that_its_device_was_reset_or_removed_until_it_is_opened_anew", || {
-        let eal = start();
-        let pool = pool(eal);
-        let open = || open(eal, pool, "net_null0").unwrap();
-        // SAFETY: EAL runs; the port exists; the event takes no result.
-        let report = |event| unsafe {
-            let device = driver::rte_eth_dev_allocated(c"net_null0".as_ptr());
-            assert!(!device.is_null());
-            driver::rte_eth_dev_callback_process(device, event, std::ptr::null_mut())
-        };
-        let first = open();
-        assert_eq!(first.0.event(), None);
-        report(driver::RESET);
-        assert_eq!(first.0.event(), Some(DeviceEvent::Reset));
-        drop(first);
-        let second = open();
-        assert_eq!(second.0.event(), None, "a device that was opened anew");
-        report(driver::REMOVED);
-        assert_eq!(second.0.event(), Some(DeviceEvent::Removed));
-    });
-}
-
-#[test]
-#[allow(unsafe_code)]
-fn a_device_that_the_kernel_asks_for_is_reported_until_it_is_closed() {
-    alone("a_device_that_the_kernel_asks_for_is_reported_until_it_is_closed", || {
-        let eal = start();
-        let pool = pool(eal);
-        // SAFETY: EAL runs; the name is terminated. The PCI bus makes this call when VFIO's interrupt comes.
-        let ask = |name: &std::ffi::CStr, event| unsafe { driver::rte_dev_event_callback_process(name.as_ptr(), event) };
-        let first = open(eal, pool, "net_null0").unwrap();
-        ask(c"net_null0", driver::DEVICE_ADDED);
-        ask(c"net_null1", driver::DEVICE_REMOVED);
-        assert_eq!(first.0.event(), None, "another device, and another event");
-        ask(c"net_null0", driver::DEVICE_REMOVED);
-        assert_eq!(first.0.event(), Some(DeviceEvent::Requested));
-        drop(first);
-        let second = open(eal, pool, "net_null0").unwrap();
-        assert_eq!(second.0.event(), None, "a device that was opened anew");
-        drop(second);
-
-        let bond: Device = "net_bonding0,mode=1,slave=net_null1,slave=net_null2".parse().unwrap();
-        let port = Port::start(eal, &port_of(bond), pool).unwrap().port;
-        assert!(port.member_changes().is_empty(), "members that were attached after the kernel asked for others of their name");
-        ask(c"net_null2", driver::DEVICE_REMOVED);
-        assert_eq!(port.member_changes().leaving, ["net_null2".parse().unwrap()]);
-        assert_eq!(port.event(), None, "the bond stays");
-    });
-}
-
 #[test]
 fn queues_have_the_descriptors_that_are_asked_for() {
     alone("queues_have_the_descriptors_that_are_asked_for", || {
@@ -680,43 +564,5 @@ fn timers_of_drivers_run_on_a_registered_thread_whatever_lcore_they_are_on() {
             (before, runs(), runs())
         });
         assert_eq!(thread.join().unwrap(), (0, 1, 1), "not before the thread is registered, and once");
-    });
-}
-
-#[test]
-fn a_member_leaves_a_started_bond_and_returns_to_it() {
-    alone("a_member_leaves_a_started_bond_and_returns_to_it", || {
-        let eal = start();
-        let pool = pool(eal);
-        let bond = "net_bonding0,mode=1,slave=net_null1,slave=net_null2";
-        let StartedPort { port, mut rx, mut tx, .. } = Port::start(eal, &port_of(bond.parse().unwrap()), pool).unwrap();
-        let [first, second]: [Device; 2] = port.device().members().try_into().unwrap();
-        let mac = port.mac();
-        until("the first member is active", || port.active_member() == Some(first.clone()));
-        assert!(port.member_changes().is_empty());
-        let leave = |member: &Device| MemberChanges { leaving: vec![member.clone()], joining: vec![] };
-
-        assert_eq!(port.change_members(&leave(&first), &[], &[]).len(), 1, "a queue may be in use");
-        assert_eq!(port.active_member(), Some(first.clone()));
-        let mut change = |changes: &MemberChanges| {
-            let (rx, tx): (Vec<_>, Vec<_>) = (rx.iter_mut().collect(), tx.iter_mut().collect());
-            let failed = port.change_members(changes, &rx, &tx);
-            assert!(failed.is_empty(), "{failed:?}");
-        };
-        change(&leave(&first));
-        until("the second member is active", || port.active_member() == Some(second.clone()));
-        let changes = port.member_changes();
-        assert_eq!(changes, MemberChanges { leaving: vec![], joining: vec![first.clone()] });
-        change(&changes);
-        assert!(port.member_changes().is_empty());
-        change(&leave(&second));
-        until("the first member is active again", || port.active_member() == Some(first.clone()));
-        assert_eq!(port.mac(), mac);
-        let mut burst = Burst::new();
-        rx.iter_mut().for_each(|queue| queue.receive(&mut burst));
-        assert!(!burst.is_empty(), "the member that returned receives");
-        release(&mut burst);
-        drop((port, rx, tx));
-        drop(Port::start(eal, &port_of(bond.parse().unwrap()), pool).unwrap());
     });
 }
