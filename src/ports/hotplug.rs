@@ -171,10 +171,12 @@ impl HotplugPort {
             self.detach(cause, event);
         } else if self.presence.is_some() {
             self.recall_for_members(handles, position);
-        } else if may_call && present.is_some() && self.may_open() {
-            if let Err(error) = self.open(present).await {
-                self.opening_failed(handles, position, &error);
-            }
+        } else if may_call
+            && present.is_some()
+            && self.may_open()
+            && let Err(error) = self.open(present).await
+        {
+            self.opening_failed(handles, position, &error);
         }
     }
 

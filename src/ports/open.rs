@@ -178,17 +178,7 @@ async fn open_all(
             steering,
             logged: ProofState::Settled,
         };
-        match opened {
-            DeviceAtStart::Opened(OpenedPort { port: opened, queues, .. }) => {
-                port.hand_over(queues)?;
-                handle.port = Some(opened);
-            }
-            DeviceAtStart::Late(call, error) => {
-                port.state = DeviceState::opening(call, presence);
-                handle.failure = Some(error.to_string());
-            }
-            DeviceAtStart::Absent => {}
-        }
+        opened.give_to(&mut port, &mut handle, presence)?;
         let mut rings = None;
         if settings.twin == Twin::Tap {
             let config = twin_config(settings, mac);
@@ -241,6 +231,22 @@ impl DeviceAtStart {
             Self::Opened(port) => Some(port),
             Self::Absent | Self::Late(..) => None,
         }
+    }
+
+    /// Gives its queues to the workers, or leaves it to the hotplug task.
+    fn give_to(self, port: &mut HotplugPort, handle: &mut PortHandle, presence: Option<u64>) -> Result<(), PortsError> {
+        match self {
+            Self::Opened(OpenedPort { port: opened, queues, .. }) => {
+                port.hand_over(queues)?;
+                handle.port = Some(opened);
+            }
+            Self::Late(call, error) => {
+                port.state = DeviceState::opening(call, presence);
+                handle.failure = Some(error.to_string());
+            }
+            Self::Absent => {}
+        }
+        Ok(())
     }
 }
 
