@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex};
 use dataplane::Mac;
 use dataplane::workers::Steering;
 use dpdk_sys::Eal;
+use tokio_util::sync::CancellationToken;
 
 pub use error::PortsError;
 pub use handle::ReadPorts;
@@ -46,12 +47,13 @@ pub struct Ports {
 
 impl Ports {
     /// Opens the configured ports. Also returns the part of each worker, in their order. `seed` is that of the workers'
-    /// tables.
+    /// tables. A device whose driver does not return is left to the hotplug task. If DPDK itself does not start within a
+    /// minute, or within seconds after `stop`, the process ends.
     ///
     /// # Errors
-    /// See [`PortsError`]; nothing stays open.
-    pub async fn open(settings: &Settings, seed: u64) -> Result<(Self, Vec<WorkerPorts>), PortsError> {
-        let opened = open::open(settings, seed).await?;
+    /// See [`PortsError`]; nothing stays open. After `stop` it is [`PortsError::Stopped`].
+    pub async fn open(settings: &Settings, seed: u64, stop: &CancellationToken) -> Result<(Self, Vec<WorkerPorts>), PortsError> {
+        let opened = open::open(settings, seed, stop).await?;
         let (handles, ports) = (Arc::new(Mutex::new(opened.handles)), Arc::new(tokio::sync::Mutex::new(opened.ports)));
         Ok((Self { eal: opened.eal, handles, ports, thread: opened.thread, steering: opened.steering }, opened.workers))
     }
@@ -86,14 +88,13 @@ impl Ports {
         Hotplug { handles: Arc::clone(&self.handles), ports: Arc::clone(&self.ports) }
     }
 
-    /// Closes everything. The workers must have dropped their ports before.
+    /// Closes everything. The workers must have dropped their ports before. Does not wait for a driver that hangs.
     pub async fn close(mut self) {
         drop(self.thread.take());
         let mut ports = std::mem::take(&mut *self.ports.lock().await);
         let prepared: Vec<_> = ports.iter_mut().filter_map(|port| port.prepared.take()).collect();
-        // With the last queues, which wait in a hand-over if a worker ended first, the port stops.
-        drop(ports);
-        lock(&self.handles).clear();
+        let handles = std::mem::take(&mut *lock(&self.handles));
+        hotplug::close(ports, handles).await;
         open::restore(prepared.into_iter()).await;
     }
 }

@@ -169,7 +169,10 @@ async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop)
     let flows = file.read();
     // With the same seed, the same workers own the flows.
     let seed = flows.as_ref().map_or_else(passing::seed, |flows| flows.seed());
-    let (ports, worker_ports) = Ports::open(settings, seed).await?;
+    let (ports, worker_ports) = match Ports::open(settings, seed, &stop.ends).await {
+        Err(PortsError::Stopped) => return Ok(()),
+        opened => opened?,
+    };
     file.remove();
     let passing = FlowPassing::new(dirs, seed, worker_ports.len(), flows);
     let served = serve(settings, &ports, worker_ports, &passing, reload, stop).await;
@@ -626,7 +629,7 @@ fn supervise_network(supervisor: &mut Supervisor, settings: &Settings, channels:
     let inputs = (ports.hotplug(), channels.ports.clone());
     supervisor.run("ports", inputs, |(hotplug, states)| async move { Ok::<_, Failure>(hotplug.run(states).await) });
     let (linux, states) = (channels.linux.subscribe(), channels.ports.subscribe());
-    let inputs = (linux, states, channels.network.clone(), settings.fixed_network());
+    let inputs = (linux, states, channels.network.clone(), (settings.fixed_network(), settings.ports.clone()));
     supervisor.run("network", inputs, |(linux, states, network, fixed)| network::merge(linux, states, network, fixed));
 }
 

@@ -235,3 +235,51 @@ fn an_802_3ad_bond_negotiates_with_its_partner_and_keeps_working_with_one_member
     edge.assert_account();
     assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
 }
+
+/// A device whose driver waits without limit when it opens it: net_pcap reads from a FIFO that nobody writes.
+fn device_that_hangs(edge: &Edge) -> (std::path::PathBuf, String) {
+    let (fifo, sent) = (edge.path("received.pcap"), edge.path("sent.pcap"));
+    edge.script(&format!("mkfifo {}", fifo.display()));
+    let device = format!("net_pcap0,rx_pcap={},tx_pcap={}", fifo.display(), sent.display());
+    (fifo, device)
+}
+
+#[test]
+fn a_device_whose_driver_hangs_fails_alone_and_is_used_once_the_driver_returns() {
+    let Some(mut edge) = Edge::new("a device whose driver hangs", "hangs") else { return };
+    edge.write_demo_manifests();
+    let (fifo, device) = device_that_hangs(&edge);
+    edge.configure(&device, "net_af_packet1,iface=cluster0", "");
+    edge.spawn();
+    until_link(&edge, "uplink", "failed");
+    until_link(&edge, "cluster", "up");
+    let uplink = edge.ports().unwrap().into_iter().find(|port| port.name == "uplink").unwrap();
+    assert!(uplink.reason.contains("did not open it within"), "{}", uplink.reason);
+    assert!(edge.log().contains("opening the port's device"), "{}", edge.log());
+    until("the backends are reached by the other port", || edge.service("web").filter(|web| web.healthy == web.backends));
+
+    // The header of a capture without packets.
+    let header = [0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
+    std::fs::write(fifo, header).unwrap();
+    until_link(&edge, "uplink", "up");
+    let reason = edge.ports().unwrap().into_iter().find(|port| port.name == "uplink").map(|port| port.reason);
+    assert_eq!(reason.as_deref(), Some(""), "{}", edge.log());
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}
+
+#[test]
+fn a_gateway_stops_although_a_driver_hangs() {
+    let Some(mut edge) = Edge::new("stopping while a driver hangs", "hangstop") else { return };
+    edge.write_demo_manifests();
+    let (_fifo, device) = device_that_hangs(&edge);
+    edge.configure(&device, "net_af_packet1,iface=cluster0", "");
+    // While the start waits for the driver.
+    edge.spawn();
+    until("the driver is called", || edge.log().contains("opening the port's device").then_some(()));
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+    assert!(!edge.log().contains("the gateway runs"), "{}", edge.log());
+    // And once it runs without the port.
+    edge.spawn();
+    until_link(&edge, "uplink", "failed");
+    assert_eq!(edge.stop(false), Some(0), "{}", edge.log());
+}

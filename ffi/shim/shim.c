@@ -1,4 +1,6 @@
 #define _GNU_SOURCE /* fopencookie */
+/* rte_dev_event_callback_register: marked as experimental in 22.11, unchanged since. */
+#define ALLOW_EXPERIMENTAL_API
 
 #include "shim.h"
 
@@ -261,8 +263,9 @@ uint16_t sluice_port_table_entries(uint16_t port)
 }
 
 /* Sets the redirection table of a started device to `entries` entries (a multiple of 128, at most 512), the 128 queues
- * repeated, and reads back whether the device uses this key and this table. */
-int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries)
+ * repeated, and reads back whether the device uses this table, this key and these hashes. Returns 0, the error of the
+ * driver, or 1 if the device reports something else than was set; `part` is then the SLUICE_SPREAD that was refused. */
+int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries, int *part)
 {
 	struct rte_eth_rss_reta_entry64 wanted[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
 	struct rte_eth_rss_reta_entry64 found[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
@@ -271,6 +274,7 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 	uint16_t entry;
 	int failed;
 
+	*part = SLUICE_SPREAD_TABLE;
 	if (entries == 0 || entries % SLUICE_RETA_ENTRIES != 0 || entries > RTE_ETH_RSS_RETA_SIZE_512)
 		return -EINVAL;
 	memset(wanted, 0, sizeof(wanted));
@@ -292,12 +296,16 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 		uint16_t group = entry / RTE_ETH_RETA_GROUP_SIZE, slot = entry % RTE_ETH_RETA_GROUP_SIZE;
 
 		if (found[group].reta[slot] != wanted[group].reta[slot])
-			return -EIO;
+			return 1;
 	}
+	*part = SLUICE_SPREAD_KEY;
 	failed = rte_eth_dev_rss_hash_conf_get(port, &conf);
 	if (failed != 0)
 		return failed;
-	return memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) == 0 && (conf.rss_hf & SPREAD) != 0 ? 0 : -EIO;
+	if (memcmp(found_key, key, SLUICE_RSS_KEY_BYTES) != 0)
+		return 1;
+	*part = SLUICE_SPREAD_HASHES;
+	return (conf.rss_hf & SPREAD) != 0 ? 0 : 1;
 }
 
 /* The packets that a started device says it hashes by RSS with their ports: a set of SLUICE_HASHES_. */
@@ -489,6 +497,19 @@ int sluice_port_event(uint16_t port)
 	return port < RTE_MAX_ETHPORTS ? __atomic_load_n(&events[port], __ATOMIC_ACQUIRE) : 0;
 }
 
+static void note_request(const char *device, enum rte_dev_event_type type, void *sink)
+{
+	if (device != NULL && type == RTE_DEV_EVENT_REMOVE)
+		((sluice_request_sink)(uintptr_t)sink)(device);
+}
+
+/* Has DPDK's interrupt thread name to `sink` each device that the kernel asks this process to release. Only VFIO asks:
+ * by an interrupt that the driver of the PCI bus listens to. DPDK's monitor of uevents is not needed for it. */
+int sluice_watch_requests(sluice_request_sink sink)
+{
+	return rte_dev_event_callback_register(NULL, note_request, (void *)(uintptr_t)sink);
+}
+
 static void run_timer(struct rte_timer *timer)
 {
 	timer->f(timer, timer->arg);
@@ -595,6 +616,19 @@ int sluice_port_disclaim_link_interrupt(uint16_t port)
 int sluice_bond_active_member(uint16_t port)
 {
 	return rte_eth_bond_primary_get(port);
+}
+
+/* Takes a member out of a bond, and gives it its own Ethernet address back. No queue of the bond may be in use. */
+int sluice_bond_remove_member(uint16_t port, uint16_t member)
+{
+	return rte_eth_bond_slave_remove(port, member);
+}
+
+/* Adds an attached port to a bond, which configures and starts it like its other members. No queue of the bond may be in
+ * use. */
+int sluice_bond_add_member(uint16_t port, uint16_t member)
+{
+	return rte_eth_bond_slave_add(port, member);
 }
 
 int sluice_bond_set_mac(uint16_t port, const uint8_t mac[6])

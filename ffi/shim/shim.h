@@ -56,6 +56,9 @@ struct sluice_port_setup {
 /* What a driver reports about a port that has to be opened anew; 0: nothing. */
 enum { SLUICE_EVENT_RESET = 1, SLUICE_EVENT_REMOVED };
 
+/* The parts of receive side scaling that a device may refuse. */
+enum { SLUICE_SPREAD_TABLE, SLUICE_SPREAD_KEY, SLUICE_SPREAD_HASHES };
+
 enum { SLUICE_RSS_KEY_BYTES = 40, SLUICE_RETA_ENTRIES = 128 };
 
 /* Kinds of packets that a device may hash by RSS. */
@@ -76,6 +79,7 @@ struct sluice_link {
 };
 
 typedef void (*sluice_log_sink)(uint32_t level, const char *text, size_t length);
+typedef void (*sluice_request_sink)(const char *device);
 
 uint16_t sluice_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
 uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count);
@@ -95,9 +99,10 @@ int sluice_errno(void);
 
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
 uint16_t sluice_port_table_entries(uint16_t port);
-int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries);
+int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries, int *part);
 uint32_t sluice_port_hashes(uint16_t port);
 int sluice_port_event(uint16_t port);
+int sluice_watch_requests(sluice_request_sink sink);
 int sluice_port_of_device(const char *name);
 int sluice_timers_start(void);
 void sluice_timers_run(void);
@@ -115,6 +120,8 @@ int sluice_port_set_mac(uint16_t port, const uint8_t mac[6]);
 int sluice_port_stats(uint16_t port, struct sluice_port_stats *stats);
 int sluice_port_link(uint16_t port, struct sluice_link *link);
 int sluice_port_disclaim_link_interrupt(uint16_t port);
+int sluice_bond_remove_member(uint16_t port, uint16_t member);
+int sluice_bond_add_member(uint16_t port, uint16_t member);
 int sluice_bond_set_mac(uint16_t port, const uint8_t mac[6]);
 int sluice_bond_active_member(uint16_t port);
 

@@ -175,15 +175,26 @@ impl Device {
         self.has_driver(TAP)
     }
 
-    /// The text for DPDK. It names a member by its port, because the member is attached separately with its arguments.
-    pub(crate) fn to_attach(&self) -> String {
+    /// The text for DPDK, with the members `attached` of a bond. It names a member by its port, because the member is
+    /// attached separately with its arguments.
+    pub(crate) fn to_attach(&self, attached: &[Self]) -> String {
         let Self::Virtual { name, arguments } = self else { return self.to_string() };
         if !self.is_bond() {
             return self.to_string();
         }
-        let of_member = |text: &str| text.parse().map_or_else(|_| text.to_owned(), |member: Self| member.port_name());
-        let named = |piece| member(piece).map_or_else(|| str::to_owned(piece), |text| format!("{MEMBER}{}", of_member(text)));
-        let arguments: Vec<String> = pieces(arguments).map(named).collect();
+        let named = |piece: &str| match member(piece).map(str::parse::<Self>) {
+            Some(Ok(member)) => attached.contains(&member).then(|| format!("{MEMBER}{}", member.port_name())),
+            // Without the preferred member the bond is made without a preference.
+            _ => match piece.strip_prefix(PRIMARY) {
+                Some(name)
+                    if !attached.iter().any(|member| name.parse().is_ok_and(|of: Self| of.port_name() == member.port_name())) =>
+                {
+                    None
+                }
+                _ => Some(piece.to_owned()),
+            },
+        };
+        let arguments: Vec<String> = pieces(arguments).filter_map(named).collect();
         format!("{name},{}", arguments.join(","))
     }
 
@@ -207,6 +218,14 @@ impl Device {
             (_, Some(interface)) => Ok(interface::index(interface)?.map(u64::from)),
             (Self::Virtual { .. }, None) => Ok(Some(0)),
         }
+    }
+
+    /// Identifies the binding of a PCI device to its kernel driver: the inode of the link that Linux makes anew each time.
+    /// None: no driver has it, or the device is not on the PCI bus.
+    #[must_use]
+    pub fn binding(&self) -> Option<u64> {
+        let Self::Pci { address, .. } = self else { return None };
+        binding(Path::new("/sys"), &address.to_string())
     }
 
     /// Whether the kernel uses the packet memory directly, and accepts no packet that crosses a page boundary of
@@ -239,6 +258,13 @@ const NAME_BYTES_MAX: usize = 63;
 /// The driver of bonding devices, and its argument for a member (DPDK 22.11).
 const BONDING: &str = "net_bonding";
 const MEMBER: &str = "slave=";
+/// And its argument for the preferred member.
+const PRIMARY: &str = "primary=";
+
+fn binding(sys: &Path, address: &str) -> Option<u64> {
+    let link = sys.join("bus/pci/devices").join(address).join("driver");
+    std::fs::symlink_metadata(link).ok().map(|link| link.ino())
+}
 
 /// The arguments, split at commas outside parentheses.
 fn pieces(arguments: &str) -> impl Iterator<Item = &str> {
@@ -345,6 +371,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_device_that_is_bound_again_has_another_binding() {
+        let sys = tempfile::tempdir().unwrap();
+        let device = sys.path().join("bus/pci/devices/0000:3b:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        let now = || binding(sys.path(), "0000:3b:00.0");
+        assert_eq!(now(), None, "bound to no driver");
+        std::os::unix::fs::symlink("../../drivers/vfio-pci", device.join("driver")).unwrap();
+        let first = now();
+        assert!(first.is_some());
+        std::fs::rename(device.join("driver"), device.join("before")).unwrap();
+        std::os::unix::fs::symlink("../../drivers/vfio-pci", device.join("driver")).unwrap();
+        assert!(now().is_some() && now() != first);
+    }
+
+    #[test]
     fn virtual_devices_name_files_by_their_absolute_paths() {
         let rows: [(&str, &[&str]); 5] = [
             ("net_virtio_user0,path=/dev/vhost-net,queues=2,iface=v0", &["/dev/vhost-net"]),
@@ -414,7 +455,9 @@ mod tests {
         let bond: Device = text.parse().unwrap();
         let members: Vec<String> = bond.members().iter().map(Device::to_string).collect();
         assert_eq!(members, ["0000:3b:00.0", "net_tap1,iface=a,mac=fixed"]);
-        assert_eq!(bond.to_attach(), "net_bonding0,mode=1,slave=0000:3b:00.0,slave=net_tap1,primary=net_tap1");
+        let members = bond.members();
+        assert_eq!(bond.to_attach(&members), "net_bonding0,mode=1,slave=0000:3b:00.0,slave=net_tap1,primary=net_tap1");
+        assert_eq!(bond.to_attach(&members[..1]), "net_bonding0,mode=1,slave=0000:3b:00.0", "without the one that is missing");
         assert!("net_null0".parse::<Device>().unwrap().members().is_empty());
         let no_members =
             ["", ",slave=eth0", ",slave=(net_af_packet0,iface=eth0)", ",slave=(net_bonding1,mode=1,slave=net_null0)"];

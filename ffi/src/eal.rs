@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+pub(crate) mod device_requests;
 pub(crate) mod log;
 mod runtime_dir;
 
@@ -83,6 +84,7 @@ impl Eal {
         let directory = unsafe { CStr::from_ptr(raw::rte_eal_get_runtime_dir()) };
         runtime_dir::remove(Path::new(&*directory.to_string_lossy()));
         log::take_errors();
+        device_requests::watch();
         start_timers(config);
         let packs_packets = !hugepages && !config.devices.iter().any(Device::shares_packet_memory);
         Ok(Self { hugepages, packs_packets })
@@ -146,6 +148,13 @@ pub fn cycles() -> u64 {
 pub fn version() -> String {
     // SAFETY: returns a terminated static string, whether EAL runs or not.
     unsafe { CStr::from_ptr(raw::rte_version()) }.to_string_lossy().into_owned()
+}
+
+/// The last message of DPDK, whatever its level: while a call does not return, what the driver did last. Empty before EAL
+/// starts.
+#[must_use]
+pub fn last_message() -> String {
+    log::last_message()
 }
 
 /// Whether to use hugepages.

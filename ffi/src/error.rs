@@ -47,12 +47,14 @@ pub enum Error {
     #[error(transparent)]
     BadDevice(#[from] BadDevice),
     /// The PCI device does not exist or has no driver that DPDK can use.
-    #[error("device {device}: {found}")]
+    #[error("device {device}: {found}{}", explanation(.logged))]
     NoSuchDevice {
         /// The device as configured.
         device: String,
         /// The state found, and what to do.
         found: String,
+        /// Errors that DPDK logged during the call.
+        logged: Vec<String>,
     },
     /// The interface of a virtual device does not exist.
     #[error("device {device}: there is no interface {interface:?} in this network namespace; see `ip link`")]

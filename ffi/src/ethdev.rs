@@ -3,6 +3,7 @@
 //! [`Port::start`] attaches a device and configures it; its [`RxQueue`]s and [`TxQueue`]s move packets. A [`RingPort`]
 //! is a port over two rings in memory.
 
+mod bond;
 mod hotplug;
 mod owned_port;
 mod port;
@@ -11,7 +12,8 @@ mod ring;
 mod rss;
 mod wakeup;
 
+pub use bond::MemberChanges;
 pub use port::{Descriptors, DeviceEvent, Link, Port, PortConfig, PortStats, StartedPort};
 pub use queue::{BURST, RxQueue, TxQueue};
 pub use ring::{RingInput, RingOutput, RingPort};
-pub use rss::{HashedKind, NoSpread, Spread};
+pub use rss::{HashedKind, NoSpread, RefusedPart, Spread};

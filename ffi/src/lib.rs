@@ -16,14 +16,15 @@ mod ethdev;
 mod linux;
 mod mbuf;
 mod mempool;
+pub mod pci;
 mod raw;
 
 pub use device::{BadDevice, Device, PciAddress};
-pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, cycles, version};
+pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, cycles, last_message, version};
 pub use error::Error;
 pub use ethdev::{
-    BURST, Descriptors, DeviceEvent, HashedKind, Link, NoSpread, Port, PortConfig, PortStats, RingInput, RingOutput, RingPort,
-    RxQueue, Spread, StartedPort, TxQueue,
+    BURST, Descriptors, DeviceEvent, HashedKind, Link, MemberChanges, NoSpread, Port, PortConfig, PortStats, RefusedPart,
+    RingInput, RingOutput, RingPort, RxQueue, Spread, StartedPort, TxQueue,
 };
 pub use linux::{memory, process, tap};
 pub use mbuf::{Mbuf, release};

@@ -2,37 +2,22 @@
 //! own process: this program again, limited to that test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod process;
+
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Descriptors, Device, DeviceEvent, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig,
-    RingPort, RxQueue, Spread, StartedPort, release,
+    BURST, Descriptors, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, RxQueue,
+    Spread, StartedPort, release,
 };
+use process::{CHILD, alone, child, pool, pool_of, port_of, start};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::sched_getaffinity;
 
 type Burst = ArrayVec<Mbuf, BURST>;
-
-const CHILD: &str = "SLUICE_EAL_TEST";
-
-/// Runs `body` in a child process, under the name of the calling test.
-fn alone(test: &str, body: impl FnOnce()) {
-    if std::env::var(CHILD).is_ok_and(|name| name == test) {
-        return body();
-    }
-    let output = child(test).output().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{test} failed in its process: {}\n{}", output.status, String::from_utf8_lossy(&text));
-}
-
-fn child(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "--nocapture", test]).env(CHILD, test);
-    command
-}
 
 /// Like [`alone`], in a network namespace of its own.
 fn alone_in_network(test: &str, body: impl FnOnce()) {
@@ -53,26 +38,6 @@ fn alone_in_network(test: &str, body: impl FnOnce()) {
 fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn start() -> Eal {
-    Eal::start(&EalConfig { hugepages: Hugepages::Off, memory_mb: 32, node: None, devices: vec![], cores: vec![] }).unwrap()
-}
-
-fn pool(eal: Eal) -> Mempool {
-    let config = pool_of(1023);
-    assert!(config.memory_bytes(&[]) < 3 * 1024 * 1024);
-    Mempool::new(eal, &config).unwrap()
-}
-
-fn pool_of(packets: u32) -> MempoolConfig {
-    MempoolConfig { name: "test".into(), packets, frame_bytes: 1518, node: None }
-}
-
-/// A port of one queue pair, as the device has it.
-fn port_of(device: Device) -> PortConfig {
-    let descriptors = Descriptors::default();
-    PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false }
 }
 
 fn open(eal: Eal, pool: Mempool, device: &str) -> Result<(Port, dpdk_sys::RxQueue, dpdk_sys::TxQueue), Error> {
@@ -329,7 +294,7 @@ fn a_device_that_cannot_be_attached_is_named_with_the_reason() {
         let error = text("net_nothing0");
         assert!(error.contains("device net_nothing0: DPDK has no driver of that name"), "{error}");
         let error = text("0000:ff:1f.7");
-        assert!(error.contains("no such device on the PCI bus"), "{error}");
+        assert!(error.contains("it is not on the PCI bus"), "{error}");
         let error = text("net_null0,size=x,nonsense=1");
         assert!(error.contains("device net_null0,size=x,nonsense=1"), "{error}");
         assert_eq!(pool.available(), pool.packets());
@@ -525,46 +490,6 @@ fn frames_that_af_packet_loses_are_counted_as_missed() {
         let missed = near.stats().unwrap().rx_missed;
         assert!(found <= 64 && missed >= sent - 64, "{found} received, {missed} missed");
         assert_eq!(near.stats().unwrap().rx_missed, missed, "reading changes nothing");
-    });
-}
-
-/// What DPDK's drivers call when their device was reset or removed, and the device that they pass: symbols that DPDK
-/// exports for drivers only.
-mod driver {
-    use std::ffi::{c_char, c_int, c_void};
-
-    unsafe extern "C" {
-        pub(super) fn rte_eth_dev_allocated(name: *const c_char) -> *mut c_void;
-        pub(super) fn rte_eth_dev_callback_process(device: *mut c_void, event: u32, result: *mut c_void) -> c_int;
-    }
-
-    /// `RTE_ETH_EVENT_INTR_RESET` and `RTE_ETH_EVENT_INTR_RMV`.
-    pub(super) const RESET: u32 = 3;
-    pub(super) const REMOVED: u32 = 6;
-}
-
-#[test]
-#[allow(unsafe_code)]
-fn a_port_tells_that_its_device_was_reset_or_removed_until_it_is_opened_anew() {
-    alone("a_port_tells_that_its_device_was_reset_or_removed_until_it_is_opened_anew", || {
-        let eal = start();
-        let pool = pool(eal);
-        let open = || open(eal, pool, "net_null0").unwrap();
-        // SAFETY: EAL runs; the port exists; the event takes no result.
-        let report = |event| unsafe {
-            let device = driver::rte_eth_dev_allocated(c"net_null0".as_ptr());
-            assert!(!device.is_null());
-            driver::rte_eth_dev_callback_process(device, event, std::ptr::null_mut())
-        };
-        let first = open();
-        assert_eq!(first.0.event(), None);
-        report(driver::RESET);
-        assert_eq!(first.0.event(), Some(DeviceEvent::Reset));
-        drop(first);
-        let second = open();
-        assert_eq!(second.0.event(), None, "a device that was opened anew");
-        report(driver::REMOVED);
-        assert_eq!(second.0.event(), Some(DeviceEvent::Removed));
     });
 }
 

@@ -11,6 +11,7 @@
 
 use std::process::Command;
 
+use dataplane::{Link, TagKind};
 use dpdk_sys::Device;
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -34,6 +35,13 @@ const EGRESS: TcHandle = TcHandle { major: 0xffff, minor: TcHandle::MIN_EGRESS }
 const RETURN_SHOT: (u16, u8, u8, u32) = (6, 0, 0, 2);
 const TCA_BPF_OPS_LEN: u16 = 4;
 const TCA_BPF_OPS: u16 = 5;
+
+/// Whether frames of a link arrive with another tag than they had on the wire: DPDK's driver over packet sockets puts the
+/// outer tag, which the kernel took off, back as one of IEEE 802.1Q.
+#[must_use]
+pub fn changes_outer_tag(device: &Device, link: Link) -> bool {
+    device.has_driver("net_af_packet") && link.vlan().tags().next().is_some_and(|(kind, _)| kind == TagKind::Service)
+}
 
 /// Why an interface could not be prepared or restored.
 #[derive(Debug, thiserror::Error)]
@@ -320,7 +328,20 @@ fn offloads_on(features: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
+    use dataplane::{PortIndex, Vlan};
+
     use super::*;
+
+    #[test]
+    fn only_an_outer_service_tag_over_packet_sockets_changes() {
+        let link = |kind| Link::new(PortIndex(0), Vlan::NONE.with(kind, 7).unwrap());
+        let device = |text: &str| text.parse::<Device>().unwrap();
+        let (af_packet, tap) = (device("net_af_packet0,iface=eth1"), device("net_tap0"));
+        assert!(changes_outer_tag(&af_packet, link(TagKind::Service)));
+        assert!(!changes_outer_tag(&af_packet, link(TagKind::Customer)));
+        assert!(!changes_outer_tag(&tap, link(TagKind::Service)));
+        assert!(!changes_outer_tag(&af_packet, Link::from(PortIndex(0))));
+    }
 
     #[test]
     fn the_handle_says_how_the_interface_was() {

@@ -40,6 +40,29 @@ pub enum PortsError {
         /// What the workers use.
         needed: u8,
     },
+    /// A driver does not return from a call.
+    #[error(
+        "device {device}: its driver did not {step} it within {limit_s} s: the device does not answer; the port is used once the driver \
+         returns, other ports run meanwhile. A virtio device behind an IOMMU needs `iommu_platform=on` (QEMU); otherwise reset the \
+         device and restart the gateway"
+    )]
+    Late {
+        /// The port's device.
+        device: String,
+        /// What the driver does.
+        step: &'static str,
+        /// The time that it had, seconds.
+        limit_s: u64,
+    },
+    /// A driver's thread ended without a result.
+    #[error("the thread that called the driver panicked; this is a bug")]
+    DriverPanicked,
+    /// A driver's thread could not be started.
+    #[error("a thread for the driver cannot be started: {0}")]
+    DriverThread(io::Error),
+    /// The gateway was told to stop before its ports were open.
+    #[error("the gateway was stopped before its ports were open")]
+    Stopped,
     /// A worker does not poll.
     #[error("the worker did not accept the port's queues")]
     Worker,

@@ -17,8 +17,10 @@ pub(super) struct PortHandle {
     pub(super) device: Device,
     /// The last known Ethernet address.
     pub(super) mac: Option<Mac>,
-    /// `None` while the device is absent.
+    /// `None` while the device is absent, or its driver opens or closes it.
     pub(super) port: Option<dpdk_sys::Port>,
+    /// Why a device that exists is not attached, or why its driver keeps it.
+    pub(super) failure: Option<String>,
     pub(super) steering: PortSteering,
     /// The states of the proof that were logged last, by kind of packets.
     pub(super) logged: [KindState; 4],
@@ -44,6 +46,7 @@ impl PortHandle {
             name: self.name.clone(),
             device: self.device.to_string(),
             link: match link {
+                None if self.failure.is_some() => "failed".to_owned(),
                 None => "absent".to_owned(),
                 Some(None) => "unknown".to_owned(),
                 Some(Some(link)) if link.is_up => "up".to_owned(),
@@ -61,6 +64,7 @@ impl PortHandle {
             steering: self.steering.text(),
             rss: self.steering.rows(),
             gateway: gateway.to_owned(),
+            reason: self.failure.clone().unwrap_or_default(),
         }
     }
 

@@ -4,15 +4,20 @@
 //!
 //! Invariant: each port is handled separately; a failure at one is retried and does not affect the others. A device is
 //! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
+//! Nothing here waits for a driver: calls that open or close a device run on threads of their own.
 //! Deliberately not here: how workers take and return queues (`queue_handover`).
 
+mod driver_call;
+mod released_device;
+
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::workers::RssKind;
 use dataplane::{Mac, PortIndex};
-use dpdk_sys::{Device, DeviceEvent, Eal, Mempool};
+use dpdk_sys::{Device, DeviceEvent, Eal, MemberChanges, Mempool};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -26,6 +31,8 @@ use super::steering::{KindState, name, reason};
 use super::twin::TwinReconciler;
 use crate::settings::PortSettings;
 use crate::watch::send_if_changed;
+pub(super) use driver_call::{CallState, DriverCall};
+use released_device::ReleasedDevice;
 
 /// How often links and devices are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -66,8 +73,12 @@ pub(super) struct HotplugPort {
 /// The state of a port's device as the task knows it.
 #[derive(Default)]
 pub(super) struct DeviceState {
-    /// Workers that were asked for their queues and have not returned them; `None`: the device is not being detached.
-    detaching: Option<Vec<usize>>,
+    /// The queues are on their way back from the workers; `None`: they are not called back.
+    recall: Option<Recall>,
+    /// A call into the driver that has not returned.
+    call: Option<RunningCall>,
+    /// Devices that the kernel asked for: the port's own and members of a bond.
+    released: HashMap<Device, ReleasedDevice>,
     /// Linux does not say whether the device exists.
     is_unknown: bool,
     /// The interface's frames may not be hidden from Linux.
@@ -80,6 +91,57 @@ pub(super) struct DeviceState {
     moves: u64,
 }
 
+impl DeviceState {
+    /// The state of a device whose driver had not opened it when the gateway started.
+    pub(super) fn opening(call: OpeningCall, presence: Option<u64>) -> Self {
+        Self { call: Some(RunningCall::Opening(call, presence)), ..Self::default() }
+    }
+}
+
+/// The opening of a device.
+pub(super) type OpeningCall = DriverCall<Result<OpenedPort, dpdk_sys::Error>>;
+
+/// A call into the driver of a port. Meanwhile the task leaves the port alone.
+enum RunningCall {
+    /// The device, which has this [`Device::presence`], is being opened.
+    Opening(OpeningCall, Option<u64>),
+    /// Members leave a bond or are added to it.
+    Members(DriverCall<ChangedBond>),
+    /// The device is being closed.
+    Closing(DriverCall<()>),
+}
+
+/// A bond whose members changed: its port, the queues by worker, and the members that could not be changed.
+type ChangedBond = (dpdk_sys::Port, BTreeMap<usize, QueuePair>, Vec<(Device, dpdk_sys::Error)>);
+
+/// The queues of a port are called back from the workers.
+struct Recall {
+    /// Workers that have not returned them.
+    workers: Vec<usize>,
+    /// The queues of the others, by worker.
+    returned: BTreeMap<usize, QueuePair>,
+    /// The members of a bond that change once all queues are here; `None`: the device is closed then.
+    members: Option<MemberChanges>,
+}
+
+/// Opens a device on a thread of its own, after a line in the log.
+pub(super) fn start_opening(
+    eal: Eal,
+    settings: &PortSettings,
+    pool: Mempool,
+    request: &QueueRequest,
+) -> Result<OpeningCall, PortsError> {
+    tracing::info!(port = settings.name, device = %settings.device, "opening the port's device");
+    let (settings, request) = (settings.clone(), request.clone());
+    let open = move || dpdk::open(eal, &settings, pool, &request);
+    DriverCall::start(driver_call::LIMIT, open).map_err(PortsError::DriverThread)
+}
+
+/// The error of a driver that has not returned in time.
+pub(super) fn is_late(device: &Device, step: &'static str) -> PortsError {
+    PortsError::Late { device: device.to_string(), step, limit_s: driver_call::LIMIT.as_secs() }
+}
+
 impl HotplugPort {
     /// Gives the queues of an attached device to the workers.
     pub(super) fn hand_over(&self, queues: Vec<QueuePair>) -> Result<(), PortsError> {
@@ -87,10 +149,42 @@ impl HotplugPort {
         sent.try_for_each(|sent| sent.map_err(|_| PortsError::Worker))
     }
 
-    /// Checks the device once: attaches it if it appeared, and detaches it if it disappeared or has to be opened anew.
-    async fn check(&mut self, handles: &PortHandles, position: usize) {
+    /// Whether a call into the driver runs that is not late.
+    fn is_calling(&self) -> bool {
+        self.state.call.as_ref().is_some_and(|call| match call {
+            RunningCall::Opening(call, _) => !call.is_late(),
+            RunningCall::Members(call) => !call.is_late(),
+            RunningCall::Closing(call) => !call.is_late(),
+        })
+    }
+
+    /// Checks the device once: attaches it if it appeared, and detaches it if it disappeared, is asked for or has to be
+    /// opened anew. `may_call`: no other port calls into its driver. DPDK's lists of devices are for one caller at a time.
+    async fn check(&mut self, handles: &PortHandles, position: usize, may_call: bool) {
+        let present = self.look_for_device();
+        if self.state.call.is_some() {
+            return self.follow_call(handles, position);
+        }
+        let event = lock(handles).get(position).and_then(|handle| handle.port.as_ref()?.event());
+        if self.state.recall.is_some() {
+            self.follow_recall(handles, position, may_call);
+        } else if let Some(cause) = must_detach(self.presence, present, event) {
+            self.detach(cause, event);
+        } else if self.presence.is_some() {
+            self.recall_for_members(handles, position);
+        } else if may_call
+            && present.is_some()
+            && self.may_open()
+            && let Err(error) = self.open(present).await
+        {
+            self.opening_failed(handles, position, &error);
+        }
+    }
+
+    /// The [`Device::presence`] now. If Linux does not say, that of the attached device.
+    fn look_for_device(&mut self) -> Option<u64> {
         let (port, device) = (&self.settings.name, &self.settings.device);
-        let present = match device.presence() {
+        match device.presence() {
             Ok(present) => {
                 self.state.is_unknown = false;
                 present
@@ -101,37 +195,76 @@ impl HotplugPort {
                 }
                 self.presence
             }
-        };
-        let event = lock(handles).get(position).and_then(|handle| handle.port.as_ref()?.event());
-        if self.state.detaching.is_some() {
-            self.finish_detaching(handles, position);
-        } else if let Some(reason) = must_detach(self.presence, present, event) {
-            tracing::warn!(port, %device, "{reason}; it is attached again when it returns");
-            self.state.detaching = Some((0..self.senders.len()).filter(|&worker| self.senders[worker].recall()).collect());
-            if event == Some(DeviceEvent::Removed) {
-                // The bus shows it until it is released.
-                self.state.retry.failed(Instant::now());
-            }
-        } else if self.presence.is_none() && present.is_some() && self.state.retry.is_due(Instant::now()) {
-            match self.attach(handles, position).await {
-                Ok(()) => {
-                    self.presence = present;
-                    self.state.retry = Retry::default();
-                    let (port, device) = (&self.settings.name, &self.settings.device);
-                    tracing::info!(port, %device, "the port's device appeared and was attached");
-                }
-                Err(error) => {
-                    let again_s = self.state.retry.failed(Instant::now()).as_secs();
-                    let port = &self.settings.name;
-                    tracing::warn!(port, %error, again_s, "the port's device cannot be attached");
-                }
-            }
         }
+    }
+
+    /// Whether the device may be opened now: it was not released because the kernel asked for it, or has come back since.
+    fn may_open(&mut self) -> bool {
+        self.forget_returned();
+        !self.state.released.contains_key(&self.settings.device) && self.state.retry.is_due(Instant::now())
+    }
+
+    /// Forgets that devices were released that have come back.
+    fn forget_returned(&mut self) {
+        self.state.released.retain(|device, released| !released.has_returned(ReleasedDevice::of(device)));
+    }
+
+    /// Starts to detach the device.
+    fn detach(&mut self, cause: &str, event: Option<DeviceEvent>) {
+        let (port, device) = (&self.settings.name, &self.settings.device);
+        tracing::warn!(port, %device, "{cause}; it is attached again when it returns");
+        match event {
+            Some(DeviceEvent::Requested) => {
+                self.state.released.insert(device.clone(), ReleasedDevice::of(device));
+            }
+            // The bus shows it until it is released.
+            Some(DeviceEvent::Removed) => drop(self.state.retry.failed(Instant::now())),
+            Some(DeviceEvent::Reset) | None => {}
+        }
+        self.recall(None);
+    }
+
+    /// Calls the queues back from the workers.
+    fn recall(&mut self, members: Option<MemberChanges>) {
+        let workers = (0..self.senders.len()).filter(|&worker| self.senders[worker].recall()).collect();
+        self.state.recall = Some(Recall { workers, returned: BTreeMap::new(), members });
+    }
+
+    /// Calls the queues of a bond back if members have to leave it or can be added.
+    fn recall_for_members(&mut self, handles: &PortHandles, position: usize) {
+        if !self.settings.device.is_bond() {
+            return;
+        }
+        let Some(mut changes) = lock(handles).get(position).and_then(|handle| Some(handle.port.as_ref()?.member_changes()))
+        else {
+            return;
+        };
+        self.forget_returned();
+        changes.joining.retain(|member| !self.state.released.contains_key(member));
+        if changes.is_empty() || !self.state.retry.is_due(Instant::now()) {
+            return;
+        }
+        let names = |members: &[Device]| members.iter().map(Device::port_name).collect::<Vec<_>>().join(" ");
+        let (port, leaving, joining) = (&self.settings.name, names(&changes.leaving), names(&changes.joining));
+        tracing::warn!(
+            port,
+            leaving,
+            joining,
+            "members leave the bond, because the kernel asks for them or they are gone, or join it"
+        );
+        for member in &changes.leaving {
+            self.state.released.insert(member.clone(), ReleasedDevice::of(member));
+        }
+        self.recall(Some(changes));
     }
 
     /// Puts back what another program undid at the interface of the device. The first of several failures is logged.
     async fn check_interface(&mut self, looks_at_link: bool) {
-        let Some(prepared) = self.prepared.as_mut().filter(|_| self.presence.is_some() && self.state.detaching.is_none()) else {
+        let Some(prepared) = self
+            .prepared
+            .as_mut()
+            .filter(|_| self.presence.is_some() && self.state.recall.is_none() && self.state.call.is_none())
+        else {
             return;
         };
         let (port, device) = (&self.settings.name, &self.settings.device);
@@ -151,9 +284,71 @@ impl HotplugPort {
         }
     }
 
-    async fn attach(&mut self, handles: &PortHandles, position: usize) -> Result<(), PortsError> {
+    /// Starts to open the device.
+    async fn open(&mut self, present: Option<u64>) -> Result<(), PortsError> {
         self.prepared = af_packet::prepare(&self.settings.device).await?;
-        let OpenedPort { port, queues, found } = dpdk::open(self.eal, &self.settings, self.pool, &self.request)?;
+        let call = start_opening(self.eal, &self.settings, self.pool, &self.request)?;
+        self.state.call = Some(RunningCall::Opening(call, present));
+        Ok(())
+    }
+
+    /// Uses what a call into the driver returned, or reports that it is late.
+    fn follow_call(&mut self, handles: &PortHandles, position: usize) {
+        let late = |port: &Self, step| port.failed(handles, position, &is_late(&port.settings.device, step));
+        match self.state.call.take() {
+            Some(RunningCall::Opening(mut call, present)) => match call.look() {
+                CallState::Returned(opened) => self.opened(opened, present, handles, position),
+                CallState::Panicked => self.opening_failed(handles, position, &PortsError::DriverPanicked),
+                state => {
+                    if matches!(state, CallState::BecameLate) {
+                        late(self, "open");
+                    }
+                    self.state.call = Some(RunningCall::Opening(call, present));
+                }
+            },
+            Some(RunningCall::Members(mut call)) => match call.look() {
+                CallState::Returned(changed) => self.resume(changed, handles, position),
+                CallState::Panicked => self.detached(handles, position),
+                state => {
+                    if matches!(state, CallState::BecameLate) {
+                        late(self, "change the members of");
+                    }
+                    self.state.call = Some(RunningCall::Members(call));
+                }
+            },
+            Some(RunningCall::Closing(mut call)) => match call.look() {
+                CallState::Returned(()) | CallState::Panicked => self.detached(handles, position),
+                state => {
+                    if matches!(state, CallState::BecameLate) {
+                        late(self, "close");
+                    }
+                    self.state.call = Some(RunningCall::Closing(call));
+                }
+            },
+            None => {}
+        }
+    }
+
+    /// Hands the queues of the opened device to the workers.
+    fn opened(
+        &mut self,
+        opened: Result<OpenedPort, dpdk_sys::Error>,
+        present: Option<u64>,
+        handles: &PortHandles,
+        position: usize,
+    ) {
+        let attached = opened.map_err(PortsError::from).and_then(|opened| self.attach(opened, handles, position));
+        if let Err(error) = attached {
+            return self.opening_failed(handles, position, &error);
+        }
+        self.presence = present;
+        self.state.retry = Retry::default();
+        let (port, device) = (&self.settings.name, &self.settings.device);
+        tracing::info!(port, %device, "the port's device appeared and was attached");
+    }
+
+    fn attach(&mut self, opened: OpenedPort, handles: &PortHandles, position: usize) -> Result<(), PortsError> {
+        let OpenedPort { port, queues, found } = opened;
         if found.transmit < self.transmit.into() {
             return Err(PortsError::TransmitQueues { found: found.transmit, needed: self.transmit });
         }
@@ -163,25 +358,97 @@ impl HotplugPort {
         }
         self.hand_over(queues)?;
         if let Some(handle) = lock(handles).get_mut(position) {
-            (handle.mac, handle.port) = (Some(mac), Some(port));
+            (handle.mac, handle.port, handle.failure) = (Some(mac), Some(port), None);
             handle.steering.attached(found);
         }
         Ok(())
     }
 
-    /// Drops the queues and the port's handle once all workers have given their queues back; the last of them closes
-    /// the device.
-    fn finish_detaching(&mut self, handles: &PortHandles, position: usize) {
-        let Some(workers) = &mut self.state.detaching else { return };
-        workers.retain(|&worker| self.senders[worker].returned().is_none());
-        if !workers.is_empty() {
+    fn opening_failed(&mut self, handles: &PortHandles, position: usize, error: &PortsError) {
+        let again_s = self.state.retry.failed(Instant::now()).as_secs();
+        let port = &self.settings.name;
+        tracing::warn!(port, %error, again_s, "the port's device cannot be attached");
+        if let Some(handle) = lock(handles).get_mut(position) {
+            handle.failure = (!error.is_absence()).then(|| error.to_string());
+        }
+    }
+
+    /// The port has no usable device until a call into its driver returns.
+    fn failed(&self, handles: &PortHandles, position: usize, error: &PortsError) {
+        tracing::error!(port = self.settings.name, %error, "the port has failed");
+        if let Some(handle) = lock(handles).get_mut(position) {
+            handle.failure = Some(error.to_string());
+        }
+    }
+
+    /// Once all workers have given their queues back: closes the device, or changes the members of the bond.
+    fn follow_recall(&mut self, handles: &PortHandles, position: usize, may_call: bool) {
+        let Some(recall) = &mut self.state.recall else { return };
+        let (senders, returned) = (&self.senders, &mut recall.returned);
+        recall
+            .workers
+            .retain(|&worker| senders[worker].returned().is_none_or(|queues| returned.insert(worker, queues).is_some()));
+        if !recall.workers.is_empty() || !may_call {
             return;
         }
-        if let Some(handle) = lock(handles).get_mut(position) {
-            handle.port = None;
+        let Some(Recall { returned, members, .. }) = self.state.recall.take() else { return };
+        let port = lock(handles).get_mut(position).and_then(|handle| handle.port.take());
+        let started = match (members, port) {
+            (Some(changes), Some(port)) => {
+                DriverCall::start(driver_call::LIMIT, move || change_members(port, returned, &changes)).map(RunningCall::Members)
+            }
+            // The last of them closes the device.
+            (_, port) => DriverCall::start(driver_call::LIMIT, move || drop((returned, port))).map(RunningCall::Closing),
+        };
+        match started {
+            Ok(call) => self.state.call = Some(call),
+            Err(error) => {
+                // What the call would have closed was closed with it.
+                tracing::warn!(port = self.settings.name, %error, "a thread for the driver of the port cannot be started");
+                self.detached(handles, position);
+            }
         }
+    }
+
+    /// The device is closed.
+    fn detached(&mut self, handles: &PortHandles, position: usize) {
         // The interface is gone, and with it what was changed on it.
-        (self.prepared, self.presence, self.state.detaching) = (None, None, None);
+        (self.prepared, self.presence) = (None, None);
+        if let Some(handle) = lock(handles).get_mut(position) {
+            handle.failure = None;
+        }
+        tracing::info!(port = self.settings.name, device = %self.settings.device, "the port's device is detached");
+    }
+
+    /// Gives a bond whose members changed back to the workers.
+    fn resume(&mut self, (port, queues, failed): ChangedBond, handles: &PortHandles, position: usize) {
+        if failed.is_empty() {
+            self.state.retry = Retry::default();
+        } else {
+            let again_s = self.state.retry.failed(Instant::now()).as_secs();
+            for (member, error) in failed {
+                tracing::warn!(port = self.settings.name, %member, %error, again_s, "a member of the bond cannot be changed");
+            }
+        }
+        for (worker, queues) in queues {
+            if self.senders[worker].send(queues).is_err() {
+                tracing::error!(port = self.settings.name, worker, "the worker did not accept the port's queues");
+            }
+        }
+        if let Some(handle) = lock(handles).get_mut(position) {
+            (handle.port, handle.failure) = (Some(port), None);
+        }
+        tracing::info!(port = self.settings.name, "the members of the bond have changed");
+    }
+
+    /// Whether the device is on its way from the workers to its end.
+    fn is_detaching(&self) -> bool {
+        self.state.recall.as_ref().is_some_and(|recall| recall.members.is_none())
+    }
+
+    /// Whether the port keeps its link although its device cannot be asked: the members of the bond change.
+    fn keeps_link(&self) -> bool {
+        matches!(self.state.call, Some(RunningCall::Members(_)))
     }
 
     /// Has the first worker run the timers of a driver that needs it: four times a second, while ena looks at its card
@@ -241,6 +508,31 @@ impl HotplugPort {
     }
 }
 
+/// Changes the members of a bond whose queues the workers have given back.
+fn change_members(port: dpdk_sys::Port, mut queues: BTreeMap<usize, QueuePair>, changes: &MemberChanges) -> ChangedBond {
+    let (mut rx, mut tx) = (Vec::new(), Vec::new());
+    for pair in queues.values_mut() {
+        rx.extend(pair.rx.as_mut());
+        tx.extend(pair.tx.as_mut());
+    }
+    let failed = port.change_members(changes, &rx, &tx);
+    (port, queues, failed)
+}
+
+/// Closes what is left of the ports at the end of the gateway, without waiting longer than a driver may take.
+pub(super) async fn close(ports: Vec<HotplugPort>, handles: Vec<PortHandle>) {
+    // With the last queues, which wait in a hand-over if a worker ended first, a port stops.
+    let queues: Vec<_> = ports.into_iter().map(|port| (port.senders, port.state.recall)).collect();
+    let closed = match DriverCall::start(driver_call::LIMIT, move || drop((queues, handles))) {
+        Ok(mut call) => call.wait().await,
+        Err(_) => CallState::Returned(()),
+    };
+    if !matches!(closed, CallState::Returned(())) {
+        let limit_s = driver_call::LIMIT.as_secs();
+        tracing::error!(limit_s, "a driver does not close its device: the gateway ends without waiting for it");
+    }
+}
+
 /// Why an attached device must be detached, if so. A device that was reset is closed and attached again, which
 /// `rte_eth_dev_reset` would do in fewer steps: so its queues return to the workers in the one way in which they leave
 /// them.
@@ -249,6 +541,7 @@ fn must_detach(attached: Option<u64>, present: Option<u64>, event: Option<Device
     match event {
         Some(DeviceEvent::Reset) => Some("the port's device was reset"),
         Some(DeviceEvent::Removed) => Some("the driver reports that the port's device is being removed"),
+        Some(DeviceEvent::Requested) => Some("the kernel asks for the port's device, which is unplugged or unbound"),
         None => (present != attached).then_some("the port's device disappeared"),
     }
 }
@@ -270,8 +563,10 @@ impl Hotplug {
         loop {
             ticks.tick().await;
             round = (round + 1) % LINK_CHECK_TICKS;
+            let mut may_call = !ports.iter().any(HotplugPort::is_calling);
             for (position, port) in ports.iter_mut().enumerate() {
-                port.check(&self.handles, position).await;
+                port.check(&self.handles, position, may_call).await;
+                may_call &= !port.is_calling();
                 port.send_lacp();
                 port.run_timers(&self.handles);
                 if round % INTERFACE_CHECK_TICKS == 0 {
@@ -283,8 +578,9 @@ impl Hotplug {
             for (position, (port, (is_up, member))) in ports.iter_mut().zip(links).enumerate() {
                 port.follow_member(member, &self.handles, position);
                 // A device that is being detached has no link, whatever its driver reports.
-                let is_up = is_up.unwrap_or(port.state.link == Some(true));
-                port.follow_link(is_up && port.state.detaching.is_none()).await;
+                let before = port.state.link == Some(true);
+                let is_up = if port.keeps_link() { before } else { is_up.unwrap_or(before) };
+                port.follow_link(is_up && !port.is_detaching()).await;
             }
             send_if_changed(&states, port_states(&lock(&self.handles), &ports));
         }
@@ -317,7 +613,10 @@ fn port_states(handles: &[PortHandle], ports: &[HotplugPort]) -> PortStates {
     PortStates {
         down: indexed().filter(|(_, port)| port.state.link != Some(true)).map(|((index, _), _)| index).collect(),
         moves: ports.iter().map(|port| port.state.moves).collect(),
-        macs: indexed().filter_map(|((index, handle), _)| handle.port.as_ref().and(handle.mac).map(|mac| (index, mac))).collect(),
+        macs: indexed()
+            .filter(|((_, handle), port)| handle.port.is_some() || port.keeps_link())
+            .filter_map(|((index, handle), _)| handle.mac.map(|mac| (index, mac)))
+            .collect(),
     }
 }
 
@@ -327,13 +626,14 @@ mod tests {
 
     #[test]
     fn a_device_is_detached_when_it_disappeared_or_its_driver_says_so() {
-        use DeviceEvent::{Removed, Reset};
+        use DeviceEvent::{Removed, Requested, Reset};
         let rows = [
             ("it is there", (Some(7), Some(7), None), false),
             ("it disappeared", (Some(7), None, None), true),
             ("another one is in its place", (Some(7), Some(8), None), true),
             ("it was reset", (Some(7), Some(7), Some(Reset)), true),
-            ("Linux asks to release it", (Some(7), Some(7), Some(Removed)), true),
+            ("its driver says that it is gone", (Some(7), Some(7), Some(Removed)), true),
+            ("the kernel asks for it", (Some(7), Some(7), Some(Requested)), true),
             ("it is not attached", (None, Some(7), Some(Reset)), false),
         ];
         for (sentence, (attached, present, event), expected) in rows {

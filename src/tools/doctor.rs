@@ -12,8 +12,8 @@ mod finding;
 mod memory;
 mod needs;
 mod network;
-mod pci;
 mod root;
+mod unit;
 
 use std::io;
 
@@ -21,7 +21,6 @@ use core_affinity::CoreId;
 
 pub use finding::{Finding, Level, is_ready, print};
 pub use needs::Needs;
-pub use pci::needs_raw_io;
 pub use root::Root;
 #[cfg(test)]
 pub(crate) use root::tests::Machine;
@@ -83,6 +82,24 @@ mod tests {
             ..Needs::default()
         };
         assert!(!is_ready(&examine(&machine.root(), &needs, "DPDK 22.11", &[])));
+    }
+
+    #[test]
+    fn a_service_tag_over_af_packet_is_missing_and_over_tap_it_is_not() {
+        let findings = |device: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let text = format!(
+                "ports: [{{name: uplink, device: '{device}', addresses: [192.0.2.2/24]}}]\n\
+                 static: {{links: [{{port: uplink, tags: [802.1ad:7, 200], addresses: [10.9.0.2/24]}}]}}\n\
+                 workers: {{cores: [3]}}\nsnat: {{addresses: [192.0.2.3]}}\n"
+            );
+            std::fs::write(file.path(), text).unwrap();
+            let needs = Needs::of(&Settings::read(file.path(), &SourceChoice::Replay("/".into())).unwrap());
+            examine(&Machine::new(&[]).root(), &needs, "DPDK 22.11", &[])
+        };
+        let level = |device: &str| findings(device).into_iter().find(|f| f.subject == "link of uplink").map(|f| f.level);
+        assert_eq!(level("net_af_packet0,iface=eth1"), Some(Level::Missing));
+        assert_eq!(level("net_tap0"), None);
     }
 
     fn texts(needs: &Needs) -> Vec<String> {

@@ -16,6 +16,7 @@ const LEVEL_ERROR: u32 = 4;
 const REPETITIONS: [&str; 2] = ["Driver cannot attach the device", "Failed to attach device on primary process"];
 
 static RECENT_ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LAST_MESSAGE: Mutex<String> = Mutex::new(String::new());
 
 /// Redirects DPDK's log to `tracing`.
 pub(crate) fn capture() {
@@ -28,6 +29,11 @@ pub(crate) fn capture() {
 /// The errors logged since the last call, oldest first.
 pub(crate) fn take_errors() -> Vec<String> {
     RECENT_ERRORS.lock().map(|mut lines| std::mem::take(&mut *lines)).unwrap_or_default()
+}
+
+/// See [`crate::last_message`].
+pub(super) fn last_message() -> String {
+    LAST_MESSAGE.lock().map(|message| message.clone()).unwrap_or_default()
 }
 
 /// Called by the C library for each message, on the thread that logs. A panic here aborts the process, as it must.
@@ -44,6 +50,9 @@ fn forward(level: u32, line: &str) {
         0..=5 => tracing::warn!(target: "dpdk", "{line}"),
         6 | 7 => tracing::debug!(target: "dpdk", "{line}"),
         _ => tracing::trace!(target: "dpdk", "{line}"),
+    }
+    if let Ok(mut message) = LAST_MESSAGE.lock() {
+        line.clone_into(&mut message);
     }
     if level <= LEVEL_ERROR
         && !REPETITIONS.iter().any(|repetition| line.contains(repetition))

@@ -6,9 +6,10 @@
 use std::path::Path;
 
 use crate::device::{self, Device};
-use crate::eal::log;
+use crate::eal::{device_requests, log};
 use crate::error::Error;
 use crate::linux::interface;
+use crate::pci;
 use crate::raw;
 
 /// -EFAULT: what `rte_dev_probe` returns for a name that no driver takes.
@@ -40,8 +41,9 @@ pub(super) fn attach(device: &Device) -> Result<u16, Error> {
     {
         return Err(Error::NoInterface { device: device.to_string(), interface: interface.to_owned() });
     }
+    device_requests::forget(&name);
     let members = BondMembers::attach(device)?;
-    let arguments = raw::c_string(&device.to_attach());
+    let arguments = raw::c_string(&device.to_attach(&members.devices()));
     // SAFETY: EAL runs; the string is terminated and copied by DPDK.
     let code = unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
     if code != 0 {
@@ -52,21 +54,42 @@ pub(super) fn attach(device: &Device) -> Result<u16, Error> {
     Ok(id)
 }
 
+/// Attaches a device that is to become a member of a bond. Returns its port number.
+pub(super) fn attach_member(member: &Device) -> Result<u16, Error> {
+    let id = attach(member)?;
+    if member.lacks_link_interrupts() {
+        // SAFETY: the port is attached and not configured, and only this thread uses it.
+        unsafe { raw::sluice_port_disclaim_link_interrupt(id) };
+    }
+    Ok(id)
+}
+
 /// Attached members of a bond. Dropping this closes them.
 pub(super) struct BondMembers(Vec<(u16, Device)>);
 
 impl BondMembers {
+    /// Attaches the members of a bond that exist. Without any it is an error.
     fn attach(bond: &Device) -> Result<Self, Error> {
         let mut attached = Self(Vec::new());
+        let mut absence = None;
         for member in bond.members() {
-            let id = attach(&member)?;
-            if member.lacks_link_interrupts() {
-                // SAFETY: the port is attached and not configured, and only this thread uses it.
-                unsafe { raw::sluice_port_disclaim_link_interrupt(id) };
+            match attach_member(&member) {
+                Ok(id) => attached.0.push((id, member)),
+                Err(error) if matches!(member.presence(), Ok(None)) => {
+                    tracing::warn!(%bond, %error, "a member of the bond is missing; it is added when it appears");
+                    absence = Some(error);
+                }
+                Err(error) => return Err(error),
             }
-            attached.0.push((id, member));
         }
-        Ok(attached)
+        match absence {
+            Some(error) if attached.0.is_empty() => Err(error),
+            _ => Ok(attached),
+        }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        self.0.iter().map(|(_, member)| member.clone()).collect()
     }
 
     /// Leaves the members to the bond.
@@ -102,6 +125,7 @@ pub(super) unsafe fn close(id: u16, device: &Device) {
         let on_bus = raw::sluice_port_device(id);
         raw::rte_eth_dev_close(id);
         let code = if on_bus.is_null() { 0 } else { raw::rte_dev_remove(on_bus) };
+        device_requests::forget(&device.port_name());
         if code < 0 {
             let reason = raw::error_text(code);
             tracing::warn!(%device, reason, "the device stays on its bus; if it returns, it cannot be attached before a restart of the gateway");
@@ -115,26 +139,22 @@ fn attach_pci(device: &Device, name: &str, find: impl Fn() -> Option<u16>) -> Re
         return Ok(id);
     }
     if !matches!(device.presence(), Ok(None)) {
+        device_requests::forget(name);
         let arguments = raw::c_string(&device.to_string());
         // SAFETY: EAL runs; the string is terminated and copied by DPDK. Success is checked below.
         unsafe { raw::rte_dev_probe(arguments.as_ptr()) };
     }
-    find().ok_or_else(|| Error::NoSuchDevice { device: name.to_owned(), found: pci_state(Path::new("/sys"), name) })
+    find().ok_or_else(|| {
+        let logged = log::take_errors();
+        let found = pci::refusal(Path::new("/"), name, &logged, has_physical_addresses());
+        Error::NoSuchDevice { device: name.to_owned(), found, logged }
+    })
 }
 
-/// Why DPDK has no port for a PCI address.
-fn pci_state(sys: &Path, address: &str) -> String {
-    let device = sys.join("bus/pci/devices").join(address);
-    if !device.exists() {
-        return "there is no such device on the PCI bus; see `lspci -D`".into();
-    }
-    match std::fs::read_link(device.join("driver")) {
-        Ok(driver) => format!(
-            "it is bound to the kernel driver {}, and no DPDK driver took it; bind it to vfio-pci (`dpdk-devbind.py -b vfio-pci {address}`)",
-            driver.file_name().unwrap_or_default().to_string_lossy()
-        ),
-        Err(_) => format!("it is bound to no kernel driver; bind it to vfio-pci (`dpdk-devbind.py -b vfio-pci {address}`)"),
-    }
+/// Whether this thread may read physical addresses from `/proc/self/pagemap`.
+fn has_physical_addresses() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// The error of a refusal: a missing privilege, if the process lacks one that the driver needs.
@@ -142,7 +162,7 @@ pub(super) fn refused(device: &Device, step: &'static str, code: i32) -> Error {
     let logged = log::take_errors();
     if !device.is_pci() && code == NO_SUCH_DRIVER {
         let found = "DPDK has no driver of that name; `sluiced doctor` shows where drivers are looked for".into();
-        return Error::NoSuchDevice { device: device.to_string(), found };
+        return Error::NoSuchDevice { device: device.to_string(), found, logged };
     }
     match missing_capability(device) {
         Some(capability) => Error::Privilege { device: device.to_string(), capability, logged },

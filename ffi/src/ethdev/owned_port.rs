@@ -78,6 +78,17 @@ impl OwnedPort {
         Ok(mac)
     }
 
+    /// Opens the receive filter again, for a member that a bond did not have when it was opened: ethdev does not pass on
+    /// what it believes to be set.
+    pub(super) fn reopen_filter(&self, mac: [u8; 6]) -> Result<(), Error> {
+        // SAFETY: the port is started.
+        unsafe {
+            raw::rte_eth_promiscuous_disable(self.id);
+            raw::rte_eth_allmulticast_disable(self.id);
+        }
+        self.open_filter(Some(mac)).map(|_| ())
+    }
+
     /// The error of a step that returned another code than 0.
     pub(super) fn check(&self, step: &'static str, code: i32) -> Result<(), Error> {
         if code == 0 { Ok(()) } else { Err(hotplug::refused(&self.device, step, code)) }

@@ -15,7 +15,7 @@ use super::queue::{RxQueue, TxQueue};
 use super::rss::{self, HashedKind, NoSpread, Spread};
 use super::wakeup::{self, Wakeup};
 use crate::device::{AF_PACKET, Device};
-use crate::eal::{Eal, log};
+use crate::eal::{Eal, device_requests, log};
 use crate::error::Error;
 use crate::linux::interface;
 use crate::mempool::Mempool;
@@ -43,8 +43,10 @@ pub enum DeviceEvent {
     /// The device was reset: by the driver of its physical function, or since it stopped working (ena, iavf, igb and
     /// ixgbe as virtual functions).
     Reset,
-    /// The device is gone, or Linux asks to release it.
+    /// The driver reports that the device is gone.
     Removed,
+    /// The kernel asks this process to release the device, and waits for it.
+    Requested,
 }
 
 /// Configuration of a port.
@@ -116,6 +118,7 @@ pub struct Port {
     driver: String,
     mac: [u8; 6],
     rx_queues: u16,
+    tx_queues: u16,
     descriptors: Descriptors,
     /// What the sockets of af_packet have reported as missed so far: each report starts them anew.
     missed_by_sockets: Cell<u64>,
@@ -180,6 +183,7 @@ impl Port {
             driver: driver(id),
             mac,
             rx_queues: setup.rx_queues,
+            tx_queues: setup.tx_queues,
             descriptors: Descriptors { rx: setup.rx_descriptors, tx: setup.tx_descriptors },
             missed_by_sockets: Cell::new(0),
             owned: Arc::clone(&owned),
@@ -207,6 +211,15 @@ impl Port {
         }
     }
 
+    pub(super) fn owned(&self) -> &OwnedPort {
+        &self.owned
+    }
+
+    /// Number of receive queues and of transmit queues.
+    pub(super) fn queue_counts(&self) -> (usize, usize) {
+        (self.rx_queues.into(), self.tx_queues.into())
+    }
+
     /// Name of the driver.
     #[must_use]
     pub fn driver(&self) -> &str {
@@ -231,9 +244,13 @@ impl Port {
         self.descriptors
     }
 
-    /// What the driver has reported since the port was opened; the last event if there were several.
+    /// What the kernel or the driver has reported since the port was opened; the last event of the driver if there were
+    /// several.
     #[must_use]
     pub fn event(&self) -> Option<DeviceEvent> {
+        if device_requests::contains(&self.owned.device.port_name()) {
+            return Some(DeviceEvent::Requested);
+        }
         // SAFETY: reads an atomic byte of static memory.
         match u32::try_from(unsafe { raw::sluice_port_event(self.owned.id) }) {
             Ok(raw::SLUICE_EVENT_RESET) => Some(DeviceEvent::Reset),

@@ -32,7 +32,7 @@ pub struct RxQueue {
     linearize_into: Option<Mempool>,
     /// Before the port, so that it is dropped first.
     wakeup: Option<Wakeup>,
-    _owned: Arc<OwnedPort>,
+    owned: Arc<OwnedPort>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -41,7 +41,7 @@ pub struct RxQueue {
 pub struct TxQueue {
     port: u16,
     queue: u16,
-    _owned: Arc<OwnedPort>,
+    owned: Arc<OwnedPort>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -51,7 +51,12 @@ impl RxQueue {
         // SAFETY: the port is started, and has the queue.
         let may_chain = unsafe { raw::sluice_port_may_chain(port.id, queue) } != 0;
         let linearize_into = may_chain.then_some(pool);
-        Self { port: port.id, queue, linearize_into, wakeup, _owned: port, not_sync: PhantomData }
+        Self { port: port.id, queue, linearize_into, wakeup, owned: port, not_sync: PhantomData }
+    }
+
+    /// Whether it is a queue of this port.
+    pub(super) fn is_of(&self, port: &OwnedPort) -> bool {
+        std::ptr::eq(&raw const *self.owned, port)
     }
 
     /// Runs the timers of drivers that are due ([`super::Port::needs_timers`]), those of all ports. Does nothing on a
@@ -82,7 +87,7 @@ impl RxQueue {
         let mut packets = RawBurst::<BURST>::new();
         #[allow(clippy::cast_possible_truncation)] // At most `BURST`.
         let wanted = burst.remaining_capacity().min(BURST) as u16;
-        // SAFETY: the port is started and stays so while `_owned` lives; `&mut self` and the absence of Clone and
+        // SAFETY: the port is started and stays so while `owned` lives; `&mut self` and the absence of Clone and
         // Sync make this thread the only user of the queue; there is room for `wanted` pointers. The driver passes
         // ownership of as many packets as it returns, at most `wanted`, for which the burst has room.
         unsafe {
@@ -100,7 +105,12 @@ impl RxQueue {
 impl TxQueue {
     /// To be called once for each queue number.
     pub(super) fn new(port: Arc<OwnedPort>, queue: u16) -> Self {
-        Self { port: port.id, queue, _owned: port, not_sync: PhantomData }
+        Self { port: port.id, queue, owned: port, not_sync: PhantomData }
+    }
+
+    /// Whether it is a queue of this port.
+    pub(super) fn is_of(&self, port: &OwnedPort) -> bool {
+        std::ptr::eq(&raw const *self.owned, port)
     }
 
     /// Sends the pending LACP frames of an 802.3ad bond. DPDK sends them only during a transmit call.

@@ -56,16 +56,46 @@ pub enum NoSpread {
         /// The driver.
         driver: String,
     },
-    /// The device refused the table, or does not report it.
-    #[error("{driver} does not take a redirection table of {entries} entries: {reason}")]
-    NoTable {
+    /// The device refused the table, the key or the hashes, or reports other ones.
+    #[error("{driver} does not take {part}: {reason}")]
+    Refused {
         /// The driver.
         driver: String,
-        /// Entries of the table.
-        entries: u16,
+        /// What it refused.
+        part: RefusedPart,
         /// The cause.
         reason: String,
     },
+}
+
+/// The part of receive side scaling that a device refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RefusedPart {
+    /// The queues for the low bits of the hash.
+    #[error("a redirection table of {entries} entries")]
+    Table {
+        /// Entries of the table.
+        entries: u16,
+    },
+    /// The key of the hash.
+    #[error("the RSS key")]
+    Key,
+    /// The kinds of packets that are hashed.
+    #[error("the RSS hashes over TCP and UDP")]
+    Hashes,
+}
+
+/// The refused part, and why: an error of the driver, or 1 if the device reports something else than was set.
+fn refused(driver: String, part: i32, entries: u16, code: i32) -> NoSpread {
+    let parts = [
+        (raw::SLUICE_SPREAD_TABLE, RefusedPart::Table { entries }),
+        (raw::SLUICE_SPREAD_KEY, RefusedPart::Key),
+        (raw::SLUICE_SPREAD_HASHES, RefusedPart::Hashes),
+    ];
+    let named = parts.into_iter().find(|(number, _)| i32::try_from(*number) == Ok(part));
+    let part = named.map_or(RefusedPart::Table { entries }, |(_, part)| part);
+    let reason = if code > 0 { "it reports another one than was set".into() } else { raw::error_text(code) };
+    NoSpread::Refused { driver, part, reason }
 }
 
 /// Entries of the table to be set on a device that reports `reported` of them. mlx5 reports as many as it has queues,
@@ -95,11 +125,13 @@ pub(super) fn distribute(
     }
     // SAFETY: the port is started.
     let entries = table_entries(unsafe { raw::sluice_port_table_entries(port.id) });
-    // SAFETY: the port is started; key and table have the expected lengths and outlive the call.
-    match unsafe { raw::sluice_port_spread(port.id, spread.key.as_ptr(), spread.queues.as_ptr(), entries) } {
+    let mut part = 0;
+    // SAFETY: the port is started; key and table have the expected lengths and outlive the call; `part` is written only
+    // in this call.
+    match unsafe { raw::sluice_port_spread(port.id, spread.key.as_ptr(), spread.queues.as_ptr(), entries, &raw mut part) } {
         // SAFETY: the port is started.
         0 => Ok(kinds_of(unsafe { raw::sluice_port_hashes(port.id) })),
-        code => Err(NoSpread::NoTable { driver: driver(), entries, reason: raw::error_text(code) }),
+        code => Err(refused(driver(), part, entries, code)),
     }
 }
 
@@ -112,6 +144,19 @@ mod tests {
         assert_eq!(kinds_of(0), []);
         assert_eq!(kinds_of(raw::SLUICE_HASHES_TCP_V4 | raw::SLUICE_HASHES_TCP_V6), [HashedKind::TcpV4, HashedKind::TcpV6]);
         assert_eq!(kinds_of(u32::MAX).len(), 4);
+    }
+
+    #[test]
+    fn the_message_names_the_part_that_the_card_refused() {
+        let text = |part: u32, code| refused("net_e1000_igb".into(), part.try_into().unwrap(), 128, code).to_string();
+        let rows = [
+            (raw::SLUICE_SPREAD_TABLE, -libc::EINVAL, "a redirection table of 128 entries: Invalid argument"),
+            (raw::SLUICE_SPREAD_KEY, 1, "the RSS key: it reports another one than was set"),
+            (raw::SLUICE_SPREAD_HASHES, -libc::ENOTSUP, "the RSS hashes over TCP and UDP: "),
+        ];
+        for (part, code, expected) in rows {
+            assert!(text(part, code).contains(expected), "{}", text(part, code));
+        }
     }
 
     #[test]

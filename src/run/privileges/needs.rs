@@ -3,10 +3,11 @@
 //! Not here: taking the others away (`privileges`).
 
 use control::config::settings::ControllerSettings;
+use dpdk_sys::pci;
 use rustix::thread::CapabilitySet;
 
 use crate::settings::{Settings, StateSource};
-use crate::tools::doctor::{Root, needs_raw_io};
+use crate::tools::doctor::Root;
 
 /// The names of AF_XDP's driver, which loads a BPF program.
 const AF_XDP: &str = "net_af_xdp";
@@ -31,7 +32,7 @@ impl PortNeeds {
     pub(super) fn of(settings: &Settings, machine: &Root) -> Self {
         let devices = || settings.ports.iter().flat_map(|port| port.device.parts());
         let (has_pci, bpf) = (devices().any(|device| device.is_pci()), devices().any(|device| device.has_driver(AF_XDP)));
-        let raw_io = devices().any(|device| device.is_pci() && needs_raw_io(machine, &device.port_name()));
+        let raw_io = devices().any(|device| device.is_pci() && pci::needs_raw_io(machine.directory(), &device.port_name()));
         let controller = embedded(settings).and_then(|controller| controller.listen.tcp.as_ref()).map(|tcp| tcp.address);
         let admin = settings.admin_listen.tcp.as_ref().map(|(address, _)| *address);
         let replication = settings.replication.as_ref().map(|replication| replication.listen);

@@ -1,14 +1,13 @@
 //! The ports' devices: kernel drivers, VFIO and IOMMU, NUMA nodes, interfaces; and the machine's other network devices.
 
 use dpdk_sys::Device;
+use dpdk_sys::pci::{self, NoIommuMode, Verdict};
 
 use super::finding::Finding;
 use super::needs::Needs;
-use super::pci;
 use super::root::{Root, show_list};
+use super::unit;
 
-/// Kernel drivers with which DPDK can use a device: those that hand it over, and the two that share it.
-const USABLE_DRIVERS: [&str; 6] = ["vfio-pci", "uio_pci_generic", "igb_uio", "mlx4_core", "mlx5_core", "uio_hv_generic"];
 /// Directories into which distributions and `ninja install` put DPDK's drivers.
 const LIBRARY_DIRS: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu/dpdk",
@@ -46,7 +45,12 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
             findings.extend(over_interface(root, device));
         }
     }
+    findings.extend(needs.changed_tags.iter().map(|(port, tags)| {
+        let found = format!("tags {tags}: the driver of af_packet replaces an outer 802.1ad tag by 802.1Q, so no frame arrives");
+        Finding::missing(format!("link of {port}"), found, "use 802.1Q tags, or a port of another driver")
+    }));
     findings.extend([vfio(root, needs), iommu(root, needs)]);
+    findings.extend(unit::examine(root, needs));
     findings.extend(network_devices(root));
     findings
 }
@@ -83,18 +87,10 @@ fn over_interface(root: &Root, device: &Device) -> Vec<Finding> {
 }
 
 fn on_pci(root: &Root, needs: &Needs, address: &str) -> Vec<Finding> {
-    let directory = format!("/sys/bus/pci/devices/{address}");
-    if !root.exists(&directory) {
-        return vec![Finding::missing(address, "not on the PCI bus", "see `lspci -D`")];
-    }
-    let bind = format!("dpdk-devbind.py -b vfio-pci {address} (its Linux interface goes away)");
-    let bound = match pci::driver(root, address) {
-        Some(driver) if USABLE_DRIVERS.contains(&driver.as_str()) => Finding::ok(address, format!("bound to {driver}")),
-        Some(driver) => Finding::missing(address, format!("bound to {driver}, which keeps it from DPDK"), bind),
-        None => Finding::missing(address, "bound to no kernel driver", bind),
-    };
+    let Verdict { is_usable, found, advice } = pci::judge(root.directory(), address);
+    let bound = if is_usable { Finding::ok(address, found) } else { Finding::missing(address, found, advice) };
     let mut findings = vec![bound];
-    findings.extend(numa(root, needs, address, &directory));
+    findings.extend(numa(root, needs, address, &format!("/sys/bus/pci/devices/{address}")));
     findings
 }
 
@@ -111,30 +107,29 @@ fn numa(root: &Root, needs: &Needs, address: &str, directory: &str) -> Option<Fi
     Some(Finding::note(subject, found, format!("choose from {}", show_list(&near))))
 }
 
+/// Whether a port's device comes by VFIO, or would if it were bound as `doctor` advises.
+fn needs_vfio(root: &Root, needs: &Needs) -> bool {
+    needs.devices.iter().any(|device| device.is_pci() && pci::needs_vfio(root.directory(), &device.port_name()))
+}
+
 fn vfio(root: &Root, needs: &Needs) -> Finding {
     if root.exists("/dev/vfio/vfio") {
         return Finding::ok("vfio", "/dev/vfio/vfio");
     }
-    let shares = |device: &Device| {
-        pci::driver(root, &device.port_name())
-            .is_some_and(|driver| driver != "vfio-pci" && USABLE_DRIVERS.contains(&driver.as_str()))
-    };
-    let needed = needs.devices.iter().any(|device| device.is_pci() && !shares(device));
-    Finding::lacking(needed, "vfio", "no /dev/vfio/vfio", "for PCI ports: modprobe vfio-pci")
+    Finding::lacking(needs_vfio(root, needs), "vfio", "no /dev/vfio/vfio", "for PCI ports: modprobe vfio-pci")
 }
 
+/// Only VFIO needs an IOMMU, unless its mode without one is on.
 fn iommu(root: &Root, needs: &Needs) -> Finding {
-    if pci::has_iommu(root) {
+    if pci::has_iommu(root.directory()) {
         return Finding::ok("iommu", "on");
     }
-    let unsafe_mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
-    if root.text(unsafe_mode).is_some_and(|value| value == "Y" || value == "1") {
-        let advice = "a device can write to any memory; boot with intel_iommu=on or amd_iommu=on where the machine has one";
-        return Finding::note("iommu", "off; VFIO runs without it", advice);
+    let advice = pci::without_iommu(root.directory());
+    let is_needed = needs_vfio(root, needs) && pci::no_iommu_mode(root.directory()) != NoIommuMode::On;
+    if needs.has_pci_device() && !is_needed {
+        return Finding::note("iommu", "off; the ports' devices do without", advice);
     }
-    let advice =
-        format!("for PCI ports: boot with intel_iommu=on or amd_iommu=on, or, in a VM without one, echo 1 > {unsafe_mode}");
-    Finding::lacking(needs.has_pci_device(), "iommu", "off", advice)
+    Finding::lacking(is_needed, "iommu", "off", format!("for PCI ports: {advice}"))
 }
 
 /// Every network device on the PCI bus, as candidates for ports.
@@ -143,7 +138,7 @@ fn network_devices(root: &Root) -> Vec<Finding> {
         root.text(&format!("/sys/bus/pci/devices/{address}/class")).is_some_and(|class| class.starts_with("0x02"))
     };
     let describe = |address: String| {
-        let driver = pci::driver(root, &address).unwrap_or_else(|| "no driver".into());
+        let driver = pci::driver(root.directory(), &address).unwrap_or_else(|| "no driver".into());
         let node = root.text(&format!("/sys/bus/pci/devices/{address}/numa_node")).filter(|node| !node.starts_with('-'));
         let node = node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
         Finding::ok("network device", format!("{address}, {driver}{node}"))
@@ -223,7 +218,33 @@ mod tests {
         let unsafe_mode = ("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n");
         let machine = Machine::new(&[unsafe_mode, ("/sys/kernel/iommu_groups/0/name", "vfio-noiommu\n")]);
         let found = iommu(&machine.root(), &Needs::default());
-        assert_eq!((found.level, found.found.as_str()), (Level::Note, "off; VFIO runs without it"));
+        assert_eq!((found.level, found.found.as_str()), (Level::Note, "off"));
+        assert!(found.advice.contains("VFIO runs without one"), "{found:?}");
+    }
+
+    #[test]
+    fn an_iommu_is_missing_only_where_vfio_needs_one() {
+        let address = "/sys/bus/pci/devices/0000:3b:00.0";
+        let bound = |driver: &str, more: &[(&str, &str)]| {
+            let (class, link, target) = (format!("{address}/class"), format!("{address}/driver"), format!("-> ../{driver}"));
+            let files = [&[(class.as_str(), "0x020000\n"), (link.as_str(), target.as_str())], more].concat();
+            examine(&Machine::new(&files).root(), &needs("0000:3b:00.0"))
+        };
+        let levels = |driver: &str, more: &[(&str, &str)]| {
+            let findings = bound(driver, more);
+            ["0000:3b:00.0", "iommu"].map(|subject| level_of(&findings, subject).unwrap())
+        };
+        let mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+        let (on, off) = ([(mode, "Y\n")], [(mode, "N\n")]);
+        for driver in ["uio_pci_generic", "igb_uio", "mlx5_core"] {
+            assert_eq!(levels(driver, &[]), [Level::Ok, Level::Note], "{driver}");
+        }
+        assert_eq!(levels("vfio-pci", &on), [Level::Ok, Level::Note]);
+        assert_eq!(levels("igb", &on), [Level::Missing, Level::Note]);
+        assert_eq!(levels("igb", &off), [Level::Missing, Level::Missing]);
+        let without_mode = bound("igb", &[("/sys/module/vfio/srcversion", "1\n")]);
+        let iommu = without_mode.iter().find(|finding| finding.subject == "iommu").unwrap();
+        assert!(iommu.advice.contains("uio_pci_generic") && !iommu.advice.contains("echo"), "{iommu:?}");
     }
 
     #[test]

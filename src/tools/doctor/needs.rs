@@ -1,8 +1,10 @@
 //! What a configuration needs of the machine.
 
-use dpdk_sys::Device;
+use dataplane::Link;
+use dpdk_sys::{Device, pci};
 
-use crate::ports::dpdk;
+use super::root::Root;
+use crate::ports::{af_packet, dpdk};
 use crate::settings::{Hugepages, Poll, Settings, Twin};
 
 /// Requirements of a configuration. The default requires nothing: `doctor` without a configuration.
@@ -10,6 +12,9 @@ use crate::settings::{Hugepages, Poll, Settings, Twin};
 pub struct Needs {
     /// The devices of the ports, as configured.
     pub devices: Vec<Device>,
+    /// Links of the configuration whose frames do not arrive, because the driver of their port changes the outer tag: port
+    /// and tags.
+    pub changed_tags: Vec<(String, String)>,
     /// Whether a port has a Linux twin.
     pub twins: bool,
     /// Whether packet memory requires hugepages.
@@ -22,12 +27,23 @@ pub struct Needs {
     pub polls_busy: bool,
 }
 
+fn changed_tags(settings: &Settings) -> Vec<(String, String)> {
+    let links = settings.fixed_network().vlans.into_iter().map(|vlan| vlan.link);
+    let port = |link: Link| settings.ports.get(usize::from(link.port().0));
+    links
+        .filter_map(|link| Some((port(link)?, link)))
+        .filter(|(port, link)| af_packet::changes_outer_tag(&port.device, *link))
+        .map(|(port, link)| (port.name.clone(), link.vlan().to_string()))
+        .collect()
+}
+
 impl Needs {
     /// The requirements of a configuration.
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
         Self {
             devices: settings.ports.iter().flat_map(|port| port.device.parts()).collect(),
+            changed_tags: changed_tags(settings),
             twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
             hugepages_required: settings.hugepages == Hugepages::Require,
             memory_mb: dpdk::plan(settings).0.memory_mb,
@@ -38,6 +54,12 @@ impl Needs {
 
     pub(super) fn has_pci_device(&self) -> bool {
         self.devices.iter().any(Device::is_pci)
+    }
+
+    /// Whether a port's device comes by UIO, or by VFIO without an IOMMU.
+    pub(super) fn raw_io(&self, root: &Root) -> bool {
+        let is_raw = |device: &Device| device.is_pci() && pci::needs_raw_io(root.directory(), &device.port_name());
+        self.devices.iter().any(is_raw)
     }
 
     pub(super) fn has_driver(&self, driver: &str) -> bool {

@@ -13,21 +13,33 @@ struct Capability {
     name: &'static str,
     bit: u32,
     purpose: &'static str,
-    needed: fn(&Needs) -> bool,
+    /// Whether the configuration needs it on this machine.
+    needed: fn(&Root, &Needs) -> bool,
 }
 
-const CAPABILITIES: [Capability; 5] = [
+const CAPABILITIES: [Capability; 7] = [
     Capability {
         name: "CAP_NET_ADMIN",
         bit: 12,
         purpose: "twins, addresses, neighbours, tap and af_xdp",
-        needed: |needs| needs.twins || needs.has_driver("net_tap") || needs.has_driver("net_af_"),
+        needed: |_, needs| needs.twins || needs.has_driver("net_tap") || needs.has_driver("net_af_"),
     },
-    Capability { name: "CAP_NET_RAW", bit: 13, purpose: "af_packet and af_xdp", needed: |needs| needs.has_driver("net_af_") },
-    Capability { name: "CAP_IPC_LOCK", bit: 14, purpose: "memory of PCI devices", needed: |needs| needs.has_pci_device() },
-    Capability { name: "CAP_BPF", bit: 39, purpose: "af_xdp", needed: |needs| needs.has_driver("net_af_xdp") },
-    Capability { name: "CAP_SYS_NICE", bit: 23, purpose: "NUMA placement of memory", needed: |_| false },
+    Capability { name: "CAP_NET_RAW", bit: 13, purpose: "af_packet and af_xdp", needed: |_, needs| needs.has_driver("net_af_") },
+    Capability { name: "CAP_IPC_LOCK", bit: 14, purpose: "memory of PCI devices", needed: |_, needs| needs.has_pci_device() },
+    Capability { name: "CAP_BPF", bit: 39, purpose: "af_xdp", needed: |_, needs| needs.has_driver("net_af_xdp") },
+    Capability {
+        name: "CAP_SYS_ADMIN",
+        bit: 21,
+        purpose: "physical addresses of PCI devices without IOMMU, and af_xdp",
+        needed: needs_sys_admin,
+    },
+    Capability { name: "CAP_SYS_RAWIO", bit: 17, purpose: "PCI devices without IOMMU", needed: |root, needs| needs.raw_io(root) },
+    Capability { name: "CAP_SYS_NICE", bit: 23, purpose: "NUMA placement of memory", needed: |_, _| false },
 ];
+
+fn needs_sys_admin(root: &Root, needs: &Needs) -> bool {
+    needs.raw_io(root) || needs.has_driver("net_af_xdp")
+}
 
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = capabilities(root, needs);
@@ -46,7 +58,7 @@ fn capabilities(root: &Root, needs: &Needs) -> Vec<Finding> {
         }
         let found = format!("not held (for {})", capability.purpose);
         let advice = format!("run as root, or grant it: AmbientCapabilities={} (systemd)", capability.name);
-        Finding::lacking((capability.needed)(needs), capability.name, found, advice)
+        Finding::lacking((capability.needed)(root, needs), capability.name, found, advice)
     };
     CAPABILITIES.iter().map(judge).collect()
 }

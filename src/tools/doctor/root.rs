@@ -14,6 +14,12 @@ impl Root {
         Self(directory.into())
     }
 
+    /// The directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.0
+    }
+
     fn path(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
