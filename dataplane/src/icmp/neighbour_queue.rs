@@ -19,8 +19,9 @@ use crate::wire::TableHash;
 pub(crate) const PER_NEIGHBOUR: usize = 16;
 /// Maximum number of packets that wait on one worker.
 pub(crate) const PER_WORKER: usize = 1024;
-/// How long a packet waits, ns. The kernel sends three requests in that time.
-pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
+/// How long a packet waits, ns. Linux repeats a request that got no answer after 1 s (`retrans_time_ms`), so one lost
+/// request loses no packet.
+pub(crate) const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// A neighbour that packets wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

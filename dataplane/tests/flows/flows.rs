@@ -237,12 +237,15 @@ fn a_packet_waits_for_its_next_hop_and_is_then_forwarded() {
 }
 
 #[test]
-fn a_packet_whose_next_hop_stays_silent_is_dropped_after_a_second() {
+fn a_packet_whose_next_hop_stays_silent_outwaits_one_request_that_is_lost_and_then_is_dropped() {
     let mut rig = Rig::new();
     rig.network.neighbours.retain(|n| n.link == UPLINK.into());
     rig.publish();
     rig.put(UPLINK, &syn(1));
-    rig.now += SECOND;
+    rig.now += SECOND + SECOND / 2;
+    rig.worker.poll(rig.now);
+    assert_eq!(rig.drops(DropReason::NeighbourUnresolved), 0, "Linux repeats its request after a second");
+    rig.now += SECOND / 2;
     rig.worker.poll(rig.now);
     assert_eq!(rig.drops(DropReason::NeighbourUnresolved), 1);
     assert_eq!(rig.counters.held.get(), 0);
