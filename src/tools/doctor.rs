@@ -12,7 +12,7 @@ mod finding;
 mod memory;
 mod needs;
 mod network;
-mod pci;
+pub(super) mod pci;
 mod root;
 
 use std::io;

@@ -23,7 +23,7 @@ pub fn needs_raw_io(root: &Root, address: &str) -> bool {
 }
 
 /// The kernel driver that a device is bound to.
-pub(super) fn driver(root: &Root, address: &str) -> Option<String> {
+pub(in crate::tools) fn driver(root: &Root, address: &str) -> Option<String> {
     root.link(&format!("/sys/bus/pci/devices/{address}/driver"))
 }
 
