@@ -29,6 +29,8 @@ pub enum Command {
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
     Doctor(DoctorArgs),
+    /// Bind the ports' PCI devices and reserve huge pages, as a configuration needs them (root; the unit sluiced-prepare).
+    Prepare(PrepareArgs),
     /// Replay capture files through the forwarding engine and print the verdict on each packet.
     Replay(ReplayArgs),
     /// Measure the forwarding engine without a NIC, and verify the packets that leave it.
@@ -56,6 +58,17 @@ pub struct DoctorArgs {
     /// Configuration file whose requirements are checked. Without it nothing counts as missing.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+}
+
+/// Flags of `prepare`.
+#[derive(Clone, Debug, Args)]
+pub struct PrepareArgs {
+    /// Configuration file.
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    pub config: PathBuf,
+    /// The kernel driver that hands PCI devices over to DPDK.
+    #[arg(long, default_value = "vfio-pci", value_parser = ["vfio-pci", "uio_pci_generic", "igb_uio"])]
+    pub driver: String,
 }
 
 /// Flags of `run`.

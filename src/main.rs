@@ -7,12 +7,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use control::config::{Logs, logging};
-use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, ReplayArgs, RunArgs};
+use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
 use sluice::reload::Reload;
 use sluice::run::{self, Privileges, RunError};
 use sluice::settings::{Settings, SourceChoice};
 use sluice::tools::replay::{self, ReplayError};
-use sluice::tools::{bench, doctor};
+use sluice::tools::{bench, doctor, prepare};
 
 #[global_allocator]
 static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run_gateway(&args),
         Command::Check(args) => check(&args),
         Command::Doctor(args) => run_doctor(&args),
+        Command::Prepare(args) => run_prepare(&args),
         Command::Replay(args) => run_replay(&args),
         Command::Bench(args) => run_bench(&args),
         Command::Pages { directory } => exit_code(cli::write_pages(&directory)),
@@ -67,6 +68,19 @@ fn run_doctor(args: &DoctorArgs) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => exit_code(Err(format!("cannot write the table: {error}"))),
+    }
+}
+
+fn run_prepare(args: &PrepareArgs) -> ExitCode {
+    // As in `doctor`.
+    let settings = match Settings::read(&args.config, &SourceChoice::Replay("/".into())) {
+        Ok(settings) => settings,
+        Err(errors) => return invalid(&errors),
+    };
+    match prepare::run(&settings, &args.driver, &mut io::stdout().lock()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => exit_code(Err(format!("cannot write the result: {error}"))),
     }
 }
 

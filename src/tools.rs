@@ -2,4 +2,5 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod prepare;
 pub mod replay;

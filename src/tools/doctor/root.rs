@@ -1,6 +1,7 @@
 //! The files of a machine below a directory. Unreadable files count as absent.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The directory with the machine's `/sys`, `/proc`, `/dev` and `/usr`.
@@ -24,17 +25,26 @@ impl Root {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    pub(super) fn exists(&self, path: &str) -> bool {
+    pub(in crate::tools) fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
     /// A file's text without the newline at its end.
-    pub(super) fn text(&self, path: &str) -> Option<String> {
+    pub(in crate::tools) fn text(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.path(path)).ok().map(|text| text.trim_end().to_owned())
     }
 
-    pub(super) fn number<N: std::str::FromStr>(&self, path: &str) -> Option<N> {
+    pub(in crate::tools) fn number<N: std::str::FromStr>(&self, path: &str) -> Option<N> {
         self.text(path)?.trim().parse().ok()
+    }
+
+    /// Writes a file that exists, as the kernel's files do.
+    pub(in crate::tools) fn write(&self, path: &str, text: &str) -> io::Result<()> {
+        let file = self.path(path);
+        let name = |error| io::Error::new(io::Error::kind(&error), format!("{}: {error}", file.display()));
+        let mut opened = fs::OpenOptions::new().write(true).open(&file).map_err(name)?;
+        let _ = opened.set_len(0); // a regular file, in tests: files of sysfs have no length
+        opened.write_all(text.as_bytes()).map_err(name)
     }
 
     /// A file in the kernel's list format: `0-3,8`.
@@ -43,7 +53,7 @@ impl Root {
     }
 
     /// Names in a directory, sorted.
-    pub(super) fn names(&self, path: &str) -> Vec<String> {
+    pub(in crate::tools) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
@@ -51,7 +61,7 @@ impl Root {
     }
 
     /// The last path component of the target of a symbolic link.
-    pub(super) fn link(&self, path: &str) -> Option<String> {
+    pub(in crate::tools) fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Path::file_name(&target).and_then(|name| name.to_str()).map(str::to_owned)
     }

@@ -1,0 +1,347 @@
+//! A virtual machine: a QEMU process without KVM, driven over its control socket (QMP) and, inside, by QEMU's guest agent.
+//!
+//! References: QEMU Machine Protocol and Guest Agent Protocol (<https://www.qemu.org/docs/master/interop/>).
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+/// Timeout of a boot, and of a command in a machine. TCG on a busy host is slow.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A network card of a machine.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// QEMU's device with its properties, such as `igb`.
+    pub device: String,
+    /// The tap on the host, at most 15 characters.
+    pub tap: String,
+    /// Queues of the tap.
+    pub queues: u32,
+    /// The bridge on the host that the tap joins.
+    pub bridge: &'static str,
+}
+
+/// A machine to boot.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    pub name: &'static str,
+    pub cores: u32,
+    pub memory_mb: u32,
+    /// The cards behind PCIe root ports, so that the one at index `n` has the PCI address of [`pci_address`] and can be
+    /// unplugged.
+    pub cards: Vec<Card>,
+    /// More words of the kernel's command line.
+    pub kernel: String,
+    /// Whether the machine has an IOMMU.
+    pub iommu: bool,
+}
+
+/// The PCI address of the card at an index.
+pub fn pci_address(index: usize) -> String {
+    format!("0000:{:02x}:00.0", index + 1)
+}
+
+/// What a command in a machine returned.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: i64,
+    /// Standard output and standard error.
+    pub text: String,
+}
+
+/// A machine that runs. Dropping it ends it at once, like a power cut.
+pub struct Running {
+    pub machine: Machine,
+    process: Child,
+    dir: PathBuf,
+    control: Lines,
+    agent: Lines,
+}
+
+/// A socket with lines of JSON.
+struct Lines {
+    stream: UnixStream,
+    reader: BufReader<UnixStream>,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Self {
+        let start = Instant::now();
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
+                Err(error) if start.elapsed() > PATIENCE => panic!("{}: {error}", path.display()),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+    }
+
+    fn send(&mut self, message: &Value) {
+        writeln!(self.stream, "{message}").unwrap();
+    }
+
+    /// The next line that is an answer: events of QMP are passed over.
+    fn answer(&mut self) -> Result<Value, Value> {
+        loop {
+            let mut line = Vec::new();
+            self.reader.read_until(b'\n', &mut line).expect("an answer");
+            let text = String::from_utf8_lossy(&line);
+            let Ok(mut value) = serde_json::from_str::<Value>(text.trim_start_matches(|c| c != '{')) else { continue };
+            if let Some(error) = value.get_mut("error") {
+                return Err(error.take());
+            }
+            if let Some(found) = value.get_mut("return") {
+                return Ok(found.take());
+            }
+        }
+    }
+}
+
+impl Machine {
+    /// Boots the machine inside a network namespace of the host, from an overlay of the image, kept in `dir` from boot
+    /// to boot. `payload` is a tar archive that the machine finds as its second disk.
+    pub fn boot(&self, namespace: &str, image: &Path, payload: &Path, dir: &Path) -> Running {
+        fs::create_dir_all(dir).unwrap();
+        let disk = dir.join("disk.qcow2");
+        if !disk.exists() {
+            let backing = image.join("root.img");
+            let mut make = Command::new("qemu-img");
+            make.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).args([&backing, &disk]);
+            assert!(make.status().unwrap().success(), "an overlay");
+        }
+        for socket in ["qmp", "agent"] {
+            let _ = fs::remove_file(dir.join(socket));
+        }
+        let log = File::options().create(true).append(true).open(dir.join("qemu.log")).unwrap();
+        // The machine ends with the thread that boots it, however that ends.
+        let process = Command::new("ip")
+            .args(["netns", "exec", namespace, "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"])
+            .args(self.arguments(image, payload, &disk, dir))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut control = Lines::open(&dir.join("qmp"));
+        control.send(&json!({"execute": "qmp_capabilities"}));
+        control.answer().unwrap();
+        for card in &self.cards {
+            join(namespace, card);
+        }
+        let agent = Lines::open(&dir.join("agent"));
+        let mut running = Running { machine: self.clone(), process, dir: dir.to_owned(), control, agent };
+        running.greet();
+        running
+    }
+
+    fn arguments(&self, image: &Path, payload: &Path, disk: &Path, dir: &Path) -> Vec<String> {
+        let dir = dir.display();
+        let mut words = words("-nodefaults -display none -accel tcg,thread=multi -cpu max");
+        words.extend(["-machine".into(), "q35,kernel-irqchip=split".into()]);
+        words.extend(["-smp".into(), self.cores.to_string(), "-m".into(), self.memory_mb.to_string()]);
+        if self.iommu {
+            words.extend(["-device".into(), "intel-iommu,intremap=on,caching-mode=on".into()]);
+        }
+        let iommu = if self.iommu { "intel_iommu=on" } else { "" };
+        let kernel = format!("root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=-1 {iommu} {}", self.kernel);
+        for (option, value) in [
+            ("-kernel", image.join("vmlinuz").display().to_string()),
+            ("-initrd", image.join("initrd").display().to_string()),
+            ("-append", kernel),
+            ("-drive", format!("file={},if=none,id=root", disk.display())),
+            ("-device", "virtio-blk-pci,drive=root".into()),
+            ("-drive", format!("file={},if=none,id=payload,format=raw,readonly=on", payload.display())),
+            ("-device", "virtio-blk-pci,drive=payload".into()),
+            ("-serial", format!("file:{dir}/console.log")),
+            ("-qmp", format!("unix:{dir}/qmp,server=on,wait=off")),
+            ("-chardev", format!("socket,path={dir}/agent,server=on,wait=off,id=agent")),
+            ("-device", "virtio-serial-pci".into()),
+            ("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0".into()),
+        ] {
+            words.extend([option.into(), value]);
+        }
+        for (index, card) in self.cards.iter().enumerate() {
+            let slot = format!("pcie-root-port,id=slot{index},chassis={},bus=pcie.0,addr={:#x}.0", index + 1, 0x10 + index);
+            words.extend(["-device".into(), slot, "-netdev".into(), card.netdev(index)]);
+            words.extend(["-device".into(), self.device_of(index)]);
+        }
+        words
+    }
+
+    fn device_of(&self, index: usize) -> String {
+        let mac = self.mac(index);
+        format!("{},id=card{index},netdev=net{index},mac={mac},romfile=,bus=slot{index}", self.cards[index].device)
+    }
+
+    /// The Ethernet address of the card at an index.
+    pub fn mac(&self, index: usize) -> String {
+        format!("52:54:00:{:02x}:00:{:02x}", self.name.len(), index + 1)
+    }
+}
+
+impl Card {
+    fn netdev(&self, index: usize) -> String {
+        let queues = if self.queues > 1 { format!(",queues={}", self.queues) } else { String::new() };
+        format!("tap,id=net{index},ifname={},script=no,downscript=no,vhost=off{queues}", self.tap)
+    }
+}
+
+/// Joins the tap of a card, which QEMU made, to its bridge.
+fn join(namespace: &str, card: &Card) {
+    let status = Command::new("ip")
+        .args(["-n", namespace, "link", "set", &card.tap, "master", card.bridge, "up"])
+        .status()
+        .unwrap();
+    assert!(status.success(), "{} joins {}", card.tap, card.bridge);
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+impl Running {
+    /// Waits for the agent, which speaks once the machine is up.
+    fn greet(&mut self) {
+        let id = u64::from(std::process::id());
+        // 0xff resets the agent's parser, and marks the answer: what came before it belongs to nobody.
+        self.agent.stream.write_all(b"\xff").unwrap();
+        self.agent.send(&json!({"execute": "guest-sync-delimited", "arguments": {"id": id}}));
+        while self.agent.answer().ok().and_then(|found| found.as_u64()) != Some(id) {}
+    }
+
+    /// Calls QEMU.
+    pub fn control(&mut self, command: &str, arguments: &Value) -> Result<Value, Value> {
+        self.control.send(&json!({"execute": command, "arguments": arguments}));
+        self.control.answer()
+    }
+
+    /// Runs shell code as root.
+    pub fn run(&mut self, code: &str) -> Outcome {
+        let arguments = json!({"path": "/bin/bash", "arg": ["-c", code], "capture-output": true});
+        self.agent.send(&json!({"execute": "guest-exec", "arguments": arguments}));
+        let pid = self.agent.answer().unwrap_or_else(|error| panic!("{code}: {error}"))["pid"].clone();
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(20);
+        loop {
+            self.agent.send(&json!({"execute": "guest-exec-status", "arguments": {"pid": pid}}));
+            let state = self.agent.answer().unwrap();
+            if state["exited"] == true {
+                let part = |name: &str| state[name].as_str().map_or(Vec::new(), |text| BASE64_STANDARD.decode(text).unwrap());
+                let text = [part("out-data"), part("err-data")].concat();
+                let code = state["exitcode"].as_i64().unwrap_or(-1);
+                return Outcome { code, text: String::from_utf8_lossy(&text).into_owned() };
+            }
+            assert!(start.elapsed() < PATIENCE, "{code}: runs for more than {PATIENCE:?} on {}", self.machine.name);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+
+    /// Runs shell code that must succeed, and returns its output.
+    pub fn succeed(&mut self, code: &str) -> String {
+        let outcome = self.run(code);
+        assert_eq!(outcome.code, 0, "{} on {}:\n{}", code, self.machine.name, outcome.text);
+        outcome.text
+    }
+
+    /// Runs shell code again and again until it succeeds, and returns its output.
+    pub fn until(&mut self, what: &str, code: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let outcome = self.run(code);
+            if outcome.code == 0 {
+                return outcome.text;
+            }
+            assert!(start.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}:\n{code}\n{}", outcome.text);
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+
+    /// Writes a file.
+    pub fn write(&mut self, path: &str, text: &str) {
+        let data = BASE64_STANDARD.encode(text);
+        self.succeed(&format!("mkdir -p $(dirname {path}) && base64 -d >{path}.new <<<'{data}' && mv {path}.new {path}"));
+    }
+
+    /// Unplugs the card at an index: asks the machine, which must give it back.
+    pub fn unplug(&mut self, index: usize) {
+        self.control("device_del", &json!({"id": format!("card{index}")})).unwrap();
+    }
+
+    /// Plugs a card that was unplugged into its slot again.
+    pub fn plug(&mut self, index: usize) -> Result<Value, Value> {
+        let text = self.machine.device_of(index);
+        let mut words = text.split(',');
+        let mut arguments = json!({"driver": words.next()});
+        for word in words {
+            let (key, value) = word.split_once('=').unwrap();
+            let value = match value {
+                "on" => json!(true),
+                "off" => json!(false),
+                _ => value.parse::<u64>().map_or_else(|_| json!(value), |number| json!(number)),
+            };
+            arguments[key] = value;
+        }
+        self.control("device_add", &arguments)
+    }
+
+    /// Whether QEMU has no card at an index any more.
+    pub fn is_unplugged(&mut self, index: usize) -> bool {
+        let devices = self.control("qom-list", &json!({"path": "/machine/peripheral"})).unwrap();
+        !devices.as_array().unwrap().iter().any(|device| device["name"] == format!("card{index}"))
+    }
+
+    /// Takes the cable of the card at an index out, or puts it in.
+    pub fn set_link(&mut self, index: usize, is_up: bool) {
+        self.control("set_link", &json!({"name": format!("card{index}"), "up": is_up})).unwrap();
+    }
+
+    /// Restarts the machine by its own means, and waits until it is up again.
+    pub fn reboot(&mut self) {
+        let before = self.succeed("cat /proc/sys/kernel/random/boot_id");
+        self.run("systemctl reboot --no-block");
+        let start = Instant::now();
+        while self.boot_id().is_none_or(|id| id == before) {
+            assert!(start.elapsed() < PATIENCE, "{} boots again", self.machine.name);
+        }
+    }
+
+    /// Asks a machine that may be restarting.
+    fn boot_id(&mut self) -> Option<String> {
+        self.agent = Lines::open(&self.dir.join("agent"));
+        self.agent.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let id = u64::from(std::process::id());
+        self.agent.stream.write_all(b"\xff").ok()?;
+        self.agent.send(&json!({"execute": "guest-sync-delimited", "arguments": {"id": id}}));
+        let mut line = Vec::new();
+        self.agent.reader.read_until(b'\n', &mut line).ok()?;
+        self.agent.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Some(self.run("cat /proc/sys/kernel/random/boot_id").text)
+    }
+
+    /// What QEMU complained of, and the last lines of the console.
+    pub fn console(&self) -> String {
+        let text = fs::read(self.dir.join("console.log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<_> = text.lines().collect();
+        let qemu = fs::read_to_string(self.dir.join("qemu.log")).unwrap_or_default();
+        format!("{qemu}\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
