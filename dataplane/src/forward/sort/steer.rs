@@ -69,7 +69,7 @@ fn tasks<B: Buffer>(
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
-    let mut queue = Queue::at(peers, (arrival.link.port(), arrival.tags.bytes()));
+    let mut queue = ReceiveQueue::at(peers, (arrival.link.port(), arrival.tags.bytes()));
     queue.proof = queue.proof.filter(|_| arrival.origin == Origin::Port);
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let task = |(buffer, kind): (&B, &Kind)| {
@@ -87,7 +87,7 @@ fn tasks<B: Buffer>(
 /// Which worker does what with a packet of a transport protocol with ports, with a fragment of one, or with an ICMP
 /// error about one.
 fn task<A: Address, B: Buffer>(
-    queue: &Queue<'_>,
+    queue: &ReceiveQueue<'_>,
     snapshot: &Snapshot,
     buffer: &B,
     lookup: &Lookup<A>,
@@ -107,14 +107,14 @@ fn task<A: Address, B: Buffer>(
 }
 
 /// A worker's receive queue of a port, and what is proven of it.
-struct Queue<'a> {
+struct ReceiveQueue<'a> {
     me: WorkerId,
     steering: &'a Steering,
     /// `None` where no device spreads packets by RSS, or not every card can parse the tags.
     proof: Option<&'a Observer>,
 }
 
-impl<'a> Queue<'a> {
+impl<'a> ReceiveQueue<'a> {
     /// The queue by which packets came on a port, with these bytes of VLAN tags.
     #[inline(always)]
     fn at<B>(peers: &'a Peers<B>, (port, tag_bytes): (PortIndex, u16)) -> Self {
@@ -164,7 +164,7 @@ pub(in crate::forward) fn sample_queue<B: Buffer>(peers: &mut Peers<B>, port: Po
 #[cold]
 #[inline(never)]
 fn check_sampled<B: Buffer>(peers: &Peers<B>, port: PortIndex, buffer: &B) {
-    let queue = Queue::at(peers, (port, Tags::of(buffer.bytes()).bytes()));
+    let queue = ReceiveQueue::at(peers, (port, Tags::of(buffer.bytes()).bytes()));
     match parse(buffer.bytes()) {
         Ok(Parsed::V4(headers)) => queue.check(buffer, &headers),
         Ok(Parsed::V6(headers)) => queue.check(buffer, &headers),
@@ -193,7 +193,7 @@ pub(in crate::forward) fn observe_plain<A: Address, B: Buffer>(
     buffer: &B,
     tuple: &Tuple<A>,
 ) {
-    Queue::at(peers, at).observe(buffer, tuple);
+    ReceiveQueue::at(peers, at).observe(buffer, tuple);
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport
