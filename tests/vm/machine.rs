@@ -267,6 +267,12 @@ impl Running {
         }
     }
 
+    /// The Linux interface of the card at an index, which the kernel's driver has.
+    pub fn interface(&mut self, index: usize) -> String {
+        let device = format!("/sys/bus/pci/devices/{}", pci_address(index));
+        self.succeed(&format!("ls {device}/net {device}/virtio*/net 2>/dev/null | grep -v : | grep .; true")).trim().to_owned()
+    }
+
     /// Writes a file.
     pub fn write(&mut self, path: &str, text: &str) {
         let data = BASE64_STANDARD.encode(text);

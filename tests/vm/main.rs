@@ -4,7 +4,7 @@
 //! of them. Steps of the long matrix run with `--ignored` or `--include-ignored` (`make test-vm-matrix`). A step that fails
 //! leaves the journals of the machines in `target/vm`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
+#![allow(unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 mod cards;
 #[path = "../edge/mod.rs"]
@@ -12,6 +12,7 @@ mod edge;
 mod lab;
 mod machine;
 mod systemd;
+mod world;
 
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +29,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 type Step = (&'static str, bool, fn(&mut Lab));
 
 fn steps() -> Vec<Step> {
-    [systemd::steps(), cards::steps(), systemd::last_steps()].concat()
+    [systemd::steps(), cards::steps(), world::steps(), systemd::last_steps()].concat()
 }
 
 fn main() -> ExitCode {

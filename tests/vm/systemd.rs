@@ -49,11 +49,12 @@ fn prepares(lab: &mut Lab) {
         assert!(doctor.text.contains(missing), "{missing}: {}", doctor.text);
     }
     // An interface with an address may be the way by which somebody is logged in.
-    machine.succeed("ip addr add 198.51.100.1/24 dev eth0 && ip link set eth0 up");
+    let interface = machine.interface(Kind::first().index());
+    machine.succeed(&format!("ip addr add 198.51.100.1/24 dev {interface} && ip link set {interface} up"));
     let refused = machine.run("sluiced prepare");
     assert_eq!(refused.code, 1, "{}", refused.text);
-    assert!(refused.text.contains("its interface eth0 has addresses or routes"), "{}", refused.text);
-    machine.succeed("ip addr flush dev eth0");
+    assert!(refused.text.contains(&format!("its interface {interface} has addresses or routes")), "{}", refused.text);
+    machine.succeed(&format!("ip addr flush dev {interface}"));
     let done = machine.succeed("sluiced prepare");
     assert!(ports.iter().all(|port| done.contains(&format!("done     {port}: bound to vfio-pci"))), "{done}");
     machine.succeed("sluiced doctor --config /etc/sluice/sluice.yaml");

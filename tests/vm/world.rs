@@ -184,7 +184,8 @@ fn vagrant(lab: &mut Lab) {
     lab.gateway().succeed("systemctl stop sluiced; mkdir -p /root/before && cp -a /etc/sluice/. /root/before/ && rm -f /etc/sluice/manifests/*");
     let first = vagrant_index();
     lab.world().succeed("cd /opt/sluice && .ci/machine world eth0 eth1");
-    lab.gateway().succeed(&format!("cd /opt/sluice && .ci/machine gateway eth{first} eth{}", first + 1));
+    let ports = [first, first + 1].map(|index| lab.gateway().interface(index));
+    lab.gateway().succeed(&format!("cd /opt/sluice && .ci/machine gateway {}", ports.join(" ")));
     lab.wait_until_ready();
     let answer = lab.world().until("a server of the Vagrantfile answers", "ip netns exec sluice-client curl -sf --max-time 5 http://192.0.2.100/");
     assert!(["b11", "b12", "b13"].contains(&answer.trim()), "{answer}");
