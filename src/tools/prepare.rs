@@ -231,7 +231,8 @@ mod tests {
         let machine = machine("vfio-pci", &[]);
         let steps = prepare(&machine.root(), &needs(100), "vfio-pci");
         assert_eq!(steps[1], Step::Done("huge pages: 56 of 2 MB, before 10".into()));
-        let none = prepare(&Machine::new(&[]).root(), &Needs { hugepages_required: true, memory_mb: 8, ..Needs::default() }, "vfio-pci");
+        let none =
+            prepare(&Machine::new(&[]).root(), &Needs { hugepages_required: true, memory_mb: 8, ..Needs::default() }, "vfio-pci");
         assert!(matches!(&none[..], [Step::Failed(_)]), "{none:?}");
     }
 

@@ -217,7 +217,12 @@ fn gateway(kernel: &str) -> Machine {
             bridge,
         })
         .collect();
-    cards.extend(["vuplinks", "vnodes"].map(|bridge| Card { device: "virtio-net-pci".into(), tap: format!("gw{bridge}"), queues: 1, bridge }));
+    cards.extend(["vuplinks", "vnodes"].map(|bridge| Card {
+        device: "virtio-net-pci".into(),
+        tap: format!("gw{bridge}"),
+        queues: 1,
+        bridge,
+    }));
     Machine { name: "gateway", cores: 3, memory_mb: 2560, cards, kernel: kernel.into(), iommu: true }
 }
 

@@ -198,10 +198,8 @@ impl Card {
 
 /// Joins the tap of a card, which QEMU made, to its bridge.
 fn join(namespace: &str, card: &Card) {
-    let status = Command::new("ip")
-        .args(["-n", namespace, "link", "set", &card.tap, "master", card.bridge, "up"])
-        .status()
-        .unwrap();
+    let status =
+        Command::new("ip").args(["-n", namespace, "link", "set", &card.tap, "master", card.bridge, "up"]).status().unwrap();
     assert!(status.success(), "{} joins {}", card.tap, card.bridge);
 }
 

@@ -177,7 +177,9 @@ fn clock(lab: &mut Lab) {
 fn disk(lab: &mut Lab) {
     // A disk of its own, so that the journal is not full as well.
     lab.gateway().succeed("systemctl stop sluiced && mkdir -p /root/state && cp -a /var/lib/sluice/. /root/state/");
-    lab.gateway().succeed("mount -t tmpfs -o size=1M,mode=700 lab /var/lib/sluice && cp -a /root/state/overrides.yaml /var/lib/sluice/ || true");
+    lab.gateway().succeed(
+        "mount -t tmpfs -o size=1M,mode=700 lab /var/lib/sluice && cp -a /root/state/overrides.yaml /var/lib/sluice/ || true",
+    );
     lab.gateway().succeed("systemctl start sluiced");
     lab.wait_until_ready();
     let mut connections = Connections::open(lab, 12);
@@ -196,7 +198,11 @@ fn power_cut(lab: &mut Lab) {
     let drained = |lab: &mut Lab| {
         let backends = lab.table_if_any("backends")?;
         let rows = backends.as_array()?.clone();
-        Some(rows.iter().filter(|row| row["address"].as_str().is_some_and(|a| a.starts_with("10.0.0.12")) && row["state"] == "draining").count())
+        Some(
+            rows.iter()
+                .filter(|row| row["address"].as_str().is_some_and(|a| a.starts_with("10.0.0.12")) && row["state"] == "draining")
+                .count(),
+        )
     };
     lab.gateway().succeed("sluicectl drain demo/echo 10.0.0.12");
     std::thread::sleep(std::time::Duration::from_secs(2));

@@ -91,7 +91,10 @@ fn one_way(lab: &mut Lab) {
     for (mode, devices) in [
         ("dsr", "true"),
         // As docs/guide/modes.md says.
-        ("ipip", "modprobe ipip && ip link set tunl0 up && sysctl -qw net.ipv4.conf.tunl0.rp_filter=0 && modprobe ip6_tunnel && ip link set ip6tnl0 up"),
+        (
+            "ipip",
+            "modprobe ipip && ip link set tunl0 up && sysctl -qw net.ipv4.conf.tunl0.rp_filter=0 && modprobe ip6_tunnel && ip link set ip6tnl0 up",
+        ),
         ("gue", "modprobe fou && ip fou add port 6080 gue && modprobe fou6 && ip fou add port 6080 gue -6"),
     ] {
         lab.world().succeed(devices);
@@ -104,7 +107,8 @@ fn one_way(lab: &mut Lab) {
 fn lossy(lab: &mut Lab) {
     node(lab);
     lab.use_card(Kind::first(), "");
-    lab.world().succeed("modprobe sch_netem && tc qdisc replace dev eth3 root netem delay 2ms 1ms loss 2% duplicate 1% reorder 5%");
+    lab.world()
+        .succeed("modprobe sch_netem && tc qdisc replace dev eth3 root netem delay 2ms 1ms loss 2% duplicate 1% reorder 5%");
     lab.gateway().write("/etc/sluice/manifests/node.yaml", &service("sluice.dev/mode: nat", &BOTH, 8080));
     assert_downloads(lab, "nat over a lossy link");
     lab.world().succeed("tc qdisc del dev eth3 root");
@@ -128,7 +132,8 @@ fn sctp(lab: &mut Lab) {
          python3 /run/sctp.py serve 8080 >/run/sctp.log 2>&1 &",
     );
     // Heartbeats go to each address that a peer has listed: the association would end within seconds.
-    let heard = world.until("an association through the gateway", "ip netns exec sctp python3 /run/sctp.py ask 192.0.2.111 8080 15");
+    let heard =
+        world.until("an association through the gateway", "ip netns exec sctp python3 /run/sctp.py ask 192.0.2.111 8080 15");
     assert_eq!(heard.lines().filter(|line| *line == "answer").count(), 15, "{heard}");
     world.succeed("ip netns del sctp; ip link del other; pkill -f sctp.py");
 }
@@ -181,14 +186,19 @@ fn node_proxies(lab: &mut Lab) {
 /// Both machines run the script of the Vagrantfile.
 fn vagrant(lab: &mut Lab) {
     node(lab);
-    lab.gateway().succeed("systemctl stop sluiced; mkdir -p /root/before && cp -a /etc/sluice/. /root/before/ && rm -f /etc/sluice/manifests/*");
+    lab.gateway().succeed(
+        "systemctl stop sluiced; mkdir -p /root/before && cp -a /etc/sluice/. /root/before/ && rm -f /etc/sluice/manifests/*",
+    );
     let first = vagrant_index();
     lab.world().succeed("cd /opt/sluice && .ci/machine world eth0 eth1");
     let ports = [first, first + 1].map(|index| lab.gateway().interface(index));
     lab.gateway().succeed(&format!("cd /opt/sluice && .ci/machine gateway {}", ports.join(" ")));
     lab.wait_until_ready();
-    let answer = lab.world().until("a server of the Vagrantfile answers", "ip netns exec sluice-client curl -sf --max-time 5 http://192.0.2.100/");
+    let answer = lab
+        .world()
+        .until("a server of the Vagrantfile answers", "ip netns exec sluice-client curl -sf --max-time 5 http://192.0.2.100/");
     assert!(["b11", "b12", "b13"].contains(&answer.trim()), "{answer}");
-    lab.gateway().succeed("systemctl stop sluiced; rm -rf /etc/sluice && cp -a /root/before /etc/sluice && systemctl start sluiced");
+    lab.gateway()
+        .succeed("systemctl stop sluiced; rm -rf /etc/sluice && cp -a /root/before /etc/sluice && systemctl start sluiced");
     lab.wait_until_ready();
 }
