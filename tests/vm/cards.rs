@@ -30,7 +30,7 @@ fn forwards(lab: &mut Lab, kind: Kind) {
         assert_eq!(port["link"], "up", "{port:#}");
     }
     println!("{ports:#}");
-    println!("{}", lab.gateway().run("sluicectl stats; sluicectl drops; sluicectl workers").text);
+    println!("{}", lab.gateway().run("sluicectl ports; sluicectl drops").text);
 }
 
 fn cable(lab: &mut Lab) {

@@ -184,7 +184,7 @@ manifests: /etc/sluice/manifests
 
     /// Waits until the gateway serves.
     pub fn wait_until_ready(&mut self) {
-        self.gateway().until("the gateway serves", "sluicectl status -o json | grep -Eq '\"ready\": ?true'");
+        self.gateway().until("the gateway serves", "curl -sf http://127.0.0.1:9435/metrics | grep -q '^sluice_ready 1'");
     }
 
     /// A table of `sluicectl` as JSON.

@@ -14,7 +14,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// Timeout of a boot, and of a command in a machine. TCG on a busy host is slow.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A network card of a machine.
 #[derive(Clone, Debug)]
