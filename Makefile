@@ -39,8 +39,19 @@ lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 	cargo deny --log-level error check bans licenses sources
 
 test: ## run every test that this machine allows
-	@.ci/install build run test package
+	@.ci/install build run test package vm
 	@.ci/test
+
+test-vm: ## the lab: the package on virtual machines with PCI cards, systemd and a whole kernel (root, QEMU); part of `test`
+	@.ci/install build run test package vm
+	@$(MAKE) --no-print-directory deb
+	SLUICE_DEB=$$(ls -t target/debian/sluice_*.deb | head -1) cargo test --quiet --workspace --all-features --test vm
+
+test-vm-matrix: ## the lab with the long matrix: every mode over every card; writes the table of docs/reference/ports.md
+	@.ci/install build run test package vm
+	@$(MAKE) --no-print-directory deb
+	SLUICE_DEB=$$(ls -t target/debian/sluice_*.deb | head -1) \
+	  cargo test --quiet --workspace --all-features --test vm -- --include-ignored
 
 e2e-k8s: ## run the end-to-end scenarios on the cluster of KUBECONFIG, in namespaces that are removed again
 	@[ -n "$(KUBECONFIG)" ] || { echo "e2e-k8s: set the cluster: make e2e-k8s KUBECONFIG=/path/to/kubeconfig" >&2; exit 2; }
@@ -76,4 +87,4 @@ bench-control: ## measure changes of a cluster of 10,000 Services: time, and mem
 module-graph: ## write docs/internals/graph-after.md: the modules of each package by their imports
 	@cargo run --quiet --example module-graph -- --output docs/internals/graph-after.md
 
-.PHONY: help build demo demo-fleet fleet-matrix deb lint test e2e-k8s bench bench-wire bench-short bench-guard bench-control module-graph
+.PHONY: help build demo demo-fleet fleet-matrix deb lint test test-vm test-vm-matrix e2e-k8s bench bench-wire bench-short bench-guard bench-control module-graph

@@ -1,7 +1,9 @@
 //! Steps over cards: traffic through each kind, what `sluicectl ports` says of it, and what goes wrong with cards.
 
 use crate::Step;
-use crate::lab::{Connections, Kind, Lab, until};
+use crate::lab::{Connections, Kind, Lab, VIP, until, vagrant_index};
+use crate::machine::pci_address;
+use crate::world;
 
 pub fn steps() -> Vec<Step> {
     vec![
@@ -12,10 +14,20 @@ pub fn steps() -> Vec<Step> {
         ("a cable that is pulled and put in again", false, cable),
         ("a card that is unplugged and plugged in again", false, unplug),
         ("a card that is unbound by hand", false, unbind),
+        ("a card whose driver hangs fails alone", false, hangs),
     ]
 }
 
-/// Both families, TCP and UDP, over two workers; the connections live on while RSS is proven or refused.
+/// Steps that boot the machine anew.
+pub fn last_steps() -> Vec<Step> {
+    vec![
+        ("every mode over each card, and the table of docs/reference/ports.md", true, matrix),
+        ("cards without an IOMMU: VFIO's mode for that, and UIO", true, without_iommu),
+    ]
+}
+
+/// Both families, TCP and UDP, over two workers. Connections live on while the card's RSS is proven or refused, and
+/// `sluicectl ports` says what this card does.
 fn forwards(lab: &mut Lab, kind: Kind) {
     if !kind.is_known() {
         return crate::edge::skip(&format!("lab: {}", kind.name()), "this QEMU has no such card");
@@ -24,13 +36,37 @@ fn forwards(lab: &mut Lab, kind: Kind) {
     let mut connections = Connections::open(lab, 24);
     connections.assert_alive();
     lab.assert_serves();
+    let many = lab.edge.run("client", &["ab", "-q", "-n", "400", "-c", "4", &format!("http://{VIP}/")]);
+    let report = String::from_utf8_lossy(&many.stdout).into_owned();
+    assert!(report.contains("Complete requests:      400") && report.contains("Failed requests:        0"), "{report}");
     connections.assert_alive();
-    let ports = lab.table("ports");
-    for port in ports.as_array().unwrap() {
-        assert_eq!(port["link"], "up", "{port:#}");
+    let uplink = until("the port says what the card does", || {
+        let uplink = lab.table("ports")[0].clone();
+        assert_eq!(uplink["link"], "up", "{uplink:#}");
+        steering(kind).iter().all(|part| uplink.to_string().contains(part)).then_some(uplink)
+    });
+    println!("{}: {}", kind.name(), uplink["steering"].as_str().unwrap_or_default());
+    let drops = lab.table("drops");
+    let of = |reason: &str| -> u64 {
+        let rows = drops.as_array().unwrap().iter().filter(|row| row["reason"] == reason);
+        rows.map(|row| row["packets"].as_u64().unwrap()).sum()
+    };
+    for reason in ["no_flow", "malformed", "truncated", "not_our_mac", "handover_full", "tx_full"] {
+        assert_eq!(of(reason), 0, "{reason}: {drops}");
     }
-    println!("{ports:#}");
-    println!("{}", lab.gateway().run("sluicectl ports; sluicectl drops").text);
+}
+
+/// What a virtual card's ports say of its RSS, in JSON. Only igb hashes packets by the ports' key: those of IPv4.
+fn steering(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Igb => &[
+            r#"{"agreed":64,"family":"ipv4","protocol":"tcp","reason":"","state":"proven"}"#,
+            r#""family":"ipv6","protocol":"tcp","reason":"the device reports no RSS hash with some packets","state":"refuted"}"#,
+        ],
+        Kind::E1000e => &["own hash: net_e1000_em offers no Toeplitz hash over TCP and UDP"],
+        Kind::Virtio => &[r#""protocol":"tcp","reason":"the device reports no RSS hash with some packets","state":"refuted"}"#],
+        Kind::Vmxnet3 => &["own hash: net_vmxnet3 does not take a redirection table of 128 entries"],
+    }
 }
 
 fn cable(lab: &mut Lab) {
@@ -72,3 +108,83 @@ fn unbind(lab: &mut Lab) {
     until("the port is attached again", || (lab.table("ports")[0]["link"] == "up").then_some(()));
     connections.assert_alive();
 }
+
+/// A virtio card that the IOMMU does not know never answers a driver behind it.
+fn hangs(lab: &mut Lab) {
+    lab.configure(&Kind::first().ports(), "");
+    let address = pci_address(vagrant_index());
+    let line = format!("  - {{name: late, device: \"{address}\"}}");
+    lab.gateway().succeed(&format!("sed -i '/name: cluster/a\\{line}' /etc/sluice/sluice.yaml"));
+    lab.restart();
+    let bind = |driver: &str| {
+        format!(
+            "cd /sys/bus/pci/devices/{address} && echo {driver} >driver_override && echo {address} >driver/unbind && \
+             echo {address} >/sys/bus/pci/drivers_probe"
+        )
+    };
+    lab.gateway().succeed(&bind("vfio-pci"));
+    let port = until("the port fails", || {
+        let ports = lab.table("ports");
+        let late = ports.as_array()?.iter().find(|port| port["name"] == "late")?.clone();
+        (late["link"] == "failed").then_some(late)
+    });
+    assert!(port["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{port:#}");
+    lab.assert_serves();
+    lab.gateway().succeed("timeout 60 systemctl stop sluiced");
+    lab.gateway().succeed(&bind("virtio-pci"));
+    lab.use_card(Kind::first(), "");
+    lab.assert_serves();
+}
+
+fn without_iommu(lab: &mut Lab) {
+    lab.boot_gateway("", false);
+    let drop_in = "[Service]\nCapabilityBoundingSet=CAP_SYS_RAWIO CAP_SYS_ADMIN\nSystemCallFilter=@raw-io\n";
+    let serves = |lab: &mut Lab, driver: &str| {
+        lab.gateway().succeed(&format!("sluiced prepare --driver {driver}"));
+        let doctor = lab.gateway().run("sluiced doctor --config /etc/sluice/sluice.yaml");
+        assert!(!doctor.text.contains("missing  0000"), "{}", doctor.text);
+        lab.restart();
+        lab.assert_serves();
+    };
+    lab.configure(&Kind::first().ports(), "");
+    lab.gateway().succeed("systemctl stop sluiced; modprobe vfio-pci");
+    let refused = lab.gateway().run("sluiced prepare --driver vfio-pci");
+    assert_eq!(refused.code, 1, "{}", refused.text);
+    lab.gateway().write("/etc/systemd/system/sluiced.service.d/lab.conf", drop_in);
+    lab.gateway().succeed("systemctl daemon-reload; echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
+    serves(lab, "vfio-pci");
+    lab.gateway().succeed("systemctl stop sluiced");
+    serves(lab, "uio_pci_generic");
+}
+
+/// One and two workers, every mode, large frames and sleeping workers over each card. Writes what it saw into the page of
+/// ports.
+fn matrix(lab: &mut Lab) {
+    let mut rows = String::new();
+    for kind in Kind::ALL.into_iter().filter(|kind| kind.is_known()) {
+        lab.configure_on("[1]", &kind.ports(), ", mtu: 9000", "");
+        lab.gateway().succeed("sluiced prepare");
+        let large = lab.gateway().run("systemctl restart sluiced").code == 0 && lab.table("ports")[0]["mtu"] == 9000;
+        lab.configure_on("[1]", &kind.ports(), "", "");
+        lab.restart();
+        lab.assert_serves();
+        lab.configure_on("[0, 1, 2]", &kind.ports(), "", "");
+        lab.restart();
+        Connections::open(lab, 12).assert_alive();
+        world::modes(lab, kind);
+        let steering = lab.table("ports")[0]["steering"].as_str().unwrap_or_default().to_owned();
+        let looks = lab.log().contains("packets of this driver cannot wake an adaptive worker");
+        let woken = if looks { "nothing: it looks every 50 us" } else { "the interrupt" };
+        let large = if large { "yes" } else { "no" };
+        rows += &format!("| {} | all, both families | {large} | {woken} | {steering} |\n", kind.name());
+    }
+    let page = crate::root().join("docs/reference/ports.md");
+    let text = std::fs::read_to_string(&page).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("the beginning of the table");
+    let (_, after) = rest.split_once(END).expect("the end of the table");
+    let head = "| card | modes | MTU 9000 | a sleeping worker is woken by | steering with two workers |\n|---|---|---|---|---|\n";
+    std::fs::write(&page, format!("{before}{BEGIN}\n{head}{rows}{END}{after}")).unwrap();
+}
+
+const BEGIN: &str = "<!-- written by `make test-vm-matrix`: begin -->";
+const END: &str = "<!-- end -->";

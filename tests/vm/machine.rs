@@ -310,29 +310,6 @@ impl Running {
         self.control("set_link", &json!({"name": format!("card{index}"), "up": is_up})).unwrap();
     }
 
-    /// Restarts the machine by its own means, and waits until it is up again.
-    pub fn reboot(&mut self) {
-        let before = self.succeed("cat /proc/sys/kernel/random/boot_id");
-        self.run("systemctl reboot --no-block");
-        let start = Instant::now();
-        while self.boot_id().is_none_or(|id| id == before) {
-            assert!(start.elapsed() < PATIENCE, "{} boots again", self.machine.name);
-        }
-    }
-
-    /// Asks a machine that may be restarting.
-    fn boot_id(&mut self) -> Option<String> {
-        self.agent = Lines::open(&self.dir.join("agent"));
-        self.agent.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        let id = u64::from(std::process::id());
-        self.agent.stream.write_all(b"\xff").ok()?;
-        self.agent.send(&json!({"execute": "guest-sync-delimited", "arguments": {"id": id}}));
-        let mut line = Vec::new();
-        self.agent.reader.read_until(b'\n', &mut line).ok()?;
-        self.agent.stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Some(self.run("cat /proc/sys/kernel/random/boot_id").text)
-    }
-
     /// What QEMU complained of, and the last lines of the console.
     pub fn console(&self) -> String {
         let text = fs::read(self.dir.join("console.log")).unwrap_or_default();

@@ -11,6 +11,7 @@ mod cards;
 mod edge;
 mod lab;
 mod machine;
+mod pair;
 mod systemd;
 mod world;
 
@@ -29,7 +30,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 type Step = (&'static str, bool, fn(&mut Lab));
 
 fn steps() -> Vec<Step> {
-    [systemd::steps(), cards::steps(), world::steps(), systemd::last_steps()].concat()
+    [systemd::steps(), cards::steps(), world::steps(), systemd::last_steps(), pair::steps(), cards::last_steps()].concat()
 }
 
 fn main() -> ExitCode {
@@ -109,7 +110,7 @@ fn journals(lab: &mut Lab) -> String {
     text
 }
 
-fn root() -> &'static Path {
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
