@@ -104,24 +104,23 @@ impl StateFile {
     /// # Errors
     /// If there are files and none of them is usable.
     pub fn load(&self, now: Moment, max_age: Duration) -> Result<Option<KnownBefore>, LoadError> {
-        let (mut newest, mut unusable) = (None::<(Age, PathBuf, State, bool)>, None);
+        let (mut newest, mut unusable) = (None::<(Moment, PathBuf, State, bool)>, None);
         for path in self.dirs.paths(STATE) {
             match read(&path) {
                 Ok(None) => {}
                 Ok(Some((written, state, draining))) => {
-                    let age = now.age_of(&written);
-                    if newest.as_ref().is_none_or(|(newest, ..)| age < *newest) {
-                        newest = Some((age, path, state, draining));
+                    if newest.as_ref().is_none_or(|(newest, ..)| now.is_newer(&written, newest)) {
+                        newest = Some((written, path, state, draining));
                     }
                 }
                 Err(error) => unusable = Some(error),
             }
         }
-        let Some((age, path, state, draining)) = newest else { return unusable.map_or(Ok(None), Err) };
+        let Some((written, path, state, draining)) = newest else { return unusable.map_or(Ok(None), Err) };
         if let Some(error) = unusable {
             tracing::error!(%error, used = %path.display(), "a state on disk is not used, another one is");
         }
-        let origin = match age {
+        let origin = match now.age_of(&written) {
             Age::Unknown(ahead) => {
                 let ahead_s = ahead.as_secs();
                 tracing::warn!(path = %path.display(), ahead_s, "the state on disk is dated in the future: its age is unknown, check the clock");

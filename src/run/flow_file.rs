@@ -4,6 +4,7 @@
 //! machine. Invariant: a file is used once. It is removed before any of its flows is, so that a file that ends the
 //! process cannot do so twice. Deliberately not here: its format and checks ([`dataplane::SavedFlows`]).
 
+use std::error::Error;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use control::store::files::Survives;
 use dataplane::{FlowFate, SavedAt, SavedFlows};
 
+use crate::agent::persist::STATE;
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::sealed::uptime;
 use crate::worker_threads::now_ns;
@@ -46,8 +48,14 @@ impl FlowFile {
                 return None;
             }
         };
-        let usable = self.dirs.paths(FLOWS).filter_map(|path| read(&path, now));
-        usable.min_by_key(SavedFlows::age_ns).map(Arc::new)
+        let found: Vec<_> = self.dirs.paths(FLOWS).filter_map(|path| Some((read(&path, now).transpose()?, path))).collect();
+        if found.iter().all(|(read, _)| read.is_err()) {
+            for (unusable, path) in &found {
+                let error = unusable.as_ref().err().map(ToString::to_string).unwrap_or_default();
+                tracing::warn!(path = %path.display(), error, "the flows of the last process are not used; connections of mode nat break");
+            }
+        }
+        found.into_iter().filter_map(|(read, _)| read.ok()).min_by_key(SavedFlows::age_ns).map(Arc::new)
     }
 
     /// Removes the file, whether it was usable or not.
@@ -58,13 +66,17 @@ impl FlowFile {
     }
 
     /// Replaces the file by these parts, each of which a worker saved. `is_confirmed`: a controller sent this process its
-    /// state.
+    /// state. If memory has the state and no room for the flows, they confirm nothing.
     ///
     /// # Errors
     /// The error of the operating system.
     pub(super) fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
-        let header = SavedFlows::header(seed, is_confirmed, uptime()?, parts);
-        self.replace([header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
+        let now = uptime()?;
+        let write = |is_confirmed| {
+            let header = SavedFlows::header(seed, is_confirmed, now, parts);
+            self.replace(is_confirmed, [header.as_slice()].into_iter().chain(parts.iter().map(Vec::as_slice)))
+        };
+        if self.goes_to_memory(is_confirmed) { write(true).or_else(|_| write(false)) } else { write(is_confirmed) }
     }
 
     /// Replaces the file by flows that were read from it and not used, at least not by all workers.
@@ -72,28 +84,30 @@ impl FlowFile {
     /// # Errors
     /// The error of the operating system.
     pub(super) fn put_back(&self, flows: &SavedFlows) -> io::Result<()> {
-        self.replace([flows.bytes()].into_iter())
+        self.replace(flows.is_confirmed(), [flows.bytes()].into_iter())
     }
 
-    fn replace<'a>(&self, bytes: impl Iterator<Item = &'a [u8]> + Clone) -> io::Result<()> {
+    fn replace<'a>(&self, is_confirmed: bool, bytes: impl Iterator<Item = &'a [u8]> + Clone) -> io::Result<()> {
+        if self.goes_to_memory(is_confirmed) {
+            return self.dirs.replace_in_memory(FLOWS, bytes);
+        }
         self.dirs.replace(FLOWS, Survives::Process, bytes)
+    }
+
+    /// Whether flows belong into memory: those that confirm a state which memory alone has. On disk they would outlive
+    /// it and confirm the older one there.
+    fn goes_to_memory(&self, is_confirmed: bool) -> bool {
+        is_confirmed && self.dirs.is_in_memory(STATE)
     }
 }
 
-/// The flows in a file, if they can be used.
-fn read(path: &Path, now: SavedAt) -> Option<SavedFlows> {
+/// The flows in a file, if there is one, or why they cannot be used.
+fn read(path: &Path, now: SavedAt) -> Result<Option<SavedFlows>, Box<dyn Error>> {
     let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the flows of the last process cannot be read; connections of mode nat break");
-            return None;
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read?,
     };
-    let saved = SavedFlows::read(bytes, now, now_ns());
-    saved.inspect_err(|error| {
-        tracing::warn!(path = %path.display(), %error, "the flows of the last process are not used; connections of mode nat break");
-    }).ok()
+    Ok(Some(SavedFlows::read(bytes, now, now_ns())?))
 }
 
 /// Logs what became of saved flows once all workers have taken theirs, and releases their memory.
@@ -179,5 +193,28 @@ mod tests {
         assert_eq!(file.read().unwrap().seed(), 1);
         file.remove();
         assert!(file.read().is_none() && !dir.path().join("run/state/flows").exists());
+    }
+
+    #[test]
+    fn flows_that_confirm_a_state_in_memory_end_with_it_and_those_on_disk_confirm_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, memory) = (dir.path().join("state"), dir.path().join("run/state"));
+        let file = FlowFile::new(StateDirs::with_runtime(&disk, Some(&dir.path().join("run"))));
+        let parts = [vec![0; 40]];
+        fs::create_dir_all(&memory).unwrap();
+        fs::write(memory.join(STATE), "what the disk did not take").unwrap();
+        file.write(1, true, &parts).unwrap();
+        assert!(file.read().unwrap().is_confirmed() && !disk.join(FLOWS).exists());
+        let saved = file.read().unwrap();
+        file.remove();
+        file.put_back(&saved).unwrap();
+        assert!(memory.join(FLOWS).exists() && !disk.join(FLOWS).exists());
+        file.write(1, false, &parts).unwrap();
+        assert!(disk.join(FLOWS).exists() && !memory.join(FLOWS).exists());
+        file.remove();
+        // Memory takes no flows either.
+        fs::create_dir_all(memory.join("flows/taken")).unwrap();
+        file.write(1, true, &parts).unwrap();
+        assert!(disk.join(FLOWS).exists() && !file.read().unwrap().is_confirmed());
     }
 }

@@ -108,26 +108,29 @@ impl ProbeResults {
 /// The newest health that the process before has saved, if it is of use; otherwise the log says why.
 fn read(dirs: &StateDirs) -> SavedHealth {
     let moment = Moment::now();
-    let (mut newest, mut unused) = (None::<SavedHealth>, None);
+    let (mut newest, mut unread, mut unused) = (None::<SavedHealth>, None, None);
     for path in dirs.paths(HEALTH) {
-        let decoded = match fs::read(&path) {
-            Ok(bytes) => SavedHealth::decode(&bytes, Instant::now(), moment),
-            Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    tracing::warn!(path = %path.display(), %error, "the health of backends cannot be read; all are used until they fail");
+        match fs::read(&path).map(|bytes| SavedHealth::decode(&bytes, Instant::now(), moment)) {
+            Ok(Ok(saved)) => {
+                let is_newer = |newest: &SavedHealth| match (saved.written(), newest.written()) {
+                    (Some(saved), Some(newest)) => moment.is_newer(&saved, &newest),
+                    (saved, _) => saved.is_some(),
+                };
+                if newest.as_ref().is_none_or(is_newer) {
+                    newest = Some(saved);
                 }
-                continue;
             }
-        };
-        match decoded {
-            Ok(saved) if newest.as_ref().is_none_or(|newest| saved.age() < newest.age()) => newest = Some(saved),
-            Ok(_) => {}
-            Err(error) => unused = Some((path, error)),
+            Ok(Err(error)) => unused = Some((path, error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => unread = Some((path, error)),
         }
     }
     if let Some(saved) = newest {
         tracing::info!(targets = saved.len(), "the health of backends goes on from the last process");
         return saved;
+    }
+    if let Some((path, error)) = unread {
+        tracing::warn!(path = %path.display(), %error, "the health of backends cannot be read; all are used until they fail");
     }
     if let Some((path, error)) = unused {
         tracing::info!(path = %path.display(), %error, "the health of the last process is not used");

@@ -56,25 +56,27 @@ pub enum FileError {
 /// The error of the operating system.
 pub fn replace<'a>(path: &Path, mode: u32, survives: Survives, parts: impl IntoIterator<Item = &'a [u8]>) -> io::Result<()> {
     let sync = match survives {
-        Survives::Process => |_: &File| Ok(()),
-        Survives::PowerCut => File::sync_all,
+        Survives::Process => None,
+        Survives::PowerCut => Some(File::sync_all),
     };
     replace_by(path, mode, parts, sync)
 }
 
-/// As [`replace`]. `sync` gets the complete file before it has its name, then the directory.
+/// As [`replace`]. `sync`, if there is one, gets the complete file before it has its name, then the directory.
 fn replace_by<'a>(
     path: &Path,
     mode: u32,
     parts: impl IntoIterator<Item = &'a [u8]>,
-    sync: impl Fn(&File) -> io::Result<()>,
+    sync: Option<impl Fn(&File) -> io::Result<()>>,
 ) -> io::Result<()> {
     let new = temporary(path);
     remove(&new)?;
+    // Opened before the file has its name: a directory that cannot be read is an error that leaves the former file.
+    let synced = sync.map(|sync| File::open(directory(path)).map(|dir| (sync, dir))).transpose()?;
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
         parts.into_iter().try_for_each(|bytes| file.write_all(bytes))?;
-        sync(&file)?;
+        synced.as_ref().map_or(Ok(()), |(sync, _)| sync(&file))?;
         fs::rename(&new, path)
     };
     if let Err(error) = write() {
@@ -82,7 +84,7 @@ fn replace_by<'a>(
         let _ = fs::remove_file(&new);
         return Err(error);
     }
-    sync(&File::open(directory(path))?)
+    synced.map_or(Ok(()), |(sync, dir)| sync(&dir))
 }
 
 fn directory(path: &Path) -> &Path {
@@ -136,7 +138,9 @@ pub fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// The text of a file that [`write_text`] wrote, or an older version without copy and last line; `None` without a file.
-/// An unusable file is moved aside and replaced by its copy, with an error in the log.
+/// An unusable file is moved aside and replaced by its copy, with an error in the log. A file without the last line
+/// counts as cut short if it is the beginning of its copy; otherwise an older version or a person wrote it, and it is
+/// used.
 ///
 /// # Errors
 /// If the file cannot be read, or neither it nor its copy is usable.
@@ -147,39 +151,58 @@ pub(super) fn read_text<E: ToString>(path: &Path, check: impl Fn(&str) -> Result
         read => read.map_err(system)?,
     };
     let copy = fs::read(beside(path, ".last")).ok();
-    let checked = |bytes: Vec<u8>, has_end: bool| {
-        let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
-        match text.strip_suffix(END) {
-            _ if text.trim().is_empty() => Err("it is empty".to_owned()),
-            None if has_end => Err(format!("it is cut short: its last line is not {:?}", END.trim_end())),
-            None => check(&text).map(|()| text).map_err(|error| error.to_string()),
-            Some(content) => check(content).map(|()| content.to_owned()).map_err(|error| error.to_string()),
+    // The text, and whether it has its last line.
+    let checked = |bytes: &[u8]| {
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
+        if text.trim().is_empty() {
+            return Err("it is empty".to_owned());
         }
+        let (content, has_end) = text.strip_suffix(END).map_or((text, false), |content| (content, true));
+        check(content).map(|()| (content.to_owned(), has_end)).map_err(|error| error.to_string())
     };
-    let what = match checked(bytes, copy.is_some()) {
-        Ok(text) => return Ok(Some(text)),
-        Err(what) => what,
+    let what = match (checked(&bytes), &copy) {
+        (Ok((_, false)), Some(copy)) if copy.starts_with(&bytes) => {
+            format!("it is cut short: its last line is not {:?}", END.trim_end())
+        }
+        (Ok((text, has_end)), copy) => {
+            if !has_end && copy.is_some() {
+                tracing::warn!(
+                    path = %path.display(), last_line = END.trim_end(),
+                    "a file without its last line is used: it is no part of its copy, so an older version or a person wrote it"
+                );
+            }
+            return Ok(Some(text));
+        }
+        (Err(what), _) => what,
     };
-    let Some(text) = copy.and_then(|copy| checked(copy, true).ok()) else {
+    let Some((text, true)) = copy.and_then(|copy| checked(&copy).ok()) else {
         return Err(FileError::Broken { path: path.to_owned(), what });
     };
+    restore(path, &text, &what);
+    Ok(Some(text))
+}
+
+/// Replaces a broken file by the text of its copy. The name is never without a file, which would mean none: if the disk
+/// is full, or the process ends here, the next one finds the broken file and its copy again.
+fn restore(path: &Path, text: &str, what: &str) {
     let moved = beside(path, ".broken");
     tracing::error!(
         path = %path.display(), what, moved = %moved.display(),
         "a file is broken and was moved aside; its last good copy is used"
     );
-    let restored =
-        fs::rename(path, &moved).and_then(|()| replace(path, READABLE, Survives::PowerCut, [text.as_bytes(), END.as_bytes()]));
+    let restored = remove(&moved)
+        .and_then(|()| fs::hard_link(path, &moved))
+        .and_then(|()| replace(path, READABLE, Survives::PowerCut, [text.as_bytes(), END.as_bytes()]));
     if let Err(error) = restored {
         tracing::error!(path = %path.display(), %error, "a broken file cannot be replaced by its copy");
     }
-    Ok(Some(text))
 }
 
 /// Replaces a text and its copy, the copy first: it is never older than the text.
 ///
 /// # Errors
-/// If one of them cannot be written; the text is the former one then.
+/// If one of them cannot be written. The text is the former one then; only if its directory cannot be synced, it may be
+/// either.
 pub(super) fn write_text(path: &Path, text: &str) -> Result<(), FileError> {
     for path in [&beside(path, ".last"), path] {
         replace(path, READABLE, Survives::PowerCut, [text.as_bytes(), END.as_bytes()])
@@ -218,7 +241,7 @@ mod tests {
             synced.borrow_mut().push((of.is_dir(), of.ino(), fs::read_to_string(&path)?));
             Ok(())
         };
-        replace_by(&path, PRIVATE, [&b"ne"[..], b"w"], sync).unwrap();
+        replace_by(&path, PRIVATE, [&b"ne"[..], b"w"], Some(sync)).unwrap();
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         let expected = [(false, inode(&path), "former".to_owned()), (true, inode(dir.path()), "new".to_owned())];
         assert_eq!(*synced.borrow(), expected);
@@ -232,7 +255,7 @@ mod tests {
         replace(&path, PRIVATE, Survives::PowerCut, [&b"former"[..]]).unwrap();
         // As on a full disk: the bytes are written, and making them last fails.
         let full = |_: &File| Err(io::ErrorKind::StorageFull.into());
-        let failed = replace_by(&path, PRIVATE, [&b"more than fits"[..]], full);
+        let failed = replace_by(&path, PRIVATE, [&b"more than fits"[..]], Some(full));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names(dir.path())), ("former", vec!["file".to_owned()]));
         // What a process left that was killed while it wrote.
@@ -256,6 +279,36 @@ mod tests {
         }
         fs::write(&path, b"\xff").unwrap();
         assert_eq!(read_text(&path, any).unwrap().as_deref(), Some(text));
+    }
+
+    #[test]
+    fn a_broken_text_that_cannot_be_replaced_stays_until_the_next_start_and_its_copy_is_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        write_text(&path, "a\n").unwrap();
+        fs::write(&path, "").unwrap();
+        // Nothing can be written under the name of a directory that is not empty.
+        fs::create_dir_all(temporary(&path).join("taken")).unwrap();
+        for start in 0..2 {
+            assert_eq!(read_text(&path, any).unwrap().as_deref(), Some("a\n"), "start {start}");
+            assert_eq!(fs::read(&path).unwrap(), b"");
+        }
+        fs::remove_dir_all(temporary(&path)).unwrap();
+        assert_eq!(read_text(&path, any).unwrap().as_deref(), Some("a\n"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("a\n{END}"));
+    }
+
+    #[test]
+    fn a_text_that_an_older_version_wrote_beside_a_copy_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        write_text(&path, "drains: []\n").unwrap();
+        fs::write(&path, "drains: [a]\n").unwrap();
+        assert_eq!(read_text(&path, any).unwrap().as_deref(), Some("drains: [a]\n"));
+        assert_eq!(
+            read_text(&path, |text| if text.contains("[a]") { Err("bad") } else { Ok(()) }).unwrap().as_deref(),
+            Some("drains: []\n")
+        );
     }
 
     #[test]

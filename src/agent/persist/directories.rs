@@ -58,11 +58,7 @@ impl StateDirs {
     /// # Errors
     /// That of the disk, if no directory takes the file.
     pub fn replace<'a>(&self, name: &str, survives: Survives, parts: impl Iterator<Item = &'a [u8]> + Clone) -> io::Result<()> {
-        let replace = |dir: &Path, survives| {
-            create_private(dir)?;
-            files::replace(&dir.join(name), PRIVATE, survives, parts.clone())
-        };
-        let Err(error) = replace(&self.disk, survives) else {
+        let Err(error) = write(&self.disk, name, survives, parts.clone()) else {
             if self.is_failing.swap(false, Ordering::Relaxed) {
                 tracing::info!(dir = %self.disk.display(), "the state directory can be written again");
             }
@@ -71,9 +67,7 @@ impl StateDirs {
             return Ok(());
         };
         let Some(memory) = &self.memory else { return Err(error) };
-        // Syncing memory makes nothing last.
-        if let Err(of_memory) = replace(memory, Survives::Process) {
-            tracing::warn!(dir = %memory.display(), error = %of_memory, "the runtime directory cannot be written");
+        if self.replace_in_memory(name, parts).is_err() {
             return Err(error);
         }
         if !self.is_failing.swap(true, Ordering::Relaxed) {
@@ -83,6 +77,30 @@ impl StateDirs {
             );
         }
         Ok(())
+    }
+
+    /// As [`StateDirs::replace`], in memory alone: the file ends with the others there.
+    ///
+    /// # Errors
+    /// If there is no directory in memory, or it does not take the file or has too little room; the log says so.
+    pub fn replace_in_memory<'a>(&self, name: &str, parts: impl Iterator<Item = &'a [u8]> + Clone) -> io::Result<()> {
+        let memory = self.memory.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let replace = || {
+            create_private(memory)?;
+            let room = rustix::fs::statvfs(memory)?;
+            has_room(parts.clone().map(|part| part.len() as u64).sum(), room.f_bavail.saturating_mul(room.f_frsize))?;
+            // Syncing memory makes nothing last.
+            write(memory, name, Survives::Process, parts)
+        };
+        replace().inspect_err(|error| {
+            tracing::warn!(dir = %memory.display(), %error, "the runtime directory cannot be written");
+        })
+    }
+
+    /// Whether the newest file of this name is in memory: a write that the disk takes removes it there.
+    #[must_use]
+    pub fn is_in_memory(&self, name: &str) -> bool {
+        self.memory.as_ref().is_some_and(|dir| dir.join(name).exists())
     }
 
     /// Removes the files of this name.
@@ -103,6 +121,21 @@ impl StateDirs {
             }
         }
     }
+}
+
+fn write<'a>(dir: &Path, name: &str, survives: Survives, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
+    create_private(dir)?;
+    files::replace(&dir.join(name), PRIVATE, survives, parts)
+}
+
+/// Other programs need the memory too, on most machines that of all of `/run`: a file of `needed` bytes may take half of
+/// the bytes that are free.
+fn has_room(needed: u64, free: u64) -> io::Result<()> {
+    if needed > free / 2 {
+        let reason = format!("a file of {needed} bytes needs more than half of the {free} bytes that are free");
+        return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
+    }
+    Ok(())
 }
 
 /// Creates a directory that only its owner may enter, unless there is one.
@@ -157,6 +190,13 @@ mod tests {
         assert_eq!(without.paths("file").count(), 1);
         let relative = StateDirs::with_runtime(dirs.disk(), Some(Path::new("run")));
         assert!(replace(&relative, "lost").is_err());
+    }
+
+    #[test]
+    fn a_file_takes_at_most_half_of_the_memory_that_is_free() {
+        assert!(has_room(50, 100).is_ok());
+        let error = has_room(51, 100).unwrap_err();
+        assert_eq!(error.to_string(), "a file of 51 bytes needs more than half of the 100 bytes that are free");
     }
 
     #[test]

@@ -87,6 +87,15 @@ impl Moment {
             Err(ahead) => Age::Unknown(ahead.duration()),
         }
     }
+
+    /// Whether of two files, as of now, `this` is newer than `other`. The time of day decides if one has no other time,
+    /// as those of older versions.
+    #[must_use]
+    pub fn is_newer(&self, this: &Self, other: &Self) -> bool {
+        let by_day = Self { uptime: None, ..*self };
+        let now = if this.uptime.is_some() && other.uptime.is_some() { self } else { &by_day };
+        now.age_of(this) < now.age_of(other)
+    }
 }
 
 /// A file with this content. `name` is that of its format.
@@ -152,6 +161,17 @@ pub(crate) mod tests {
         assert_eq!(moment(1, 99, 50_002).age_of(&written), Age::ByTimeOfDay(second));
         let long = Duration::from_secs(year);
         assert!(Age::OfThisBoot(long) < Age::ByTimeOfDay(second) && Age::ByTimeOfDay(long) < Age::Unknown(second));
+    }
+
+    #[test]
+    fn a_file_of_an_older_version_is_newer_than_one_of_this_boot_if_the_time_of_day_says_so() {
+        let (now, mine) = (moment(1, 200, 50_100), moment(1, 100, 50_000));
+        let older_version = |day_s| Moment { uptime: None, ..moment(0, 0, day_s) };
+        for (day_s, is_newer) in [(50_050, true), (49_950, false), (50_200, false)] {
+            let other = older_version(day_s);
+            assert_eq!((now.is_newer(&other, &mine), now.is_newer(&mine, &other)), (is_newer, !is_newer), "{day_s}");
+        }
+        assert!(now.is_newer(&mine, &moment(2, 100, 50_050)), "a file of this boot is newer than one of another");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What the results of a target say, and how that is passed on to the next process.
 //!
 //! Saved is a record for each target, [`sealed`](seal) with the time. Invariant: bytes that are damaged, of another
-//! format, from the future or older than [`AGE_MAX`] are of no use, and their targets start as new ones. A target is found again by a hash of all that it is, its settings included. Not here: the file.
+//! format, from the future or older than [`AGE_MAX`] are of no use, and their targets start as new ones. A target is found
+//! again by a hash of all that it is, its settings included, whichever services asked it. Not here: the file.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -104,7 +105,7 @@ pub enum UnusableHealth {
 #[derive(Debug, Default)]
 pub struct SavedHealth {
     histories: HashMap<[u8; KEY_BYTES], History>,
-    age: Option<Age>,
+    written: Option<Moment>,
 }
 
 impl SavedHealth {
@@ -134,8 +135,7 @@ impl SavedHealth {
     /// If it is of no use.
     pub fn decode(bytes: &[u8], now: Instant, moment: Moment) -> Result<Self, UnusableHealth> {
         let (saved_at, mut rest) = unseal(FORMAT, bytes)?;
-        let read_age = moment.age_of(&saved_at);
-        let age = match read_age {
+        let age = match moment.age_of(&saved_at) {
             Age::OfThisBoot(age) | Age::ByTimeOfDay(age) if age <= AGE_MAX => age,
             _ => return Err(UnusableHealth::Age),
         };
@@ -145,7 +145,7 @@ impl SavedHealth {
             histories.insert(key, history);
             rest = after;
         }
-        Ok(Self { histories, age: Some(read_age) })
+        Ok(Self { histories, written: Some(saved_at) })
     }
 
     /// What is known of a target.
@@ -154,10 +154,10 @@ impl SavedHealth {
         if self.is_empty() { None } else { self.histories.get(&key(target)) }
     }
 
-    /// How old it is, if it was saved.
+    /// When it was saved, if it was.
     #[must_use]
-    pub const fn age(&self) -> Option<Age> {
-        self.age
+    pub const fn written(&self) -> Option<Moment> {
+        self.written
     }
 
     /// Number of targets.

@@ -13,8 +13,10 @@
 //! Flapping is damped: a target that fails again within [`super::history::STEADY_AFTER`] of its return needs twice as
 //! many passed probes as the last time, up to 2^[`super::history::DOUBLINGS_MAX`] times `rise`. Once it has stayed healthy
 //! for that time, `rise` counts again. Damping belongs to the services that ask a target: it ends when none of them asks
-//! any longer, also if another service begins to in the same change. What is known of no target of the first current
-//! state is forgotten.
+//! any longer, also if another service begins to in the same change. What the process before has saved is of targets
+//! alone: a service that asks one of them under the same settings takes its damping over, also if it was created during
+//! the restart and the services that asked before are gone. What is known of no target of the first state that has
+//! targets or is current is forgotten.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
