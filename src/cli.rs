@@ -8,6 +8,8 @@ use proto::Mode;
 
 use crate::settings::SourceChoice;
 
+/// Kernel drivers that hand a whole PCI device over to DPDK: the choices of `prepare --driver`, the first one by default.
+pub const DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 /// The configuration file unless given.
 pub const CONFIG: &str = "/etc/sluice/sluice.yaml";
 
@@ -66,9 +68,14 @@ pub struct PrepareArgs {
     /// Configuration file.
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     pub config: PathBuf,
-    /// The kernel driver that hands PCI devices over to DPDK.
-    #[arg(long, default_value = "vfio-pci", value_parser = ["vfio-pci", "uio_pci_generic", "igb_uio"])]
-    pub driver: String,
+    /// The kernel driver that hands PCI devices over to DPDK, vfio-pci by default. Without this flag a device that DPDK can
+    /// take keeps its driver.
+    #[arg(long, value_parser = DRIVERS)]
+    pub driver: Option<String>,
+    /// Bind only devices that a run without this flag has bound or kept, by the same driver. For the unit sluiced-prepare: at a
+    /// boot no interface has addresses yet by which one in use could be known.
+    #[arg(long, conflicts_with = "driver")]
+    pub boot: bool,
 }
 
 /// Flags of `run`.

@@ -77,7 +77,7 @@ fn run_prepare(args: &PrepareArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(errors) => return invalid(&errors),
     };
-    match prepare::run(&settings, &args.driver, &mut io::stdout().lock()) {
+    match prepare::run(&settings, args, &mut io::stdout().lock()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => exit_code(Err(format!("cannot write the result: {error}"))),

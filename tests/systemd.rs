@@ -86,7 +86,11 @@ fn assert_every_thread_is_restricted(edge: &Edge) {
 }
 
 /// Units, each with the greatest exposure that `systemd-analyze security` may find.
-const UNITS: [(&str, f64); 2] = [("deploy/sluiced.service", 5.0), ("deploy/sluice-controller.service", 3.0)];
+const UNITS: [(&str, f64); 3] =
+    [("deploy/sluiced.service", 5.0), ("deploy/sluice-controller.service", 3.0), ("deploy/sluiced-prepare.service", 3.0)];
+
+/// The units of programs that serve sockets.
+const SERVING: [&str; 2] = ["deploy/sluiced.service", "deploy/sluice-controller.service"];
 
 /// Whether systemd's tools are there. If not, reports the test as skipped.
 fn has_systemd_analyze(test: &str) -> bool {
@@ -168,7 +172,7 @@ fn units_may_give_a_socket_to_a_group_and_little_else_of_root() {
     if !has_systemd_analyze("system calls of units") {
         return;
     }
-    for (unit, _) in UNITS {
+    for unit in SERVING {
         let allowed = allowed_calls(&fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(unit)).unwrap());
         for call in ["chown", "fchown", "fchownat", "openat", "epoll_wait"] {
             assert!(allowed.contains(call), "{unit}: {call}");
@@ -179,10 +183,29 @@ fn units_may_give_a_socket_to_a_group_and_little_else_of_root() {
     }
 }
 
+/// Devices of PCI and modules are what it is for. It has the files that it writes, and root's other rights it has not.
+#[test]
+fn the_unit_that_prepares_binds_only_listed_devices_and_may_load_modules() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/sluiced-prepare.service")).unwrap();
+    let has = |line: &str| text.lines().any(|found| found == line);
+    assert!(has("ExecStart=/usr/bin/sluiced prepare --boot --config /etc/sluice/sluice.yaml"));
+    assert!(has("CapabilityBoundingSet=CAP_SYS_MODULE CAP_DAC_OVERRIDE"));
+    // These would keep it from /sys, from modules, from the machine's interfaces and from the gateway's process.
+    for key in ["ProtectKernelTunables", "ProtectKernelModules", "PrivateNetwork", "ProtectProc", "PrivateUsers"] {
+        assert!(!text.contains(key), "{key}");
+    }
+    if !has_systemd_analyze("system calls of the unit that prepares") {
+        return;
+    }
+    let allowed = allowed_calls(&text);
+    assert!(["finit_module", "init_module", "openat"].iter().all(|&call| allowed.contains(call)));
+    assert!(["mount", "ptrace", "add_key", "reboot"].iter().all(|&call| !allowed.contains(call)));
+}
+
 /// Members of group sluice may look, not change.
 #[test]
 fn no_unit_gives_its_sockets_to_the_group_that_may_look() {
-    for (unit, _) in UNITS {
+    for unit in SERVING {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(unit)).unwrap();
         assert!(text.lines().any(|line| line == "SupplementaryGroups=sluice"), "{unit}");
         assert!(!text.lines().any(|line| line == "Group=sluice" || line == "User=sluice"), "{unit}");

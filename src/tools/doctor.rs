@@ -20,6 +20,7 @@ use std::io;
 use core_affinity::CoreId;
 
 pub use finding::{Finding, Level, is_ready, print};
+pub(in crate::tools) use memory::free_hugepages_mb;
 pub use needs::Needs;
 pub use root::Root;
 #[cfg(test)]

@@ -4,6 +4,9 @@ use super::finding::Finding;
 use super::needs::Needs;
 use super::root::Root;
 
+/// Huge pages of the whole machine.
+const PAGES: &str = "/sys/kernel/mm/hugepages";
+
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = hugepages(root, needs);
     findings.push(transparent(root));
@@ -12,14 +15,13 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
 
 fn hugepages(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut free_mb = 0;
-    for (size, page_kb) in sizes(root, "/sys/kernel/mm/hugepages") {
-        let read = |name: &str| root.number::<u64>(&format!("/sys/kernel/mm/hugepages/{size}/{name}")).unwrap_or(0);
+    for (size, page_kb) in sizes(root, PAGES) {
+        let read = |name: &str| root.number::<u64>(&format!("{PAGES}/{size}/{name}")).unwrap_or(0);
         let (free, total) = (read("free_hugepages"), read("nr_hugepages"));
-        free_mb += free * page_kb / 1024;
         let found = format!("{free} of {total} free{}", by_node(root, &size));
         findings.push(Finding::ok(format!("hugepages of {}", page_size(page_kb)), found));
     }
+    let free_mb = free_hugepages_mb(root, PAGES);
     let required = needs.hugepages_required || needs.has_pci_device();
     let wanted_mb = needs.memory_mb.max(1);
     let found =
@@ -33,6 +35,12 @@ fn hugepages(root: &Root, needs: &Needs) -> Vec<Finding> {
         Finding::note(subject, found, "without them, packets live in ordinary pages, which is slower; PCI ports do not work")
     });
     findings
+}
+
+/// Free memory in huge pages of all sizes, MB, by a directory of the kernel: that of the machine or of a NUMA node.
+pub(in crate::tools) fn free_hugepages_mb(root: &Root, directory: &str) -> u64 {
+    let free = |size: &str| root.number::<u64>(&format!("{directory}/{size}/free_hugepages")).unwrap_or(0);
+    sizes(root, directory).into_iter().map(|(size, page_kb)| free(&size) * page_kb / 1024).sum()
 }
 
 /// Directory names like `hugepages-2048kB`, with the size.

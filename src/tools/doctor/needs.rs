@@ -21,6 +21,8 @@ pub struct Needs {
     pub hugepages_required: bool,
     /// Packet memory in MB.
     pub memory_mb: u64,
+    /// The NUMA node on which EAL wants it: that of the ports.
+    pub node: Option<u32>,
     /// The workers' cores.
     pub cores: Vec<usize>,
     /// Whether workers poll without ever sleeping.
@@ -41,12 +43,14 @@ impl Needs {
     /// The requirements of a configuration.
     #[must_use]
     pub fn of(settings: &Settings) -> Self {
+        let (eal, _) = dpdk::plan(settings);
         Self {
             devices: settings.ports.iter().flat_map(|port| port.device.parts()).collect(),
             changed_tags: changed_tags(settings),
             twins: settings.ports.iter().any(|port| port.twin == Twin::Tap),
             hugepages_required: settings.hugepages == Hugepages::Require,
-            memory_mb: dpdk::plan(settings).0.memory_mb,
+            memory_mb: eal.memory_mb,
+            node: eal.node,
             cores: settings.cores.clone(),
             polls_busy: settings.poll == Poll::Busy,
         }

@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use control::store::files::{self, Survives};
+
 /// The directory with the machine's `/sys`, `/proc`, `/dev` and `/usr`.
 #[derive(Clone, Debug)]
 pub struct Root(PathBuf);
@@ -45,6 +47,13 @@ impl Root {
         let mut opened = fs::OpenOptions::new().write(true).open(&file).map_err(name)?;
         let _ = opened.set_len(0); // a regular file, in tests: files of sysfs have no length
         opened.write_all(text.as_bytes()).map_err(name)
+    }
+
+    /// Replaces a file of ours, which survives a power cut, and creates its directory.
+    pub(in crate::tools) fn replace(&self, path: &str, text: &str) -> io::Result<()> {
+        let file = self.path(path);
+        file.parent().map_or(Ok(()), |directory| files::create_dir(directory, 0o700))?;
+        files::replace(&file, files::PRIVATE, Survives::PowerCut, [text.as_bytes()])
     }
 
     /// A file in the kernel's list format: `0-3,8`.
