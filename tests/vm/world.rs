@@ -172,7 +172,7 @@ fn node_proxies(lab: &mut Lab) {
         "sysctl -qw net.ipv4.ip_forward=1; ip netns add pod; ip link add pod type veth peer name eth0 netns pod; ip link set pod up
          ip addr add 10.244.0.1/24 dev pod; ip -n pod addr add 10.244.0.2/24 dev eth0; ip -n pod link set eth0 up; ip -n pod link set lo up
          ip -n pod route add default via 10.244.0.1
-         (cd /var/www/lab && ip netns exec pod python3 -m http.server 8080 >/dev/null 2>&1 &)
+         ip netns exec pod python3 -m http.server 8080 --directory /var/www/lab >/dev/null 2>&1 &
          nft 'add table ip lab; add chain ip lab pre { type nat hook prerouting priority dstnat; }; add rule ip lab pre ip daddr 10.0.0.21 tcp dport 30080 dnat to 10.244.0.2:8080'
          modprobe ip_vs ip_vs_rr; ipvsadm -A -t 10.0.0.21:30081 -s rr; ipvsadm -a -t 10.0.0.21:30081 -r 10.244.0.2:8080 -m; sysctl -qw net.ipv4.vs.conntrack=1",
     );
