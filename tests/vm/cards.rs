@@ -93,7 +93,7 @@ fn unplug(lab: &mut Lab) {
     lab.gateway().succeed("timeout 20 bash -c 'echo 1 >/sys/bus/pci/rescan' && timeout 20 journalctl --sync");
     lab.gateway().plug(index).unwrap();
     lab.gateway().until("the card is there again", &format!("[ -e /sys/bus/pci/devices/{} ]", Kind::first().ports()[0]));
-    lab.gateway().succeed("systemctl restart sluiced-prepare");
+    lab.gateway().succeed("sluiced prepare");
     until("the port is attached again", || (lab.table("ports")[0]["link"] == "up").then_some(()));
     connections.assert_alive();
 }
@@ -104,7 +104,7 @@ fn unbind(lab: &mut Lab) {
     let [uplink, _] = Kind::first().ports();
     lab.gateway().succeed(&format!("timeout 60 bash -c 'echo {uplink} >/sys/bus/pci/drivers/vfio-pci/unbind'"));
     until("the port is not up", || (lab.table("ports")[0]["link"] != "up").then_some(()));
-    lab.gateway().succeed("systemctl restart sluiced-prepare");
+    lab.gateway().succeed("sluiced prepare");
     until("the port is attached again", || (lab.table("ports")[0]["link"] == "up").then_some(()));
     connections.assert_alive();
 }

@@ -168,7 +168,7 @@ manifests: /etc/sluice/manifests
     /// Lets the gateway use the cards of a kind, with more lines of its configuration.
     pub fn use_card(&mut self, kind: Kind, more: &str) {
         self.configure(&kind.ports(), more);
-        self.gateway().succeed("systemctl restart sluiced-prepare");
+        self.gateway().succeed("sluiced prepare");
         self.restart();
     }
 

@@ -161,7 +161,7 @@ fn breaks(lab: &mut Lab) {
         (uplink["link"] != json!("up")).then_some(uplink)
     });
     assert!(state.to_string().contains("failed") || state.to_string().contains("absent"), "{state}");
-    lab.gateway().succeed("systemctl restart sluiced-prepare");
+    lab.gateway().succeed("sluiced prepare");
     lab.restart();
     lab.assert_serves();
 }
