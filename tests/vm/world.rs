@@ -100,7 +100,10 @@ pub fn modes(lab: &mut Lab, kind: Kind) {
             "ipip",
             "modprobe ipip && ip link set tunl0 up && sysctl -qw net.ipv4.conf.tunl0.rp_filter=0 && modprobe ip6_tunnel && ip link set ip6tnl0 up",
         ),
-        ("gue", "modprobe fou && modprobe fou6 && ip fou show | grep -q 6080 || { ip fou add port 6080 gue && ip fou add port 6080 gue -6; }"),
+        (
+            "gue",
+            "modprobe fou && modprobe fou6 && ip fou show | grep -q 6080 || { ip fou add port 6080 gue && ip fou add port 6080 gue -6; }",
+        ),
     ] {
         lab.world().succeed(devices);
         let text = service(&format!("sluice.dev/mode: {mode}, sluice.dev/target: endpoint"), &BOTH, 8080);
