@@ -20,26 +20,18 @@ use crate::cli::{DRIVERS, PrepareArgs};
 use crate::settings::Settings;
 
 mod memory;
+mod step;
+
+pub use step::PrepareStep;
 
 /// The file in `stateDir` with the devices that are bound at a boot.
 const LIST: &str = "prepared-devices";
 /// First line of the list.
 const TITLE: &str = "# PCI devices that `sluiced prepare --boot` binds, each with its driver. Written by `sluiced prepare`.\n";
 
-/// What was found or done about one need.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// It was as it must be.
-    Kept(String),
-    /// It was changed.
-    Done(String),
-    /// It could not be changed: why, and what to do.
-    Failed(String),
-}
-
 /// What is to be prepared, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Task<'a> {
+pub struct Preparation<'a> {
     /// What the configuration needs.
     pub needs: &'a Needs,
     /// The file of the configuration, by which a running gateway of it is known.
@@ -59,26 +51,23 @@ pub struct Task<'a> {
 pub fn run(settings: &Settings, args: &PrepareArgs, out: &mut impl io::Write) -> io::Result<bool> {
     let needs = Needs::of(settings);
     let PrepareArgs { config, driver, boot } = args;
-    let task = Task { needs: &needs, config, state_dir: &settings.state_dir, driver: driver.as_deref(), boot: *boot };
+    let preparation =
+        Preparation { needs: &needs, config, state_dir: &settings.state_dir, driver: driver.as_deref(), boot: *boot };
     let load = |driver: &str| {
         // Without the driver the next step says so.
         let _ = Command::new("modprobe").args(["--quiet", driver]).status();
     };
-    let steps = task.prepare(&Root::new("/"), &load);
+    let steps = preparation.prepare(&Root::new("/"), &load);
     for step in &steps {
-        match step {
-            Step::Kept(text) => writeln!(out, "ok       {text}")?,
-            Step::Done(text) => writeln!(out, "done     {text}")?,
-            Step::Failed(text) => writeln!(out, "failed   {text}")?,
-        }
+        writeln!(out, "{step}")?;
     }
-    Ok(!steps.iter().any(|step| matches!(step, Step::Failed(_))))
+    Ok(!steps.iter().any(|step| matches!(step, PrepareStep::Failed(_))))
 }
 
-impl Task<'_> {
+impl Preparation<'_> {
     /// Prepares the machine below `root` (`/` except in tests). `load` loads a driver into the kernel.
     #[must_use]
-    pub fn prepare(&self, root: &Root, load: &dyn Fn(&str)) -> Vec<Step> {
+    pub fn prepare(&self, root: &Root, load: &dyn Fn(&str)) -> Vec<PrepareStep> {
         let listed = self.listed(root);
         let mut next = BTreeMap::new();
         let mut steps = Vec::new();
@@ -86,7 +75,7 @@ impl Task<'_> {
             let address = device.port_name();
             let before = listed.get(&address).map(String::as_str);
             let step = self.bind(root, &address, before, load);
-            if !matches!(step, Step::Failed(_)) {
+            if !matches!(step, PrepareStep::Failed(_)) {
                 // An absent device stays in the list, and does not come into it.
                 let driver = pci::driver(root.directory(), &address).or_else(|| before.map(str::to_owned));
                 next.extend(driver.map(|driver| (address, driver)));
@@ -113,54 +102,54 @@ impl Task<'_> {
         lines.filter_map(|line| line.split_once(' ')).map(|(address, driver)| (address.to_owned(), driver.to_owned())).collect()
     }
 
-    fn list(&self, root: &Root, devices: &BTreeMap<String, String>) -> Step {
+    fn list(&self, root: &Root, devices: &BTreeMap<String, String>) -> PrepareStep {
         let file = self.list_file();
         let lines: String = devices.iter().map(|(address, driver)| format!("{address} {driver}\n")).collect();
         let names: Vec<&str> = devices.keys().map(String::as_str).collect();
         let names = if names.is_empty() { "none".to_owned() } else { names.join(" ") };
         match root.replace(&file, &format!("{TITLE}{lines}")) {
-            Ok(()) => Step::Done(format!("devices that sluiced-prepare.service binds: {names} ({file})")),
-            Err(error) => {
-                Step::Failed(format!("{file}: cannot be written, so sluiced-prepare.service does not bind {names}: {error}"))
-            }
+            Ok(()) => PrepareStep::Done(format!("devices that sluiced-prepare.service binds: {names} ({file})")),
+            Err(error) => PrepareStep::Failed(format!(
+                "{file}: cannot be written, so sluiced-prepare.service does not bind {names}: {error}"
+            )),
         }
     }
 
     /// Gives a device to a driver; `listed` is the one in the list.
-    fn bind(&self, root: &Root, address: &str, listed: Option<&str>, load: &dyn Fn(&str)) -> Step {
+    fn bind(&self, root: &Root, address: &str, listed: Option<&str>, load: &dyn Fn(&str)) -> PrepareStep {
         let directory = format!("/sys/bus/pci/devices/{address}");
         if !root.exists(&directory) {
-            return Step::Kept(format!("{address}: not on the PCI bus; run this again once it is plugged in"));
+            return PrepareStep::Kept(format!("{address}: not on the PCI bus; run this again once it is plugged in"));
         }
         let before = pci::driver(root.directory(), address);
         let Verdict { is_usable, found, advice } = pci::judge(root.directory(), address);
         let hands_over = before.as_deref().is_some_and(|before| DRIVERS.contains(&before));
         let is_other = hands_over && self.driver.is_some() && self.driver != before.as_deref();
         if is_usable && !is_other {
-            return Step::Kept(format!("{address}: {found}"));
+            return PrepareStep::Kept(format!("{address}: {found}"));
         }
         let driver = match (self.boot, listed) {
             (false, _) => self.driver.unwrap_or(DRIVERS[0]),
             (true, Some(driver)) => driver,
             (true, None) => {
-                return Step::Failed(format!(
+                return PrepareStep::Failed(format!(
                     "{address}: it is {found}, and no run by hand has bound it; run `sluiced prepare` once, which leaves an \
                      interface in use alone"
                 ));
             }
         };
         if before.as_deref() == Some(driver) {
-            return Step::Failed(format!("{address}: {found}; {advice}"));
+            return PrepareStep::Failed(format!("{address}: {found}; {advice}"));
         }
         if let Some((interface, use_)) = interfaces(root, &directory).into_iter().find_map(|name| in_use(root, name)) {
-            return Step::Failed(format!(
+            return PrepareStep::Failed(format!(
                 "{address}: its interface {interface} {use_}; take it out of use (`ip addr flush dev {interface}`, `ip link`), \
                  or choose another port"
             ));
         }
         load(driver);
         if !root.exists(&format!("/sys/bus/pci/drivers/{driver}")) {
-            return Step::Failed(format!("{address}: the kernel has no driver {driver}; `modprobe {driver}` says why"));
+            return PrepareStep::Failed(format!("{address}: the kernel has no driver {driver}; `modprobe {driver}` says why"));
         }
         hand_over(root, address, before, driver)
     }
@@ -168,7 +157,7 @@ impl Task<'_> {
 
 /// Takes a device from its driver and gives it to another one, or back if that does not take it. `driver_override` comes
 /// first, so that no other driver takes the device in between (Linux, Documentation/ABI/testing/sysfs-bus-pci).
-fn hand_over(root: &Root, address: &str, before: Option<String>, driver: &str) -> Step {
+fn hand_over(root: &Root, address: &str, before: Option<String>, driver: &str) -> PrepareStep {
     let directory = format!("/sys/bus/pci/devices/{address}");
     let probe = |driver: &str| {
         root.write(&format!("{directory}/driver_override"), driver)?;
@@ -180,7 +169,7 @@ fn hand_over(root: &Root, address: &str, before: Option<String>, driver: &str) -
     let (written, now) = (probe(driver), pci::driver(root.directory(), address));
     if written.is_ok() && now.as_deref() == Some(driver) {
         let before = before.map(|name| format!(", before to {name}")).unwrap_or_default();
-        return Step::Done(format!("{address}: bound to {driver}{before}"));
+        return PrepareStep::Done(format!("{address}: bound to {driver}{before}"));
     }
     let why = match written {
         Err(error) => format!("cannot be bound to {driver}: {error}"),
@@ -191,7 +180,7 @@ fn hand_over(root: &Root, address: &str, before: Option<String>, driver: &str) -
     };
     give_back(root, address, before.as_deref());
     let now = pci::driver(root.directory(), address).map_or_else(|| "no driver".to_owned(), |name| format!("driver {name}"));
-    Step::Failed(format!("{address}: {why}; it has {now} now"))
+    PrepareStep::Failed(format!("{address}: {why}; it has {now} now"))
 }
 
 /// Lets the kernel choose a driver again. Those for DPDK take only what is overridden.
@@ -269,17 +258,17 @@ mod tests {
     }
 
     /// The steps by hand or at a boot.
-    fn prepare(machine: &Machine, driver: Option<&str>, boot: bool) -> Vec<Step> {
+    fn prepare(machine: &Machine, driver: Option<&str>, boot: bool) -> Vec<PrepareStep> {
         let (config, state_dir) = (Path::new("/etc/sluice/sluice.yaml"), Path::new("/var/lib/sluice"));
-        Task { needs: &needs(), config, state_dir, driver, boot }.prepare(&machine.root(), &|_| {})
+        Preparation { needs: &needs(), config, state_dir, driver, boot }.prepare(&machine.root(), &|_| {})
     }
 
-    fn by_hand(machine: &Machine) -> Vec<Step> {
+    fn by_hand(machine: &Machine) -> Vec<PrepareStep> {
         prepare(machine, None, false)
     }
 
-    fn text(step: &Step) -> &str {
-        let (Step::Kept(text) | Step::Done(text) | Step::Failed(text)) = step;
+    fn text(step: &PrepareStep) -> &str {
+        let (PrepareStep::Kept(text) | PrepareStep::Done(text) | PrepareStep::Failed(text)) = step;
         text
     }
 
@@ -292,17 +281,20 @@ mod tests {
         for driver in ["vfio-pci", "uio_pci_generic", "igb_uio", "mlx5_core"] {
             let machine = machine(driver, &[]);
             let steps = by_hand(&machine);
-            assert!(matches!(&steps[0], Step::Kept(text) if text.contains(driver)), "{steps:?}");
+            assert!(matches!(&steps[0], PrepareStep::Kept(text) if text.contains(driver)), "{steps:?}");
             assert_eq!(override_of(&machine), "(null)");
         }
         let uio = machine("uio_pci_generic", &[]);
         let steps = prepare(&uio, Some("vfio-pci"), false);
         assert!(text(&steps[0]).starts_with("0000:3b:00.0: vfio-pci does not take it"), "another one was asked for: {steps:?}");
         let shared = machine("mlx5_core", &[]);
-        assert!(matches!(prepare(&shared, Some("vfio-pci"), false)[0], Step::Kept(_)), "DPDK takes it by its own driver only");
+        assert!(
+            matches!(prepare(&shared, Some("vfio-pci"), false)[0], PrepareStep::Kept(_)),
+            "DPDK takes it by its own driver only"
+        );
         let translated = machine("uio_pci_generic", &[IOMMU, ("/sys/kernel/iommu_groups/1/type", "DMA\n")]);
         let steps = prepare(&translated, Some("uio_pci_generic"), false);
-        assert!(matches!(&steps[0], Step::Failed(why) if why.contains("iommu=pt")), "{steps:?}");
+        assert!(matches!(&steps[0], PrepareStep::Failed(why) if why.contains("iommu=pt")), "{steps:?}");
     }
 
     #[test]
@@ -321,7 +313,7 @@ mod tests {
             for boot in [false, true] {
                 let machine = machine("igb", &[more, (LISTED, "0000:3b:00.0 vfio-pci\n")]);
                 let steps = prepare(&machine, None, boot);
-                assert!(matches!(&steps[0], Step::Failed(why) if why.contains("its interface eth7 ")), "{steps:?}");
+                assert!(matches!(&steps[0], PrepareStep::Failed(why) if why.contains("its interface eth7 ")), "{steps:?}");
                 assert_eq!(override_of(&machine), "(null)");
             }
         }
@@ -335,7 +327,7 @@ mod tests {
         let machine = machine("igb", &[]);
         std::fs::remove_file(machine.root().directory().join(DEVICE.trim_start_matches('/')).join("driver_override")).unwrap();
         let steps = by_hand(&machine);
-        assert!(matches!(&steps[0], Step::Failed(why) if why.contains("driver_override")), "{steps:?}");
+        assert!(matches!(&steps[0], PrepareStep::Failed(why) if why.contains("driver_override")), "{steps:?}");
         assert_eq!(machine.root().text("/sys/bus/pci/drivers/igb/unbind").as_deref(), Some(""), "it keeps its driver");
     }
 
@@ -344,7 +336,7 @@ mod tests {
         let linux = machine("igb", &[]);
         let steps = by_hand(&linux);
         let why = "0000:3b:00.0: vfio-pci does not take it; ";
-        assert!(matches!(&steps[0], Step::Failed(text) if text.starts_with(why) && text.ends_with("has driver igb now")));
+        assert!(matches!(&steps[0], PrepareStep::Failed(text) if text.starts_with(why) && text.ends_with("has driver igb now")));
         assert_eq!(linux.root().text("/sys/bus/pci/drivers/igb/unbind").as_deref(), Some("0000:3b:00.0"));
         assert_eq!(linux.root().text("/sys/bus/pci/drivers_probe").as_deref(), Some("0000:3b:00.0"));
         assert_eq!(override_of(&linux), "", "Linux chooses");
@@ -361,12 +353,12 @@ mod tests {
     fn a_boot_binds_only_what_a_run_by_hand_has_bound_or_kept() {
         let unknown = machine("igb", &[(LISTED, "0000:3b:00.1 vfio-pci\n")]);
         let steps = prepare(&unknown, None, true);
-        assert!(matches!(&steps[0], Step::Failed(why) if why.contains("run `sluiced prepare` once")), "{steps:?}");
+        assert!(matches!(&steps[0], PrepareStep::Failed(why) if why.contains("run `sluiced prepare` once")), "{steps:?}");
         assert_eq!(override_of(&unknown), "(null)");
         assert_eq!(unknown.root().text(LISTED).as_deref(), Some("0000:3b:00.1 vfio-pci"), "a boot approves nothing");
 
         let bound = machine("uio_pci_generic", &[(LISTED, "0000:3b:00.1 vfio-pci\n")]);
-        assert!(matches!(&by_hand(&bound)[2], Step::Done(text) if text.contains(": 0000:3b:00.0 (")));
+        assert!(matches!(&by_hand(&bound)[2], PrepareStep::Done(text) if text.contains(": 0000:3b:00.0 (")));
         let list = bound.root().text(LISTED).unwrap();
         assert!(list.ends_with("\n0000:3b:00.0 uio_pci_generic") && !list.contains("00.1"), "{list}");
         assert_eq!(by_hand(&bound).len(), 2, "the list is as it must be");
@@ -375,7 +367,7 @@ mod tests {
         let steps = prepare(&booted, None, true);
         assert!(text(&steps[0]).starts_with("0000:3b:00.0: uio_pci_generic does not take it"), "tried by the same: {steps:?}");
         let failed = by_hand(&booted);
-        assert!(matches!(&failed[2], Step::Done(text) if text.contains(": none (")), "not bound any longer: {failed:?}");
+        assert!(matches!(&failed[2], PrepareStep::Done(text) if text.contains(": none (")), "not bound any longer: {failed:?}");
     }
 
     #[test]
@@ -384,7 +376,7 @@ mod tests {
             let files: Vec<_> = listed.iter().map(|listed| (LISTED, *listed)).collect();
             let machine = Machine::new(&files);
             let steps = by_hand(&machine);
-            assert!(matches!(&steps[0], Step::Kept(text) if text.contains("not on the PCI bus")), "{steps:?}");
+            assert!(matches!(&steps[0], PrepareStep::Kept(text) if text.contains("not on the PCI bus")), "{steps:?}");
             assert_eq!((steps.len(), machine.root().text(LISTED)), (2, listed.map(|listed| listed.trim_end().to_owned())));
         }
     }
@@ -392,7 +384,8 @@ mod tests {
     #[test]
     fn a_configuration_of_vdevs_needs_nothing() {
         let needs = Needs { devices: vec!["net_null0".parse().unwrap()], memory_mb: 100, ..Needs::default() };
-        let task = Task { needs: &needs, config: Path::new("F"), state_dir: Path::new("/S"), driver: None, boot: false };
-        assert_eq!(task.prepare(&Machine::new(&[]).root(), &|_| {}), []);
+        let preparation =
+            Preparation { needs: &needs, config: Path::new("F"), state_dir: Path::new("/S"), driver: None, boot: false };
+        assert_eq!(preparation.prepare(&Machine::new(&[]).root(), &|_| {}), []);
     }
 }

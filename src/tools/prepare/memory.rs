@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::Parser as _;
 
-use super::Step;
+use super::step::PrepareStep;
 use crate::cli::{Cli, Command};
 use crate::tools::doctor::{Needs, Root, free_hugepages_mb};
 
@@ -17,46 +17,46 @@ const PAGES: &str = "hugepages-2048kB/nr_hugepages";
 const MACHINE: &str = "/sys/kernel/mm/hugepages";
 
 /// Reserves as many huge pages as are still needed: on the NUMA node of the ports, or anywhere if that has too few.
-pub(super) fn reserve(root: &Root, needs: &Needs, config: &Path) -> Step {
+pub(super) fn reserve(root: &Root, needs: &Needs, config: &Path) -> PrepareStep {
     let wanted_mb = needs.memory_mb.saturating_sub(held_mb(root, config));
     let on_node = needs.node.map(|node| (node, format!("/sys/devices/system/node/node{node}/hugepages")));
     let Some((node, directory)) = on_node.filter(|(_, directory)| root.exists(directory)) else {
         return reserve_in(root, MACHINE, needs.memory_mb, wanted_mb);
     };
     match reserve_in(root, &directory, needs.memory_mb, wanted_mb) {
-        Step::Failed(_) => {}
-        Step::Kept(text) => return Step::Kept(format!("{text} (NUMA node {node})")),
-        Step::Done(text) => return Step::Done(format!("{text} (NUMA node {node})")),
+        PrepareStep::Failed(_) => {}
+        PrepareStep::Kept(text) => return PrepareStep::Kept(format!("{text} (NUMA node {node})")),
+        PrepareStep::Done(text) => return PrepareStep::Done(format!("{text} (NUMA node {node})")),
     }
     let elsewhere = format!("not all on NUMA node {node} of the ports, which is slower");
     match reserve_in(root, MACHINE, needs.memory_mb, wanted_mb) {
-        Step::Kept(text) => Step::Kept(format!("{text}; {elsewhere}")),
-        Step::Done(text) => Step::Done(format!("{text}; {elsewhere}")),
-        failed @ Step::Failed(_) => failed,
+        PrepareStep::Kept(text) => PrepareStep::Kept(format!("{text}; {elsewhere}")),
+        PrepareStep::Done(text) => PrepareStep::Done(format!("{text}; {elsewhere}")),
+        failed @ PrepareStep::Failed(_) => failed,
     }
 }
 
 /// As [`reserve`], below one directory of the kernel. Of `needed_mb`, `wanted_mb` must be free.
-fn reserve_in(root: &Root, directory: &str, needed_mb: u64, wanted_mb: u64) -> Step {
+fn reserve_in(root: &Root, directory: &str, needed_mb: u64, wanted_mb: u64) -> PrepareStep {
     let file = format!("{directory}/{PAGES}");
     let read = || root.number::<u64>(&file).unwrap_or(0);
     let (free_mb, total) = (free_hugepages_mb(root, directory), read());
     if free_mb >= wanted_mb {
         let held = if wanted_mb < needed_mb { ", the running gateway holds the rest" } else { "" };
-        return Step::Kept(format!("huge pages: {free_mb} MB are free, {needed_mb} MB are needed{held}"));
+        return PrepareStep::Kept(format!("huge pages: {free_mb} MB are free, {needed_mb} MB are needed{held}"));
     }
     let asked = total + (wanted_mb - free_mb).div_ceil(PAGE_MB);
     if let Err(error) = root.write(&file, &asked.to_string()) {
-        return Step::Failed(format!("huge pages: {needed_mb} MB are needed, and cannot be reserved: {error}"));
+        return PrepareStep::Failed(format!("huge pages: {needed_mb} MB are needed, and cannot be reserved: {error}"));
     }
     let now = read();
     if now < asked {
-        return Step::Failed(format!(
+        return PrepareStep::Failed(format!(
             "huge pages: {asked} of 2 MB were asked for, memory in one piece was left for {now}; reserve them by the kernel's \
              command line: hugepages={asked}"
         ));
     }
-    Step::Done(format!("huge pages: {asked} of 2 MB, before {total}"))
+    PrepareStep::Done(format!("huge pages: {asked} of 2 MB, before {total}"))
 }
 
 /// Huge pages that a running gateway of this configuration holds, MB.
@@ -90,7 +90,7 @@ mod tests {
     const NODE: &str = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
     const FILES: [(&str, &str); 2] = [(TOTAL, "10\n"), ("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "4\n")];
 
-    fn reserve_on(files: &[(&str, &str)], needs: &Needs) -> (Step, Machine) {
+    fn reserve_on(files: &[(&str, &str)], needs: &Needs) -> (PrepareStep, Machine) {
         let machine = Machine::new(&[&FILES, files].concat());
         (reserve(&machine.root(), needs, Path::new("/etc/sluice/sluice.yaml")), machine)
     }
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn pages_of_others_are_not_counted_and_those_of_all_sizes_are() {
         let (step, _) = reserve_on(&[], &needs(100, None));
-        assert_eq!(step, Step::Done("huge pages: 56 of 2 MB, before 10".into()));
+        assert_eq!(step, PrepareStep::Done("huge pages: 56 of 2 MB, before 10".into()));
         let large = ("/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "1\n");
         let (step, machine) = reserve_on(&[large], &needs(1030, None));
-        assert_eq!(step, Step::Kept("huge pages: 1032 MB are free, 1030 MB are needed".into()));
+        assert_eq!(step, PrepareStep::Kept("huge pages: 1032 MB are free, 1030 MB are needed".into()));
         assert_eq!(machine.root().number::<u64>(TOTAL), Some(10));
-        assert!(matches!(reserve(&Machine::new(&[]).root(), &needs(8, None), Path::new("F")), Step::Failed(_)));
+        assert!(matches!(reserve(&Machine::new(&[]).root(), &needs(8, None), Path::new("F")), PrepareStep::Failed(_)));
     }
 
     #[test]
@@ -117,11 +117,11 @@ mod tests {
         let ours = "/usr/bin/sluiced\0run\0--config\0/etc/sluice/sluice.yaml\0";
         for line in [ours, "sluiced\0run\0", "sluiced\0run\0--config=/etc/sluice/sluice.yaml\0--no-sandbox\0"] {
             let kept = "huge pages: 8 MB are free, 200 MB are needed, the running gateway holds the rest";
-            assert_eq!(with(line, 200), Step::Kept(kept.into()), "{line}");
+            assert_eq!(with(line, 200), PrepareStep::Kept(kept.into()), "{line}");
         }
-        assert_eq!(with(ours, 220), Step::Done("huge pages: 16 of 2 MB, before 10".into()), "what a change adds");
+        assert_eq!(with(ours, 220), PrepareStep::Done("huge pages: 16 of 2 MB, before 10".into()), "what a change adds");
         for line in ["sluiced\0run\0--config\0/etc/other.yaml\0", "sluiced\0check\0", "vim\0run\0"] {
-            assert_eq!(with(line, 200), Step::Done("huge pages: 106 of 2 MB, before 10".into()), "{line}");
+            assert_eq!(with(line, 200), PrepareStep::Done("huge pages: 106 of 2 MB, before 10".into()), "{line}");
         }
     }
 
@@ -129,13 +129,13 @@ mod tests {
     fn pages_are_reserved_on_the_node_of_the_ports() {
         let node = [(NODE, "0\n"), ("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "0\n")];
         let (step, machine) = reserve_on(&node, &needs(8, Some(1)));
-        assert_eq!(step, Step::Done("huge pages: 4 of 2 MB, before 0 (NUMA node 1)".into()));
+        assert_eq!(step, PrepareStep::Done("huge pages: 4 of 2 MB, before 0 (NUMA node 1)".into()));
         assert_eq!((machine.root().number::<u64>(NODE), machine.root().number::<u64>(TOTAL)), (Some(4), Some(10)));
         // A node that takes no pages.
         let (step, _) = reserve_on(&node[1..], &needs(8, Some(1)));
         let elsewhere = "huge pages: 8 MB are free, 8 MB are needed; not all on NUMA node 1 of the ports, which is slower";
-        assert_eq!(step, Step::Kept(elsewhere.into()));
+        assert_eq!(step, PrepareStep::Kept(elsewhere.into()));
         let (step, _) = reserve_on(&[], &needs(100, Some(1)));
-        assert_eq!(step, Step::Done("huge pages: 56 of 2 MB, before 10".into()), "a kernel without nodes");
+        assert_eq!(step, PrepareStep::Done("huge pages: 56 of 2 MB, before 10".into()), "a kernel without nodes");
     }
 }
