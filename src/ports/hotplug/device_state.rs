@@ -1,5 +1,5 @@
-//! The state of a port's device as the hotplug task knows it: the call into its driver that runs, its queues on their way
-//! back, and the active member of a bond.
+//! The state of a port's device as the hotplug task knows it: the call into its driver that runs, its queues on their
+//! way back, and the active member of a bond.
 //!
 //! Not here: the steps from one state to the next (`hotplug`).
 
