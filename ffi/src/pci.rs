@@ -9,7 +9,7 @@ use std::path::Path;
 /// Kernel drivers that hand a device over by physical addresses, without an IOMMU.
 const UIO: [&str; 2] = ["uio_pci_generic", "igb_uio"];
 /// Kernel drivers that share their device with DPDK.
-const SHARED: [&str; 3] = ["mlx4_core", "mlx5_core", "uio_hv_generic"];
+const SHARED: [&str; 3] = ["mlx4_core", "mlx5_core", "mana"];
 const VFIO: &str = "vfio-pci";
 /// The name of the groups that VFIO makes for devices without IOMMU (`vfio_noiommu_group_alloc` of Linux).
 const FAKE_GROUP: &str = "vfio-noiommu";
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn each_driver_that_can_be_bound_has_its_verdict_and_the_next_step() {
         type Row<'a> = (&'a [&'a [File<'a>]], Option<&'a str>, bool, &'a str, &'a str);
-        let rows: [Row<'_>; 14] = [
+        let rows: [Row<'_>; 16] = [
             (&[&REAL], Some("vfio-pci"), true, "bound to vfio-pci", ""),
             (&[&FAKE, &UNSAFE_ON], Some("vfio-pci"), true, "bound to vfio-pci, without an IOMMU", ""),
             (&[], Some("uio_pci_generic"), true, "bound to uio_pci_generic, which needs no IOMMU", ""),
@@ -263,6 +263,8 @@ mod tests {
             (&[&IDENTITY], Some("uio_pci_generic"), true, "bound to uio_pci_generic, which needs no IOMMU", ""),
             (&[&REAL], Some("uio_pci_generic"), false, "the IOMMU translates", "-b vfio-pci 0000:3b:00.0; or boot with iommu=pt"),
             (&[], Some("mlx5_core"), true, "bound to mlx5_core", ""),
+            (&[], Some("mana"), true, "bound to mana", ""),
+            (&[], Some("uio_hv_generic"), false, "bound to uio_hv_generic, which keeps it from DPDK", "only then can know"),
             (
                 &[&REAL],
                 Some("ixgbe"),

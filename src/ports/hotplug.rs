@@ -7,10 +7,11 @@
 //! Nothing here waits for a driver: calls that open or close a device run on threads of their own.
 //! Deliberately not here: how workers take and return queues (`queue_handover`).
 
+mod device_state;
 mod driver_call;
 mod released_device;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,8 @@ use super::steering::{KindState, name, reason};
 use super::twin::TwinReconciler;
 use crate::settings::PortSettings;
 use crate::watch::send_if_changed;
+use device_state::{ChangedBond, Recall, RunningCall};
+pub(super) use device_state::{DeviceState, OpeningCall};
 pub(super) use driver_call::{CallState, DriverCall};
 use released_device::ReleasedDevice;
 
@@ -68,60 +71,6 @@ pub(super) struct HotplugPort {
     /// The device's [`Device::presence`] when it was attached; none: it is not attached.
     pub(super) presence: Option<u64>,
     pub(super) state: DeviceState,
-}
-
-/// The state of a port's device as the task knows it.
-#[derive(Default)]
-pub(super) struct DeviceState {
-    /// The queues are on their way back from the workers; `None`: they are not called back.
-    recall: Option<Recall>,
-    /// A call into the driver that has not returned.
-    call: Option<RunningCall>,
-    /// Devices that the kernel asked for: the port's own and members of a bond.
-    released: HashMap<Device, ReleasedDevice>,
-    /// Linux does not say whether the device exists.
-    is_unknown: bool,
-    /// The interface's frames may not be hidden from Linux.
-    is_exposed: bool,
-    retry: Retry,
-    link: Option<bool>,
-    /// The last known active member of a bond.
-    member: Option<Device>,
-    /// Number of its changes.
-    moves: u64,
-}
-
-impl DeviceState {
-    /// The state of a device whose driver had not opened it when the gateway started.
-    pub(super) fn opening(call: OpeningCall, presence: Option<u64>) -> Self {
-        Self { call: Some(RunningCall::Opening(call, presence)), ..Self::default() }
-    }
-}
-
-/// The opening of a device.
-pub(super) type OpeningCall = DriverCall<Result<OpenedPort, dpdk_sys::Error>>;
-
-/// A call into the driver of a port. Meanwhile the task leaves the port alone.
-enum RunningCall {
-    /// The device, which has this [`Device::presence`], is being opened.
-    Opening(OpeningCall, Option<u64>),
-    /// Members leave a bond or are added to it.
-    Members(DriverCall<ChangedBond>),
-    /// The device is being closed.
-    Closing(DriverCall<()>),
-}
-
-/// A bond whose members changed: its port, the queues by worker, and the members that could not be changed.
-type ChangedBond = (dpdk_sys::Port, BTreeMap<usize, QueuePair>, Vec<(Device, dpdk_sys::Error)>);
-
-/// The queues of a port are called back from the workers.
-struct Recall {
-    /// Workers that have not returned them.
-    workers: Vec<usize>,
-    /// The queues of the others, by worker.
-    returned: BTreeMap<usize, QueuePair>,
-    /// The members of a bond that change once all queues are here; `None`: the device is closed then.
-    members: Option<MemberChanges>,
 }
 
 /// Opens a device on a thread of its own, after a line in the log.
@@ -171,7 +120,9 @@ impl HotplugPort {
         } else if let Some(cause) = must_detach(self.presence, present, event) {
             self.detach(cause, event);
         } else if self.presence.is_some() {
-            self.recall_for_members(handles, position);
+            if may_call {
+                self.recall_for_members(handles, position);
+            }
         } else if may_call
             && present.is_some()
             && self.may_open()
@@ -240,8 +191,12 @@ impl HotplugPort {
             return;
         };
         self.forget_returned();
-        changes.joining.retain(|member| !self.state.released.contains_key(member));
-        if changes.is_empty() || !self.state.retry.is_due(Instant::now()) {
+        let (released, now) = (&self.state.released, Instant::now());
+        changes.unusable.retain(|(member, _)| !released.contains_key(member));
+        let may_join = self.state.retry.is_due(now);
+        changes.joining.retain(|member| may_join && !released.contains_key(member));
+        self.log_unusable(std::mem::take(&mut changes.unusable));
+        if changes.is_empty() || !self.state.leave_retry.is_due(now) {
             return;
         }
         let names = |members: &[Device]| members.iter().map(Device::port_name).collect::<Vec<_>>().join(" ");
@@ -256,6 +211,17 @@ impl HotplugPort {
             self.state.released.insert(member.clone(), ReleasedDevice::of(member));
         }
         self.recall(Some(changes));
+    }
+
+    /// Logs the members that exist and cannot be added, if they are others than the last time.
+    fn log_unusable(&mut self, unusable: Vec<(Device, String)>) {
+        if self.state.unusable == unusable {
+            return;
+        }
+        for (member, reason) in &unusable {
+            tracing::warn!(port = self.settings.name, %member, reason, "a member of the bond is there and cannot be added");
+        }
+        self.state.unusable = unusable;
     }
 
     /// Puts back what another program undid at the interface of the device. The first of several failures is logged.
@@ -317,6 +283,8 @@ impl HotplugPort {
                 }
             },
             Some(RunningCall::Closing(mut call)) => match call.look() {
+                // A device that was refused was not attached, and keeps the reason.
+                CallState::Returned(()) | CallState::Panicked if self.presence.is_none() => {}
                 CallState::Returned(()) | CallState::Panicked => self.detached(handles, position),
                 state => {
                     if matches!(state, CallState::BecameLate) {
@@ -348,10 +316,13 @@ impl HotplugPort {
     }
 
     fn attach(&mut self, opened: OpenedPort, handles: &PortHandles, position: usize) -> Result<(), PortsError> {
-        let OpenedPort { port, queues, found } = opened;
-        if found.transmit < self.transmit.into() {
-            return Err(PortsError::TransmitQueues { found: found.transmit, needed: self.transmit });
+        let found = opened.found.transmit;
+        if found < self.transmit.into() {
+            let close = DriverCall::start(driver_call::LIMIT, move || drop(opened)).map_err(PortsError::DriverThread)?;
+            self.state.call = Some(RunningCall::Closing(close));
+            return Err(PortsError::TransmitQueues { found, needed: self.transmit });
         }
+        let OpenedPort { port, queues, found } = opened;
         let mac = Mac(port.mac());
         if let Some(twin) = &mut self.twin {
             twin.want_mac(mac);
@@ -368,8 +339,10 @@ impl HotplugPort {
         let again_s = self.state.retry.failed(Instant::now()).as_secs();
         let port = &self.settings.name;
         tracing::warn!(port, %error, again_s, "the port's device cannot be attached");
+        // A device that exists is not absent, even if DPDK does not find it.
+        let has_failed = !error.is_absence() || matches!(self.settings.device.presence(), Ok(Some(_)));
         if let Some(handle) = lock(handles).get_mut(position) {
-            handle.failure = (!error.is_absence()).then(|| error.to_string());
+            handle.failure = has_failed.then(|| error.to_string());
         }
     }
 
@@ -422,10 +395,16 @@ impl HotplugPort {
 
     /// Gives a bond whose members changed back to the workers.
     fn resume(&mut self, (port, queues, failed): ChangedBond, handles: &PortHandles, position: usize) {
-        if failed.is_empty() {
-            self.state.retry = Retry::default();
-        } else {
-            let again_s = self.state.retry.failed(Instant::now()).as_secs();
+        let state = &mut self.state;
+        // The members that had to leave are in `released`.
+        let (leaving, joining): (Vec<_>, Vec<_>) =
+            failed.into_iter().partition(|(member, _)| state.released.contains_key(member));
+        for (failed, retry) in [(leaving, &mut state.leave_retry), (joining, &mut state.retry)] {
+            if failed.is_empty() {
+                *retry = Retry::default();
+                continue;
+            }
+            let again_s = retry.failed(Instant::now()).as_secs();
             for (member, error) in failed {
                 tracing::warn!(port = self.settings.name, %member, %error, again_s, "a member of the bond cannot be changed");
             }
@@ -446,9 +425,10 @@ impl HotplugPort {
         self.state.recall.as_ref().is_some_and(|recall| recall.members.is_none())
     }
 
-    /// Whether the port keeps its link although its device cannot be asked: the members of the bond change.
+    /// Whether the port keeps its link although its device cannot be asked: the members of the bond change, and the
+    /// driver is not late.
     fn keeps_link(&self) -> bool {
-        matches!(self.state.call, Some(RunningCall::Members(_)))
+        self.state.changes_members()
     }
 
     /// Has the first worker run the timers of a driver that needs it: four times a second, while ena looks at its card
@@ -479,21 +459,13 @@ impl HotplugPort {
         }
     }
 
-    /// Counts and logs a change of a bond's active member, whose packets are to prove their queues anew. The first member
-    /// after the device appears is not a change.
+    /// Counts and logs a change of a bond's active member, whose packets are to prove their queues anew.
     fn follow_member(&mut self, active: Option<Device>, handles: &PortHandles, position: usize) {
-        let state = &mut self.state;
-        if state.member == active {
-            return;
+        let Some((before, now)) = self.state.change_member(active, self.presence.is_some()) else { return };
+        tracing::info!(port = self.settings.name, %before, %now, "the bond changed its active member");
+        if let Some(handle) = lock(handles).get(position) {
+            handle.steering.prove_again();
         }
-        if let (Some(before), Some(now)) = (&state.member, &active) {
-            state.moves += 1;
-            tracing::info!(port = self.settings.name, %before, %now, "the bond changed its active member");
-            if let Some(handle) = lock(handles).get(position) {
-                handle.steering.prove_again();
-            }
-        }
-        state.member = active;
     }
 
     /// Logs a changed link, and applies it to the twin.
@@ -509,7 +481,7 @@ impl HotplugPort {
 }
 
 /// Changes the members of a bond whose queues the workers have given back.
-fn change_members(port: dpdk_sys::Port, mut queues: BTreeMap<usize, QueuePair>, changes: &MemberChanges) -> ChangedBond {
+fn change_members(mut port: dpdk_sys::Port, mut queues: BTreeMap<usize, QueuePair>, changes: &MemberChanges) -> ChangedBond {
     let (mut rx, mut tx) = (Vec::new(), Vec::new());
     for pair in queues.values_mut() {
         rx.extend(pair.rx.as_mut());
@@ -519,11 +491,18 @@ fn change_members(port: dpdk_sys::Port, mut queues: BTreeMap<usize, QueuePair>, 
     (port, queues, failed)
 }
 
-/// Closes what is left of the ports at the end of the gateway, without waiting longer than a driver may take.
+/// Closes what is left of the ports at the end of the gateway, once calls into drivers have returned. It waits for each
+/// of both no longer than a driver may take.
 pub(super) async fn close(ports: Vec<HotplugPort>, handles: Vec<PortHandle>) {
-    // With the last queues, which wait in a hand-over if a worker ended first, a port stops.
-    let queues: Vec<_> = ports.into_iter().map(|port| (port.senders, port.state.recall)).collect();
-    let closed = match DriverCall::start(driver_call::LIMIT, move || drop((queues, handles))) {
+    let (mut queues, mut results) = (Vec::new(), Vec::new());
+    for HotplugPort { senders, state, .. } in ports {
+        // With the last queues, which wait in a hand-over if a worker ended first, a port stops.
+        queues.push((senders, state.recall));
+        if let Some(call) = state.call {
+            results.push(call.result().await);
+        }
+    }
+    let closed = match DriverCall::start(driver_call::LIMIT, move || drop((queues, handles, results))) {
         Ok(mut call) => call.wait().await,
         Err(_) => CallState::Returned(()),
     };
@@ -600,7 +579,12 @@ fn log_proof(handle: &mut PortHandle) {
             }
             KindState::Refuted(why) => {
                 let why = reason(why);
-                tracing::warn!(port, packets, why, "the device's queues are not trusted; workers find owners themselves");
+                tracing::warn!(
+                    port,
+                    packets,
+                    why,
+                    "the device does not lead packets to their workers by RSS as configured; they are handed over"
+                );
             }
             KindState::Settled | KindState::NotOffered | KindState::Observing { .. } => {}
         }

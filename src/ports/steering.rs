@@ -18,7 +18,7 @@ const PACKETS_FIRST: u16 = 64;
 pub(super) struct PortSteering {
     workers: u8,
     transmit: u8,
-    /// `None`: the device was absent at the start, and has not come since.
+    /// `None`: the device was not open at the start, and has not come since.
     found: Option<DeviceQueues>,
     /// By worker. `None` where owners are not found by the hash that NICs compute.
     proofs: Option<Arc<[Arc<RssProof>]>>,
@@ -48,7 +48,7 @@ pub(super) fn request(workers: u8, by_nic: &Steering) -> QueueRequest {
 }
 
 /// Chooses the owner function once the devices are open: the hash of NICs if one of them spreads by it, or else our
-/// own. `found` is by port, `None` for an absent device.
+/// own. `found` is by port, `None` for a device that is not open.
 pub(super) fn choose(
     workers: u8,
     by_nic: Steering,
@@ -140,8 +140,9 @@ impl PortSteering {
         };
         let method = if self.proofs.is_some() { "Toeplitz computed here" } else { "own hash" };
         match &self.found {
-            None => format!("{method}: the device was not there at the start{sends}"),
+            None => format!("{method}: the device was not open at the start{sends}"),
             Some(DeviceQueues { spread: Err(why), .. }) => format!("{method}: {why}{sends}"),
+            Some(_) if self.proofs.is_none() => format!("{method}: no device spread packets at the start{sends}"),
             Some(_) => format!("{}{sends}", text_of_kinds(self.kind_states())),
         }
     }
@@ -185,7 +186,7 @@ fn text_of_kinds(states: [KindState; 4]) -> String {
                 _ => None,
             });
             let least = least.min().unwrap_or_default();
-            ("Toeplitz computed here until rss is proven", format!("{least} of {PACKETS_FIRST} packets agree"))
+            ("rss, not proven yet", format!("{least} of {PACKETS_FIRST} packets agree"))
         }
         KindState::Refuted(why) => ("Toeplitz computed here", reason(why).to_owned()),
         KindState::NotOffered | KindState::Settled => ("Toeplitz computed here", NOT_OFFERED.to_owned()),
@@ -263,20 +264,20 @@ mod tests {
             texts(2, vec![found(no_hash(), 2), None]),
             [
                 "own hash: net_af_packet offers no Toeplitz hash over TCP and UDP",
-                "own hash: the device was not there at the start",
+                "own hash: the device was not open at the start",
             ]
         );
         assert_eq!(
             texts(2, vec![found(Ok(ALL.to_vec()), 2), found(no_hash(), 1), None]),
             [
-                "Toeplitz computed here until rss is proven: 0 of 64 packets agree",
+                "rss, not proven yet: 0 of 64 packets agree",
                 "Toeplitz computed here: net_af_packet offers no Toeplitz hash over TCP and UDP; 1 of 2 workers can transmit",
-                "Toeplitz computed here: the device was not there at the start",
+                "Toeplitz computed here: the device was not open at the start",
             ]
         );
         assert_eq!(
             texts(2, vec![found(Ok(vec![HashedKind::TcpV4, HashedKind::TcpV6]), 2)]),
-            ["IPv4 TCP + IPv6 TCP, Toeplitz computed here until rss is proven: 0 of 64 packets agree; \
+            ["IPv4 TCP + IPv6 TCP, rss, not proven yet: 0 of 64 packets agree; \
               IPv4 UDP + IPv6 UDP, Toeplitz computed here: the device does not hash them"]
         );
     }
@@ -290,7 +291,7 @@ mod tests {
         assert_eq!(
             text_of_kinds([Proven, Observing { agreed: 9 }, no_hash, Observing { agreed: 3 }]),
             "IPv4 TCP, rss: every queue proven by live packets; \
-             IPv4 UDP + IPv6 UDP, Toeplitz computed here until rss is proven: 3 of 64 packets agree; \
+             IPv4 UDP + IPv6 UDP, rss, not proven yet: 3 of 64 packets agree; \
              IPv6 TCP, Toeplitz computed here: the device reports no RSS hash with some packets"
         );
         assert_eq!(
@@ -332,6 +333,9 @@ mod tests {
         late.attached(DeviceQueues { transmit: 2, spread: no_hash() });
         assert_eq!(late.kind_states(), [KindState::Settled; 4]);
         assert_eq!(late.text(), "Toeplitz computed here: net_af_packet offers no Toeplitz hash over TCP and UDP");
+        let (_, mut ports) = chosen(2, vec![found(no_hash(), 2), None]);
+        ports[1].attached(DeviceQueues { transmit: 2, spread: Ok(ALL.to_vec()) });
+        assert_eq!(ports[1].text(), "own hash: no device spread packets at the start");
     }
 
     #[test]

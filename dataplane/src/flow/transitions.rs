@@ -32,7 +32,8 @@ const ONE_WAY_PACKETS: u8 = 3;
 const ONE_WAY_AGE: Duration = Duration::from_secs(1);
 
 /// Applies a packet for which [`super::is_plain`] is false to the flow's state. Returns true when the flow
-/// changed its yield class or left it. Later fragments change nothing: their headers are in the first one.
+/// changed its yield class or left it. Later fragments of TCP and SCTP change nothing, because their headers are in the
+/// first one; each later fragment of UDP counts as a packet.
 pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: Direction, segment: Segment, now: Tick) -> bool {
     if tells_nothing(transport) {
         return false;

@@ -15,8 +15,8 @@ use crate::raw;
 /// -EFAULT: what `rte_dev_probe` returns for a name that no driver takes.
 const NO_SUCH_DRIVER: i32 = -libc::EFAULT;
 
-/// DPDK's port number of an attached device. EAL must run.
-pub(super) fn id_of(device: &Device) -> Option<u16> {
+/// DPDK's port number of an attached device. EAL must run, and no other thread attaches or removes a device.
+fn id_of(device: &Device) -> Option<u16> {
     let (name, mut id) = (raw::c_string(&device.port_name()), 0);
     if device.is_pci() {
         // SAFETY: EAL runs, because an `Eal` or a port exists; the name is terminated and copied by DPDK.
@@ -64,6 +64,11 @@ pub(super) fn attach_member(member: &Device) -> Result<u16, Error> {
     Ok(id)
 }
 
+/// The members of a bond that are attached, with their port numbers. No other thread attaches or removes a device.
+pub(super) fn attached_members(bond: &Device) -> Vec<(u16, Device)> {
+    bond.members().into_iter().filter_map(|member| Some((id_of(&member)?, member))).collect()
+}
+
 /// Attached members of a bond. Dropping this closes them.
 pub(super) struct BondMembers(Vec<(u16, Device)>);
 
@@ -99,7 +104,7 @@ impl BondMembers {
 
     /// The members of a closed bond.
     pub(super) fn of_closed(bond: &Device) -> Self {
-        Self(bond.members().into_iter().filter_map(|member| Some((id_of(&member)?, member))).collect())
+        Self(attached_members(bond))
     }
 }
 

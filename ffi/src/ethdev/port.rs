@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
-use super::hotplug::{self, attach};
+use super::hotplug::{attach, attached_members};
 use super::owned_port::OwnedPort;
 use super::queue::{RxQueue, TxQueue};
 use super::rss::{self, HashedKind, NoSpread, Spread};
@@ -115,6 +115,8 @@ pub struct Link {
 #[derive(Debug)]
 pub struct Port {
     owned: Arc<OwnedPort>,
+    /// The members of a bond, with their port numbers.
+    members: Vec<(u16, Device)>,
     driver: String,
     mac: [u8; 6],
     rx_queues: u16,
@@ -180,6 +182,7 @@ impl Port {
         let mac = owned.open_filter(wanted)?;
         let owned = Arc::new(owned);
         let port = Self {
+            members: attached_members(&config.device),
             driver: driver(id),
             mac,
             rx_queues: setup.rx_queues,
@@ -211,8 +214,17 @@ impl Port {
         }
     }
 
-    pub(super) fn owned(&self) -> &OwnedPort {
-        &self.owned
+    pub(super) fn owned(&self) -> Arc<OwnedPort> {
+        Arc::clone(&self.owned)
+    }
+
+    /// The members of a bond, with their port numbers.
+    pub(super) fn members(&self) -> &[(u16, Device)] {
+        &self.members
+    }
+
+    pub(super) fn members_mut(&mut self) -> &mut Vec<(u16, Device)> {
+        &mut self.members
     }
 
     /// Number of receive queues and of transmit queues.
@@ -316,7 +328,7 @@ impl Port {
         }
         // SAFETY: the port is started, and is a bond.
         let active = u16::try_from(unsafe { raw::sluice_bond_active_member(self.owned.id) }).ok()?;
-        self.owned.device.members().into_iter().find(|member| hotplug::id_of(member) == Some(active))
+        self.members.iter().find(|(id, _)| *id == active).map(|(_, member)| member.clone())
     }
 
     /// State of the link. Drivers over a Linux interface always report it as up, with an invented speed; for these the

@@ -27,9 +27,9 @@ const STEP_NS: u64 = 1 << 27;
 const QUIET_POLLS: u32 = 16;
 /// Flows per poll of a step: a worker sweeps so many flows in one poll, and the whole table in 64 ticks.
 const FLOWS_PER_POLL: u64 = 64 * SWEPT_PER_POLL as u64;
-/// How long the gateway runs after the last packet, so that held packets get a verdict: they wait 1 s for a neighbour,
-/// 2 s for a first fragment.
-const REST_NS: u64 = 2_000_000_000;
+/// How long the gateway runs after the last packet, so that held packets get a verdict: they wait 2 s for a neighbour
+/// or a first fragment. The rest leaves room for the poll that ends them.
+const REST_NS: u64 = 2_500_000_000;
 /// Seed of the worker's tables; it only has to be constant.
 const SEED: u64 = 0x5eed;
 
