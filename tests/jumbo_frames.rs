@@ -228,12 +228,12 @@ fn jumbo_frames_pass_unchanged_and_longer_ones_are_fragmented_or_answered_with_i
     assert_checksums(&whole);
     assert_eq!(whole[54..], payload);
 
-    // Frames that exceed a buffer or lack a segment are malformed.
+    // A frame that exceeds a buffer is malformed, one that lacks a segment ends before its packet.
     let longer = Packet::udp("10.0.0.11:5555", "10.0.0.101:80").payload(&[0; 9300]).build();
     assert_eq!(gateway.put(UPLINK, &longer), Some(PacketOutcome::Drop(DropReason::Malformed)), "longer than a buffer");
     let mut cut_off = to_vip(1, tcp_flags::ACK, &payload).build();
     cut_off.truncate(6000);
-    assert_eq!(gateway.put(UPLINK, &cut_off), Some(PacketOutcome::Drop(DropReason::Malformed)), "a segment is missing");
+    assert_eq!(gateway.put(UPLINK, &cut_off), Some(PacketOutcome::Drop(DropReason::Truncated)), "a segment is missing");
 
     assert!(gateway.counters.account().closes(), "{:?}", gateway.counters.account());
     let (segments, pool) = (gateway.segments, gateway.pool);

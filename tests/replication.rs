@@ -216,15 +216,21 @@ fn with_young_connections(name: &str, connections: usize) -> Option<(Pair, Clien
 #[test]
 fn connections_that_partners_were_not_told_survive_a_gateway_that_ends() {
     const CONNECTIONS: usize = 64;
-    let Some((mut pair, clients, ends)) = with_young_connections("ryoung", CONNECTIONS) else { return };
     let applied = |pair: &Pair, n| metric(pair, n, "sluice_flow_replicas_total{outcome=\"applied\"}");
-    let is_none_told = [0, 1].map(|n| applied(&pair, n)) == [Some(0.0); 2];
-    // A group that moves because the machine stood still takes its flows along.
-    assert!(is_none_told || pair.was_stalled(), "none is old enough to be told");
+    let mut tried = 0;
+    let (mut pair, clients, ends) = loop {
+        let Some(found) = with_young_connections("ryoung", CONNECTIONS) else { return };
+        // A group that moves because the machine is busy takes its flows along: such a run shows nothing.
+        if [0, 1].map(|n| applied(&found.0, n)) == [Some(0.0); 2] {
+            break found;
+        }
+        tried += 1;
+        assert!(tried < 5, "none is old enough to be told");
+    };
     assert_eq!(pair.stop(ends), Some(0), "{}", pair.log(ends));
     clients.go_on(CONNECTIONS as u64, "by the other gateway");
     assert_eq!(clients.counts().1, 0, "broken connections");
-    assert!(!is_none_told || applied(&pair, 1 - ends).unwrap() > 0.0);
+    assert!(applied(&pair, 1 - ends).unwrap() > 0.0);
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn state(namespace: &Namespace) -> [String; 4] {
 #[test]
 fn an_af_packet_interface_is_hidden_from_linux_and_restored() {
     let Some((gateway, client)) = veth("an af_packet interface is hidden from Linux and restored", "afp") else { return };
-    let ping = || client.try_run("ping -c 1 -W 1 192.0.2.2").0;
+    let ping = || client.try_run("ping -c 1 -W 5 192.0.2.2").0;
     assert!(ping());
     let before = state(&gateway);
     let prepared = gateway.enter(async || {

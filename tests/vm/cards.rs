@@ -115,6 +115,8 @@ fn hangs(lab: &mut Lab) {
     let address = pci_address(vagrant_index());
     let line = format!("  - {{name: late, device: \"{address}\"}}");
     lab.gateway().succeed(&format!("sed -i '/name: cluster/a\\{line}' /etc/sluice/sluice.yaml"));
+    // Pages for a third port; `prepare` would bind its card as well.
+    lab.gateway().succeed("sysctl -qw vm.nr_hugepages=120");
     lab.restart();
     let bind = |driver: &str| {
         format!(

@@ -208,13 +208,27 @@ fn words(text: &str) -> Vec<String> {
 }
 
 impl Running {
-    /// Waits for the agent, which speaks once the machine is up.
+    /// Waits for the agent, which speaks once the machine is up. What was written before it opened its port may be lost,
+    /// so it is asked again and again.
     fn greet(&mut self) {
+        let start = Instant::now();
         let id = u64::from(std::process::id());
-        // 0xff resets the agent's parser, and marks the answer: what came before it belongs to nobody.
-        self.agent.stream.write_all(b"\xff").unwrap();
-        self.agent.send(&json!({"execute": "guest-sync-delimited", "arguments": {"id": id}}));
-        while self.agent.answer().ok().and_then(|found| found.as_u64()) != Some(id) {}
+        self.agent.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        loop {
+            // 0xff resets the agent's parser, and marks the answer: what came before it belongs to nobody.
+            self.agent.stream.write_all(b"\xff").unwrap();
+            self.agent.send(&json!({"execute": "guest-sync-delimited", "arguments": {"id": id}}));
+            let mut line = Vec::new();
+            let found = self.agent.reader.read_until(b'\n', &mut line);
+            if found.is_ok() && String::from_utf8_lossy(&line).contains(&format!("\"return\": {id}")) {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "the agent of {} answers:\n{}", self.machine.name, self.console());
+        }
+        // Answers to the same question that was asked before.
+        self.agent.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        while self.agent.reader.read_until(b'\n', &mut Vec::new()).is_ok_and(|length| length > 0) {}
+        self.agent.stream.set_read_timeout(Some(PATIENCE)).unwrap();
     }
 
     /// Calls QEMU.
