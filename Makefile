@@ -39,10 +39,10 @@ lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 	cargo deny --log-level error check bans licenses sources
 
 test: ## run every test that this machine allows
-	@.ci/install build run test package vm
+	@.ci/install build run test package
 	@.ci/test
 
-test-vm: ## the lab: the package on virtual machines with PCI cards, systemd and a whole kernel (root, QEMU); part of `test`
+test-vm: ## the lab: the package on virtual machines with PCI cards, systemd and a whole kernel (root, QEMU)
 	@.ci/install build run test package vm
 	@$(MAKE) --no-print-directory deb
 	SLUICE_DEB=$$(ls -t target/debian/sluice_*.deb | head -1) cargo test --quiet --workspace --all-features --test vm

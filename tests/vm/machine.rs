@@ -112,6 +112,20 @@ impl Machine {
     /// to boot. `payload` is a tar archive that the machine finds as its second disk.
     pub fn boot(&self, namespace: &str, image: &Path, payload: &Path, dir: &Path) -> Running {
         fs::create_dir_all(dir).unwrap();
+        for _ in 0..2 {
+            let mut running = self.start(namespace, image, payload, dir);
+            if running.greet() {
+                return running;
+            }
+            println!("{}: the kernel hangs at boot, and is booted again", self.name);
+        }
+        let mut running = self.start(namespace, image, payload, dir);
+        assert!(running.greet(), "the agent of {} answers:\n{}", self.name, running.console());
+        running
+    }
+
+    /// Starts QEMU.
+    fn start(&self, namespace: &str, image: &Path, payload: &Path, dir: &Path) -> Running {
         let disk = dir.join("disk.qcow2");
         if !disk.exists() {
             let backing = image.join("root.img");
@@ -139,9 +153,7 @@ impl Machine {
             join(namespace, card);
         }
         let agent = Lines::open(&dir.join("agent"));
-        let mut running = Running { machine: self.clone(), process, dir: dir.to_owned(), control, agent };
-        running.greet();
-        running
+        Running { machine: self.clone(), process, dir: dir.to_owned(), control, agent }
     }
 
     fn arguments(&self, image: &Path, payload: &Path, disk: &Path, dir: &Path) -> Vec<String> {
@@ -209,8 +221,8 @@ fn words(text: &str) -> Vec<String> {
 
 impl Running {
     /// Waits for the agent, which speaks once the machine is up. What was written before it opened its port may be lost,
-    /// so it is asked again and again.
-    fn greet(&mut self) {
+    /// so it is asked again and again. Returns whether it answered.
+    fn greet(&mut self) -> bool {
         let start = Instant::now();
         let id = u64::from(std::process::id());
         self.agent.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -223,12 +235,15 @@ impl Running {
             if found.is_ok() && String::from_utf8_lossy(&line).contains(&format!("\"return\": {id}")) {
                 break;
             }
-            assert!(start.elapsed() < PATIENCE, "the agent of {} answers:\n{}", self.machine.name, self.console());
+            if start.elapsed() > PATIENCE {
+                return false;
+            }
         }
         // Answers to the same question that was asked before.
         self.agent.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         while self.agent.reader.read_until(b'\n', &mut Vec::new()).is_ok_and(|length| length > 0) {}
         self.agent.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        true
     }
 
     /// Calls QEMU.

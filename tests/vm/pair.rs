@@ -9,7 +9,7 @@ use crate::edge::built_program;
 use crate::lab::{Kind, Lab, VIP, until};
 
 pub fn steps() -> Vec<Step> {
-    vec![("VIPs move between two gateways: cable, crash, power cut", false, moves)]
+    vec![("VIPs move between two gateways: cable, crash, power cut", true, moves)]
 }
 
 /// The gateway of the host. Dropping it kills it.
