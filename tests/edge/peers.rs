@@ -40,7 +40,7 @@ impl Edge {
     /// Starts a server in the namespace of a backend. It sends its name, then returns every line, until the test's
     /// process ends.
     pub fn echo_server(&self, namespace: &str, port: u16) {
-        let listener = self.in_namespace(namespace, || TcpListener::bind(("::", port)).unwrap());
+        let listener = self.in_namespace(namespace, || TcpListener::bind(("0.0.0.0", port)).unwrap());
         let name = namespace.to_owned();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
