@@ -40,7 +40,12 @@ impl Edge {
     /// Starts a server in the namespace of a backend. It sends its name, then returns every line, until the test's
     /// process ends.
     pub fn echo_server(&self, namespace: &str, port: u16) {
-        let listener = self.in_namespace(namespace, || TcpListener::bind(("0.0.0.0", port)).unwrap());
+        self.echo_server_at(namespace, "0.0.0.0", port);
+    }
+
+    /// The same, on one address.
+    pub fn echo_server_at(&self, namespace: &str, address: &str, port: u16) {
+        let listener = self.in_namespace(namespace, || TcpListener::bind((address, port)).unwrap());
         let name = namespace.to_owned();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {

@@ -103,6 +103,7 @@ impl Lab {
         );
         for server in ["b11", "b12", "b13"] {
             edge.echo_server(server, 7000);
+            edge.echo_server_at(server, &server.replace('b', "fd00::"), 7000);
             edge.udp_echo_server(server, 9000);
         }
         Self { edge, image, payload: PathBuf::new(), gateway: None, world: None }
