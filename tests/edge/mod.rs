@@ -38,13 +38,18 @@ pub const REQUEST_S: &str = "20";
 pub const AF_PACKET: [&str; 2] = ["net_af_packet0,iface=uplink0", "net_af_packet1,iface=cluster0"];
 
 /// Waits until `condition` returns `Some`, and returns its value.
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    until_within(DEADLINE, what, condition)
+}
+
+/// The same, with another timeout.
+pub fn until_within<T>(deadline: Duration, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = condition() {
             return found;
         }
-        assert!(start.elapsed() < DEADLINE, "{what}: timeout after {DEADLINE:?}");
+        assert!(start.elapsed() < deadline, "{what}: timeout after {deadline:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -118,13 +118,7 @@ fn hangs(lab: &mut Lab) {
     // Pages for a third port; `prepare` would bind its card as well.
     lab.gateway().succeed("sysctl -qw vm.nr_hugepages=120");
     lab.restart();
-    let bind = |driver: &str| {
-        format!(
-            "cd /sys/bus/pci/devices/{address} && echo {driver} >driver_override && echo {address} >driver/unbind && \
-             echo {address} >/sys/bus/pci/drivers_probe"
-        )
-    };
-    lab.gateway().succeed(&bind("vfio-pci"));
+    lab.gateway().bind(&address, "vfio-pci");
     let port = until("the port fails", || {
         let ports = lab.table("ports");
         let late = ports.as_array()?.iter().find(|port| port["name"] == "late")?.clone();
@@ -133,7 +127,7 @@ fn hangs(lab: &mut Lab) {
     assert!(port["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{port:#}");
     lab.assert_serves();
     lab.gateway().succeed("timeout 60 systemctl stop sluiced");
-    lab.gateway().succeed(&bind("virtio-pci"));
+    lab.gateway().bind(&address, "virtio-pci");
     lab.use_card(Kind::first(), "");
     lab.assert_serves();
 }

@@ -12,12 +12,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::edge::Edge;
 use crate::edge::peers::{Connection, request};
+use crate::edge::{Edge, until_within};
 use crate::machine::{Card, Machine, PATIENCE, Running, pci_address};
 
 /// Kinds of cards of the gateway, in the order of their slots: an uplink and a cluster card of each.
@@ -262,15 +261,8 @@ impl Connections {
 }
 
 /// Waits until `condition` returns `Some`. What machines do takes long on a busy host.
-pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = condition() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "{what}: not after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, condition)
 }
 
 /// An archive of what a machine needs of the repository, and the package.

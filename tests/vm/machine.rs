@@ -300,6 +300,14 @@ impl Running {
         self.succeed(&format!("ls {device}/net {device}/virtio*/net 2>/dev/null | grep -v : | grep .; true")).trim().to_owned()
     }
 
+    /// Gives a PCI device to another kernel driver.
+    pub fn bind(&mut self, address: &str, driver: &str) {
+        self.succeed(&format!(
+            "cd /sys/bus/pci/devices/{address} && echo {driver} >driver_override && echo {address} >driver/unbind && \
+             echo {address} >/sys/bus/pci/drivers_probe"
+        ));
+    }
+
     /// Writes a file.
     pub fn write(&mut self, path: &str, text: &str) {
         let data = BASE64_STANDARD.encode(text);

@@ -145,15 +145,9 @@ fn breaks(lab: &mut Lab) {
     assert!(log.contains("Operation not permitted") || log.contains("CAP_NET_ADMIN"), "{log}");
     // A device whose kernel driver keeps it.
     let [uplink, _] = Kind::first().ports();
-    let rebind = |driver: &str| {
-        format!(
-            "cd /sys/bus/pci/devices/{uplink} && echo {driver} >driver_override && echo {uplink} >driver/unbind && \
-             echo {uplink} >/sys/bus/pci/drivers_probe"
-        )
-    };
     lab.gateway().succeed(&format!("rm {drop_in} && systemctl daemon-reload && systemctl reset-failed sluiced"));
     lab.gateway().succeed("systemctl stop sluiced");
-    lab.gateway().succeed(&rebind(Kind::first().kernel_driver()));
+    lab.gateway().bind(&uplink, Kind::first().kernel_driver());
     lab.gateway().run("systemctl start sluiced");
     let state = until("the port says why it is not there", || {
         let ports = lab.table_if_any("ports")?;
@@ -197,7 +191,6 @@ fn disk(lab: &mut Lab) {
 }
 
 fn power_cut(lab: &mut Lab) {
-    // All flows of one server, so that the drain can be seen.
     lab.gateway().succeed("sluicectl drain 10.0.0.12");
     std::thread::sleep(Duration::from_secs(2));
     lab.gateway = None;
