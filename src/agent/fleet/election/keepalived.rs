@@ -14,13 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use dpdk_sys::process::die_with_parent;
+use dpdk_sys::process::start_bound;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::priority::base;
@@ -175,9 +176,12 @@ impl Keepalived {
         // It must not speak to systemd for this process.
         command.env_remove("NOTIFY_SOCKET");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        die_with_parent(&mut command);
-        let mut command = Command::from(command);
-        let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(KeepalivedError::Start)?;
+        let runtime = Handle::current();
+        let spawn = move |command| {
+            let _runtime = runtime.enter();
+            Command::from(command).process_group(0).kill_on_drop(true).spawn()
+        };
+        let mut child = start_bound(command, spawn).map_err(KeepalivedError::Start)?;
         let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         if let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) {
             tokio::spawn(log(out));
