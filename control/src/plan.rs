@@ -232,7 +232,7 @@ impl Memory {
     }
 
     fn take(&mut self, name: &ServiceName, one: Planned) {
-        let decided = Decided { addresses: one.outcome.addresses.clone(), tables: one.tables.clone() };
+        let decided = Decided { addresses: one.outcome.addresses().collect(), tables: one.tables.clone() };
         self.checkpoint.put(name, decided);
         if one.withheld_until.is_some() {
             self.services.remove(name);

@@ -1,10 +1,11 @@
 //! Allocation of VIPs to Services (CONTROL section 6).
 //!
 //! Invariants: no two Services hold the same (address, protocol, port). Two Services hold the same address only if both
-//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address
-//! is reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before
-//! every connected gateway has removed it. Time is an argument. Deliberately not here: writing addresses to objects,
-//! and `externalIPs`.
+//! share it. A Service keeps its addresses, whatever happens to pools, nodes and gateways, until it asks for another
+//! one. No other Service gets a freed address before every gateway that may forward it has removed it. For ten minutes
+//! automatic choice leaves it to its last holder, unless nothing else is free; a request by name gets it at once. A new
+//! Service with `RequireDualStack` holds both families or none (decision 120). Time is an argument. Deliberately not
+//! here: writing addresses to objects, and `externalIPs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,7 +26,7 @@ mod holders;
 mod search;
 
 pub use account::{Figures, PoolUse};
-pub use claim::{Allocation, Claim, Rules};
+pub use claim::{Allocation, Claim, FamilyAddress, Rules};
 pub use freed::FREED_ADDRESS_KEPT;
 
 use claim::refuses;
@@ -53,7 +54,7 @@ pub struct Allocations {
 impl Allocations {
     /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
     /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are
-    /// freed.
+    /// freed. A request for an address that gateways may still forward waits, and nobody else gets the address.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
         self.waits_until = None;
@@ -63,12 +64,19 @@ impl Allocations {
         let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
         self.recheck(&order, &mut outcomes, rules);
         self.adopt_all(&order, &mut outcomes, rules);
-        for (claim, outcome) in order.iter().zip(&mut outcomes) {
-            self.request(claim, rules, outcome);
-        }
         let mut search = Search::default();
+        let are_new: Vec<bool> = order.iter().map(|claim| self.holders.of(&claim.service).is_empty()).collect();
+        // An exchange frees an address, which another Service may request.
+        while order.iter().fold(false, |is_freed, claim| self.grant(claim, rules) || is_freed) {}
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
+            self.refuse_requests(claim, rules, &mut search, outcome);
+        }
+        for ((claim, outcome), is_new) in order.iter().zip(&mut outcomes).zip(are_new) {
             self.fill(claim, rules, &mut search, outcome);
+            if is_new && claim.requires_all() && outcome.missing().is_some() {
+                self.give_back(claim, rules, &mut search);
+            }
+            self.report(claim, rules, &mut search, outcome);
         }
         order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
     }
@@ -149,6 +157,16 @@ impl Allocations {
         Some(format!("is reserved for {by}, which freed it, for 10 minutes and until every gateway has removed it"))
     }
 
+    /// Takes the addresses off a new Service that needs every family and lacks one: no gateway has served it.
+    fn give_back(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>) {
+        for address in self.holders.of(&claim.service).to_vec() {
+            self.holders.remove(address, &claim.service);
+            if let Some(index) = rules.pools.index_of(address) {
+                search.give_back((index, Family::of(address)), address);
+            }
+        }
+    }
+
     /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one
     /// Service never moves another. A Service that no longer fits beside the other holders loses its address.
     fn recheck(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
@@ -176,26 +194,47 @@ impl Allocations {
         }
     }
 
-    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a
-    /// Service that already holds an address keeps it and its owner gets a warning.
-    fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
-        for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
-            let held = self.holders.held_of(&claim.service, Family::of(address));
-            if held == Some(address) {
-                continue;
+    /// The addresses that a Service requests by name and does not hold, each with the one that it holds instead.
+    fn open_requests(&self, claim: &Claim) -> Vec<(IpAddr, Option<IpAddr>)> {
+        let requested = claim.requested.iter().filter(|_| claim.is_readable());
+        let with_held = requested.map(|address| (*address, self.holders.held_of(&claim.service, Family::of(*address))));
+        with_held.filter(|(address, held)| *held != Some(*address)).collect()
+    }
+
+    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. Returns whether
+    /// it gave one up.
+    fn grant(&mut self, claim: &Claim, rules: Rules<'_>) -> bool {
+        let mut is_any_freed = false;
+        for (address, held) in self.open_requests(claim) {
+            if self.refusal_of_request(claim, address, held, rules).is_none() {
+                held.into_iter().for_each(|old| self.free(&claim.service, old, rules.now));
+                is_any_freed |= held.is_some();
+                self.hold(claim, address, rules.pools);
             }
-            match (self.refusal_of_request(claim, address, held, rules), held) {
-                (None, held) => {
-                    if let Some(old) = held {
-                        self.free(&claim.service, old, rules.now);
-                    }
-                    self.hold(claim, address, rules.pools);
-                }
-                (Some(refusal), Some(old)) => {
+        }
+        is_any_freed
+    }
+
+    /// Reports requests that are not met. A Service that already holds an address keeps it, and its owner gets a
+    /// warning.
+    fn refuse_requests(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+        for (family, unreadable) in &claim.unreadable_requests {
+            if claim.families.contains(family) && self.holders.held_of(&claim.service, *family).is_none() {
+                outcome.miss(*family, unreadable.clone());
+            }
+        }
+        for (address, held) in self.open_requests(claim) {
+            let Some(refusal) = self.refusal_of_request(claim, address, held, rules) else { continue };
+            if refusal.reason == Reason::AddressReleasing {
+                search.awaited.insert(address);
+                self.waits_until = Some(rules.now + WAITING_RETRY);
+            }
+            match held {
+                Some(old) => {
                     let text = format!("{}; it keeps {old}", refusal.message);
                     outcome.notes.push(Remark::new(Cause::AddressKept, text));
                 }
-                (Some(refusal), None) => outcome.refusal = Some(refusal),
+                None => outcome.miss(Family::of(address), refusal),
             }
         }
     }
@@ -225,7 +264,13 @@ impl Allocations {
         if self.is_over_limit(claim, pool, address, held) {
             return refusal(Reason::Exhausted, limit_text(claim, pool));
         }
-        refusal(Reason::Conflict, format!("{}; ask for another one", self.obstacle(claim, address, rules.pools)?))
+        if self.holders.is_held(address) {
+            let why = self.holders.refuse(address, claim, Some(pool))?;
+            return refusal(Reason::Conflict, format!("{why}; ask for another one"));
+        }
+        let by = self.freed.forwarded_for_other(address, &claim.service, rules.reached)?;
+        let why = format!("gateways may still forward it for {by}, which freed it; it is given as soon as all have removed it");
+        refusal(Reason::AddressReleasing, why)
     }
 
     /// Whether one more address would exceed the quota of the namespace.
@@ -239,27 +284,40 @@ impl Allocations {
         self.holders.has_reached_limit(&claim.service.namespace, pool, None)
     }
 
-    /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
+    /// Allocates the missing addresses of a Service from the pools, apart from families in which its request is refused.
     fn fill<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
-        if outcome.refusal.is_none() {
-            for (index, &family) in claim.families.iter().enumerate() {
-                if self.holders.held_of(&claim.service, family).is_some() {
-                    continue;
-                }
-                match self.take(claim, family, rules, search) {
-                    Ok(address) => self.hold(claim, address, rules.pools),
-                    Err(_) if index > 0 && claim.second_family_optional => {}
-                    Err(refusal) => outcome.refusal = Some(refusal),
-                }
+        for &family in &claim.families {
+            if self.holders.held_of(&claim.service, family).is_some() || outcome.misses(family) {
+                continue;
+            }
+            match self.take(claim, family, rules, search) {
+                Ok(address) => self.hold(claim, address, rules.pools),
+                Err(refusal) => outcome.miss(family, refusal),
             }
         }
+    }
+
+    /// Reports what a Service holds and lacks in the end, with warnings about addresses that may not work.
+    fn report<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
         self.place(claim, rules, search, outcome);
-        for address in &outcome.addresses {
-            if let Some(why) = rules.forbidden.why(*address) {
+        for address in outcome.addresses().collect::<Vec<_>>() {
+            if let Some(why) = rules.forbidden.why(address) {
                 let text = format!("address {address} may not work: {why}; ask for another one");
                 outcome.notes.push(Remark::new(Cause::Reason(Reason::Conflict), text));
             }
         }
+        let is_partly_held = outcome.addresses().next().is_some();
+        for (family, held) in claim.families.iter().zip(&outcome.families).filter(|_| is_partly_held) {
+            // Where no pool has the family, `PreferDualStack` means the one that there is.
+            let is_expected = |refusal: &Refusal| claim.requires_all() || refusal.reason != Reason::Exhausted;
+            if let FamilyAddress::Missing(refusal) = held
+                && (is_expected(refusal) || rules.pools.have(*family))
+            {
+                let text = format!("no {family} address: {}; it is served without one", refusal.message);
+                outcome.notes.push(Remark::new(Cause::Reason(refusal.reason), text));
+            }
+        }
+        outcome.is_complete = !claim.requires_all() || outcome.missing().is_none();
     }
 
     fn take<'a>(&mut self, claim: &Claim, family: Family, rules: Rules<'a>, search: &mut Search<'a>) -> Result<IpAddr, Refusal> {
@@ -269,6 +327,7 @@ impl Allocations {
             Family::of(*address) == family
                 && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, *address, None))
                 && !rules.forbidden.contains(*address)
+                && !search.awaited.contains(address)
                 && self.obstacle(claim, *address, rules.pools).is_none()
         };
         let is_admitted = |address: &IpAddr| {
@@ -303,7 +362,7 @@ impl Allocations {
         let mut but = "";
         if self.has_reserved(&admitting, family) {
             self.waits_until = Some(rules.now + WAITING_RETRY);
-            but = " except those reserved for their former Services until every connected gateway has removed them";
+            but = " except those that gateways may still forward for their former Services";
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
@@ -327,6 +386,7 @@ impl Allocations {
                     && rules.pools.index_of(address) == Some(index)
                     && !(pool.avoid_buggy_ips && is_buggy(address))
                     && !self.holders.is_held(address)
+                    && !search.awaited.contains(&address)
                     && !rules.forbidden.contains(address)
             };
             if let Some(address) = self.freed.oldest(rules.reached, is_free) {
@@ -354,6 +414,8 @@ impl Allocations {
                     Ok(other) => {
                         self.free(&claim.service, address, rules.now);
                         self.hold(claim, other, rules.pools);
+                        // Another Service may request it.
+                        self.waits_until = Some(rules.now + WAITING_RETRY);
                         continue;
                     }
                     Err(refusal) => advice = format!("it keeps it, because no other is available: {}", refusal.message),
@@ -366,9 +428,7 @@ impl Allocations {
                 outcome.notes.push(Remark::new(Cause::Reason(Reason::OutsidePools), text));
             }
         }
-        let rank = |address: &IpAddr| claim.families.iter().position(|family| *family == Family::of(*address));
-        outcome.addresses = self.holders.of(&claim.service).to_vec();
-        outcome.addresses.sort_by_key(rank);
+        outcome.settle(&claim.families, self.holders.of(&claim.service));
     }
 
     /// An address that other Services hold under the same sharing key and that this Service can share.

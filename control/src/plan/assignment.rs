@@ -212,8 +212,7 @@ impl Assignment {
         }
         for (candidate, _) in too_many {
             let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
-            let refusal = Some(Refusal { reason: Reason::Exhausted, message });
-            outcomes.insert(candidate.name.clone(), Allocation { refusal, ..Allocation::default() });
+            outcomes.insert(candidate.name.clone(), Allocation::refused(Refusal { reason: Reason::Exhausted, message }));
         }
         outside_pools.extend(external_ips);
         self.outside_pools = Arc::new(outside_pools.into_iter().collect());
@@ -255,6 +254,7 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         ports,
         sharing: spec.and_then(|spec| spec.sharing.clone()),
         requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
+        unreadable_requests: Vec::new(),
         pool: spec.and_then(|spec| spec.pool.clone()),
         internal: spec.is_some_and(|spec| spec.internal),
         readdress: spec.is_some_and(|spec| spec.readdress),
@@ -293,7 +293,7 @@ fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol,
     let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();
     if let Some((key, holder)) = keys.iter().find_map(|key| taken.get_key_value(key)) {
         let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
-        return Allocation { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Allocation::default() };
+        return Allocation::refused(Refusal { reason: Reason::Conflict, message });
     }
     taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
     Allocation::default()

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::SelectorExt as _;
-use proto::AddressRange;
+use proto::{AddressRange, Family};
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::message::shortened;
@@ -131,6 +131,12 @@ impl Pools {
     #[must_use]
     pub fn elsewhere(&self, address: IpAddr) -> Option<&str> {
         self.elsewhere.holding(address)
+    }
+
+    /// Whether any pool in use has addresses of a family.
+    #[must_use]
+    pub(super) fn have(&self, family: Family) -> bool {
+        self.ranges.values().any(|(range, _)| range.family() == family)
     }
 
     /// Whether any pool selects namespaces by label.

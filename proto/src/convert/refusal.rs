@@ -6,7 +6,9 @@ use crate::{Reason, Refusal, v1};
 
 impl From<&Refusal> for v1::Refusal {
     fn from(refusal: &Refusal) -> Self {
-        Self { reason: refusal.reason.as_str().to_owned(), message: refusal.message.clone() }
+        // Earlier gateways do not know it, and accept no state with an unknown reason.
+        let reason = if refusal.reason == Reason::AddressReleasing { Reason::Conflict } else { refusal.reason };
+        Self { reason: reason.as_str().to_owned(), message: refusal.message.clone() }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Adoption of addresses from the Services' statuses and the checkpoint when a controller starts (CONTROL section 6).
 //!
-//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it
-//! belongs to a gateway or a node, or if another Service holds it. A mere reservation for another Service counts only
+//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, or if
+//! another Service holds it. The address of a gateway or a node is adopted only if the checkpoint confirms that it was
+//! served: it was there first, and the running leader would keep it, too. A mere reservation for another Service counts only
 //! against what sluice did not allocate. The owner gets an Event for each address that is not adopted.
 
 use std::collections::BTreeSet;
@@ -109,7 +110,7 @@ fn refusal(claim: &Claim, address: IpAddr, is_ours: bool, rules: Rules<'_>) -> O
     if let Some(net) = special {
         return Some(format!("it lies in {net}, where no client can reach it"));
     }
-    if let Some(why) = rules.forbidden.why(address) {
+    if let Some(why) = rules.forbidden.why(address).filter(|_| !(is_ours && claim.recalled.contains(&address))) {
         return Some(why);
     }
     // Editing a pool never renumbers a Service.
