@@ -106,7 +106,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         memory.checkpoint.maglev_seed = world.checkpoint().maglev_seed;
     }
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
-    let update = memory.assignment.update(world, settings, is_due, now);
+    let update = memory.assignment.update(world, settings, is_due, (now, memory.unix_s(now)));
     memory.assigned_until = memory.assignment.allocations.next_expiry(now);
     let mut notes = memory.assignment.new_notes_on_pools();
     if update.is_decided {
@@ -150,6 +150,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     }
     memory.assignment.recalled.clear();
     memory.record_reserved();
+    memory.record_node_ports();
     let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
     plan.again_at = waiting.chain(memory.assigned_until).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
@@ -227,6 +228,14 @@ impl Memory {
         if revision != self.reserved_revision {
             self.reserved_revision = revision;
             self.checkpoint.reserved = Arc::new(reserved.iter().cloned().collect());
+            self.checkpoint.revision += 1;
+        }
+    }
+
+    fn record_node_ports(&mut self) {
+        let serving = self.assignment.node_port_gateways();
+        if serving != self.checkpoint.node_port_gateways.as_ref() {
+            self.checkpoint.node_port_gateways = serving.cloned();
             self.checkpoint.revision += 1;
         }
     }

@@ -17,6 +17,7 @@ mod changes;
 mod error;
 mod fields;
 mod fleet_status;
+mod gateway_profile;
 mod membership;
 mod refusal;
 
@@ -25,6 +26,7 @@ pub use changes::{difference, difference_by_hashes, full};
 pub use error::ConvertError;
 pub use fields::{address, address_bytes, service_name};
 pub use fleet_status::fleet_status;
+pub use gateway_profile::{profile, with_profile};
 pub use membership::membership;
 pub use refusal::{read_reported_refusal, reported_refusal};
 

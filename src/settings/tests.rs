@@ -70,9 +70,12 @@ fn what_the_gateway_uses_is_reserved() {
     let text = format!("{text}tunnel: {{sources: [10.0.0.4]}}\n");
     let settings = read(&text).unwrap();
     let StateSource::Embedded(controller, _) = settings.source else { panic!("not embedded") };
-    assert_eq!(controller.reserved, settings.reserved);
-    let reserved: Vec<_> = controller.reserved.iter().map(ToString::to_string).collect();
-    assert_eq!(reserved, ["10.0.0.2", "10.0.0.3", "10.0.0.4", "192.0.2.1", "192.0.2.2", "2001:db8::2"]);
+    assert_eq!(controller.profile, settings.profile);
+    let texts = |addresses: &[IpAddr]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(texts(&controller.profile.own), ["10.0.0.2", "10.0.0.3", "10.0.0.4", "192.0.2.2", "2001:db8::2"]);
+    assert_eq!(texts(&controller.profile.next_hops), ["192.0.2.1"]);
+    assert_eq!(controller.profile.serves_node_ports, Some(true));
+    assert!(controller.profile.prefixes.contains(&"192.0.2.2/24".parse().unwrap()), "{:?}", controller.profile);
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn static_links_are_what_vlan_devices_are() {
     assert_eq!(routes, expected.map(|(to, link)| (to.to_owned(), link)));
     assert_eq!(network.neighbours[0].link, backends);
     assert_eq!(network.addresses.len(), 6);
-    assert!(settings.reserved.contains(&"203.0.113.2".parse().unwrap()), "never a VIP, never a backend");
+    assert!(settings.profile.own.contains(&"203.0.113.2".parse().unwrap()), "never a VIP, never a backend");
     let effective = settings.effective();
     assert_eq!(read(&effective).as_ref(), Ok(&settings), "{effective}");
 }

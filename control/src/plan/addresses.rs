@@ -41,6 +41,9 @@ const SHARED_TRIED_MAX: usize = 256;
 /// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers
 /// it.
 const WAITING_RETRY: Duration = Duration::from_secs(1);
+/// The same after [`LONG_WAIT`]: a gateway is away, and may be for a day.
+const LONG_WAIT_RETRY: Duration = Duration::from_secs(60);
+const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// All allocated and reserved addresses.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +52,8 @@ pub struct Allocations {
     freed: Freed,
     /// When to retry at the latest, because a Service waits for a freed address that gateways have not removed yet.
     waits_until: Option<Instant>,
+    /// Since when a Service waits for such an address, if one did in the last assignment.
+    waits_since: Option<Instant>,
 }
 
 impl Allocations {
@@ -57,7 +62,8 @@ impl Allocations {
     /// freed. A request for an address that gateways may still forward waits, and nobody else gets the address.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
-        self.waits_until = None;
+        let waited_since = self.waits_since.filter(|_| self.waits_until.take().is_some());
+        self.waits_since = waited_since;
         self.release_unclaimed(claims, rules.now);
         let mut order: Vec<&Claim> = claims.iter().collect();
         order.sort_by_key(|claim| (claim.created_s, &claim.service));
@@ -126,6 +132,13 @@ impl Allocations {
         for (service, address) in freed {
             self.free(&service, address, now);
         }
+    }
+
+    /// Schedules another assignment, because a Service waits for an address.
+    fn wait(&mut self, now: Instant) {
+        let since = *self.waits_since.get_or_insert(now);
+        let is_long = now.saturating_duration_since(since) >= LONG_WAIT;
+        self.waits_until = Some(now + if is_long { LONG_WAIT_RETRY } else { WAITING_RETRY });
     }
 
     fn free(&mut self, service: &ServiceName, address: IpAddr, now: Instant) {
@@ -227,7 +240,7 @@ impl Allocations {
             let Some(refusal) = self.refusal_of_request(claim, address, held, rules) else { continue };
             if refusal.reason == Reason::AddressReleasing {
                 search.awaited.insert(address);
-                self.waits_until = Some(rules.now + WAITING_RETRY);
+                self.wait(rules.now);
             }
             match held {
                 Some(old) => {
@@ -269,7 +282,10 @@ impl Allocations {
             return refusal(Reason::Conflict, format!("{why}; ask for another one"));
         }
         let by = self.freed.forwarded_for_other(address, &claim.service, rules.reached)?;
-        let why = format!("gateways may still forward it for {by}, which freed it; it is given as soon as all have removed it");
+        let why = format!(
+            "gateways may still forward it for {by}, which freed it; it is given as soon as all have removed it{}",
+            rules.absence()
+        );
         refusal(Reason::AddressReleasing, why)
     }
 
@@ -334,8 +350,8 @@ impl Allocations {
             let holding = rules.pools.index_of(*address);
             admitting.iter().any(|(index, _)| Some(*index) == holding)
         };
-        let mut before = self.freed.before(&claim.service);
-        if let Some(address) = before.find(|address| is_admitted(address) && is_usable(address)) {
+        let before = self.freed.before(&claim.service).find(|address| is_admitted(address) && is_usable(address));
+        if let Some(address) = before {
             return Ok(address);
         }
         if let Some(address) = self.shared(claim, family, rules.pools, is_usable) {
@@ -359,10 +375,10 @@ impl Allocations {
         if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
             return Ok(address);
         }
-        let mut but = "";
+        let mut but = String::new();
         if self.has_reserved(&admitting, family) {
-            self.waits_until = Some(rules.now + WAITING_RETRY);
-            but = " except those that gateways may still forward for their former Services";
+            self.wait(rules.now);
+            but = format!(" except those that gateways may still forward for their former Services{}", rules.absence());
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
@@ -415,7 +431,7 @@ impl Allocations {
                         self.free(&claim.service, address, rules.now);
                         self.hold(claim, other, rules.pools);
                         // Another Service may request it.
-                        self.waits_until = Some(rules.now + WAITING_RETRY);
+                        self.wait(rules.now);
                         continue;
                     }
                     Err(refusal) => advice = format!("it keeps it, because no other is available: {}", refusal.message),

@@ -25,6 +25,9 @@ use crate::world::checkpoint::{Checkpoint, Decided};
 use crate::world::{Labels, Revisions, World};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::{Candidate, Leftover};
+use reports::GatewayReports;
+
+mod reports;
 
 /// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
 const OUTSIDE: &str = "outside-pools";
@@ -65,42 +68,31 @@ pub(super) struct AssignmentUpdate {
     pub(super) fence_moved: bool,
 }
 
-/// Reports of the gateways.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct GatewayReports {
-    /// Last report of every gateway ever connected: a gateway that returns keeps its addresses.
-    reserved: BTreeMap<String, Vec<IpAddr>>,
-    /// Counter of the state that all of them have applied; `None` if none is connected.
-    reached: Option<u64>,
-    revision: u64,
-}
-
 impl Assignment {
     /// Records the reports of the connected gateways. Returns true if they may change the assignment.
     pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
-        let mut reserved = self.gateways.reserved.clone();
-        reserved.extend(gateways.iter().map(|gateway| (gateway.name.clone(), gateway.reserved.clone())));
-        let is_other = reserved != self.gateways.reserved;
-        let reached = gateways.reached_by_all();
-        let is_awaited = reached != self.gateways.reached && self.allocations.waits_for_gateways(now);
-        let revision = self.gateways.revision + u64::from(is_other || is_awaited);
-        self.gateways = GatewayReports { reserved, reached, revision };
-        is_other || is_awaited
+        self.gateways.follow(gateways, self.allocations.waits_for_gateways(now))
+    }
+
+    /// The gateways that serve node ports, for the next leader.
+    pub(super) const fn node_port_gateways(&self) -> Option<&Arc<BTreeSet<String>>> {
+        self.gateways.node_ports.as_ref()
     }
 
     /// Starts from the decisions of a previous leader.
     pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
         self.recalled = checkpoint.services.clone();
         self.allocations.recall(&checkpoint.reserved, now);
+        self.gateways.recall(checkpoint);
     }
 
-    /// Assigns again if an input changed or `is_due` is set.
+    /// Assigns again if an input changed or `is_due` is set. `now_s` is the Unix time, seconds, if it is known.
     pub(super) fn update(
         &mut self,
         world: &World,
         settings: &ControllerSettings,
         is_due: bool,
-        now: Instant,
+        (now, now_s): (Instant, Option<u64>),
     ) -> AssignmentUpdate {
         let (revisions, reports) = (world.revisions(), self.gateways.revision);
         let before = self.decided_for.replace((revisions, reports));
@@ -115,8 +107,9 @@ impl Assignment {
         }
         let of_forbidden = |of: Revisions| (of.nodes, of.gateways);
         if before.is_none_or(|(before, of_reports)| (of_forbidden(before), of_reports) != (of_forbidden(revisions), reports)) {
-            let (own, nodes) = (&settings.reserved, world.nodes().values());
-            let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
+            self.gateways.forget_deleted(world);
+            let profiles = self.gateways.profiles(world, settings);
+            let forbidden = Forbidden::new(&profiles, world.nodes().values(), &settings.cluster_cidrs);
             has_moved |= !forbidden.fences_as(&self.forbidden);
             is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
             self.forbidden = Arc::new(forbidden);
@@ -128,16 +121,8 @@ impl Assignment {
             return AssignmentUpdate::default();
         }
         let outside_before = Arc::clone(&self.outside_pools);
-        self.decide(world, settings, now);
+        self.decide(world, settings, (now, now_s));
         AssignmentUpdate { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
-    }
-
-    /// Addresses of all gateways ever seen by this or a previous controller, each with the gateway's name.
-    fn reserved(&self, world: &World) -> BTreeMap<IpAddr, String> {
-        let is_newer = |name: &String| self.gateways.reserved.contains_key(name);
-        let before = world.gateways().iter().filter(|(name, _)| !is_newer(name)).map(|(name, one)| (name, &one.addresses));
-        let all = before.chain(&self.gateways.reserved);
-        all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
     }
 
     /// Whether another owner of this address matters for any Service.
@@ -162,8 +147,9 @@ impl Assignment {
         self.conflicts.iter().map(conflict_note)
     }
 
-    fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
-        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
+    fn decide(&mut self, world: &World, settings: &ControllerSettings, (now, now_s): (Instant, Option<u64>)) {
+        let serves_node_ports = self.gateways.serve_node_ports(settings);
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings).with_node_ports(serves_node_ports));
         let entries = world.services().values().map(|entry| owned(&entry.candidate));
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
         ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
@@ -187,7 +173,8 @@ impl Assignment {
         self.named =
             claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
-        let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
+        let reach = self.gateways.reach(world, &settings.group, now_s);
+        let rules = Rules { pools: &pools, forbidden: &forbidden, reached: reach.counter, absent: &reach.absent, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
         // A Service that is being deleted keeps its addresses but is no longer served; one of another group never was.
         unserved.iter().for_each(|claim| drop(outcomes.remove(&claim.service)));

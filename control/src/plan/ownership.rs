@@ -48,6 +48,12 @@ impl Ownership {
         }
     }
 
+    /// The same, but node ports count only where a gateway serves them.
+    #[must_use]
+    pub const fn with_node_ports(self, are_served: bool) -> Self {
+        Self { node_ports: self.node_ports && are_served, ..self }
+    }
+
     /// Whether any part of it is ours.
     #[must_use]
     pub const fn is_any(self) -> bool {

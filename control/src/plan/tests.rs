@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::{core::v1::Service as ServiceObject, discovery::v1::EndpointSlice};
 use proptest::prelude::*;
-use proto::{Family, HealthCheck, Mode, Reason, Scheduler, Service, Target};
+use proto::{Family, GatewayProfile, HealthCheck, Mode, Reason, Scheduler, Service, Target};
 use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
@@ -37,7 +37,7 @@ pub(crate) fn settings() -> ControllerSettings {
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
-        reserved: Vec::new(),
+        profile: GatewayProfile { serves_node_ports: Some(true), ..GatewayProfile::default() },
         maglev_seed: MaglevSeed::default(),
         lock_dir: None,
     }

@@ -6,7 +6,7 @@
 //! that cannot be parsed are skipped. Deliberately not here: where it is stored (`store`), and the allocation
 //! (`addresses`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ const VERSION: &str = "v1";
 const RESERVED: &str = "reserved";
 /// Prefix of the line of the seed, in the first text.
 const SEED: &str = "maglev-seed";
+/// Prefix of the line of the gateways that serve node ports, in the first text.
+const NODE_PORTS: &str = "node-ports";
 /// Maximum time of a reservation.
 const RESERVED_MAX_S: u64 = 3600;
 /// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters
@@ -60,6 +62,8 @@ pub struct Checkpoint {
     pub services: OrdMap<ServiceName, Arc<Decided>>,
     /// The reserved addresses.
     pub reserved: Arc<Vec<Reserved>>,
+    /// The gateways that serve node ports; `None`: an earlier version did not record them.
+    pub node_port_gateways: Option<Arc<BTreeSet<String>>>,
     /// The seed of the Maglev tables that was drawn for this installation; none: that of all installations that are older
     /// than such seeds.
     pub maglev_seed: Option<u64>,
@@ -91,6 +95,7 @@ impl Checkpoint {
     pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
         texts[0].extend(self.maglev_seed.map(seed_line));
+        texts[0].extend(self.node_port_gateways.as_deref().map(node_ports_line));
         let mut put = |name: &ServiceName, line: String| {
             let at = text_of(name, texts.len());
             texts[at].push(line);
@@ -130,6 +135,8 @@ impl Checkpoint {
                     // The limit guards against a clock that was set back.
                     let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
                     reserved.push(Reserved { address, service, until: now + left });
+                } else if let Some(gateways) = parse_node_ports(line) {
+                    read.node_port_gateways = Some(Arc::new(gateways));
                 } else if let Some(seed) = parse_seed(line) {
                     read.maglev_seed = Some(seed);
                 } else {
@@ -207,6 +214,16 @@ fn seed_line(seed: u64) -> String {
     format!("{SEED} {seed}")
 }
 
+/// A name with a blank cannot be told from two: such a gateway says it again when it connects.
+fn node_ports_line(gateways: &BTreeSet<String>) -> String {
+    gateways.iter().fold(NODE_PORTS.to_owned(), |line, name| format!("{line} {name}"))
+}
+
+fn parse_node_ports(line: &str) -> Option<BTreeSet<String>> {
+    let mut words = line.split(' ');
+    (words.next()? == NODE_PORTS).then(|| words.map(ToOwned::to_owned).collect())
+}
+
 fn parse_seed(line: &str) -> Option<u64> {
     line.strip_prefix(SEED)?.strip_prefix(' ')?.parse().ok()
 }
@@ -233,7 +250,8 @@ mod tests {
         let until = now + Duration::from_secs(60);
         let service = ServiceName::new("shop", "old");
         let reserved = Arc::new(vec![Reserved { address: "192.0.2.3".parse().unwrap(), service, until }]);
-        Checkpoint { reserved, maglev_seed: Some(u64::MAX - 7), ..all }
+        let node_port_gateways = Some(Arc::new(["edge-1".to_owned(), "edge-2".to_owned()].into()));
+        Checkpoint { reserved, maglev_seed: Some(u64::MAX - 7), node_port_gateways, ..all }
     }
 
     #[test]
@@ -248,6 +266,7 @@ mod tests {
             let read = Checkpoint::from_texts(&texts, now + later, clock + later);
             let expected = (all.services.clone(), &all.reserved, all.maglev_seed);
             assert_eq!((read.services, &read.reserved, read.maglev_seed), expected, "{texts:?}");
+            assert_eq!(read.node_port_gateways, all.node_port_gateways);
         }
     }
 

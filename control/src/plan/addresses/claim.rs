@@ -12,8 +12,12 @@ use proto::{Family, Protocol, Refusal, ServiceName};
 
 use crate::plan::externals::Externals;
 use crate::plan::forbidden::Forbidden;
+use crate::plan::message::shortened;
 use crate::plan::pools::Pools;
 use crate::world::Labels;
+
+/// Maximum number of gateways named in a message.
+const ABSENT_NAMED_MAX: usize = 8;
 
 /// Ports on which a Service listens at its addresses.
 pub(super) type Port = (Protocol, u16);
@@ -193,8 +197,20 @@ pub struct Rules<'a> {
     pub forbidden: &'a Forbidden,
     /// Counter of the state that every gateway has applied that may forward an earlier one; `None` if there is none.
     pub reached: Option<u64>,
+    /// The gateways that may forward an earlier one and are not connected.
+    pub absent: &'a [String],
     /// Current time.
     pub now: Instant,
+}
+
+impl Rules<'_> {
+    /// Part of a message: the disconnected gateways for which an address waits.
+    pub(super) fn absence(&self) -> String {
+        match shortened(self.absent, ABSENT_NAMED_MAX, ", ", " and ") {
+            none if none.is_empty() => none,
+            names => format!("; not connected: {names} (delete the EdgeGateway of one that is gone for good)"),
+        }
+    }
 }
 
 /// Sharing terms of one Service.

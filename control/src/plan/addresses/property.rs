@@ -108,7 +108,7 @@ proptest! {
             if step.restarts {
                 lab.all = Allocations::default();
             }
-            let rules = Rules { pools: &lab.pools, forbidden: &lab.forbidden, reached: None, now: lab.now };
+            let rules = Rules { pools: &lab.pools, forbidden: &lab.forbidden, reached: None, absent: &[], now: lab.now };
             let outcomes = lab.all.assign(&claims, rules);
             let mut frontends = BTreeMap::new();
             for claim in &claims {

@@ -8,6 +8,7 @@ use objects::{Namespaces, Sharing};
 use super::*;
 use crate::config::settings::ControllerSettings;
 use crate::plan::forbidden::Forbidden;
+use crate::plan::forbidden::tests::forbidden;
 use crate::plan::tests::settings;
 use objects::NodeSpec;
 
@@ -59,7 +60,7 @@ impl Lab {
     }
 
     fn assign(&mut self, claims: &[Claim]) -> &mut Self {
-        let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, now: self.now };
+        let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, absent: &[], now: self.now };
         self.outcomes = self.all.assign(claims, rules);
         self
     }
@@ -210,8 +211,7 @@ fn a_foreign_status_counts_only_if_a_pool_would_give_that_address_now() {
     closed.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
     let specs = [pool("default", &["192.0.2.100-192.0.2.105"]), closed];
     let node = NodeSpec { name: "worker".to_owned(), all_addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
-    let gateways = [(ip("192.0.2.102"), "edge-2".to_owned())].into();
-    let forbidden = Forbidden::new(&[ip("192.0.2.103")], &gateways, [node].iter(), &["10.0.0.0/8".parse().unwrap()]);
+    let forbidden = forbidden(&["192.0.2.103"], &["192.0.2.102"], &[node], &["10.0.0.0/8"]);
     let rows = [
         ("192.0.2.105", true, None),
         ("198.18.0.1", false, Some("\"kubectl\" wrote it there, and it lies in no pool")),
@@ -315,8 +315,7 @@ fn a_request_that_cannot_be_met_is_refused_with_the_reason() {
     clean.avoid_buggy_ips = true;
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.102"]), closed, clean]);
     let node = NodeSpec { name: "worker".to_owned(), all_addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
-    let gateways = [(ip("192.0.2.100"), "edge-2".to_owned())].into();
-    lab.forbidden = Forbidden::new(&[ip("192.0.2.102")], &gateways, [node].iter(), &["10.0.0.0/8".parse().unwrap()]);
+    lab.forbidden = forbidden(&["192.0.2.102"], &["192.0.2.100"], &[node], &["10.0.0.0/8"]);
     let rows = [
         ("203.0.113.1", "OutsidePools", "lies in no pool; ask for one of pool default"),
         ("192.0.2.102", "Refused", "address of the gateway itself"),
@@ -650,7 +649,7 @@ fn usage_figures_count_available_addresses() {
     let mut v6 = pool("v6", &["2001:db8::/64"]);
     v6.avoid_buggy_ips = true;
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.109"]), v6]);
-    lab.forbidden = Forbidden::new(&[ip("192.0.2.109"), ip("192.0.2.110")], &BTreeMap::new(), [].iter(), &[]);
+    lab.forbidden = forbidden(&["192.0.2.109", "192.0.2.110"], &[], &[], &[]);
     lab.assign(&[claim("a", 1), claim("b", 2)]);
     lab.assign(&[claim("a", 1)]);
     let figures = |lab: &Lab| -> Vec<(u128, u128, u128)> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use proto::{Reason, Service};
+use proto::{GatewayProfile, Reason, Service};
 use serde_json::{Value, json};
 
 use super::{addresses, apply, endpoints, named, service, settings, stored, texts};
@@ -57,7 +57,7 @@ fn addresses_of_disconnected_gateways_and_nodes_are_never_vips_and_those_of_gate
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     let away = ["192.0.2.100", "10.0.0.9"].map(|text| text.parse().unwrap()).to_vec();
     world.apply(Change::GatewaysReplaced(
-        [("edge-1".to_owned(), KnownGateway { addresses: away, ..KnownGateway::default() })].into(),
+        [("edge-1".to_owned(), KnownGateway { profile: away.into(), ..KnownGateway::default() })].into(),
     ));
     let list = json!([{"type": "InternalIP", "address": "10.0.1.1"}, {"type": "InternalIP", "address": "192.0.2.101"},
         {"type": "ExternalIP", "address": "192.0.2.102"}]);
@@ -75,6 +75,81 @@ fn addresses_of_disconnected_gateways_and_nodes_are_never_vips_and_those_of_gate
     assert_eq!(web.ports[0].vips, ["192.0.2.104".parse::<IpAddr>().unwrap()]);
     assert_eq!(addresses(web), ["10.0.0.1:8080", "10.0.1.1:8080"]);
     assert!(plan.notes.iter().any(|note| note.remark.text.contains("address of gateway edge-1")), "{:?}", plan.notes);
+}
+
+#[test]
+fn a_next_hop_of_any_gateway_is_no_vip_and_may_be_a_backend() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let hop = |text: &str| [text.parse::<IpAddr>().unwrap()];
+    let profile = GatewayProfile::new(hop("192.0.2.100"), hop("10.0.0.9"));
+    world.apply(Change::GatewaysReplaced([("edge-1".to_owned(), KnownGateway { profile, ..KnownGateway::default() })].into()));
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let profile = GatewayProfile::new(hop("192.0.2.101"), [hop("10.0.0.8"), hop("192.0.2.102")].concat());
+    let _connection = Connection::open(&gateways, "edge-2", "", profile);
+    memory.follow_gateways(&gateways.borrow(), now);
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.8", "10.0.0.9", "192.0.2.101"]));
+    let plan = plan(&world, &settings(), &mut memory, now);
+    let web = &plan.services[&named("web")];
+    assert_eq!(web.ports[0].vips, ["192.0.2.103".parse::<IpAddr>().unwrap()]);
+    assert_eq!(addresses(web), ["10.0.0.8:8080", "10.0.0.9:8080"]);
+}
+
+#[test]
+fn without_node_port_addresses_on_any_gateway_node_port_services_are_not_ours() {
+    let mut settings = settings();
+    settings.profile.serves_node_ports = Some(false);
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("web", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]})));
+    let first = plan(&world, &settings, &mut memory, now);
+    assert!(first.services.is_empty() && first.notes.is_empty() && memory.current_notes().is_empty(), "{:?}", first.notes);
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let serving = GatewayProfile { serves_node_ports: Some(true), ..GatewayProfile::default() };
+    let _connection = Connection::open(&gateways, "edge-1", "", serving);
+    assert!(memory.follow_gateways(&gateways.borrow(), now));
+    let second = plan(&world, &settings, &mut memory, now);
+    assert_eq!(second.services.keys().collect::<Vec<_>>(), [&named("web")]);
+    // The next leader serves them before any gateway has connected.
+    world.apply(Change::CheckpointReplaced(Box::new(second.checkpoint)));
+    assert_eq!(plan(&world, &settings, &mut Memory::default(), now).services.len(), 1);
+}
+
+#[test]
+fn a_freed_address_waits_for_a_gateway_that_is_not_connected_until_its_object_is_deleted() {
+    let mut settings = settings();
+    settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    memory.set_time_of_day(now, std::time::SystemTime::now());
+    let known = |names: &[&str]| {
+        let known = KnownGateway { group: "default".to_owned(), ..KnownGateway::default() };
+        Change::GatewaysReplaced(names.iter().map(|name| ((*name).to_owned(), known.clone())).collect())
+    };
+    world.apply(known(&["edge-1", "edge-2"]));
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let (one, two) =
+        (Connection::open(&gateways, "edge-1", "", Vec::new()), Connection::open(&gateways, "edge-2", "", Vec::new()));
+    let mut run = |world: &World, counter: u64, connections: &[&Connection]| {
+        connections.iter().for_each(|connection| connection.acknowledge(counter - 1));
+        memory.follow_gateways(&gateways.borrow(), now);
+        let plan = plan(world, &settings, &mut memory, now);
+        memory.published(counter);
+        plan
+    };
+    apply(&mut world, service("old", json!({})));
+    run(&world, 1, &[&one, &two]);
+    // edge-2 is cut off just before the Service is deleted.
+    two.acknowledge(1);
+    drop(two);
+    world.apply(Change::ServiceDeleted(named("old")));
+    apply(&mut world, service("new", json!({})));
+    run(&world, 2, &[&one]);
+    for counter in 3..6 {
+        let plan = run(&world, counter, &[&one]);
+        let refusal = plan.services[&named("new")].refusal.as_ref().unwrap();
+        assert!(refusal.message.contains("not connected: edge-2 (delete the EdgeGateway"), "{}", refusal.message);
+    }
+    world.apply(known(&["edge-1"]));
+    assert_eq!(run(&world, 6, &[&one]).services[&named("new")].ports.len(), 1);
 }
 
 /// One change of a world of three Services and a pool of three addresses, for the decisions that survive a leader.
