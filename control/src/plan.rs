@@ -141,7 +141,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let inputs = Inputs { world, settings, fence: &fence, fence_moved, nodes: &nodes, maglev_seed, now, unix_s };
     let mut plan = Plan {
         notes,
-        pools: memory.assignment.gateway_pools.clone(),
+        pools: Vec::clone(&memory.assignment.gateway_pools),
         pools_status: Arc::clone(&memory.assignment.uses),
         ..Plan::default()
     };
@@ -150,7 +150,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     }
     memory.assignment.recalled.clear();
     memory.record_reserved();
-    memory.record_node_ports();
+    memory.record_gateways();
     let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
     plan.again_at = waiting.chain(memory.assigned_until).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
@@ -232,7 +232,12 @@ impl Memory {
         }
     }
 
-    fn record_node_ports(&mut self) {
+    /// Records what the next leader must know of gateways and of the pools that they have.
+    fn record_gateways(&mut self) {
+        if self.checkpoint.pools != self.assignment.gateway_pools {
+            self.checkpoint.pools = Arc::clone(&self.assignment.gateway_pools);
+            self.checkpoint.revision += 1;
+        }
         let serving = self.assignment.node_port_gateways();
         if serving != self.checkpoint.node_port_gateways.as_ref() {
             self.checkpoint.node_port_gateways = serving.cloned();

@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use proto::{Announce, Family, Reason, Refusal, ServiceName};
+use proto::{Family, Pool, Reason, Refusal, ServiceName};
 
-use crate::plan::pools::Pools;
+use crate::plan::pools::{OutsideAddress, Pools};
 use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
 use objects::note::{Cause, Remark};
@@ -70,6 +70,7 @@ impl Allocations {
         let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
         self.recheck(&order, &mut outcomes, rules);
         self.adopt_all(&order, &mut outcomes, rules);
+        self.yield_to_others(&order, &mut outcomes, rules);
         let mut search = Search::default();
         let are_new: Vec<bool> = order.iter().map(|claim| self.holders.of(&claim.service).is_empty()).collect();
         // An exchange frees an address, which another Service may request.
@@ -116,9 +117,10 @@ impl Allocations {
         self.waits_until.is_some() || self.freed.waits_for_gateways(now)
     }
 
-    /// Allocated addresses outside every pool, each with the announcement method of its former pool.
-    pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
-        self.holders.outside(pools)
+    /// Allocated addresses outside every pool, each with the route of its former pool; `former` are the pools that a
+    /// previous leader sent to gateways.
+    pub fn outside(&mut self, pools: &Pools, former: &[Pool]) -> Vec<OutsideAddress> {
+        self.holders.outside(pools, former)
     }
 
     fn release_unclaimed(&mut self, claims: &[Claim], now: Instant) {
@@ -146,18 +148,18 @@ impl Allocations {
         self.freed.put(address, service, now);
     }
 
-    fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+    fn hold(&mut self, claim: &Claim, address: IpAddr) {
         if !self.holders.is_held(address) {
             // Nothing else was free, so the reservation of the former holder ends.
             self.freed.forget(address);
         }
-        self.hold_as_before(claim, address, pools);
+        self.hold_as_before(claim, address);
     }
 
     /// Records a holder, and leaves the reservations of others as they are.
-    fn hold_as_before(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+    fn hold_as_before(&mut self, claim: &Claim, address: IpAddr) {
         self.freed.remove(address, &claim.service);
-        self.holders.add(address, claim, pools.holding(address));
+        self.holders.add(address, claim);
     }
 
     /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if
@@ -168,6 +170,36 @@ impl Allocations {
         }
         let by = self.freed.reserved_for_other(address, &claim.service)?;
         Some(format!("is reserved for {by}, which freed it, for 10 minutes and until every gateway has removed it"))
+    }
+
+    /// Gives up the addresses that an older Service of another installation has, too. The other installation does the same
+    /// with the younger one, so that two Services never have one address for long.
+    fn yield_to_others(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
+        let age = |service: &ServiceName| order.iter().position(|claim| claim.service == *service);
+        for (place, other) in order.iter().enumerate().filter(|(_, claim)| claim.is_of_another) {
+            for address in self.holders.of(&other.service).to_vec() {
+                let ours = self.holders.sharers(address).filter(|service| **service != other.service).cloned();
+                for (index, service) in ours.collect::<Vec<_>>().into_iter().filter_map(|service| Some((age(&service)?, service)))
+                {
+                    if index < place {
+                        self.holders.remove(address, &other.service);
+                        continue;
+                    }
+                    self.free(&service, address, rules.now);
+                    let text = format!(
+                        "it leaves address {address}: {}, which another installation serves, has it too and is older; give \
+                         both installations pools that do not overlap",
+                        other.service
+                    );
+                    outcomes[index].notes.push(Remark::new(Cause::AddressLost, text));
+                }
+            }
+        }
+    }
+
+    /// Whether another Service than `service` holds `address`.
+    pub fn is_held_beside(&self, service: &ServiceName, address: IpAddr) -> bool {
+        self.holders.sharers(address).any(|holder| holder != service)
     }
 
     /// Takes the addresses off a new Service that needs every family and lacks one: no gateway has served it.
@@ -195,7 +227,7 @@ impl Allocations {
             for address in addresses {
                 let pool = rules.pools.holding(address);
                 match self.holders.refuse(address, claim, pool) {
-                    None => self.holders.add(address, claim, pool),
+                    None => self.holders.add(address, claim),
                     Some(why) => {
                         self.freed.put(address, &claim.service, rules.now);
                         let text =
@@ -222,7 +254,7 @@ impl Allocations {
             if self.refusal_of_request(claim, address, held, rules).is_none() {
                 held.into_iter().for_each(|old| self.free(&claim.service, old, rules.now));
                 is_any_freed |= held.is_some();
-                self.hold(claim, address, rules.pools);
+                self.hold(claim, address);
             }
         }
         is_any_freed
@@ -231,10 +263,10 @@ impl Allocations {
     /// Reports requests that are not met. A Service that already holds an address keeps it, and its owner gets a
     /// warning.
     fn refuse_requests(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
-        for (family, unreadable) in &claim.unreadable_requests {
-            if claim.families.contains(family) && self.holders.held_of(&claim.service, *family).is_none() {
-                outcome.miss(*family, unreadable.clone());
-            }
+        if let Some(why) = &claim.unread_request {
+            let lacking = claim.families.iter().filter(|family| self.holders.held_of(&claim.service, **family).is_none());
+            let refusal = Refusal { reason: Reason::Refused, message: format!("{why}; no other address is given instead") };
+            lacking.for_each(|family| outcome.miss(*family, refusal.clone()));
         }
         for (address, held) in self.open_requests(claim) {
             let Some(refusal) = self.refusal_of_request(claim, address, held, rules) else { continue };
@@ -307,7 +339,7 @@ impl Allocations {
                 continue;
             }
             match self.take(claim, family, rules, search) {
-                Ok(address) => self.hold(claim, address, rules.pools),
+                Ok(address) => self.hold(claim, address),
                 Err(refusal) => outcome.miss(family, refusal),
             }
         }
@@ -429,7 +461,7 @@ impl Allocations {
                 match self.take(claim, Family::of(address), rules, search) {
                     Ok(other) => {
                         self.free(&claim.service, address, rules.now);
-                        self.hold(claim, other, rules.pools);
+                        self.hold(claim, other);
                         // Another Service may request it.
                         self.wait(rules.now);
                         continue;

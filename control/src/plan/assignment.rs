@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use imbl::OrdMap;
-use proto::limits::SERVICES_MAX;
-use proto::{Announce, Pool, PoolBgp, Protocol, Reason, Refusal, ServiceName};
+use proto::limits::{LOAD_BALANCER_CLASS, SERVICES_MAX};
+use proto::{Pool, Protocol, Reason, Refusal, ServiceName};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
-use crate::plan::cleanup::{held_by_others, holders, vips_of_others};
+use crate::plan::cleanup::{OtherHolder, held_by_others, holders, vips_of_others};
 use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::ownership::Ownership;
@@ -29,9 +29,6 @@ use reports::GatewayReports;
 
 mod reports;
 
-/// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
-const OUTSIDE: &str = "outside-pools";
-
 /// The last assignment and its inputs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
@@ -44,7 +41,9 @@ pub(super) struct Assignment {
     /// VIPs outside every pool, of ours and of other groups, in order.
     pub(super) outside_pools: Arc<Vec<IpAddr>>,
     /// Pools as sent to gateways.
-    pub(super) gateway_pools: Vec<Pool>,
+    pub(super) gateway_pools: Arc<Vec<Pool>>,
+    /// Those that a previous leader sent, until the first plan is made.
+    former_pools: Arc<Vec<Pool>>,
     /// Usage figures of every pool.
     pub(super) uses: Arc<Vec<PoolUse>>,
     /// Addresses that Services request, that their statuses contain, or that a previous leader allocated.
@@ -55,8 +54,12 @@ pub(super) struct Assignment {
     pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
     /// Revisions of the objects and of the gateways' reports for which the last assignment was computed.
     decided_for: Option<(Revisions, u64)>,
+    /// Revision of the world that was examined last.
+    seen: u64,
     /// Pools that are not in use, each with the reason.
     conflicts: BTreeMap<String, String>,
+    /// Pools that are not in use because they name no class.
+    classless: BTreeSet<String>,
 }
 
 /// Result of an update.
@@ -82,6 +85,7 @@ impl Assignment {
     /// Starts from the decisions of a previous leader.
     pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
         self.recalled = checkpoint.services.clone();
+        self.former_pools = Arc::clone(&checkpoint.pools);
         self.allocations.recall(&checkpoint.reserved, now);
         self.gateways.recall(checkpoint);
     }
@@ -96,6 +100,8 @@ impl Assignment {
     ) -> AssignmentUpdate {
         let (revisions, reports) = (world.revisions(), self.gateways.revision);
         let before = self.decided_for.replace((revisions, reports));
+        let is_due = is_due || self.is_contested(world, settings);
+        self.seen = world.revision();
         if before == Some((revisions, reports)) && !is_due {
             return AssignmentUpdate::default();
         }
@@ -125,6 +131,13 @@ impl Assignment {
         AssignmentUpdate { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
     }
 
+    /// Whether another installation has published an address that one of ours holds, since this was last asked.
+    fn is_contested(&self, world: &World, settings: &ControllerSettings) -> bool {
+        let changed = world.changed_since(self.seen).filter_map(|name| world.services().get(name));
+        let mut of_others = changed.map(|entry| &entry.candidate).filter(|one| one.held.is_of_another(&settings.group));
+        of_others.any(|one| one.held.ingress.iter().any(|ingress| self.allocations.is_held_beside(&one.name, ingress.ip)))
+    }
+
     /// Whether another owner of this address matters for any Service.
     fn concerns(&self, address: IpAddr, settings: &ControllerSettings) -> bool {
         let is_named = self.named.contains(&address) || self.outside_pools.binary_search(&address).is_ok();
@@ -137,14 +150,29 @@ impl Assignment {
         let conflict = |pool: &PoolState| Some((pool.name.clone(), pool.conflict.clone()?));
         let conflicts: BTreeMap<String, String> = self.pools.states().iter().filter_map(conflict).collect();
         let is_new = |(name, why): &(&String, &String)| self.conflicts.get(*name) != Some(*why);
-        let notes = conflicts.iter().filter(is_new).map(conflict_note).collect();
+        let mut notes: Vec<Note> = conflicts.iter().filter(is_new).map(conflict_note).collect();
         self.conflicts = conflicts;
+        let classless: BTreeSet<String> = self.pools.classless().cloned().collect();
+        notes.extend(classless.difference(&self.classless).map(classless_note));
+        self.classless = classless;
         notes
     }
 
     /// Current problems of pools.
     pub(super) fn notes_on_pools(&self) -> impl Iterator<Item = Note> {
         self.conflicts.iter().map(conflict_note)
+    }
+
+    /// The claim of a Service that another installation serves: no other Service gets its addresses, while they lie in
+    /// pools of ours or one of ours has them. `None` if none does.
+    fn claim_of_other(&self, other: OtherHolder<'_>) -> Option<Claim> {
+        let OtherHolder { service, created_s, addresses, is_published } = other;
+        let is_ours =
+            |address: &IpAddr| self.pools.holding(*address).is_some() || self.allocations.is_held_beside(service, *address);
+        let in_status: Vec<IpAddr> = addresses.into_iter().filter(is_ours).collect();
+        let claim =
+            Claim { created_s, in_status, status_is_ours: true, is_of_another: is_published, ..Claim::new(service.clone()) };
+        (!claim.in_status.is_empty()).then_some(claim)
     }
 
     fn decide(&mut self, world: &World, settings: &ControllerSettings, (now, now_s): (Instant, Option<u64>)) {
@@ -166,8 +194,8 @@ impl Assignment {
         }
         let mut unserved: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
         let claimed: BTreeSet<&ServiceName> = claims.iter().chain(&unserved).map(|claim| &claim.service).collect();
-        let of_others = held_by_others(world, settings).filter(|(name, ..)| !claimed.contains(*name));
-        let of_others: Vec<Claim> = of_others.filter_map(|other| claim_of_other(other, &self.pools)).collect();
+        let of_others = held_by_others(world, settings).filter(|other| !claimed.contains(other.service));
+        let of_others: Vec<Claim> = of_others.filter_map(|other| self.claim_of_other(other)).collect();
         unserved.extend(of_others);
         claims.extend(unserved.iter().cloned());
         self.named =
@@ -182,7 +210,7 @@ impl Assignment {
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
         }
-        let outside = self.allocations.outside(&pools);
+        let outside = self.allocations.outside(&pools, &std::mem::take(&mut self.former_pools));
         let of_others = vips_of_others(world, settings).filter(|address| pools.holding(*address).is_none());
         let mut outside_pools: BTreeSet<IpAddr> = outside.iter().map(|(address, _)| *address).chain(of_others).collect();
         let known_vips: Vec<IpAddr> = outside_pools.iter().copied().collect();
@@ -204,28 +232,23 @@ impl Assignment {
         outside_pools.extend(external_ips);
         self.outside_pools = Arc::new(outside_pools.into_iter().collect());
         self.outcomes = outcomes;
-        self.gateway_pools = gateway_pools(&pools, &outside);
+        self.gateway_pools = Arc::new(pools.for_gateways(&outside));
         self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
     }
+}
+
+/// It is told once: the installation of the default class may use the pool.
+fn classless_note(name: &String) -> Note {
+    let text = format!(
+        "a pool without loadBalancerClass belongs to the installation of class {LOAD_BALANCER_CLASS}; for another one set \
+         spec.loadBalancerClass"
+    );
+    Note { subject: Subject::Pool(name.clone()), remark: Remark::new(Cause::PoolOfDefaultClass, text) }
 }
 
 fn conflict_note((name, why): (&String, &String)) -> Note {
     let remark = Remark::new(Cause::Reason(Reason::Conflict), format!("the pool is not used: {why}"));
     Note { subject: Subject::Pool(name.clone()), remark }
-}
-
-/// Pools as sent to gateways: those in use, and one with the VIPs outside every pool. If the pool of a VIP disappeared
-/// before this controller started, its announcement method is unknown, and gateways use both methods.
-fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
-    let mut all: Vec<Pool> = pools.iter().map(Pool::from).collect();
-    for announce in [Announce::L2, Announce::Routed] {
-        let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
-        let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();
-        if !ranges.is_empty() {
-            all.push(Pool { name: OUTSIDE.to_owned(), ranges, announce, bgp: PoolBgp::default() });
-        }
-    }
-    all
 }
 
 /// The claim of a Service, with those labels that pools select by.
@@ -241,7 +264,7 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         ports,
         sharing: spec.and_then(|spec| spec.sharing.clone()),
         requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
-        unreadable_requests: Vec::new(),
+        unread_request: spec.and_then(|spec| spec.unread_request.clone()),
         pool: spec.and_then(|spec| spec.pool.clone()),
         internal: spec.is_some_and(|spec| spec.internal),
         readdress: spec.is_some_and(|spec| spec.readdress),
@@ -249,6 +272,7 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         namespace_labels,
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
+        is_of_another: false,
         status_writer: candidate.foreign_manager.clone(),
         recalled: Vec::new(),
     }
@@ -264,14 +288,6 @@ fn claim_of_deleted(left: &Leftover, pools: &Pools) -> Claim {
         status_is_ours: true,
         ..Claim::new(left.name.clone())
     }
-}
-
-/// The claim of a Service that another group of gateways serves: no other Service gets its addresses, while they lie in
-/// pools of ours that were theirs. `None` if none does.
-fn claim_of_other((name, created_s, addresses): (&ServiceName, Option<i64>, Vec<IpAddr>), pools: &Pools) -> Option<Claim> {
-    let in_status: Vec<IpAddr> = addresses.into_iter().filter(|address| pools.holding(*address).is_some()).collect();
-    let claim = Claim { created_s, in_status, status_is_ours: true, ..Claim::new(name.clone()) };
-    (!claim.in_status.is_empty()).then_some(claim)
 }
 
 /// The API server gives each nodePort to one Service only; for manifests this function enforces the same.

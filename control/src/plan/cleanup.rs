@@ -93,16 +93,26 @@ fn left_by(left: &Leftover, settings: &ControllerSettings) -> Option<LeftBy> {
     }
 }
 
-/// Services that other installations have marked, each with the addresses of its status.
-pub(super) fn held_by_others<'a>(
-    world: &'a World,
-    settings: &'a ControllerSettings,
-) -> impl Iterator<Item = (&'a ServiceName, Option<i64>, Vec<IpAddr>)> {
-    let services = world.services().values().map(|entry| &entry.candidate).map(|one| (&one.name, one.created_s, &*one.held));
+/// A Service that another installation has marked, with the addresses of its status.
+pub(super) struct OtherHolder<'a> {
+    pub(super) service: &'a ServiceName,
+    pub(super) created_s: Option<i64>,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Whether sluice wrote that status. Anybody else could name any address there.
+    pub(super) is_published: bool,
+}
+
+/// Services that other installations have marked.
+pub(super) fn held_by_others<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = OtherHolder<'a>> {
+    let services = world.services().values().map(|entry| &*entry.candidate);
+    let services = services.map(|one| (&one.name, one.created_s, &*one.held, one.status_is_ours));
     let deleted = world.leftovers().values().filter(|left| left.holds_addresses());
-    let all = services.chain(deleted.map(|left| (&left.name, left.created_s, &left.held)));
-    let others = all.filter(|(_, _, held)| held.is_of_another(&settings.group));
-    others.map(|(name, created_s, held)| (name, created_s, held.ingress.iter().map(|ingress| ingress.ip).collect()))
+    let all = services.chain(deleted.map(|left| (&left.name, left.created_s, &left.held, left.status_is_ours)));
+    let others = all.filter(|(_, _, held, _)| held.is_of_another(&settings.group));
+    others.map(|(service, created_s, held, is_published)| {
+        let addresses = held.ingress.iter().map(|ingress| ingress.ip).collect();
+        OtherHolder { service, created_s, addresses, is_published }
+    })
 }
 
 /// VIPs of other groups of gateways: the addresses that sluice wrote into the statuses of Services with their marks.

@@ -77,7 +77,7 @@ impl Allocations {
                 }
             };
             match refusal(claim, address, is_ours, rules).or_else(obstacle) {
-                None => self.hold_as_before(claim, address, rules.pools),
+                None => self.hold_as_before(claim, address),
                 Some(_) if source == AddressSource::Recalled => {}
                 Some(why) => {
                     let text = format!("address {address} of its status is not taken over: {why}; it gets another one");

@@ -39,8 +39,8 @@ pub struct Claim {
     pub sharing: Option<Sharing>,
     /// Requested addresses.
     pub requested: Vec<IpAddr>,
-    /// Families in which it requests an address that cannot be read, with the reason that it waits.
-    pub unreadable_requests: Vec<(Family, Refusal)>,
+    /// Why its request for an address or a pool cannot be read. It gets none before that is corrected.
+    pub unread_request: Option<String>,
     /// Requested pool.
     pub pool: Option<String>,
     /// Whether it requests an address from a pool that is marked internal.
@@ -55,6 +55,8 @@ pub struct Claim {
     pub in_status: Vec<IpAddr>,
     /// Whether sluice wrote that status. If so, its addresses count even outside the pools.
     pub status_is_ours: bool,
+    /// Whether another installation serves it at the addresses in its status.
+    pub is_of_another: bool,
     /// Another field manager that wrote the status.
     pub status_writer: Option<String>,
     /// Addresses that a previous leader allocated to it.
@@ -73,7 +75,7 @@ impl Claim {
             ports: Vec::new(),
             sharing: None,
             requested: Vec::new(),
-            unreadable_requests: Vec::new(),
+            unread_request: None,
             pool: None,
             internal: false,
             readdress: false,
@@ -81,6 +83,7 @@ impl Claim {
             namespace_labels: Labels::new(),
             in_status: Vec::new(),
             status_is_ours: false,
+            is_of_another: false,
             status_writer: None,
             recalled: Vec::new(),
         }

@@ -1,5 +1,7 @@
 //! Claims over time: which Service gets which address, and the notes for the others.
 
+use std::sync::Arc;
+
 use kube::core::Selector;
 use proto::Protocol;
 
@@ -183,10 +185,11 @@ fn a_waiting_service_gets_an_address_at_the_next_expiry() {
 fn a_pool_edit_renumbers_no_service_and_adds_a_note() {
     let mut lab = Lab::small();
     lab.assign(&[claim("a", 1)]);
+    lab.all.outside(&lab.pools, &[]);
     lab.pools = pools(&[pool("default", &["198.51.100.0/28"])]);
     assert_eq!(lab.assign(&[claim("a", 1)]).got("a"), "100");
     assert_eq!(lab.of("a").notes[0].cause, Cause::Reason(Reason::OutsidePools));
-    assert_eq!(lab.all.outside(&lab.pools), [(ip("192.0.2.100"), Some(Announce::L2))]);
+    assert_eq!(lab.all.outside(&lab.pools, &[]), [(ip("192.0.2.100"), Some(Arc::default()))]);
     lab.pools = pools(&[]);
     assert_eq!(lab.assign(&[claim("a", 1)]).got("a"), "100");
     let mut closed = pool("default", &["192.0.2.100-192.0.2.102"]);
@@ -684,6 +687,7 @@ mod conflicts {
     use serde_json::json;
 
     use super::*;
+    use crate::config::settings::Source;
     use objects::crd::AddressPool;
 
     fn object(name: &str, created: &str, addresses: &[&str]) -> (String, AddressPool) {
@@ -739,6 +743,22 @@ mod conflicts {
         let pools = Pools::of(&ControllerSettings { pools: Vec::new(), ..settings() }, &objects);
         assert_eq!(pools.states().len(), 1);
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
+    }
+
+    #[test]
+    fn a_pool_without_class_belongs_to_the_installation_of_the_default_class() {
+        let kubernetes = Source::Kubernetes { kubeconfig: None, namespace: None };
+        let rows = [
+            ("sluice.dev/gateway", kubernetes.clone(), true),
+            ("example.com/other", kubernetes, false),
+            ("example.com/other", settings().source, true),
+        ];
+        for (class, source, is_used) in rows {
+            let settings = ControllerSettings { pools: Vec::new(), load_balancer_class: class.to_owned(), source, ..settings() };
+            let pools = Pools::of(&settings, &[object("shared", "00", &["192.0.2.1"])].into());
+            assert_eq!(pools.holding(ip("192.0.2.1")).is_some(), is_used, "{class}");
+            assert_eq!((pools.classless().count(), pools.elsewhere(ip("192.0.2.1")).is_none()), (usize::from(!is_used), is_used));
+        }
     }
 
     #[test]

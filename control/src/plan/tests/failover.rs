@@ -17,6 +17,7 @@ use crate::world::World;
 use crate::world::change::{Change, KnownGateway};
 use crate::world::checkpoint::{Checkpoint, Reserved};
 use objects::PoolSpec;
+use objects::crd::AddressPool;
 use objects::note::{Cause, Note};
 
 /// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its
@@ -150,6 +151,77 @@ fn a_freed_address_waits_for_a_gateway_that_is_not_connected_until_its_object_is
     }
     world.apply(known(&["edge-1"]));
     assert_eq!(run(&world, 6, &[&one]).services[&named("new")].ports.len(), 1);
+}
+
+/// A pool whose VIPs are announced by BGP as one prefix.
+fn routed_pool(name: &str, addresses: &[&str], bgp: Value) -> AddressPool {
+    let pool = json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool", "metadata": {"name": name},
+        "spec": {"addresses": addresses, "announce": "routed", "bgp": bgp}});
+    serde_json::from_value(pool).unwrap()
+}
+
+#[test]
+fn deleting_a_pool_changes_no_route_whoever_leads() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let settings = ControllerSettings { pools: Vec::new(), ..settings() };
+    let bgp = json!({"aggregationLength": 24, "communities": ["no-export", "65000:1:2"], "med": 7});
+    world.apply(Change::PoolApplied(Box::new(routed_pool("edge", &["198.51.100.0/24"], bgp))));
+    apply(&mut world, service("web", json!({})));
+    let before = plan(&world, &settings, &mut memory, now);
+    let route = |plan: &Plan| -> Vec<_> {
+        plan.pools.iter().map(|pool| (pool.ranges.clone(), pool.announce, pool.bgp.clone())).collect()
+    };
+    world.apply(Change::PoolDeleted("edge".to_owned()));
+    let after = plan(&world, &settings, &mut memory, now);
+    assert_eq!((route(&after), after.pools[0].bgp.aggregation_length), (route(&before), 24));
+    // The next leader starts from the text that its predecessor wrote, before or after the pool was deleted.
+    for checkpoint in [&before.checkpoint, &after.checkpoint] {
+        let clock = std::time::SystemTime::now();
+        let read = Checkpoint::from_texts(&checkpoint.to_texts(4, now, clock), now, clock);
+        let mut successor = world.clone();
+        successor.apply(Change::CheckpointReplaced(Box::new(read)));
+        let next = plan(&successor, &settings, &mut Memory::default(), now);
+        assert_eq!(route(&next), route(&before));
+    }
+    // Another pool that has a part of the prefix ends the aggregate.
+    world.apply(Change::PoolApplied(Box::new(routed_pool("new", &["198.51.100.128/25"], json!({})))));
+    let lone = plan(&world, &settings, &mut memory, now);
+    assert_eq!(lone.pools[1].ranges, ["198.51.100.0".parse().unwrap()]);
+    assert_eq!((lone.pools[1].bgp.aggregation_length, lone.pools[1].bgp.med), (32, Some(7)));
+}
+
+#[test]
+fn of_two_services_that_two_installations_gave_one_address_the_younger_gets_another_and_is_told() {
+    for (created, keeps) in [("2026-01-01T00:00:00Z", false), ("2026-01-03T00:00:00Z", true)] {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        let mut web = service("web", json!({}));
+        web["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
+        apply(&mut world, web);
+        let mut theirs = service("theirs", json!({"loadBalancerClass": "example.com/other"}));
+        theirs["metadata"]["creationTimestamp"] = created.into();
+        theirs["metadata"]["annotations"] = json!({"sluice.dev/group": "other"});
+        apply(&mut world, theirs.clone());
+        let vip = |plan: &Plan| plan.services[&named("web")].ports[0].vips[0].to_string();
+        assert_eq!(vip(&plan(&world, &settings(), &mut memory, now)), "192.0.2.100");
+        theirs["status"]["loadBalancer"]["ingress"] = json!([{"ip": "192.0.2.100"}]);
+        theirs["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status",
+            "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}]);
+        apply(&mut world, theirs.clone());
+        for _ in 0..2 {
+            let second = plan(&world, &settings(), &mut memory, now);
+            assert_eq!(vip(&second), if keeps { "192.0.2.100" } else { "192.0.2.101" });
+            let told = |note: &Note| note.remark.cause == Cause::AddressLost && note.remark.text.contains("shop/theirs");
+            assert!(keeps || second.replanned == 0 || second.notes.iter().any(told), "{:?}", second.notes);
+        }
+        // What another program wrote there takes no address away.
+        theirs["metadata"]["managedFields"] = Value::Null;
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({})));
+        let mut memory = Memory::default();
+        plan(&world, &settings(), &mut memory, now);
+        apply(&mut world, theirs);
+        assert_eq!(vip(&plan(&world, &settings(), &mut memory, now)), "192.0.2.100");
+    }
 }
 
 /// One change of a world of three Services and a pool of three addresses, for the decisions that survive a leader.
