@@ -24,22 +24,19 @@ use objects::note::{Cause, Note, Remark, Subject};
 pub mod addresses;
 mod assignment;
 mod build;
-mod cleanup;
 pub mod externals;
 pub mod forbidden;
-mod groups;
 mod message;
-pub mod ownership;
 pub mod policy;
 pub mod pools;
 pub mod selection;
+pub mod tenure;
 
 use assignment::Assignment;
 use build::{Inputs, Planned, ServiceBuilder};
 pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
-pub use cleanup::{Cleanup, LeftBy};
-use cleanup::{cleanups, foreign_services};
-use groups::Unserved;
+pub use tenure::{Cleanup, LeftBy};
+use tenure::{Unserved, cleanups, foreign_services};
 
 /// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
@@ -203,7 +200,7 @@ impl Memory {
 
     /// Finds the Services that no group serves, or that another group has not released. Returns the new notes.
     fn update_unserved(&mut self, world: &World, settings: &ControllerSettings) -> Vec<Note> {
-        let mut unserved = Unserved::of(world, settings);
+        let mut unserved = Unserved::of(world, settings, self.assignment.serves_node_ports(settings));
         unserved.not_released.retain(|name, _| !self.assignment.outcomes.contains_key(name));
         let before = std::mem::replace(&mut self.unserved, unserved).without_group;
         let is_new = |(name, remark): &(&ServiceName, &Remark)| before.get(*name) != Some(*remark);

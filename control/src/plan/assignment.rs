@@ -15,12 +15,11 @@ use proto::{Pool, Protocol, Reason, Refusal, ServiceName};
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
-use crate::plan::cleanup::{OtherHolder, held_by_others, holders, vips_of_others};
 use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
-use crate::plan::ownership::Ownership;
 use crate::plan::pools::{PoolState, Pools};
 use crate::plan::selection::Fence;
+use crate::plan::tenure::{OtherHolder, Ownership, held_by_others, holders};
 use crate::world::checkpoint::{Checkpoint, Decided};
 use crate::world::{Labels, Revisions, World};
 use objects::note::{Cause, Note, Remark, Subject};
@@ -80,6 +79,11 @@ impl Assignment {
     /// The gateways that serve node ports, for the next leader.
     pub(super) const fn node_port_gateways(&self) -> Option<&Arc<BTreeSet<String>>> {
         self.gateways.node_ports.as_ref()
+    }
+
+    /// Whether any gateway serves node ports, or may do so.
+    pub(super) fn serves_node_ports(&self, settings: &ControllerSettings) -> bool {
+        self.gateways.serve_node_ports(settings)
     }
 
     /// Starts from the decisions of a previous leader.
@@ -165,19 +169,24 @@ impl Assignment {
 
     /// The claim of a Service that another installation serves: no other Service gets its addresses, while they lie in
     /// pools of ours or one of ours has them. `None` if none does.
-    fn claim_of_other(&self, other: OtherHolder<'_>) -> Option<Claim> {
-        let OtherHolder { service, created_s, addresses, is_published } = other;
+    fn claim_of_other(&self, other: &OtherHolder<'_>) -> Option<Claim> {
+        let OtherHolder { service, created_s, addresses, is_published, .. } = other;
         let is_ours =
             |address: &IpAddr| self.pools.holding(*address).is_some() || self.allocations.is_held_beside(service, *address);
-        let in_status: Vec<IpAddr> = addresses.into_iter().filter(is_ours).collect();
-        let claim =
-            Claim { created_s, in_status, status_is_ours: true, is_of_another: is_published, ..Claim::new(service.clone()) };
+        let in_status: Vec<IpAddr> = addresses.iter().copied().filter(is_ours).collect();
+        let claim = Claim {
+            created_s: *created_s,
+            in_status,
+            status_is_ours: true,
+            is_of_another: *is_published,
+            ..Claim::new((*service).clone())
+        };
         (!claim.in_status.is_empty()).then_some(claim)
     }
 
     fn decide(&mut self, world: &World, settings: &ControllerSettings, (now, now_s): (Instant, Option<u64>)) {
-        let serves_node_ports = self.gateways.serve_node_ports(settings);
-        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings).with_node_ports(serves_node_ports));
+        let serves_node_ports = self.serves_node_ports(settings);
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings, serves_node_ports));
         let entries = world.services().values().map(|entry| owned(&entry.candidate));
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
         ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
@@ -194,7 +203,8 @@ impl Assignment {
         }
         let mut unserved: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
         let claimed: BTreeSet<&ServiceName> = claims.iter().chain(&unserved).map(|claim| &claim.service).collect();
-        let of_others = held_by_others(world, settings).filter(|other| !claimed.contains(other.service));
+        let others: Vec<OtherHolder<'_>> = held_by_others(world, settings).collect();
+        let of_others = others.iter().filter(|other| other.is_held && !claimed.contains(other.service));
         let of_others: Vec<Claim> = of_others.filter_map(|other| self.claim_of_other(other)).collect();
         unserved.extend(of_others);
         claims.extend(unserved.iter().cloned());
@@ -211,7 +221,9 @@ impl Assignment {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
         }
         let outside = self.allocations.outside(&pools, &std::mem::take(&mut self.former_pools));
-        let of_others = vips_of_others(world, settings).filter(|address| pools.holding(*address).is_none());
+        // Another writer of a status could name any address there.
+        let of_others = others.iter().filter(|other| other.is_published).flat_map(|other| &other.addresses).copied();
+        let of_others = of_others.filter(|address| pools.holding(*address).is_none());
         let mut outside_pools: BTreeSet<IpAddr> = outside.iter().map(|(address, _)| *address).chain(of_others).collect();
         let known_vips: Vec<IpAddr> = outside_pools.iter().copied().collect();
         let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: &known_vips };
