@@ -11,7 +11,7 @@ mod vip_group;
 
 pub use arbitration::{Arbitration, GroupClaims};
 pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
-pub use profile::GatewayProfile;
+pub use profile::{GatewayProfile, LinkEdge};
 pub use status::{
     FleetPartner, FleetStatus, LimitKind, RoutingSession, ServiceLimit, SessionHealth, SessionProtocol, VipElection,
 };

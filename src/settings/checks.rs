@@ -1,5 +1,6 @@
 //! Checks across keys: no address has two owners, and devices get the memory that they need.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use control::config::{Located, LocatedRange, Location, Reader};
@@ -7,7 +8,7 @@ use dataplane::compiler::unanswered;
 use dataplane::{Route, VlanLink};
 use ipnet::IpNet;
 use proto::limits::RESERVED_MAX;
-use proto::{Announce, GatewayProfile};
+use proto::{Announce, GatewayProfile, LinkEdge};
 
 use super::keys::Hugepages;
 use super::links::{LocatedLink, tag_texts};
@@ -82,6 +83,7 @@ pub(super) fn run(reader: &Reader, used: &UsedAddresses<'_>, hugepages: Hugepage
     }
     pools_contain_no_used_address(reader, used, pools);
     pools_are_on_link(reader, used, pools);
+    pools_have_edges(reader, used, pools);
     devices_have_memory(reader, used.ports, hugepages);
     twin_names_are_exclusive(reader, used.ports);
 }
@@ -149,14 +151,24 @@ fn pools_contain_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pool
 /// Warns of `l2` pools that no prefix of the configuration contains. A VLAN device of Linux may have one that does: it is
 /// known only where the gateway runs.
 fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[LocatedRange]) {
-    let of_ports = used.ports.iter().flat_map(|port| &port.settings.addresses);
-    let prefixes: Vec<&IpNet> = of_ports.chain(used.links.iter().flat_map(|link| &link.settings.addresses)).collect();
+    let prefixes: Vec<&IpNet> = used.prefixes().collect();
     for pool in pools.iter().filter(|pool| pool.announce == Announce::L2) {
         let what = format_args!("found {}, which", pool.range);
         let problem = unanswered(what, (pool.range.first(), pool.range.last()), prefixes.iter().copied());
         if let Some(problem) = problem {
             let known = "the file does not show the VLAN devices of Linux: with such an address on one, all is well";
             reader.warning(&pool.location, format!("{problem} ({known})"));
+        }
+    }
+}
+
+/// Warns of pools with addresses that no host of a link has: the controller leaves them out.
+fn pools_have_edges(reader: &Reader, used: &UsedAddresses<'_>, pools: &[LocatedRange]) {
+    let edges: BTreeMap<IpAddr, LinkEdge> = used.profile().edges().map(|edge| (edge.address, edge)).collect();
+    for pool in pools {
+        for (address, edge) in edges.range(pool.range.first()..=pool.range.last()) {
+            let message = format!("found {}, which holds {address}, {edge}; no Service gets this address", pool.range);
+            reader.warning(&pool.location, message);
         }
     }
 }

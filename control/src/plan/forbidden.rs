@@ -7,21 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use proto::GatewayProfile;
+use proto::{GatewayProfile, LinkEdge};
 
 use objects::NodeSpec;
-
-/// Longest prefixes with edges, bits. On a /31 (RFC 3021) and a /127 (RFC 6164) every address is a host.
-const EDGES_V4: u8 = 30;
-const EDGES_V6: u8 = 126;
 
 /// Forbidden addresses, each with its owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forbidden {
     gateways: BTreeMap<IpAddr, Option<String>>,
     next_hops: BTreeMap<IpAddr, Option<String>>,
-    /// Addresses of networks that no host has: what each one is, and of which network.
-    edges: BTreeMap<IpAddr, (&'static str, IpNet)>,
+    edges: BTreeMap<IpAddr, LinkEdge>,
     nodes: BTreeMap<IpAddr, String>,
     cidrs: Vec<IpNet>,
 }
@@ -46,7 +41,7 @@ impl Forbidden {
         Self {
             gateways: of(|profile| &profile.own),
             next_hops: of(|profile| &profile.next_hops),
-            edges: gateways.iter().flat_map(|(_, profile)| &profile.prefixes).flat_map(edges).collect(),
+            edges: gateways.iter().flat_map(|(_, profile)| profile.edges()).map(|edge| (edge.address, edge)).collect(),
             nodes: nodes.flat_map(of_node).collect(),
             cidrs: cidrs.to_vec(),
         }
@@ -62,8 +57,8 @@ impl Forbidden {
             let of = name.as_ref().map_or_else(|| "the gateway".to_owned(), |name| format!("gateway {name}"));
             return Some(format!("it is a next hop of {of}"));
         }
-        if let Some((what, net)) = self.edges.get(&address) {
-            return Some(format!("it is the {what} of {net}, which is on a link of a gateway"));
+        if let Some(edge) = self.edges.get(&address) {
+            return Some(format!("it is {edge}, which is on a link of a gateway"));
         }
         if let Some(node) = self.nodes.get(&address) {
             return Some(format!("it is the address of node {node}"));
@@ -109,19 +104,6 @@ impl Forbidden {
             self.gateways.range(first..=last).chain(self.next_hops.range(first..=last)).map(|(address, _)| *address);
         let edges = self.edges.range(first..=last).map(|(address, _)| *address);
         of_gateways.chain(edges).chain(self.nodes.range(first..=last).map(|(address, _)| *address)).collect()
-    }
-}
-
-/// The addresses of a network that no host has: the first and the last one of IPv4, the first one of IPv6 (RFC 4291,
-/// section 2.6.1).
-fn edges(net: &IpNet) -> Vec<(IpAddr, (&'static str, IpNet))> {
-    let net = net.trunc();
-    match net {
-        IpNet::V4(_) if net.prefix_len() <= EDGES_V4 => {
-            vec![(net.network(), ("network address", net)), (net.broadcast(), ("broadcast address", net))]
-        }
-        IpNet::V6(_) if net.prefix_len() <= EDGES_V6 => vec![(net.network(), ("subnet-router anycast address", net))],
-        _ => Vec::new(),
     }
 }
 

@@ -21,6 +21,7 @@ mod earlier_backends;
 mod failover;
 mod groups;
 mod health_checks;
+mod leaders;
 mod refused_backends;
 
 /// Settings with one pool, 192.0.2.100-199.

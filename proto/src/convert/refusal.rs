@@ -45,6 +45,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_reason_that_earlier_gateways_do_not_know_is_sent_as_one_that_they_know() {
+        let refusal = Refusal { reason: Reason::AddressReleasing, message: "m".to_owned() };
+        let read = Refusal::try_from(v1::Refusal::from(&refusal)).unwrap();
+        assert_eq!((read.reason, read.message.as_str()), (Reason::Conflict, "m"));
+    }
+
+    #[test]
     fn a_reported_refusal_is_cut_and_read_whatever_its_reason() {
         let refusal = |message: String| Refusal { reason: Reason::Exhausted, message };
         let short = refusal("no room".to_owned());

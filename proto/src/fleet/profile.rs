@@ -2,10 +2,15 @@
 //!
 //! Deliberately not here: what follows for VIPs and backends (the controller's `plan::forbidden`).
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+
+/// Longest prefixes with edges, bits. On a /31 (RFC 3021) and a /127 (RFC 6164) every address is a host.
+const EDGES_V4: u8 = 30;
+const EDGES_V6: u8 = 126;
 
 /// What a gateway says about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,10 +36,44 @@ impl GatewayProfile {
         Self { own, next_hops, ..Self::default() }
     }
 
+    /// The addresses of its links' networks that no host has.
+    pub fn edges(&self) -> impl Iterator<Item = LinkEdge> {
+        self.prefixes.iter().flat_map(edges)
+    }
+
     /// The addresses that are never VIPs, in order.
     #[must_use]
     pub fn reserved(&self) -> Vec<IpAddr> {
         in_order(self.own.iter().chain(&self.next_hops).copied())
+    }
+}
+
+/// An address of a network that no host has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkEdge {
+    /// The address.
+    pub address: IpAddr,
+    /// The network.
+    pub net: IpNet,
+    what: &'static str,
+}
+
+impl fmt::Display for LinkEdge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {} of {}", self.what, self.net)
+    }
+}
+
+/// The first and the last address of an IPv4 network, and the first one of an IPv6 network (RFC 4291, section 2.6.1).
+fn edges(net: &IpNet) -> Vec<LinkEdge> {
+    let net = net.trunc();
+    let edge = |address, what| LinkEdge { address, net, what };
+    match net {
+        IpNet::V4(_) if net.prefix_len() <= EDGES_V4 => {
+            vec![edge(net.network(), "network address"), edge(net.broadcast(), "broadcast address")]
+        }
+        IpNet::V6(_) if net.prefix_len() <= EDGES_V6 => vec![edge(net.network(), "subnet-router anycast address")],
+        _ => Vec::new(),
     }
 }
 
