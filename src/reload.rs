@@ -7,7 +7,6 @@
 //! Not here: reading the file (`settings`), and what a key means.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -15,6 +14,7 @@ use control::config::Invalid;
 use control::config::settings::ControllerSettings;
 use control::healthz::systemd::Reloading;
 use dataplane::Tunables;
+use proto::GatewayProfile;
 use tokio::sync::watch;
 
 use crate::settings::{Settings, SourceChoice, StateSource};
@@ -28,7 +28,7 @@ pub struct Reload {
     running: Mutex<Settings>,
     controller: watch::Sender<Option<ControllerSettings>>,
     tunables: watch::Sender<Tunables>,
-    reserved: watch::Sender<Vec<IpAddr>>,
+    profile: watch::Sender<GatewayProfile>,
     reloads: watch::Sender<u64>,
 }
 
@@ -65,9 +65,9 @@ impl Reload {
     pub fn new(file: PathBuf, choice: SourceChoice, settings: Settings) -> Self {
         let controller = watch::Sender::new(embedded(&settings).cloned());
         let tunables = watch::Sender::new(settings.tunables());
-        let reserved = watch::Sender::new(settings.reserved.clone());
+        let profile = watch::Sender::new(settings.profile.clone());
         let reloads = watch::Sender::new(0);
-        Self { file, choice, running: Mutex::new(settings), controller, tunables, reserved, reloads }
+        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, reloads }
     }
 
     /// The engine's part of the settings as it changes.
@@ -76,10 +76,10 @@ impl Reload {
         self.tunables.subscribe()
     }
 
-    /// The gateway's own addresses as they change.
+    /// What the gateway says about itself, as it changes.
     #[must_use]
-    pub fn reserved(&self) -> watch::Receiver<Vec<IpAddr>> {
-        self.reserved.subscribe()
+    pub fn profile(&self) -> watch::Receiver<GatewayProfile> {
+        self.profile.subscribe()
     }
 
     /// The embedded controller's settings as they change; none with a remote controller.
@@ -129,7 +129,7 @@ impl Reload {
             control::config::logging::change(next.logs);
         }
         send_if_changed(&self.tunables, next.tunables());
-        send_if_changed(&self.reserved, next.reserved.clone());
+        send_if_changed(&self.profile, next.profile.clone());
         send_if_changed(&self.controller, embedded(&next).cloned());
         self.reloads.send_modify(|reloads| *reloads += 1);
         *running = next;
@@ -148,6 +148,7 @@ fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs;
+    use std::net::IpAddr;
 
     use super::*;
 
@@ -251,8 +252,8 @@ pub(crate) mod tests {
         assert_eq!(result.unwrap().applied, ["snat"]);
         let addresses = |last: &[u8]| last.iter().map(|n| IpAddr::from([192, 0, 2, *n])).collect::<Vec<_>>();
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4]));
-        assert_eq!(*reload.reserved().borrow(), addresses(&[2, 3, 4]));
-        assert_eq!(reload.controller().borrow().as_ref().unwrap().reserved, addresses(&[2, 3, 4]), "never VIPs");
+        assert_eq!(reload.profile().borrow().own, addresses(&[2, 3, 4]));
+        assert_eq!(reload.controller().borrow().as_ref().unwrap().profile.own, addresses(&[2, 3, 4]), "never VIPs");
         let again = reloaded_again(&reload, &with("192.0.2.5, 192.0.2.4"));
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4, 5]), "flows hold ports of 192.0.2.3");

@@ -469,7 +469,7 @@ fn supervise_state(
         group,
         gateway: settings.name.clone(),
         version: VERSION.to_owned(),
-        reserved: sources.reload.reserved(),
+        profile: sources.reload.profile(),
         replication: settings.replication.as_ref().map(|replication| replication.listen),
         needs_membership: settings.replication.as_ref().is_some_and(Replication::needs_membership),
     };

@@ -24,6 +24,7 @@ use control::config::settings::AdminListen;
 use control::config::yaml_tree::Node;
 use control::config::{Invalid, Located, Logs, Reader};
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
+use proto::GatewayProfile;
 use proto::limits::ADMIN_LISTEN;
 
 use crate::netlink::RouteTable;
@@ -90,8 +91,8 @@ pub struct Settings {
     /// Key `drainOnStop`: how long packets are still forwarded after the routes to VIPs are withdrawn, before the
     /// process ends.
     pub drain_on_stop: Duration,
-    /// The addresses of ports, SNAT, tunnels, node ports and next hops, in order. They are never VIPs.
-    pub reserved: Vec<IpAddr>,
+    /// What the gateway says about itself: its addresses, which are never VIPs, and its prefixes.
+    pub profile: GatewayProfile,
     /// The source of state.
     pub source: StateSource,
     /// Values that are valid, but may not do what is expected of them, with file and line.
@@ -149,7 +150,7 @@ impl Settings {
             snat_groups: replication.as_ref().map(|_| election.groups),
         };
         checks::run(&reader, &used, hugepages, source.ranges());
-        let reserved = used.reserved();
+        let profile = GatewayProfile { max_state_age: Some(max_state_age), ..used.profile() };
         Ok(Self {
             warnings: reader.finish()?,
             name,
@@ -163,7 +164,7 @@ impl Settings {
             flows,
             targets_max,
             zone,
-            source: source.settings(reserved.clone(), &state_dir, election.elector == Elector::Keepalived),
+            source: source.settings(profile.clone(), &state_dir, election.elector == Elector::Keepalived),
             state_dir,
             max_state_age,
             logs,
@@ -179,7 +180,7 @@ impl Settings {
             replication,
             daemon_sockets,
             drain_on_stop,
-            reserved,
+            profile,
         })
     }
 }

@@ -24,22 +24,19 @@ use objects::note::{Cause, Note, Remark, Subject};
 pub mod addresses;
 mod assignment;
 mod build;
-mod cleanup;
 pub mod externals;
 pub mod forbidden;
-mod groups;
 mod message;
-pub mod ownership;
 pub mod policy;
 pub mod pools;
 pub mod selection;
+pub mod tenure;
 
 use assignment::Assignment;
 use build::{Inputs, Planned, ServiceBuilder};
 pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
-pub use cleanup::{Cleanup, LeftBy};
-use cleanup::{cleanups, foreign_services};
-use groups::Unserved;
+pub use tenure::{Cleanup, LeftBy};
+use tenure::{Unserved, cleanups, foreign_services};
 
 /// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
@@ -106,7 +103,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
         memory.checkpoint.maglev_seed = world.checkpoint().maglev_seed;
     }
     let is_due = memory.assigned_until.is_some_and(|until| until <= now);
-    let update = memory.assignment.update(world, settings, is_due, now);
+    let update = memory.assignment.update(world, settings, is_due, (now, memory.unix_s(now)));
     memory.assigned_until = memory.assignment.allocations.next_expiry(now);
     let mut notes = memory.assignment.new_notes_on_pools();
     if update.is_decided {
@@ -141,7 +138,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     let inputs = Inputs { world, settings, fence: &fence, fence_moved, nodes: &nodes, maglev_seed, now, unix_s };
     let mut plan = Plan {
         notes,
-        pools: memory.assignment.gateway_pools.clone(),
+        pools: Vec::clone(&memory.assignment.gateway_pools),
         pools_status: Arc::clone(&memory.assignment.uses),
         ..Plan::default()
     };
@@ -150,6 +147,7 @@ pub fn plan(world: &World, settings: &ControllerSettings, memory: &mut Memory, n
     }
     memory.assignment.recalled.clear();
     memory.record_reserved();
+    memory.record_gateways();
     let waiting = memory.waiting.iter().filter_map(|name| memory.planned.get(name)?.again_at());
     plan.again_at = waiting.chain(memory.assigned_until).min();
     (plan.services, plan.statuses) = (memory.services.clone(), memory.statuses.clone());
@@ -202,7 +200,7 @@ impl Memory {
 
     /// Finds the Services that no group serves, or that another group has not released. Returns the new notes.
     fn update_unserved(&mut self, world: &World, settings: &ControllerSettings) -> Vec<Note> {
-        let mut unserved = Unserved::of(world, settings);
+        let mut unserved = Unserved::of(world, settings, self.assignment.serves_node_ports(settings));
         unserved.not_released.retain(|name, _| !self.assignment.outcomes.contains_key(name));
         let before = std::mem::replace(&mut self.unserved, unserved).without_group;
         let is_new = |(name, remark): &(&ServiceName, &Remark)| before.get(*name) != Some(*remark);
@@ -231,8 +229,21 @@ impl Memory {
         }
     }
 
+    /// Records what the next leader must know of gateways and of the pools that they have.
+    fn record_gateways(&mut self) {
+        if self.checkpoint.pools != self.assignment.gateway_pools {
+            self.checkpoint.pools = Arc::clone(&self.assignment.gateway_pools);
+            self.checkpoint.revision += 1;
+        }
+        let serving = self.assignment.node_port_gateways();
+        if serving != self.checkpoint.node_port_gateways.as_ref() {
+            self.checkpoint.node_port_gateways = serving.cloned();
+            self.checkpoint.revision += 1;
+        }
+    }
+
     fn take(&mut self, name: &ServiceName, one: Planned) {
-        let decided = Decided { addresses: one.outcome.addresses.clone(), tables: one.tables.clone() };
+        let decided = Decided { addresses: one.outcome.addresses().collect(), tables: one.tables.clone() };
         self.checkpoint.put(name, decided);
         if one.withheld_until.is_some() {
             self.services.remove(name);

@@ -157,6 +157,13 @@ impl AggregationError {
 }
 
 impl PoolBgp {
+    /// The same with each VIP on its own.
+    #[must_use]
+    pub fn without_aggregation(self) -> Self {
+        let Self { aggregation_length, aggregation_length_v6, .. } = Self::default();
+        Self { aggregation_length, aggregation_length_v6, ..self }
+    }
+
     /// Field and value of the aggregation length of a family.
     #[must_use]
     pub const fn length(&self, family: Family) -> (&'static str, u8) {

@@ -5,11 +5,13 @@
 
 mod arbitration;
 mod membership;
+mod profile;
 mod status;
 mod vip_group;
 
 pub use arbitration::{Arbitration, GroupClaims};
 pub use membership::{GroupKey, KEY_BYTES, Member, Membership};
+pub use profile::{GatewayProfile, LinkEdge};
 pub use status::{
     FleetPartner, FleetStatus, LimitKind, RoutingSession, ServiceLimit, SessionHealth, SessionProtocol, VipElection,
 };

@@ -25,8 +25,8 @@ pub mod v1;
 pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
 pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
 pub use fleet::{
-    Arbitration, FleetPartner, FleetStatus, GroupClaims, GroupKey, KEY_BYTES, LimitKind, Member, Membership, RoutingSession,
-    ServiceLimit, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group,
+    Arbitration, FleetPartner, FleetStatus, GatewayProfile, GroupClaims, GroupKey, KEY_BYTES, LimitKind, LinkEdge, Member,
+    Membership, RoutingSession, ServiceLimit, SessionHealth, SessionProtocol, VipElection, fnv1a, vip_group,
 };
 pub use generation::Generation;
 pub use service::{

@@ -76,6 +76,8 @@ pub const SERVICES_MAX: usize = 65_536;
 /// Maximum addresses of a gateway itself, which are never VIPs: 32 ports with 32 addresses each, and as many next hops,
 /// SNAT addresses and tunnel sources.
 pub const RESERVED_MAX: usize = 4 * 32 * 32;
+/// How long a gateway uses a state that no controller confirms, unless key `maxStateAge` says otherwise.
+pub const MAX_STATE_AGE: Duration = Duration::from_secs(86_400);
 /// Maximum size of a message on the configuration API, bytes: 10,000 backends of about 100 bytes, and headroom.
 pub const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Maximum length of a refusal message of a gateway, bytes: with all Services refused the report still fits a message.

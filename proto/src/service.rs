@@ -174,6 +174,8 @@ named! {
         NoEligibleNode = "NoEligibleNode",
         /// Another Service holds what it requests.
         Conflict = "Conflict",
+        /// It requests an address that gateways may still forward for another Service.
+        AddressReleasing = "AddressReleasing",
         /// No address is free.
         Exhausted = "Exhausted",
     }

@@ -13,7 +13,7 @@ pub(crate) mod received;
 mod report;
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -23,7 +23,7 @@ use control::gateways::listener::chain;
 use proto::message_parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::{Arbitration, GatewayState, Membership, limits, v1};
+use proto::{Arbitration, GatewayProfile, GatewayState, Membership, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -65,9 +65,8 @@ pub struct ClientSettings {
     pub gateway: String,
     /// This program's version.
     pub version: String,
-    /// Addresses of the gateway itself, which are never VIPs and never backends. When they change, a new stream tells
-    /// them.
-    pub reserved: watch::Receiver<Vec<IpAddr>>,
+    /// What the gateway says about itself. When it changes, a new stream tells it.
+    pub profile: watch::Receiver<GatewayProfile>,
     /// Where this gateway replicates flows; `None`: it does not.
     pub replication: Option<SocketAddr>,
     /// Whether the controller has to name partners, or the key: they are not configured.
@@ -210,10 +209,11 @@ async fn follow(
     let (channel, group) = dialled.map_err(|error| StreamError::Connect { url: url.clone(), error })?;
     let group = group.or_else(|| settings.group.clone()).unwrap_or_default();
     let (acknowledge, acknowledged) = watch::channel(None);
-    let mut changes = settings.reserved.clone();
-    let reserved = changes.borrow_and_update().iter().copied().map(proto::convert::address_bytes).collect();
+    let mut changes = settings.profile.clone();
+    let profile = changes.borrow_and_update().clone();
     let replication = settings.replication.map_or_else(String::new, |address| address.to_string());
-    let hello = v1::Hello { group, reserved, parts: true, replication, ..received.hello(&settings.gateway, &settings.version) };
+    let hello = v1::Hello { group, parts: true, replication, ..received.hello(&settings.gateway, &settings.version) };
+    let hello = proto::convert::with_profile(hello, &profile);
     let hello = Message::Hello(hello);
     let (messages, outgoing) = mpsc::channel(1);
     // Both end with the stream that reads their messages.
@@ -405,7 +405,7 @@ mod tests {
                 group: Some("east".to_owned()),
                 gateway: "edge-1".to_owned(),
                 version: "0.1.0".to_owned(),
-                reserved: watch::Sender::new(vec!["192.0.2.2".parse().unwrap()]).subscribe(),
+                profile: watch::Sender::new(GatewayProfile::new(["192.0.2.2".parse().unwrap()], [])).subscribe(),
                 replication: Some("192.0.2.2:9437".parse().unwrap()),
                 needs_membership: true,
             };

@@ -1,13 +1,14 @@
 //! Checks across keys: no address has two owners, and devices get the memory that they need.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use control::config::{Located, LocatedRange, Location, Reader};
 use dataplane::compiler::unanswered;
 use dataplane::{Route, VlanLink};
 use ipnet::IpNet;
-use proto::Announce;
 use proto::limits::RESERVED_MAX;
+use proto::{Announce, GatewayProfile, LinkEdge};
 
 use super::keys::Hugepages;
 use super::links::{LocatedLink, tag_texts};
@@ -26,19 +27,21 @@ pub(super) struct UsedAddresses<'a> {
 }
 
 impl UsedAddresses<'_> {
-    /// Each address with a description. Node ports are served on port addresses, which are included.
-    fn named(&self) -> impl Iterator<Item = (IpAddr, String)> {
+    /// Each address of ports, links and SNAT with a description. Node ports are served on port addresses.
+    fn own(&self) -> impl Iterator<Item = (IpAddr, String)> {
         let ports = self.ports.iter().flat_map(|port| {
             port.settings.addresses.iter().map(|net| (net.addr(), format!("an address of port `{}`", port.settings.name)))
         });
         let of_links = self.links.iter().flat_map(|link| &link.settings.addresses);
         let links = of_links.map(|net| (net.addr(), "an address of a link in `static.links`".to_owned()));
         let snat = self.snat.iter().map(|located| (located.value, "a SNAT address".to_owned()));
-        let next_hops = self
-            .routes
-            .iter()
-            .filter_map(|located| Some((located.value.via?, format!("the next hop of `{}`", located.location.key))));
-        ports.chain(links).chain(snat).chain(next_hops)
+        ports.chain(links).chain(snat)
+    }
+
+    /// The same, and next hops.
+    fn named(&self) -> impl Iterator<Item = (IpAddr, String)> {
+        let next_hop = |route: &Located<Route>| Some((route.value.via?, format!("the next hop of `{}`", route.location.key)));
+        self.own().chain(self.routes.iter().filter_map(next_hop))
     }
 
     /// The ports and links with a prefix that holds an address, by name.
@@ -53,13 +56,21 @@ impl UsedAddresses<'_> {
         ports.map(|port| format!("port `{}`", port.name)).chain(links.map(name_of)).collect()
     }
 
-    /// The addresses that are never VIPs or backends, in order.
-    pub(super) fn reserved(&self) -> Vec<IpAddr> {
-        let mut reserved: Vec<_> = self.named().map(|(address, _)| address).collect();
-        reserved.extend(self.node_ports.iter().chain(self.tunnel).map(|located| located.value));
-        reserved.sort_unstable();
-        reserved.dedup();
-        reserved
+    /// What the gateway says about itself.
+    pub(super) fn profile(&self) -> GatewayProfile {
+        let of_engine = self.node_ports.iter().chain(self.tunnel).map(|located| located.value);
+        let own = self.own().map(|(address, _)| address).chain(of_engine);
+        GatewayProfile {
+            prefixes: self.prefixes().copied().collect(),
+            serves_node_ports: Some(!self.node_ports.is_empty()),
+            ..GatewayProfile::new(own, self.routes.iter().filter_map(|located| located.value.via))
+        }
+    }
+
+    /// The prefixes of ports and links.
+    fn prefixes(&self) -> impl Iterator<Item = &IpNet> {
+        let of_ports = self.ports.iter().flat_map(|port| &port.settings.addresses);
+        of_ports.chain(self.links.iter().flat_map(|link| &link.settings.addresses))
     }
 }
 
@@ -72,12 +83,13 @@ pub(super) fn run(reader: &Reader, used: &UsedAddresses<'_>, hugepages: Hugepage
     }
     pools_contain_no_used_address(reader, used, pools);
     pools_are_on_link(reader, used, pools);
+    pools_have_edges(reader, used, pools);
     devices_have_memory(reader, used.ports, hugepages);
     twin_names_are_exclusive(reader, used.ports);
 }
 
 fn check_address_count(reader: &Reader, used: &UsedAddresses<'_>) {
-    let count = used.reserved().len();
+    let count = used.profile().reserved().len();
     if let Some(port) = used.ports.first().filter(|_| count > RESERVED_MAX) {
         let location = Location { line: port.device_location.line, key: "ports".to_owned() };
         let message = format!("found {count} addresses of ports, next hops, SNAT and tunnels, expected at most {RESERVED_MAX}");
@@ -139,14 +151,24 @@ fn pools_contain_no_used_address(reader: &Reader, used: &UsedAddresses<'_>, pool
 /// Warns of `l2` pools that no prefix of the configuration contains. A VLAN device of Linux may have one that does: it is
 /// known only where the gateway runs.
 fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[LocatedRange]) {
-    let of_ports = used.ports.iter().flat_map(|port| &port.settings.addresses);
-    let prefixes: Vec<&IpNet> = of_ports.chain(used.links.iter().flat_map(|link| &link.settings.addresses)).collect();
+    let prefixes: Vec<&IpNet> = used.prefixes().collect();
     for pool in pools.iter().filter(|pool| pool.announce == Announce::L2) {
         let what = format_args!("found {}, which", pool.range);
         let problem = unanswered(what, (pool.range.first(), pool.range.last()), prefixes.iter().copied());
         if let Some(problem) = problem {
             let known = "the file does not show the VLAN devices of Linux: with such an address on one, all is well";
             reader.warning(&pool.location, format!("{problem} ({known})"));
+        }
+    }
+}
+
+/// Warns of pools with addresses that no host of a link has: the controller leaves them out.
+fn pools_have_edges(reader: &Reader, used: &UsedAddresses<'_>, pools: &[LocatedRange]) {
+    let edges: BTreeMap<IpAddr, LinkEdge> = used.profile().edges().map(|edge| (edge.address, edge)).collect();
+    for pool in pools {
+        for (address, edge) in edges.range(pool.range.first()..=pool.range.last()) {
+            let message = format!("found {}, which holds {address}, {edge}; no Service gets this address", pool.range);
+            reader.warning(&pool.location, message);
         }
     }
 }

@@ -222,7 +222,7 @@ pub(super) fn targets(top: &mut Section<'_>) -> u32 {
 pub(super) fn persistence(top: &mut Section<'_>) -> (PathBuf, Duration) {
     let dir = top.path_of("stateDir").unwrap_or_else(|| STATE_DIR.into());
     let year = Duration::from_secs(365 * 86_400);
-    (dir, top.duration("maxStateAge", SECOND..=year, Duration::from_secs(86_400)))
+    (dir, top.duration("maxStateAge", SECOND..=year, proto::limits::MAX_STATE_AGE))
 }
 
 /// Reads key `metrics`; an empty address turns metrics off.

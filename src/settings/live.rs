@@ -10,6 +10,7 @@ use std::path::Path;
 use control::config::settings::{ControllerSettings, Source};
 use dataplane::flow::SNAT_ADDRESSES_MAX;
 use dataplane::{FlowLimits, Tunables};
+use proto::GatewayProfile;
 
 use super::{Settings, StateSource};
 
@@ -33,14 +34,19 @@ impl Settings {
             snat: with_more(&self.snat, &new.snat),
             ..self.clone()
         };
-        next.reserved.extend(next.snat.iter().chain(&next.node_port_addresses));
-        next.reserved.sort_unstable();
-        next.reserved.dedup();
-        next.source = self.reloaded_source(new, &next.reserved);
+        let added = next.snat.iter().chain(&next.node_port_addresses);
+        let own = self.profile.own.iter().chain(added).copied();
+        next.profile = GatewayProfile {
+            serves_node_ports: Some(!next.node_port_addresses.is_empty()),
+            prefixes: self.profile.prefixes.clone(),
+            max_state_age: self.profile.max_state_age,
+            ..GatewayProfile::new(own, self.profile.next_hops.iter().copied())
+        };
+        next.source = self.reloaded_source(new, &next.profile);
         next
     }
 
-    fn reloaded_source(&self, new: &Self, reserved: &[IpAddr]) -> StateSource {
+    fn reloaded_source(&self, new: &Self, profile: &GatewayProfile) -> StateSource {
         let StateSource::Embedded(old, tls) = &self.source else { return self.source.clone() };
         // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another directory
         // cannot be written to (`run::privileges`): all need a restart.
@@ -52,7 +58,7 @@ impl Settings {
             }
             _ => old,
         };
-        let controller = ControllerSettings { reserved: reserved.to_vec(), ..ControllerSettings::clone(next) };
+        let controller = ControllerSettings { profile: profile.clone(), ..ControllerSettings::clone(next) };
         StateSource::Embedded(Box::new(controller), tls.clone())
     }
 }

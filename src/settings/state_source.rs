@@ -1,7 +1,7 @@
 //! The source of the gateway's state: one of `manifests`, `kubernetes.kubeconfig` and `controller.urls`, or the flag of
 //! the same meaning.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use control::config::controller::{ControllerKeys, KEYS};
@@ -9,7 +9,7 @@ use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::url::ControllerUrl;
 use control::config::{Located, LocatedRange, Location, Section};
-use proto::Announce;
+use proto::{Announce, GatewayProfile};
 
 /// The source that the command line chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,8 +68,8 @@ impl SourceKeys {
         }
     }
 
-    /// The source of a gateway with this `state_dir` and these `reserved` addresses, which may share VIPs with others.
-    pub(super) fn settings(self, reserved: Vec<IpAddr>, state_dir: &Path, shares_vips: bool) -> StateSource {
+    /// The source of a gateway with this `state_dir` and this `profile`, which may share VIPs with others.
+    pub(super) fn settings(self, profile: GatewayProfile, state_dir: &Path, shares_vips: bool) -> StateSource {
         let embedded = |keys: ControllerKeys, source: Source, tls| {
             let lock_dir = Some(state_dir.to_owned());
             // Of several gateways with manifests each has a controller of its own, which would draw a seed of its own. Routers
@@ -80,7 +80,7 @@ impl SourceKeys {
                 MaglevSeed::Kept if may_share => MaglevSeed::Public,
                 seed => seed,
             };
-            let settings = ControllerSettings { source, reserved, maglev_seed, lock_dir, ..keys.settings };
+            let settings = ControllerSettings { source, profile, maglev_seed, lock_dir, ..keys.settings };
             StateSource::Embedded(Box::new(settings), tls)
         };
         match self {

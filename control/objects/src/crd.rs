@@ -181,11 +181,19 @@ pub struct EdgeGatewayStatus {
     /// When it was last connected, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen: Option<String>,
-    /// Addresses that it uses itself: of its ports, next hops, SNAT and node ports. No Service gets one of them, and no backend
-    /// may have one, also while the gateway is not connected.
+    /// Addresses that it uses itself: of its ports, next hops, SNAT and node ports. No Service gets one of them, also while
+    /// the gateway is not connected, and no backend may have one that is not in `nextHops`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096), inner(length(max = 39)))]
     pub addresses: Option<Vec<String>>,
+    /// Those of `addresses` that are only next hops: no Service gets one of them, but a backend may have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096), inner(length(max = 39)))]
+    pub next_hops: Option<Vec<String>>,
+    /// Prefixes of its ports and VLAN devices: no Service gets the network or the broadcast address of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096), inner(length(max = 43)))]
+    pub prefixes: Option<Vec<String>>,
     /// Groups of VIPs that it owns, of how many: `5/16`. Unset without an election.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vip_groups: Option<String>,

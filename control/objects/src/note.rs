@@ -57,6 +57,8 @@ pub enum Cause {
     BackendRefused,
     /// A requested address is unavailable; the Service keeps its address.
     AddressKept,
+    /// An installation does not use a pool, because it names no class.
+    PoolOfDefaultClass,
     /// The Service lost an address to other Services that do not share it.
     AddressLost,
     /// An object cannot be decoded; its last valid version stays in use.
@@ -109,6 +111,7 @@ impl Cause {
             Self::EndpointIgnored => "EndpointIgnored",
             Self::BackendRefused => "BackendRefused",
             Self::AddressKept => "AddressKept",
+            Self::PoolOfDefaultClass => "PoolOfDefaultClass",
             Self::AddressLost => "AddressLost",
             Self::Undecodable => "Undecodable",
             Self::NoHealthyBackend => "NoHealthyBackend",
@@ -130,7 +133,8 @@ impl Cause {
     }
 
     /// Causes of normal notes.
-    pub const ORDINARY: [Self; 7] = [
+    pub const ORDINARY: [Self; 8] = [
+        Self::PoolOfDefaultClass,
         Self::AddressAssigned,
         Self::Programmed,
         Self::Released,

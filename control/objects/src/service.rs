@@ -23,7 +23,7 @@ mod spec;
 
 use affinity::affinity;
 pub use error::{NotServable, SpecError, Unread};
-use error::{STAYS, word};
+use error::{WAITS, word};
 pub use owned::{Leftover, OwnedParts};
 use owned::{gateway_group, writers};
 use source_ranges::{clients, note_denied_families};
@@ -205,8 +205,9 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
     let is_in_cluster = service.metadata.uid.is_some();
     let (families, second_family_optional) = families(fields, is_in_cluster)?;
     if let Some(why) = misfit(&spec.addresses, &families) {
-        let text = format!("{why}; ask for one address of each family in spec.ipFamilies; {STAYS}");
-        spec.notes.push(Remark::new(Cause::AnnotationIgnored, text));
+        let why = format!("{why}; ask for one address of each family in spec.ipFamilies");
+        spec.notes.push(Remark::new(Cause::AnnotationIgnored, format!("{why}; {WAITS}")));
+        spec.unread_request.get_or_insert(why);
         spec.unread.insert(Unread::Addresses);
         spec.addresses.clear();
     }

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::Selector;
 use proto::limits::{CONTROLLER_ADMIN_LISTEN, DRAIN_TIMEOUT, GROUP_BYTES_MAX, LOAD_BALANCER_CLASS};
-use proto::{AddressRange, HealthCheck, InitialHealth, Mode, Probe, Scheduler};
+use proto::{AddressRange, GatewayProfile, HealthCheck, InitialHealth, Mode, Probe, Scheduler};
 
 use super::key_values::KeyValues;
 use super::logging::Logs;
@@ -73,7 +73,7 @@ const NAMESPACE_BYTES_MAX: usize = 63;
 /// The keys of a controller as read.
 #[derive(Clone, Debug)]
 pub struct ControllerKeys {
-    /// The settings, with the source that the file names; without `reserved` and `lock_dir`, which other keys decide.
+    /// The settings, with the source that the file names; without `profile` and `lock_dir`, which other keys decide.
     pub settings: ControllerSettings,
     /// Key `kubernetes.kubeconfig`.
     pub kubeconfig: Option<Located<PathBuf>>,
@@ -129,7 +129,7 @@ impl ControllerKeys {
             backends_allowed: take_allowed(top),
             cluster_cidrs,
             pools,
-            reserved: Vec::new(),
+            profile: GatewayProfile::default(),
             maglev_seed: take_maglev_seed(top),
             lock_dir: None,
         };

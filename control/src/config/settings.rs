@@ -1,13 +1,13 @@
 //! Settings of the controller. They contain only valid values, wherever they were read from.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::url::ControllerUrl;
 use ipnet::IpNet;
 use kube::core::Selector;
-use proto::{HealthCheck, Mode, Scheduler};
+use proto::{GatewayProfile, HealthCheck, Mode, Scheduler};
 
 use objects::PoolSpec;
 
@@ -189,9 +189,8 @@ pub struct ControllerSettings {
     pub cluster_cidrs: Vec<IpNet>,
     /// Pools of the configuration, without overlaps, in its order. `AddressPool` objects come beside them.
     pub pools: Vec<PoolSpec>,
-    /// Addresses that are never a VIP and never a backend: those of ports, SNAT, node ports and next hops. Only an
-    /// embedded controller knows them.
-    pub reserved: Vec<IpAddr>,
+    /// What the gateway that embeds the controller says about itself; nothing otherwise.
+    pub profile: GatewayProfile,
     /// The seed of the Maglev tables.
     pub maglev_seed: MaglevSeed,
     /// Directory on this machine for the lock files of controllers of one cluster. By these a restarted controller

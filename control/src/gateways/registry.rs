@@ -2,13 +2,13 @@
 //! drained, and when disconnected ones were last seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use imbl::OrdMap;
 use proto::limits::PARTNERS_MAX;
-use proto::{FleetStatus, Member, Refusal, ServiceName};
+use proto::{FleetStatus, GatewayProfile, Member, Refusal, ServiceName};
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -20,8 +20,8 @@ pub struct Gateway {
     pub version: String,
     /// Counter of the newest generation of our epoch that all its workers have applied.
     pub acknowledged: Option<u64>,
-    /// Addresses of the gateway itself, which must be neither VIPs nor backends.
-    pub reserved: Vec<IpAddr>,
+    /// What it says about itself.
+    pub profile: GatewayProfile,
     /// Where it replicates flows; `None`: it does not.
     pub replication: Option<SocketAddr>,
     /// Whether every worker uses a complete state.
@@ -196,7 +196,8 @@ pub struct Connection {
 impl Connection {
     /// Adds a gateway.
     #[must_use]
-    pub fn open(gateways: &watch::Sender<Gateways>, name: &str, version: &str, reserved: Vec<IpAddr>) -> Self {
+    pub fn open(gateways: &watch::Sender<Gateways>, name: &str, version: &str, profile: impl Into<GatewayProfile>) -> Self {
+        let profile = profile.into();
         let mut number = 0;
         gateways.send_modify(|all| {
             all.last_connection += 1;
@@ -206,7 +207,7 @@ impl Connection {
                 name: name.to_owned(),
                 version: version.to_owned(),
                 acknowledged: None,
-                reserved,
+                profile,
                 replication: None,
                 ready: false,
                 health: OrdMap::new(),

@@ -6,7 +6,7 @@
 //! can report only for itself: over TCP its name must match its certificate, and its group must be ours.
 //! Deliberately not here: sockets and TLS (`listener`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use proto::limits::{LEADER_METADATA, MESSAGE_BYTES_MAX, RESERVED_MAX, SERVICES_M
 use proto::v1::config_server::{Config, ConfigServer};
 use proto::v1::fleet_server::FleetServer;
 use proto::v1::{self, Hello, WatchRequest, WatchResponse, watch_request};
-use proto::{Arbitration, Generation, GroupKey, Membership, message_parts, v1::FILE_DESCRIPTOR_SET};
+use proto::{Arbitration, GatewayProfile, Generation, GroupKey, Membership, message_parts, v1::FILE_DESCRIPTOR_SET};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -151,7 +151,7 @@ impl ConfigService {
         let hello = hello(&mut inbound).await?;
         check_identity(&hello, peer, &self.group)?;
         let replication = replication(&hello)?;
-        let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, reserved(&hello)?);
+        let connection = Connection::open(&self.gateways, &hello.gateway, &hello.version, profile(&hello)?);
         let connection = connection.replicating(replication);
         let party = self.arbiter.admit(&hello.gateway, connection.number());
         tracing::info!(gateway = hello.gateway, version = hello.version, "gateway connected");
@@ -295,8 +295,8 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
         let found = hello.hashes.len();
         return Err(Status::invalid_argument(format!("expected at most {SERVICES_MAX} hashes, found {found}")));
     }
-    if hello.reserved.len() > RESERVED_MAX {
-        let found = hello.reserved.len();
+    let found = [hello.reserved.len(), hello.next_hops.len(), hello.prefixes.len()].into_iter().max().unwrap_or_default();
+    if found > RESERVED_MAX {
         let message =
             format!("expected at most {RESERVED_MAX} addresses of the gateway itself, found {found}; give its ports fewer");
         return Err(Status::invalid_argument(message));
@@ -316,10 +316,9 @@ fn check_identity(hello: &Hello, peer: &Peer, group: &str) -> Result<(), Status>
     peer.may_speak_for(&hello.gateway, group)
 }
 
-/// Addresses of the gateway itself.
-fn reserved(hello: &Hello) -> Result<Vec<IpAddr>, Status> {
-    let address = |bytes: &Vec<u8>| proto::convert::address(bytes).map_err(|error| Status::invalid_argument(error.to_string()));
-    hello.reserved.iter().map(address).collect()
+/// What the gateway says about itself.
+fn profile(hello: &Hello) -> Result<GatewayProfile, Status> {
+    proto::convert::profile(hello).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
 /// Where the gateway replicates flows; `None`: it does not.

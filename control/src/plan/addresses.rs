@@ -1,18 +1,19 @@
 //! Allocation of VIPs to Services (CONTROL section 6).
 //!
 //! Invariants: no two Services hold the same (address, protocol, port). Two Services hold the same address only if both
-//! share it. A Service keeps its addresses, whatever happens to pools, until it asks for another one. A freed address
-//! is reserved for its last holder for ten minutes unless nothing else is free, and no other Service gets it before
-//! every connected gateway has removed it. Time is an argument. Deliberately not here: writing addresses to objects,
-//! and `externalIPs`.
+//! share it. A Service keeps its addresses, whatever happens to pools, nodes and gateways, until it asks for another
+//! one. No other Service gets a freed address before every gateway that may forward it has removed it. For ten minutes
+//! automatic choice leaves it to its last holder, unless nothing else is free; a request by name gets it at once. A new
+//! Service with `RequireDualStack` holds both families or none (decision 120). Time is an argument. Deliberately not
+//! here: writing addresses to objects, and `externalIPs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use proto::{Announce, Family, Reason, Refusal, ServiceName};
+use proto::{Family, Pool, Reason, Refusal, ServiceName};
 
-use crate::plan::pools::Pools;
+use crate::plan::pools::{OutsideAddress, Pools};
 use crate::world::checkpoint::Reserved;
 use objects::PoolSpec;
 use objects::note::{Cause, Remark};
@@ -25,7 +26,7 @@ mod holders;
 mod search;
 
 pub use account::{Figures, PoolUse};
-pub use claim::{Allocation, Claim, Rules};
+pub use claim::{Allocation, Claim, FamilyAddress, Rules};
 pub use freed::FREED_ADDRESS_KEPT;
 
 use claim::refuses;
@@ -40,6 +41,9 @@ const SHARED_TRIED_MAX: usize = 256;
 /// Retry interval for a Service that waits until gateways have removed an address, in case no gateway report triggers
 /// it.
 const WAITING_RETRY: Duration = Duration::from_secs(1);
+/// The same after [`LONG_WAIT`]: a gateway is away, and may be for a day.
+const LONG_WAIT_RETRY: Duration = Duration::from_secs(60);
+const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// All allocated and reserved addresses.
 #[derive(Clone, Debug, Default)]
@@ -48,27 +52,38 @@ pub struct Allocations {
     freed: Freed,
     /// When to retry at the latest, because a Service waits for a freed address that gateways have not removed yet.
     waits_until: Option<Instant>,
+    /// Since when a Service waits for such an address, if one did in the last assignment.
+    waits_since: Option<Instant>,
 }
 
 impl Allocations {
     /// Allocates addresses to all claims: first those that a claim holds, then those in its status, then those that it
     /// requests, then any free address; in each round the older Service comes first. Addresses without a claim are
-    /// freed.
+    /// freed. A request for an address that gateways may still forward waits, and nobody else gets the address.
     pub fn assign(&mut self, claims: &[Claim], rules: Rules<'_>) -> BTreeMap<ServiceName, Allocation> {
         self.freed.expire(rules.now, rules.reached);
-        self.waits_until = None;
+        let waited_since = self.waits_since.filter(|_| self.waits_until.take().is_some());
+        self.waits_since = waited_since;
         self.release_unclaimed(claims, rules.now);
         let mut order: Vec<&Claim> = claims.iter().collect();
         order.sort_by_key(|claim| (claim.created_s, &claim.service));
         let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
         self.recheck(&order, &mut outcomes, rules);
         self.adopt_all(&order, &mut outcomes, rules);
-        for (claim, outcome) in order.iter().zip(&mut outcomes) {
-            self.request(claim, rules, outcome);
-        }
+        self.yield_to_others(&order, &mut outcomes, rules);
         let mut search = Search::default();
+        let are_new: Vec<bool> = order.iter().map(|claim| self.holders.of(&claim.service).is_empty()).collect();
+        // An exchange frees an address, which another Service may request.
+        while order.iter().fold(false, |is_freed, claim| self.grant(claim, rules) || is_freed) {}
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
+            self.refuse_requests(claim, rules, &mut search, outcome);
+        }
+        for ((claim, outcome), is_new) in order.iter().zip(&mut outcomes).zip(are_new) {
             self.fill(claim, rules, &mut search, outcome);
+            if is_new && claim.requires_all() && outcome.missing().is_some() {
+                self.give_back(claim, rules, &mut search);
+            }
+            self.report(claim, rules, &mut search, outcome);
         }
         order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
     }
@@ -102,9 +117,10 @@ impl Allocations {
         self.waits_until.is_some() || self.freed.waits_for_gateways(now)
     }
 
-    /// Allocated addresses outside every pool, each with the announcement method of its former pool.
-    pub fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
-        self.holders.outside(pools)
+    /// Allocated addresses outside every pool, each with the route of its former pool; `former` are the pools that a
+    /// previous leader sent to gateways.
+    pub fn outside(&mut self, pools: &Pools, former: &[Pool]) -> Vec<OutsideAddress> {
+        self.holders.outside(pools, former)
     }
 
     fn release_unclaimed(&mut self, claims: &[Claim], now: Instant) {
@@ -120,23 +136,30 @@ impl Allocations {
         }
     }
 
+    /// Schedules another assignment, because a Service waits for an address.
+    fn wait(&mut self, now: Instant) {
+        let since = *self.waits_since.get_or_insert(now);
+        let is_long = now.saturating_duration_since(since) >= LONG_WAIT;
+        self.waits_until = Some(now + if is_long { LONG_WAIT_RETRY } else { WAITING_RETRY });
+    }
+
     fn free(&mut self, service: &ServiceName, address: IpAddr, now: Instant) {
         self.holders.remove(address, service);
         self.freed.put(address, service, now);
     }
 
-    fn hold(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+    fn hold(&mut self, claim: &Claim, address: IpAddr) {
         if !self.holders.is_held(address) {
             // Nothing else was free, so the reservation of the former holder ends.
             self.freed.forget(address);
         }
-        self.hold_as_before(claim, address, pools);
+        self.hold_as_before(claim, address);
     }
 
     /// Records a holder, and leaves the reservations of others as they are.
-    fn hold_as_before(&mut self, claim: &Claim, address: IpAddr, pools: &Pools) {
+    fn hold_as_before(&mut self, claim: &Claim, address: IpAddr) {
         self.freed.remove(address, &claim.service);
-        self.holders.add(address, claim, pools.holding(address));
+        self.holders.add(address, claim);
     }
 
     /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if
@@ -147,6 +170,46 @@ impl Allocations {
         }
         let by = self.freed.reserved_for_other(address, &claim.service)?;
         Some(format!("is reserved for {by}, which freed it, for 10 minutes and until every gateway has removed it"))
+    }
+
+    /// Gives up the addresses that an older Service of another installation has, too. The other installation does the same
+    /// with the younger one, so that two Services never have one address for long.
+    fn yield_to_others(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
+        let age = |service: &ServiceName| order.iter().position(|claim| claim.service == *service);
+        for (place, other) in order.iter().enumerate().filter(|(_, claim)| claim.is_of_another) {
+            for address in self.holders.of(&other.service).to_vec() {
+                let ours = self.holders.sharers(address).filter(|service| **service != other.service).cloned();
+                for (index, service) in ours.collect::<Vec<_>>().into_iter().filter_map(|service| Some((age(&service)?, service)))
+                {
+                    if index < place {
+                        self.holders.remove(address, &other.service);
+                        continue;
+                    }
+                    self.free(&service, address, rules.now);
+                    let text = format!(
+                        "it leaves address {address}: {}, which another installation serves, has it too and is older; give \
+                         both installations pools that do not overlap",
+                        other.service
+                    );
+                    outcomes[index].notes.push(Remark::new(Cause::AddressLost, text));
+                }
+            }
+        }
+    }
+
+    /// Whether another Service than `service` holds `address`.
+    pub fn is_held_beside(&self, service: &ServiceName, address: IpAddr) -> bool {
+        self.holders.sharers(address).any(|holder| holder != service)
+    }
+
+    /// Takes the addresses off a new Service that needs every family and lacks one: no gateway has served it.
+    fn give_back(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>) {
+        for address in self.holders.of(&claim.service).to_vec() {
+            self.holders.remove(address, &claim.service);
+            if let Some(index) = rules.pools.index_of(address) {
+                search.give_back((index, Family::of(address)), address);
+            }
+        }
     }
 
     /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one
@@ -164,7 +227,7 @@ impl Allocations {
             for address in addresses {
                 let pool = rules.pools.holding(address);
                 match self.holders.refuse(address, claim, pool) {
-                    None => self.holders.add(address, claim, pool),
+                    None => self.holders.add(address, claim),
                     Some(why) => {
                         self.freed.put(address, &claim.service, rules.now);
                         let text =
@@ -176,26 +239,47 @@ impl Allocations {
         }
     }
 
-    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. If not, a
-    /// Service that already holds an address keeps it and its owner gets a warning.
-    fn request(&mut self, claim: &Claim, rules: Rules<'_>, outcome: &mut Allocation) {
-        for &address in claim.requested.iter().filter(|_| claim.is_readable()) {
-            let held = self.holders.held_of(&claim.service, Family::of(address));
-            if held == Some(address) {
-                continue;
+    /// The addresses that a Service requests by name and does not hold, each with the one that it holds instead.
+    fn open_requests(&self, claim: &Claim) -> Vec<(IpAddr, Option<IpAddr>)> {
+        let requested = claim.requested.iter().filter(|_| claim.is_readable());
+        let with_held = requested.map(|address| (*address, self.holders.held_of(&claim.service, Family::of(*address))));
+        with_held.filter(|(address, held)| *held != Some(*address)).collect()
+    }
+
+    /// Exchanges the addresses of a Service for those that it requests by name, if they are available. Returns whether
+    /// it gave one up.
+    fn grant(&mut self, claim: &Claim, rules: Rules<'_>) -> bool {
+        let mut is_any_freed = false;
+        for (address, held) in self.open_requests(claim) {
+            if self.refusal_of_request(claim, address, held, rules).is_none() {
+                held.into_iter().for_each(|old| self.free(&claim.service, old, rules.now));
+                is_any_freed |= held.is_some();
+                self.hold(claim, address);
             }
-            match (self.refusal_of_request(claim, address, held, rules), held) {
-                (None, held) => {
-                    if let Some(old) = held {
-                        self.free(&claim.service, old, rules.now);
-                    }
-                    self.hold(claim, address, rules.pools);
-                }
-                (Some(refusal), Some(old)) => {
+        }
+        is_any_freed
+    }
+
+    /// Reports requests that are not met. A Service that already holds an address keeps it, and its owner gets a
+    /// warning.
+    fn refuse_requests(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>, outcome: &mut Allocation) {
+        if let Some(why) = &claim.unread_request {
+            let lacking = claim.families.iter().filter(|family| self.holders.held_of(&claim.service, **family).is_none());
+            let refusal = Refusal { reason: Reason::Refused, message: format!("{why}; no other address is given instead") };
+            lacking.for_each(|family| outcome.miss(*family, refusal.clone()));
+        }
+        for (address, held) in self.open_requests(claim) {
+            let Some(refusal) = self.refusal_of_request(claim, address, held, rules) else { continue };
+            if refusal.reason == Reason::AddressReleasing {
+                search.awaited.insert(address);
+                self.wait(rules.now);
+            }
+            match held {
+                Some(old) => {
                     let text = format!("{}; it keeps {old}", refusal.message);
                     outcome.notes.push(Remark::new(Cause::AddressKept, text));
                 }
-                (Some(refusal), None) => outcome.refusal = Some(refusal),
+                None => outcome.miss(Family::of(address), refusal),
             }
         }
     }
@@ -225,7 +309,16 @@ impl Allocations {
         if self.is_over_limit(claim, pool, address, held) {
             return refusal(Reason::Exhausted, limit_text(claim, pool));
         }
-        refusal(Reason::Conflict, format!("{}; ask for another one", self.obstacle(claim, address, rules.pools)?))
+        if self.holders.is_held(address) {
+            let why = self.holders.refuse(address, claim, Some(pool))?;
+            return refusal(Reason::Conflict, format!("{why}; ask for another one"));
+        }
+        let by = self.freed.forwarded_for_other(address, &claim.service, rules.reached)?;
+        let why = format!(
+            "gateways may still forward it for {by}, which freed it; it is given as soon as all have removed it{}",
+            rules.absence()
+        );
+        refusal(Reason::AddressReleasing, why)
     }
 
     /// Whether one more address would exceed the quota of the namespace.
@@ -239,27 +332,40 @@ impl Allocations {
         self.holders.has_reached_limit(&claim.service.namespace, pool, None)
     }
 
-    /// Allocates the missing addresses of a Service from the pools and reports what it holds in the end.
+    /// Allocates the missing addresses of a Service from the pools, apart from families in which its request is refused.
     fn fill<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
-        if outcome.refusal.is_none() {
-            for (index, &family) in claim.families.iter().enumerate() {
-                if self.holders.held_of(&claim.service, family).is_some() {
-                    continue;
-                }
-                match self.take(claim, family, rules, search) {
-                    Ok(address) => self.hold(claim, address, rules.pools),
-                    Err(_) if index > 0 && claim.second_family_optional => {}
-                    Err(refusal) => outcome.refusal = Some(refusal),
-                }
+        for &family in &claim.families {
+            if self.holders.held_of(&claim.service, family).is_some() || outcome.misses(family) {
+                continue;
+            }
+            match self.take(claim, family, rules, search) {
+                Ok(address) => self.hold(claim, address),
+                Err(refusal) => outcome.miss(family, refusal),
             }
         }
+    }
+
+    /// Reports what a Service holds and lacks in the end, with warnings about addresses that may not work.
+    fn report<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
         self.place(claim, rules, search, outcome);
-        for address in &outcome.addresses {
-            if let Some(why) = rules.forbidden.why(*address) {
+        for address in outcome.addresses().collect::<Vec<_>>() {
+            if let Some(why) = rules.forbidden.why(address) {
                 let text = format!("address {address} may not work: {why}; ask for another one");
                 outcome.notes.push(Remark::new(Cause::Reason(Reason::Conflict), text));
             }
         }
+        let is_partly_held = outcome.addresses().next().is_some();
+        for (family, held) in claim.families.iter().zip(&outcome.families).filter(|_| is_partly_held) {
+            // Where no pool has the family, `PreferDualStack` means the one that there is.
+            let is_expected = |refusal: &Refusal| claim.requires_all() || refusal.reason != Reason::Exhausted;
+            if let FamilyAddress::Missing(refusal) = held
+                && (is_expected(refusal) || rules.pools.have(*family))
+            {
+                let text = format!("no {family} address: {}; it is served without one", refusal.message);
+                outcome.notes.push(Remark::new(Cause::Reason(refusal.reason), text));
+            }
+        }
+        outcome.is_complete = !claim.requires_all() || outcome.missing().is_none();
     }
 
     fn take<'a>(&mut self, claim: &Claim, family: Family, rules: Rules<'a>, search: &mut Search<'a>) -> Result<IpAddr, Refusal> {
@@ -269,14 +375,15 @@ impl Allocations {
             Family::of(*address) == family
                 && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, *address, None))
                 && !rules.forbidden.contains(*address)
+                && !search.awaited.contains(address)
                 && self.obstacle(claim, *address, rules.pools).is_none()
         };
         let is_admitted = |address: &IpAddr| {
             let holding = rules.pools.index_of(*address);
             admitting.iter().any(|(index, _)| Some(*index) == holding)
         };
-        let mut before = self.freed.before(&claim.service);
-        if let Some(address) = before.find(|address| is_admitted(address) && is_usable(address)) {
+        let before = self.freed.before(&claim.service).find(|address| is_admitted(address) && is_usable(address));
+        if let Some(address) = before {
             return Ok(address);
         }
         if let Some(address) = self.shared(claim, family, rules.pools, is_usable) {
@@ -300,10 +407,10 @@ impl Allocations {
         if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
             return Ok(address);
         }
-        let mut but = "";
+        let mut but = String::new();
         if self.has_reserved(&admitting, family) {
-            self.waits_until = Some(rules.now + WAITING_RETRY);
-            but = " except those reserved for their former Services until every connected gateway has removed them";
+            self.wait(rules.now);
+            but = format!(" except those that gateways may still forward for their former Services{}", rules.absence());
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
@@ -327,6 +434,7 @@ impl Allocations {
                     && rules.pools.index_of(address) == Some(index)
                     && !(pool.avoid_buggy_ips && is_buggy(address))
                     && !self.holders.is_held(address)
+                    && !search.awaited.contains(&address)
                     && !rules.forbidden.contains(address)
             };
             if let Some(address) = self.freed.oldest(rules.reached, is_free) {
@@ -353,7 +461,9 @@ impl Allocations {
                 match self.take(claim, Family::of(address), rules, search) {
                     Ok(other) => {
                         self.free(&claim.service, address, rules.now);
-                        self.hold(claim, other, rules.pools);
+                        self.hold(claim, other);
+                        // Another Service may request it.
+                        self.wait(rules.now);
                         continue;
                     }
                     Err(refusal) => advice = format!("it keeps it, because no other is available: {}", refusal.message),
@@ -366,9 +476,7 @@ impl Allocations {
                 outcome.notes.push(Remark::new(Cause::Reason(Reason::OutsidePools), text));
             }
         }
-        let rank = |address: &IpAddr| claim.families.iter().position(|family| *family == Family::of(*address));
-        outcome.addresses = self.holders.of(&claim.service).to_vec();
-        outcome.addresses.sort_by_key(rank);
+        outcome.settle(&claim.families, self.holders.of(&claim.service));
     }
 
     /// An address that other Services hold under the same sharing key and that this Service can share.

@@ -9,25 +9,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use imbl::OrdMap;
-use proto::limits::SERVICES_MAX;
-use proto::{Announce, Pool, PoolBgp, Protocol, Reason, Refusal, ServiceName};
+use proto::limits::{LOAD_BALANCER_CLASS, SERVICES_MAX};
+use proto::{Pool, Protocol, Reason, Refusal, ServiceName};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
 use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
-use crate::plan::cleanup::{held_by_others, holders, vips_of_others};
 use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
-use crate::plan::ownership::Ownership;
 use crate::plan::pools::{PoolState, Pools};
 use crate::plan::selection::Fence;
+use crate::plan::tenure::{OtherHolder, Ownership, held_by_others, holders};
 use crate::world::checkpoint::{Checkpoint, Decided};
 use crate::world::{Labels, Revisions, World};
 use objects::note::{Cause, Note, Remark, Subject};
 use objects::{Candidate, Leftover};
+use reports::GatewayReports;
 
-/// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
-const OUTSIDE: &str = "outside-pools";
+mod reports;
 
 /// The last assignment and its inputs.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +40,9 @@ pub(super) struct Assignment {
     /// VIPs outside every pool, of ours and of other groups, in order.
     pub(super) outside_pools: Arc<Vec<IpAddr>>,
     /// Pools as sent to gateways.
-    pub(super) gateway_pools: Vec<Pool>,
+    pub(super) gateway_pools: Arc<Vec<Pool>>,
+    /// Those that a previous leader sent, until the first plan is made.
+    former_pools: Arc<Vec<Pool>>,
     /// Usage figures of every pool.
     pub(super) uses: Arc<Vec<PoolUse>>,
     /// Addresses that Services request, that their statuses contain, or that a previous leader allocated.
@@ -52,8 +53,12 @@ pub(super) struct Assignment {
     pub(super) recalled: OrdMap<ServiceName, Arc<Decided>>,
     /// Revisions of the objects and of the gateways' reports for which the last assignment was computed.
     decided_for: Option<(Revisions, u64)>,
+    /// Revision of the world that was examined last.
+    seen: u64,
     /// Pools that are not in use, each with the reason.
     conflicts: BTreeMap<String, String>,
+    /// Pools that are not in use because they name no class.
+    classless: BTreeSet<String>,
 }
 
 /// Result of an update.
@@ -65,45 +70,42 @@ pub(super) struct AssignmentUpdate {
     pub(super) fence_moved: bool,
 }
 
-/// Reports of the gateways.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct GatewayReports {
-    /// Last report of every gateway ever connected: a gateway that returns keeps its addresses.
-    reserved: BTreeMap<String, Vec<IpAddr>>,
-    /// Counter of the state that all of them have applied; `None` if none is connected.
-    reached: Option<u64>,
-    revision: u64,
-}
-
 impl Assignment {
     /// Records the reports of the connected gateways. Returns true if they may change the assignment.
     pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
-        let mut reserved = self.gateways.reserved.clone();
-        reserved.extend(gateways.iter().map(|gateway| (gateway.name.clone(), gateway.reserved.clone())));
-        let is_other = reserved != self.gateways.reserved;
-        let reached = gateways.reached_by_all();
-        let is_awaited = reached != self.gateways.reached && self.allocations.waits_for_gateways(now);
-        let revision = self.gateways.revision + u64::from(is_other || is_awaited);
-        self.gateways = GatewayReports { reserved, reached, revision };
-        is_other || is_awaited
+        self.gateways.follow(gateways, self.allocations.waits_for_gateways(now))
+    }
+
+    /// The gateways that serve node ports, for the next leader.
+    pub(super) const fn node_port_gateways(&self) -> Option<&Arc<BTreeSet<String>>> {
+        self.gateways.node_ports.as_ref()
+    }
+
+    /// Whether any gateway serves node ports, or may do so.
+    pub(super) fn serves_node_ports(&self, settings: &ControllerSettings) -> bool {
+        self.gateways.serve_node_ports(settings)
     }
 
     /// Starts from the decisions of a previous leader.
     pub(super) fn recall(&mut self, checkpoint: &Checkpoint, now: Instant) {
         self.recalled = checkpoint.services.clone();
+        self.former_pools = Arc::clone(&checkpoint.pools);
         self.allocations.recall(&checkpoint.reserved, now);
+        self.gateways.recall(checkpoint);
     }
 
-    /// Assigns again if an input changed or `is_due` is set.
+    /// Assigns again if an input changed or `is_due` is set. `now_s` is the Unix time, seconds, if it is known.
     pub(super) fn update(
         &mut self,
         world: &World,
         settings: &ControllerSettings,
         is_due: bool,
-        now: Instant,
+        (now, now_s): (Instant, Option<u64>),
     ) -> AssignmentUpdate {
         let (revisions, reports) = (world.revisions(), self.gateways.revision);
         let before = self.decided_for.replace((revisions, reports));
+        let is_due = is_due || self.is_contested(world, settings);
+        self.seen = world.revision();
         if before == Some((revisions, reports)) && !is_due {
             return AssignmentUpdate::default();
         }
@@ -115,8 +117,9 @@ impl Assignment {
         }
         let of_forbidden = |of: Revisions| (of.nodes, of.gateways);
         if before.is_none_or(|(before, of_reports)| (of_forbidden(before), of_reports) != (of_forbidden(revisions), reports)) {
-            let (own, nodes) = (&settings.reserved, world.nodes().values());
-            let forbidden = Forbidden::new(own, &self.reserved(world), nodes, &settings.cluster_cidrs);
+            self.gateways.forget_deleted(world);
+            let profiles = self.gateways.profiles(world, settings);
+            let forbidden = Forbidden::new(&profiles, world.nodes().values(), &settings.cluster_cidrs);
             has_moved |= !forbidden.fences_as(&self.forbidden);
             is_concerned = forbidden.nodes_differing(&self.forbidden).any(|address| self.concerns(address, settings));
             self.forbidden = Arc::new(forbidden);
@@ -128,16 +131,15 @@ impl Assignment {
             return AssignmentUpdate::default();
         }
         let outside_before = Arc::clone(&self.outside_pools);
-        self.decide(world, settings, now);
+        self.decide(world, settings, (now, now_s));
         AssignmentUpdate { is_decided: true, fence_moved: has_moved || self.outside_pools != outside_before }
     }
 
-    /// Addresses of all gateways ever seen by this or a previous controller, each with the gateway's name.
-    fn reserved(&self, world: &World) -> BTreeMap<IpAddr, String> {
-        let is_newer = |name: &String| self.gateways.reserved.contains_key(name);
-        let before = world.gateways().iter().filter(|(name, _)| !is_newer(name)).map(|(name, one)| (name, &one.addresses));
-        let all = before.chain(&self.gateways.reserved);
-        all.flat_map(|(name, addresses)| addresses.iter().map(|address| (*address, name.clone()))).collect()
+    /// Whether another installation has published an address that one of ours holds, since this was last asked.
+    fn is_contested(&self, world: &World, settings: &ControllerSettings) -> bool {
+        let changed = world.changed_since(self.seen).filter_map(|name| world.services().get(name));
+        let mut of_others = changed.map(|entry| &entry.candidate).filter(|one| one.held.is_of_another(&settings.group));
+        of_others.any(|one| one.held.ingress.iter().any(|ingress| self.allocations.is_held_beside(&one.name, ingress.ip)))
     }
 
     /// Whether another owner of this address matters for any Service.
@@ -152,8 +154,11 @@ impl Assignment {
         let conflict = |pool: &PoolState| Some((pool.name.clone(), pool.conflict.clone()?));
         let conflicts: BTreeMap<String, String> = self.pools.states().iter().filter_map(conflict).collect();
         let is_new = |(name, why): &(&String, &String)| self.conflicts.get(*name) != Some(*why);
-        let notes = conflicts.iter().filter(is_new).map(conflict_note).collect();
+        let mut notes: Vec<Note> = conflicts.iter().filter(is_new).map(conflict_note).collect();
         self.conflicts = conflicts;
+        let classless: BTreeSet<String> = self.pools.classless().cloned().collect();
+        notes.extend(classless.difference(&self.classless).map(classless_note));
+        self.classless = classless;
         notes
     }
 
@@ -162,8 +167,26 @@ impl Assignment {
         self.conflicts.iter().map(conflict_note)
     }
 
-    fn decide(&mut self, world: &World, settings: &ControllerSettings, now: Instant) {
-        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings));
+    /// The claim of a Service that another installation serves: no other Service gets its addresses, while they lie in
+    /// pools of ours or one of ours has them. `None` if none does.
+    fn claim_of_other(&self, other: &OtherHolder<'_>) -> Option<Claim> {
+        let OtherHolder { service, created_s, addresses, is_published, .. } = other;
+        let is_ours =
+            |address: &IpAddr| self.pools.holding(*address).is_some() || self.allocations.is_held_beside(service, *address);
+        let in_status: Vec<IpAddr> = addresses.iter().copied().filter(is_ours).collect();
+        let claim = Claim {
+            created_s: *created_s,
+            in_status,
+            status_is_ours: true,
+            is_of_another: *is_published,
+            ..Claim::new((*service).clone())
+        };
+        (!claim.in_status.is_empty()).then_some(claim)
+    }
+
+    fn decide(&mut self, world: &World, settings: &ControllerSettings, (now, now_s): (Instant, Option<u64>)) {
+        let serves_node_ports = self.serves_node_ports(settings);
+        let owned = |candidate| (candidate, Ownership::of(candidate, world, settings, serves_node_ports));
         let entries = world.services().values().map(|entry| owned(&entry.candidate));
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
         ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
@@ -180,14 +203,16 @@ impl Assignment {
         }
         let mut unserved: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
         let claimed: BTreeSet<&ServiceName> = claims.iter().chain(&unserved).map(|claim| &claim.service).collect();
-        let of_others = held_by_others(world, settings).filter(|(name, ..)| !claimed.contains(*name));
-        let of_others: Vec<Claim> = of_others.filter_map(|other| claim_of_other(other, &self.pools)).collect();
+        let others: Vec<OtherHolder<'_>> = held_by_others(world, settings).collect();
+        let of_others = others.iter().filter(|other| other.is_held && !claimed.contains(other.service));
+        let of_others: Vec<Claim> = of_others.filter_map(|other| self.claim_of_other(other)).collect();
         unserved.extend(of_others);
         claims.extend(unserved.iter().cloned());
         self.named =
             claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
-        let rules = Rules { pools: &pools, forbidden: &forbidden, reached: self.gateways.reached, now };
+        let reach = self.gateways.reach(world, &settings.group, now_s);
+        let rules = Rules { pools: &pools, forbidden: &forbidden, reached: reach.counter, absent: &reach.absent, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
         // A Service that is being deleted keeps its addresses but is no longer served; one of another group never was.
         unserved.iter().for_each(|claim| drop(outcomes.remove(&claim.service)));
@@ -195,8 +220,10 @@ impl Assignment {
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
             outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
         }
-        let outside = self.allocations.outside(&pools);
-        let of_others = vips_of_others(world, settings).filter(|address| pools.holding(*address).is_none());
+        let outside = self.allocations.outside(&pools, &std::mem::take(&mut self.former_pools));
+        // Another writer of a status could name any address there.
+        let of_others = others.iter().filter(|other| other.is_published).flat_map(|other| &other.addresses).copied();
+        let of_others = of_others.filter(|address| pools.holding(*address).is_none());
         let mut outside_pools: BTreeSet<IpAddr> = outside.iter().map(|(address, _)| *address).chain(of_others).collect();
         let known_vips: Vec<IpAddr> = outside_pools.iter().copied().collect();
         let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: &known_vips };
@@ -212,34 +239,28 @@ impl Assignment {
         }
         for (candidate, _) in too_many {
             let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
-            let refusal = Some(Refusal { reason: Reason::Exhausted, message });
-            outcomes.insert(candidate.name.clone(), Allocation { refusal, ..Allocation::default() });
+            outcomes.insert(candidate.name.clone(), Allocation::refused(Refusal { reason: Reason::Exhausted, message }));
         }
         outside_pools.extend(external_ips);
         self.outside_pools = Arc::new(outside_pools.into_iter().collect());
         self.outcomes = outcomes;
-        self.gateway_pools = gateway_pools(&pools, &outside);
+        self.gateway_pools = Arc::new(pools.for_gateways(&outside));
         self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
     }
+}
+
+/// It is told once: the installation of the default class may use the pool.
+fn classless_note(name: &String) -> Note {
+    let text = format!(
+        "a pool without loadBalancerClass belongs to the installation of class {LOAD_BALANCER_CLASS}; for another one set \
+         spec.loadBalancerClass"
+    );
+    Note { subject: Subject::Pool(name.clone()), remark: Remark::new(Cause::PoolOfDefaultClass, text) }
 }
 
 fn conflict_note((name, why): (&String, &String)) -> Note {
     let remark = Remark::new(Cause::Reason(Reason::Conflict), format!("the pool is not used: {why}"));
     Note { subject: Subject::Pool(name.clone()), remark }
-}
-
-/// Pools as sent to gateways: those in use, and one with the VIPs outside every pool. If the pool of a VIP disappeared
-/// before this controller started, its announcement method is unknown, and gateways use both methods.
-fn gateway_pools(pools: &Pools, outside: &[(IpAddr, Option<Announce>)]) -> Vec<Pool> {
-    let mut all: Vec<Pool> = pools.iter().map(Pool::from).collect();
-    for announce in [Announce::L2, Announce::Routed] {
-        let of_this = outside.iter().filter(|(_, known)| known.is_none_or(|known| known == announce));
-        let ranges: Vec<_> = of_this.filter_map(|(address, _)| proto::AddressRange::new(*address, *address).ok()).collect();
-        if !ranges.is_empty() {
-            all.push(Pool { name: OUTSIDE.to_owned(), ranges, announce, bgp: PoolBgp::default() });
-        }
-    }
-    all
 }
 
 /// The claim of a Service, with those labels that pools select by.
@@ -255,6 +276,7 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         ports,
         sharing: spec.and_then(|spec| spec.sharing.clone()),
         requested: spec.map(|spec| spec.addresses.clone()).unwrap_or_default(),
+        unread_request: spec.and_then(|spec| spec.unread_request.clone()),
         pool: spec.and_then(|spec| spec.pool.clone()),
         internal: spec.is_some_and(|spec| spec.internal),
         readdress: spec.is_some_and(|spec| spec.readdress),
@@ -262,6 +284,7 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         namespace_labels,
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
+        is_of_another: false,
         status_writer: candidate.foreign_manager.clone(),
         recalled: Vec::new(),
     }
@@ -279,21 +302,13 @@ fn claim_of_deleted(left: &Leftover, pools: &Pools) -> Claim {
     }
 }
 
-/// The claim of a Service that another group of gateways serves: no other Service gets its addresses, while they lie in
-/// pools of ours that were theirs. `None` if none does.
-fn claim_of_other((name, created_s, addresses): (&ServiceName, Option<i64>, Vec<IpAddr>), pools: &Pools) -> Option<Claim> {
-    let in_status: Vec<IpAddr> = addresses.into_iter().filter(|address| pools.holding(*address).is_some()).collect();
-    let claim = Claim { created_s, in_status, status_is_ours: true, ..Claim::new(name.clone()) };
-    (!claim.in_status.is_empty()).then_some(claim)
-}
-
 /// The API server gives each nodePort to one Service only; for manifests this function enforces the same.
 fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol, u16), &'a ServiceName>) -> Allocation {
     let ports = candidate.wanted.iter().flat_map(|spec| &spec.ports);
     let keys: Vec<_> = ports.filter_map(|port| Some((port.protocol, port.node_port?))).collect();
     if let Some((key, holder)) = keys.iter().find_map(|key| taken.get_key_value(key)) {
         let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
-        return Allocation { refusal: Some(Refusal { reason: Reason::Conflict, message }), ..Allocation::default() };
+        return Allocation::refused(Refusal { reason: Reason::Conflict, message });
     }
     taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
     Allocation::default()

@@ -61,7 +61,7 @@ pub struct WantedStatus {
     /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are
     /// added.
     pub refusal: Option<Reason>,
-    /// Why it lacks an address.
+    /// Why it lacks an address that it requires; it is served at those in `ingress`, if any.
     pub unassigned: Option<Reason>,
     /// Whether one of its addresses lies outside every pool.
     pub outside_pools: bool,
@@ -192,7 +192,7 @@ impl<'a> ServiceBuilder<'a> {
     fn withheld_until(&self, planned: &Planned) -> Option<Instant> {
         let is_given = self.before.is_some_and(|old| old.withheld_until.is_none() && old.service.refusal.is_none());
         let needs_none = self.candidate.uid.is_empty() || self.candidate.kind != Kind::LoadBalancer;
-        let is_allocated = |ingress: &Ingress| self.outcome.addresses.contains(&ingress.ip);
+        let is_allocated = |ingress: &Ingress| self.outcome.addresses().any(|address| address == ingress.ip);
         let is_marked = self.candidate.held.finalizer || self.candidate.held.ingress.iter().any(is_allocated);
         if is_given || needs_none || is_marked || planned.service.refusal.is_some() {
             return None;
@@ -214,7 +214,7 @@ impl<'a> ServiceBuilder<'a> {
     /// Until when the previous policy is kept, if it is. For manifests there is nothing to wait for: no node reads
     /// their status.
     fn held_until(&self, before: &Planned) -> Option<Instant> {
-        let ours = |ingress: &&Ingress| self.outcome.addresses.contains(&ingress.ip);
+        let ours = |ingress: &&Ingress| self.outcome.addresses().any(|address| address == ingress.ip);
         let is_written = !self.candidate.held.ingress.iter().filter(ours).any(|ingress| ingress.ip_mode == IpMode::Proxy);
         let turns = before.policy.ip_mode == IpMode::Proxy && self.policy.ip_mode == IpMode::Vip;
         if !turns || is_written || self.candidate.uid.is_empty() || before.service.refusal.is_some() {
@@ -235,7 +235,7 @@ impl<'a> ServiceBuilder<'a> {
         let recalled = || self.recalled.map(|decided| decided.tables.clone());
         let mut tables = self.before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
-        let served = match (&self.candidate.wanted, &self.outcome.refusal) {
+        let served = match (&self.candidate.wanted, self.outcome.refusal()) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(spec), Some(refusal)) => {
                 // What could not be read may be the cause.
@@ -317,13 +317,13 @@ impl<'a> ServiceBuilder<'a> {
     fn status(&self, service: &Service, slices: &[&SliceSpec]) -> WantedStatus {
         let Self { candidate, outcome, ip_mode, inputs, .. } = *self;
         let refusal = service.refusal.as_ref().map(|refusal| refusal.reason);
-        let has_address = !outcome.addresses.is_empty();
+        let has_address = outcome.addresses().next().is_some();
         let is_outside = |remark: &Remark| remark.cause == Cause::Reason(Reason::OutsidePools);
         let spec = candidate.wanted.as_ref().ok();
         let port = |port: &PortSpec| PortStatus { port: port.port, protocol: port.protocol, error: None };
         let ports: Vec<PortStatus> = spec.iter().flat_map(|spec| &spec.ports).map(port).collect();
         let mut pools: Vec<String> =
-            outcome.addresses.iter().filter_map(|ip| inputs.fence.pools.holding(*ip)).map(|pool| pool.name.clone()).collect();
+            outcome.addresses().filter_map(|ip| inputs.fence.pools.holding(ip)).map(|pool| pool.name.clone()).collect();
         pools.dedup();
         // A refusal is reported instead of missing backends.
         let missing = spec.filter(|_| refusal.is_none()).map(|spec| {
@@ -335,11 +335,15 @@ impl<'a> ServiceBuilder<'a> {
             uid: candidate.uid.clone(),
             resource_version: candidate.resource_version.clone(),
             group: inputs.settings.group.clone(),
-            ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
+            ingress: outcome.addresses().map(|ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
             held: Arc::clone(&candidate.held),
             foreign_manager: candidate.foreign_manager.clone(),
             refusal,
-            unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
+            unassigned: outcome
+                .refusal()
+                .or_else(|| outcome.missing().filter(|_| !outcome.is_complete))
+                .map(|refusal| refusal.reason)
+                .or(refusal.filter(|_| !has_address)),
             outside_pools: outcome.notes.iter().any(is_outside),
             is_withheld: false,
             pools,
@@ -366,8 +370,8 @@ impl<'a> ServiceBuilder<'a> {
         let mut ineligible = None;
         for port in &spec.ports {
             for &family in &spec.families {
-                let addresses = self.outcome.addresses.iter().chain(&self.outcome.externals.addresses);
-                let vips: Vec<IpAddr> = addresses.copied().filter(|a| Family::of(*a) == family).collect();
+                let addresses = self.outcome.addresses().chain(self.outcome.externals.addresses.iter().copied());
+                let vips: Vec<IpAddr> = addresses.filter(|a| Family::of(*a) == family).collect();
                 let node_port = port.node_port.filter(|_| !self.outcome.withholds_node_ports);
                 if vips.is_empty() && node_port.is_none() {
                     continue;

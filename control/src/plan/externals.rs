@@ -160,7 +160,7 @@ mod tests {
     /// Results for `candidates`, one after another.
     fn given(settings: &ControllerSettings, outside: &[IpAddr], candidates: &[Candidate]) -> Vec<Externals> {
         let pools = crate::plan::addresses::tests::pools(&settings.pools);
-        let forbidden = Forbidden::new(&settings.reserved, &BTreeMap::new(), [].iter(), &settings.cluster_cidrs);
+        let forbidden = Forbidden::new(&[(None, &settings.profile)], [].iter(), &settings.cluster_cidrs);
         let fence = Fence { settings, pools: &pools, forbidden: &forbidden, vips_outside_pools: outside };
         assign(candidates.iter(), &fence)
     }
@@ -170,7 +170,7 @@ mod tests {
         settings.ownership.external_ips_allowed =
             ["192.0.0.0/16", "127.0.0.0/8", "2001:db8::/32"].map(|net| net.parse().unwrap()).into();
         settings.cluster_cidrs = vec!["192.0.96.0/24".parse().unwrap()];
-        settings.reserved = vec!["192.0.2.2".parse().unwrap()];
+        settings.profile = vec!["192.0.2.2".parse().unwrap()].into();
         settings
     }
 

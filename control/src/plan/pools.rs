@@ -5,14 +5,15 @@
 //! their configurations are unknown here. Pools of other classes, and those that `poolSelector` leaves out, conflict with
 //! none of ours (decision 72). Deliberately not here: allocation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::SelectorExt as _;
-use proto::AddressRange;
+use proto::limits::LOAD_BALANCER_CLASS;
+use proto::{AddressRange, Announce, Family, Pool, PoolBgp};
 
-use crate::config::settings::ControllerSettings;
+use crate::config::settings::{ControllerSettings, Source};
 use crate::plan::message::shortened;
 use objects::PoolSpec;
 use objects::crd::AddressPool;
@@ -21,6 +22,8 @@ use objects::pool::range_of;
 /// Maximum number of pools: with 128 ranges each, 131,072 ranges, which every gateway receives with each change of a
 /// pool.
 const POOLS_MAX: usize = 1024;
+/// Name of the pool that gateways get for allocated addresses outside every pool: deleting a pool withdraws no address.
+const OUTSIDE: &str = "outside-pools";
 /// Maximum number of pools named in a message.
 const NAMED_MAX: usize = 5;
 
@@ -31,9 +34,36 @@ pub struct Pools {
     used: Vec<PoolSpec>,
     /// Ranges of the pools in use by their first address, with the index of the pool.
     ranges: BTreeMap<IpAddr, (AddressRange, usize)>,
+    /// How each pool in `used` is announced.
+    routes: Vec<Arc<PoolRoute>>,
     states: Vec<PoolState>,
+    /// Pool objects that are not ours only because they name no class.
+    classless: Vec<String>,
     elsewhere: PoolsElsewhere,
 }
+
+/// How gateways announce an address of a pool. An address keeps it when its pool is deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolRoute {
+    /// The method.
+    pub announce: Announce,
+    /// How routing daemons announce it, if it is `routed`.
+    pub bgp: PoolBgp,
+}
+
+impl PoolRoute {
+    /// That of an address in one of the pools that a previous leader sent to gateways; `None` if it is unknown.
+    pub(super) fn former(address: IpAddr, former: &[Pool]) -> Option<Arc<Self>> {
+        let mut holding = former.iter().filter(|pool| pool.ranges.iter().any(|range| range.contains(address)));
+        let pool = holding.next()?;
+        // An address whose method was unknown to it, too, was sent with both.
+        let is_known = holding.all(|other| other.announce == pool.announce);
+        is_known.then(|| Arc::new(Self { announce: pool.announce, bgp: pool.bgp.clone() }))
+    }
+}
+
+/// A held address outside every pool, with the route of its former pool, if that is known.
+pub type OutsideAddress = (IpAddr, Option<Arc<PoolRoute>>);
 
 /// One pool, in use or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,6 +94,11 @@ impl Pools {
         }
         let (mut objects, others): (Vec<&AddressPool>, Vec<&AddressPool>) =
             objects.values().partition(|pool| is_of_our_class(pool, settings));
+        let is_classless = |pool: &&&AddressPool| {
+            let is_selected = settings.ownership.pools.matches(&pool.metadata.labels.clone().unwrap_or_default());
+            pool.spec.load_balancer_class.is_none() && is_selected && settings.is_of_our_group(pool.spec.gateway_group.as_deref())
+        };
+        all.classless = others.iter().filter(is_classless).filter_map(|pool| pool.metadata.name.clone()).collect();
         let mut elsewhere: Vec<PoolSpec> = others.into_iter().filter_map(|pool| PoolSpec::try_from(pool).ok()).collect();
         objects
             .sort_by_key(|pool| (pool.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()), &pool.metadata.name));
@@ -96,6 +131,8 @@ impl Pools {
         all.used = settings.pools.iter().cloned().chain(by_name.into_values()).collect();
         // The sort is stable: pools of equal priority keep their order, configuration first, then objects by name.
         all.used.sort_by_key(|pool| (pool.priority == 0, pool.priority));
+        let route = |pool: &PoolSpec| Arc::new(PoolRoute { announce: pool.announce, bgp: pool.bgp.clone() });
+        all.routes = all.used.iter().map(route).collect();
         let ranges = all.used.iter().enumerate().flat_map(|(index, pool)| pool.ranges.iter().map(move |range| (*range, index)));
         all.ranges = ranges.map(|(range, index)| (range.first(), (range, index))).collect();
         all.elsewhere = PoolsElsewhere::of(&elsewhere);
@@ -113,6 +150,11 @@ impl Pools {
         &self.states
     }
 
+    /// Pool objects that are not ours because they name no class.
+    pub(super) fn classless(&self) -> impl Iterator<Item = &String> {
+        self.classless.iter()
+    }
+
     /// Index of the pool in use that contains an address.
     #[must_use]
     pub(super) fn index_of(&self, address: IpAddr) -> Option<usize> {
@@ -126,11 +168,59 @@ impl Pools {
         self.used.get(self.index_of(address)?)
     }
 
+    /// How an address in a pool in use is announced.
+    #[must_use]
+    pub(super) fn route_of(&self, address: IpAddr) -> Option<&Arc<PoolRoute>> {
+        self.routes.get(self.index_of(address)?)
+    }
+
+    /// Whether a pool in use has any address of `range`.
+    fn overlap(&self, range: AddressRange) -> bool {
+        let nearest = self.ranges.range(..=range.last()).next_back();
+        nearest.is_some_and(|(_, (other, _))| other.overlaps(&range))
+    }
+
+    /// Pools as sent to gateways: those in use, and the addresses `outside` every pool with the routes of their former
+    /// pools. Where a pool is unknown that disappeared before this controller started, gateways use both methods.
+    pub(super) fn for_gateways(&self, outside: &[OutsideAddress]) -> Vec<Pool> {
+        let mut kept: Vec<(PoolRoute, BTreeSet<AddressRange>)> = Vec::new();
+        for (address, route) in outside {
+            let routes = match route {
+                Some(route) => vec![PoolRoute::clone(route)],
+                None => [Announce::L2, Announce::Routed].map(|announce| PoolRoute { announce, bgp: PoolBgp::default() }).into(),
+            };
+            for route in routes {
+                // The aggregate stays, unless a new pool has a part of it.
+                let aggregate = range_of(&route.bgp.announced(*address)).filter(|range| !self.overlap(*range));
+                let lone = || Some((AddressRange::new(*address, *address).ok()?, route.bgp.clone().without_aggregation()));
+                let Some((range, bgp)) = aggregate.map(|range| (range, route.bgp.clone())).or_else(lone) else { continue };
+                let route = PoolRoute { bgp, ..route };
+                match kept.iter_mut().find(|(other, _)| *other == route) {
+                    Some((_, ranges)) => drop(ranges.insert(range)),
+                    None => kept.push((route, [range].into())),
+                }
+            }
+        }
+        let kept = kept.into_iter().map(|(route, ranges)| Pool {
+            name: OUTSIDE.to_owned(),
+            ranges: ranges.into_iter().collect(),
+            announce: route.announce,
+            bgp: route.bgp,
+        });
+        self.used.iter().map(Pool::from).chain(kept).collect()
+    }
+
     /// The pool of another class, group or set of labels that contains an address: a VIP of another installation, though
     /// not of ours.
     #[must_use]
     pub fn elsewhere(&self, address: IpAddr) -> Option<&str> {
         self.elsewhere.holding(address)
+    }
+
+    /// Whether any pool in use has addresses of a family.
+    #[must_use]
+    pub(super) fn have(&self, family: Family) -> bool {
+        self.ranges.values().any(|(range, _)| range.family() == family)
     }
 
     /// Whether any pool selects namespaces by label.
@@ -157,7 +247,14 @@ impl Pools {
 fn is_of_our_class(pool: &AddressPool, settings: &ControllerSettings) -> bool {
     let labels = pool.metadata.labels.clone().unwrap_or_default();
     let class = pool.spec.load_balancer_class.as_deref();
-    class.is_none_or(|class| class == settings.load_balancer_class) && settings.ownership.pools.matches(&labels)
+    let is_of_class = class.map_or_else(|| owns_classless(settings), |class| class == settings.load_balancer_class);
+    is_of_class && settings.ownership.pools.matches(&labels)
+}
+
+/// Whether pools without class are ours: they belong to the installation of the default class, so that two never give
+/// one address to two Services. Manifests have one installation.
+fn owns_classless(settings: &ControllerSettings) -> bool {
+    settings.load_balancer_class == LOAD_BALANCER_CLASS || matches!(settings.source, Source::Manifests { .. })
 }
 
 /// The pool objects of other installations, which may overlap each other: for the first address of each range, the last

@@ -236,8 +236,7 @@ pub(crate) mod tests {
 
     impl Fenced {
         pub(crate) fn of(settings: &ControllerSettings) -> Self {
-            let none = std::collections::BTreeMap::new();
-            let forbidden = Forbidden::new(&settings.reserved, &none, [].iter(), &settings.cluster_cidrs);
+            let forbidden = Forbidden::new(&[(None, &settings.profile)], [].iter(), &settings.cluster_cidrs);
             Self { pools: crate::plan::addresses::tests::pools(&settings.pools), forbidden }
         }
 
@@ -426,7 +425,7 @@ pub(crate) mod tests {
     fn the_fence_names_the_excluded_addresses() {
         let mut settings = settings();
         settings.cluster_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
-        settings.reserved = vec!["10.0.0.3".parse().unwrap()];
+        settings.profile = vec!["10.0.0.3".parse().unwrap()].into();
         let vips = ["203.0.113.7".parse().unwrap()];
         let rows = [
             ("127.0.0.1", "loopback"),

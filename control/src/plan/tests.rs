@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::{core::v1::Service as ServiceObject, discovery::v1::EndpointSlice};
 use proptest::prelude::*;
-use proto::{Family, HealthCheck, Mode, Reason, Scheduler, Service, Target};
+use proto::{Family, GatewayProfile, HealthCheck, Mode, Reason, Scheduler, Service, Target};
 use serde_json::{Value, json};
 
 use super::build::STATUS_WAITED_FOR;
@@ -21,6 +21,7 @@ mod earlier_backends;
 mod failover;
 mod groups;
 mod health_checks;
+mod leaders;
 mod refused_backends;
 
 /// Settings with one pool, 192.0.2.100-199.
@@ -37,7 +38,7 @@ pub(crate) fn settings() -> ControllerSettings {
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", ranges)],
-        reserved: Vec::new(),
+        profile: GatewayProfile { serves_node_ports: Some(true), ..GatewayProfile::default() },
         maglev_seed: MaglevSeed::default(),
         lock_dir: None,
     }
@@ -116,19 +117,41 @@ fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
 }
 
 #[test]
-fn a_service_without_an_address_is_told_what_of_it_could_not_be_read() {
-    let (mut world, mut settings) = (World::default(), settings());
-    settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
-    apply(&mut world, service("first", json!({})));
-    let mut web = service("web", json!({}));
-    web["metadata"]["annotations"]["sluice.dev/addresses"] = "192.0.2.1oo".into();
-    apply(&mut world, web);
-    let plan = plan(&world, &settings, &mut Memory::default(), Instant::now());
-    assert_eq!(plan.services[&named("web")].refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted));
-    let causes =
-        |cause| plan.notes.iter().filter(|note| note.remark.cause == cause).map(|note| &note.remark.text).collect::<Vec<_>>();
-    assert!(causes(Cause::AnnotationIgnored).iter().any(|text| text.contains("192.0.2.1oo")), "{:?}", plan.notes);
-    assert_eq!(causes(Cause::Reason(Reason::Exhausted)).len(), 1);
+fn a_request_for_an_address_or_pool_that_cannot_be_read_gets_no_other_address_and_takes_none_away() {
+    let long = "x".repeat(300);
+    let rows = [
+        ("sluice.dev/addresses", "192.0.2.300"),
+        ("metallb.io/loadBalancerIPs", "192.0.2.300"),
+        ("metallb.universe.tf/loadBalancerIPs", "192.0.2.101,192.0.2.102"),
+        ("lbipam.cilium.io/ips", "web.example.com"),
+        ("kube-vip.io/loadbalancerIPs", "192.0.2.1oo"),
+        ("sluice.dev/addresses", "2001:db8::1"),
+        ("sluice.dev/address-pool", &long),
+        ("metallb.io/address-pool", &long),
+    ];
+    for (key, value) in rows {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        let mut object = service("web", json!({}));
+        object["metadata"]["annotations"][key] = value.into();
+        apply(&mut world, object.clone());
+        let first = plan(&world, &settings(), &mut memory, now);
+        let refusal = first.services[&named("web")].refusal.as_ref().unwrap();
+        assert_eq!(refusal.reason, Reason::Refused, "{key}");
+        assert!(refusal.message.contains("no other address is given"), "{key}: {}", refusal.message);
+        assert!(first.statuses[&named("web")].ingress.is_empty() && first.checkpoint.services.is_empty(), "{key}");
+        assert!(first.notes.iter().any(|note| note.remark.cause == Cause::AnnotationIgnored), "{key}: {:?}", first.notes);
+        // Once it has an address, a mistake takes none away, whoever leads.
+        apply(&mut world, service("web", json!({})));
+        assert_eq!(plan(&world, &settings(), &mut memory, now).services[&named("web")].ports.len(), 1);
+        apply(&mut world, object);
+        let mistaken = plan(&world, &settings(), &mut memory, now);
+        assert_eq!(mistaken.services[&named("web")].ports.len(), 1, "{key}");
+        world.apply(Change::CheckpointReplaced(Box::new(mistaken.checkpoint)));
+        assert_eq!(plan(&world, &settings(), &mut Memory::default(), now).services[&named("web")].ports.len(), 1, "{key}");
+    }
+    let mut world = World::default();
+    apply(&mut world, service("web", json!({"loadBalancerIP": "192.0.2.300"})));
+    assert!(plan(&world, &settings(), &mut Memory::default(), Instant::now()).services[&named("web")].refusal.is_some());
 }
 
 #[test]

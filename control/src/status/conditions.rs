@@ -47,10 +47,15 @@ pub(super) const NO_MATCHING_PORT: Condition = Condition::new(
 pub(super) const NONE_HEALTHY: Condition =
     Condition::new(false, Cause::NoHealthyBackend.as_str(), "No gateway finds a healthy backend: all fail their probes.");
 
+/// Message of a Service that requires two families and has one.
+const PARTLY_ASSIGNED: &str =
+    "Served at the address of one family; the address of the other family is missing; the Event has the reason.";
+
 /// `sluice.dev/AddressAssigned`.
 pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
     match wanted.unassigned {
-        Some(reason) => not_served(reason),
+        Some(reason) if wanted.refusal.is_some() => not_served(reason),
+        Some(reason) => Condition::new(false, reason.as_str(), PARTLY_ASSIGNED),
         None if wanted.outside_pools => Condition::new(
             true,
             Reason::OutsidePools.as_str(),
@@ -103,6 +108,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::Refused => "It requests something that cannot be served; the Event has the reason.",
         Reason::NoEligibleNode => "No node is eligible for its traffic; the Event has the reason.",
         Reason::Conflict => "Another Service holds what it requests; the Event names it.",
+        Reason::AddressReleasing => "The requested address is being released; gateways may still forward it.",
         Reason::Exhausted => "No address is left for it.",
     }
 }

@@ -103,7 +103,9 @@ fn shown(gateways: &Gateways) -> BTreeMap<String, EdgeGatewayStatus> {
         let status = EdgeGatewayStatus {
             ready: Some(if is_ready { READY } else { NOT_READY }.to_owned()),
             version: Some(gateway.version.clone()),
-            addresses: Some(gateway.reserved.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect()),
+            addresses: Some(texts(&gateway.profile.reserved())),
+            next_hops: Some(texts(&gateway.profile.next_hops)),
+            prefixes: Some(texts(&gateway.profile.prefixes)),
             conditions: gateway_conditions::of_connected(GatewayFacts {
                 is_ready,
                 is_drained: gateways.is_drained(&gateway.name),
@@ -114,6 +116,10 @@ fn shown(gateways: &Gateways) -> BTreeMap<String, EdgeGatewayStatus> {
         all.insert(gateway.name.clone(), status);
     }
     all
+}
+
+fn texts<T: ToString>(list: &[T]) -> Vec<String> {
+    list.iter().take(GATEWAY_ADDRESSES_MAX).map(ToString::to_string).collect()
 }
 
 /// The part of a gateway in the fleet.
@@ -194,7 +200,12 @@ impl EdgeGateways<'_> {
             let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
             (name.clone(), KnownGateway::from(&EdgeGateway { status: Some(shown.clone()), ..object }))
         });
-        let listed = objects.iter().map(|(name, object)| (name.clone(), KnownGateway::from(object)));
+        // The time of a gateway that is connected, here or elsewhere, is no news for the planner.
+        let is_away = |name: &String, known: &KnownGateway| known.group == self.group && !connected.contains_key(name);
+        let listed = objects.iter().map(|(name, object)| {
+            let known = KnownGateway::from(object);
+            (name.clone(), KnownGateway { last_seen_s: known.last_seen_s.filter(|_| is_away(name, &known)), ..known })
+        });
         Ok(listed.chain(created).collect())
     }
 

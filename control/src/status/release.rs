@@ -20,7 +20,7 @@ use super::finalizer::removal;
 use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LeaseCandidate, RENEW_DEADLINE, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
-use crate::plan::ownership::Ownership;
+use crate::plan::tenure::Tenure;
 use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
@@ -240,7 +240,7 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
             let unheld = Candidate { held: Arc::default(), status_is_ours: false, ..candidate };
-            is_load_balancer && Ownership::of(&unheld, world, settings).addresses
+            is_load_balancer && Tenure::of_candidate(&unheld, world, settings) == Tenure::Ours
         }),
     };
     if !is_extent || !(held.has_marks() || has_our_addresses) {

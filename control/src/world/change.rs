@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::jiff::Timestamp;
 use objects::crd::{AddressPool, EdgeGateway};
 use objects::note::Note;
 use objects::{ReadService, ReadSlice};
-use proto::ServiceName;
+use proto::{GatewayProfile, ServiceName};
 
 use crate::world::checkpoint::Checkpoint;
 use crate::world::overrides::Overrides;
@@ -18,14 +19,27 @@ use crate::world::overrides::Overrides;
 pub struct KnownGateway {
     /// Its group.
     pub group: String,
-    /// The addresses that it uses itself.
-    pub addresses: Vec<IpAddr>,
+    /// What it said about itself when it was last connected.
+    pub profile: GatewayProfile,
+    /// When it was last seen, seconds since 1970; `None`: unknown, or it is connected.
+    pub last_seen_s: Option<u64>,
 }
 
 impl From<&EdgeGateway> for KnownGateway {
     fn from(object: &EdgeGateway) -> Self {
-        let addresses = object.status.iter().filter_map(|status| status.addresses.as_ref()).flatten();
-        Self { group: object.spec.group.clone(), addresses: addresses.filter_map(|text| text.parse().ok()).collect() }
+        let status = object.status.clone().unwrap_or_default();
+        let addresses = |list: Option<Vec<String>>| -> Vec<IpAddr> {
+            list.into_iter().flatten().filter_map(|text| text.parse().ok()).collect()
+        };
+        let next_hops = addresses(status.next_hops);
+        let own = addresses(status.addresses).into_iter().filter(|address| !next_hops.contains(address));
+        let prefixes = status.prefixes.into_iter().flatten().filter_map(|text| text.parse().ok()).collect();
+        let last_seen = status.last_seen.and_then(|text| text.parse::<Timestamp>().ok());
+        Self {
+            group: object.spec.group.clone(),
+            profile: GatewayProfile { prefixes, ..GatewayProfile::new(own, next_hops.iter().copied()) },
+            last_seen_s: last_seen.and_then(|time| u64::try_from(time.as_second()).ok()),
+        }
     }
 }
 
@@ -80,11 +94,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn group_and_addresses_of_a_gateway_come_from_its_object() {
-        let addresses = Some(vec!["192.0.2.2".to_owned(), "no address".to_owned()]);
+    fn what_a_gateway_said_comes_from_its_object() {
+        let texts = |list: &[&str]| Some(list.iter().map(|text| (*text).to_owned()).collect());
         let mut object = EdgeGateway::new("edge-1", EdgeGatewaySpec { group: "east".to_owned() });
-        object.status = Some(EdgeGatewayStatus { addresses, ..EdgeGatewayStatus::default() });
-        let expected = KnownGateway { group: "east".to_owned(), addresses: vec!["192.0.2.2".parse().unwrap()] };
+        object.status = Some(EdgeGatewayStatus {
+            addresses: texts(&["192.0.2.1", "192.0.2.2", "no address"]),
+            next_hops: texts(&["192.0.2.1"]),
+            prefixes: texts(&["192.0.2.2/24", "no prefix"]),
+            last_seen: Some("1970-01-01T00:01:00Z".to_owned()),
+            ..EdgeGatewayStatus::default()
+        });
+        let profile = GatewayProfile {
+            prefixes: vec!["192.0.2.2/24".parse().unwrap()],
+            ..GatewayProfile::new(["192.0.2.2".parse().unwrap()], ["192.0.2.1".parse().unwrap()])
+        };
+        let expected = KnownGateway { group: "east".to_owned(), profile, last_seen_s: Some(60) };
         assert_eq!(KnownGateway::from(&object), expected);
     }
 }

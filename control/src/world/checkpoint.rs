@@ -6,7 +6,7 @@
 //! that cannot be parsed are skipped. Deliberately not here: where it is stored (`store`), and the allocation
 //! (`addresses`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use imbl::OrdMap;
 use proto::limits::MAGLEV_SIZES;
-use proto::{Family, Protocol, ServiceName};
+use proto::{AddressRange, Announce, Family, Pool, PoolBgp, Protocol, ServiceName};
 
 /// A Maglev table of a Service: protocol, port and family of its frontend.
 pub type TableKey = (Protocol, u16, Family);
@@ -25,6 +25,10 @@ const VERSION: &str = "v1";
 const RESERVED: &str = "reserved";
 /// Prefix of the line of the seed, in the first text.
 const SEED: &str = "maglev-seed";
+/// Prefix of the line of a pool.
+const POOL: &str = "pool";
+/// Prefix of the line of the gateways that serve node ports, in the first text.
+const NODE_PORTS: &str = "node-ports";
 /// Maximum time of a reservation.
 const RESERVED_MAX_S: u64 = 3600;
 /// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters
@@ -60,6 +64,10 @@ pub struct Checkpoint {
     pub services: OrdMap<ServiceName, Arc<Decided>>,
     /// The reserved addresses.
     pub reserved: Arc<Vec<Reserved>>,
+    /// The pools as sent to gateways, by which addresses keep their routes.
+    pub pools: Arc<Vec<Pool>>,
+    /// The gateways that serve node ports; `None`: an earlier version did not record them.
+    pub node_port_gateways: Option<Arc<BTreeSet<String>>>,
     /// The seed of the Maglev tables that was drawn for this installation; none: that of all installations that are older
     /// than such seeds.
     pub maglev_seed: Option<u64>,
@@ -91,12 +99,17 @@ impl Checkpoint {
     pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
         texts[0].extend(self.maglev_seed.map(seed_line));
+        texts[0].extend(self.node_port_gateways.as_deref().map(node_ports_line));
         let mut put = |name: &ServiceName, line: String| {
             let at = text_of(name, texts.len());
             texts[at].push(line);
         };
         for (name, decided) in &self.services {
             put(name, line(name, decided));
+        }
+        for pool in self.pools.iter() {
+            let line = pool_line(pool);
+            put(&ServiceName::new(POOL, &line), line);
         }
         for one in self.reserved.iter() {
             let until = (clock + one.until.saturating_duration_since(now)).duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -116,7 +129,7 @@ impl Checkpoint {
     #[must_use]
     pub fn from_texts(texts: &[String], now: Instant, clock: SystemTime) -> Self {
         let clock_s = clock.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let (mut read, mut reserved, mut broken) = (Self::default(), Vec::new(), 0_usize);
+        let (mut read, mut reserved, mut pools, mut broken) = (Self::default(), Vec::new(), Vec::new(), 0_usize);
         for text in texts {
             let mut lines = text.lines();
             if lines.next().is_some_and(|first| first != VERSION) {
@@ -130,6 +143,10 @@ impl Checkpoint {
                     // The limit guards against a clock that was set back.
                     let left = Duration::from_secs(until_s.saturating_sub(clock_s).min(RESERVED_MAX_S));
                     reserved.push(Reserved { address, service, until: now + left });
+                } else if let Some(pool) = parse_pool(line) {
+                    pools.push(pool);
+                } else if let Some(gateways) = parse_node_ports(line) {
+                    read.node_port_gateways = Some(Arc::new(gateways));
                 } else if let Some(seed) = parse_seed(line) {
                     read.maglev_seed = Some(seed);
                 } else {
@@ -140,7 +157,7 @@ impl Checkpoint {
         if broken > 0 {
             tracing::warn!(lines = broken, "lines of the checkpoint cannot be parsed and are skipped");
         }
-        Self { reserved: Arc::new(reserved), ..read }
+        Self { reserved: Arc::new(reserved), pools: Arc::new(pools), ..read }
     }
 }
 
@@ -207,6 +224,66 @@ fn seed_line(seed: u64) -> String {
     format!("{SEED} {seed}")
 }
 
+/// The announcement method, the ranges, and for BGP both aggregation lengths, MED, local preference and communities.
+fn pool_line(pool: &Pool) -> String {
+    let (of_default, bgp) = (PoolBgp::default(), &pool.bgp);
+    let ranges: Vec<String> = pool.ranges.iter().map(ToString::to_string).collect();
+    let mut line = format!("{POOL} {} {}", announce_word(pool.announce), ranges.join(","));
+    if *bgp != of_default {
+        let _ = write!(
+            line,
+            " {} {} {} {}",
+            bgp.aggregation_length,
+            bgp.aggregation_length_v6,
+            number(bgp.med),
+            number(bgp.local_pref)
+        );
+        for community in &bgp.communities {
+            let _ = write!(line, " {community}");
+        }
+    }
+    line
+}
+
+const fn announce_word(announce: Announce) -> &'static str {
+    match announce {
+        Announce::L2 => "l2",
+        Announce::Routed => "routed",
+    }
+}
+
+/// A number that may be unset, as a word.
+fn number(value: Option<u32>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+fn parse_pool(line: &str) -> Option<Pool> {
+    let mut words = line.strip_prefix(POOL)?.strip_prefix(' ')?.split(' ');
+    let first = words.next();
+    let announce = [Announce::L2, Announce::Routed].into_iter().find(|known| Some(announce_word(*known)) == first)?;
+    let ranges = words.next()?.split(',').map(|range| range.parse().ok()).collect::<Option<Vec<AddressRange>>>()?;
+    let number = |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
+    let mut bgp = PoolBgp::default();
+    if let Some(length) = words.next() {
+        bgp.aggregation_length = length.parse().ok()?;
+        bgp.aggregation_length_v6 = words.next()?.parse().ok()?;
+        (bgp.med, bgp.local_pref) = (number(words.next()?)?, number(words.next()?)?);
+        bgp.communities = words.map(|word| word.parse().ok()).collect::<Option<Vec<_>>>()?;
+    }
+    bgp.check(&ranges).ok()?;
+    Some(Pool { name: String::new(), ranges, announce, bgp })
+}
+
+/// A name with a blank cannot be told from two: such a gateway says it again when it connects.
+fn node_ports_line(gateways: &BTreeSet<String>) -> String {
+    gateways.iter().fold(NODE_PORTS.to_owned(), |line, name| format!("{line} {name}"))
+}
+
+fn parse_node_ports(line: &str) -> Option<BTreeSet<String>> {
+    let mut words = line.split(' ');
+    (words.next()? == NODE_PORTS).then(|| words.map(ToOwned::to_owned).collect())
+}
+
 fn parse_seed(line: &str) -> Option<u64> {
     line.strip_prefix(SEED)?.strip_prefix(' ')?.parse().ok()
 }
@@ -233,7 +310,8 @@ mod tests {
         let until = now + Duration::from_secs(60);
         let service = ServiceName::new("shop", "old");
         let reserved = Arc::new(vec![Reserved { address: "192.0.2.3".parse().unwrap(), service, until }]);
-        Checkpoint { reserved, maglev_seed: Some(u64::MAX - 7), ..all }
+        let node_port_gateways = Some(Arc::new(["edge-1".to_owned(), "edge-2".to_owned()].into()));
+        Checkpoint { reserved, maglev_seed: Some(u64::MAX - 7), node_port_gateways, ..all }
     }
 
     #[test]
@@ -248,6 +326,7 @@ mod tests {
             let read = Checkpoint::from_texts(&texts, now + later, clock + later);
             let expected = (all.services.clone(), &all.reserved, all.maglev_seed);
             assert_eq!((read.services, &read.reserved, read.maglev_seed), expected, "{texts:?}");
+            assert_eq!(read.node_port_gateways, all.node_port_gateways);
         }
     }
 

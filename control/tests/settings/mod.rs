@@ -19,7 +19,7 @@ pub(crate) fn settings(source: Source, pool: &[&str]) -> ControllerSettings {
         backends_allowed: None,
         cluster_cidrs: Vec::new(),
         pools: vec![PoolSpec::new("default", pool.iter().map(|range| range.parse().unwrap()).collect())],
-        reserved: Vec::new(),
+        profile: proto::GatewayProfile::default(),
         lock_dir: None,
     }
 }

@@ -6,7 +6,9 @@ use crate::{Reason, Refusal, v1};
 
 impl From<&Refusal> for v1::Refusal {
     fn from(refusal: &Refusal) -> Self {
-        Self { reason: refusal.reason.as_str().to_owned(), message: refusal.message.clone() }
+        // Earlier gateways do not know it, and accept no state with an unknown reason.
+        let reason = if refusal.reason == Reason::AddressReleasing { Reason::Conflict } else { refusal.reason };
+        Self { reason: reason.as_str().to_owned(), message: refusal.message.clone() }
     }
 }
 
@@ -41,6 +43,13 @@ pub(super) fn cut(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reason_that_earlier_gateways_do_not_know_is_sent_as_one_that_they_know() {
+        let refusal = Refusal { reason: Reason::AddressReleasing, message: "m".to_owned() };
+        let read = Refusal::try_from(v1::Refusal::from(&refusal)).unwrap();
+        assert_eq!((read.reason, read.message.as_str()), (Reason::Conflict, "m"));
+    }
 
     #[test]
     fn a_reported_refusal_is_cut_and_read_whatever_its_reason() {

@@ -75,7 +75,7 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
         group: None,
         gateway: "edge-1".to_owned(),
         version: "0.1.0".to_owned(),
-        reserved: watch::Sender::default().subscribe(),
+        profile: watch::Sender::default().subscribe(),
         replication: None,
         needs_membership: false,
     };

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
 use proto::{AffinityScope, Probe, Scheduler, StatusRanges};
 
-use super::error::{STAYS, SpecError, Unread};
+use super::error::{STAYS, SpecError, Unread, WAITS};
 use super::foreign;
 use super::source_ranges::source_ranges;
 use super::spec::{HealthSpec, Namespaces, ServiceSpec, Sharing};
@@ -91,7 +91,7 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_s
 pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<ServiceSpec, SpecError> {
     refuse_unbuilt(annotations)?;
     let notes = foreign::remarks(annotations)?;
-    let mut reader = Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), notes };
+    let mut reader = Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), unread_request: None, notes };
     let spec = ServiceSpec {
         addresses: reader.addresses(load_balancer_ip),
         pool: reader.pool(),
@@ -110,7 +110,8 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Opt
     };
     // Unknown annotations come last, because the last remarks are omitted if there are too many.
     reader.note_unknown();
-    Ok(ServiceSpec { unread: reader.unread, notes: note::bounded(reader.notes, REMARKS_MAX), ..spec })
+    let Reader { unread, unread_request, .. } = reader;
+    Ok(ServiceSpec { unread, unread_request, notes: note::bounded(reader.notes, REMARKS_MAX), ..spec })
 }
 
 /// Source ranges from the annotation that cloud providers read if the field of the Service is empty.
@@ -174,6 +175,7 @@ struct Reader<'a> {
     /// The keys that were looked up.
     known: Vec<&'static str>,
     unread: BTreeSet<Unread>,
+    unread_request: Option<String>,
     notes: Vec<Remark>,
 }
 
@@ -245,7 +247,13 @@ impl<'a> Reader<'a> {
 
     fn misread(&mut self, what: Unread, place: &str, found: &str, expected: &dyn Display) {
         self.unread.insert(what);
-        self.note(Cause::AnnotationIgnored, format!("{place}: found {}, expected {expected}; {STAYS}", note::quoted(found)));
+        let why = format!("{place}: found {}, expected {expected}", note::quoted(found));
+        let is_request = matches!(what, Unread::Addresses | Unread::Pool);
+        let effect = if is_request { WAITS } else { STAYS };
+        self.note(Cause::AnnotationIgnored, format!("{why}; {effect}"));
+        if is_request {
+            self.unread_request.get_or_insert(why);
+        }
     }
 
     /// The requested addresses.

@@ -3,7 +3,7 @@
 //! Invariant: for a setting that cannot be parsed ([`Unread`]) the previous value stays in force. This applies only to
 //! settings whose mistyping is harmless; those that decide who may connect or what a backend receives are a
 //! [`SpecError`]. After a restart of the controller there is no previous value and the default applies; an address
-//! stays, because it is in the status.
+//! stays, because it is in the status. A Service without address whose request for one cannot be parsed waits.
 
 use proto::{Reason, Refusal, ServiceName};
 
@@ -11,6 +11,9 @@ use crate::note;
 
 /// Part of a message: the effect of a value that cannot be parsed.
 pub(super) const STAYS: &str = "the previous value stays in force, else the default";
+
+/// The same of a request for an address or a pool: another address than the requested one would end up in the DNS.
+pub(super) const WAITS: &str = "a Service that has an address keeps it, another one waits until this is corrected";
 
 /// A setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -59,6 +59,8 @@ pub struct ServiceSpec {
     pub drain_timeout: Option<Duration>,
     /// Requested idle timeout.
     pub idle_timeout: Option<Duration>,
+    /// Why its request for an address or a pool cannot be parsed; `None` if it can, or if a previous one stays in force.
+    pub unread_request: Option<String>,
     /// Settings that cannot be parsed; their previous values stay in force.
     pub unread: BTreeSet<Unread>,
     /// Remarks about settings that the author may have meant differently.
@@ -90,6 +92,9 @@ impl ServiceSpec {
                 Unread::IdleTimeout => self.idle_timeout = before.idle_timeout,
                 Unread::AffinityScope => self.affinity_scope = before.affinity_scope,
             }
+        }
+        if before.unread_request.is_none() {
+            self.unread_request = None;
         }
         // The Service may have lost a family in the meantime.
         self.addresses.retain(|address| self.families.contains(&Family::of(*address)));

@@ -1,7 +1,8 @@
 //! Adoption of addresses from the Services' statuses and the checkpoint when a controller starts (CONTROL section 6).
 //!
-//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, if it
-//! belongs to a gateway or a node, or if another Service holds it. A mere reservation for another Service counts only
+//! Invariant: an address in a status is not adopted if it lies outside our pools and sluice did not write it, or if
+//! another Service holds it. The address of a gateway or a node is adopted only if the checkpoint confirms that it was
+//! served: it was there first, and the running leader would keep it, too. A mere reservation for another Service counts only
 //! against what sluice did not allocate. The owner gets an Event for each address that is not adopted.
 
 use std::collections::BTreeSet;
@@ -76,7 +77,7 @@ impl Allocations {
                 }
             };
             match refusal(claim, address, is_ours, rules).or_else(obstacle) {
-                None => self.hold_as_before(claim, address, rules.pools),
+                None => self.hold_as_before(claim, address),
                 Some(_) if source == AddressSource::Recalled => {}
                 Some(why) => {
                     let text = format!("address {address} of its status is not taken over: {why}; it gets another one");
@@ -109,7 +110,7 @@ fn refusal(claim: &Claim, address: IpAddr, is_ours: bool, rules: Rules<'_>) -> O
     if let Some(net) = special {
         return Some(format!("it lies in {net}, where no client can reach it"));
     }
-    if let Some(why) = rules.forbidden.why(address) {
+    if let Some(why) = rules.forbidden.why(address).filter(|_| !(is_ours && claim.recalled.contains(&address))) {
         return Some(why);
     }
     // Editing a pool never renumbers a Service.

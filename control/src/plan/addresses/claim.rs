@@ -12,8 +12,12 @@ use proto::{Family, Protocol, Refusal, ServiceName};
 
 use crate::plan::externals::Externals;
 use crate::plan::forbidden::Forbidden;
+use crate::plan::message::shortened;
 use crate::plan::pools::Pools;
 use crate::world::Labels;
+
+/// Maximum number of gateways named in a message.
+const ABSENT_NAMED_MAX: usize = 8;
 
 /// Ports on which a Service listens at its addresses.
 pub(super) type Port = (Protocol, u16);
@@ -35,6 +39,8 @@ pub struct Claim {
     pub sharing: Option<Sharing>,
     /// Requested addresses.
     pub requested: Vec<IpAddr>,
+    /// Why its request for an address or a pool cannot be read. It gets none before that is corrected.
+    pub unread_request: Option<String>,
     /// Requested pool.
     pub pool: Option<String>,
     /// Whether it requests an address from a pool that is marked internal.
@@ -49,6 +55,8 @@ pub struct Claim {
     pub in_status: Vec<IpAddr>,
     /// Whether sluice wrote that status. If so, its addresses count even outside the pools.
     pub status_is_ours: bool,
+    /// Whether another installation serves it at the addresses in its status.
+    pub is_of_another: bool,
     /// Another field manager that wrote the status.
     pub status_writer: Option<String>,
     /// Addresses that a previous leader allocated to it.
@@ -67,6 +75,7 @@ impl Claim {
             ports: Vec::new(),
             sharing: None,
             requested: Vec::new(),
+            unread_request: None,
             pool: None,
             internal: false,
             readdress: false,
@@ -74,6 +83,7 @@ impl Claim {
             namespace_labels: Labels::new(),
             in_status: Vec::new(),
             status_is_ours: false,
+            is_of_another: false,
             status_writer: None,
             recalled: Vec::new(),
         }
@@ -87,14 +97,30 @@ impl Claim {
     pub(super) const fn is_readable(&self) -> bool {
         !self.families.is_empty()
     }
+
+    /// Whether it is served in all of its families or, while it is new, in none.
+    pub(super) const fn requires_all(&self) -> bool {
+        self.families.len() > 1 && !self.second_family_optional
+    }
 }
 
-/// The result of an allocation for one Service.
+/// What a Service has in one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FamilyAddress {
+    /// Its address, at which it is served.
+    Held(IpAddr),
+    /// Why it has none.
+    Missing(Refusal),
+}
+
+/// The result of an allocation for one Service. What is held is served, unless `refusal` says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
-    /// In family order.
-    pub addresses: Vec<IpAddr>,
-    /// Why it got fewer addresses than it needs.
+    /// An entry for each of its families, in their order. A Service that cannot be parsed has those that it holds.
+    pub families: Vec<FamilyAddress>,
+    /// Whether it lacks no address that it requires.
+    pub is_complete: bool,
+    /// Why nothing of it is served, whatever it holds.
     pub refusal: Option<Refusal>,
     /// Warnings for the owner of a Service that is served.
     pub notes: Vec<Remark>,
@@ -102,6 +128,67 @@ pub struct Allocation {
     pub externals: Externals,
     /// Its node ports are not served, because its namespace is not selected.
     pub withholds_node_ports: bool,
+    /// Reasons found so far why a family has no address.
+    pending: Vec<(Family, Refusal)>,
+}
+
+impl Allocation {
+    /// The result for a Service of which nothing is served.
+    #[must_use]
+    pub fn refused(refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..Self::default() }
+    }
+
+    /// The addresses that it holds, in family order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.families.iter().filter_map(|of| match of {
+            FamilyAddress::Held(address) => Some(*address),
+            FamilyAddress::Missing(_) => None,
+        })
+    }
+
+    /// Why it lacks the address of a family, of several families the first one.
+    #[must_use]
+    pub fn missing(&self) -> Option<&Refusal> {
+        let settled = self.families.iter().find_map(|of| match of {
+            FamilyAddress::Held(_) => None,
+            FamilyAddress::Missing(refusal) => Some(refusal),
+        });
+        settled.or_else(|| self.pending.first().map(|(_, refusal)| refusal))
+    }
+
+    /// Why nothing of it is served; `None` if anything is.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        let has_none = self.addresses().next().is_none();
+        self.refusal.as_ref().or_else(|| self.missing().filter(|_| has_none))
+    }
+
+    /// Records why a family gets no address.
+    pub(super) fn miss(&mut self, family: Family, refusal: Refusal) {
+        self.pending.push((family, refusal));
+    }
+
+    /// Whether there is a reason why a family gets no address.
+    pub(super) fn misses(&self, family: Family) -> bool {
+        self.pending.iter().any(|(of, _)| *of == family)
+    }
+
+    /// Reports the addresses that it holds in the end, and why the other families have none.
+    pub(super) fn settle(&mut self, families: &[Family], held: &[IpAddr]) {
+        let pending = std::mem::take(&mut self.pending);
+        if families.is_empty() {
+            self.families = held.iter().copied().map(FamilyAddress::Held).collect();
+            return;
+        }
+        // A family without a reason of its own was given back for that of another one.
+        let why = |family: &Family| pending.iter().find(|(of, _)| of == family).or_else(|| pending.first());
+        let of = |family: &Family| match held.iter().find(|address| Family::of(**address) == *family) {
+            Some(address) => Some(FamilyAddress::Held(*address)),
+            None => Some(FamilyAddress::Missing(why(family)?.1.clone())),
+        };
+        self.families = families.iter().filter_map(of).collect();
+    }
 }
 
 /// The inputs of an allocation.
@@ -111,10 +198,22 @@ pub struct Rules<'a> {
     pub pools: &'a Pools,
     /// Addresses that must not become VIPs.
     pub forbidden: &'a Forbidden,
-    /// Counter of the state that all connected gateways have applied; `None` if no gateway is connected.
+    /// Counter of the state that every gateway has applied that may forward an earlier one; `None` if there is none.
     pub reached: Option<u64>,
+    /// The gateways that may forward an earlier one and are not connected.
+    pub absent: &'a [String],
     /// Current time.
     pub now: Instant,
+}
+
+impl Rules<'_> {
+    /// Part of a message: the disconnected gateways for which an address waits.
+    pub(super) fn absence(&self) -> String {
+        match shortened(self.absent, ABSENT_NAMED_MAX, ", ", " and ") {
+            none if none.is_empty() => none,
+            names => format!("; not connected: {names} (delete the EdgeGateway of one that is gone for good)"),
+        }
+    }
 }
 
 /// Sharing terms of one Service.

@@ -1,5 +1,5 @@
-//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every connected
-//! gateway has removed it.
+//! Freed addresses: each is reserved for its former holders, and no other Service gets it before every gateway that may
+//! forward it has removed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -129,6 +129,18 @@ impl Freed {
     pub(super) fn reserved_for_other(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
         let holders = self.of.get(&address)?;
         if holders.contains_key(service) { None } else { holders.keys().next() }
+    }
+
+    /// A former holder of `address`, other than `service`, for which a gateway may still forward it; `reached` as in
+    /// [`Freed::expire`].
+    pub(super) fn forwarded_for_other(
+        &self,
+        address: IpAddr,
+        service: &ServiceName,
+        reached: Option<u64>,
+    ) -> Option<&ServiceName> {
+        let holders = self.of.get(&address).filter(|holders| !holders.contains_key(service))?;
+        holders.iter().find(|(_, kept)| !kept.is_removed(reached)).map(|(name, _)| name)
     }
 
     /// Former addresses of `service`, lowest first.

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use litemap::LiteMap;
-use proto::{Announce, Family, ServiceName};
+use proto::{Family, Pool, ServiceName};
 
 use super::claim::{Claim, Port, Terms};
 use super::freed::remove_from;
-use crate::plan::pools::Pools;
+use crate::plan::pools::{OutsideAddress, PoolRoute, Pools};
 use objects::{PoolSpec, Sharing};
 
 /// The complete set.
@@ -33,15 +34,15 @@ struct SharedAddress {
     ports: LiteMap<Port, ServiceName>,
     /// The distinct sharing terms of its holders, with the number of holders of each; usually one or two.
     terms: LiteMap<Terms, u32>,
-    /// Announcement method of its pool, as last seen.
-    announce: Option<Announce>,
+    /// How its pool was announced when it was last seen in one.
+    route: Option<Arc<PoolRoute>>,
 }
 
 impl Default for SharedAddress {
     /// An address that is about to get a holder.
     fn default() -> Self {
         let (holders, ports, terms) = (LiteMap::with_capacity(1), LiteMap::with_capacity(1), LiteMap::with_capacity(1));
-        Self { holders, ports, terms, announce: None }
+        Self { holders, ports, terms, route: None }
     }
 }
 
@@ -70,6 +71,11 @@ impl Holders {
     /// Held addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.addresses_held.range(first..=last).map(|(address, _)| *address)
+    }
+
+    /// The Services that hold `address`.
+    pub(super) fn sharers(&self, address: IpAddr) -> impl Iterator<Item = &ServiceName> {
+        self.addresses_held.get(&address).into_iter().flat_map(|shared| shared.holders.keys())
     }
 
     /// Whether a Service holds `address`.
@@ -102,10 +108,9 @@ impl Holders {
     }
 
     /// Records `claim` as a holder of `address`.
-    pub(super) fn add(&mut self, address: IpAddr, claim: &Claim, pool: Option<&PoolSpec>) {
+    pub(super) fn add(&mut self, address: IpAddr, claim: &Claim) {
         let service = &claim.service;
         let shared = self.addresses_held.entry(address).or_default();
-        shared.announce = pool.map(|pool| pool.announce).or(shared.announce);
         shared.ports.extend(claim.ports.iter().map(|port| (*port, service.clone())));
         *shared.terms.entry(claim.terms()).or_default() += 1;
         shared.holders.insert(service.clone(), Holder { ports: claim.ports.clone(), terms: claim.terms() });
@@ -165,14 +170,17 @@ impl Holders {
         self.namespaces.get(namespace).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// Held addresses outside every pool, each with the announcement method of its former pool. Remembers the method of
-    /// the current pool of all others.
-    pub(super) fn outside(&mut self, pools: &Pools) -> Vec<(IpAddr, Option<Announce>)> {
+    /// Held addresses outside every pool, each with the route of its former pool, which a previous leader may have sent as
+    /// one of `former`. Remembers the route of the current pool of all others.
+    pub(super) fn outside(&mut self, pools: &Pools, former: &[Pool]) -> Vec<OutsideAddress> {
         let mut outside = Vec::new();
         for (address, shared) in &mut self.addresses_held {
-            match pools.holding(*address) {
-                Some(pool) => shared.announce = Some(pool.announce),
-                None => outside.push((*address, shared.announce)),
+            match pools.route_of(*address) {
+                Some(route) => shared.route = Some(Arc::clone(route)),
+                None => {
+                    shared.route = shared.route.take().or_else(|| PoolRoute::former(*address, former));
+                    outside.push((*address, shared.route.clone()));
+                }
             }
         }
         outside

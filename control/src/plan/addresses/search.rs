@@ -21,6 +21,10 @@ pub(super) struct Search<'a> {
     rest: BTreeMap<(usize, Family), Box<dyn Iterator<Item = IpAddr> + 'a>>,
     /// Pools without any reserved address that could be allocated. Within one assignment this does not change.
     pub(super) without_reserved: BTreeSet<(usize, Family)>,
+    /// Addresses that Services request by name and get once gateways have removed them.
+    pub(super) awaited: BTreeSet<IpAddr>,
+    /// Addresses that were found and not used.
+    returned: BTreeMap<(usize, Family), Vec<IpAddr>>,
 }
 
 impl<'a> Search<'a> {
@@ -31,11 +35,24 @@ impl<'a> Search<'a> {
         family: Family,
         is_free: impl Fn(IpAddr) -> bool,
     ) -> Option<IpAddr> {
+        let is_usable = |address: &IpAddr| {
+            !(pool.avoid_buggy_ips && is_buggy(*address)) && !self.awaited.contains(address) && is_free(*address)
+        };
+        let returned = self.returned.entry((index, family)).or_default();
+        if let Some(place) = returned.iter().position(is_usable) {
+            return Some(returned.remove(place));
+        }
         let rest = self.rest.entry((index, family)).or_insert_with(|| {
             let ranges = pool.ranges.iter().filter(move |range| range.family() == family);
             Box::new(ranges.flat_map(AddressRange::addresses))
         });
-        rest.take(SEARCH_MAX).find(|address| !(pool.avoid_buggy_ips && is_buggy(*address)) && is_free(*address))
+        rest.take(SEARCH_MAX).find(is_usable)
+    }
+
+    /// Offers an address to the next Service that looks for one.
+    pub(super) fn give_back(&mut self, of: (usize, Family), address: IpAddr) {
+        self.without_reserved.remove(&of);
+        self.returned.entry(of).or_default().push(address);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Claims over time: which Service gets which address, and the notes for the others.
 
+use std::sync::Arc;
+
 use kube::core::Selector;
 use proto::Protocol;
 
@@ -8,6 +10,7 @@ use objects::{Namespaces, Sharing};
 use super::*;
 use crate::config::settings::ControllerSettings;
 use crate::plan::forbidden::Forbidden;
+use crate::plan::forbidden::tests::forbidden;
 use crate::plan::tests::settings;
 use objects::NodeSpec;
 
@@ -34,6 +37,10 @@ pub(super) fn pool(name: &str, ranges: &[&str]) -> PoolSpec {
     PoolSpec::new(name, ranges.iter().map(|range| range.parse().unwrap()).collect())
 }
 
+pub(super) fn held(outcome: &Allocation) -> Vec<IpAddr> {
+    outcome.addresses().collect()
+}
+
 /// A controller's view, with a pool of three addresses.
 pub(super) struct Lab {
     pub(super) pools: Pools,
@@ -55,7 +62,7 @@ impl Lab {
     }
 
     fn assign(&mut self, claims: &[Claim]) -> &mut Self {
-        let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, now: self.now };
+        let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, absent: &[], now: self.now };
         self.outcomes = self.all.assign(claims, rules);
         self
     }
@@ -67,7 +74,7 @@ impl Lab {
     /// The last number of its IPv4 address, or the reason why it has none.
     fn got(&self, name: &str) -> String {
         let outcome = self.of(name);
-        match (&outcome.addresses[..], &outcome.refusal) {
+        match (&held(outcome)[..], outcome.refusal()) {
             ([IpAddr::V4(address), ..], None) => address.octets()[3].to_string(),
             (_, Some(refusal)) => refusal.reason.to_string(),
             other => panic!("{other:?}"),
@@ -75,7 +82,7 @@ impl Lab {
     }
 
     fn why(&self, name: &str) -> String {
-        self.of(name).refusal.as_ref().unwrap().message.clone()
+        self.of(name).refusal().unwrap().message.clone()
     }
 }
 
@@ -148,7 +155,7 @@ fn no_other_service_gets_a_freed_address_before_every_gateway_has_removed_it() {
     lab.assign(&[]).all.published(7);
     lab.reached = Some(6);
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
-    assert!(lab.why("b").contains("reserved for their former Services until every connected gateway"), "{}", lab.why("b"));
+    assert!(lab.why("b").contains("that gateways may still forward for their former Services"), "{}", lab.why("b"));
     assert!(lab.all.waits_for_gateways(lab.now) && lab.all.next_expiry(lab.now).is_some());
     lab.now += FREED_ADDRESS_KEPT;
     assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "Exhausted");
@@ -178,10 +185,11 @@ fn a_waiting_service_gets_an_address_at_the_next_expiry() {
 fn a_pool_edit_renumbers_no_service_and_adds_a_note() {
     let mut lab = Lab::small();
     lab.assign(&[claim("a", 1)]);
+    lab.all.outside(&lab.pools, &[]);
     lab.pools = pools(&[pool("default", &["198.51.100.0/28"])]);
     assert_eq!(lab.assign(&[claim("a", 1)]).got("a"), "100");
     assert_eq!(lab.of("a").notes[0].cause, Cause::Reason(Reason::OutsidePools));
-    assert_eq!(lab.all.outside(&lab.pools), [(ip("192.0.2.100"), Some(Announce::L2))]);
+    assert_eq!(lab.all.outside(&lab.pools, &[]), [(ip("192.0.2.100"), Some(Arc::default()))]);
     lab.pools = pools(&[]);
     assert_eq!(lab.assign(&[claim("a", 1)]).got("a"), "100");
     let mut closed = pool("default", &["192.0.2.100-192.0.2.102"]);
@@ -196,8 +204,8 @@ fn a_status_outside_the_pools_counts_only_if_we_wrote_it() {
     let mut lab = Lab::small();
     let foreign = Claim { in_status: vec![ip("203.0.113.1")], ..claim("foreign", 1) };
     lab.assign(&[foreign, holding(claim("ours", 2), "203.0.113.2")]);
-    assert_eq!(lab.of("foreign").addresses, [ip("192.0.2.100")]);
-    assert_eq!(lab.of("ours").addresses, [ip("203.0.113.2")]);
+    assert_eq!(held(lab.of("foreign")), [ip("192.0.2.100")]);
+    assert_eq!(held(lab.of("ours")), [ip("203.0.113.2")]);
 }
 
 #[test]
@@ -206,8 +214,7 @@ fn a_foreign_status_counts_only_if_a_pool_would_give_that_address_now() {
     closed.namespaces = [("team".to_owned(), "a".to_owned())].into_iter().collect();
     let specs = [pool("default", &["192.0.2.100-192.0.2.105"]), closed];
     let node = NodeSpec { name: "worker".to_owned(), all_addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
-    let gateways = [(ip("192.0.2.102"), "edge-2".to_owned())].into();
-    let forbidden = Forbidden::new(&[ip("192.0.2.103")], &gateways, [node].iter(), &["10.0.0.0/8".parse().unwrap()]);
+    let forbidden = forbidden(&["192.0.2.103"], &["192.0.2.102"], &[node], &["10.0.0.0/8"]);
     let rows = [
         ("192.0.2.105", true, None),
         ("198.18.0.1", false, Some("\"kubectl\" wrote it there, and it lies in no pool")),
@@ -225,7 +232,7 @@ fn a_foreign_status_counts_only_if_a_pool_would_give_that_address_now() {
         let writer = Some("kubectl".to_owned());
         lab.assign(&[Claim { in_status: vec![ip(address)], status_writer: writer, ..claim("a", 1) }]);
         let got = lab.of("a");
-        assert_eq!(got.addresses, [ip(if is_kept { address } else { "192.0.2.100" })], "{address}");
+        assert_eq!(held(got), [ip(if is_kept { address } else { "192.0.2.100" })], "{address}");
         let warning = got.notes.iter().find(|note| note.cause == Cause::AddressLost).map(|note| note.text.as_str());
         assert_eq!(warning.is_some(), why.is_some(), "{address}: {warning:?}");
         assert!(warning.is_none_or(|warning| warning.contains(why.unwrap())), "{address}: {warning:?}");
@@ -235,7 +242,17 @@ fn a_foreign_status_counts_only_if_a_pool_would_give_that_address_now() {
         let mut lab = Lab::new(&specs);
         lab.forbidden = forbidden.clone();
         lab.assign(&[holding(claim("a", 1), address)]);
-        assert_eq!(lab.of("a").addresses == [ip(address)], is_kept, "{address}");
+        assert_eq!(held(lab.of("a")) == [ip(address)], is_kept, "{address}");
+    }
+    // One that the checkpoint confirms was served before a node or gateway had it.
+    for address in ["192.0.2.101", "192.0.2.102", "10.1.1.1"] {
+        for in_status in [vec![ip(address)], Vec::new()] {
+            let mut lab = Lab::new(&specs);
+            lab.forbidden = forbidden.clone();
+            lab.assign(&[Claim { in_status, status_is_ours: true, recalled: vec![ip(address)], ..claim("a", 1) }]);
+            assert_eq!(held(lab.of("a")), [ip(address)]);
+            assert!(lab.of("a").notes.iter().any(|note| note.text.contains("may not work")), "{:?}", lab.of("a").notes);
+        }
     }
 }
 
@@ -301,8 +318,7 @@ fn a_request_that_cannot_be_met_is_refused_with_the_reason() {
     clean.avoid_buggy_ips = true;
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.102"]), closed, clean]);
     let node = NodeSpec { name: "worker".to_owned(), all_addresses: vec![ip("192.0.2.101")], ..NodeSpec::default() };
-    let gateways = [(ip("192.0.2.100"), "edge-2".to_owned())].into();
-    lab.forbidden = Forbidden::new(&[ip("192.0.2.102")], &gateways, [node].iter(), &["10.0.0.0/8".parse().unwrap()]);
+    lab.forbidden = forbidden(&["192.0.2.102"], &["192.0.2.100"], &[node], &["10.0.0.0/8"]);
     let rows = [
         ("203.0.113.1", "OutsidePools", "lies in no pool; ask for one of pool default"),
         ("192.0.2.102", "Refused", "address of the gateway itself"),
@@ -316,7 +332,7 @@ fn a_request_that_cannot_be_met_is_refused_with_the_reason() {
     for (address, reason, why) in rows {
         lab.assign(&[asking(claim("a", 1), address)]);
         assert_eq!(lab.got("a"), reason, "{address}");
-        assert!(lab.of("a").addresses.is_empty() && lab.why("a").contains(why), "{address}: {}", lab.why("a"));
+        assert!(held(lab.of("a")).is_empty() && lab.why("a").contains(why), "{address}: {}", lab.why("a"));
     }
     for (named, why) in [("nowhere", "does not exist"), ("closed", "is for namespaces with team=a")] {
         lab.assign(&[Claim { pool: Some(named.to_owned()), ..claim("a", 1) }]);
@@ -338,13 +354,103 @@ fn a_changed_request_moves_the_service_if_possible() {
 }
 
 #[test]
-fn a_service_of_two_families_needs_both_unless_the_second_is_optional() {
+fn a_new_service_of_two_families_needs_both_unless_the_other_is_optional() {
     let both = Claim { families: vec![Family::V6, Family::V4], ..claim("a", 1) };
     assert_eq!(Lab::small().assign(std::slice::from_ref(&both)).got("a"), "Exhausted");
+    assert!(held(Lab::small().assign(std::slice::from_ref(&both)).of("a")).is_empty());
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100", "2001:db8::1:0/112"])]);
-    assert_eq!(lab.assign(&[both]).of("a").addresses, [ip("2001:db8::1:0"), ip("192.0.2.100")]);
-    let optional = Claim { families: vec![Family::V4, Family::V6], second_family_optional: true, ..claim("a", 1) };
-    assert_eq!(Lab::small().assign(&[optional]).got("a"), "100");
+    assert_eq!(held(lab.assign(&[both]).of("a")), [ip("2001:db8::1:0"), ip("192.0.2.100")]);
+    for families in [vec![Family::V4, Family::V6], vec![Family::V6, Family::V4]] {
+        let optional = Claim { families, second_family_optional: true, ..claim("a", 1) };
+        let mut lab = Lab::small();
+        assert_eq!(lab.assign(&[optional]).got("a"), "100");
+        assert!(lab.of("a").is_complete && lab.of("a").notes.is_empty(), "no pool has IPv6: {:?}", lab.of("a"));
+    }
+}
+
+/// A Service that requires or prefers both families.
+fn dual(name: &str, created_s: i64, is_required: bool) -> Claim {
+    let families = vec![Family::V6, Family::V4];
+    Claim { families, second_family_optional: !is_required, ..claim(name, created_s) }
+}
+
+#[test]
+fn a_refused_service_holds_no_address_that_another_one_could_have() {
+    // One IPv4 address, two of IPv6.
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100", "2001:db8::1-2001:db8::2"])]);
+    let v6 = |name, created| Claim { families: vec![Family::V6], ..claim(name, created) };
+    lab.assign(&[dual("h1", 1, true), dual("h2", 2, true), v6("h3", 3)]);
+    assert_eq!(held(lab.of("h1")), [ip("2001:db8::1"), ip("192.0.2.100")]);
+    assert!(held(lab.of("h2")).is_empty());
+    assert!(lab.why("h2").contains("no IPv4 address is left"), "{}", lab.why("h2"));
+    assert_eq!(held(lab.of("h3")), [ip("2001:db8::2")], "the address that h2 does not use");
+    // The same if it names one of both.
+    let asking_v6 = Claim { requested: vec![ip("2001:db8::2")], ..dual("h2", 2, true) };
+    lab.assign(&[dual("h1", 1, true), asking_v6]);
+    assert!(held(lab.of("h2")).is_empty());
+    assert_eq!(held(lab.assign(&[dual("h1", 1, true), v6("h3", 3)]).of("h3")), [ip("2001:db8::2")]);
+}
+
+#[test]
+fn a_service_that_wants_a_second_family_keeps_the_first_and_is_told() {
+    for is_required in [true, false] {
+        let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101"])]);
+        lab.assign(&[claim("a", 1)]);
+        lab.assign(&[dual("a", 1, is_required)]);
+        assert_eq!(held(lab.of("a")), [ip("192.0.2.100")]);
+        assert_eq!((lab.of("a").refusal(), lab.of("a").is_complete), (None, !is_required));
+        let notes: Vec<_> = lab.of("a").notes.iter().map(|note| (note.cause, note.text.clone())).collect();
+        assert_eq!(notes.len(), usize::from(is_required), "{notes:?}");
+        assert!(notes.iter().all(|(cause, text)| *cause == Cause::Reason(Reason::Exhausted) && text.contains("no IPv6 address")));
+        // The next leader decides the same, whether or not the status was written.
+        for claim in [
+            holding(dual("a", 1, is_required), "192.0.2.100"),
+            Claim { recalled: vec![ip("192.0.2.100")], ..dual("a", 1, is_required) },
+        ] {
+            lab.all = Allocations::default();
+            assert_eq!(held(lab.assign(&[claim]).of("a")), [ip("192.0.2.100")]);
+        }
+        // As soon as there is an address, it has both.
+        lab.pools = pools(&[pool("default", &["192.0.2.100-192.0.2.101", "2001:db8::1"])]);
+        lab.assign(&[dual("a", 1, is_required)]);
+        assert_eq!(held(lab.of("a")), [ip("2001:db8::1"), ip("192.0.2.100")]);
+        assert!(lab.of("a").is_complete && lab.of("a").notes.is_empty());
+    }
+}
+
+#[test]
+fn a_service_that_prefers_two_families_is_served_at_the_one_that_is_left_and_told_of_the_other() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100", "2001:db8::1-2001:db8::2"])]);
+    lab.assign(&[claim("a", 1), dual("b", 2, false)]);
+    assert_eq!(held(lab.of("b")), [ip("2001:db8::1")]);
+    let note = &lab.of("b").notes[0];
+    assert!(note.cause == Cause::Reason(Reason::Exhausted) && note.text.contains("no IPv4 address"), "{note:?}");
+    // One whose named address is refused in one family is served in the other.
+    let named = Claim { requested: vec![ip("192.0.2.100")], ..dual("c", 3, false) };
+    lab.assign(&[claim("a", 1), dual("b", 2, false), named]);
+    assert_eq!(held(lab.of("c")), [ip("2001:db8::2")]);
+    assert!(lab.of("c").notes[0].text.contains("held by shop/a"), "{:?}", lab.of("c").notes);
+}
+
+#[test]
+fn a_renamed_service_gets_the_address_that_it_names_as_soon_as_gateways_have_removed_it() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101"])]);
+    lab.reached = Some(0);
+    lab.assign(&[asking(claim("web", 1), "192.0.2.100")]);
+    let other = Claim { service: ServiceName::new("other", "web2"), ..asking(claim("web2", 2), "192.0.2.100") };
+    lab.assign(std::slice::from_ref(&other)).all.published(5);
+    assert_eq!(lab.got("web2"), "AddressReleasing");
+    assert!(lab.why("web2").contains("may still forward it for shop/web"), "{}", lab.why("web2"));
+    assert!(lab.all.waits_for_gateways(lab.now));
+    // Nobody without a wish gets it meanwhile, not even if nothing else is left, nor the one that held it before.
+    lab.assign(&[other.clone(), claim("d", 3), claim("web", 4)]);
+    assert_eq!(["web2", "d", "web"].map(|name| lab.got(name)), ["AddressReleasing", "101", "Exhausted"]);
+    lab.reached = Some(5);
+    lab.assign(&[other.clone(), claim("d", 3), claim("web", 4)]);
+    assert_eq!(["web2", "d", "web"].map(|name| lab.got(name)), ["100", "101", "Exhausted"]);
+    // A Service that holds the address is named as its holder.
+    lab.assign(&[other, asking(claim("e", 5), "192.0.2.100")]);
+    assert!(lab.got("e") == "Conflict" && lab.why("e").contains("held by other/web2"), "{}", lab.why("e"));
 }
 
 #[test]
@@ -353,8 +459,8 @@ fn a_service_that_cannot_be_served_keeps_its_addresses_and_gets_no_new_ones() {
     lab.assign(&[claim("a", 1)]);
     let unreadable = |name| Claim { families: Vec::new(), ports: Vec::new(), ..claim(name, 1) };
     lab.assign(&[unreadable("a"), unreadable("b"), asking(claim("c", 2), "192.0.2.100")]);
-    assert_eq!(lab.of("a").addresses, [ip("192.0.2.100")]);
-    assert!(lab.of("b").addresses.is_empty());
+    assert_eq!(held(lab.of("a")), [ip("192.0.2.100")]);
+    assert!(held(lab.of("b")).is_empty());
     assert_eq!(lab.got("c"), "Conflict");
 }
 
@@ -383,8 +489,8 @@ fn selectors_limit_the_services_of_a_pool() {
     let of_team = Claim { namespace_labels: labels(&[("team", "a")]), ..claim("of-team", 1) };
     let public = Claim { labels: labels(&[("tier", "public")]), ..claim("public", 2) };
     lab.assign(&[of_team, public, claim("other", 3)]);
-    assert_eq!(lab.of("of-team").addresses, [ip("192.0.2.1")]);
-    assert_eq!(lab.of("public").addresses, [ip("198.51.100.1")]);
+    assert_eq!(held(lab.of("of-team")), [ip("192.0.2.1")]);
+    assert_eq!(held(lab.of("public")), [ip("198.51.100.1")]);
     assert!(lab.got("other") == "Refused" && lab.why("other").contains("pool team-a is for namespaces"), "{}", lab.why("other"));
 }
 
@@ -546,7 +652,7 @@ fn usage_figures_count_available_addresses() {
     let mut v6 = pool("v6", &["2001:db8::/64"]);
     v6.avoid_buggy_ips = true;
     let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.109"]), v6]);
-    lab.forbidden = Forbidden::new(&[ip("192.0.2.109"), ip("192.0.2.110")], &BTreeMap::new(), [].iter(), &[]);
+    lab.forbidden = forbidden(&["192.0.2.109", "192.0.2.110"], &[], &[], &[]);
     lab.assign(&[claim("a", 1), claim("b", 2)]);
     lab.assign(&[claim("a", 1)]);
     let figures = |lab: &Lab| -> Vec<(u128, u128, u128)> {
@@ -574,13 +680,14 @@ fn of_four_thousand_services_created_deleted_and_created_again_those_of_a_full_p
         lab.assign(claims);
     }
     assert_eq!(lab.got(&format!("s{}", COUNT - 1)), "Exhausted");
-    assert!(!lab.of(&format!("s{}", COUNT - 2)).addresses.is_empty());
+    assert!(!held(lab.of(&format!("s{}", COUNT - 2))).is_empty());
 }
 
 mod conflicts {
     use serde_json::json;
 
     use super::*;
+    use crate::config::settings::Source;
     use objects::crd::AddressPool;
 
     fn object(name: &str, created: &str, addresses: &[&str]) -> (String, AddressPool) {
@@ -636,6 +743,22 @@ mod conflicts {
         let pools = Pools::of(&ControllerSettings { pools: Vec::new(), ..settings() }, &objects);
         assert_eq!(pools.states().len(), 1);
         assert_eq!(pools.holding(ip("192.0.2.1")).unwrap().name, "ours");
+    }
+
+    #[test]
+    fn a_pool_without_class_belongs_to_the_installation_of_the_default_class() {
+        let kubernetes = Source::Kubernetes { kubeconfig: None, namespace: None };
+        let rows = [
+            ("sluice.dev/gateway", kubernetes.clone(), true),
+            ("example.com/other", kubernetes, false),
+            ("example.com/other", settings().source, true),
+        ];
+        for (class, source, is_used) in rows {
+            let settings = ControllerSettings { pools: Vec::new(), load_balancer_class: class.to_owned(), source, ..settings() };
+            let pools = Pools::of(&settings, &[object("shared", "00", &["192.0.2.1"])].into());
+            assert_eq!(pools.holding(ip("192.0.2.1")).is_some(), is_used, "{class}");
+            assert_eq!((pools.classless().count(), pools.elsewhere(ip("192.0.2.1")).is_none()), (usize::from(!is_used), is_used));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use proto::{Reason, Service};
+use proto::{GatewayProfile, Reason, Service};
 use serde_json::{Value, json};
 
 use super::{addresses, apply, endpoints, named, service, settings, stored, texts};
@@ -17,6 +17,7 @@ use crate::world::World;
 use crate::world::change::{Change, KnownGateway};
 use crate::world::checkpoint::{Checkpoint, Reserved};
 use objects::PoolSpec;
+use objects::crd::AddressPool;
 use objects::note::{Cause, Note};
 
 /// The Service as an API server has it while it is being deleted: our finalizer is on it, and this address in its
@@ -57,7 +58,7 @@ fn addresses_of_disconnected_gateways_and_nodes_are_never_vips_and_those_of_gate
     let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
     let away = ["192.0.2.100", "10.0.0.9"].map(|text| text.parse().unwrap()).to_vec();
     world.apply(Change::GatewaysReplaced(
-        [("edge-1".to_owned(), KnownGateway { addresses: away, ..KnownGateway::default() })].into(),
+        [("edge-1".to_owned(), KnownGateway { profile: away.into(), ..KnownGateway::default() })].into(),
     ));
     let list = json!([{"type": "InternalIP", "address": "10.0.1.1"}, {"type": "InternalIP", "address": "192.0.2.101"},
         {"type": "ExternalIP", "address": "192.0.2.102"}]);
@@ -75,6 +76,152 @@ fn addresses_of_disconnected_gateways_and_nodes_are_never_vips_and_those_of_gate
     assert_eq!(web.ports[0].vips, ["192.0.2.104".parse::<IpAddr>().unwrap()]);
     assert_eq!(addresses(web), ["10.0.0.1:8080", "10.0.1.1:8080"]);
     assert!(plan.notes.iter().any(|note| note.remark.text.contains("address of gateway edge-1")), "{:?}", plan.notes);
+}
+
+#[test]
+fn a_next_hop_of_any_gateway_is_no_vip_and_may_be_a_backend() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let hop = |text: &str| [text.parse::<IpAddr>().unwrap()];
+    let profile = GatewayProfile::new(hop("192.0.2.100"), hop("10.0.0.9"));
+    world.apply(Change::GatewaysReplaced([("edge-1".to_owned(), KnownGateway { profile, ..KnownGateway::default() })].into()));
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let profile = GatewayProfile::new(hop("192.0.2.101"), [hop("10.0.0.8"), hop("192.0.2.102")].concat());
+    let _connection = Connection::open(&gateways, "edge-2", "", profile);
+    memory.follow_gateways(&gateways.borrow(), now);
+    apply(&mut world, service("web", json!({})));
+    endpoints(&mut world, "web", &texts(&["10.0.0.8", "10.0.0.9", "192.0.2.101"]));
+    let plan = plan(&world, &settings(), &mut memory, now);
+    let web = &plan.services[&named("web")];
+    assert_eq!(web.ports[0].vips, ["192.0.2.103".parse::<IpAddr>().unwrap()]);
+    assert_eq!(addresses(web), ["10.0.0.8:8080", "10.0.0.9:8080"]);
+}
+
+#[test]
+fn without_node_port_addresses_on_any_gateway_node_port_services_are_not_ours() {
+    let mut settings = settings();
+    settings.profile.serves_node_ports = Some(false);
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    apply(&mut world, service("web", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]})));
+    let first = plan(&world, &settings, &mut memory, now);
+    assert!(first.services.is_empty() && first.notes.is_empty() && memory.current_notes().is_empty(), "{:?}", first.notes);
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let serving = GatewayProfile { serves_node_ports: Some(true), ..GatewayProfile::default() };
+    let _connection = Connection::open(&gateways, "edge-1", "", serving);
+    assert!(memory.follow_gateways(&gateways.borrow(), now));
+    let second = plan(&world, &settings, &mut memory, now);
+    assert_eq!(second.services.keys().collect::<Vec<_>>(), [&named("web")]);
+    // The next leader serves them before any gateway has connected.
+    world.apply(Change::CheckpointReplaced(Box::new(second.checkpoint)));
+    assert_eq!(plan(&world, &settings, &mut Memory::default(), now).services.len(), 1);
+}
+
+#[test]
+fn a_freed_address_waits_for_a_gateway_that_is_not_connected_until_its_object_is_deleted() {
+    let mut settings = settings();
+    settings.pools[0].ranges = vec!["192.0.2.100".parse().unwrap()];
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    memory.set_time_of_day(now, std::time::SystemTime::now());
+    let known = |names: &[&str]| {
+        let known = KnownGateway { group: "default".to_owned(), ..KnownGateway::default() };
+        Change::GatewaysReplaced(names.iter().map(|name| ((*name).to_owned(), known.clone())).collect())
+    };
+    world.apply(known(&["edge-1", "edge-2"]));
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let (one, two) =
+        (Connection::open(&gateways, "edge-1", "", Vec::new()), Connection::open(&gateways, "edge-2", "", Vec::new()));
+    let mut run = |world: &World, counter: u64, connections: &[&Connection]| {
+        connections.iter().for_each(|connection| connection.acknowledge(counter - 1));
+        memory.follow_gateways(&gateways.borrow(), now);
+        let plan = plan(world, &settings, &mut memory, now);
+        memory.published(counter);
+        plan
+    };
+    apply(&mut world, service("old", json!({})));
+    run(&world, 1, &[&one, &two]);
+    // edge-2 is cut off just before the Service is deleted.
+    two.acknowledge(1);
+    drop(two);
+    world.apply(Change::ServiceDeleted(named("old")));
+    apply(&mut world, service("new", json!({})));
+    run(&world, 2, &[&one]);
+    for counter in 3..6 {
+        let plan = run(&world, counter, &[&one]);
+        let refusal = plan.services[&named("new")].refusal.as_ref().unwrap();
+        assert!(refusal.message.contains("not connected: edge-2 (delete the EdgeGateway"), "{}", refusal.message);
+    }
+    world.apply(known(&["edge-1"]));
+    assert_eq!(run(&world, 6, &[&one]).services[&named("new")].ports.len(), 1);
+}
+
+/// A pool whose VIPs are announced by BGP as one prefix.
+fn routed_pool(name: &str, addresses: &[&str], bgp: Value) -> AddressPool {
+    let pool = json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool", "metadata": {"name": name},
+        "spec": {"addresses": addresses, "announce": "routed", "bgp": bgp}});
+    serde_json::from_value(pool).unwrap()
+}
+
+#[test]
+fn deleting_a_pool_changes_no_route_whoever_leads() {
+    let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+    let settings = ControllerSettings { pools: Vec::new(), ..settings() };
+    let bgp = json!({"aggregationLength": 24, "communities": ["no-export", "65000:1:2"], "med": 7});
+    world.apply(Change::PoolApplied(Box::new(routed_pool("edge", &["198.51.100.0/24"], bgp))));
+    apply(&mut world, service("web", json!({})));
+    let before = plan(&world, &settings, &mut memory, now);
+    let route = |plan: &Plan| -> Vec<_> {
+        plan.pools.iter().map(|pool| (pool.ranges.clone(), pool.announce, pool.bgp.clone())).collect()
+    };
+    world.apply(Change::PoolDeleted("edge".to_owned()));
+    let after = plan(&world, &settings, &mut memory, now);
+    assert_eq!((route(&after), after.pools[0].bgp.aggregation_length), (route(&before), 24));
+    // The next leader starts from the text that its predecessor wrote, before or after the pool was deleted.
+    for checkpoint in [&before.checkpoint, &after.checkpoint] {
+        let clock = std::time::SystemTime::now();
+        let read = Checkpoint::from_texts(&checkpoint.to_texts(4, now, clock), now, clock);
+        let mut successor = world.clone();
+        successor.apply(Change::CheckpointReplaced(Box::new(read)));
+        let next = plan(&successor, &settings, &mut Memory::default(), now);
+        assert_eq!(route(&next), route(&before));
+    }
+    // Another pool that has a part of the prefix ends the aggregate.
+    world.apply(Change::PoolApplied(Box::new(routed_pool("new", &["198.51.100.128/25"], json!({})))));
+    let lone = plan(&world, &settings, &mut memory, now);
+    assert_eq!(lone.pools[1].ranges, ["198.51.100.0".parse().unwrap()]);
+    assert_eq!((lone.pools[1].bgp.aggregation_length, lone.pools[1].bgp.med), (32, Some(7)));
+}
+
+#[test]
+fn of_two_services_that_two_installations_gave_one_address_the_younger_gets_another_and_is_told() {
+    for (created, keeps) in [("2026-01-01T00:00:00Z", false), ("2026-01-03T00:00:00Z", true)] {
+        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
+        let mut web = service("web", json!({}));
+        web["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
+        apply(&mut world, web);
+        let mut theirs = service("theirs", json!({"loadBalancerClass": "example.com/other"}));
+        theirs["metadata"]["creationTimestamp"] = created.into();
+        theirs["metadata"]["annotations"] = json!({"sluice.dev/group": "other"});
+        apply(&mut world, theirs.clone());
+        let vip = |plan: &Plan| plan.services[&named("web")].ports[0].vips[0].to_string();
+        assert_eq!(vip(&plan(&world, &settings(), &mut memory, now)), "192.0.2.100");
+        theirs["status"]["loadBalancer"]["ingress"] = json!([{"ip": "192.0.2.100"}]);
+        theirs["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status",
+            "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}]);
+        apply(&mut world, theirs.clone());
+        for _ in 0..2 {
+            let second = plan(&world, &settings(), &mut memory, now);
+            assert_eq!(vip(&second), if keeps { "192.0.2.100" } else { "192.0.2.101" });
+            let told = |note: &Note| note.remark.cause == Cause::AddressLost && note.remark.text.contains("shop/theirs");
+            assert!(keeps || second.replanned == 0 || second.notes.iter().any(told), "{:?}", second.notes);
+        }
+        // What another program wrote there takes no address away.
+        theirs["metadata"]["managedFields"] = Value::Null;
+        let mut world = World::default();
+        apply(&mut world, service("web", json!({})));
+        let mut memory = Memory::default();
+        plan(&world, &settings(), &mut memory, now);
+        apply(&mut world, theirs);
+        assert_eq!(vip(&plan(&world, &settings(), &mut memory, now)), "192.0.2.100");
+    }
 }
 
 /// One change of a world of three Services and a pool of three addresses, for the decisions that survive a leader.
@@ -148,15 +295,14 @@ fn a_reservation_that_expires_when_a_plan_is_made_ends_a_second_later() {
     settings.pools[0].ranges = vec!["192.0.2.100-192.0.2.102".parse().unwrap()];
     let (mut state, mut memory) = (Turns::new(), Memory::default());
     let asks = |name| Turn::Service { name, port: 80, request: Some(101), shares: false };
-    for turn in [asks(2), asks(0), Turn::Gone(2), Turn::Later(100), Turn::Later(500)] {
+    for turn in [asks(2), Turn::Gone(2), Turn::Later(100), Turn::Later(500)] {
         state.take(turn);
-        let refused = plan(&state.world, &settings, &mut memory, state.now);
-        assert!(vips(&refused, 0).is_empty(), "it is the other's, or reserved for it");
+        plan(&state.world, &settings, &mut memory, state.now);
     }
+    assert_eq!(memory.checkpoint.reserved.len(), 1);
     assert_eq!(memory.assigned_until, Some(state.now + Duration::from_secs(1)));
     state.now += Duration::from_secs(1);
-    let served = plan(&state.world, &settings, &mut memory, state.now);
-    assert_eq!(vips(&served, 0), ["192.0.2.101".parse::<IpAddr>().unwrap()]);
+    assert!(plan(&state.world, &settings, &mut memory, state.now).checkpoint.reserved.is_empty());
 }
 
 proptest! {

@@ -248,8 +248,9 @@ fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
         let wishes = read(&[(key, value)]).unwrap();
         assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
         assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
-        let (notes, unread) = (wishes.notes.clone(), what.into_iter().collect());
-        assert_eq!(wishes, ServiceSpec { notes, unread, ..ServiceSpec::default() });
+        let (notes, unread, unread_request) = (wishes.notes.clone(), what.into_iter().collect(), wishes.unread_request.clone());
+        assert_eq!(unread_request.is_some(), what == Some(Unread::Addresses), "{key}: {unread_request:?}");
+        assert_eq!(wishes, ServiceSpec { notes, unread, unread_request, ..ServiceSpec::default() });
     }
 }
 
@@ -276,7 +277,7 @@ fn a_value_of_256_kib_is_truncated_in_messages_so_that_the_advice_fits() {
     let long = "x".repeat(256 * 1024);
     for key in ["addresses", "address-pool", "sharing-key", "sharing-namespaces", "scheduler", "health-check", "idle-timeout"] {
         let wishes = read(&[(&format!("sluice.dev/{key}"), &long)]).unwrap();
-        assert!(wishes.notes[0].text.len() < 400 && wishes.notes[0].text.ends_with(STAYS), "{key}: {:?}", wishes.notes);
+        assert!(wishes.notes[0].text.len() < 400 && [STAYS, WAITS].iter().any(|end| wishes.notes[0].text.ends_with(end)), "{key}: {:?}", wishes.notes);
         assert!(wishes.pool.is_none() && wishes.sharing.is_none());
     }
     let refused = read(&[("sluice.dev/mode", &long)]).unwrap_err().to_string();

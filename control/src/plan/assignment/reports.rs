@@ -1,0 +1,284 @@
+//! What gateways said about themselves, and the state that all of them have applied.
+//!
+//! Invariant: a gateway counts until it is known to be gone: its `EdgeGateway` was deleted, or it was last seen longer ago
+//! than it uses a state that no controller confirms. Before that it may forward for every VIP of the last state that it
+//! applied (decision 121). Deliberately not here: which gateways are connected (`gateways::registry`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use proto::GatewayProfile;
+use proto::limits::MAX_STATE_AGE;
+
+use crate::config::settings::ControllerSettings;
+use crate::gateways::registry::Gateways;
+use crate::world::World;
+use crate::world::change::KnownGateway;
+use crate::world::checkpoint::Checkpoint;
+
+/// The reports of this term.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GatewayReports {
+    gateways: BTreeMap<String, Reported>,
+    /// The gateways that had an `EdgeGateway` when these were last examined.
+    listed: BTreeSet<String>,
+    /// Gateways whose `EdgeGateway` was deleted while they were not connected.
+    gone: BTreeSet<String>,
+    /// Gateways that serve node ports, also as a previous leader knew them; `None`: unknown.
+    pub(super) node_ports: Option<Arc<BTreeSet<String>>>,
+    /// Grows when the assignment depends on a change.
+    pub(super) revision: u64,
+}
+
+/// The last report of a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Reported {
+    /// `None`: it was not connected in this term.
+    profile: Option<GatewayProfile>,
+    /// Counter of the newest state that it has applied; 0: none of this term.
+    acknowledged: u64,
+    /// When it was last seen, seconds since 1970; `None`: it is connected.
+    last_seen_s: Option<u64>,
+}
+
+/// The state that gateways may forward.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reach {
+    /// Counter of the oldest state that any gateway may forward; `None` if no gateway may forward any.
+    pub(super) counter: Option<u64>,
+    /// The gateways among them that are not connected.
+    pub(super) absent: Vec<String>,
+}
+
+impl GatewayReports {
+    /// Starts with what a previous leader knew. One that served anything may have had node ports and not said so.
+    pub(super) fn recall(&mut self, checkpoint: &Checkpoint) {
+        let is_new = checkpoint.services.is_empty();
+        self.node_ports = checkpoint.node_port_gateways.clone().or_else(|| is_new.then(Arc::default));
+        if !self.gateways.is_empty() {
+            self.record_node_ports();
+        }
+    }
+
+    /// Records the reports of the connected gateways. Returns true if they change the assignment; `waits`: it waits for
+    /// gateways.
+    pub(super) fn follow(&mut self, gateways: &Gateways, waits: bool) -> bool {
+        let mut newest: BTreeMap<String, Reported> = BTreeMap::new();
+        for gateway in gateways.iter() {
+            // One that reconnects appears twice for a moment.
+            let acknowledged = gateway.acknowledged.unwrap_or(0);
+            let least = newest.get(&gateway.name).map_or(acknowledged, |other| other.acknowledged.min(acknowledged));
+            let reported = Reported { profile: Some(gateway.profile.clone()), acknowledged: least, last_seen_s: None };
+            newest.insert(gateway.name.clone(), reported);
+            self.gone.remove(&gateway.name);
+        }
+        for (name, seen) in gateways.disconnected().iter().filter(|(name, _)| !self.gone.contains(*name)) {
+            let before = self.gateways.get(name).cloned().unwrap_or_default();
+            newest.insert(name.clone(), Reported { last_seen_s: Some(unix_s(*seen)), ..before });
+        }
+        for (name, before) in &self.gateways {
+            newest.entry(name.clone()).or_insert_with(|| before.clone());
+        }
+        let reach = |all: &BTreeMap<String, Reported>| all.values().map(|one| one.acknowledged).min();
+        let profiles = |all: &BTreeMap<String, Reported>| -> Vec<_> {
+            all.iter().filter_map(|(name, one)| Some((name.clone(), one.profile.clone()?))).collect()
+        };
+        let is_other = profiles(&newest) != profiles(&self.gateways);
+        let is_changed = is_other || (waits && reach(&newest) != reach(&self.gateways));
+        self.gateways = newest;
+        if is_other {
+            self.record_node_ports();
+        }
+        self.revision += u64::from(is_changed);
+        is_changed
+    }
+
+    fn record_node_ports(&mut self) {
+        let mut serving = self.node_ports.as_deref().cloned().unwrap_or_default();
+        for (name, one) in &self.gateways {
+            match one.profile.as_ref().map(|profile| profile.serves_node_ports) {
+                Some(Some(false)) => drop(serving.remove(name)),
+                // An earlier version does not say.
+                Some(Some(true) | None) => drop(serving.insert(name.clone())),
+                None => {}
+            }
+        }
+        if self.node_ports.as_deref() != Some(&serving) {
+            self.node_ports = Some(Arc::new(serving));
+        }
+    }
+
+    /// Forgets gateways whose `EdgeGateway` was deleted, unless they are connected.
+    pub(super) fn forget_deleted(&mut self, world: &World) {
+        let listed = std::mem::replace(&mut self.listed, world.gateways().keys().cloned().collect());
+        for name in listed.into_iter().filter(|name| !world.gateways().contains_key(name)) {
+            if self.gateways.get(&name).is_some_and(|one| one.last_seen_s.is_none()) {
+                continue;
+            }
+            self.gateways.remove(&name);
+            if let Some(serving) = self.node_ports.as_mut().filter(|serving| serving.contains(&name)) {
+                Arc::make_mut(serving).remove(&name);
+            }
+            self.gone.insert(name);
+        }
+    }
+
+    /// The profiles of all gateways that are not known to be gone, each with the gateway's name, and that of the gateway
+    /// that embeds this controller.
+    pub(super) fn profiles<'a>(
+        &'a self,
+        world: &'a World,
+        settings: &'a ControllerSettings,
+    ) -> Vec<(Option<&'a str>, &'a GatewayProfile)> {
+        let reported = |name: &str| self.gateways.get(name).and_then(|one| one.profile.as_ref());
+        let listed = world.gateways().iter().filter(|(name, _)| reported(name).is_none());
+        let listed = listed.map(|(name, one)| (Some(name.as_str()), &one.profile));
+        let of_reports = self.gateways.iter().filter_map(|(name, one)| Some((Some(name.as_str()), one.profile.as_ref()?)));
+        std::iter::once((None, &settings.profile)).chain(listed).chain(of_reports).collect()
+    }
+
+    /// The state that gateways may forward at the Unix time `now_s`, seconds. While that is unknown, all count.
+    pub(super) fn reach(&self, world: &World, group: &str, now_s: Option<u64>) -> Reach {
+        let is_recent = |profile: Option<&GatewayProfile>, seen_s: u64| {
+            let age = profile.and_then(|profile| profile.max_state_age).unwrap_or(MAX_STATE_AGE);
+            now_s.is_none_or(|now_s| now_s.saturating_sub(seen_s) <= age.as_secs())
+        };
+        let counts = |one: &Reported| one.last_seen_s.is_none_or(|seen_s| is_recent(one.profile.as_ref(), seen_s));
+        let reported = self.gateways.iter().filter(|(_, one)| counts(one));
+        let reported = reported.map(|(name, one)| (name, one.acknowledged, one.last_seen_s.is_some()));
+        let is_listed = |(name, one): &(&String, &KnownGateway)| {
+            one.group == group
+                && !self.gateways.contains_key(*name)
+                && one.last_seen_s.is_some_and(|seen_s| is_recent(None, seen_s))
+        };
+        // Known from its object, and not connected in this term.
+        let listed = world.gateways().iter().filter(is_listed).map(|(name, _)| (name, 0, true));
+        let mut reach = Reach::default();
+        for (name, counter, is_absent) in reported.chain(listed) {
+            reach.counter = Some(reach.counter.map_or(counter, |least| least.min(counter)));
+            reach.absent.extend(is_absent.then(|| name.clone()));
+        }
+        reach
+    }
+
+    /// Whether any gateway serves node ports, or may do so.
+    pub(super) fn serve_node_ports(&self, settings: &ControllerSettings) -> bool {
+        let is_any = self.node_ports.as_ref().is_none_or(|serving| !serving.is_empty());
+        is_any || settings.profile.serves_node_ports == Some(true)
+    }
+}
+
+fn unix_s(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proto::ServiceName;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::gateways::registry::Connection;
+    use crate::plan::tests::settings;
+    use crate::world::change::Change;
+    use crate::world::checkpoint::Decided;
+
+    fn world(gateways: &[(&str, Option<u64>)]) -> World {
+        let mut world = World::default();
+        let known = |(name, last_seen_s): &(&str, Option<u64>)| {
+            let known = KnownGateway { group: "default".to_owned(), last_seen_s: *last_seen_s, ..KnownGateway::default() };
+            ((*name).to_owned(), known)
+        };
+        world.apply(Change::GatewaysReplaced(gateways.iter().map(known).collect()));
+        world
+    }
+
+    fn now_s() -> u64 {
+        unix_s(SystemTime::now())
+    }
+
+    #[test]
+    fn a_gateway_counts_while_it_may_forward_and_no_longer_once_it_is_known_to_be_gone() {
+        let all = watch::Sender::new(Gateways::default());
+        let (mut reports, day_s) = (GatewayReports::default(), 86_400);
+        let mut reach = |world: &World, now_s: u64| {
+            reports.follow(&all.borrow(), true);
+            reports.forget_deleted(world);
+            let reach = reports.reach(world, "default", Some(now_s));
+            (reach.counter, reach.absent.join(","))
+        };
+        let away = |name: &str| name.to_owned();
+        assert_eq!(reach(&world(&[]), now_s()), (None, away("")), "nobody forwards");
+        let one = Connection::open(&all, "edge-1", "", Vec::new());
+        one.acknowledge(7);
+        let profile = GatewayProfile { max_state_age: Some(Duration::from_secs(60)), ..GatewayProfile::default() };
+        let two = Connection::open(&all, "edge-2", "", profile);
+        two.acknowledge(5);
+        assert_eq!(reach(&world(&[]), now_s()), (Some(5), away("")));
+        drop(two);
+        assert_eq!(reach(&world(&[]), now_s()), (Some(5), away("edge-2")), "it forwards what it had");
+        assert_eq!(reach(&world(&[]), now_s() + 62), (Some(7), away("")), "it uses no state that is older");
+        // A gateway that this leader only knows from its object has applied nothing of this term.
+        let seen = now_s() - 10;
+        let with_third = world(&[("edge-1", None), ("edge-2", None), ("edge-3", Some(seen))]);
+        assert_eq!(reach(&with_third, seen + 11), (Some(0), away("edge-2,edge-3")));
+        assert_eq!(reach(&with_third, seen + day_s + 1), (Some(7), away("")));
+        // One that is connected forwards whether or not it has an object.
+        assert_eq!(reach(&world(&[("edge-3", Some(seen))]), seen + 11), (Some(0), away("edge-3")), "edge-2 is deleted");
+        assert_eq!(reach(&world(&[]), seen + 11), (Some(7), away("")), "so is edge-3, and edge-1 is connected");
+        let again = Connection::open(&all, "edge-2", "", Vec::new());
+        assert_eq!(reach(&world(&[]), now_s()), (Some(0), away("")), "it is back");
+        drop(again);
+        // Gateways of other groups forward other VIPs.
+        let mut other = world(&[("edge-9", Some(seen))]);
+        let known = KnownGateway { group: "other".to_owned(), ..other.gateways()["edge-9"].clone() };
+        other.apply(Change::GatewaysReplaced([("edge-9".to_owned(), known)].into()));
+        assert_eq!(reach(&other, now_s() + day_s + 2), (Some(7), away("")));
+    }
+
+    #[test]
+    fn node_ports_are_served_where_a_gateway_says_so_and_a_new_leader_knows_it_before_any_gateway_connects() {
+        let mut settings = settings();
+        settings.profile.serves_node_ports = None;
+        let all = watch::Sender::new(Gateways::default());
+        let open = |name, serves_node_ports| {
+            Connection::open(&all, name, "", GatewayProfile { serves_node_ports, ..GatewayProfile::default() })
+        };
+        let recalled = |checkpoint: &Checkpoint| {
+            let mut reports = GatewayReports::default();
+            reports.recall(checkpoint);
+            reports
+        };
+        let (mut reports, mut used) = (recalled(&Checkpoint::default()), Checkpoint::default());
+        used.put(
+            &ServiceName::new("shop", "web"),
+            Decided { addresses: vec!["192.0.2.1".parse().unwrap()], ..Decided::default() },
+        );
+        assert!(!reports.serve_node_ports(&settings), "no gateway has ever said so");
+        assert!(recalled(&used).serve_node_ports(&settings), "the checkpoint of an earlier version does not say");
+        let one = open("edge-1", Some(false));
+        assert!(reports.follow(&all.borrow(), false) && !reports.serve_node_ports(&settings));
+        let two = open("edge-2", Some(true));
+        assert!(reports.follow(&all.borrow(), false) && reports.serve_node_ports(&settings));
+        drop((one, two));
+        reports.follow(&all.borrow(), false);
+        assert!(reports.serve_node_ports(&settings), "it returns");
+        let checkpoint = Checkpoint { node_port_gateways: reports.node_ports.clone(), ..used };
+        let mut next = recalled(&checkpoint);
+        let first = open("edge-1", Some(false));
+        next.follow(&all.borrow(), false);
+        assert!(next.serve_node_ports(&settings), "edge-2 has not connected yet");
+        let second = open("edge-2", Some(false));
+        next.follow(&all.borrow(), false);
+        assert!(!next.serve_node_ports(&settings));
+        let earlier = open("edge-4", None);
+        next.follow(&all.borrow(), false);
+        assert!(next.serve_node_ports(&settings), "an earlier version does not say");
+        settings.profile.serves_node_ports = Some(true);
+        assert!(recalled(&Checkpoint::default()).serve_node_ports(&settings), "the gateway that embeds the controller");
+        drop((first, second, earlier));
+    }
+}

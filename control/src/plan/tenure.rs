@@ -1,0 +1,326 @@
+//! Tenure: whether a Service is this installation's to serve, another one's, or nobody's any more (CONTROL section 4).
+//!
+//! Invariant: a Service of another class, or that asks for another group of gateways, is never ours. A Service that
+//! another installation has marked by its group annotation is not ours before that one has released it: its gateways may
+//! forward for it, also without their controller. A Service without class is not ours if a cloud controller holds it by
+//! its finalizer; one that was ours stays ours until it is released, even if the rules no longer claim it.
+//! Deliberately not here: when the parts of a Service that is not ours any more are removed (`status::finalizer`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kube::core::SelectorExt;
+use objects::note::{Cause, Remark, quoted};
+use objects::{Candidate, Kind, Leftover, OwnedParts};
+use proto::limits::{GATEWAY_GROUP_ANNOTATION, GROUP_ANNOTATION};
+use proto::{Reason, ServiceName};
+
+use crate::config::settings::{ControllerSettings, Source};
+use crate::plan::message::shortened;
+use crate::world::World;
+
+/// Maximum number of groups named in a message.
+const NAMED_MAX: usize = 8;
+
+/// How this installation stands to a Service of type `LoadBalancer`, or that was one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tenure {
+    /// It serves it.
+    Ours,
+    /// It will serve it once another installation has released it.
+    Awaited,
+    /// It does not serve it, and what some installation left on it is to be removed.
+    Left(LeftBy),
+    /// It has nothing to do with it.
+    Foreign,
+}
+
+/// Which installation may have written finalizer and conditions of a Service. All installations in a cluster write the
+/// same ones, together with their group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftBy {
+    /// This installation: the class or the group is ours.
+    Us,
+    /// This installation, by its group; another class or controller owns the addresses now.
+    UsBefore,
+    /// This or another installation: the Service has no class any longer, and older versions wrote no group.
+    UsOrAnother,
+    /// Another installation, by its class or group; or this one, if the Service had our class before.
+    Another,
+}
+
+/// The signs of a Service by which its tenure is decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Signs<'a> {
+    /// `spec.loadBalancerClass`.
+    pub class: Option<&'a str>,
+    /// The group of gateways that it asks for.
+    pub gateway_group: Option<&'a str>,
+    /// The parts that some installation wrote.
+    pub held: &'a OwnedParts,
+    /// Whether sluice wrote its addresses.
+    pub status_is_ours: bool,
+    /// Whether it is of type `LoadBalancer` and not being deleted.
+    pub is_live: bool,
+    /// Whether a cloud controller holds it by its finalizer.
+    pub is_held_by_cloud: bool,
+    /// Whether the rules for Services without class select it.
+    pub is_selected: bool,
+}
+
+impl Tenure {
+    /// Decides by the signs of a Service.
+    #[must_use]
+    pub fn of(signs: &Signs<'_>, settings: &ControllerSettings) -> Self {
+        let is_of_another = signs.held.is_of_another(&settings.group);
+        let is_of_our_group = settings.is_of_our_group(signs.gateway_group);
+        let is_of_our_class = signs.class == Some(settings.load_balancer_class.as_str());
+        if !signs.is_live {
+            return match (signs.class, &signs.held.group) {
+                // Another group of our class releases it, or nobody does: that group has another name now, or is gone.
+                _ if is_of_our_class && is_of_another => Self::Left(LeftBy::Another),
+                (Some(_), None) if is_of_our_class && !is_of_our_group => Self::Left(LeftBy::Another),
+                (Some(_), _) if is_of_our_class => Self::Left(LeftBy::Us),
+                _ if is_of_another => Self::Foreign,
+                (None, Some(_)) => Self::Left(LeftBy::Us),
+                (None, None) => Self::Left(LeftBy::UsOrAnother),
+                (Some(_), Some(_)) => Self::Left(LeftBy::UsBefore),
+                (Some(_), None) => Self::Left(LeftBy::Another),
+            };
+        }
+        let was_served = signs.held.finalizer || (signs.status_is_ours && !signs.held.ingress.is_empty());
+        let is_classless = signs.class.is_none() && !signs.is_held_by_cloud;
+        let is_claimed = is_of_our_class || (is_classless && (signs.is_selected || was_served));
+        match (is_claimed && is_of_our_group, is_of_another) {
+            (true, false) => Self::Ours,
+            (true, true) if is_of_our_class => Self::Awaited,
+            (_, true) => Self::Foreign,
+            (false, false) if !signs.held.has_marks() => Self::Foreign,
+            (false, false) => Self::Left(match signs.held.group {
+                None => LeftBy::Another,
+                // Another group waits until we have taken our address off it.
+                Some(_) if !is_of_our_group && (is_classless || (is_of_our_class && !signs.is_held_by_cloud)) => LeftBy::Us,
+                Some(_) => LeftBy::UsBefore,
+            }),
+        }
+    }
+
+    /// That of a Service of type `LoadBalancer`.
+    #[must_use]
+    pub fn of_candidate(candidate: &Candidate, world: &World, settings: &ControllerSettings) -> Self {
+        let rules = &settings.ownership.classless;
+        let is_selected = || {
+            rules.enabled
+                && rules.services.matches(&candidate.labels)
+                && rules.namespaces.matches(&world.namespace_labels(&candidate.name.namespace))
+        };
+        let signs = Signs {
+            class: candidate.class.as_deref(),
+            gateway_group: candidate.gateway_group.as_deref(),
+            held: &candidate.held,
+            status_is_ours: candidate.status_is_ours,
+            is_live: true,
+            is_held_by_cloud: candidate.is_held_by_cloud,
+            is_selected: candidate.class.is_none() && is_selected(),
+        };
+        Self::of(&signs, settings)
+    }
+
+    fn of_leftover(left: &Leftover, settings: &ControllerSettings) -> Self {
+        let signs = Signs {
+            class: left.class.as_deref(),
+            gateway_group: left.gateway_group.as_deref(),
+            held: &left.held,
+            status_is_ours: left.status_is_ours,
+            is_live: false,
+            is_held_by_cloud: false,
+            is_selected: false,
+        };
+        Self::of(&signs, settings)
+    }
+}
+
+/// The parts of one Service that are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ownership {
+    /// It gets addresses, and sluice writes its status.
+    pub addresses: bool,
+    /// Its node ports are served.
+    pub node_ports: bool,
+    /// Its `externalIPs` are served, if they are allowed.
+    pub external_ips: bool,
+}
+
+impl Ownership {
+    /// The parts of `candidate` that are ours. Node ports count only where a gateway `serves_node_ports`.
+    #[must_use]
+    pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings, serves_node_ports: bool) -> Self {
+        let rules = &settings.ownership;
+        if !settings.is_of_our_group(candidate.gateway_group.as_deref()) {
+            return Self::default();
+        }
+        let has_external_ips = candidate.wanted.as_ref().map_or(true, |spec| !spec.external_ips.is_empty());
+        let external_ips = has_external_ips && !rules.external_ips_allowed.is_empty();
+        match candidate.kind {
+            Kind::LoadBalancer => {
+                let addresses = Tenure::of_candidate(candidate, world, settings) == Tenure::Ours;
+                Self { addresses, node_ports: false, external_ips: external_ips && addresses }
+            }
+            Kind::NodePort => {
+                let selected = &rules.node_port_namespaces;
+                let is_selected = selected.selects_all() || selected.matches(&world.namespace_labels(&candidate.name.namespace));
+                // Of a Service that cannot be parsed only the node ports can be served.
+                let external_ips = external_ips && candidate.wanted.is_ok();
+                Self { addresses: false, node_ports: serves_node_ports && is_selected, external_ips }
+            }
+            Kind::ClusterIp => Self { external_ips, ..Self::default() },
+        }
+    }
+
+    /// Whether any part of it is ours.
+    #[must_use]
+    pub const fn is_any(self) -> bool {
+        self.addresses || self.node_ports || self.external_ips
+    }
+}
+
+/// A Service that is not ours, or no longer ours, but still carries our finalizer, conditions or addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cleanup {
+    /// The object.
+    pub left: Arc<Leftover>,
+    /// Which installation may have written them.
+    pub by: LeftBy,
+}
+
+/// Services of type `LoadBalancer` that are not ours.
+pub(super) fn foreign_services(world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
+    let candidates = world.services().values().map(|entry| &entry.candidate).filter(|one| one.kind == Kind::LoadBalancer);
+    let foreign = candidates.filter(|one| Tenure::of_candidate(one, world, settings) != Tenure::Ours);
+    foreign.map(|one| one.name.clone()).collect()
+}
+
+/// All Services from which something must be removed.
+pub(super) fn cleanups(
+    world: &World,
+    settings: &ControllerSettings,
+    foreign_services: &[ServiceName],
+) -> BTreeMap<ServiceName, Cleanup> {
+    let leftovers = world.leftovers().iter().map(|(name, left)| (name, Tenure::of_leftover(left, settings), Arc::clone(left)));
+    let candidates = foreign_services.iter().filter_map(|name| Some((name, &*world.services().get(name)?.candidate)));
+    let candidates = candidates.filter(|(_, candidate)| candidate.held.has_marks());
+    let candidates = candidates
+        .map(|(name, candidate)| (name, Tenure::of_candidate(candidate, world, settings), Arc::new(Leftover::from(candidate))));
+    let left = |(name, tenure, left): (&ServiceName, Tenure, Arc<Leftover>)| match tenure {
+        Tenure::Left(by) => Some((name.clone(), Cleanup { left, by })),
+        _ => None,
+    };
+    leftovers.chain(candidates).filter_map(left).collect()
+}
+
+/// A Service that another installation has marked, with the addresses of its status.
+pub(super) struct OtherHolder<'a> {
+    pub(super) service: &'a ServiceName,
+    pub(super) created_s: Option<i64>,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Whether sluice wrote that status. Anybody else could name any address there.
+    pub(super) is_published: bool,
+    /// Whether gateways may still forward for it: it is being served, or deleted.
+    pub(super) is_held: bool,
+}
+
+/// Services that other installations have marked.
+pub(super) fn held_by_others<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = OtherHolder<'a>> {
+    let services = world.services().values().map(|entry| &*entry.candidate);
+    let services = services.map(|one| (&one.name, one.created_s, &*one.held, one.status_is_ours, true));
+    let left = world.leftovers().values();
+    let left = left.map(|one| (&one.name, one.created_s, &one.held, one.status_is_ours, one.holds_addresses()));
+    let others = services.chain(left).filter(|(_, _, held, ..)| held.is_of_another(&settings.group));
+    others.map(|(service, created_s, held, is_published, is_held)| {
+        let addresses = held.ingress.iter().map(|ingress| ingress.ip).collect();
+        OtherHolder { service, created_s, addresses, is_published, is_held }
+    })
+}
+
+/// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have
+/// begun before this controller started.
+pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a Leftover> {
+    let are_ours =
+        |left: &&Leftover| matches!(Tenure::of_leftover(left, settings), Tenure::Left(LeftBy::Us | LeftBy::UsOrAnother));
+    world.leftovers().values().map(Arc::as_ref).filter(|left| left.holds_addresses()).filter(are_ours)
+}
+
+/// Services that no group serves, or that another group still holds, each with the remark for its owner. Of several
+/// groups one tells the owner: the one that serves what names no group, or the one that waits.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unserved {
+    /// They ask for a group without gateways.
+    pub(super) without_group: BTreeMap<ServiceName, Remark>,
+    /// They are for our group, and another one has marked them. A move takes seconds, so their owners are told only
+    /// when it lasts.
+    pub(super) not_released: BTreeMap<ServiceName, Remark>,
+}
+
+impl Unserved {
+    pub(super) fn of(world: &World, settings: &ControllerSettings, serves_node_ports: bool) -> Self {
+        let mut all = Self::default();
+        let groups: BTreeSet<&str> = world.gateways().values().map(|gateway| gateway.group.as_str()).collect();
+        for candidate in world.services().values().map(|entry| &entry.candidate) {
+            let is_of_kind = match candidate.kind {
+                Kind::LoadBalancer => candidate.class.as_ref() == Some(&settings.load_balancer_class),
+                // They have no class.
+                Kind::NodePort => serves_node_ports,
+                Kind::ClusterIp => false,
+            };
+            if !is_of_kind {
+                continue;
+            }
+            if let Some(remark) = without_group(candidate, &groups, settings) {
+                all.without_group.insert(candidate.name.clone(), remark);
+            } else if candidate.kind == Kind::LoadBalancer && Tenure::of_candidate(candidate, world, settings) == Tenure::Awaited
+            {
+                all.not_released.insert(candidate.name.clone(), not_released(candidate, settings));
+            }
+        }
+        all
+    }
+}
+
+/// The remark on a Service whose group has no gateway. Without the kind `EdgeGateway` no group is known.
+fn without_group(candidate: &Candidate, groups: &BTreeSet<&str>, settings: &ControllerSettings) -> Option<Remark> {
+    let asked = candidate.gateway_group.as_deref()?;
+    let is_one_installation = matches!(settings.source, Source::Manifests { .. });
+    let is_told_by_us = settings.ownership.serves_unassigned && (is_one_installation || !groups.is_empty());
+    if !is_told_by_us || asked == settings.group || groups.contains(asked) {
+        return None;
+    }
+    let known: BTreeSet<String> = groups.iter().copied().chain([settings.group.as_str()]).map(str::to_owned).collect();
+    let known = shortened(&known.into_iter().collect::<Vec<_>>(), NAMED_MAX, ", ", " and ");
+    let text = format!(
+        "not served: annotation {GATEWAY_GROUP_ANNOTATION} asks for group {}, of which no gateway has ever been seen; \
+         expected one of {known}, or no annotation",
+        quoted(asked)
+    );
+    Some(Remark::new(Cause::Reason(Reason::NoGateway), text))
+}
+
+fn not_released(candidate: &Candidate, settings: &ControllerSettings) -> Remark {
+    let by = candidate.held.group.as_deref().unwrap_or_default();
+    let (group, by) = (&settings.group, quoted(by));
+    let text = if candidate.gateway_group.is_some() {
+        format!(
+            "not served by group {group} yet: group {by} has not released it (annotation {GROUP_ANNOTATION}); if that group \
+             has no controller any more, stop its gateways and remove the annotation"
+        )
+    } else {
+        format!(
+            "not served by group {group}: group {by} holds it (annotation {GROUP_ANNOTATION}); only one group of a class may \
+             have `serveUnassigned: true`; if that group has no controller any more, stop its gateways and remove the annotation"
+        )
+    };
+    Remark::new(Cause::Reason(Reason::Conflict), text)
+}
+
+#[cfg(test)]
+mod tests;
