@@ -107,6 +107,17 @@ impl User {
         self.services().create(&PostParams::default(), &service).await.unwrap();
     }
 
+    /// Creates a Service of our class, which the server may refuse.
+    ///
+    /// # Errors
+    /// The message of the server.
+    pub async fn try_add(&self, name: &str) -> Result<(), String> {
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": self.class(), "ports": [{"port": 80}]});
+        let service = json!({"metadata": {"name": name, "namespace": self.namespace}, "spec": spec});
+        let service: Service = serde_json::from_value(service).unwrap();
+        self.services().create(&PostParams::default(), &service).await.map(drop).map_err(|error| error.to_string())
+    }
+
     /// Creates the slice of a Service, with these ports and one endpoint.
     pub async fn add_slice(&self, name: &str, ports: &Value) {
         let labels = json!({"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "test"});
