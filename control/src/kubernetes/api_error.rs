@@ -75,7 +75,7 @@ impl ApiError {
 
     /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern
     /// one object or namespace only: admission webhooks decide per object, quotas per namespace.
-    pub(super) const fn concerns_all(&self) -> bool {
+    pub(crate) const fn concerns_all(&self) -> bool {
         match self {
             Self::Unauthorized(_) | Self::Busy { .. } | Self::Unreachable(_) | Self::Senseless(_) => true,
             Self::Forbidden(_) | Self::Expired(_) | Self::Failing { .. } => false,

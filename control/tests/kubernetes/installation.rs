@@ -79,6 +79,11 @@ impl Installation {
         format!("{}-{name}", user.class())
     }
 
+    /// Another gateway of this installation.
+    pub fn add_gateway(&self, name: &str) -> Gateway {
+        Gateway::start_as(name, &self.socket)
+    }
+
     /// The gateway.
     pub fn gateway(&self) -> &Gateway {
         self.gateway.as_ref().expect("a gateway is connected")

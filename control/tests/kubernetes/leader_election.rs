@@ -7,6 +7,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
+use control::config::settings::Listen;
+use control::healthz::{Pages as _, Probes};
 use control::kubernetes::lease::{LEASE, RENEW_DEADLINE, RETRY_PERIOD};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
@@ -15,8 +17,9 @@ use tokio::process::{Child, Command};
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use crate::api_server::{ApiServer, Availability, Kind};
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind};
 use crate::gateway::{Gateway, dial};
+use crate::installation::Installation;
 use crate::user::{User, wait_for};
 
 /// Extra time for every wait on a busy machine.
@@ -256,4 +259,53 @@ async fn a_controller_only_gets_creates_and_updates_its_lease() {
         assert!(is_allowed(&logged.method, is_named) && !logged.is_watch(), "{logged:?}");
     }
     assert_eq!(lease_holder(&server, &user), None, "the Lease is released");
+}
+
+/// The leader has seen everything already when its term begins: what it reads then is the metadata of Services.
+#[tokio::test]
+async fn a_follower_watches_and_a_take_over_lists_no_objects() {
+    let (server, user) = User::with_test_server().await;
+    let (mut leader, standby) = two_replicas(&server, &user).await;
+    let before = (user.ingress("web").await, user.ingress("mail").await);
+    let gateway = Gateway::start(&standby.socket);
+    // A write that the successor has to see before it plans.
+    user.add("late", &serde_json::json!({"metadata": {"annotations": {"sluice.dev/mode": "dnat"}}})).await;
+    let late = user.wait_for_ingress("late").await;
+    let since = server.log().len();
+    let written = status_writes(&server);
+    leader.stop("-TERM").await;
+    wait_for("the other leads", async || standby.leads().await, |leads| *leads).await;
+    wait_for("its state", async || gateway.received().services.len(), |count| *count == 3).await;
+    let lists = |path: &str| {
+        let log = server.log();
+        let all =
+            log[since..].iter().filter(|logged| logged.method == "GET" && !logged.is_watch() && logged.path.ends_with(path));
+        all.count()
+    };
+    for kind in ["/endpointslices", "/nodes", "/namespaces", "/addresspools"] {
+        assert_eq!(lists(kind), 0, "{kind}");
+    }
+    assert_eq!(lists("/services"), 1, "their metadata");
+    assert_eq!((user.ingress("web").await, user.ingress("mail").await, user.ingress("late").await), (before.0, before.1, late));
+    assert!(status_writes(&server) <= written + 1, "the finalizer of `late` at most");
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_read_the_lease_is_not_ready() {
+    let (server, user) = User::with_test_server().await;
+    let leader = Installation::without_gateway(&user, |_| {}).await;
+    let ready = async |probes: &Probes| probes.ready().await;
+    wait_for("a leader", async || ready(&leader.running().probes).await, Result::is_ok).await.unwrap();
+    let standby = Installation::without_gateway(&user, |settings| {
+        settings.listen = Listen::unix(user.directory().join("standby.sock"));
+    })
+    .await;
+    wait_for("a follower", async || ready(&standby.running().probes).await, Result::is_ok).await.unwrap();
+    let refusal = Fault::Unauthorized;
+    server.inject(FaultRule { fault: refusal, times: usize::MAX, method: "GET", path_contains: "/leases", watch: false });
+    let unready = wait_for("no readiness", async || ready(&standby.running().probes).await, Result::is_err).await;
+    assert_eq!(unready, Err("the leader is not known; the log says why"));
+    assert_eq!(ready(&leader.running().probes).await, Ok(()), "it renews the Lease");
+    server.clear_faults();
+    wait_for("a follower again", async || ready(&standby.running().probes).await, Result::is_ok).await.unwrap();
 }

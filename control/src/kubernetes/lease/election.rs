@@ -48,6 +48,7 @@ pub async fn elect(
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
     let mut retry = Retry::new("get, create and update leases.coordination.k8s.io", &cluster.server);
     let mut held: Option<HeldLease> = None;
+    let mut answered_at = Instant::now();
     while !stop.is_cancelled() {
         let started = Instant::now();
         let must_stop_at = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
@@ -58,6 +59,7 @@ pub async fn elect(
             None => break,
             Some(Ok(Ok(answer))) => {
                 retry.succeeded();
+                answered_at = started;
                 if matches!(answer, Answer::Held(_)) {
                     wait = RENEW_PERIOD;
                 }
@@ -81,8 +83,10 @@ pub async fn elect(
             held = None;
             leadership.send_replace(Leadership::Following(None));
         }
-        if held.is_none() && !candidate.saw_renewal(Instant::now()) {
-            leadership.send_if_modified(forget_address);
+        let is_unread = answered_at.elapsed() >= RENEW_DEADLINE;
+        if held.is_none() && (is_unread || !candidate.saw_renewal(Instant::now())) {
+            leadership
+                .send_if_modified(|leadership| if is_unread { forget_leader(leadership) } else { forget_address(leadership) });
         }
         let fence = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
         let next = fence.map_or(started + wait, |fence| fence.min(started + wait));
@@ -105,6 +109,15 @@ fn forget_address(leadership: &mut Leadership) -> bool {
         Leadership::Following(Some(leader)) => leader.address.take().is_some(),
         Leadership::Following(None) | Leadership::Leading { .. } => false,
     }
+}
+
+/// Stops naming a leader while the Lease cannot be read: another one may have followed it.
+fn forget_leader(leadership: &mut Leadership) -> bool {
+    let is_named = matches!(leadership, Leadership::Following(Some(_)));
+    if is_named {
+        *leadership = Leadership::Following(None);
+    }
+    is_named
 }
 
 fn take(
