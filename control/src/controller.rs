@@ -345,7 +345,7 @@ async fn lead(
                 (Arc::clone(cluster), Arc::clone(&work.shared.recorder), work.shared.pools.subscribe());
             let (group, gateways, states) =
                 (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
-            let uids = work.gateway_uids.clone();
+            let (uids, pool_gateways) = (work.gateway_uids.clone(), gateways.clone());
             steps.spawn(async move {
                 let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids, changes.clone());
                 let events = async {
@@ -353,7 +353,7 @@ async fn lead(
                         events.run(&cluster).await;
                     }
                 };
-                let pools = pools::write_pools(&cluster, pools);
+                let pools = pools::write_pools(&cluster, pools, pool_gateways);
                 tokio::join!(following.begin_term(), writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });

@@ -242,8 +242,7 @@ fn take_nets(top: &mut Section<'_>, key: &'static str) -> Vec<IpNet> {
 }
 
 fn nets_of(field: &Field<'_>) -> Vec<IpNet> {
-    let parse = |text: &str| text.parse().ok().map(|net: IpNet| net.trunc());
-    field.items("CIDRs").iter().filter_map(|item| item.parse("a CIDR such as 10.0.0.0/8", parse)).collect()
+    field.items("CIDRs").iter().filter_map(|item| item.try_parse("a CIDR such as 10.0.0.0/8", proto::network)).collect()
 }
 
 fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use objects::note::{Note, Subject};
+use proto::Announce;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -121,6 +122,8 @@ impl Planner {
         replace_if(&self.shared.checkpoints, |old| old.revision != plan.checkpoint.revision, || plan.checkpoint.clone());
         world.forget_deleted_slices(&plan.done_with_deleted_slices);
         self.publish_pools(world, &plan.pools_status);
+        let l2 = plan.pools.iter().filter(|pool| pool.announce == Announce::L2).flat_map(|pool| pool.ranges.iter().copied());
+        Gateways::serve_l2(&self.shared.gateways, &l2.collect::<Vec<_>>());
         let before = self.shared.states.borrow().clone();
         let next = match &before {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),

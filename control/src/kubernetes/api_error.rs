@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::runtime::watcher;
+use objects::text::cut_chars;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -130,10 +131,7 @@ fn root_cause(error: &dyn StdError) -> String {
 
 /// At most [`MESSAGE_CHARS_MAX`] characters of a foreign message.
 pub(crate) fn truncated(message: &str) -> String {
-    match message.char_indices().nth(MESSAGE_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &message[..end]),
-        None => message.to_owned(),
-    }
+    cut_chars(message, MESSAGE_CHARS_MAX)
 }
 
 /// Consecutive failures of one kind of request.

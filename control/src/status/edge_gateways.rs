@@ -21,9 +21,9 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
+use super::accepted;
 use super::fleet_notes::GatewayUids;
 use super::gateway_conditions::{self, GatewayFacts};
-use super::{accepted, text_of_time};
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::{ApiError, Cluster, Retry, WatchedGateways, patch_params, post_params};
@@ -31,6 +31,7 @@ use crate::world::change::{Change, KnownGateway};
 use objects::crd::{
     EdgeGateway, EdgeGatewayPartner, EdgeGatewaySession, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX,
 };
+use objects::text;
 use proto::FleetStatus;
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
@@ -156,7 +157,7 @@ fn of_fleet(fleet: &FleetStatus) -> EdgeGatewayStatus {
         protocol: session.protocol.as_str().to_owned(),
         peer: session.peer.clone(),
         status: session.health.as_str().to_owned(),
-        since: text_of_time(session.since_s),
+        since: text::of_time(session.since_s),
     });
     let (election, (up, all)) = (fleet.election.as_ref(), fleet.sessions_up());
     let (has_partners, has_sessions) = (!fleet.partners.is_empty(), !fleet.sessions.is_empty());

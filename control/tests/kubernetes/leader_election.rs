@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Parser as _;
 use control::config::settings::Listen;
 use control::healthz::{Pages as _, Probes};
-use control::kubernetes::lease::{LEASE, RENEW_DEADLINE, RETRY_PERIOD};
+use control::kubernetes::lease::{LEASE, Leadership, RENEW_DEADLINE, RETRY_PERIOD};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::v1::{Generation, Hello, WatchRequest, WatchResponse};
@@ -308,4 +308,34 @@ async fn a_replica_that_cannot_read_the_lease_is_not_ready() {
     assert_eq!(ready(&leader.running().probes).await, Ok(()), "it renews the Lease");
     server.clear_faults();
     wait_for("a follower again", async || ready(&standby.running().probes).await, Result::is_ok).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_deleted_lease_makes_no_second_leader() {
+    let (server, user) = User::with_test_server().await;
+    let leader = Installation::without_gateway(&user, |_| {}).await;
+    let standby = Installation::without_gateway(&user, |settings| {
+        settings.listen = Listen::unix(user.directory().join("standby.sock"));
+    })
+    .await;
+    let leads = |one: &Installation| matches!(*one.running().probes.leadership.borrow(), Leadership::Leading { .. });
+    let one_leads = async || u8::from(leads(&leader)) + u8::from(leads(&standby));
+    wait_for("a leader", &one_leads, |count| *count == 1).await;
+    let (first, other) = if leads(&leader) { (&leader, &standby) } else { (&standby, &leader) };
+    let knows = async || matches!(*other.running().probes.leadership.borrow(), Leadership::Following(Some(_)));
+    wait_for("a follower", knows, |knows| *knows).await;
+    let lease = format!("sluice-controller-{}", user.group());
+    let held_by = || {
+        let lease = server.get(Kind::Lease, &user.namespace, &lease)?;
+        lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+    };
+    let holder = held_by();
+    assert!(holder.is_some());
+    server.delete(Kind::Lease, &user.namespace, &lease);
+    let again = async || {
+        assert!(!leads(other), "a second leader beside the first");
+        held_by()
+    };
+    wait_for("a new Lease of the same leader", again, |now| *now == holder).await;
+    wait_for("it leads", async || leads(first), |leads| *leads).await;
 }

@@ -51,6 +51,8 @@ pub async fn elect(
     let mut answered_at = Instant::now();
     while !stop.is_cancelled() {
         let started = Instant::now();
+        // An attempt at the deadline itself would end before it could be answered.
+        step_down_if_due(&mut held, leadership);
         let must_stop_at = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
         let attempt_ends = must_stop_at.map_or(started + ATTEMPT_MAX, |at| at.min(started + ATTEMPT_MAX));
         let attempt = timeout_at(attempt_ends.into(), attempt(&leases, &mut candidate, held.as_ref()));
@@ -78,11 +80,7 @@ pub async fn elect(
                 retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now());
             }
         }
-        if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + RENEW_DEADLINE) {
-            warn!("the Lease could not be renewed for {RENEW_DEADLINE:?}; no longer leading, gateways keep their state");
-            held = None;
-            leadership.send_replace(Leadership::Following(None));
-        }
+        step_down_if_due(&mut held, leadership);
         let is_unread = answered_at.elapsed() >= RENEW_DEADLINE;
         if held.is_none() && (is_unread || !candidate.saw_renewal(Instant::now())) {
             leadership
@@ -100,6 +98,15 @@ pub async fn elect(
             Ok(Ok(_)) => info!("released the Lease"),
             _ => warn!("the Lease could not be released; another replica leads once it expires"),
         }
+    }
+}
+
+/// Ends the leadership of a replica that could not renew in time.
+fn step_down_if_due(held: &mut Option<HeldLease>, leadership: &watch::Sender<Leadership>) {
+    if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + RENEW_DEADLINE) {
+        warn!("the Lease could not be renewed for {RENEW_DEADLINE:?}; no longer leading, gateways keep their state");
+        *held = None;
+        leadership.send_replace(Leadership::Following(None));
     }
 }
 
@@ -168,7 +175,8 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
         }
     }
     let Some(now) = leases.get_opt(&candidate.lease).await? else {
-        if held.is_some() {
+        // A leader whose Lease was deleted steps down first; its own next attempt creates another one.
+        if held.is_some() || !candidate.may_create(Instant::now()) {
             return Ok(Answer::NotOurs(None));
         }
         return match leases.create(&post_params(), &candidate.create()).await {
