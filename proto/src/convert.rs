@@ -195,8 +195,7 @@ pub fn prefixes(nets: &[IpNet]) -> Vec<v1::Prefix> {
 pub fn networks(prefixes: &[v1::Prefix]) -> Result<Vec<IpNet>, ConvertError> {
     let network = |prefix: &v1::Prefix| {
         let length = u8::try_from(prefix.length).map_err(|_| ConvertError::PrefixLength(prefix.length))?;
-        let net = IpNet::new(address(&prefix.address)?, length).map_err(|_| ConvertError::PrefixLength(prefix.length))?;
-        Ok(net.trunc())
+        IpNet::new(address(&prefix.address)?, length).map_err(|_| ConvertError::PrefixLength(prefix.length))
     };
     prefixes.iter().map(network).collect()
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -105,14 +106,38 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError>
     let config = config_of(kubeconfig).await?;
     let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
     let client = async |read_timeout| {
-        let mut config = config.clone();
-        config.read_timeout = Some(read_timeout);
-        let client = credentials::made(config, credentials::source(kubeconfig)).await?;
-        let renewed = RenewedClient::new(client, kubeconfig.map(Path::to_owned), read_timeout);
+        let client = client_of_source(Some(config.clone()), kubeconfig, read_timeout).await?;
+        let kubeconfig = kubeconfig.map(Path::to_owned);
+        let make = move || {
+            let kubeconfig = kubeconfig.clone();
+            let client = async move { Ok(client_of_source(None, kubeconfig.as_deref(), read_timeout).await?) };
+            client.boxed()
+        };
+        let renewed = RenewedClient::new(client, Box::new(make));
         Ok::<_, ConnectError>(with_retry_after(renewed, namespace.clone()))
     };
     let (client, patient) = (client(READ_TIMEOUT).await?, client(LONG_READ_TIMEOUT).await?);
     Ok(Cluster { client, patient, activity: Arc::default(), server, namespace })
+}
+
+/// A client of a configuration, which is read unless given. A plugin that it names runs meanwhile.
+async fn client_of_source(
+    config: Option<Config>,
+    kubeconfig: Option<&Path>,
+    read_timeout: Duration,
+) -> Result<Client, ConnectError> {
+    let mut config = match config {
+        Some(config) => config,
+        None => config_of(kubeconfig).await?,
+    };
+    config.read_timeout = Some(read_timeout);
+    let server = config.cluster_url.to_string();
+    let from = kubeconfig.map_or_else(|| "service account of the pod".to_owned(), |file| file.display().to_string());
+    let unusable = |cause: kube::Error| ConnectError::Unusable { server, from, cause: Box::new(cause) };
+    match tokio::task::spawn_blocking(move || client_of(config)).await {
+        Ok(client) => client.map_err(unusable),
+        Err(error) => Err(unusable(kube::Error::Service(error.into()))),
+    }
 }
 
 /// The configuration of a client, except for its read timeout.

@@ -71,7 +71,7 @@ pub async fn show_gateways(
         uids,
         objects: BTreeMap::new(),
         listed: None,
-        held: BTreeMap::new(),
+        postponed: BTreeMap::new(),
     };
     let mut watched = pin!(WatchedGateways::new(cluster).events());
     let mut retry = Retry::new("list, watch, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
@@ -175,7 +175,7 @@ fn of_fleet(fleet: &FleetStatus) -> EdgeGatewayStatus {
 }
 
 /// A gateway whose object could not be written.
-struct Held {
+struct PostponedWrite {
     until: Instant,
     /// The message of the server, which is logged once.
     message: String,
@@ -190,7 +190,7 @@ struct EdgeGateways<'a> {
     /// The list in progress.
     listed: Option<BTreeMap<String, EdgeGateway>>,
     /// Gateways whose objects are not written for a while.
-    held: BTreeMap<String, Held>,
+    postponed: BTreeMap<String, PostponedWrite>,
 }
 
 impl EdgeGateways<'_> {
@@ -247,11 +247,11 @@ impl EdgeGateways<'_> {
     /// not.
     async fn show(&mut self, connected: &BTreeMap<String, EdgeGatewayStatus>, services: u32) -> Result<Instant, ApiError> {
         let (now, mut next) = (Timestamp::now(), Instant::now() + REFRESH_INTERVAL);
-        self.held.retain(|name, _| connected.contains_key(name) || self.objects.contains_key(name));
+        self.postponed.retain(|name, _| connected.contains_key(name) || self.objects.contains_key(name));
         let gone = self.objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name));
         let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
         for name in connected.keys().chain(&gone) {
-            if let Some(held) = self.held.get(name).filter(|held| held.until > Instant::now()) {
+            if let Some(held) = self.postponed.get(name).filter(|held| held.until > Instant::now()) {
                 next = next.min(held.until);
                 continue;
             }
@@ -261,25 +261,25 @@ impl EdgeGateways<'_> {
             };
             match written {
                 Ok(again_in) => {
-                    self.held.remove(name);
+                    self.postponed.remove(name);
                     next = next.min(again_in.map_or(next, |wait| Instant::now() + wait));
                 }
                 Err(outage) if outage.concerns_all() => return Err(outage),
-                Err(outage) => next = next.min(self.hold(name, &outage)),
+                Err(outage) => next = next.min(self.postpone(name, &outage)),
             }
         }
         Ok(next)
     }
 
     /// Leaves an object alone for a while. Returns until when.
-    fn hold(&mut self, name: &str, outage: &ApiError) -> Instant {
+    fn postpone(&mut self, name: &str, outage: &ApiError) -> Instant {
         let is_refused = matches!(outage, ApiError::Forbidden(_) | ApiError::Failing { code: 400 | 409 | 422, .. });
         let until = Instant::now() + if is_refused { REFUSED_RETRY } else { FAILED_RETRY };
         let message = outage.to_string();
-        if self.held.get(name).is_none_or(|held| held.message != message) {
+        if self.postponed.get(name).is_none_or(|held| held.message != message) {
             warn!(gateway = name, "the EdgeGateway of this name cannot be written: {message}; trying again, others are shown");
         }
-        self.held.insert(name.to_owned(), Held { until, message });
+        self.postponed.insert(name.to_owned(), PostponedWrite { until, message });
         until
     }
 
@@ -416,8 +416,8 @@ mod tests {
             Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
         });
         let (api, uids) = (Api::all(kube::Client::new(unreachable, "a")), watch::Sender::default());
-        let (objects, held) = (BTreeMap::new(), BTreeMap::new());
-        let mut fleet = EdgeGateways { api, group: "east", uids: &uids, objects, listed: None, held };
+        let (objects, postponed) = (BTreeMap::new(), BTreeMap::new());
+        let mut fleet = EdgeGateways { api, group: "east", uids: &uids, objects, listed: None, postponed };
         let object = |uid: &str, services| {
             let mut object = EdgeGateway::new("edge-1", EdgeGatewaySpec { group: "east".to_owned() });
             object.metadata.uid = Some(uid.to_owned());
@@ -443,7 +443,7 @@ mod tests {
             .collect();
         assert_eq!((known, is_listed), (vec![0, 0, 1, 1, 1, 1, 0], true));
         let refused = ApiError::Failing { code: 422, message: "no".to_owned() };
-        assert!(fleet.hold("edge-1", &refused) > Instant::now() + FAILED_RETRY);
+        assert!(fleet.postpone("edge-1", &refused) > Instant::now() + FAILED_RETRY);
     }
 
     #[test]

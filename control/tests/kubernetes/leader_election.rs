@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
@@ -28,6 +27,7 @@ const SLACK: Duration = Duration::from_secs(60);
 /// A `sluice-controller` process.
 struct Replica {
     socket: PathBuf,
+    log: PathBuf,
     child: Child,
 }
 
@@ -37,7 +37,7 @@ impl Replica {
         let dir = user.directory().join(name);
         std::fs::create_dir_all(&dir).unwrap();
         let file = |end: &str| dir.join(format!("controller.{end}"));
-        let (config, socket) = (file("yaml"), file("sock"));
+        let (config, socket, log) = (file("yaml"), file("sock"), file("log"));
         let text = format!(
             "listen: \"unix:{0}\"\nadmin: {{listen: \"unix:{0}.admin\"}}\nkubernetes: {{kubeconfig: {1}, namespace: {2}, loadBalancerClass: {3}}}\n\
              pools: [{{name: default, addresses: [192.0.2.100-192.0.2.199]}}]\n",
@@ -48,9 +48,9 @@ impl Replica {
         );
         std::fs::write(&config, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
-        let child =
-            command.args(["run", "--config", config.to_str().unwrap()]).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-        Self { socket, child }
+        command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::fs::File::create(&log).unwrap());
+        let child = command.kill_on_drop(true).spawn().unwrap();
+        Self { socket, log, child }
     }
 
     /// The first response to a gateway that already has the state in `have`. The gateway dials until the controller
@@ -308,6 +308,19 @@ async fn a_replica_that_cannot_read_the_lease_is_not_ready() {
     assert_eq!(ready(&leader.running().probes).await, Ok(()), "it renews the Lease");
     server.clear_faults();
     wait_for("a follower again", async || ready(&standby.running().probes).await, Result::is_ok).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_may_not_be_renewed_is_told_as_refused() {
+    let (server, user) = User::with_test_server().await;
+    let leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
+    for method in ["PUT", "GET"] {
+        server.inject(FaultRule { fault: Fault::Forbidden, times: usize::MAX, method, path_contains: "/leases", watch: false });
+    }
+    let log = async || std::fs::read_to_string(&leader.log).unwrap();
+    let log = wait_for("the end of its term", log, |log| log.contains("could not be renewed")).await;
+    assert!(log.contains("the API server forbids it (403") && !log.contains("does not answer"), "{log}");
 }
 
 #[tokio::test]

@@ -3,36 +3,37 @@
 //!
 //! Invariant: a request is sent once. An answer 401 has the client made again from its source, at most every
 //! [`REREAD_PERIOD`], and reaches the caller, who repeats the request with the new client. While the source cannot be
-//! read, the last client stays in use.
+//! read, the last client stays in use. Deliberately not here: how a client is made (`client`).
 
-use std::path::PathBuf;
+use std::error::Error;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
+use kube::Client;
 use kube::client::Body;
-use kube::{Client, Config};
 use tokio::sync::Mutex;
-
-use super::{ConnectError, client_of, config_of};
 
 /// Minimum time between two reads. A plugin is a process that may ask a server far away.
 const REREAD_PERIOD: Duration = Duration::from_secs(2);
 
+/// Makes a client from the source as it is now.
+type MakeClient = dyn Fn() -> BoxFuture<'static, Result<Client, Box<dyn Error + Send + Sync>>> + Send + Sync;
+
 /// A client of one source, with the newest credentials.
 #[derive(Clone)]
-pub(super) struct RenewedClient(Arc<Shared>);
+pub(super) struct RenewedClient(Arc<ClientOfSource>);
 
-struct Shared {
-    /// The kubeconfig; `None`: the service account of the pod.
-    kubeconfig: Option<PathBuf>,
-    read_timeout: Duration,
+struct ClientOfSource {
+    make: Box<MakeClient>,
     /// The client, and how often it was made.
     newest: RwLock<(Client, u64)>,
     /// Held while the source is read.
     last_read: Mutex<LastRead>,
 }
 
+#[derive(Default)]
 struct LastRead {
     at: Option<Instant>,
     /// The error of the last read, which is logged once.
@@ -40,10 +41,9 @@ struct LastRead {
 }
 
 impl RenewedClient {
-    /// `client` was made from the source just now.
-    pub(super) fn new(client: Client, kubeconfig: Option<PathBuf>, read_timeout: Duration) -> Self {
-        let (newest, last_read) = (RwLock::new((client, 0)), Mutex::new(LastRead { at: None, failure: None }));
-        Self(Arc::new(Shared { kubeconfig, read_timeout, newest, last_read }))
+    /// `client` was just made, as `make` makes the next ones.
+    pub(super) fn new(client: Client, make: Box<MakeClient>) -> Self {
+        Self(Arc::new(ClientOfSource { make, newest: RwLock::new((client, 0)), last_read: Mutex::default() }))
     }
 
     /// Sends a request with the newest credentials.
@@ -68,11 +68,11 @@ impl RenewedClient {
             return;
         }
         last.at = Some(Instant::now());
-        match self.read().await {
+        match (self.0.make)().await {
             Ok(client) => {
                 *self.0.newest.write().unwrap_or_else(PoisonError::into_inner) = (client, used + 1);
                 last.failure = None;
-                tracing::debug!(source = self.source(), "the API server refused our credentials; read again");
+                tracing::debug!("the API server refused our credentials; read again");
             }
             Err(error) => {
                 let failure = Some(error.to_string());
@@ -82,30 +82,5 @@ impl RenewedClient {
                 }
             }
         }
-    }
-
-    async fn read(&self) -> Result<Client, ConnectError> {
-        let mut config = config_of(self.0.kubeconfig.as_deref()).await?;
-        config.read_timeout = Some(self.0.read_timeout);
-        made(config, self.source()).await
-    }
-
-    fn source(&self) -> String {
-        source(self.0.kubeconfig.as_deref())
-    }
-}
-
-/// Where credentials come from, for messages.
-pub(super) fn source(kubeconfig: Option<&std::path::Path>) -> String {
-    kubeconfig.map_or_else(|| "service account of the pod".to_owned(), |file| file.display().to_string())
-}
-
-/// The client of a configuration. A plugin runs meanwhile.
-pub(super) async fn made(config: Config, from: String) -> Result<Client, ConnectError> {
-    let server = config.cluster_url.to_string();
-    let unusable = |cause: kube::Error| ConnectError::Unusable { server, from, cause: Box::new(cause) };
-    match tokio::task::spawn_blocking(move || client_of(config)).await {
-        Ok(client) => client.map_err(unusable),
-        Err(error) => Err(unusable(kube::Error::Service(error.into()))),
     }
 }
