@@ -19,7 +19,7 @@ use dataplane::WorkerCounters;
 use dataplane::snapshot::ServiceView;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
-use proto::{FleetStatus, GatewayState, Generation, v1};
+use proto::{FleetStatus, GatewayState, Generation, Origin, v1};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -166,6 +166,7 @@ impl Sources {
             accounts: tables::accounts(&self.workers, &self.loads, self.flows_max),
             tasks: self.tasks.status(),
             draining: *self.draining.borrow(),
+            state_expired: self.known.borrow().as_ref().is_some_and(|known| known.origin == Origin::Expired),
         }
     }
 

@@ -40,6 +40,11 @@ pub use workers::WorkerLoads;
 const READY: MetricFamily = MetricFamily::gauge("sluice_ready", "", "1 once every worker forwards by a complete state.");
 const DRAINING: MetricFamily = MetricFamily::gauge("sluice_draining", "", "1 while the gateway is drained or stops.");
 const CONNECTED: MetricFamily = MetricFamily::gauge("sluice_controller_connected", "", "1 while a controller is connected.");
+const STATE_EXPIRED: MetricFamily = MetricFamily::gauge(
+    "sluice_state_expired",
+    "",
+    "1 while no controller has confirmed the state for longer than maxStateAge: only nodes are used of it.",
+);
 const GENERATION: MetricFamily =
     MetricFamily::gauge("sluice_snapshot_generation", "", "Counter of the newest state that every worker forwards by.");
 const TASK_RESTARTS: MetricFamily =
@@ -138,6 +143,7 @@ impl Collector for GatewayPages {
         writer.gauge(&READY, u64::from(sources.served.borrow().ready))?;
         writer.gauge(&DRAINING, u64::from(*sources.draining.borrow() || self.leaving.is_cancelled()))?;
         writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;
+        writer.gauge(&STATE_EXPIRED, u64::from(sources.status().state_expired))?;
         writer.gauge(&GENERATION, sources.reached.borrow().as_ref().map_or(0, |generation| generation.counter))?;
         election::write(&mut writer, &sources.election.borrow())?;
         replication::write(&mut writer, &self.exchange)?;

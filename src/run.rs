@@ -55,7 +55,7 @@ use crate::agent::flow_records;
 use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
 use crate::agent::inquiries::Inquiries;
 use crate::agent::persist::directories::{StateDirs, create_private};
-use crate::agent::persist::{self, StateFile};
+use crate::agent::persist::{self, StateFile, ageing};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
@@ -490,9 +490,12 @@ fn supervise_state(
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
+    let file = StateFile::new(dirs.clone());
+    let (inputs, max_age) = ((file.clone(), channels.known.clone(), channels.connected.subscribe()), settings.max_state_age);
+    supervisor.run("state age", inputs, move |(file, known, connected)| ageing::run(file, known, connected, max_age));
+
     let progress = (channels.connected.subscribe(), channels.reached.subscribe());
-    let (file, current) = (StateFile::new(dirs.clone()), (channels.known.subscribe(), channels.draining.subscribe()));
-    let inputs = (file, current, progress, channels.stored.clone());
+    let inputs = (file, (channels.known.subscribe(), channels.draining.subscribe()), progress, channels.stored.clone());
     supervisor.run("persist", inputs, |(file, current, progress, stored)| persist::run(file, current, progress, stored));
 
     if let Some(zone) = settings.zone.clone() {

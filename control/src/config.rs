@@ -24,4 +24,3 @@ pub use objects::scalar;
 pub use pools::LocatedRange;
 pub use problem::{Invalid, Located, Location, Problem};
 pub use section::{Field, Reader, Section, alternatives};
-pub use selector::is_label_value;

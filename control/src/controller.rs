@@ -4,9 +4,9 @@
 //! Invariant: nothing is planned before the source has listed all Services and slices once, and no later error
 //! withdraws an address or a Service.
 //!
-//! Invariant: of several replicas on one cluster only the leader watches, plans and writes, and its work ends before
-//! another one may begin (`kubernetes::lease`). A new leader lists every object before it plans and adopts what its
-//! predecessor wrote. Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`,
+//! Invariant: of several replicas on one cluster only the leader plans and writes, and its work ends before another one may
+//! begin (`kubernetes::lease`). All of them watch, so that a new leader lists nothing; it plans once it has seen what its
+//! predecessor wrote, and adopts that. Deliberately not here: election (`kubernetes::lease`), and the decisions of each step (`plan`,
 //! `status`, `gateways`).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::ServiceStatus;
 use proto::{GroupKey, KEY_BYTES, ServiceName};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +38,7 @@ use crate::kubernetes::activity::ApiActivity;
 use crate::kubernetes::lease::election;
 use crate::kubernetes::lease::{Leadership, LeaseCandidate};
 use crate::kubernetes::recorder::Recorder;
-use crate::kubernetes::{self, Cluster, EventWriter, StatusWriter};
+use crate::kubernetes::{self, Cluster, EventWriter, Following, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::status::fleet_notes::{self, GatewayUids};
 use crate::status::pools::{self, PoolsReport};
@@ -49,9 +49,11 @@ use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 use debounce::CHANGES_WAITING_MAX;
 use planner::{Planner, Shared};
+use watched_world::WatchedWorld;
 
 mod debounce;
 mod planner;
+mod watched_world;
 
 /// Why a controller did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -200,7 +202,9 @@ fn begin(
             tasks.spawn(async move {
                 let mut steps = JoinSet::new();
                 let (may_forget, reread) = (files.may_forget(), Arc::clone(&work.reread));
-                let changes = work.start(&mut steps, epoch, StatusSink::Files(files));
+                let (changes, received) = mpsc::channel(CHANGES_WAITING_MAX);
+                let world = Arc::new(Mutex::new(WatchedWorld::new(received)));
+                work.start(&mut steps, epoch, StatusSink::Files(files), (&world, &changes)).await;
                 steps.spawn(async move { Ok(manifests::follow(dir, adopted, may_forget, reread, changes).await?) });
                 first_to_end(&mut steps, &stop).await
             });
@@ -275,8 +279,15 @@ struct Work {
 
 impl Work {
     /// Starts to plan for incoming changes and to write statuses to `sink`.
-    fn start(&self, steps: &mut Tasks, epoch: String, sink: StatusSink) -> mpsc::Sender<Change> {
-        let (sender, changes) = mpsc::channel(CHANGES_WAITING_MAX);
+    async fn start(
+        &self,
+        steps: &mut Tasks,
+        epoch: String,
+        sink: StatusSink,
+        (world, sender): (&Arc<Mutex<WatchedWorld>>, &mpsc::Sender<Change>),
+    ) {
+        // Before any task of this term sends a change.
+        world.lock().await.begin_term();
         let (statuses, statuses_seen) = watch::channel(None);
         let shared = self.shared.clone();
         let (editor, to_plan) = (self.editor.clone(), sender.clone());
@@ -300,8 +311,11 @@ impl Work {
         steps.spawn(fleet_notes::record(gateways, statuses_seen.clone(), self.gateway_uids.subscribe(), recorder).map(Ok));
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(write_statuses(statuses_seen, gateways, sink, recorder).map(Ok));
-        steps.spawn(Planner { shared, epoch, statuses }.run(changes).map(Ok));
-        sender
+        let world = Arc::clone(world);
+        steps.spawn(async move {
+            Planner { shared, epoch, statuses }.run(&mut *world.lock().await).await;
+            Ok(())
+        });
     }
 }
 
@@ -312,18 +326,26 @@ async fn lead(
     mut leadership: watch::Receiver<Leadership>,
     shutdown: &CancellationToken,
 ) -> Result<(), ControllerError> {
+    let (changes, received) = mpsc::channel(CHANGES_WAITING_MAX);
+    let world = Arc::new(Mutex::new(WatchedWorld::new(received)));
+    let following = Following::new(Arc::clone(cluster), changes.clone());
+    // Ends with the process: the objects are watched in every role.
+    let mut watches = Tasks::new();
+    watches.spawn(kubernetes::follow(Arc::clone(&following)).map(Ok));
     loop {
         let now = leadership.borrow_and_update().clone();
         let mut steps = Tasks::new();
         if let Leadership::Leading { epoch } = &now {
             let writer = Arc::new(StatusWriter::new(Arc::clone(&work.shared.recorder)));
             work.status_writer.send_replace(Some(Arc::clone(&writer)));
-            let changes = work.start(&mut steps, epoch.clone(), StatusSink::Kubernetes(Arc::clone(&writer)));
+            let sink = StatusSink::Kubernetes(Arc::clone(&writer));
+            work.start(&mut steps, epoch.clone(), sink, (&world, &changes)).await;
+            let (changes, following) = (changes.clone(), Arc::clone(&following));
             let (cluster, recorder, pools) =
                 (Arc::clone(cluster), Arc::clone(&work.shared.recorder), work.shared.pools.subscribe());
             let (group, gateways, states) =
                 (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
-            let uids = work.gateway_uids.clone();
+            let (uids, pool_gateways) = (work.gateway_uids.clone(), gateways.clone());
             steps.spawn(async move {
                 let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids, changes.clone());
                 let events = async {
@@ -331,8 +353,14 @@ async fn lead(
                         events.run(&cluster).await;
                     }
                 };
-                let pools = pools::write_pools(&cluster, pools);
-                tokio::join!(kubernetes::follow(Arc::clone(&cluster), changes), writer.run(&cluster), pools, events, fleet);
+                let pools = pools::write_pools(&cluster, pools, pool_gateways);
+                tokio::join!(following.begin_term(), writer.run(&cluster), pools, events, fleet);
+                Ok(())
+            });
+        } else {
+            let (world, recorder) = (Arc::clone(&world), Arc::clone(&work.shared.recorder));
+            steps.spawn(async move {
+                world.lock().await.keep_current(&recorder).await;
                 Ok(())
             });
         }
@@ -342,6 +370,7 @@ async fn lead(
             changed = stays => changed.is_err(),
             () = shutdown.cancelled() => true,
             Some(ended) = steps.join_next() => return ended?,
+            Some(ended) = watches.join_next() => return ended?,
         };
         // Nothing is written after this.
         steps.shutdown().await;

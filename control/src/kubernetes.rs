@@ -24,4 +24,4 @@ pub use events::{EventWriter, REPEATED_AFTER};
 pub(crate) use rate_limit::RateLimit;
 pub use status_patch::{PatchOutcome, StatusError, patch};
 pub use status_writer::StatusWriter;
-pub use watch::follow;
+pub use watch::{Following, WatchedGateways, follow};

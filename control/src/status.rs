@@ -9,7 +9,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::Timestamp;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -126,12 +125,6 @@ fn waiting<T>(work: impl FnOnce() -> T) -> T {
         RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
         _ => work(),
     }
-}
-
-/// A time in seconds since 1970 as RFC 3339.
-fn text_of_time(since_epoch_s: u64) -> String {
-    let seconds = i64::try_from(since_epoch_s).unwrap_or(i64::MAX);
-    Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 /// The result of a write. It is accepted even if its answer cannot be decoded; an answer with one of `settled_codes`

@@ -56,6 +56,9 @@ pub struct Revisions {
 /// Label with the name of a namespace, which the API server sets.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// Maximum number of notes that a replica keeps which does not lead.
+const KEPT_NOTES_MAX: usize = 1024;
+
 /// The objects.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -139,6 +142,24 @@ impl World {
         let objects_known =
             self.services_known && self.slices_known && self.nodes_known && self.namespaces_known && self.pools_known;
         objects_known && self.gateways_known && self.overrides_known && self.checkpoint_known
+    }
+
+    /// Begins a term of leadership: what a leader reads for itself is unknown.
+    pub fn begin_term(&mut self) {
+        (self.gateways_known, self.checkpoint_known, self.overrides_known) = (false, false, false);
+        self.forget_what_only_plans_need();
+    }
+
+    /// Forgets what is kept for the next plan, of a replica that makes none. The newest notes on objects
+    /// stay: a new leader records them.
+    pub fn forget_what_only_plans_need(&mut self) {
+        for name in std::mem::take(&mut self.deleted_slices) {
+            self.remove_slice(&name);
+        }
+        self.slices_changed = false;
+        if self.notes.len() > KEPT_NOTES_MAX {
+            self.notes.remove(0);
+        }
     }
 
     /// Services that may be ours.

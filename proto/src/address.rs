@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// Transport protocol of a frontend.
@@ -125,6 +126,38 @@ pub enum AddressRangeError {
     /// The first address is above the last.
     #[error("{0:?} is reversed: the first address lies above the last")]
     Reversed(String),
+    /// A CIDR that is not that of a network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+}
+
+/// Errors of a text that is not the CIDR of a network.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NetworkError {
+    /// The text is no CIDR.
+    #[error("expected a CIDR such as 10.0.0.0/8")]
+    Malformed,
+    /// The address has bits beyond the length: either of the two may be wrong.
+    #[error("{found} has bits set beyond /{length}: expected {network} for the network, or {address} for the address", length = .network.prefix_len())]
+    HostBits {
+        /// As it was written.
+        found: IpNet,
+        /// The network of this address and length.
+        network: IpNet,
+        /// The address.
+        address: IpAddr,
+    },
+}
+
+/// Parses the CIDR of a network. One whose address lies within the network is refused, because a typo in the address and
+/// one in the length look the same.
+///
+/// # Errors
+/// If it is none.
+pub fn network(text: &str) -> Result<IpNet, NetworkError> {
+    let found: IpNet = text.parse().map_err(|_| NetworkError::Malformed)?;
+    let network = found.trunc();
+    if found == network { Ok(network) } else { Err(NetworkError::HostBits { found, network, address: found.addr() }) }
 }
 
 impl AddressRange {
@@ -206,7 +239,10 @@ impl FromStr for AddressRange {
             return Self::new(parse(first)?, parse(last)?);
         }
         if text.contains('/') {
-            let net: ipnet::IpNet = text.trim().parse().map_err(|_| malformed())?;
+            let net = match network(text.trim()) {
+                Err(NetworkError::Malformed) => return Err(malformed()),
+                net => net?,
+            };
             return Self::new(net.network(), net.broadcast());
         }
         let address = text.trim().parse().map_err(|_| malformed())?;
@@ -249,6 +285,20 @@ mod tests {
         assert!(matches!("10.0.0.9-::1".parse::<AddressRange>(), Err(AddressRangeError::Families(_))));
         assert!(matches!("10.0.0.300".parse::<AddressRange>(), Err(AddressRangeError::Malformed(_))));
         assert!(matches!("10.0.0.0/33".parse::<AddressRange>(), Err(AddressRangeError::Malformed(_))));
+    }
+
+    #[test]
+    fn a_cidr_with_bits_beyond_its_length_is_refused_with_both_corrections() {
+        for (text, corrections) in [
+            ("198.51.100.129/25", "expected 198.51.100.128/25 for the network, or 198.51.100.129 for the address"),
+            ("2001:db8::1/64", "expected 2001:db8::/64 for the network, or 2001:db8::1 for the address"),
+        ] {
+            let error = network(text).unwrap_err().to_string();
+            assert!(error.contains(corrections), "{error}");
+            assert_eq!(text.parse::<AddressRange>().unwrap_err().to_string(), error);
+        }
+        assert_eq!(network("10.0.0.0/33"), Err(NetworkError::Malformed));
+        assert_eq!(network("192.0.2.1/32").unwrap().to_string(), "192.0.2.1/32");
     }
 
     #[test]

@@ -176,7 +176,7 @@ pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, Convert
         drain_timeout: Duration::from_millis(message.drain_timeout_ms),
         affinity: optional_duration(message.affinity_timeout_ms),
         affinity_scope: if message.affinity_of_service { AffinityScope::Service } else { AffinityScope::Port },
-        source_ranges: message.source_ranges.as_ref().map(source_ranges).transpose()?,
+        source_ranges: message.source_ranges.as_ref().map(|ranges| networks(&ranges.prefixes)).transpose()?,
         idle_timeout: optional_duration(message.idle_timeout_ms),
         local: message.local,
         refusal: message.refusal.map(Refusal::try_from).transpose()?,
@@ -184,18 +184,26 @@ pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, Convert
     })
 }
 
-fn source_ranges_message(ranges: &[IpNet]) -> v1::SourceRanges {
-    let prefix = |net: &IpNet| v1::Prefix { address: address_bytes(net.addr()), length: net.prefix_len().into() };
-    v1::SourceRanges { prefixes: ranges.iter().map(prefix).collect() }
+/// Networks as they are sent.
+#[must_use]
+pub fn prefixes(nets: &[IpNet]) -> Vec<v1::Prefix> {
+    nets.iter().map(|net| v1::Prefix { address: address_bytes(net.addr()), length: net.prefix_len().into() }).collect()
 }
 
-fn source_ranges(message: &v1::SourceRanges) -> Result<Vec<IpNet>, ConvertError> {
-    let prefix = |prefix: &v1::Prefix| {
-        let wrong = || ConvertError::PrefixLength(prefix.length);
-        let length = u8::try_from(prefix.length).map_err(|_| wrong())?;
-        IpNet::new(address(&prefix.address)?, length).map_err(|_| wrong())
+/// Networks as they were received.
+///
+/// # Errors
+/// If one of them is none.
+pub fn networks(prefixes: &[v1::Prefix]) -> Result<Vec<IpNet>, ConvertError> {
+    let network = |prefix: &v1::Prefix| {
+        let length = u8::try_from(prefix.length).map_err(|_| ConvertError::PrefixLength(prefix.length))?;
+        IpNet::new(address(&prefix.address)?, length).map_err(|_| ConvertError::PrefixLength(prefix.length))
     };
-    message.prefixes.iter().map(prefix).collect()
+    prefixes.iter().map(network).collect()
+}
+
+fn source_ranges_message(ranges: &[IpNet]) -> v1::SourceRanges {
+    v1::SourceRanges { prefixes: prefixes(ranges) }
 }
 
 impl From<&HealthCheck> for v1::HealthCheck {

@@ -22,7 +22,7 @@ pub mod message_parts;
 #[cfg(feature = "grpc")]
 pub mod v1;
 
-pub use address::{AddressRange, AddressRangeError, Family, ParseProtocolError, Protocol, endpoint};
+pub use address::{AddressRange, AddressRangeError, Family, NetworkError, ParseProtocolError, Protocol, endpoint, network};
 pub use bgp::{AggregationError, Community, CommunityError, PoolBgp};
 pub use fleet::{
     Arbitration, FleetPartner, FleetStatus, GatewayProfile, GroupClaims, GroupKey, KEY_BYTES, LimitKind, LinkEdge, Member,

@@ -82,9 +82,9 @@ pub enum Origin {
     /// An earlier process stored it on disk. Pod addresses may belong to other pods by now, so a backend of target
     /// `endpoint` must pass one probe before it is used (CONTROL section 2).
     Disk,
-    /// The same, but not confirmed as current for longer than key `maxStateAge`: a pod address may belong to any pod.
-    /// Only targets `node` are used (CONTROL section 7).
-    OldDisk,
+    /// It was not confirmed as current for longer than key `maxStateAge`, on disk or while this process ran without a
+    /// controller: a pod address may belong to any pod. Only targets `node` are used (CONTROL section 7).
+    Expired,
 }
 
 impl Origin {

@@ -14,7 +14,7 @@ mod report;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::config::settings::CertificateFiles;
@@ -51,6 +51,10 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
 /// first.
 const BACKOFF_REFUSED: ExponentialBuilder = BACKOFF.with_max_delay(LONGEST_DELAY_REFUSED);
 const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
+
+/// How long the address of a leader that could not be reached is not dialled again. It may be that of a Pod in a network that
+/// this machine does not reach, and each attempt takes seconds; another URL leads to the leader by chance.
+const UNREACHED_LEADER_FOR: Duration = Duration::from_secs(60);
 
 /// The controllers, and the identity of the gateway.
 #[derive(Clone, Debug)]
@@ -171,6 +175,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     let mut logged = String::new();
     let mut configured = settings.urls.iter().cycle();
     let mut leader: Option<ControllerUrl> = None;
+    let mut unreached: Option<(ControllerUrl, Instant)> = None;
     let mut lacks_membership = false;
     let mut of_all_streams = JoinSet::new();
     if let Some(contender) = channels.contender.clone() {
@@ -181,7 +186,13 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         let is_led_there = leader.is_some();
         let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
         let Err(error) = follow(&url, &settings, &channels, &mut received, (&mut backoffs, &mut lacks_membership)).await;
-        leader = error.leader().filter(|_| !is_led_there && settings.certificates.is_some());
+        if is_led_there && matches!(error, StreamError::Connect { .. }) {
+            unreached = Some((url, Instant::now()));
+        }
+        let is_unreached = |url: &ControllerUrl| {
+            unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
+        };
+        leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
         if channels.connected.send_replace(false) {
             logged.clear();
         }

@@ -6,11 +6,12 @@
 //! aside with an error in the log and not used. Deliberately not here: which parts of a loaded state may be used
 //! (`usable`).
 
+pub mod ageing;
 pub mod directories;
 pub mod sealed;
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,11 +130,24 @@ impl StateFile {
             Age::OfThisBoot(age) | Age::ByTimeOfDay(age) if age > max_age => {
                 let (age_s, max_age_s) = (age.as_secs(), max_age.as_secs());
                 tracing::warn!(path = %path.display(), age_s, max_age_s, "the state on disk is older than `maxStateAge`: only nodes are used of it");
-                Origin::OldDisk
+                Origin::Expired
             }
             Age::OfThisBoot(_) | Age::ByTimeOfDay(_) => Origin::Disk,
         };
         Ok(Some(KnownBefore { known: GatewayState { state: Arc::new(state), origin }, draining }))
+    }
+
+    /// When the newest file was written, if there is one.
+    #[must_use]
+    pub fn written(&self) -> Option<Moment> {
+        let now = Moment::now();
+        let head = |path: PathBuf| {
+            let mut head = Vec::new();
+            let limit = u64::try_from(sealed::HEAD_BYTES).unwrap_or(u64::MAX);
+            fs::File::open(path).ok()?.take(limit).read_to_end(&mut head).ok()?;
+            sealed::written(FORMAT, &head)
+        };
+        self.dirs.paths(STATE).filter_map(head).reduce(|one, other| if now.is_newer(&other, &one) { other } else { one })
     }
 
     /// The state to start from before a controller is connected: that on disk, or none, with the reason in the log.
@@ -340,7 +354,7 @@ mod tests {
     fn an_expired_file_is_refused_a_newer_one_and_one_from_the_future_are_used() {
         let (_dir, file, state, _) = saved();
         let known = |origin| Some(with(&state, origin, false));
-        assert_eq!(file.load(rebooted(86_401), DAY).unwrap(), known(Origin::OldDisk));
+        assert_eq!(file.load(rebooted(86_401), DAY).unwrap(), known(Origin::Expired));
         let earlier = Moment { time_of_day: rebooted(0).time_of_day - 3 * DAY, ..rebooted(0) };
         assert_eq!(file.load(earlier, DAY).unwrap(), known(Origin::Disk));
     }
@@ -350,7 +364,7 @@ mod tests {
         let (_dir, file, state, _) = saved();
         let known = |origin| Some(with(&state, origin, false));
         assert_eq!(file.load(moment(1, 1002, 400 * 86_400), DAY).unwrap(), known(Origin::Disk));
-        assert_eq!(file.load(moment(1, 1000 + 86_401, 0), DAY).unwrap(), known(Origin::OldDisk), "although the clock stood");
+        assert_eq!(file.load(moment(1, 1000 + 86_401, 0), DAY).unwrap(), known(Origin::Expired), "although the clock stood");
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use dataplane::Snapshot;
 use dataplane::snapshot::{RemovedBackends, ServiceView, TargetUse, Views};
+use ipnet::IpNet;
 
 /// The part of a snapshot that operators see.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +19,8 @@ pub struct Served {
     pub removed: RemovedBackends,
     /// How much of the room for backends and their targets is held.
     pub target_use: TargetUse,
+    /// The networks in which it can answer ARP and NDP.
+    pub prefixes: Arc<[IpNet]>,
 }
 
 impl From<&Snapshot> for Served {
@@ -26,6 +30,7 @@ impl From<&Snapshot> for Served {
             services: snapshot.services().clone(),
             removed: snapshot.removed().clone(),
             target_use: snapshot.target_use(),
+            prefixes: Arc::clone(snapshot.prefixes()),
         }
     }
 }

@@ -52,7 +52,7 @@ mod tests {
         let from = |origin| usable(&GatewayState { state: Arc::clone(&held), origin }, &health);
         assert!(Arc::ptr_eq(&from(Origin::Controller), &held));
         assert!(Arc::ptr_eq(&from(Origin::LastProcess), &held));
-        assert!(from(Origin::OldDisk).services[&ServiceName::new("default", "web")].ports[0].backends.is_empty());
+        assert!(from(Origin::Expired).services[&ServiceName::new("default", "web")].ports[0].backends.is_empty());
         let left = &from(Origin::Disk).services[&ServiceName::new("default", "web")].ports[0].backends;
         assert_eq!(left.iter().map(|b| b.address.to_string()).collect::<Vec<_>>(), ["10.0.0.2:80", "10.0.0.3:80"]);
     }
@@ -62,7 +62,7 @@ mod tests {
         let mut to_node = Service::clone(&service("web", &["10.0.0.1:30080"]));
         to_node.target = Target::Node;
         let held = Arc::new(state("e", 1, &[Arc::new(to_node)]));
-        for origin in [Origin::Disk, Origin::OldDisk] {
+        for origin in [Origin::Disk, Origin::Expired] {
             let known = GatewayState { state: Arc::clone(&held), origin };
             assert_eq!(usable(&known, &Health::default()), held);
         }

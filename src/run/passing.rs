@@ -165,7 +165,7 @@ mod tests {
             |flows: Option<&SavedFlows>, origin| known_after(flows, GatewayState { state: Arc::default(), origin }).origin;
         let (just_ended, later) = (RESTART_WITHIN, RESTART_WITHIN + Duration::from_secs(1));
         assert_eq!(origin(Some(&flows(true, just_ended)), Origin::Disk), Origin::LastProcess);
-        assert_eq!(origin(Some(&flows(true, just_ended)), Origin::OldDisk), Origin::OldDisk);
+        assert_eq!(origin(Some(&flows(true, just_ended)), Origin::Expired), Origin::Expired);
         assert_eq!(origin(Some(&flows(true, later)), Origin::Disk), Origin::Disk);
         assert_eq!(origin(Some(&flows(false, just_ended)), Origin::Disk), Origin::Disk);
         assert_eq!(origin(None, Origin::Disk), Origin::Disk);

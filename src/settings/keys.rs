@@ -4,11 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use control::config::{Field, Located, Section, is_label_value};
+use control::config::scalar::is_label_value;
+use control::config::{Field, Located, Section};
 use dataplane::flow::{SNAT_ADDRESSES_MAX, TARGETS_MAX};
 use dataplane::workers::WORKERS_MAX;
 use dataplane::{FlowLimits, GUE_PORT, Neighbour, Route};
 use ipnet::IpNet;
+use proto::NetworkError;
 use serde::Serialize;
 
 use super::links::{self, LocatedLink};
@@ -163,8 +165,14 @@ pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[LocatedPort]) 
     let own: Vec<IpAddr> = ports.iter().flat_map(|port| &port.settings.addresses).map(IpNet::addr).collect();
     let mut addresses = Vec::new();
     for item in top.items("nodePortAddresses", "addresses or CIDRs") {
-        let net_of = |text: &str| text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
-        let Some(net) = item.parse("an address or a CIDR", net_of) else { continue };
+        let net_of = |text: &str| match text.parse::<IpAddr>() {
+            Ok(address) => Ok(IpNet::from(address)),
+            Err(_) => proto::network(text).map_err(|error| match error {
+                NetworkError::Malformed => "expected an address or a CIDR".to_owned(),
+                error @ NetworkError::HostBits { .. } => error.to_string(),
+            }),
+        };
+        let Some(net) = item.try_parse("an address or a CIDR", net_of) else { continue };
         let matching: Vec<_> = own.iter().filter(|address| net.contains(*address)).collect();
         if matching.is_empty() {
             item.problem(format!("found {net}, which holds no port's address; node ports are served on `ports[].addresses`"));
@@ -267,7 +275,7 @@ pub(super) fn fixed_network(
 fn route(item: &Field<'_>, ports: &[LocatedPort], links: &[LocatedLink]) -> Option<Route> {
     let mut section = item.section();
     let expected = "a CIDR such as 0.0.0.0/0";
-    let to = section.parse_required("to", expected, |text| text.parse().ok().map(|net: IpNet| net.trunc()));
+    let to = section.required("to", expected).and_then(|field| field.try_parse(expected, proto::network));
     let via_field = section.field("via");
     let via = via_field.as_ref().and_then(|field| field.parse("the address of a next hop", port::host));
     let link = links::link_of(&mut section, ports, links);

@@ -119,7 +119,7 @@ fn the_engine_gets_the_devices_ethernet_addresses_unless_configured() {
 #[test]
 fn static_routes_and_neighbours_name_ports() {
     let text = format!(
-        "{BASE}static:\n  routes: [{{to: 10.1.2.3/8, port: cluster}}]\n  neighbours: [{{address: 10.0.0.9, mac: '02:00:00:00:00:09', port: cluster}}]\n"
+        "{BASE}static:\n  routes: [{{to: 10.0.0.0/8, port: cluster}}]\n  neighbours: [{{address: 10.0.0.9, mac: '02:00:00:00:00:09', port: cluster}}]\n"
     );
     let network = read(&text).unwrap().fixed_network();
     assert_eq!(network.routes, [Route { to: "10.0.0.0/8".parse().unwrap(), via: None, link: PortIndex(1).into(), weight: 1 }]);
@@ -503,6 +503,8 @@ fn keys_must_agree_with_each_other() {
             "the next hop of `static.routes[0]`",
         ),
         ("nodePortAddresses: [192.0.2.3]".into(), "found 192.0.2.3/32, which holds no port's address"),
+        ("nodePortAddresses: [192.0.2.7/24]".into(), "expected 192.0.2.0/24 for the network, or 192.0.2.7 for the address"),
+        ("static: {routes: [{to: 10.1.2.3/8, port: cluster}]}".into(), "expected 10.0.0.0/8 for the network"),
         ("nodePortAddresses: [192.0.2.2, 192.0.2.0/24]".into(), "found 192.0.2.2 a second time"),
         ("workers: {cores: [1, 1]}".into(), "found core 1 a second time"),
         (format!("workers: {{cores: {:?}}}", (0..65).collect::<Vec<_>>()), "found 65 cores, expected at most 64"),

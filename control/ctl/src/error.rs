@@ -68,7 +68,7 @@ impl CtlError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Routing(RoutingError::NoState(_)) => 1,
+            Self::Routing(RoutingError::NoState(_) | RoutingError::Lags { .. }) => 1,
             Self::Convert(_) | Self::Routing(_) | Self::Filter(_) | Self::Input(..) => 2,
             Self::Client(error) if error.is_usage() => 2,
             _ => 1,

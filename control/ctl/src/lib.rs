@@ -84,7 +84,13 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Config { daemon } => {
             let text = match daemon {
                 None => ask_config(server).await?.yaml,
-                Some(daemon) => routing_configuration(server, daemon).await?,
+                Some(daemon) => {
+                    let text = routing_configuration(server, daemon).await?;
+                    if let Some(file) = daemon.checked_file() {
+                        return Ok(routing::check(file, &read(file)?, &text)?);
+                    }
+                    text
+                }
             };
             Ok(write!(out, "{text}")?)
         }

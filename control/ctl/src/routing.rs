@@ -9,6 +9,7 @@ mod bird;
 mod frr;
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use ipnet::IpNet;
@@ -58,6 +59,19 @@ pub enum RoutingError {
     /// Two next hops of one family.
     #[error("found next hops {0} and {1}, expected one for each family")]
     TwoNextHops(IpAddr, IpAddr),
+    /// The daemon uses another configuration.
+    #[error(
+        "{} is not what this command prints now: found {found}, expected {expected}; write the file again with the same options \
+         and without --check, and have the daemon read it", file.display()
+    )]
+    Lags {
+        /// The file.
+        file: PathBuf,
+        /// Its first line that differs.
+        found: String,
+        /// The line in its place.
+        expected: String,
+    },
     /// There is no router ID.
     #[error("no port of the gateway has an IPv4 address that could be the router ID: add --router-id IPV4")]
     NoRouterId,
@@ -120,6 +134,28 @@ pub(super) fn configuration(daemon: &RoutingDaemon, config: v1::GetConfigRespons
     }
 }
 
+impl RoutingDaemon {
+    /// The file that the configuration is compared with.
+    pub(super) fn checked_file(&self) -> Option<&Path> {
+        let (Self::Bird(bgp) | Self::Frr(bgp)) = self;
+        bgp.check.as_deref()
+    }
+}
+
+/// Compares the file that a daemon uses with the configuration that it should use. Comments, empty lines and blanks at the
+/// ends of lines do not count.
+pub(super) fn check(file: &Path, used: &str, wanted: &str) -> Result<(), RoutingError> {
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().map(str::trim_end).filter(|line| !line.trim().is_empty() && !line.starts_with(['#', '!']));
+        lines.map(str::to_owned).collect()
+    };
+    let (used, wanted) = (lines(used), lines(wanted));
+    let differs = used.iter().zip(&wanted).position(|(used, wanted)| used != wanted);
+    let Some(at) = differs.or((used.len() != wanted.len()).then(|| used.len().min(wanted.len()))) else { return Ok(()) };
+    let line = |lines: &[String]| lines.get(at).map_or_else(|| "no further line".to_owned(), |line| format!("`{}`", line.trim()));
+    Err(RoutingError::Lags { file: file.to_owned(), found: line(&used), expected: line(&wanted) })
+}
+
 /// A line about the pools that the configuration was written for.
 fn routed_pools(pools: &[Pool]) -> String {
     let routed = pools.iter().filter(|pool| pool.announce == Announce::Routed);
@@ -157,6 +193,25 @@ mod tests {
 
     const OWN: &str = "announce: {routeTable: 151, routeProtocol: 99, withoutBackends: withdraw}\n";
     const MAIN: &str = "announce: {routeTable: 254, routeProtocol: 150, withoutBackends: withdraw}\n";
+
+    #[test]
+    fn a_file_that_was_written_before_a_change_of_a_pool_is_told() {
+        let range = "203.0.113.0-203.0.113.255".parse().unwrap();
+        let bgp = PoolBgp { med: Some(7), ..PoolBgp::default() };
+        let pool = Pool { name: "far".to_owned(), ranges: vec![range], announce: Announce::Routed, bgp };
+        for daemon in ["bird", "frr"] {
+            let line = format!("{daemon} --local-as 64512 --peer 192.0.2.1=64513");
+            let before = printed(MAIN, &line).unwrap();
+            let now = printed_with(MAIN, vec![v1::Pool::from(&pool)], &line).unwrap();
+            let file = Path::new("/etc/daemon.conf");
+            assert!(check(file, &now, &now).is_ok());
+            let with_remarks = format!("# written by hand\n! a remark\n\n{}", now.replace('\n', "  \n"));
+            assert!(check(file, &with_remarks, &now).is_ok(), "{daemon}");
+            let error = check(file, &before, &now).unwrap_err().to_string();
+            assert!(error.contains("/etc/daemon.conf is not what this command prints now"), "{error}");
+            assert!(check(file, &now[..now.len() / 2], &now).is_err() && check(file, "", &now).is_err());
+        }
+    }
 
     #[test]
     fn bird_reads_the_table_and_protocol_of_the_gateway() {

@@ -227,7 +227,7 @@ impl Row for v1::EventStatus {
 }
 
 impl Row for v1::PoolStatus {
-    const TITLES: &'static [&'static str] = &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT"];
+    const TITLES: &'static [&'static str] = &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT", "UNANNOUNCED-BY"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_pools(v1::ListPoolsRequest {}).await?.into_inner().pools, Vec::new()))

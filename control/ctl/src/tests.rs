@@ -301,7 +301,7 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "pools -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     let pool = serde_json::json!({"name": "default", "addresses": ["192.0.2.0/24", "2001:db8::/64"],
-        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": ""});
+        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": "", "unannounced_by": []});
     assert_eq!(parsed[0], pool);
     let (out, _) = printed(Canned::default(), "overrides -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();

@@ -57,6 +57,8 @@ pub struct BgpSpec {
     version = "v1beta1",
     kind = "AddressPool",
     plural = "addresspools",
+    shortname = "apool",
+    doc = "Addresses that sluice gives to Services of type LoadBalancer.",
     status = "AddressPoolStatus",
     derive = "PartialEq",
     printcolumn = r#"{"name": "ADDRESSES", "type": "string", "jsonPath": ".spec.addresses"}"#,
@@ -136,7 +138,8 @@ pub struct AddressPoolStatus {
     /// Available addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,
-    /// `Conflict`: the pool is not used, for the reason in the message. `Exhausted`: no address is available.
+    /// `Conflict`: the pool is not used, for the reason in the message. `Exhausted`: no address is available. `Announceable`, of
+    /// l2 pools: every gateway can answer ARP and NDP for the addresses; the message names those that cannot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
@@ -149,6 +152,8 @@ pub struct AddressPoolStatus {
     version = "v1beta1",
     kind = "EdgeGateway",
     plural = "edgegateways",
+    shortname = "edgegw",
+    doc = "A gateway of a sluice installation, as its controller last saw it. Only the controller writes it.",
     status = "EdgeGatewayStatus",
     printcolumn = r#"{"name": "GROUP", "type": "string", "jsonPath": ".spec.group"}"#,
     printcolumn = r#"{"name": "READY", "type": "string", "jsonPath": ".status.ready"}"#,
@@ -275,6 +280,21 @@ mod tests {
         let text = definitions().unwrap();
         let formats = text.lines().filter_map(|line| line.trim().strip_prefix("format: "));
         assert!(formats.clone().count() > 2 && formats.clone().all(|format| ["int32", "int64", "date-time"].contains(&format)));
+    }
+
+    #[test]
+    fn both_kinds_have_descriptions_and_short_names() {
+        for (definition, short) in [(AddressPool::crd(), "apool"), (EdgeGateway::crd(), "edgegw")] {
+            assert_eq!(definition.spec.names.short_names, Some(vec![short.to_owned()]));
+            let schema = definition.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
+            let description = schema.description.unwrap_or_default();
+            assert!(description.contains("sluice") && !description.contains("Auto-generated"), "{description}");
+            let undescribed = |part: &str| -> Vec<String> {
+                let fields = schema.properties.as_ref().unwrap()[part].properties.clone().unwrap();
+                fields.into_iter().filter(|(_, field)| field.description.is_none()).map(|(name, _)| name).collect()
+            };
+            assert_eq!([undescribed("spec"), undescribed("status")], [Vec::<String>::new(), Vec::new()]);
+        }
     }
 
     /// After a change of a kind: `sluice-controller crds > deploy/crds.yaml`.

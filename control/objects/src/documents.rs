@@ -134,22 +134,33 @@ pub struct DocumentText {
 }
 
 /// Splits a text at document markers, which end a document everywhere, so that a search by lines suffices. Lines before
-/// a document are left blank, so that positions in it are those of the file.
+/// a document are left blank, so that positions in it are those of the file. A document may begin on the line of its
+/// marker, as in `--- {kind: List}`.
 pub fn split(text: &str) -> Vec<DocumentText> {
     let mut parts = vec![DocumentText { text: String::new(), first_line: 1 }];
     for (index, line) in (1u64..).zip(text.lines()) {
-        let ends = line == "---" || line == "..." || line.starts_with("--- ");
-        if ends {
-            let blank = "\n".repeat(usize::try_from(index).unwrap_or_default());
-            parts.push(DocumentText { text: blank, first_line: index + 1 });
+        let after = |marker| line.strip_prefix(marker).filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
+        if let Some(rest) = after("---").or_else(|| after("...")) {
+            let has_content = line.starts_with("---") && !is_blank(rest);
+            let before = if has_content { index - 1 } else { index };
+            let mut text = "\n".repeat(usize::try_from(before).unwrap_or_default());
+            if has_content {
+                text.push_str(line);
+                text.push('\n');
+            }
+            parts.push(DocumentText { text, first_line: before + 1 });
         } else if let Some(part) = parts.last_mut() {
             part.text.push_str(line);
             part.text.push('\n');
         }
     }
-    let is_empty = |line: &str| line.trim().is_empty() || line.trim_start().starts_with('#') || line.starts_with('%');
-    parts.retain(|part| !part.text.lines().all(is_empty));
+    parts.retain(|part| !part.text.lines().all(|line| is_blank(line) || line.starts_with('%')));
     parts
+}
+
+/// Whether a line, or the rest of one, is empty or a comment.
+fn is_blank(line: &str) -> bool {
+    line.trim().is_empty() || line.trim_start().starts_with('#')
 }
 
 fn document(written: Written<'_>, header: &Header) -> Result<Document, DocumentError> {
@@ -317,6 +328,27 @@ mod tests {
         assert!(misspelt[1].notes[0].contains("field adressType is unknown"), "{misspelt:?}");
         assert!(documents("apiVersion: v1\nkind: List\n").unwrap().is_empty());
         assert!(documents("apiVersion: v1\nkind: List\nitems: [{kind: Service}]\n").unwrap_err().message.contains("apiVersion"));
+    }
+
+    #[test]
+    fn a_document_that_begins_on_the_line_of_its_marker_is_read() {
+        let pool = |name: &str| {
+            format!(
+                "{{apiVersion: sluice.dev/v1beta1, kind: AddressPool, metadata: {{name: {name}}}, spec: {{addresses: [192.0.2.1]}}}}"
+            )
+        };
+        let text = format!("--- {}\n--- # a comment\n{SERVICE}---\t{}\n... # the end\n--- # nothing\n", pool("a"), pool("b"));
+        let names = |text: &str| -> Vec<String> {
+            let read = documents(text).unwrap();
+            read.iter().map(|document| document.object.as_ref().unwrap().0.name.clone()).collect()
+        };
+        assert_eq!(names(&text), ["a", "web", "b"]);
+        assert_eq!(names(&format!("--- # {}\n{SERVICE}", pool("none"))), ["web"]);
+        let error = documents(&format!("{SERVICE}--- {{kind: [}}\n")).unwrap_err();
+        let lines = u64::try_from(SERVICE.lines().count()).unwrap();
+        assert_eq!((error.number, error.line), (2, lines + 1), "{error}");
+        let dashes = documents("apiVersion: v1\nkind: Service\nmetadata: {name: ---a}\n");
+        assert!(dashes.is_err_and(|error| error.message.contains("metadata.name")), "no marker within a line");
     }
 
     #[test]

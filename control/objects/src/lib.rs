@@ -16,6 +16,7 @@ pub mod scalar;
 pub mod service;
 pub mod spelling;
 pub mod status;
+pub mod text;
 mod used;
 
 pub use endpoint_slice::{EndpointSpec, ReadSlice, SliceError, SlicePort, SliceSpec};

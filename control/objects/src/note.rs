@@ -6,6 +6,8 @@
 
 use proto::{LimitKind, Reason, ServiceName};
 
+use crate::text::cut_chars;
+
 /// Maximum length of a message, in characters: an Event accepts 1,024 bytes.
 pub const TEXT_CHARS_MAX: usize = 1_000;
 /// Maximum length of foreign text in a message, in characters.
@@ -14,11 +16,7 @@ const QUOTED_CHARS_MAX: usize = 80;
 /// Quotes and truncates foreign text, so that the rest of the message remains readable.
 #[must_use]
 pub fn quoted(text: &str) -> String {
-    let mut shown: String = text.chars().take(QUOTED_CHARS_MAX).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    format!("{shown:?}")
+    format!("{:?}", cut_chars(text, QUOTED_CHARS_MAX))
 }
 
 /// Limits the number of remarks; the last one has the number of omitted ones.

@@ -11,7 +11,8 @@ use proto::limits::GROUP_BYTES_MAX;
 use proto::{AddressRange, AddressRangeError, AggregationError, Announce, Community, CommunityError, Pool, PoolBgp};
 
 use crate::crd::{self, AddressPool, AddressPoolSpec, AnnounceKind};
-use crate::scalar::{CLASS_EXPECTED, is_class, is_dns_label};
+use crate::scalar::{CLASS_EXPECTED, is_class, is_dns_label, is_label_key, is_label_value};
+use crate::text::cut_chars;
 
 /// Addresses that are unreachable from other machines: "this network", loopback, link-local, multicast, broadcast,
 /// IPv4-mapped (RFC 6890). The rest of the reserved 240.0.0.0/4 is unicast, as in Linux.
@@ -183,6 +184,14 @@ pub enum PoolError {
         /// What is wrong.
         error: String,
     },
+    /// A selector with a key or a value that no label can have.
+    #[error("spec.{field}: {error}")]
+    Label {
+        /// Which field.
+        field: &'static str,
+        /// What is wrong.
+        error: String,
+    },
     /// An invalid class.
     #[error("spec.loadBalancerClass is {0:?}, expected {CLASS_EXPECTED}")]
     Class(String),
@@ -275,7 +284,7 @@ fn bgp(spec: &AddressPoolSpec, ranges: &[AddressRange]) -> Result<PoolBgp, PoolE
     }
     let mut communities: Vec<Community> = Vec::new();
     for (index, text) in written.communities.iter().enumerate() {
-        let found = || text.chars().take(crd::ADDRESS_CHARS_MAX).collect();
+        let found = || cut_chars(text, crd::ADDRESS_CHARS_MAX);
         let community = text.parse().map_err(|error| PoolError::Community { index, found: found(), error })?;
         if communities.contains(&community) {
             return Err(PoolError::CommunityTwice { index, community });
@@ -300,6 +309,22 @@ fn bgp(spec: &AddressPoolSpec, ranges: &[AddressRange]) -> Result<PoolBgp, PoolE
 
 fn selector(field: &'static str, written: Option<&LabelSelector>) -> Result<Selector, PoolError> {
     let Some(written) = written else { return Ok(Selector::default()) };
+    let refused = |error| Err(PoolError::Label { field, error });
+    let labels = written.match_labels.iter().flatten();
+    let keys = labels.clone().map(|(key, _)| key).chain(written.match_expressions.iter().flatten().map(|one| &one.key));
+    if let Some(key) = keys.into_iter().find(|key| !is_label_key(key)) {
+        return refused(format!(
+            "key {:?} is none of a label, so that nothing would ever match; expected one such as team",
+            cut_chars(key, crd::ADDRESS_CHARS_MAX)
+        ));
+    }
+    let listed = written.match_expressions.iter().flatten().flat_map(|one| one.values.iter().flatten());
+    if let Some(value) = labels.map(|(_, value)| value).chain(listed).find(|value| !is_label_value(value)) {
+        return refused(format!(
+            "value {:?} is none of a label; expected letters, digits, `-`, `_` and `.`, at most 63",
+            cut_chars(value, crd::ADDRESS_CHARS_MAX)
+        ));
+    }
     for one in written.match_expressions.iter().flatten() {
         let takes_values = matches!(one.operator.as_str(), "In" | "NotIn");
         let has_values = one.values.as_ref().is_some_and(|values| !values.is_empty());
@@ -375,6 +400,20 @@ mod tests {
             (expression("In", json!([])), "operator In of key a has no values"),
             (expression("Exists", json!(["b"])), "takes no values"),
             (expression("Equals", Value::Null), "spec.namespaceSelector: "),
+            (
+                with("serviceSelector", json!({"matchLabels": {"-team": "a"}})),
+                "spec.serviceSelector: key \"-team\" is none of a label",
+            ),
+            (
+                json!({"addresses": ["192.0.2.1"], "namespaceSelector": {"matchExpressions": [{"key": "a/b/c", "operator": "Exists"}]}}),
+                "spec.namespaceSelector: key \"a/b/c\" is none of a label",
+            ),
+            (expression("In", json!(["b c"])), "spec.namespaceSelector: value \"b c\" is none of a label"),
+            (
+                json!({"addresses": ["198.51.100.129/25"]}),
+                "198.51.100.129/25 has bits set beyond /25: expected 198.51.100.128/25 for the network, or 198.51.100.129 for the address",
+            ),
+            (json!({"addresses": ["2001:db8::1/64"]}), "expected 2001:db8::/64 for the network"),
             (with("priority", json!(65_536)), "spec.priority is 65536, expected 0 to 65535"),
             (with("maxPerNamespace", json!(0)), "spec.maxPerNamespace is 0, expected 1 to 65536"),
             (with("bgp", json!({"med": 1})), "spec.bgp is for pools with `announce: routed`"),

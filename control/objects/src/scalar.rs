@@ -12,6 +12,11 @@ use crate::crd::CLASS_CHARS_MAX;
 /// Bytes of a unix socket path that fit `sockaddr_un` on Linux: 108 with the terminating zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
+/// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
+const LABEL_BYTES_MAX: usize = 63;
+/// Bytes of the prefix of a label's key.
+const LABEL_PREFIX_BYTES_MAX: usize = 253;
+
 /// Units of a duration, largest first, in milliseconds.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
@@ -115,6 +120,23 @@ pub fn is_dns_name(text: &str) -> bool {
 pub fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(a) if a.is_broadcast());
     !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || broadcast)
+}
+
+/// Whether a text is the key of a label: an optional prefix that is a DNS name, a slash, and a name.
+#[must_use]
+pub fn is_label_key(text: &str) -> bool {
+    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    let is_prefix = |prefix: &str| prefix.len() <= LABEL_PREFIX_BYTES_MAX && prefix.split('.').all(|part| is_dns_label(part, 63));
+    prefix.is_none_or(is_prefix) && !name.is_empty() && is_label_value(name)
+}
+
+/// Whether a text is the value of a label: letters, digits, `-`, `_` and `.`, the first and the last a letter or digit; or nothing.
+#[must_use]
+pub fn is_label_value(text: &str) -> bool {
+    let ends = [text.bytes().next(), text.bytes().last()];
+    text.len() <= LABEL_BYTES_MAX
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        && ends.into_iter().flatten().all(|b| b.is_ascii_alphanumeric())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! A token begins with the gateway it continues; the controller keeps nothing between pages. A gateway that does not
 //! answer is named, and the next page goes on with the gateway after it.
 
+use objects::text::listed;
 use proto::v1;
 use proto::v1::{answer::Reply, question::Query};
 use tonic::Status;
@@ -11,6 +12,8 @@ use tonic::Status;
 use super::view::View;
 use crate::gateways::fleet_queries::SilentError;
 
+/// Maximum number of gateways in a message; a group has about a dozen.
+const GATEWAYS_LISTED_MAX: usize = 20;
 /// Between the name of a gateway and its own token; a gateway's name has none.
 const SEPARATOR: char = '/';
 
@@ -24,11 +27,7 @@ fn selected(view: &View, name: &str) -> Result<Vec<String>, Status> {
     if all.iter().any(|one| one == name) {
         return Ok(vec![name.to_owned()]);
     }
-    Err(Status::not_found(format!("no gateway {name:?} is connected; there are: {}", listed(&all))))
-}
-
-fn listed(all: &[String]) -> String {
-    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+    Err(Status::not_found(format!("no gateway {name:?} is connected; there are: {}", listed(&all, GATEWAYS_LISTED_MAX))))
 }
 
 /// A page of the flows of one gateway.
@@ -73,7 +72,10 @@ pub(super) async fn list_flows(view: &View, request: v1::ListFlowsRequest) -> Re
 pub(super) async fn explain(view: &View, request: v1::ExplainRequest) -> Result<v1::Explanation, Status> {
     let names = selected(view, &request.gateway)?;
     if names.len() != 1 {
-        let message = format!("expected `gateway`, the name of one of: {}; ListExplanations asks all of them", listed(&names));
+        let message = format!(
+            "expected `gateway`, the name of one of: {}; ListExplanations asks all of them",
+            listed(&names, GATEWAYS_LISTED_MAX)
+        );
         return Err(Status::failed_precondition(message));
     }
     let v1::ListExplanationsResponse { mut explanations, mut silent } = list_explanations(view, request).await?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use k8s_openapi::jiff::Timestamp;
+use objects::text;
 use proto::{Announce, FleetStatus, Generation, Pool, State, VipElection, v1, vip_group};
 
 use crate::gateways::registry::{Gateway, Gateways};
@@ -58,7 +58,7 @@ fn in_fleet(fleet: &FleetStatus) -> v1::GatewayStatus {
         peer: session.peer.clone(),
         status: session.health.as_str().to_owned(),
         state: session.state.clone(),
-        since: text_of(i64::try_from(session.since_s).unwrap_or(i64::MAX)),
+        since: text::of_time(session.since_s),
     };
     let election = fleet.election.clone().unwrap_or_default();
     let owned_groups: Vec<_> = election.owned_groups().map(u32::from).collect();
@@ -120,17 +120,13 @@ fn vip_row(vip: IpAddr, services: BTreeSet<String>, pools: &[Pool], gateways: &G
 
 /// Formats a time with a precision of one second.
 pub(super) fn written(time: SystemTime) -> String {
-    text_of(seconds(time))
+    text::of_time(u64::try_from(seconds(time)).unwrap_or_default())
 }
 
 /// Seconds since 1970.
 pub(super) fn seconds(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-}
-
-fn text_of(seconds: i64) -> String {
-    Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 #[cfg(test)]

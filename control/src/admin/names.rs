@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use objects::text;
 use proto::convert::service_name;
 use proto::{Service, ServiceName, State};
 
@@ -152,13 +153,7 @@ fn backends<'a>(services: impl IntoIterator<Item = &'a Arc<Service>>) -> impl It
 
 /// Lists the first ones and the number of the others.
 fn listed<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
-    let mut all = all.into_iter();
-    let first: Vec<String> = all.by_ref().take(LISTED_MAX).map(|one| one.to_string()).collect();
-    match (first.is_empty(), all.count()) {
-        (true, _) => "none".to_owned(),
-        (false, 0) => first.join(", "),
-        (false, more) => format!("{}, and {more} more", first.join(", ")),
-    }
+    text::listed(all, LISTED_MAX)
 }
 
 #[cfg(test)]

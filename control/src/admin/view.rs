@@ -109,6 +109,7 @@ impl View {
     /// See [`View::leads`]; also before all objects are listed.
     pub fn list_pools(&self) -> Result<v1::ListPoolsResponse, Status> {
         self.complete()?;
+        let gateways = self.gateways.borrow();
         let status = |pool: &PoolUse| v1::PoolStatus {
             name: pool.state.name.clone(),
             addresses: pool.state.addresses.clone(),
@@ -116,6 +117,12 @@ impl View {
             used: pool.text_of(|figures| figures.used),
             available: pool.text_of(|figures| figures.available),
             conflict: pool.state.conflict.clone().unwrap_or_default(),
+            unannounced_by: gateways
+                .pool_unannounced_by(&pool.state.addresses)
+                .into_iter()
+                .flatten()
+                .map(str::to_owned)
+                .collect(),
         };
         Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
     }

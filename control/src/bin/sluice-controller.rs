@@ -43,7 +43,15 @@ struct Arguments {
 enum Command {
     /// Follow the cluster or the manifests, allocate addresses, serve gateways and write status, until SIGTERM or
     /// SIGINT.
-    Run(ConfigArgs),
+    Run {
+        /// The file to read.
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// The name or address of this replica alone, without a port, as other replicas tell it to gateways that dial them
+        /// while this one leads. Its port is that of `listen`. For manifests of Pods; `advertise` in the file goes before it.
+        #[arg(long, value_name = "HOST")]
+        advertise_host: Option<String>,
+    },
     /// Print the definitions of the kinds that sluice adds to a cluster, for `kubectl apply -f -`.
     Crds {
         /// Ignored: the definitions are the same for every configuration.
@@ -72,6 +80,9 @@ enum Command {
         /// The file to read.
         #[command(flatten)]
         config: ConfigArgs,
+        /// First scale this Deployment, in the controller's own namespace, to no replicas, and wait until none leads.
+        #[arg(long, value_name = "DEPLOYMENT", conflicts_with = "dry_run")]
+        scale_down: Option<String>,
         /// Only print what would be done.
         #[arg(long)]
         dry_run: bool,
@@ -98,12 +109,14 @@ struct ConfigArgs {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Check(config) => with_file(&config, |file| exit_code(print(&file.effective()))),
-        Command::Run(config) => with_file(&config, run),
+        Command::Run { config, advertise_host } => with_file(&config, |file| run(file, advertise_host.as_deref())),
         Command::Release { config, class, all, dry_run } => with_file(&config, |file| {
             let extent = class.map_or(if all { Extent::All } else { Extent::Unclaimed }, Extent::Class);
-            release(&file, &extent, false, dry_run)
+            release(&file, &extent, &Removal { is_dry: dry_run, ..Removal::default() })
         }),
-        Command::Uninstall { config, dry_run } => with_file(&config, |file| release(&file, &Extent::All, true, dry_run)),
+        Command::Uninstall { config, scale_down, dry_run } => with_file(&config, |file| {
+            release(&file, &Extent::All, &Removal { is_uninstalled: true, is_dry: dry_run, scale_down })
+        }),
         Command::Pages { directory } => exit_code(command_pages::write(Arguments::command(), &directory).map_err(Into::into)),
         Command::Crds { config: _ } => exit_code(objects::crd::definitions().map_err(Into::into).and_then(|text| print(&text))),
     }
@@ -147,8 +160,14 @@ fn with_file(ConfigArgs { config }: &ConfigArgs, act: impl FnOnce(ControllerFile
     }
 }
 
-fn run(file: ControllerFile) -> ExitCode {
+fn run(mut file: ControllerFile, advertise_host: Option<&str>) -> ExitCode {
     logging::start(file.logs);
+    if let Some(host) = advertise_host
+        && let Err(problem) = file.settings.listen.advertise_at(host)
+    {
+        logging::print(&format!("sluice-controller: --advertise-host: {problem}"));
+        return ExitCode::from(2);
+    }
     if let Err(error) = logging::write_from_thread() {
         tracing::warn!(%error, "the log has no thread of its own; whoever does not read stderr holds the controller up");
     }
@@ -166,15 +185,26 @@ fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     ExitCode::from(if is_configuration { 2 } else { 1 })
 }
 
-/// Releases Services, and with `is_uninstalled` deletes our other objects. Exit code 2 if no cluster is configured.
-fn release(file: &ControllerFile, extent: &Extent, is_uninstalled: bool, is_dry: bool) -> ExitCode {
+/// What `release` and `uninstall` do beside releasing Services.
+#[derive(Default)]
+struct Removal {
+    /// Whether our other objects are deleted, too.
+    is_uninstalled: bool,
+    /// Whether nothing is done.
+    is_dry: bool,
+    /// The Deployment whose replicas end first.
+    scale_down: Option<String>,
+}
+
+/// Releases Services, and deletes what `removal` says. Exit code 2 if no cluster is configured.
+fn release(file: &ControllerFile, extent: &Extent, removal: &Removal) -> ExitCode {
     let Source::Kubernetes { kubeconfig, namespace } = &file.settings.source else {
         logging::print(
             "sluice-controller: expected a Kubernetes cluster, found `manifests`: stop the controller and remove the status files",
         );
         return ExitCode::from(2);
     };
-    exit_code(release_services(file, kubeconfig.as_deref(), namespace.as_deref(), (extent, is_uninstalled, is_dry)))
+    exit_code(release_services(file, kubeconfig.as_deref(), namespace.as_deref(), (extent, removal)))
 }
 
 #[tokio::main]
@@ -182,15 +212,18 @@ async fn release_services(
     file: &ControllerFile,
     kubeconfig: Option<&Path>,
     namespace: Option<&str>,
-    (extent, is_uninstalled, is_dry): (&Extent, bool, bool),
+    (extent, removal): (&Extent, &Removal),
 ) -> anyhow::Result<()> {
     let mut cluster = kubernetes::connect(kubeconfig).await?;
     if let Some(namespace) = namespace {
         namespace.clone_into(&mut cluster.namespace);
     }
     let failed = |error| failure(error, &cluster.server);
-    let (settings, would) = (&file.settings, if is_dry { "would release" } else { "released" });
-    if !is_dry {
+    let (settings, is_dry) = (&file.settings, removal.is_dry);
+    let would = if is_dry { "would release" } else { "released" };
+    if let Some(deployment) = &removal.scale_down {
+        release::scale_down(&cluster, &settings.group, deployment).await.map_err(&failed)?;
+    } else if !is_dry {
         release::check_no_leader(&cluster, &settings.group).await.map_err(&failed)?;
     }
     let (mut lines, mut count) = (ReportedLines::default(), 0_usize);
@@ -201,7 +234,7 @@ async fn release_services(
     .await
     .map_err(&failed)?;
     lines.line(format_args!("{would} {count} Services"));
-    if is_uninstalled {
+    if removal.is_uninstalled {
         let would = if is_dry { "would delete" } else { "deleted" };
         let deleted = |name: &str| lines.line(format_args!("{would} EdgeGateway {name}"));
         release::delete_gateways(&cluster, &settings.group, is_dry, deleted).await.map_err(&failed)?;

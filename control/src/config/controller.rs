@@ -242,8 +242,7 @@ fn take_nets(top: &mut Section<'_>, key: &'static str) -> Vec<IpNet> {
 }
 
 fn nets_of(field: &Field<'_>) -> Vec<IpNet> {
-    let parse = |text: &str| text.parse().ok().map(|net: IpNet| net.trunc());
-    field.items("CIDRs").iter().filter_map(|item| item.parse("a CIDR such as 10.0.0.0/8", parse)).collect()
+    field.items("CIDRs").iter().filter_map(|item| item.try_parse("a CIDR such as 10.0.0.0/8", proto::network)).collect()
 }
 
 fn take_external_ips(top: &mut Section<'_>) -> Vec<IpNet> {
@@ -414,14 +413,14 @@ mod tests {
                     check: https, path: /healthz, status: '200-299,404', tlsVerify: true}\n\
                     poolSelector: {sluice.dev/group: east}\n\
                     defaults: {mode: ipip, scheduler: wrr}\n\
-                    backends: {allowed: [10.1.2.3/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\nserveUnassigned: false\n\
+                    backends: {allowed: [10.0.0.0/8, 'fd00::/8']}\nclusterCIDRs: [10.96.0.0/12]\ngroup: east\nserveUnassigned: false\n\
                     pools:\n  - name: a\n    addresses: [192.0.2.0/25, 2001:db8::1]\n  - {name: b, addresses: [192.0.2.128-192.0.2.130]}\n  \
                     - {name: c, addresses: [192.0.2.140], announce: routed, autoAssign: false, avoidBuggyIPs: true, priority: 7,\n    \
                     bgp: {communities: ['65000:100', '65000:1:2', no-export], med: 50, localPref: 200, aggregationLengthV6: 64},\n    \
                     namespaceSelector: {matchLabels: {team: a}}, serviceSelector: {matchExpressions: [{key: b, operator: Exists}]},\n    \
                     maxPerNamespace: 3, loadBalancerClass: a.b/c, gatewayGroup: east, allowCrossNamespaceSharing: true, internal: true}\n\
                     kubernetes: {kubeconfig: /k, namespace: edge, loadBalancerClass: a.b/c, claimClassless: {enabled: true, namespaceSelector: {team: edge}, serviceSelector: {matchExpressions: [{key: lb, operator: Exists}]}}}\n\
-                    nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.1/24]}\n\
+                    nodePortNamespaceSelector: {matchLabels: {nodeports: 'yes'}}\nexternalIPs: {allowed: [203.0.113.0/24]}\n\
                     metrics: {listen: 127.0.0.1:9436}\nlogs: {format: json, level: debug}\n\
                     admin: {listen: ['unix:/a b.sock', '[::1]:9444'], tls: {ca: /a, cert: /b, key: /c}}\n";
         let tcp =
@@ -530,6 +529,12 @@ mod tests {
             ("pools: [{name: a, addresses: []}]", "key `pools[0].addresses`: found a list, expected a list of addresses"),
             ("pools: [{name: a, addresses: [10.0.0.9-10.0.0.1]}]", "\"10.0.0.9-10.0.0.1\" is reversed"),
             ("pools: [{name: a, addresses: [0.0.0.0/0]}]", "which reaches into 0.0.0.0/8"),
+            (
+                "pools: [{name: a, addresses: [198.51.100.129/25]}]",
+                "expected 198.51.100.128/25 for the network, or 198.51.100.129",
+            ),
+            ("clusterCIDRs: ['fd00::1/8']", "key `clusterCIDRs[0]`: found `fd00::1/8`, fd00::1/8 has bits set beyond /8"),
+            ("backends: {allowed: [ten]}", "found `ten`, expected a CIDR such as 10.0.0.0/8"),
             ("maglevSeed: secret", "key `maglevSeed`: found `secret`, expected kept, random, public, or a number from 0 to"),
             ("clusterCIDRs: [10.0.0.0/8]\npools: [{name: a, addresses: [10.1.1.1]}]", "overlaps 10.0.0.0/8 of `clusterCIDRs`"),
         ]);

@@ -9,12 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use kube::core::Selector;
 
 use super::section::{Field, Section, alternatives};
-use objects::scalar::is_dns_label;
+use objects::scalar::{is_label_key, is_label_value};
 
-/// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
-const NAME_BYTES_MAX: usize = 63;
-/// Bytes of the prefix of a label's key.
-const PREFIX_BYTES_MAX: usize = 253;
 const EXPECTED_KEY: &str = "a label's key such as team or example.com/team";
 const EXPECTED_VALUE: &str = "a label's value: letters, digits, `-`, `_` and `.`, at most 63";
 
@@ -74,22 +70,6 @@ fn requirement(field: &Field<'_>) -> Option<LabelSelectorRequirement> {
         field.problem(format!("operator {operator} takes no `values`; leave them out"));
     }
     Some(LabelSelectorRequirement { key, operator: operator.to_owned(), values: takes_values.then_some(values) })
-}
-
-/// An optional prefix that is a DNS name, a slash, and a name.
-fn is_label_key(text: &str) -> bool {
-    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
-    let is_prefix = |prefix: &str| prefix.len() <= PREFIX_BYTES_MAX && prefix.split('.').all(|part| is_dns_label(part, 63));
-    prefix.is_none_or(is_prefix) && !name.is_empty() && is_label_value(name)
-}
-
-/// Letters, digits, `-`, `_` and `.`, the first and the last a letter or digit; or nothing.
-#[must_use]
-pub fn is_label_value(text: &str) -> bool {
-    let ends = [text.bytes().next(), text.bytes().last()];
-    text.len() <= NAME_BYTES_MAX
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-        && ends.into_iter().flatten().all(|b| b.is_ascii_alphanumeric())
 }
 
 #[cfg(test)]

@@ -77,6 +77,22 @@ impl Listen {
         Self { unix: Some(path), tcp: None }
     }
 
+    /// Advertises this host with the port of TCP, unless a URL is advertised already.
+    ///
+    /// # Errors
+    /// If nothing listens on TCP, or `host` is neither a name nor an address.
+    pub fn advertise_at(&mut self, host: &str) -> Result<(), String> {
+        let Some(tcp) = &mut self.tcp else {
+            return Err("key `listen` has no TCP address that could be advertised; add one, or leave the option out".to_owned());
+        };
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let url = ControllerUrl::Https { host: bare.to_owned(), port: tcp.address.port() };
+        let valid = url.to_string().parse::<ControllerUrl>();
+        let valid = valid.map_err(|_| format!("found `{host}`, expected a name or an address, without a port"))?;
+        tcp.advertise.get_or_insert(valid);
+        Ok(())
+    }
+
     /// URL under which gateways reach this controller and no other, if one is advertised.
     #[must_use]
     pub fn advertised(&self) -> Option<String> {
@@ -204,5 +220,27 @@ impl ControllerSettings {
     #[must_use]
     pub fn is_of_our_group(&self, named: Option<&str>) -> bool {
         named.map_or(self.ownership.serves_unassigned, |group| group == self.group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_advertised_with_the_port_of_listen_unless_the_file_has_a_url() {
+        let files = CertificateFiles { ca: "ca".into(), cert: "cert".into(), key: "key".into() };
+        let address = "0.0.0.0:9443".parse().unwrap();
+        let tcp = ListenTcp { address, certificates: Certificates::Files(files), advertise: None };
+        let listen = Listen { unix: None, tcp: Some(tcp) };
+        for (host, url) in [("192.0.2.1", "https://192.0.2.1:9443"), ("2001:db8::1", "https://[2001:db8::1]:9443")] {
+            let mut listen = listen.clone();
+            listen.advertise_at(host).unwrap();
+            assert_eq!(listen.advertised().as_deref(), Some(url));
+            listen.advertise_at("192.0.2.9").unwrap();
+            assert_eq!(listen.advertised().as_deref(), Some(url), "the first one counts");
+        }
+        assert!(listen.clone().advertise_at("192.0.2.1:9443").unwrap_err().contains("without a port"));
+        assert!(Listen::default().advertise_at("192.0.2.1").unwrap_err().contains("`listen`"));
     }
 }

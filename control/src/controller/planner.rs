@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use objects::note::{Note, Subject};
-use tokio::sync::{mpsc, watch};
+use proto::Announce;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::debounce::{LastPlans, collect_burst};
+use super::watched_world::WatchedWorld;
 use crate::config::settings::ControllerSettings;
 use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
@@ -24,7 +26,6 @@ use crate::plan::{Memory, plan};
 use crate::status::Statuses;
 use crate::status::pools::PoolsReport;
 use crate::world::World;
-use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
 use crate::world::drained_nodes::DrainedNodes;
 
@@ -56,8 +57,8 @@ pub(super) struct Planner {
 
 impl Planner {
     /// Plans until the source ends.
-    pub(super) async fn run(self, mut changes: mpsc::Receiver<Change>) {
-        let (mut world, mut memory) = (World::default(), Memory::default());
+    pub(super) async fn run(self, WatchedWorld { world, changes }: &mut WatchedWorld) {
+        let mut memory = Memory::default();
         let (mut again_at, mut last_plans) = (None, LastPlans::default());
         // Changes that arrived during a plan count from its start.
         let mut waiting_since: Option<Instant> = None;
@@ -83,20 +84,20 @@ impl Planner {
                 }
                 () = tokio::time::sleep_until(again_at.unwrap_or_else(Instant::now)), if again_at.is_some() => {}
                 _ = note_checks.tick() => {
-                    memory.current_notes().iter().for_each(|note| self.shared.recorder.repeat(note, uid(&world, note).as_deref()));
+                    memory.current_notes().iter().for_each(|note| self.shared.recorder.repeat(note, uid(world, note).as_deref()));
                     continue;
                 }
             }
             let received_at = waiting_since.take().unwrap_or_else(Instant::now);
-            collect_burst(&mut changes, &mut world, last_plans).await;
+            collect_burst(changes, world, last_plans).await;
             self.shared.recorder.end(world.ending_namespaces());
             self.shared.recorder.forget(&world.take_deleted());
-            world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(&world, note).as_deref()));
+            world.take_notes().iter().for_each(|note| self.shared.recorder.record(note, uid(world, note).as_deref()));
             if world.is_complete() {
-                disallowed.log_new(&world, &self.shared.settings);
+                disallowed.log_new(world, &self.shared.settings);
                 let started = Instant::now();
                 let slices_changed_at = world.take_slices_changed().then(|| received_at.into_std());
-                again_at = self.plan(&mut world, &mut memory, received_at, slices_changed_at);
+                again_at = self.plan(world, &mut memory, received_at, slices_changed_at);
                 self.shared.programming.plans.observe(started.elapsed().as_secs_f64());
                 last_plans.made(slices_changed_at.is_some());
                 waiting_since = (!changes.is_empty()).then_some(started);
@@ -121,6 +122,8 @@ impl Planner {
         replace_if(&self.shared.checkpoints, |old| old.revision != plan.checkpoint.revision, || plan.checkpoint.clone());
         world.forget_deleted_slices(&plan.done_with_deleted_slices);
         self.publish_pools(world, &plan.pools_status);
+        let l2 = plan.pools.iter().filter(|pool| pool.announce == Announce::L2).flat_map(|pool| pool.ranges.iter().copied());
+        Gateways::serve_l2(&self.shared.gateways, &l2.collect::<Vec<_>>());
         let before = self.shared.states.borrow().clone();
         let next = match &before {
             None => Some(Published::first(self.epoch.clone(), plan.services, plan.pools)),

@@ -2,13 +2,14 @@
 //! drained, and when disconnected ones were last seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use imbl::OrdMap;
+use ipnet::IpNet;
 use proto::limits::PARTNERS_MAX;
-use proto::{FleetStatus, GatewayProfile, Member, Refusal, ServiceName};
+use proto::{AddressRange, FleetStatus, GatewayProfile, Member, Reason, Refusal, ServiceName};
 use tokio::sync::watch;
 
 /// One connected gateway.
@@ -34,6 +35,8 @@ pub struct Gateway {
     pub flows: u64,
     /// Its part in the fleet, as of its last report; `None` before it, and of older versions.
     pub fleet: Option<Arc<FleetStatus>>,
+    /// The networks of its links; `None` before its first report, and of older versions.
+    pub links: Option<Arc<[IpNet]>>,
 }
 
 impl Gateway {
@@ -42,6 +45,12 @@ impl Gateway {
         let is_news = self.fleet.as_ref().is_none_or(|before| before.without_figures() != fleet.without_figures());
         self.fleet = Some(Arc::new(fleet));
         is_news
+    }
+
+    /// Whether it says that it cannot answer ARP and NDP for all addresses of a range.
+    fn cannot_announce(&self, range: &AddressRange) -> bool {
+        let holds = |net: &IpNet| net.contains(&range.first()) && net.contains(&range.last());
+        self.links.as_ref().is_some_and(|links| !links.iter().any(holds))
     }
 }
 
@@ -72,6 +81,8 @@ pub struct Report {
     pub flows: u64,
     /// Its part in the fleet, if it reports it.
     pub fleet: Option<FleetStatus>,
+    /// The networks of its links, if they have changed.
+    pub links: Option<Vec<IpNet>>,
 }
 
 /// Connected gateways by connection. A gateway that reconnects may appear twice for a moment.
@@ -81,6 +92,8 @@ pub struct Gateways {
     last_connection: u64,
     disconnected: BTreeMap<String, SystemTime>,
     drained: Arc<BTreeSet<String>>,
+    /// The addresses of `l2` pools.
+    l2: Arc<[AddressRange]>,
 }
 
 impl Gateways {
@@ -115,6 +128,56 @@ impl Gateways {
             }
             is_news
         });
+    }
+
+    /// Sets the addresses of `l2` pools.
+    pub fn serve_l2(gateways: &watch::Sender<Self>, ranges: &[AddressRange]) {
+        gateways.send_if_modified(|all| {
+            let is_news = *all.l2 != *ranges;
+            if is_news {
+                all.l2 = ranges.into();
+            }
+            is_news
+        });
+    }
+
+    /// The relevant gateways, as for [`Gateways::all_reached`], that say that they cannot answer ARP and NDP for all
+    /// addresses of a range.
+    #[must_use]
+    pub fn unannounced_by(&self, range: &AddressRange) -> BTreeSet<&str> {
+        self.relevant().filter(|gateway| gateway.cannot_announce(range)).map(|gateway| gateway.name.as_str()).collect()
+    }
+
+    /// The same for a pool with these addresses; `None` if it is no `l2` pool in use.
+    #[must_use]
+    pub fn pool_unannounced_by(&self, addresses: &[String]) -> Option<BTreeSet<&str>> {
+        let ranges: Vec<AddressRange> = addresses.iter().filter_map(|text| text.parse().ok()).collect();
+        let is_l2 = ranges.first().is_some_and(|first| self.l2.contains(first));
+        is_l2.then(|| ranges.iter().flat_map(|range| self.unannounced_by(range)).collect())
+    }
+
+    /// Whether a relevant gateway has said which networks its links have.
+    #[must_use]
+    pub fn knows_links(&self) -> bool {
+        self.relevant().any(|gateway| gateway.links.is_some())
+    }
+
+    /// Why an address of an `l2` pool among `addresses` is not announced: all relevant gateways, which are returned, say that
+    /// they cannot.
+    #[must_use]
+    pub fn unannounced(&self, addresses: impl IntoIterator<Item = IpAddr>) -> Option<(BTreeSet<&str>, Refusal)> {
+        let address =
+            addresses.into_iter().filter(|address| self.l2.iter().any(|range| range.contains(*address))).find(|address| {
+                let alone = AddressRange::new(*address, *address);
+                self.relevant().next().is_some()
+                    && alone.is_ok_and(|alone| self.relevant().all(|gateway| gateway.cannot_announce(&alone)))
+            })?;
+        let message = format!(
+            "{address} is of a pool with `announce: l2`, and lies in no network of a port or VLAN device, so that no gateway answers \
+             ARP or NDP for it; give a port an address of its network, or set `announce: routed`"
+        );
+        let all = self.relevant().map(|gateway| gateway.name.as_str()).collect();
+        Some((all, Refusal { reason: Reason::Refused, message }))
     }
 
     /// The connected gateways that replicate flows, except the one of this name, by name. One that reconnects counts with
@@ -214,6 +277,7 @@ impl Connection {
                 last_seen: SystemTime::now(),
                 flows: 0,
                 fleet: None,
+                links: None,
             };
             all.connected.insert(number, gateway);
         });
@@ -254,6 +318,9 @@ impl Connection {
             let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
             gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
+            let links = report.links.map(Arc::from).filter(|links| gateway.links.as_ref() != Some(links));
+            let are_new_links = links.is_some();
+            gateway.links = links.or_else(|| gateway.links.take());
             let is_fleet_news = report.fleet.is_some_and(|fleet| gateway.reports(fleet));
             gateway.ready = report.ready;
             gateway.flows = report.flows;
@@ -261,7 +328,7 @@ impl Connection {
             for name in &report.removed {
                 gateway.health.remove(name);
             }
-            is_news || is_fleet_news
+            is_news || is_fleet_news || are_new_links
         });
     }
 }
@@ -296,6 +363,40 @@ mod tests {
         assert!(gateway.ready);
         assert_eq!(gateway.flows, 5);
         assert_eq!(gateway.health, [(a, health(2))].into_iter().collect());
+    }
+
+    #[test]
+    fn an_address_of_an_l2_pool_that_no_gateway_can_announce_is_told() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let range = |text: &str| text.parse::<AddressRange>().unwrap();
+        let links = |one: &Connection, nets: &[&str]| {
+            let links = Some(nets.iter().map(|net| net.parse().unwrap()).collect());
+            one.report(Report { ready: true, links, ..Report::default() });
+        };
+        let told = |address: &str| {
+            let all = gateways.borrow();
+            all.unannounced([address.parse().unwrap()]).map(|(names, refusal)| (names.len(), refusal.message))
+        };
+        Gateways::serve_l2(&gateways, &[range("198.51.100.0/24"), range("192.0.2.0/25")]);
+        assert_eq!(told("198.51.100.1"), None, "no gateway is there");
+        let one = Connection::open(&gateways, "edge-1", "1", Vec::new());
+        assert_eq!(told("198.51.100.1"), None, "it has not said anything");
+        links(&one, &["192.0.2.0/24", "2001:db8::/64"]);
+        let (count, message) = told("198.51.100.1").unwrap();
+        assert!(count == 1 && message.contains("198.51.100.1 is of a pool"), "{message}");
+        assert_eq!((told("192.0.2.1"), told("203.0.113.1")), (None, None), "one is on its link, the other in no l2 pool");
+        assert_eq!(gateways.borrow().unannounced_by(&range("192.0.2.0-192.0.3.1")), ["edge-1"].into(), "in part");
+        one.report(Report { ready: true, ..Report::default() });
+        assert!(told("198.51.100.1").is_some(), "a report without them changes nothing");
+        let two = Connection::open(&gateways, "edge-2", "1", Vec::new());
+        links(&two, &["198.51.100.0/24"]);
+        assert_eq!(told("198.51.100.1"), None, "one of both can");
+        assert_eq!(gateways.borrow().unannounced_by(&range("198.51.100.0/24")), ["edge-1"].into());
+        let pool = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            gateways.borrow().pool_unannounced_by(&texts).map(|names| names.len())
+        };
+        assert_eq!((pool(&["198.51.100.0/24", "192.0.2.0/25"]), pool(&["203.0.113.0/24"])), (Some(2), None));
     }
 
     #[test]

@@ -341,6 +341,7 @@ fn report(message: v1::Report) -> Report {
         removed: message.removed.iter().filter_map(|text| name(text)).collect(),
         flows: message.flows,
         fleet: message.fleet.as_ref().map(proto::convert::fleet_status),
+        links: message.links.and_then(|links| proto::convert::networks(&links.prefixes).ok()),
     }
 }
 

@@ -8,13 +8,18 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use kube::runtime::watcher;
+use objects::text::cut_chars;
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// Delays between attempts; they double with every consecutive failure.
+/// Delays between attempts; they double with every consecutive failure. The jitter adds up to the same again, so that
+/// replicas and the kinds that they watch do not ask a server that returns at the same moment.
 pub(super) const BACKOFF: ExponentialBuilder =
-    ExponentialBuilder::new().with_min_delay(WAIT_MIN).with_max_delay(WAIT_MAX).without_max_times();
-const WAIT_MIN: Duration = Duration::from_millis(200);
+    ExponentialBuilder::new().with_min_delay(HALF_WAIT_MIN).with_max_delay(HALF_WAIT_MAX).with_jitter().without_max_times();
+/// The first delay is 100 to 200 ms,
+const HALF_WAIT_MIN: Duration = Duration::from_millis(100);
+/// the longest 5 to 10 s.
+const HALF_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Maximum delay of our own backoff.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Maximum delay that the server may request, so that a misconfigured proxy cannot stop us for longer.
@@ -75,7 +80,7 @@ impl ApiError {
 
     /// Whether requests for other objects would fail the same way now. A refusal (403) or an error (500) may concern
     /// one object or namespace only: admission webhooks decide per object, quotas per namespace.
-    pub(super) const fn concerns_all(&self) -> bool {
+    pub(crate) const fn concerns_all(&self) -> bool {
         match self {
             Self::Unauthorized(_) | Self::Busy { .. } | Self::Unreachable(_) | Self::Senseless(_) => true,
             Self::Forbidden(_) | Self::Expired(_) | Self::Failing { .. } => false,
@@ -130,10 +135,7 @@ fn root_cause(error: &dyn StdError) -> String {
 
 /// At most [`MESSAGE_CHARS_MAX`] characters of a foreign message.
 pub(crate) fn truncated(message: &str) -> String {
-    match message.char_indices().nth(MESSAGE_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &message[..end]),
-        None => message.to_owned(),
-    }
+    cut_chars(message, MESSAGE_CHARS_MAX)
 }
 
 /// Consecutive failures of one kind of request.
@@ -199,9 +201,20 @@ mod tests {
     fn delays_double_up_to_a_bound_and_restart_after_success() {
         let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
         let waits: Vec<_> = (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now).as_millis()).collect();
-        assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        for (wait, half) in waits.iter().zip([100, 200, 400, 800, 1600, 3200, 5000, 5000]) {
+            assert!((half..=2 * half).contains(wait), "{waits:?}");
+        }
         retry.succeeded();
-        assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
+        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= 2 * HALF_WAIT_MIN);
+    }
+
+    #[test]
+    fn delays_of_two_replicas_differ() {
+        let waits = || {
+            let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
+            (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now)).collect::<Vec<_>>()
+        };
+        assert!((0..10).any(|_| waits() != waits()));
     }
 
     #[test]
@@ -211,7 +224,7 @@ mod tests {
             retry.failed(ApiError::Unreachable(String::new()), now);
         }
         let now = now + SEQUENCE_GAP + Duration::from_secs(1);
-        assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
+        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= 2 * HALF_WAIT_MIN);
     }
 
     #[test]

@@ -3,12 +3,15 @@
 //! Invariant: no request hangs. Socket options detect a dead link ([`TCP_USER_TIMEOUT`]), and [`READ_TIMEOUT`] detects
 //! a server that accepts requests and does not answer: the server ends watches well before that time, so silence is
 //! always an error. The client does not retry; callers decide when to retry, and errors carry the delay that the server
-//! asks for.
+//! asks for. Credentials that the server refuses are read again (`credentials`).
+
+mod credentials;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -23,6 +26,7 @@ use thiserror::Error;
 use tower::ServiceBuilder;
 
 use super::activity::ApiActivity;
+use credentials::RenewedClient;
 
 /// Duration of a watch, after which the server sends a bookmark and ends it, and the client resumes it. It is short so
 /// that a dead connection is noticed within 20 s (CONTROL section 8); two resumed watches in 12 s are no load for a
@@ -99,23 +103,53 @@ pub fn instance() -> String {
 /// Creates a client from a kubeconfig, or without one from the service account of the pod. It sends nothing, so an
 /// unreachable API server is no error here.
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Cluster, ConnectError> {
-    let (mut config, from) = match kubeconfig {
-        Some(file) => (read(file).await?, file.display().to_string()),
-        None => (Config::incluster()?, "service account of the pod".to_owned()),
+    let config = config_of(kubeconfig).await?;
+    let (server, namespace) = (config.cluster_url.to_string(), config.default_namespace.clone());
+    let client = async |read_timeout| {
+        let client = client_of_source(Some(config.clone()), kubeconfig, read_timeout).await?;
+        let kubeconfig = kubeconfig.map(Path::to_owned);
+        let make = move || {
+            let kubeconfig = kubeconfig.clone();
+            let client = async move { Ok(client_of_source(None, kubeconfig.as_deref(), read_timeout).await?) };
+            client.boxed()
+        };
+        let renewed = RenewedClient::new(client, Box::new(make));
+        Ok::<_, ConnectError>(with_retry_after(renewed, namespace.clone()))
+    };
+    let (client, patient) = (client(READ_TIMEOUT).await?, client(LONG_READ_TIMEOUT).await?);
+    Ok(Cluster { client, patient, activity: Arc::default(), server, namespace })
+}
+
+/// A client of a configuration, which is read unless given. A plugin that it names runs meanwhile.
+async fn client_of_source(
+    config: Option<Config>,
+    kubeconfig: Option<&Path>,
+    read_timeout: Duration,
+) -> Result<Client, ConnectError> {
+    let mut config = match config {
+        Some(config) => config,
+        None => config_of(kubeconfig).await?,
+    };
+    config.read_timeout = Some(read_timeout);
+    let server = config.cluster_url.to_string();
+    let from = kubeconfig.map_or_else(|| "service account of the pod".to_owned(), |file| file.display().to_string());
+    let unusable = |cause: kube::Error| ConnectError::Unusable { server, from, cause: Box::new(cause) };
+    match tokio::task::spawn_blocking(move || client_of(config)).await {
+        Ok(client) => client.map_err(unusable),
+        Err(error) => Err(unusable(kube::Error::Service(error.into()))),
+    }
+}
+
+/// The configuration of a client, except for its read timeout.
+async fn config_of(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
+    let mut config = match kubeconfig {
+        Some(file) => read(file).await?,
+        None => Config::incluster()?,
     };
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
     config.default_retry = false;
-    let server = config.cluster_url.to_string();
-    let namespace = config.default_namespace.clone();
-    let mut patient = config.clone();
-    patient.read_timeout = Some(LONG_READ_TIMEOUT);
-    let with_header = |client| with_retry_after(client, namespace.clone());
-    match client_of(config).and_then(|client| Ok((with_header(client), with_header(client_of(patient)?)))) {
-        Ok((client, patient)) => Ok(Cluster { client, patient, activity: Arc::default(), server, namespace }),
-        Err(cause) => Err(ConnectError::Unusable { server, from, cause: Box::new(cause) }),
-    }
+    Ok(config)
 }
 
 /// The same client as kube creates, except for the options of its sockets.
@@ -157,7 +191,7 @@ fn first_line(cause: &KubeconfigError) -> String {
 
 /// The API server requests a delay in the `Retry-After` header of an answer whose body is no Status, but kube keeps
 /// only the body. Therefore this replaces the body by a Status with the delay.
-fn with_retry_after(client: Client, namespace: String) -> Client {
+fn with_retry_after(client: RenewedClient, namespace: String) -> Client {
     let service = tower::service_fn(move |request| {
         let client = client.clone();
         async move {

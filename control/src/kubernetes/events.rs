@@ -19,7 +19,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, Patch};
-use proto::ServiceName;
+use objects::text::cut_bytes;
+use proto::{ServiceName, fnv1a};
 use serde_json::json;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
@@ -170,7 +171,7 @@ impl EventWriter {
     /// A writer whose Events name `instance`, the machine or pod, as their source.
     #[must_use]
     pub fn new(instance: &str) -> Self {
-        Self { instance: cut(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), added: Notify::new() }
+        Self { instance: cut_bytes(instance, INSTANCE_BYTES_MAX).to_owned(), state: Mutex::default(), added: Notify::new() }
     }
 
     /// Enqueues a note, unless it was written recently or its namespace is being deleted.
@@ -359,24 +360,17 @@ fn namespace(subject: &Subject) -> Option<&str> {
 }
 
 fn ordinary_key(subject: &Subject, uid: Option<&str>, cause: Cause) -> u64 {
-    fnv(&[subject.to_string().as_str(), uid.unwrap_or_default(), cause.as_str()])
+    hash_of(&[subject.to_string().as_str(), uid.unwrap_or_default(), cause.as_str()])
 }
 
 /// Name of the Event of a note, the same in every run and replica.
 fn key(note: &Note, uid: Option<&str>) -> u64 {
-    fnv(&[note.subject.to_string().as_str(), uid.unwrap_or_default(), note.remark.cause.as_str(), note.remark.text.as_str()])
+    hash_of(&[note.subject.to_string().as_str(), uid.unwrap_or_default(), note.remark.cause.as_str(), note.remark.text.as_str()])
 }
 
-/// FNV-1a.
-fn fnv(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-/// Truncates a text to a number of bytes at a character boundary.
-fn cut(text: &str, bytes_max: usize) -> &str {
-    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or_default()]
+/// A hash of texts, each with its end.
+fn hash_of(parts: &[&str]) -> u64 {
+    fnv1a(&parts.iter().flat_map(|part| part.bytes().chain([0])).collect::<Vec<_>>())
 }
 
 fn event(waiting: &Waiting, instance: &str) -> Event {
@@ -385,7 +379,7 @@ fn event(waiting: &Waiting, instance: &str) -> Event {
     let regarding = regarding(&note.subject, uid.as_deref());
     let namespace = waiting.namespace().to_owned();
     // Names have at most 253 characters, 17 of them for the key.
-    let object = cut(regarding.name.as_deref().unwrap_or_default(), 236).trim_end_matches(['.', '-']).to_owned();
+    let object = cut_bytes(regarding.name.as_deref().unwrap_or_default(), 236).trim_end_matches(['.', '-']).to_owned();
     Event {
         metadata: ObjectMeta {
             name: Some(format!("{object}.{:016x}", waiting.key)),
@@ -394,7 +388,7 @@ fn event(waiting: &Waiting, instance: &str) -> Event {
         },
         action: Some(remark.cause.action().to_owned()),
         event_time: Some(MicroTime(waiting.time)),
-        note: Some(cut(&remark.text, NOTE_BYTES_MAX).to_owned()),
+        note: Some(cut_bytes(&remark.text, NOTE_BYTES_MAX).to_owned()),
         reason: Some(remark.cause.as_str().to_owned()),
         regarding: Some(regarding),
         reporting_controller: Some(REPORTING_CONTROLLER.to_owned()),

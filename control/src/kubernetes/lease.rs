@@ -83,6 +83,8 @@ struct Seen {
     since: Instant,
     /// Whether it replaced an earlier version that this replica saw, so its holder was alive then.
     is_renewal: bool,
+    /// Whether another replica held it.
+    is_held: bool,
 }
 
 impl LeaseCandidate {
@@ -130,9 +132,10 @@ impl LeaseCandidate {
             Some(seen) if seen.version == version => (seen.since, seen.is_renewal),
             seen => (now, seen.is_some()),
         };
-        self.seen = Some(Seen { version, since, is_renewal });
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = spec.holder_identity.unwrap_or_default();
+        let is_held = !holder.is_empty() && holder != self.identity;
+        self.seen = Some(Seen { version, since, is_renewal, is_held });
         let lease_duration =
             Duration::from_secs(u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default());
         let is_over = now.duration_since(since) >= lease_duration.clamp(LEASE, LEASE_LONGEST);
@@ -150,6 +153,13 @@ impl LeaseCandidate {
         let mut taken = lease.clone();
         self.hold(&mut taken, spec.lease_transitions.unwrap_or_default().wrapping_add(1));
         Some(taken)
+    }
+
+    /// Whether this replica may create a Lease that is missing. One that was held when it was last seen was deleted by
+    /// somebody: its holder notices only at its next renewal, and leads until then.
+    #[must_use]
+    pub fn may_create(&self, now: Instant) -> bool {
+        self.seen.as_ref().is_none_or(|seen| !seen.is_held || now.duration_since(seen.since) >= LEASE)
     }
 
     /// The holder of the Lease that [`LeaseCandidate::take`] saw last, with its address as long as it is known to be
@@ -291,6 +301,19 @@ mod tests {
         two.leads();
         assert!(two.take(&held, Instant::now()).is_none(), "a missing lock file proves nothing");
         assert!(candidates().0.locked_in(Path::new("/proc/none")).lock.is_none(), "it also works without a lock");
+    }
+
+    #[test]
+    fn a_deleted_lease_is_created_at_once_only_by_those_that_saw_no_other_holder() {
+        let (one, mut two) = candidates();
+        let start = Instant::now();
+        assert!(one.may_create(start) && two.may_create(start), "there never was one");
+        let held = kept(one.create(), "1");
+        assert!(two.take(&held, start).is_none());
+        assert!(!two.may_create(start + 14 * SECOND), "its holder may lead until its next renewal");
+        assert!(two.may_create(start + 15 * SECOND));
+        assert!(two.take(&kept(one.release(&held), "2"), start + SECOND).is_some());
+        assert!(two.may_create(start + SECOND), "its holder had released it");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! List and watch of Services, EndpointSlices and Nodes, with a new list when the resource version has expired.
+//! List and watch of Services, EndpointSlices and Nodes, with a new list when the resource version has expired. Every
+//! replica watches; [`Following::reach_newest`] tells a new leader when it has seen all that its predecessor wrote.
 //!
 //! Invariant: `*Replaced` of every kind is sent before any single change. Nothing is withdrawn because of an error,
 //! neither of the server nor in decoding an object.
@@ -9,16 +10,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use kube::api::ListParams;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use proto::ServiceName;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Barrier, mpsc, watch};
 use tokio::task::JoinSet;
-use tracing::info;
+use tracing::{info, warn};
 
 mod decoding;
 
@@ -39,6 +40,10 @@ type Alarm = watch::Sender<()>;
 /// Interval at which a missing kind is looked up again.
 const KIND_LOOKUP_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Longest wait of a new leader for events of Services that it has not seen. Events come within milliseconds; a watch that
+/// brings none for this long is silent, and is replaced within 20 s.
+const NEWEST_MAX: Duration = Duration::from_secs(5);
+
 /// Longest wait between two attempts to list the gateways, before which nothing is planned.
 const GATEWAYS_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -52,6 +57,8 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
     const IS_OPTIONAL: bool = false;
     /// Whether it changes so rarely that long watches suffice. At rest, most of our requests are watches.
     const IS_QUIET: bool = false;
+    /// Whether a new leader waits for the newest version of its objects, which hold what the former leader decided.
+    const TELLS_NEWEST: bool = false;
 
     /// What is kept of an object from when it is decoded.
     type Read: From<Self> + Clone + Debug + Send + 'static;
@@ -68,6 +75,7 @@ trait WatchedKind: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned
 impl WatchedKind for UsedService {
     const RESOURCE: &'static str = "services";
     const RIGHTS: &'static str = "list and watch services";
+    const TELLS_NEWEST: bool = true;
     type Read = ReadService;
     const REPLACED: fn(Vec<Self::Read>) -> Change = Change::ServicesReplaced;
     const APPLIED: fn(Box<Self::Read>) -> Change = Change::ServiceApplied;
@@ -120,34 +128,83 @@ impl WatchedKind for AddressPool {
 }
 
 /// What the tasks share that follow one kind each.
-struct Following {
+pub struct Following {
     cluster: Arc<Cluster>,
     changes: mpsc::Sender<Change>,
     /// Reached when all kinds are listed for the first time.
     all_listed: Barrier,
     alarm: Alarm,
+    /// The highest resource version of a Service whose change was sent.
+    newest_service: watch::Sender<u64>,
 }
 
-/// Sends the known gateways and every change of all kinds, until the receiver is dropped. Each kind has a task, so that large
-/// lists are decoded on several cores.
-pub async fn follow(cluster: Arc<Cluster>, changes: mpsc::Sender<Change>) {
-    let following = Arc::new(Following { cluster, changes, all_listed: Barrier::new(5), alarm: Alarm::default() });
+impl Following {
+    /// Changes of the objects of `cluster` are sent to `changes`.
+    #[must_use]
+    pub fn new(cluster: Arc<Cluster>, changes: mpsc::Sender<Change>) -> Arc<Self> {
+        let (all_listed, alarm, newest_service) = (Barrier::new(5), Alarm::default(), watch::Sender::default());
+        Arc::new(Self { cluster, changes, all_listed, alarm, newest_service })
+    }
+
+    /// Begins a term of leadership: sends the gateways of all groups once every status that a former leader wrote was
+    /// sent. Nothing is planned before.
+    pub async fn begin_term(&self) {
+        self.reach_newest().await;
+        let known = known_gateways(&self.cluster).await;
+        // The planner may have ended.
+        let _ = self.changes.send(Change::GatewaysReplaced(known)).await;
+    }
+
+    /// Waits until the newest version of every Service was sent, as the API server has them now. The list has only metadata.
+    /// Resource versions of one kind are numbers that grow (Kubernetes says so since 1.35, and etcd always did).
+    async fn reach_newest(&self) {
+        let api: Api<UsedService> = Api::all(self.cluster.client.clone());
+        let mut retry = Retry::new("list the metadata of services", &self.cluster.server);
+        let newest = loop {
+            match api.list_metadata(&ListParams::default()).await {
+                Ok(list) => break list.items.iter().map(version_of).max().unwrap_or_default(),
+                Err(error) => tokio::time::sleep(retry.failed(ApiError::from(&error), Instant::now())).await,
+            }
+        };
+        retry.succeeded();
+        let mut seen = self.newest_service.subscribe();
+        let has_seen = async { seen.wait_for(|seen| *seen >= newest).await.map(drop) };
+        if tokio::time::timeout(NEWEST_MAX, has_seen).await.is_err() {
+            let seen = *self.newest_service.borrow();
+            warn!(newest, seen, "the watch of services lags behind the API server; planning with what it has brought so far");
+        }
+    }
+}
+
+/// Sends every change of all kinds, until the receiver is dropped. Each kind has a task, so that large lists are decoded on
+/// several cores.
+pub async fn follow(following: Arc<Following>) {
     let mut kinds = JoinSet::new();
     kinds.spawn(follow_kind::<UsedService>(Arc::clone(&following)));
     kinds.spawn(follow_kind::<UsedSlice>(Arc::clone(&following)));
     kinds.spawn(follow_kind::<Node>(Arc::clone(&following)));
     kinds.spawn(follow_kind::<Namespace>(Arc::clone(&following)));
     kinds.spawn(follow_kind::<AddressPool>(Arc::clone(&following)));
-    let gateways = async {
-        let known = known_gateways(&following.cluster).await;
-        // The planner may have ended.
-        let _ = following.changes.send(Change::GatewaysReplaced(known)).await;
-        std::future::pending::<()>().await
-    };
     tokio::select! {
         () = following.changes.closed() => {}
-        () = gateways => {}
         () = end_of(kinds) => {}
+    }
+}
+
+/// The `EdgeGateway` objects of all groups, as the leader watches them.
+pub struct WatchedGateways(Client);
+
+impl WatchedGateways {
+    /// Those of `cluster`.
+    #[must_use]
+    pub fn new(cluster: &Cluster) -> Self {
+        Self(cluster.patient.clone())
+    }
+
+    /// The events of a list, then of a watch that is resumed for ever. The receiver waits after an error.
+    pub fn events(self) -> impl Stream<Item = Result<Event<EdgeGateway>, ApiError>> {
+        let config = watcher::Config::default().timeout(LONG_WATCH_SECONDS);
+        watcher(Api::all(self.0), config).map(|event| event.map_err(|error| ApiError::from(&error)))
     }
 }
 
@@ -157,7 +214,7 @@ async fn end_of(tasks: JoinSet<()>) {
 }
 
 async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
-    let Following { cluster, changes, all_listed, alarm } = &*following;
+    let Following { cluster, changes, all_listed, alarm, newest_service } = &*following;
     let mut retry = Retry::new(K::RIGHTS, &cluster.server);
     let mut known = KnownObjects::new();
     let mut is_first = true;
@@ -179,7 +236,9 @@ async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
                     if !matches!(event, Event::Init) {
                         retry.succeeded();
                     }
-                    for change in known.take(event) {
+                    let changed = known.take(event);
+                    let newest = known.newest;
+                    for change in changed {
                         if changes.send(change).await.is_err() {
                             return;
                         }
@@ -187,6 +246,9 @@ async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
                             info!(server = cluster.server, "following {}", K::plural(&()));
                             all_listed.wait().await;
                         }
+                    }
+                    if K::TELLS_NEWEST {
+                        newest_service.send_if_modified(|seen| std::mem::replace(seen, newest.max(*seen)) < newest);
                     }
                 }
                 Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if K::IS_OPTIONAL && status.code == 404 => {
@@ -226,16 +288,39 @@ struct KnownObjects<K: WatchedKind> {
     /// Objects that cannot be decoded now, with the reason; each is reported once.
     undecodable: BTreeMap<ServiceName, String>,
     was_listed: bool,
+    /// The highest resource version in the events taken, those of a list once it is complete.
+    newest: u64,
+    listed_newest: u64,
 }
 
 impl<K: WatchedKind> KnownObjects<K> {
     fn new() -> Self {
         let (listed_undecodable, undecodable) = (BTreeMap::new(), BTreeMap::new());
-        Self { names: BTreeSet::new(), listed: Vec::new(), listed_undecodable, undecodable, was_listed: false }
+        let (newest, listed_newest) = (0, 0);
+        Self {
+            names: BTreeSet::new(),
+            listed: Vec::new(),
+            listed_undecodable,
+            undecodable,
+            was_listed: false,
+            newest,
+            listed_newest,
+        }
+    }
+
+    /// Records the version of an object, before it is taken.
+    fn note_version(&mut self, event: &Event<DecodedObject<K, K::Read>>) {
+        match event {
+            Event::Init => self.listed_newest = 0,
+            Event::InitApply(object) => self.listed_newest = self.listed_newest.max(version_of(object)),
+            Event::InitDone => self.newest = self.newest.max(self.listed_newest),
+            Event::Apply(object) | Event::Delete(object) => self.newest = self.newest.max(version_of(object)),
+        }
     }
 
     /// The changes for the receiver that result from a watch event.
     fn take(&mut self, event: Event<DecodedObject<K, K::Read>>) -> Vec<Change> {
+        self.note_version(&event);
         match event {
             Event::Init => {
                 self.listed.clear();
@@ -307,6 +392,11 @@ impl<K: WatchedKind> KnownObjects<K> {
 
 fn name_of(object: &impl Resource) -> ServiceName {
     ServiceName { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+}
+
+/// The resource version of an object; 0 if it is no number.
+fn version_of(object: &impl Resource) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// All gateways, of every group, from their objects. Waits until the API server has answered: an address of a gateway in

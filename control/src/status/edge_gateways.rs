@@ -1,31 +1,37 @@
 //! Status of gateways in the cluster: one `EdgeGateway` object for each gateway that is or recently was connected.
 //!
-//! Invariant: only objects of our own group are written. The object of a disconnected gateway remains, not ready, for
-//! `RETENTION`. A change of a figure, such as a lag, is written with the next refresh. If the CRD is not installed, sluice
-//! only checks for it again from time to time. A new leader reads the addresses of all gateways from these objects, also of
-//! disconnected ones, so that no Service gets one. Deliberately not here: which gateways are connected (`gateways`).
+//! Invariant: only objects of our own group are written, and one that the server refuses delays no other. The object of a
+//! disconnected gateway remains, not ready, for `RETENTION`; one of a connected gateway that was deleted is created again.
+//! A change of a figure, such as a lag, is written with the next refresh, and the number of Services alone at most every
+//! `COUNT_INTERVAL`. If the CRD is not installed, sluice only checks for it again from time to time. A new leader reads the
+//! addresses of all gateways from these objects, also of disconnected ones, so that no Service gets one. Deliberately not
+//! here: which gateways are connected (`gateways`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt as _;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use kube::api::{DeleteParams, ListParams, Patch};
+use kube::api::{DeleteParams, Patch};
+use kube::runtime::watcher::Event;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
+use super::accepted;
 use super::fleet_notes::GatewayUids;
 use super::gateway_conditions::{self, GatewayFacts};
-use super::{accepted, text_of_time};
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
-use crate::kubernetes::{ApiError, Cluster, Retry, patch_params, post_params};
+use crate::kubernetes::{ApiError, Cluster, Retry, WatchedGateways, patch_params, post_params};
 use crate::world::change::{Change, KnownGateway};
 use objects::crd::{
     EdgeGateway, EdgeGatewayPartner, EdgeGatewaySession, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX,
 };
+use objects::text;
 use proto::FleetStatus;
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
@@ -33,6 +39,13 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 /// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by
 /// this time and the time of writing, 2 s at most.
 const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Interval of writes for the number of Services alone, which every new Service changes for every gateway.
+const COUNT_INTERVAL: Duration = Duration::from_secs(10);
+/// Wait after a failed write of one object, and after one that the server refuses: a policy or the name is at fault.
+const FAILED_RETRY: Duration = Duration::from_secs(1);
+const REFUSED_RETRY: Duration = REFRESH_INTERVAL;
+/// Wait before the kind is looked up again if it is not installed.
+const KIND_LOOKUP_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the object of a disconnected gateway remains: a repaired machine comes back to its addresses.
 const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Values of `status.ready`.
@@ -52,39 +65,56 @@ pub async fn show_gateways(
     uids: &watch::Sender<GatewayUids>,
     changes: mpsc::Sender<Change>,
 ) {
-    let fleet = EdgeGateways { api: Api::all(cluster.client.clone()), group, uids };
-    let mut retry = Retry::new("list, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
-    let (mut refused, mut sent) = (BTreeSet::new(), None);
+    let mut fleet = EdgeGateways {
+        api: Api::all(cluster.client.clone()),
+        group,
+        uids,
+        objects: BTreeMap::new(),
+        listed: None,
+        postponed: BTreeMap::new(),
+    };
+    let mut watched = pin!(WatchedGateways::new(cluster).events());
+    let mut retry = Retry::new("list, watch, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
+    let (mut sent, mut is_listed) = (None, false);
+    let mut due = Instant::now();
     loop {
         let connected = shown(&gateways.borrow_and_update());
         let services = served(&states.borrow_and_update());
-        match fleet.show(&connected, services, &mut refused).await {
-            Ok(known) => {
-                if sent.as_ref() != Some(&known) {
-                    // The planner may have ended.
-                    let _ = changes.send(Change::GatewaysReplaced(known.clone())).await;
-                    sent = Some(known);
+        if is_listed && Instant::now() >= due {
+            let known = fleet.known(&connected);
+            if sent.as_ref() != Some(&known) {
+                // The planner may have ended.
+                let _ = changes.send(Change::GatewaysReplaced(known.clone())).await;
+                sent = Some(known);
+            }
+            due = match fleet.show(&connected, services).await {
+                Ok(next) => {
+                    retry.succeeded();
+                    next
                 }
-            }
-            Err(outage) => {
-                // A failed write is retried even if nothing changes.
-                tokio::time::sleep(retry.failed(outage, Instant::now())).await;
-                continue;
-            }
+                Err(outage) => Instant::now() + retry.failed(outage, Instant::now()),
+            };
         }
-        retry.succeeded();
-        let changes = async {
-            loop {
-                tokio::select! {
-                    Ok(()) = gateways.changed() => if shown(&gateways.borrow_and_update()) != connected { break },
-                    Ok(()) = states.changed() => if served(&states.borrow_and_update()) != services { break },
-                    else => std::future::pending().await,
+        let soon = Instant::now() + DEBOUNCE;
+        tokio::select! {
+            event = watched.next() => match event {
+                Some(Ok(event)) => if fleet.take(event, &mut is_listed) { due = due.min(soon) },
+                Some(Err(ApiError::Failing { code: 404, .. })) => {
+                    (is_listed, due) = (false, soon);
+                    fleet.objects.clear();
+                    if sent.as_ref() != Some(&BTreeMap::new()) {
+                        let _ = changes.send(Change::GatewaysReplaced(BTreeMap::new())).await;
+                        sent = Some(BTreeMap::new());
+                    }
+                    tokio::time::sleep(KIND_LOOKUP_INTERVAL).await;
                 }
-            }
-            tokio::time::sleep(DEBOUNCE).await;
-        };
-        // Whichever comes first.
-        let _ = tokio::time::timeout(REFRESH_INTERVAL, changes).await;
+                Some(Err(outage)) => tokio::time::sleep(retry.failed(outage, Instant::now())).await,
+                None => std::future::pending().await,
+            },
+            Ok(()) = gateways.changed() => if shown(&gateways.borrow_and_update()) != connected { due = due.min(soon) },
+            Ok(()) = states.changed() => if served(&states.borrow_and_update()) != services { due = due.min(soon) },
+            () = tokio::time::sleep_until(due.into()), if is_listed => {}
+        }
     }
 }
 
@@ -133,7 +163,7 @@ fn of_fleet(fleet: &FleetStatus) -> EdgeGatewayStatus {
         protocol: session.protocol.as_str().to_owned(),
         peer: session.peer.clone(),
         status: session.health.as_str().to_owned(),
-        since: text_of_time(session.since_s),
+        since: text::of_time(session.since_s),
     });
     let (election, (up, all)) = (fleet.election.as_ref(), fleet.sessions_up());
     let (has_partners, has_sessions) = (!fleet.partners.is_empty(), !fleet.sessions.is_empty());
@@ -150,89 +180,167 @@ fn of_fleet(fleet: &FleetStatus) -> EdgeGatewayStatus {
     }
 }
 
+/// A gateway whose object could not be written.
+struct PostponedWrite {
+    until: Instant,
+    /// The message of the server, which is logged once.
+    message: String,
+}
+
 struct EdgeGateways<'a> {
     api: Api<EdgeGateway>,
     group: &'a str,
     uids: &'a watch::Sender<GatewayUids>,
+    /// All objects of all groups, as watched and as written.
+    objects: BTreeMap<String, EdgeGateway>,
+    /// The list in progress.
+    listed: Option<BTreeMap<String, EdgeGateway>>,
+    /// Gateways whose objects are not written for a while.
+    postponed: BTreeMap<String, PostponedWrite>,
 }
 
 impl EdgeGateways<'_> {
-    async fn show(
-        &self,
-        connected: &BTreeMap<String, EdgeGatewayStatus>,
-        services: u32,
-        refused: &mut BTreeSet<String>,
-    ) -> Result<BTreeMap<String, KnownGateway>, ApiError> {
-        let now = Timestamp::now();
-        let objects = match self.api.list(&ListParams::default()).await {
-            Ok(list) => list.items,
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(BTreeMap::new()),
-            Err(error) => return Err(ApiError::from(&error)),
-        };
-        let objects: BTreeMap<String, EdgeGateway> = objects.into_iter().map(|object| (object.name_any(), object)).collect();
-        let uid = |(name, object): (&String, &EdgeGateway)| Some((name.clone(), object.uid()?));
-        self.uids.send_replace(Arc::new(objects.iter().filter_map(uid).collect()));
-        for (name, shown) in connected {
-            let old = objects.get(name);
-            if old.is_some_and(|old| old.spec.group != self.group) || refused.contains(name) {
-                if refused.insert(name.clone()) {
-                    warn!(gateway = name, "an EdgeGateway of this name belongs to another group; this gateway is not shown");
+    /// Applies an event of the watch. Returns whether an object has gone or come, or belongs to another group now.
+    fn take(&mut self, event: Event<EdgeGateway>, is_listed: &mut bool) -> bool {
+        let is_news = match event {
+            Event::Init => {
+                self.listed = Some(BTreeMap::new());
+                false
+            }
+            Event::InitApply(object) => {
+                self.listed.get_or_insert_default().insert(object.name_any(), object);
+                false
+            }
+            Event::InitDone => {
+                self.objects = self.listed.take().unwrap_or_default();
+                *is_listed = true;
+                true
+            }
+            Event::Apply(object) => {
+                let before = self.objects.insert(object.name_any(), object.clone());
+                before.is_none_or(|before| before.uid() != object.uid() || before.spec != object.spec)
+            }
+            Event::Delete(object) => {
+                let name = object.name_any();
+                // The event may be older than an object that was created since.
+                if self.objects.get(&name).is_some_and(|known| known.uid() == object.uid()) {
+                    self.objects.remove(&name);
                 }
-                continue;
+                true
             }
-            if old.is_none() && !self.create(name).await? {
-                refused.insert(name.clone());
-                continue;
-            }
-            let old = old.and_then(|old| old.status.as_ref());
-            let status = wanted(shown, old, services, now);
-            if old.is_none_or(|old| is_outdated(old, &status, now)) {
-                self.patch(name, &status).await?;
-            }
+        };
+        if is_news {
+            self.publish_uids();
         }
-        for (name, object) in
-            objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name))
-        {
-            self.show_disconnected(name, object, now).await?;
-        }
-        let created = connected.iter().filter(|(name, _)| !objects.contains_key(*name) && !refused.contains(*name));
-        let created = created.map(|(name, shown)| {
+        is_news
+    }
+
+    fn publish_uids(&self) {
+        let uid = |(name, object): (&String, &EdgeGateway)| Some((name.clone(), object.uid()?));
+        self.uids.send_replace(Arc::new(self.objects.iter().filter_map(uid).collect()));
+    }
+
+    /// The gateways of all groups, also those without an object yet.
+    fn known(&self, connected: &BTreeMap<String, EdgeGatewayStatus>) -> BTreeMap<String, KnownGateway> {
+        let created = connected.iter().filter(|(name, _)| !self.objects.contains_key(*name)).map(|(name, shown)| {
             let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
             (name.clone(), KnownGateway::from(&EdgeGateway { status: Some(shown.clone()), ..object }))
         });
         // The time of a gateway that is connected, here or elsewhere, is no news for the planner.
         let is_away = |name: &String, known: &KnownGateway| known.group == self.group && !connected.contains_key(name);
-        let listed = objects.iter().map(|(name, object)| {
+        let listed = self.objects.iter().map(|(name, object)| {
             let known = KnownGateway::from(object);
             (name.clone(), KnownGateway { last_seen_s: known.last_seen_s.filter(|_| is_away(name, &known)), ..known })
         });
-        Ok(listed.chain(created).collect())
+        listed.chain(created).collect()
     }
 
-    /// Returns false if the server rejects the object name.
-    async fn create(&self, name: &str) -> Result<bool, ApiError> {
-        let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
-        let answer = self.api.create(&post_params(), &object).await;
-        // Events about the gateway need it at once: those of its first takeover.
-        if let Some(uid) = answer.as_ref().ok().and_then(ResourceExt::uid) {
-            self.uids.send_modify(|uids| _ = Arc::make_mut(uids).insert(name.to_owned(), uid));
-        }
-        match answer {
-            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
-                let message = crate::kubernetes::api_error::truncated(&status.message);
-                warn!(gateway = name, "the API server rejects an EdgeGateway of this name: {message}; this gateway is not shown");
-                Ok(false)
+    /// Writes what differs. Returns when to look again. An outage of the server ends the look; a refusal of one object does
+    /// not.
+    async fn show(&mut self, connected: &BTreeMap<String, EdgeGatewayStatus>, services: u32) -> Result<Instant, ApiError> {
+        let (now, mut next) = (Timestamp::now(), Instant::now() + REFRESH_INTERVAL);
+        self.postponed.retain(|name, _| connected.contains_key(name) || self.objects.contains_key(name));
+        let gone = self.objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name));
+        let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
+        for name in connected.keys().chain(&gone) {
+            if let Some(held) = self.postponed.get(name).filter(|held| held.until > Instant::now()) {
+                next = next.min(held.until);
+                continue;
             }
-            answer => accepted(answer, &[409]).map(|()| true),
+            let written = match connected.get(name) {
+                Some(shown) => self.show_connected(name, shown, services, now).await,
+                None => self.show_disconnected(name, now).await.map(|()| None),
+            };
+            match written {
+                Ok(again_in) => {
+                    self.postponed.remove(name);
+                    next = next.min(again_in.map_or(next, |wait| Instant::now() + wait));
+                }
+                Err(outage) if outage.concerns_all() => return Err(outage),
+                Err(outage) => next = next.min(self.postpone(name, &outage)),
+            }
         }
+        Ok(next)
     }
 
-    async fn show_disconnected(&self, name: &str, object: &EdgeGateway, now: Timestamp) -> Result<(), ApiError> {
+    /// Leaves an object alone for a while. Returns until when.
+    fn postpone(&mut self, name: &str, outage: &ApiError) -> Instant {
+        let is_refused = matches!(outage, ApiError::Forbidden(_) | ApiError::Failing { code: 400 | 409 | 422, .. });
+        let until = Instant::now() + if is_refused { REFUSED_RETRY } else { FAILED_RETRY };
+        let message = outage.to_string();
+        if self.postponed.get(name).is_none_or(|held| held.message != message) {
+            warn!(gateway = name, "the EdgeGateway of this name cannot be written: {message}; trying again, others are shown");
+        }
+        self.postponed.insert(name.to_owned(), PostponedWrite { until, message });
+        until
+    }
+
+    /// Writes the object of a connected gateway if it differs. Returns when it has to be written, if not yet.
+    async fn show_connected(
+        &mut self,
+        name: &str,
+        shown: &EdgeGatewayStatus,
+        services: u32,
+        now: Timestamp,
+    ) -> Result<Option<Duration>, ApiError> {
+        let old = match self.objects.get(name) {
+            Some(old) if old.spec.group != self.group => {
+                let message = format!("it belongs to group {}; give the gateway another name", old.spec.group);
+                return Err(ApiError::Failing { code: 409, message });
+            }
+            Some(old) => old.status.clone(),
+            None => {
+                self.create(name).await?;
+                None
+            }
+        };
+        let status = wanted(shown, old.as_ref(), services, now);
+        let wait = old.as_ref().map_or(Duration::ZERO, |old| due_in(old, &status, now));
+        if !wait.is_zero() {
+            return Ok(Some(wait));
+        }
+        self.patch(name, &status).await?;
+        Ok(None)
+    }
+
+    async fn create(&mut self, name: &str) -> Result<(), ApiError> {
+        let object = EdgeGateway::new(name, EdgeGatewaySpec { group: self.group.to_owned() });
+        let created = self.api.create(&post_params(), &object).await.map_err(|error| ApiError::from(&error))?;
+        self.objects.insert(name.to_owned(), created);
+        // Events about the gateway need it at once: those of its first takeover.
+        self.publish_uids();
+        Ok(())
+    }
+
+    async fn show_disconnected(&mut self, name: &str, now: Timestamp) -> Result<(), ApiError> {
+        let Some(object) = self.objects.get(name) else { return Ok(()) };
         let status = object.status.clone().unwrap_or_default();
         let created = object.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let last_seen = status.last_seen.as_ref().and_then(|text| text.parse().ok()).or(created);
         if last_seen.is_some_and(|seen: Timestamp| now.duration_since(seen) > RETENTION) {
-            return accepted(self.api.delete(name, &DeleteParams::default()).await, &[404]);
+            accepted(self.api.delete(name, &DeleteParams::default()).await, &[404])?;
+            self.objects.remove(name);
+            return Ok(());
         }
         if status.ready.as_deref() == Some(NOT_READY) {
             return Ok(());
@@ -247,17 +355,25 @@ impl EdgeGateways<'_> {
     }
 
     /// Writes a JSON merge patch, as custom resources require; fields of `status` that are `None` stay, except those of the
-    /// fleet.
-    async fn patch(&self, name: &str, status: &EdgeGatewayStatus) -> Result<(), ApiError> {
+    /// fleet. An object that has gone is forgotten, so that the next look creates it again.
+    async fn patch(&mut self, name: &str, status: &EdgeGatewayStatus) -> Result<(), ApiError> {
         let mut status = json!(status);
         for field in OF_FLEET {
             if status.get(field).is_none() {
                 status[field] = serde_json::Value::Null;
             }
         }
-        let answer = self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await;
-        // An object that was deleted in the meantime is created again the next time.
-        accepted(answer, &[404])
+        match self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await {
+            Ok(written) => {
+                self.objects.insert(name.to_owned(), written);
+                Ok(())
+            }
+            Err(kube::Error::Api(answer)) if answer.code == 404 => {
+                self.objects.remove(name);
+                Err(ApiError::Failing { code: 404, message: "it was deleted a moment ago".to_owned() })
+            }
+            answer => accepted(answer, &[]),
+        }
     }
 }
 
@@ -268,13 +384,23 @@ fn wanted(shown: &EdgeGatewayStatus, old: Option<&EdgeGatewayStatus>, services: 
     EdgeGatewayStatus { services: Some(services), last_seen, conditions, ..shown.clone() }
 }
 
-/// Whether an object differs by more than figures, or its LAST-SEEN is too old.
-fn is_outdated(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> bool {
-    let without_figures =
-        |status: &EdgeGatewayStatus| EdgeGatewayStatus { last_seen: None, lag_ms: None, shadow_flows: None, ..status.clone() };
+/// When an object has to be written: at once if it differs by more than figures or its LAST-SEEN is too old, later if only
+/// the number of Services differs.
+fn due_in(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> Duration {
+    let without_figures = |status: &EdgeGatewayStatus| EdgeGatewayStatus {
+        last_seen: None,
+        lag_ms: None,
+        shadow_flows: None,
+        services: None,
+        ..status.clone()
+    };
     let seen = old.last_seen.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
-    let is_fresh = seen.is_some_and(|seen| now.duration_since(seen).unsigned_abs() < REFRESH_INTERVAL / 2);
-    without_figures(old) != without_figures(new) || !is_fresh
+    let Some(age) = seen.map(|seen| now.duration_since(seen).unsigned_abs()) else { return Duration::ZERO };
+    if without_figures(old) != without_figures(new) {
+        return Duration::ZERO;
+    }
+    let interval = if old.services == new.services { REFRESH_INTERVAL } else { COUNT_INTERVAL };
+    interval.saturating_sub(age)
 }
 
 #[cfg(test)]
@@ -296,6 +422,42 @@ mod tests {
         assert!(shown(&gateways.borrow())["edge-1"].ready.as_deref() == Some(READY), "it reconnects");
     }
 
+    #[tokio::test]
+    async fn only_news_of_objects_have_gateways_looked_at_again() {
+        let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
+        });
+        let (api, uids) = (Api::all(kube::Client::new(unreachable, "a")), watch::Sender::default());
+        let (objects, postponed) = (BTreeMap::new(), BTreeMap::new());
+        let mut fleet = EdgeGateways { api, group: "east", uids: &uids, objects, listed: None, postponed };
+        let object = |uid: &str, services| {
+            let mut object = EdgeGateway::new("edge-1", EdgeGatewaySpec { group: "east".to_owned() });
+            object.metadata.uid = Some(uid.to_owned());
+            object.status = Some(EdgeGatewayStatus { services: Some(services), ..EdgeGatewayStatus::default() });
+            object
+        };
+        let mut is_listed = false;
+        let events = [
+            (Event::Init, false),
+            (Event::InitApply(object("a", 1)), false),
+            (Event::InitDone, true),
+            (Event::Apply(object("a", 2)), false),
+            (Event::Apply(object("b", 2)), true),
+            (Event::Delete(object("a", 2)), true),
+            (Event::Delete(object("b", 2)), true),
+        ];
+        let known: Vec<_> = events
+            .into_iter()
+            .map(|(event, is_news)| {
+                assert_eq!(fleet.take(event, &mut is_listed), is_news);
+                fleet.objects.len()
+            })
+            .collect();
+        assert_eq!((known, is_listed), (vec![0, 0, 1, 1, 1, 1, 0], true));
+        let refused = ApiError::Failing { code: 422, message: "no".to_owned() };
+        assert!(fleet.postpone("edge-1", &refused) > Instant::now() + FAILED_RETRY);
+    }
+
     #[test]
     fn an_object_is_written_again_if_it_differs_or_is_old() {
         let status = |address: &str| EdgeGatewayStatus {
@@ -307,11 +469,18 @@ mod tests {
         let wanted = |shown, services, now| wanted(shown, None, services, now);
         let old = wanted(&shown, 5, now);
         assert_eq!(old.last_seen.as_deref(), Some("1970-01-01T00:00:00Z"));
-        assert!(!is_outdated(&old, &wanted(&shown, 5, now), now));
-        assert!(is_outdated(&old, &wanted(&shown, 6, now), now));
-        assert!(is_outdated(&old, &wanted(&status("192.0.2.3"), 5, now), now));
+        assert_eq!(due_in(&old, &wanted(&shown, 5, now), now), REFRESH_INTERVAL);
+        let more = wanted(&shown, 6, now);
+        assert_eq!(
+            due_in(&old, &more, now + Duration::from_secs(4)),
+            COUNT_INTERVAL - Duration::from_secs(4),
+            "a count is no news"
+        );
+        assert_eq!(due_in(&old, &more, now + COUNT_INTERVAL), Duration::ZERO);
+        assert_eq!(due_in(&old, &wanted(&status("192.0.2.3"), 5, now), now), Duration::ZERO);
         assert_eq!(old.addresses, Some(vec!["192.0.2.2".to_owned()]));
-        assert!(is_outdated(&old, &old, now + REFRESH_INTERVAL));
+        assert_eq!(due_in(&old, &old, now + REFRESH_INTERVAL), Duration::ZERO);
+        assert_eq!(due_in(&EdgeGatewayStatus::default(), &old, now), Duration::ZERO);
     }
 
     #[test]
@@ -334,7 +503,7 @@ mod tests {
         let types: Vec<_> = old.conditions.iter().map(|one| one.type_.as_str()).collect();
         assert_eq!(types, ["Ready", "Draining", "DuplicateVIP", "Eligible", "InSync"]);
         let lags = status(0b101, Some(900), Some(&old));
-        assert!(!is_outdated(&old, &lags, now) && is_outdated(&old, &lags, now + REFRESH_INTERVAL));
-        assert!(is_outdated(&old, &status(0b1, Some(4), Some(&old)), now));
+        assert_eq!([now, now + REFRESH_INTERVAL].map(|now| due_in(&old, &lags, now)), [REFRESH_INTERVAL, Duration::ZERO]);
+        assert_eq!(due_in(&old, &status(0b1, Some(4), Some(&old)), now), Duration::ZERO);
     }
 }

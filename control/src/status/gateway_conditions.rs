@@ -5,6 +5,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
+use objects::text;
 use proto::{FleetStatus, SessionHealth};
 
 /// Maximum number of names in a message.
@@ -101,10 +102,8 @@ fn condition(type_: &str, holds: bool, reason: &str, message: String) -> Conditi
 
 /// Some of these names, and the number of the others.
 pub(super) fn named(names: impl Iterator<Item = String>) -> String {
-    let all: Vec<String> = names.collect();
-    let more = all.len().saturating_sub(NAMED_MAX);
-    let shown = all[..all.len() - more].join(", ");
-    if more == 0 { shown } else { format!("{shown} and {more} more") }
+    let mut names = names.peekable();
+    if names.peek().is_none() { String::new() } else { text::listed(names, NAMED_MAX) }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -186,9 +187,15 @@ impl Item {
         }
         let wakes = [decision.wake_at, self.contested_until, self.slow_gateway_at()];
         decision.wake_at = wakes.into_iter().flatten().min();
-        decision.waits_for_gateways = !self.rollout.is_done || view.gateways.is_refused(&self.wanted.service);
+        decision.waits_for_gateways = !self.rollout.is_done
+            || view.gateways.is_refused(&self.wanted.service)
+            || view.gateways.unannounced(self.addresses()).is_some();
         decision.write = self.difference(&known, goal, &mut decision.remarks_of_write, now);
         decision
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.wanted.ingress.iter().map(|ingress| ingress.ip)
     }
 
     /// Records that a queued write failed and is not retried by the queue.
@@ -299,10 +306,12 @@ impl Item {
                 old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
             return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
         }
-        let Some((gateways, refusal)) = view.gateways.refusal(&self.wanted.service, self.rollout.counter) else {
+        let refused = view.gateways.refusal(&self.wanted.service, self.rollout.counter);
+        let refused = refused.map(|(gateways, refusal)| (gateways, refusal.clone()));
+        let Some((gateways, refusal)) = refused.or_else(|| view.gateways.unannounced(self.addresses())) else {
             return Some(conditions::programmed(&self.wanted));
         };
-        let condition = refused_by_gateways(&gateways, refusal);
+        let condition = refused_by_gateways(&gateways, &refusal);
         if !old.is_some_and(|old| old.says_the_same(&condition)) {
             let remark = Remark::new(Cause::Reason(refusal.reason), condition.message.clone());
             decision.remarks_of_write.push(remark);

@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::accepted;
+use crate::gateways::registry::Gateways;
 use crate::kubernetes::{Cluster, Retry, patch_params};
 use crate::plan::addresses::PoolUse;
 use objects::crd::{AddressPool, AddressPoolStatus};
@@ -23,6 +24,9 @@ use objects::crd::{AddressPool, AddressPoolStatus};
 const WRITE_PERIOD: Duration = Duration::from_millis(50);
 /// Interval at which all pools are examined.
 const EXAMINATION_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum number of gateways named in a message; a group has about a dozen.
+const GATEWAYS_NAMED_MAX: usize = 12;
 
 /// Usage figures of every pool, and the `AddressPool` objects.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +43,7 @@ pub struct PoolsReport {
 type KnownStatuses = HashMap<String, (Option<String>, AddressPoolStatus)>;
 
 /// Writes statuses while it is polled and `reports` has a sender.
-pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsReport>) {
+pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsReport>, mut gateways: watch::Receiver<Gateways>) {
     let api = Api::<AddressPool>::all(cluster.client.clone());
     let mut retry = Retry::new("patch addresspools/status", &cluster.server);
     let mut known = KnownStatuses::new();
@@ -47,7 +51,8 @@ pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsRe
         let now = reports.borrow_and_update().clone();
         known.retain(|name, (uid, _)| now.objects.get(name).is_some_and(|pool| pool.metadata.uid == *uid));
         let mut waits = None;
-        for (name, status) in due(&now, &mut known, Timestamp::now()) {
+        let statuses = due(&now, &mut known, &gateways.borrow_and_update(), Timestamp::now());
+        for (name, status) in statuses {
             let body =
                 json!({"metadata": {"uid": now.objects.get(&name).and_then(|pool| pool.metadata.uid.clone())}, "status": status});
             let answer = api.patch_status(&name, &patch_params(), &Patch::Merge(body)).await;
@@ -64,20 +69,25 @@ pub async fn write_pools(cluster: &Cluster, mut reports: watch::Receiver<PoolsRe
         }
         match waits {
             Some(wait) => tokio::time::sleep(wait).await,
-            None if reports.changed().await.is_err() => return,
-            None => tokio::time::sleep(EXAMINATION_INTERVAL).await,
+            None => {
+                tokio::select! {
+                    changed = reports.changed() => if changed.is_err() { return },
+                    Ok(()) = gateways.changed() => {}
+                }
+                tokio::time::sleep(EXAMINATION_INTERVAL).await;
+            }
         }
     }
 }
 
 /// The statuses that differ from the known content of their objects.
-fn due(report: &PoolsReport, known: &mut KnownStatuses, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
+fn due(report: &PoolsReport, known: &mut KnownStatuses, gateways: &Gateways, now: Timestamp) -> Vec<(String, AddressPoolStatus)> {
     let mut due = Vec::new();
     for one in report.uses.iter().filter(|one| one.state.is_object) {
         let Some(object) = report.objects.get(&one.state.name) else { continue };
         let of_object = || (object.metadata.uid.clone(), object.status.clone().unwrap_or_default());
         let (_, before) = known.entry(one.state.name.clone()).or_insert_with(of_object);
-        let status = status(one, object.metadata.generation, before, now);
+        let status = status(one, object.metadata.generation, before, (gateways, now));
         if status != *before {
             due.push((one.state.name.clone(), status));
         }
@@ -85,7 +95,12 @@ fn due(report: &PoolsReport, known: &mut KnownStatuses, now: Timestamp) -> Vec<(
     due
 }
 
-fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, now: Timestamp) -> AddressPoolStatus {
+fn status(
+    one: &PoolUse,
+    generation: Option<i64>,
+    before: &AddressPoolStatus,
+    (gateways, now): (&Gateways, Timestamp),
+) -> AddressPoolStatus {
     let condition = |type_: &str, is_true: bool, reason: &str, message: String| {
         let status = if is_true { "True" } else { "False" };
         let same = before.conditions.iter().find(|old| old.type_ == type_ && old.status == status);
@@ -102,6 +117,20 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
         Some(why) => condition("Conflict", true, "Conflict", format!("the pool is not used: {why}")),
         None => condition("Conflict", false, "Used", String::new()),
     };
+    // Of a pool that is announced by routes nobody answers ARP and NDP; of another one nobody knows before a gateway reports.
+    let unannounced = gateways.pool_unannounced_by(&one.state.addresses).filter(|_| gateways.knows_links());
+    let announced = unannounced.map(|gateways| {
+        if gateways.is_empty() {
+            return condition("Announceable", true, "OnLink", String::new());
+        }
+        let names = gateways.iter().take(GATEWAYS_NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+        let more = if gateways.len() > GATEWAYS_NAMED_MAX { " and others" } else { "" };
+        let message = format!(
+            "gateway {names}{more} cannot answer ARP and NDP for all of its addresses, because no port or VLAN device has an address \
+             of their network; give one an address, or set announce: routed"
+        );
+        condition("Announceable", false, "NotOnLink", message)
+    });
     let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
     let exhausted = if one.state.conflict.is_some() {
         condition("Exhausted", true, "NotUsed", "none of its addresses is allocated: the pool is not used".to_owned())
@@ -115,13 +144,14 @@ fn status(one: &PoolUse, generation: Option<i64>, before: &AddressPoolStatus, no
         total: Some(one.text_of(|figures| figures.total)),
         used: Some(one.text_of(|figures| figures.used)),
         available: Some(one.text_of(|figures| figures.available)),
-        conditions: vec![conflict, exhausted],
+        conditions: [conflict, exhausted].into_iter().chain(announced).collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gateways::registry::{Connection, Report};
     use crate::plan::addresses::Figures;
     use crate::plan::pools::PoolState;
 
@@ -130,6 +160,7 @@ mod tests {
             state: PoolState {
                 name: "edge".to_owned(),
                 is_object: true,
+                addresses: vec!["2001:db8::/64".to_owned()],
                 conflict: conflict.map(str::to_owned),
                 ..PoolState::default()
             },
@@ -146,7 +177,7 @@ mod tests {
     fn a_status_is_due_if_it_differs_and_unchanged_conditions_keep_their_time() {
         let (mut known, early, late) =
             (KnownStatuses::new(), Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
-        let first = due(&report_of(5, None), &mut known, early);
+        let first = due(&report_of(5, None), &mut known, &Gateways::default(), early);
         assert_eq!(first.len(), 1, "only objects have a status: {first:?}");
         let (name, written) = first[0].clone();
         assert_eq!(written.total.as_deref(), Some("18446744073709551616"));
@@ -162,11 +193,35 @@ mod tests {
         };
         assert_eq!(of(&written), expect(("False", 1), ("False", 1)));
         known.insert(name, (Some("u".to_owned()), written));
-        assert_eq!(due(&report_of(5, None), &mut known, late), []);
-        let later = due(&report_of(0, None), &mut known, late);
+        assert_eq!(due(&report_of(5, None), &mut known, &Gateways::default(), late), []);
+        let later = due(&report_of(0, None), &mut known, &Gateways::default(), late);
         assert_eq!(of(&later[0].1), expect(("False", 1), ("True", 2)));
-        let clashing = due(&report_of(0, Some("it overlaps")), &mut known, late);
+        let clashing = due(&report_of(0, Some("it overlaps")), &mut known, &Gateways::default(), late);
         assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "an unused pool has no available address");
         assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
+    }
+
+    #[test]
+    fn the_condition_of_an_l2_pool_names_the_gateways_that_cannot_announce_it() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let (report, now) = (report_of(5, None), Timestamp::from_second(1).unwrap());
+        let announceable = || {
+            let mut all = due(&report, &mut KnownStatuses::new(), &gateways.borrow(), now);
+            let (_, status) = all.remove(0);
+            status.conditions.into_iter().find(|one| one.type_ == "Announceable").map(|one| (one.status, one.message))
+        };
+        assert_eq!(announceable(), None, "a pool that is announced by routes");
+        Gateways::serve_l2(&gateways, &["2001:db8::/64".parse().unwrap()]);
+        assert_eq!(announceable(), None, "no gateway has said anything");
+        let open = |name: &str, net: &str| {
+            let one = Connection::open(&gateways, name, "1", Vec::new());
+            one.report(Report { links: Some(vec![net.parse().unwrap()]), ..Report::default() });
+            one
+        };
+        let _one = open("edge-1", "2001:db8::/64");
+        assert_eq!(announceable(), Some(("True".to_owned(), String::new())));
+        let _two = open("edge-2", "192.0.2.0/24");
+        let (status, message) = announceable().unwrap();
+        assert!(status == "False" && message.contains("gateway edge-2 cannot answer"), "{message}");
     }
 }

@@ -9,17 +9,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Service};
-use kube::api::{DeleteParams, ListParams, ObjectList};
+use kube::api::{DeleteParams, ListParams, ObjectList, Patch};
 use kube::{Api, ResourceExt};
 use proto::ServiceName;
+use serde_json::json;
 
 use super::accepted;
 use super::finalizer::removal;
 use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LeaseCandidate, RENEW_DEADLINE, RETRY_PERIOD};
-use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch};
+use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch, patch_params};
 use crate::plan::tenure::Tenure;
 use crate::world::World;
 use crate::world::change::Change;
@@ -35,6 +37,8 @@ pub use paced::RequestError;
 /// Observation time of the Lease. A leader that does not renew it for [`RENEW_DEADLINE`] steps down; the second is for
 /// the time that a read takes.
 const LEADER_OBSERVED_FOR: Duration = Duration::from_secs(RENEW_DEADLINE.as_secs() + 1);
+/// Longest wait for the end of controllers that were told to end: the grace period of their Pods, twice.
+const SCALED_DOWN_MAX: Duration = Duration::from_secs(60);
 /// Objects per request of a list.
 const PAGE: u32 = 500;
 /// Maximum number of attempts for a Service that changes all the time.
@@ -104,6 +108,25 @@ pub async fn check_no_leader(cluster: &Cluster, group: &str) -> Result<(), Relea
         tokio::time::sleep(RETRY_PERIOD).await;
     }
     Ok(())
+}
+
+/// Scales a Deployment of controllers, in our own namespace, to no replicas, and waits until none leads.
+///
+/// # Errors
+/// If it cannot be scaled, or a controller still leads after [`SCALED_DOWN_MAX`].
+pub async fn scale_down(cluster: &Cluster, group: &str, deployment: &str) -> Result<(), ReleaseError> {
+    let deployments = Api::<Deployment>::namespaced(cluster.client.clone(), &cluster.namespace);
+    let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    let mut requests = PacedRequests::new(cluster);
+    let scale = async || accepted(deployments.patch_scale(deployment, &patch_params(), &patch).await, &[]);
+    requests.send("patch deployments/scale", 0, scale).await?;
+    let until = Instant::now() + SCALED_DOWN_MAX;
+    loop {
+        match check_no_leader(cluster, group).await {
+            Err(ReleaseError::Led { .. }) if Instant::now() < until => tokio::time::sleep(RETRY_PERIOD).await,
+            ended => return ended,
+        }
+    }
 }
 
 /// Releases Services and passes each to `report`. With `is_dry` it changes nothing.

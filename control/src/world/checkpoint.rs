@@ -163,9 +163,7 @@ impl Checkpoint {
 
 /// Index of the text of a Service: FNV-1a, which is the same in every build.
 fn text_of(name: &ServiceName, count: usize) -> usize {
-    let bytes = name.namespace.bytes().chain([b'/']).chain(name.name.bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-    usize::try_from(hash % u64::try_from(count).unwrap_or(1).max(1)).unwrap_or_default()
+    usize::try_from(proto::fnv1a(name.to_string().as_bytes()) % u64::try_from(count).unwrap_or(1).max(1)).unwrap_or_default()
 }
 
 fn joined(mut lines: Vec<String>) -> String {

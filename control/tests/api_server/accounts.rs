@@ -69,6 +69,10 @@ impl Accounts {
         self.by_token.insert(token.to_owned(), account);
     }
 
+    pub fn remove_account(&mut self, token: &str) {
+        self.by_token.remove(token);
+    }
+
     /// The user of an `Authorization` header.
     pub fn identify(&self, authorization: &str) -> Result<&Account, ApiResponse> {
         authorization.strip_prefix("Bearer ").and_then(|token| self.by_token.get(token)).ok_or_else(ApiResponse::unauthorized)

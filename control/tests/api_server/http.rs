@@ -120,6 +120,7 @@ fn handle(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, 
     if shared.not_installed.lock().unwrap().contains(&kind) {
         return Err(ApiResponse::page_not_found());
     }
+    admit(request, shared)?;
     let response = match (request.method.as_str(), key.name.is_empty()) {
         ("GET", true) if request.is_watch() => {
             let (events, shared) = (watch(request, shared)?, Arc::clone(shared));
@@ -144,6 +145,20 @@ fn handle(request: &ApiRequest, shared: &Arc<Shared>) -> Result<Response<Body>, 
         install(request, shared);
     }
     Ok(to_http(response))
+}
+
+/// Refuses writes of the objects that the test named.
+fn admit(request: &ApiRequest, shared: &Shared) -> Result<(), ApiResponse> {
+    let (kind, created) = (request.key.kind, request.option("/metadata/name"));
+    let name = match request.method.as_str() {
+        "POST" => created.as_ref().and_then(Value::as_str).unwrap_or_default(),
+        "PATCH" | "PUT" => &request.key.name,
+        _ => return Ok(()),
+    };
+    match shared.refused.lock().unwrap().get(&(kind, name.to_owned())) {
+        Some(message) => Err(ApiResponse::refused_by_policy(kind, name, message)),
+        None => Ok(()),
+    }
 }
 
 /// Installs or removes a kind after its definition was created or deleted.

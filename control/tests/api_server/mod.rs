@@ -3,8 +3,8 @@
 //!
 //! **Invariant.** It answers unknown requests with 501, so that no test depends on something that only this server
 //! does. Its cache of roles is empty at the start, like that of a real server: see `accounts`. Deliberately not here:
-//! other resources, selectors other than for one name, JSON patches, server-side apply, admission, and controllers. Two
-//! controllers are simulated: one empties namespaces, the other makes EndpointSlices for the Pods that a Service
+//! other resources, selectors other than for one name, JSON patches, server-side apply, admission that changes objects,
+//! and controllers; admission refuses the objects that a test names. Two controllers are simulated: one empties namespaces, the other makes EndpointSlices for the Pods that a Service
 //! selects. Where there are no Pods, tests write EndpointSlices.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -128,6 +128,8 @@ struct Shared {
     connections: tokio::sync::watch::Sender<usize>,
     accounts: Mutex<Accounts>,
     not_installed: Mutex<BTreeSet<Kind>>,
+    /// Objects whose writes admission refuses, with its message.
+    refused: Mutex<BTreeMap<(Kind, String), String>>,
     faults: Mutex<Vec<FaultRule>>,
     log: Mutex<Vec<LoggedRequest>>,
     /// When the last event of each kind was handed to the connection of a watch, which sends it at once.
@@ -153,6 +155,7 @@ impl ApiServer {
             connections: tokio::sync::watch::Sender::new(0),
             accounts: Mutex::new(Accounts::new()),
             not_installed: Mutex::default(),
+            refused: Mutex::default(),
             faults: Mutex::default(),
             log: Mutex::default(),
             events_sent: Mutex::default(),
@@ -193,6 +196,21 @@ impl ApiServer {
     /// Removes a custom kind with all its objects, like the deletion of its definition, or restores it.
     pub fn set_installed(&self, kind: Kind, is_installed: bool) {
         self.shared.set_installed(kind, is_installed);
+    }
+
+    /// Lets admission refuse every write of the objects of this kind and name, like a policy with this message.
+    pub fn refuse(&self, kind: Kind, name: &str, message: &str) {
+        self.shared.refused.lock().unwrap().insert((kind, name.to_owned()), message.to_owned());
+    }
+
+    /// Lets admission accept them again.
+    pub fn accept(&self, kind: Kind, name: &str) {
+        self.shared.refused.lock().unwrap().remove(&(kind, name.to_owned()));
+    }
+
+    /// Removes the user of a token, like the end of a bound token.
+    pub fn remove_account(&self, token: &str) {
+        self.shared.accounts.lock().unwrap().remove_account(token);
     }
 
     /// Sets the server's clock; RFC 3339 with seconds.

@@ -157,6 +157,13 @@ impl ApiResponse {
         Self::status(403, "Forbidden", message, Some(details))
     }
 
+    /// 422: a ValidatingAdmissionPolicy refuses the object.
+    pub fn refused_by_policy(kind: Kind, name: &str, message: &str) -> Self {
+        Self::about(422, "Invalid", kind, name, |object| {
+            format!("{object} is forbidden: ValidatingAdmissionPolicy 'test' with binding 'test' denied request: {message}")
+        })
+    }
+
     pub fn unauthorized() -> Self {
         Self::status(401, "Unauthorized", "Unauthorized".to_owned(), None)
     }

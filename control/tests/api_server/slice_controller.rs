@@ -49,7 +49,10 @@ fn slice(store: &Store, service: &Value) -> Option<Value> {
     let (metadata, spec) = (&service["metadata"], &service["spec"]);
     let selector = spec["selector"].as_object().filter(|selector| !selector.is_empty())?;
     let namespace = metadata["namespace"].as_str()?;
-    let is_selected = |pod: &&Value| selector.iter().all(|(key, value)| pod["metadata"]["labels"][key] == *value);
+    let is_labelled = |pod: &&Value| selector.iter().all(|(key, value)| pod["metadata"]["labels"][key] == *value);
+    // Like the real controller it leaves out Pods of a Node that it does not know.
+    let node = |pod: &Value| ObjectKey::new(Kind::Node, "", pod["spec"]["nodeName"].as_str().unwrap_or_default());
+    let is_selected = |pod: &&Value| is_labelled(pod) && store.get(&node(pod)).is_ok();
     let pods: Vec<&Value> = store.list(Kind::Pod, namespace).into_iter().filter(is_selected).collect();
     let endpoint = |pod: &&Value| {
         let conditions = pod["status"]["conditions"].as_array();

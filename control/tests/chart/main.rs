@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use control::config::controller::ControllerFile;
 use helm::{documents_of, merge, read_yaml, render};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Service, ServiceAccount};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -45,6 +46,11 @@ fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
 
 fn find<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+/// Whether Helm creates the object only for a step, such as the deletion of the release.
+fn is_hook(object: &Value) -> bool {
+    object["metadata"]["annotations"]["helm.sh/hook"].is_string()
 }
 
 /// The controller's configuration in these objects, parsed as the controller does it.
@@ -94,6 +100,8 @@ fn all_values_changed() -> Value {
 #[test]
 fn the_chart_with_default_values_equals_the_plain_files() {
     let mut objects = rendered(&json!({}));
+    // Without Helm `sluice-controller uninstall` is called by hand.
+    objects.retain(|object| !is_hook(object));
     for object in &mut objects {
         // This annotation restarts Pods when the configuration changes. With the plain file this is manual, as its
         // comment says.
@@ -194,6 +202,7 @@ fn decoded_as_api_type(object: &Value) -> Value {
         "Service" => read::<Service>(object),
         "Deployment" => read::<Deployment>(object),
         "DaemonSet" => read::<DaemonSet>(object),
+        "Job" => read::<Job>(object),
         "PodDisruptionBudget" => read::<PodDisruptionBudget>(object),
         "ClusterRole" => read::<ClusterRole>(object),
         "ClusterRoleBinding" => read::<ClusterRoleBinding>(object),
@@ -295,6 +304,7 @@ fn values_are_checked_by_the_schema() {
         (json!({"tls": {"secret": ""}}), ".tls.secret"),
         (json!({"service": {"nodePort": 70_000}}), ".service.nodePort"),
         (json!({"metrics": {"serviceMonitor": 1}}), ".metrics.serviceMonitor"),
+        (json!({"uninstall": {"enabled": "no"}}), ".uninstall.enabled"),
         (json!({"gateway": {"enabled": "yes"}}), ".gateway.enabled"),
         (json!({"gateway": {"capabilities": ["CAP_net_admin"]}}), ".gateway.capabilities[0]"),
         (json!({"gateway": {"hugepages": true}}), ".gateway.hugepages"),
@@ -309,6 +319,50 @@ fn values_are_checked_by_the_schema() {
     let mut known = named(&schema["properties"]);
     known.retain(|key| key != "global");
     assert_eq!(known, named(&read_yaml(&deploy("chart/values.yaml"))), "every value has a rule, and every rule has a value");
+}
+
+#[test]
+fn a_release_is_uninstalled_by_a_hook_before_anything_is_deleted() {
+    let objects = rendered(&json!({}));
+    let hooks: Vec<_> = objects.iter().filter(|object| is_hook(object)).collect();
+    let kinds: Vec<_> = hooks.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["Role", "RoleBinding", "Job"]);
+    for hook in &hooks {
+        assert_eq!(hook["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
+        assert_eq!(hook["metadata"]["annotations"]["helm.sh/hook-delete-policy"], "before-hook-creation,hook-succeeded");
+    }
+    let [deployment, account] = ["Deployment", "ServiceAccount"].map(|kind| find(&objects, kind)[0]["metadata"]["name"].clone());
+    let rules = &hooks[0]["rules"];
+    assert_eq!(rules[0]["resourceNames"], json!([deployment]));
+    assert_eq!((&rules[0]["resources"], &rules[0]["verbs"]), (&json!(["deployments/scale"]), &json!(["patch"])));
+    assert_eq!((&hooks[1]["subjects"][0]["name"], &hooks[1]["roleRef"]["name"]), (&account, &hooks[0]["metadata"]["name"]));
+    let pod = &hooks[2]["spec"]["template"]["spec"];
+    let of_deployment = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(container["args"], json!(["uninstall", "--config", "/etc/sluice/controller.yaml", "--scale-down", deployment]));
+    assert_eq!((&pod["serviceAccountName"], &container["image"]), (&account, &of_deployment["containers"][0]["image"]));
+    assert_eq!(
+        (&pod["securityContext"]["runAsNonRoot"], &container["securityContext"]["capabilities"]),
+        (&json!(true), &json!({"drop": ["ALL"]}))
+    );
+    assert!(!rendered(&json!({"uninstall": {"enabled": false}})).iter().any(is_hook));
+}
+
+#[test]
+fn followers_send_gateways_to_the_pod_of_the_leader_or_to_its_node() {
+    for (objects, field) in [
+        (documents("controller.yaml"), "status.podIP"),
+        (rendered(&json!({})), "status.podIP"),
+        (rendered(&json!({"hostNetwork": true})), "status.hostIP"),
+    ] {
+        let container = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+        assert!(container["args"].as_array().unwrap().ends_with(&[json!("--advertise-host"), json!("$(ADVERTISE_HOST)")]));
+        let variable = &container["env"][0];
+        assert_eq!(
+            (&variable["name"], &variable["valueFrom"]["fieldRef"]["fieldPath"]),
+            (&json!("ADVERTISE_HOST"), &json!(field))
+        );
+    }
 }
 
 #[test]

@@ -37,6 +37,50 @@ async fn edge_gateways_follow_changes_of_services_and_failed_writes() {
     }
 }
 
+#[tokio::test]
+async fn a_gateway_whose_object_is_refused_hides_no_other_and_a_deleted_object_returns() {
+    let (server, user) = User::with_test_server().await;
+    for name in ["edge-1", "edge-3"] {
+        server.refuse(Kind::EdgeGateway, name, "not this one");
+    }
+    let installation = Installation::start(&user).await;
+    let _others = ["edge-2", "edge-3", "edge-4"].map(|name| installation.add_gateway(name));
+    let uid = |name: &str| server.get(Kind::EdgeGateway, "", name).map(|object| object["metadata"]["uid"].clone());
+    let is_shown =
+        |name: &str| server.get(Kind::EdgeGateway, "", name).is_some_and(|object| object["status"]["ready"].is_string());
+    wait_for("the others", async || is_shown("edge-2") && is_shown("edge-4"), |shown| *shown).await;
+    let first = uid("edge-2");
+    server.delete(Kind::EdgeGateway, "", "edge-2");
+    wait_for("a new object", async || uid("edge-2"), |now| now.is_some() && *now != first).await;
+    wait_for("its status", async || is_shown("edge-2"), |shown| *shown).await;
+    assert_eq!((uid("edge-1"), uid("edge-3")), (None, None));
+    let attempts = server.log().iter().filter(|logged| logged.method == "POST" && logged.body.contains("edge-1")).count();
+    assert!(attempts >= 1);
+}
+
+#[tokio::test]
+async fn many_new_services_cost_few_writes_of_edge_gateways() {
+    let (server, user) = User::with_test_server().await;
+    let installation = Installation::start(&user).await;
+    let _others: Vec<_> = (2..6).map(|number| installation.add_gateway(&format!("edge-{number}"))).collect();
+    let objects = || server.list(Kind::EdgeGateway, "");
+    let are_ready =
+        |objects: &Vec<serde_json::Value>| objects.iter().filter(|one| one["status"]["ready"].is_string()).count() == 5;
+    wait_for("five gateways", async || objects(), are_ready).await;
+    let since = server.log().len();
+    for number in 0..12 {
+        user.add(&format!("web-{number}"), &json!({})).await;
+        user.wait_for_ingress(&format!("web-{number}")).await;
+    }
+    let have_count = |objects: &Vec<serde_json::Value>| objects.iter().all(|one| one["status"]["services"] == 12);
+    wait_for("the number of Services", async || objects(), have_count).await;
+    let requests = |method: &str| {
+        let log = server.log().split_off(since);
+        log.into_iter().filter(|one| one.method == method && one.path.contains("/edgegateways") && !one.is_watch()).count()
+    };
+    assert!(requests("PATCH") < 5 * 12 / 2 && requests("GET") == 0, "{} patches, {} lists", requests("PATCH"), requests("GET"));
+}
+
 /// A gateway that owns these groups of 16, with a partner and a router.
 fn fleet(owned: u64, lag_ms: u64) -> FleetReport {
     let election = ElectionReport { groups: 16, owned, takeovers: owned.count_ones().into(), ..Default::default() };

@@ -31,9 +31,20 @@ impl ReceivedState {
     }
 }
 
+/// Whether a gateway reaches its controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    /// It has vanished: the controller sees the end of the stream, and the gateway keeps what it has.
+    Cut,
+    /// The stream is open, but the gateway neither reads nor acknowledges anything.
+    Stalled,
+}
+
 pub struct Gateway {
     received: Arc<Mutex<ReceivedState>>,
     fleet: watch::Sender<Option<FleetReport>>,
+    link: watch::Sender<Link>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -63,12 +74,40 @@ impl Gateway {
         let received = Arc::new(Mutex::new(ReceivedState::default()));
         let (name, socket, state) = (name.to_owned(), socket.to_owned(), Arc::clone(&received));
         let (fleet, mut reported) = watch::channel(None);
+        let (link, mut linked) = watch::channel(Link::Up);
         let task = tokio::spawn(async move {
-            while watch_controller(&name, &socket, &state, reports, &mut reported).await.is_err() {
+            let mut cut = linked.clone();
+            loop {
+                tokio::select! {
+                    ended = watch_controller(&name, &socket, (&state, reports), &mut reported, &mut linked) => {
+                        if ended.is_ok() {
+                            return;
+                        }
+                    }
+                    _ = async { cut.wait_for(|link| *link == Link::Cut).await.map(drop) } => {}
+                }
                 tokio::time::sleep(Duration::from_millis(20)).await;
+                if cut.wait_for(|link| *link != Link::Cut).await.is_err() {
+                    return;
+                }
             }
         });
-        Self { received, fleet, task }
+        Self { received, fleet, link, task }
+    }
+
+    /// Vanishes until [`Gateway::return_to_controller`]: it keeps what it received, as a gateway behind a broken link
+    /// goes on forwarding.
+    pub fn vanish(&self) {
+        self.link.send_replace(Link::Cut);
+    }
+
+    /// Stays connected, but takes and acknowledges nothing until [`Gateway::return_to_controller`].
+    pub fn stall(&self) {
+        self.link.send_replace(Link::Stalled);
+    }
+
+    pub fn return_to_controller(&self) {
+        self.link.send_replace(Link::Up);
     }
 
     /// Reports this about the fleet.
@@ -84,9 +123,9 @@ impl Gateway {
 async fn watch_controller(
     name: &str,
     socket: &Path,
-    received: &Mutex<ReceivedState>,
-    reports: bool,
+    (received, reports): (&Mutex<ReceivedState>, bool),
     fleet: &mut watch::Receiver<Option<FleetReport>>,
+    link: &mut watch::Receiver<Link>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
     let (requests, receiver) = mpsc::channel(16);
@@ -94,7 +133,9 @@ async fn watch_controller(
     requests.send(WatchRequest { message: Some(Message::Hello(hello)) }).await?;
     let mut responses = client.watch(ReceiverStream::new(receiver)).await?.into_inner();
     loop {
+        link.wait_for(|link| *link != Link::Stalled).await?;
         let response = tokio::select! {
+            Ok(()) = async { link.wait_for(|link| *link == Link::Stalled).await.map(drop) } => continue,
             response = responses.message() => response?,
             Ok(()) = fleet.changed() => {
                 let report = Report { ready: true, fleet: fleet.borrow_and_update().clone(), ..Report::default() };

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::api_server::Kind;
 use crate::installation::Installation;
 use crate::user::{User, condition, has_finalizer, wait_for};
 
@@ -88,4 +89,45 @@ async fn pools_of_two_groups_are_kept_apart() {
     let annotations = json!({"sluice.dev/gateway-group": "east", "sluice.dev/addresses": "203.0.113.65"});
     user.add("wrong", &json!({"metadata": {"annotations": annotations}})).await;
     user.wait_for_reason("wrong", "AddressAssigned", "False OutsidePools").await;
+}
+
+#[tokio::test]
+async fn two_installations_of_two_classes_serve_each_their_own_services() {
+    let (server, user) = User::with_test_server().await;
+    let first = Installation::start(&user).await;
+    let second = Installation::start_beside(&user, "second", "198.51.100.0-198.51.100.9").await;
+    user.add("web", &json!({})).await;
+    user.add_service("other", &Installation::class_beside(&user, "second")).await;
+    assert!(user.wait_for_address("web").await.starts_with("192.0.2."));
+    assert!(user.wait_for_address("other").await.starts_with("198.51.100."));
+    first.wait_until_served(&user, "web", 1).await;
+    second.wait_until_served(&user, "other", 1).await;
+    let [web, other] = ["web", "other"].map(|name| user.full_name(name));
+    assert!(!first.received().services.contains_key(&other) && !second.received().services.contains_key(&web));
+
+    // A gateway that has vanished keeps what it had; admission that refuses one object concerns no other.
+    second.gateway().vanish();
+    server.refuse(Kind::Service, "refused", "no such Service here");
+    assert!(user.try_add("refused").await.is_err_and(|message| message.contains("no such Service here")));
+    user.delete_service("other").await;
+    user.wait_until_deleted("other").await;
+    assert_eq!(second.received().backends(&other), 1, "it cannot know that the Service is gone");
+    second.gateway().return_to_controller();
+    second.wait_until_withdrawn(&user, "other").await;
+    server.accept(Kind::Service, "refused");
+    assert_eq!(user.try_add("refused").await, Ok(()));
+    user.wait_for_address("refused").await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_acknowledges_nothing_stays_connected_and_delays_no_address_of_a_vip_mode() {
+    let (_server, user) = User::with_test_server().await;
+    let home = Installation::start(&user).await;
+    home.wait_for_state("a first message", |received| received.messages > 0).await;
+    home.gateway().stall();
+    user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/mode": "dnat"}}})).await;
+    user.wait_for_address("web").await;
+    assert_eq!(home.received().backends(&user.full_name("web")), 0);
+    home.gateway().return_to_controller();
+    home.wait_until_served(&user, "web", 1).await;
 }

@@ -58,6 +58,37 @@ impl Installation {
         installation
     }
 
+    /// A second installation on the same cluster, with a class, a group, a gateway and a pool of its own. Its pools are
+    /// those of the first, too, if their objects name no class.
+    pub async fn start_beside(user: &User, name: &str, addresses: &str) -> Self {
+        let socket = user.directory().join(format!("{name}.sock"));
+        let mut installation = Self::without_gateway(user, |settings| {
+            settings.listen = Listen::unix(socket.clone());
+            settings.group = format!("{}-{name}", user.group());
+            settings.load_balancer_class = Self::class_beside(user, name);
+            settings.pools = vec![PoolSpec::new(name, vec![addresses.parse().unwrap()])];
+        })
+        .await;
+        (installation.socket, installation.gateway_name) = (socket, format!("{}-{name}", user.gateway));
+        installation.connect_gateway();
+        installation
+    }
+
+    /// The class of a second installation.
+    pub fn class_beside(user: &User, name: &str) -> String {
+        format!("{}-{name}", user.class())
+    }
+
+    /// Another gateway of this installation.
+    pub fn add_gateway(&self, name: &str) -> Gateway {
+        Gateway::start_as(name, &self.socket)
+    }
+
+    /// The gateway.
+    pub fn gateway(&self) -> &Gateway {
+        self.gateway.as_ref().expect("a gateway is connected")
+    }
+
     pub fn connect_gateway(&mut self) {
         self.gateway = Some(Gateway::start_as(&self.gateway_name, &self.socket));
     }
@@ -76,12 +107,12 @@ impl Installation {
 
     /// Lets the gateway report this about the fleet.
     pub fn report_fleet(&self, fleet: FleetReport) {
-        self.gateway.as_ref().expect("a gateway is connected").report_fleet(fleet);
+        self.gateway().report_fleet(fleet);
     }
 
     /// The state that the gateway received.
     pub fn received(&self) -> ReceivedState {
-        self.gateway.as_ref().expect("a gateway is connected").received()
+        self.gateway().received()
     }
 
     /// Stops the controller and waits until it has stopped.

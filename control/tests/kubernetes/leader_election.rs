@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use clap::Parser as _;
-use control::kubernetes::lease::{LEASE, RENEW_DEADLINE, RETRY_PERIOD};
+use control::config::settings::Listen;
+use control::healthz::{Pages as _, Probes};
+use control::kubernetes::lease::{LEASE, Leadership, RENEW_DEADLINE, RETRY_PERIOD};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::v1::{Generation, Hello, WatchRequest, WatchResponse};
@@ -15,8 +16,9 @@ use tokio::process::{Child, Command};
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use crate::api_server::{ApiServer, Availability, Kind};
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind};
 use crate::gateway::{Gateway, dial};
+use crate::installation::Installation;
 use crate::user::{User, wait_for};
 
 /// Extra time for every wait on a busy machine.
@@ -25,6 +27,7 @@ const SLACK: Duration = Duration::from_secs(60);
 /// A `sluice-controller` process.
 struct Replica {
     socket: PathBuf,
+    log: PathBuf,
     child: Child,
 }
 
@@ -34,7 +37,7 @@ impl Replica {
         let dir = user.directory().join(name);
         std::fs::create_dir_all(&dir).unwrap();
         let file = |end: &str| dir.join(format!("controller.{end}"));
-        let (config, socket) = (file("yaml"), file("sock"));
+        let (config, socket, log) = (file("yaml"), file("sock"), file("log"));
         let text = format!(
             "listen: \"unix:{0}\"\nadmin: {{listen: \"unix:{0}.admin\"}}\nkubernetes: {{kubeconfig: {1}, namespace: {2}, loadBalancerClass: {3}}}\n\
              pools: [{{name: default, addresses: [192.0.2.100-192.0.2.199]}}]\n",
@@ -45,9 +48,9 @@ impl Replica {
         );
         std::fs::write(&config, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-controller"));
-        let child =
-            command.args(["run", "--config", config.to_str().unwrap()]).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
-        Self { socket, child }
+        command.args(["run", "--config", config.to_str().unwrap()]).stderr(std::fs::File::create(&log).unwrap());
+        let child = command.kill_on_drop(true).spawn().unwrap();
+        Self { socket, log, child }
     }
 
     /// The first response to a gateway that already has the state in `have`. The gateway dials until the controller
@@ -256,4 +259,96 @@ async fn a_controller_only_gets_creates_and_updates_its_lease() {
         assert!(is_allowed(&logged.method, is_named) && !logged.is_watch(), "{logged:?}");
     }
     assert_eq!(lease_holder(&server, &user), None, "the Lease is released");
+}
+
+/// The leader has seen everything already when its term begins: what it reads then is the metadata of Services.
+#[tokio::test]
+async fn a_follower_watches_and_a_take_over_lists_no_objects() {
+    let (server, user) = User::with_test_server().await;
+    let (mut leader, standby) = two_replicas(&server, &user).await;
+    let before = (user.ingress("web").await, user.ingress("mail").await);
+    let gateway = Gateway::start(&standby.socket);
+    // A write that the successor has to see before it plans.
+    user.add("late", &serde_json::json!({"metadata": {"annotations": {"sluice.dev/mode": "dnat"}}})).await;
+    let late = user.wait_for_ingress("late").await;
+    let since = server.log().len();
+    let written = status_writes(&server);
+    leader.stop("-TERM").await;
+    wait_for("the other leads", async || standby.leads().await, |leads| *leads).await;
+    wait_for("its state", async || gateway.received().services.len(), |count| *count == 3).await;
+    let lists = |path: &str| {
+        let log = server.log();
+        let all =
+            log[since..].iter().filter(|logged| logged.method == "GET" && !logged.is_watch() && logged.path.ends_with(path));
+        all.count()
+    };
+    for kind in ["/endpointslices", "/nodes", "/namespaces", "/addresspools"] {
+        assert_eq!(lists(kind), 0, "{kind}");
+    }
+    assert_eq!(lists("/services"), 1, "their metadata");
+    assert_eq!((user.ingress("web").await, user.ingress("mail").await, user.ingress("late").await), (before.0, before.1, late));
+    assert!(status_writes(&server) <= written + 1, "the finalizer of `late` at most");
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_read_the_lease_is_not_ready() {
+    let (server, user) = User::with_test_server().await;
+    let leader = Installation::without_gateway(&user, |_| {}).await;
+    let ready = async |probes: &Probes| probes.ready().await;
+    wait_for("a leader", async || ready(&leader.running().probes).await, Result::is_ok).await.unwrap();
+    let standby = Installation::without_gateway(&user, |settings| {
+        settings.listen = Listen::unix(user.directory().join("standby.sock"));
+    })
+    .await;
+    wait_for("a follower", async || ready(&standby.running().probes).await, Result::is_ok).await.unwrap();
+    let refusal = Fault::Unauthorized;
+    server.inject(FaultRule { fault: refusal, times: usize::MAX, method: "GET", path_contains: "/leases", watch: false });
+    let unready = wait_for("no readiness", async || ready(&standby.running().probes).await, Result::is_err).await;
+    assert_eq!(unready, Err("the leader is not known; the log says why"));
+    assert_eq!(ready(&leader.running().probes).await, Ok(()), "it renews the Lease");
+    server.clear_faults();
+    wait_for("a follower again", async || ready(&standby.running().probes).await, Result::is_ok).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_may_not_be_renewed_is_told_as_refused() {
+    let (server, user) = User::with_test_server().await;
+    let leader = Replica::start(&user, "one");
+    wait_for("a leader", async || leader.leads().await, |leads| *leads).await;
+    for method in ["PUT", "GET"] {
+        server.inject(FaultRule { fault: Fault::Forbidden, times: usize::MAX, method, path_contains: "/leases", watch: false });
+    }
+    let log = async || std::fs::read_to_string(&leader.log).unwrap();
+    let log = wait_for("the end of its term", log, |log| log.contains("could not be renewed")).await;
+    assert!(log.contains("the API server forbids it (403") && !log.contains("does not answer"), "{log}");
+}
+
+#[tokio::test]
+async fn a_deleted_lease_makes_no_second_leader() {
+    let (server, user) = User::with_test_server().await;
+    let leader = Installation::without_gateway(&user, |_| {}).await;
+    let standby = Installation::without_gateway(&user, |settings| {
+        settings.listen = Listen::unix(user.directory().join("standby.sock"));
+    })
+    .await;
+    let leads = |one: &Installation| matches!(*one.running().probes.leadership.borrow(), Leadership::Leading { .. });
+    let one_leads = async || u8::from(leads(&leader)) + u8::from(leads(&standby));
+    wait_for("a leader", &one_leads, |count| *count == 1).await;
+    let (first, other) = if leads(&leader) { (&leader, &standby) } else { (&standby, &leader) };
+    let knows = async || matches!(*other.running().probes.leadership.borrow(), Leadership::Following(Some(_)));
+    wait_for("a follower", knows, |knows| *knows).await;
+    let lease = format!("sluice-controller-{}", user.group());
+    let held_by = || {
+        let lease = server.get(Kind::Lease, &user.namespace, &lease)?;
+        lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+    };
+    let holder = held_by();
+    assert!(holder.is_some());
+    server.delete(Kind::Lease, &user.namespace, &lease);
+    let again = async || {
+        assert!(!leads(other), "a second leader beside the first");
+        held_by()
+    };
+    wait_for("a new Lease of the same leader", again, |now| *now == holder).await;
+    wait_for("it leads", async || leads(first), |leads| *leads).await;
 }

@@ -8,6 +8,7 @@ mod api_proxy;
 mod api_server;
 mod conditions;
 mod controller;
+mod credentials;
 mod edge_gateways;
 mod events;
 mod finalizers;

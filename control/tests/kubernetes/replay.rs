@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use control::config::settings::{ControllerSettings, Source};
-use control::kubernetes::{connect, follow};
+use control::kubernetes::{Following, connect, follow};
 use control::plan::{Memory, plan};
 use control::world::World;
 use control::world::change::Change;
@@ -120,10 +120,11 @@ impl WatchedWorld {
         std::fs::write(file.path(), kubeconfig).unwrap();
         let cluster = connect(Some(file.path())).await.unwrap();
         let (sender, changes) = mpsc::channel(16);
-        tokio::spawn(follow(Arc::new(cluster), sender));
+        tokio::spawn(follow(Following::new(Arc::new(cluster), sender)));
         let mut world = World::default();
         world.apply(Change::OverridesReplaced(Box::default()));
         world.apply(Change::CheckpointReplaced(Box::default()));
+        world.apply(Change::GatewaysReplaced(BTreeMap::new()));
         Self { world, changes }
     }
 

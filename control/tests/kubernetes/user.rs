@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use control::kubernetes::{Cluster, connect};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -107,6 +107,17 @@ impl User {
         self.services().create(&PostParams::default(), &service).await.unwrap();
     }
 
+    /// Creates a Service of our class, which the server may refuse.
+    ///
+    /// # Errors
+    /// The message of the server.
+    pub async fn try_add(&self, name: &str) -> Result<(), String> {
+        let spec = json!({"type": "LoadBalancer", "loadBalancerClass": self.class(), "ports": [{"port": 80}]});
+        let service = json!({"metadata": {"name": name, "namespace": self.namespace}, "spec": spec});
+        let service: Service = serde_json::from_value(service).unwrap();
+        self.services().create(&PostParams::default(), &service).await.map(drop).map_err(|error| error.to_string())
+    }
+
     /// Creates the slice of a Service, with these ports and one endpoint.
     pub async fn add_slice(&self, name: &str, ports: &Value) {
         let labels = json!({"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "test"});
@@ -129,10 +140,17 @@ impl User {
         self.slices().patch(&format!("{name}-1"), &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
-    /// Creates a ready Pod with the label `app`, on a node that does not exist: no kubelet changes it.
+    /// Creates a ready Pod with the label `app`, on a Node without a kubelet, so that nobody changes it. The EndpointSlice
+    /// controller leaves out Pods whose Node does not exist.
     pub async fn add_ready_pod(&self, app: &str, address: &str) {
+        let nodes = Api::<Node>::all(self.cluster.client.clone());
+        let taint = json!({"key": "sluice.dev/test", "effect": "NoSchedule"});
+        let node = json!({"metadata": {"name": self.node_name()}, "spec": {"taints": [taint]}});
+        let node: Node = serde_json::from_value(node).unwrap();
+        // It stays until the end of the scenario.
+        nodes.create(&PostParams::default(), &node).await.ok();
         let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), &self.namespace);
-        let spec = json!({"nodeName": "sluice-no-node", "containers": [{"name": "main", "image": "example.com/none"}]});
+        let spec = json!({"nodeName": self.node_name(), "containers": [{"name": "main", "image": "example.com/none"}]});
         let pod: Pod = serde_json::from_value(json!({"metadata": {"name": app, "labels": {"app": app}}, "spec": spec})).unwrap();
         // A new namespace rejects Pods until it has its service account.
         let create = async || pods.create(&PostParams::default(), &pod).await.map(drop).map_err(|error| error.to_string());
@@ -140,6 +158,10 @@ impl User {
         let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
             "conditions": [{"type": "Ready", "status": "True"}]}});
         pods.patch_status(app, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
+    fn node_name(&self) -> String {
+        format!("{}-node", self.namespace)
     }
 
     /// Deletes a Pod without grace period.
@@ -280,11 +302,17 @@ impl User {
         wait_for("a later second", poll, |now| now.as_str() > created.as_str()).await;
     }
 
-    /// Removes the finalizers of all remaining Services, so that their namespace can be deleted without a controller.
-    pub async fn remove_finalizers(&self) {
+    /// Deletes all remaining Services, without a controller, and waits for their end: the namespace controller deletes them
+    /// some time later, and until then the next scenario would find their addresses in use.
+    pub async fn delete_services(&self) {
         for service in self.services().list(&ListParams::default()).await.unwrap() {
-            self.change(&service.name_any(), &json!({"metadata": {"finalizers": null}})).await;
+            let name = service.name_any();
+            self.change(&name, &json!({"metadata": {"finalizers": null}})).await;
+            // It may have been deleted before, and ended without its finalizers.
+            self.services().delete(&name, &DeleteParams::default()).await.ok();
         }
+        let left = async || self.services().list(&ListParams::default()).await.unwrap().items.len();
+        wait_for("the end of all Services", left, |count| *count == 0).await;
     }
 
     /// Removes cluster-scoped objects, after all our controllers have stopped.
@@ -294,6 +322,9 @@ impl User {
             // The scenario may have deleted it.
             self.all_pools().delete(&name, &DeleteParams::default()).await.ok();
         }
+        // Absent unless the scenario had a Pod.
+        let nodes = Api::<Node>::all(self.cluster.client.clone());
+        nodes.delete(&self.node_name(), &DeleteParams::default()).await.ok();
         let gateways = Api::<EdgeGateway>::all(self.cluster.client.clone());
         // Absent if the scenario had no gateway, or its controller did not report it.
         gateways.delete(&self.gateway, &DeleteParams::default()).await.ok();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use control::kubernetes::follow;
+use control::kubernetes::{Following, follow};
 use control::world::change::Change;
 use kube::ResourceExt;
 use objects::ReadSlice;
@@ -38,7 +38,7 @@ impl Reflector {
     async fn start(server: &ApiServer) -> Self {
         let cluster = connect_to(server).await;
         let (sender, changes) = mpsc::channel(16);
-        tokio::spawn(follow(Arc::new(cluster), sender));
+        tokio::spawn(follow(Following::new(Arc::new(cluster), sender)));
         Self {
             changes,
             services: BTreeSet::new(),

@@ -59,6 +59,14 @@ fn ports(config: &Config) -> impl Iterator<Item = (PortIndex, &PortConfig)> {
     (0..=u8::MAX).map(PortIndex).zip(&config.ports)
 }
 
+/// The prefixes of all links, for the controller: of which networks ARP and NDP can be answered.
+pub(super) fn all_prefixes(config: &Config, network: &Network) -> Vec<IpNet> {
+    let mut all: Vec<IpNet> = prefixes(config, network).flat_map(|(_, nets)| nets).map(IpNet::trunc).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
 /// The prefixes of each link: first of the ports, then of the VLAN devices on them.
 fn prefixes<'a>(config: &'a Config, network: &'a Network) -> impl Iterator<Item = (Link, &'a [IpNet])> {
     let of_ports = ports(config).map(|(index, port)| (index.into(), port.addresses.as_slice()));

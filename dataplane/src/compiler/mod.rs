@@ -133,6 +133,7 @@ impl Compiler {
             refused: Arc::default(),
             target_use: TargetUse { limit: config.targets_max, ..TargetUse::default() },
             problems: Arc::default(),
+            prefixes: addresses::all_prefixes(&config, &network).into(),
         };
         Self {
             snat,
@@ -314,6 +315,7 @@ impl Compiler {
         last.vlans = self.snat.vlans.clone();
         last.vlan_mtus = network.vlans.iter().map(|vlan| vlan.mtu).collect();
         last.vlan_addresses = network.vlans.iter().map(|vlan| vlan.addresses.clone()).collect();
+        last.prefixes = addresses::all_prefixes(&self.config, network).into();
         true
     }
 

@@ -99,6 +99,7 @@ pub struct Snapshot {
     pub(crate) refused: Arc<[(ServiceName, Refusal)]>,
     pub(crate) target_use: TargetUse,
     pub(crate) problems: Arc<[String]>,
+    pub(crate) prefixes: Arc<[IpNet]>,
 }
 
 /// The addresses for which ARP and NDP are answered, each with the sequence of the first snapshot that has answered
@@ -512,6 +513,12 @@ impl Snapshot {
     #[must_use]
     pub const fn target_use(&self) -> TargetUse {
         self.target_use
+    }
+
+    /// The networks of its ports and VLAN devices, in which it can answer ARP and NDP; each once, in order.
+    #[must_use]
+    pub const fn prefixes(&self) -> &Arc<[IpNet]> {
+        &self.prefixes
     }
 
     /// Messages about conflicts between configuration and state.

@@ -62,16 +62,14 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
     url
 }
 
-#[tokio::test]
-async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
-    let (dir, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
-    issue(dir.path(), &["controller", "edge-1"]);
-    let leads = controller(dir.path(), Leadership::Leading { epoch: "e".to_owned() }, &stop).await;
-    let leader = Leader { identity: "b".to_owned(), address: Some(leads.to_string()) };
-    let follows = controller(dir.path(), Leadership::Following(Some(leader)), &stop).await;
+/// A gateway that dials `urls`, and what it knows.
+fn gateway(
+    dir: &Path,
+    urls: Vec<ControllerUrl>,
+) -> (tokio::task::JoinHandle<Result<(), Failure>>, watch::Receiver<Option<GatewayState>>) {
     let settings = ClientSettings {
-        urls: vec![follows],
-        certificates: Some(files(dir.path(), "edge-1")),
+        urls,
+        certificates: Some(files(dir, "edge-1")),
         group: None,
         gateway: "edge-1".to_owned(),
         version: "0.1.0".to_owned(),
@@ -79,7 +77,7 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
         replication: None,
         needs_membership: false,
     };
-    let (known, mut known_in) = watch::channel(None);
+    let (known, known_in) = watch::channel(None);
     let facts = Facts {
         served: watch::channel(Served::default()).1,
         reached: watch::channel(None).1,
@@ -90,9 +88,52 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
     let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
     let membership = watch::Sender::default();
     let channels = ClientChannels { known, connected, draining, membership, contender: None, answering, facts };
-    let client = tokio::spawn(run(settings, channels));
+    (tokio::spawn(run(settings, channels)), known_in)
+}
+
+#[tokio::test]
+async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
+    let (dir, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    issue(dir.path(), &["controller", "edge-1"]);
+    let leads = controller(dir.path(), Leadership::Leading { epoch: "e".to_owned() }, &stop).await;
+    let leader = Leader { identity: "b".to_owned(), address: Some(leads.to_string()) };
+    let follows = controller(dir.path(), Leadership::Following(Some(leader)), &stop).await;
+    let (client, mut known) = gateway(dir.path(), vec![follows]);
     let is_there = |known: &Option<GatewayState>| known.as_ref().is_some_and(|known| known.state.services.len() == 1);
-    timeout(LONG, known_in.wait_for(is_there)).await.unwrap().unwrap();
+    timeout(LONG, known.wait_for(is_there)).await.unwrap().unwrap();
+    client.abort();
+    stop.cancel();
+}
+
+/// Counts the connections to a listener, and passes them on to `target` if there is one.
+async fn counted(target: Option<ControllerUrl>) -> (ControllerUrl, watch::Receiver<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (count, counted) = watch::channel(0);
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = listener.accept().await {
+            count.send_modify(|count| *count += 1);
+            let Some(ControllerUrl::Https { host, port }) = target.clone() else { continue };
+            tokio::spawn(async move {
+                let mut to = tokio::net::TcpStream::connect((host.as_str(), port)).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+            });
+        }
+    });
+    (ControllerUrl::Https { host: "127.0.0.1".to_owned(), port }, counted)
+}
+
+#[tokio::test]
+async fn the_address_of_a_leader_that_cannot_be_reached_is_not_dialled_again_and_again() {
+    let (dir, stop) = (tempfile::tempdir().unwrap(), CancellationToken::new());
+    issue(dir.path(), &["controller", "edge-1"]);
+    let (unreachable, dials_of_leader) = counted(None).await;
+    let leader = Leader { identity: "b".to_owned(), address: Some(unreachable.to_string()) };
+    let follows = controller(dir.path(), Leadership::Following(Some(leader)), &stop).await;
+    let (follows, mut dials) = counted(Some(follows)).await;
+    let (client, _known) = gateway(dir.path(), vec![follows]);
+    timeout(LONG, dials.wait_for(|count| *count == 4)).await.unwrap().unwrap();
+    assert_eq!(*dials_of_leader.borrow(), 1);
     client.abort();
     stop.cancel();
 }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use dataplane::WorkerCounters;
 use dataplane::snapshot::{ServiceView, Views};
 use imbl::ordmap::DiffItem;
-use proto::convert::reported_refusal;
+use ipnet::IpNet;
+use proto::convert::{prefixes, reported_refusal};
 use proto::v1::watch_request::Message;
 use proto::{FleetStatus, Generation, ServiceName, v1};
 use tokio::sync::watch::error::RecvError;
@@ -61,6 +62,8 @@ struct Reported {
     ready: bool,
     fleet: FleetStatus,
     services: Views,
+    /// The networks of its links; `None`: not reported yet.
+    prefixes: Option<Arc<[IpNet]>>,
     sent: BTreeMap<Arc<ServiceName>, v1::ServiceHealth>,
 }
 
@@ -120,7 +123,7 @@ async fn acknowledge(
     let Ok(mut permit) = messages.reserve().await else { return false };
     // Read before the services, which then belong to this generation or a later one.
     let Some(generation) = acknowledged.borrow_and_update().clone() else { return true };
-    if reported.refuses_otherwise(&facts.served.borrow().services)
+    if reported.differs_in_what_it_can_do(&facts.served.borrow())
         && let Some(report) = reported.news(&mut facts.clone())
     {
         permit.send(Message::Report(facts.with_figures(report)));
@@ -141,14 +144,16 @@ fn service_health(view: &ServiceView) -> v1::ServiceHealth {
 }
 
 impl Reported {
-    /// Whether a refusal was added, changed or removed. Unchanged services are not examined.
-    fn refuses_otherwise(&self, services: &Views) -> bool {
-        self.services.diff(services).any(|item| match item {
-            DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
-                self.sent.get(name).and_then(|sent| sent.refusal.clone()) != view.refusal.as_ref().map(reported_refusal)
-            }
-            DiffItem::Remove(..) => false,
-        })
+    /// Whether a refusal was added, changed or removed, or the networks have changed. Unchanged services are not examined.
+    fn differs_in_what_it_can_do(&self, served: &Served) -> bool {
+        let have_changed = self.prefixes.as_ref() != Some(&served.prefixes);
+        have_changed
+            || self.services.diff(&served.services).any(|item| match item {
+                DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
+                    self.sent.get(name).and_then(|sent| sent.refusal.clone()) != view.refusal.as_ref().map(reported_refusal)
+                }
+                DiffItem::Remove(..) => false,
+            })
     }
 
     /// The differences to the last report; `None` if there are none. Unchanged services are not examined.
@@ -172,10 +177,13 @@ impl Reported {
             }
         }
         self.services = served.services;
+        let have_changed = self.prefixes.as_ref() != Some(&served.prefixes);
+        let links = have_changed.then(|| v1::Links { prefixes: prefixes(&served.prefixes) });
+        self.prefixes = Some(served.prefixes);
         let fleet = facts.fleet.borrow_and_update().without_figures();
-        let is_news = ready != self.ready || fleet != self.fleet || !changed.is_empty() || !removed.is_empty();
+        let is_news = ready != self.ready || fleet != self.fleet || links.is_some() || !changed.is_empty() || !removed.is_empty();
         (self.ready, self.fleet) = (ready, fleet);
-        is_news.then_some(v1::Report { ready, services: changed, removed, ..v1::Report::default() })
+        is_news.then_some(v1::Report { ready, services: changed, removed, links, ..v1::Report::default() })
     }
 }
 

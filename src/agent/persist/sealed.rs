@@ -19,6 +19,8 @@ use sha2::{Digest as _, Sha256};
 /// The kernel's number of the present boot, 32 hexadecimal digits with hyphens.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const HASH_BYTES: usize = 32;
+/// Enough bytes of a file for the time at which it was written: name and version, checksum, boot, uptime, time of day.
+pub const HEAD_BYTES: usize = 128;
 
 /// A time, by both clocks of the machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -120,10 +122,21 @@ pub fn unseal<'a>(name: &'static str, bytes: &'a [u8]) -> Result<(Moment, &'a [u
     if *hash != *Sha256::digest(rest) {
         return Err(FileDamage::Checksum);
     }
-    let (uptime, rest) = if version == b'1' { (None, rest) } else { split_uptime(rest).ok_or(FileDamage::Time)? };
-    let (seconds, content) = rest.split_first_chunk().ok_or(FileDamage::Time)?;
-    let time_of_day = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(*seconds))).ok_or(FileDamage::Time)?;
-    Ok((Moment { uptime, time_of_day }, content))
+    split_moment(version, rest).ok_or(FileDamage::Time)
+}
+
+/// When a file was written, from its first [`HEAD_BYTES`] alone. The checksum is not examined.
+#[must_use]
+pub fn written(name: &'static str, head: &[u8]) -> Option<Moment> {
+    let (&version, sealed) = head.strip_prefix(name.as_bytes())?.split_first()?;
+    Some(split_moment(version, sealed.get(HASH_BYTES..)?)?.0)
+}
+
+fn split_moment(version: u8, bytes: &[u8]) -> Option<(Moment, &[u8])> {
+    let (uptime, rest) = if version == b'1' { (None, bytes) } else { split_uptime(bytes)? };
+    let (seconds, content) = rest.split_first_chunk()?;
+    let time_of_day = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(*seconds)))?;
+    Some((Moment { uptime, time_of_day }, content))
 }
 
 fn split_uptime(bytes: &[u8]) -> Option<(Option<SavedAt>, &[u8])> {

@@ -36,6 +36,8 @@ pub(super) struct StatusDocument {
     ready: bool,
     draining: bool,
     controller_connected: bool,
+    /// Whether the state is older than `maxStateAge`.
+    state_expired: bool,
     /// Counter of the state by which every worker forwards; 0 before the first.
     generation: u64,
     fleet: FleetRow,
@@ -171,6 +173,7 @@ pub(super) fn make(
         ready: status.ready,
         draining: status.draining,
         controller_connected: status.controller_connected,
+        state_expired: status.state_expired,
         generation: status.generation.map_or(0, |generation| generation.counter),
         fleet: FleetRow::from(&*sources.fleet.borrow()),
         totals: reading.totals,

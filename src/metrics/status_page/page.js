@@ -105,7 +105,8 @@ function show() {
 function showState(document_) {
   const word = document_.draining ? "Draining" : document_.ready ? "Forwarding" : "Not ready";
   const trouble = document_.totals.services_with_trouble;
-  const alone = document_.controller_connected ? "" : " · no controller: the last state stays in use";
+  const use = document_.state_expired ? "only nodes are used of the last state" : "the last state stays in use";
+  const alone = document_.controller_connected ? "" : ` · no controller: ${use}`;
   const state = byId("state");
   if (!state.firstChild) state.append(make("b"), make("span"), make("span", { class: "bad" }), make("span"), make("span"));
   set(state.children[0], { text: word, class: document_.ready ? null : "bad" });

@@ -12,7 +12,7 @@ use tonic::Code;
 /// Timeout of an answer; the API answers from memory.
 pub(in crate::client) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a request to a gateway failed, and what to do.
+/// Why a request to a gateway or a controller failed, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The socket does not exist.
@@ -64,19 +64,19 @@ pub enum ClientError {
         detail: String,
     },
     /// The connection broke after an answer.
-    #[error("the gateway behind {server} has stopped; start sluiced and repeat this command")]
+    #[error("the program behind {server} has stopped; start it (sluiced or sluice-controller) and repeat this command")]
     Gone {
         /// The server.
         server: String,
     },
     /// No answer came in time.
-    #[error("the gateway behind {server} gave no answer within {} s; look at its log", ANSWER_TIMEOUT.as_secs())]
+    #[error("the program behind {server} gave no answer within {} s; look at its log", ANSWER_TIMEOUT.as_secs())]
     Silent {
         /// The server.
         server: String,
     },
     /// The server refused to answer.
-    #[error("the gateway behind {server} answered: {message}")]
+    #[error("{server} answered: {message}")]
     Answer {
         /// The server.
         server: String,

@@ -1,7 +1,7 @@
 //! A converted pool, as the converters of both products produce it.
 
 use objects::crd::AddressPoolSpec;
-use proto::AddressRange;
+use proto::{AddressRange, AddressRangeError, NetworkError};
 
 use super::input::{ConvertError, Found, SourcePosition};
 
@@ -22,11 +22,12 @@ impl ConvertedPool {
     }
 }
 
-/// The ranges in our format: CIDRs stay, blanks are removed.
+/// The ranges in our format: CIDRs are those of their networks, as both products take them, and blanks are removed.
 pub(super) fn addresses<'a>(found: &Found, texts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ConvertError> {
     let trimmed = texts.map(|text| text.split('-').map(str::trim).collect::<Vec<_>>().join("-"));
     let checked = trimmed.map(|text| match text.parse::<AddressRange>() {
         Ok(_) => Ok(text),
+        Err(AddressRangeError::Network(NetworkError::HostBits { network, .. })) => Ok(network.to_string()),
         Err(error) => Err(found.place.error(format!("{}: {error}", found.title()))),
     });
     checked.collect()

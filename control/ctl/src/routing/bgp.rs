@@ -4,6 +4,7 @@
 //! Invariant: settings of a pool (`bgp`) come before options of the command line. Not here: the text of a configuration.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use clap::Args;
 use ipnet::{IpNet, Ipv4Subnets, Ipv6Subnets};
@@ -37,6 +38,10 @@ pub struct BgpArguments {
     /// Interval of BFD, milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 300, requires = "bfd", value_parser = clap::value_parser!(u32).range(10..=60_000))]
     pub bfd_interval: u32,
+    /// Print nothing, but compare with this file, which the daemon uses: exit code 1 if it was written for other pools, peers
+    /// or options.
+    #[arg(long, value_name = "FILE")]
+    pub check: Option<PathBuf>,
     /// Number of intervals without a packet after which BFD takes a router for dead.
     #[arg(long, value_name = "N", default_value_t = 3, requires = "bfd", value_parser = clap::value_parser!(u8).range(2..))]
     pub bfd_multiplier: u8,

@@ -253,6 +253,7 @@ impl Admin for Canned {
             used: "1".into(),
             available: "18446744073709551871".into(),
             conflict: String::new(),
+            unannounced_by: Vec::new(),
         };
         Ok(Response::new(v1::ListPoolsResponse { pools: vec![pool] }))
     }

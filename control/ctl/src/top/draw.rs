@@ -90,12 +90,13 @@ fn state(model: &Model, look: Look, now: Duration, width: u16) -> Line<'static> 
     words.push(if status.ready { "ready" } else { "not ready" }.to_owned());
     words.extend(status.draining.then(|| "draining".to_owned()));
     words.extend((is_gateway && !status.controller_connected).then(|| "no controller".to_owned()));
+    words.extend(status.state_expired.then(|| "state older than maxStateAge: nodes only".to_owned()));
     words.extend(status.generation.as_ref().map(|generation| format!("generation {}", generation.counter)));
     let restarts: u64 = status.tasks.iter().map(|task| task.restarts).sum();
     words.extend((restarts > 0).then(|| format!("{restarts} task restarts")));
     let silent = model.figures.silent.iter().map(|silent| format!("no answer from {}", silent.gateway));
     words.extend(silent);
-    let tone = if status.ready && model.figures.silent.is_empty() { Tone::Plain } else { Tone::Alarm };
+    let tone = if status.ready && !status.state_expired && model.figures.silent.is_empty() { Tone::Plain } else { Tone::Alarm };
     let every = format!("every {} s", look.delay.as_secs_f64());
     let right = format!("{}  {}", if model.is_paused { "PAUSED" } else { every.as_str() }, number::clock(now.as_secs()));
     let room = width.saturating_sub(u16::try_from(right.len()).unwrap_or(0) + 1);

@@ -25,6 +25,8 @@ pub const CLASS_CHARS_MAX: usize = 317;
 pub const COMMUNITIES_MAX: usize = 32;
 /// Maximum length of one, in characters: three numbers of 10 digits and two colons.
 const COMMUNITY_CHARS_MAX: usize = 32;
+/// The key of a label: an optional prefix that is a DNS name, a slash, and a name.
+const LABEL_KEY: &str = "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$";
 /// Maximum number of expressions of a selector, and of values of one expression.
 const EXPRESSIONS_MAX: usize = 32;
 const VALUES_MAX: usize = 64;
@@ -51,6 +53,8 @@ pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
                  "message": "expected an address, a CIDR or a range FIRST-LAST"},
                 {"rule": format!("!{is_range} || {one_family}"),
                  "message": "the ends of a range are of different families"},
+                {"rule": "!isCIDR(self) || cidr(self).masked() == cidr(self)",
+                 "message": "a CIDR has bits set beyond its length: give the network, such as 198.51.100.128/25, or the address without length"},
             ],
         },
     })
@@ -69,7 +73,7 @@ pub(super) fn selector(_: &mut SchemaGenerator) -> Schema {
                 "type": "object",
                 "required": ["key", "operator"],
                 "properties": {
-                    "key": {"type": "string", "minLength": 1, "maxLength": CLASS_CHARS_MAX},
+                    "key": {"type": "string", "minLength": 1, "maxLength": CLASS_CHARS_MAX, "pattern": LABEL_KEY},
                     "operator": {"type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
                     "values": {"type": "array", "maxItems": VALUES_MAX, "items": {"type": "string", "maxLength": 63}},
                 },

@@ -305,9 +305,10 @@ impl<'a> Reader<'a> {
         let value =
             |key: &str| self.annotations.get(key).map(|value| value.trim().to_ascii_lowercase()).filter(|v| !v.is_empty());
         let scheme = aws!("scheme");
+        let by_others = foreign::asks_for_internal(self.annotations);
         match (value(scheme).as_deref(), value(aws!("internal")).as_deref()) {
             (Some("internal"), _) => Ok(true),
-            (Some("internet-facing"), _) | (None, None | Some("false")) => Ok(false),
+            (Some("internet-facing"), _) | (None, None | Some("false")) => Ok(by_others),
             (Some(found), _) => {
                 let expected = format!("found {}, expected internal or internet-facing", note::quoted(found));
                 Err(SpecError::Annotation { key: scheme.to_owned(), expected })

@@ -1,9 +1,9 @@
 //! Annotations of other load balancers that sluice does not read. Owners get a remark, so that no user who
 //! migrates relies on an annotation without effect.
 //!
-//! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`), written by its own
-//! controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives, or named in a
-//! remark.
+//! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`, `INTERNAL`), written by its own
+//! controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives (`REFUSED`), or named
+//! in a remark.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::error::SpecError;
 use crate::note::{Cause, Remark};
 
 /// Prefixes of the annotations of other products.
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 26] = [
     "metallb.io/",
     "metallb.universe.tf/",
     "lbipam.cilium.io/",
@@ -24,6 +24,20 @@ const FAMILIES: [&str; 12] = [
     "eip.openelb.kubesphere.io/",
     "lb.kubesphere.io/",
     "protocol.openelb.kubesphere.io/",
+    "loadbalancer.openstack.org/",
+    "service.beta.kubernetes.io/openstack-internal-load-balancer",
+    "service.beta.kubernetes.io/do-loadbalancer-",
+    "service.beta.kubernetes.io/scw-loadbalancer-",
+    "load-balancer.hetzner.cloud/",
+    "service.beta.kubernetes.io/linode-loadbalancer-",
+    "service.beta.kubernetes.io/vultr-loadbalancer-",
+    "service.beta.kubernetes.io/azure-load-balancer-",
+    "service.beta.kubernetes.io/azure-allowed-",
+    "service.beta.kubernetes.io/azure-deny-",
+    "networking.gke.io/load-balancer-",
+    "cloud.google.com/load-balancer-type",
+    "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-",
+    "service.beta.kubernetes.io/oci-load-balancer-",
 ];
 /// Annotations that the module `annotations` reads, refuses or reports.
 pub(super) const READ: [&str; 28] = [
@@ -99,7 +113,8 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
         if let Some(remedy) = refused(key, value) {
             return Err(SpecError::unsupported(&format!("annotation {key}"), value, remedy));
         }
-        if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) {
+        let is_internal = || INTERNAL.iter().any(|(theirs, _)| theirs == key);
+        if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) || is_internal() {
             continue;
         }
         let advice = EQUIVALENTS.iter().find(|(theirs, _)| theirs == key).map(|(_, ours)| format!("; use sluice.dev/{ours}"));
@@ -109,19 +124,104 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
     Ok(remarks)
 }
 
+/// Annotations by which an internal load balancer is asked for, with the values that do.
+const INTERNAL: [(&str, &str); 6] = [
+    ("service.beta.kubernetes.io/azure-load-balancer-internal", "true"),
+    ("networking.gke.io/load-balancer-type", "Internal"),
+    ("cloud.google.com/load-balancer-type", "Internal"),
+    ("service.beta.kubernetes.io/openstack-internal-load-balancer", "true"),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", "intranet"),
+    ("service.beta.kubernetes.io/oci-load-balancer-internal", "true"),
+];
+
+/// Whether an annotation of another product asks for an internal load balancer.
+pub(super) fn asks_for_internal(annotations: &BTreeMap<String, String>) -> bool {
+    let asks =
+        |(key, wanted): &(&str, &str)| annotations.get(*key).is_some_and(|value| value.trim().eq_ignore_ascii_case(wanted));
+    INTERNAL.iter().any(asks)
+}
+
+/// Which values of an annotation change who may connect or what a backend receives.
+#[derive(Clone, Copy)]
+enum Refuses {
+    /// Every value.
+    All,
+    /// Every value but that which the product has without the annotation, and those that switch it off.
+    AllBut(&'static str),
+    /// A list `a=b,c=d` with `key=true`.
+    Attribute(&'static str),
+    /// A JSON object with this text in it.
+    Containing(&'static str),
+}
+
+const PROXY: &str = "a PROXY protocol is not sent: let the backends expect none, and remove it";
+const TLS: &str = "let the backends end TLS, and remove it";
+const CLIENTS: &str = "say who may connect by spec.loadBalancerSourceRanges, and remove it";
+const HEADERS: &str = "headers are not inserted: let the backends do without them, and remove it";
+
+/// Annotations that must not be ignored, with advice. A key that ends in `*` stands for all with this beginning.
+const REFUSED: [(&str, Refuses, &str); 35] = [
+    ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/aws-load-balancer-security-groups", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/aws-load-balancer-security-group-prefix-lists", Refuses::All, CLIENTS),
+    (
+        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
+        Refuses::Attribute("proxy_protocol_v2.enabled"),
+        "remove the attribute",
+    ),
+    ("service.cilium.io/src-ranges-policy", Refuses::AllBut("allow"), "source ranges only allow here; remove it"),
+    ("loxilb.io/useproxyprotov2", Refuses::AllBut("no"), PROXY),
+    ("loxilb.io/mtls-frontend-mode", Refuses::AllBut("disable"), TLS),
+    ("loadbalancer.openstack.org/proxy-protocol", Refuses::AllBut("false"), PROXY),
+    ("loadbalancer.openstack.org/x-forwarded-for", Refuses::AllBut("false"), HEADERS),
+    ("loadbalancer.openstack.org/default-tls-container-ref", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/do-loadbalancer-enable-proxy-protocol", Refuses::AllBut("false"), PROXY),
+    ("service.beta.kubernetes.io/do-loadbalancer-allow-rules", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/do-loadbalancer-deny-rules", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/do-loadbalancer-certificate-id", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v1", Refuses::AllBut("false"), PROXY),
+    ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v2", Refuses::AllBut("false"), PROXY),
+    ("service.beta.kubernetes.io/scw-loadbalancer-certificate-ids", Refuses::All, TLS),
+    ("load-balancer.hetzner.cloud/uses-proxyprotocol", Refuses::AllBut("false"), PROXY),
+    ("load-balancer.hetzner.cloud/http-certificates", Refuses::All, TLS),
+    (
+        "load-balancer.hetzner.cloud/disable-public-network",
+        Refuses::AllBut("false"),
+        "ask for a pool by sluice.dev/address-pool, and remove it",
+    ),
+    ("service.beta.kubernetes.io/linode-loadbalancer-proxy-protocol", Refuses::AllBut("none"), PROXY),
+    ("service.beta.kubernetes.io/linode-loadbalancer-default-proxy-protocol", Refuses::AllBut("none"), PROXY),
+    ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Containing("\"proxy-protocol\""), PROXY),
+    ("service.beta.kubernetes.io/linode-loadbalancer-firewall-id", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/linode-loadbalancer-firewall-acl", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/vultr-loadbalancer-proxy-protocol", Refuses::AllBut("false"), PROXY),
+    ("service.beta.kubernetes.io/vultr-loadbalancer-firewall-rules", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/azure-allowed-ip-ranges", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/azure-allowed-service-tags", Refuses::All, CLIENTS),
+    (
+        "service.beta.kubernetes.io/azure-deny-all-except-load-balancer-source-ranges",
+        Refuses::AllBut("false"),
+        "source ranges deny all others here anyway; remove it",
+    ),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol", Refuses::AllBut("off"), PROXY),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-acl-id", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cert-id", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/oci-load-balancer-connection-proxy-protocol-version", Refuses::All, PROXY),
+];
+
 /// Advice for an annotation that must not be ignored.
 fn refused(key: &str, value: &str) -> Option<&'static str> {
     let value = value.trim();
-    let aws = key.strip_prefix("service.beta.kubernetes.io/aws-load-balancer-");
-    match (key, aws) {
-        (_, Some("ssl-cert" | "ssl-ports")) if !value.is_empty() => Some("let the backends end TLS, and remove it"),
-        (_, Some("security-groups" | "security-group-prefix-lists")) if !value.is_empty() => {
-            Some("say who may connect by spec.loadBalancerSourceRanges, and remove it")
-        }
-        (_, Some("target-group-attributes")) if says_true(value, "proxy_protocol_v2.enabled") => Some("remove the attribute"),
-        ("service.cilium.io/src-ranges-policy", _) if value != "allow" => Some("source ranges only allow here; remove it"),
-        _ => None,
-    }
+    let is_key = |theirs: &str| theirs.strip_suffix('*').map_or(theirs == key, |beginning| key.starts_with(beginning));
+    let (_, refuses, advice) = REFUSED.iter().find(|(theirs, ..)| is_key(theirs))?;
+    let changes = match refuses {
+        Refuses::All => true,
+        Refuses::AllBut(usual) => !value.eq_ignore_ascii_case(usual),
+        Refuses::Attribute(name) => says_true(value, name),
+        Refuses::Containing(text) => value.contains(text),
+    };
+    (changes && !value.is_empty()).then_some(*advice)
 }
 
 /// Whether a list `a=b,c=d` contains `key=true`.
@@ -160,23 +260,39 @@ mod tests {
         }
     }
 
+    /// A row for each annotation that is refused: a value that changes something, and one that does not.
     #[test]
     fn annotations_that_change_who_may_connect_or_what_a_backend_receives_are_refused() {
-        let aws = |name: &str| format!("service.beta.kubernetes.io/aws-load-balancer-{name}");
-        let rows = [
-            (aws("ssl-cert"), "arn:aws:acm:1", true),
-            (aws("ssl-ports"), "443", true),
-            (aws("ssl-cert"), " ", false),
-            (aws("security-groups"), "sg-1", true),
-            (aws("target-group-attributes"), "a.b=c, proxy_protocol_v2.enabled=True", true),
-            (aws("target-group-attributes"), "proxy_protocol_v2.enabled=false", false),
-            ("service.cilium.io/src-ranges-policy".to_owned(), "deny", true),
-            ("service.cilium.io/src-ranges-policy".to_owned(), "allow", false),
-        ];
-        for (key, value, expected) in rows {
-            let answer = of(&key, value);
-            assert_eq!(answer.is_err(), expected, "{key} {value}: {answer:?}");
-            assert!(answer.err().is_none_or(|error| error.contains(&key) && error.contains(value)));
+        for (theirs, refuses, advice) in REFUSED {
+            let key = theirs.replace('*', "443");
+            let (refused, harmless) = match refuses {
+                Refuses::All => ("arn:aws:acm:1", ""),
+                Refuses::AllBut(usual) => ("yes", usual),
+                Refuses::Attribute(_) => ("a.b=c, proxy_protocol_v2.enabled=True", "proxy_protocol_v2.enabled=false"),
+                Refuses::Containing(_) => (r#"{"proxy-protocol": "v2"}"#, r#"{"protocol": "tcp"}"#),
+            };
+            let error = of(&key, refused).unwrap_err();
+            assert!(error.contains(&key) && error.contains(advice), "{error}");
+            for value in [harmless, " "] {
+                assert!(of(&key, value).is_ok(), "{key} {value}");
+            }
+        }
+        assert!(of("service.cilium.io/src-ranges-policy", "deny").is_err());
+        let keys: std::collections::BTreeSet<_> = REFUSED.iter().map(|(key, ..)| *key).collect();
+        assert_eq!(keys.len(), REFUSED.len());
+        assert!(
+            keys.iter().all(|key| FAMILIES.iter().any(|family| key.starts_with(family))),
+            "an annotation that is never looked at"
+        );
+    }
+
+    #[test]
+    fn annotations_that_ask_for_an_internal_load_balancer_do_so_here() {
+        let asks = |key: &str, value: &str| asks_for_internal(&[(key.to_owned(), value.to_owned())].into());
+        for (key, value) in INTERNAL {
+            assert!(asks(key, value) && asks(key, &value.to_ascii_lowercase()), "{key}");
+            assert!(!asks(key, "false") && !asks(key, "External"), "{key}");
+            assert_eq!(of(key, value), Ok(Vec::new()));
         }
     }
 }

@@ -2,13 +2,9 @@
 //! reads users and groups.
 
 use rustls::pki_types::CertificateDer;
-use webpki::EndEntityCert;
-use yasna::tags::{TAG_PRINTABLESTRING, TAG_UTF8STRING};
-use yasna::{ASN1Result, BERReader, parse_ber};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer as _;
 
-/// The type of a common name, and that of an organisation (RFC 5280, appendix A).
-const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
-const ORGANIZATION: [u64; 4] = [2, 5, 4, 10];
 /// The organisation of operators who may change something.
 const ADMINS: &str = "sluice:admins";
 /// The organisation of operators who may look.
@@ -40,48 +36,18 @@ impl Operator {
     /// The operator of a certificate that has been verified.
     #[must_use]
     pub fn of(certificate: &CertificateDer<'_>) -> Self {
-        let none = Self { name: String::new(), role: Role::None };
-        let Ok(certificate) = EndEntityCert::try_from(certificate) else { return none };
-        let Some(attributes) = attributes(certificate.subject()) else { return none };
-        let role = attributes.iter().filter(|(kind, _)| *kind == ORGANIZATION).map(|(_, text)| match text.as_str() {
+        let Ok((_, certificate)) = X509Certificate::from_der(certificate) else {
+            return Self { name: String::new(), role: Role::None };
+        };
+        let subject = certificate.subject();
+        // Of another encoding than RFC 5280 allows for new certificates a text counts as absent.
+        let roles = subject.iter_organization().filter_map(|one| one.as_str().ok()).map(|organization| match organization {
             ADMINS => Role::Change,
             VIEWERS => Role::Look,
             _ => Role::None,
         });
-        let role = role.max().unwrap_or(Role::None);
-        let name = attributes.iter().find(|(kind, _)| *kind == COMMON_NAME);
-        Self { name: name.map(|(_, text)| printable(text)).unwrap_or_default(), role }
-    }
-}
-
-/// Types and texts of a subject, whose outer tag and length are cut off. `None` if it is broken.
-fn attributes(subject: &[u8]) -> Option<Vec<(Vec<u64>, String)>> {
-    let [high, low] = u16::try_from(subject.len()).ok()?.to_be_bytes();
-    let sequence = [&[0x30, 0x82, high, low], subject].concat();
-    let mut all = Vec::new();
-    let attribute = |reader: BERReader<'_, '_>| {
-        reader.read_sequence(|parts| {
-            let kind = parts.next().read_oid()?.components().clone();
-            Ok((kind, text(parts.next())?))
-        })
-    };
-    let read = parse_ber(&sequence, |reader| {
-        reader.read_sequence_of(|set| {
-            set.read_set_of(|one| {
-                all.push(attribute(one)?);
-                Ok(())
-            })
-        })
-    });
-    read.ok().map(|()| all)
-}
-
-/// A text in the encodings that RFC 5280 allows for new certificates; of another encoding, an empty one.
-fn text(value: BERReader<'_, '_>) -> ASN1Result<String> {
-    match value.lookahead_tag()? {
-        TAG_UTF8STRING => value.read_utf8string(),
-        TAG_PRINTABLESTRING => value.read_printable_string(),
-        _ => value.read_der().map(|_| String::new()),
+        let name = subject.iter_common_name().next().and_then(|one| one.as_str().ok());
+        Self { name: name.map(printable).unwrap_or_default(), role: roles.max().unwrap_or(Role::None) }
     }
 }
 

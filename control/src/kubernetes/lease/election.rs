@@ -48,8 +48,11 @@ pub async fn elect(
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
     let mut retry = Retry::new("get, create and update leases.coordination.k8s.io", &cluster.server);
     let mut held: Option<HeldLease> = None;
+    let mut answered_at = Instant::now();
     while !stop.is_cancelled() {
         let started = Instant::now();
+        // An attempt at the deadline itself would end before it could be answered.
+        step_down_if_due(&mut held, leadership);
         let must_stop_at = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
         let attempt_ends = must_stop_at.map_or(started + ATTEMPT_MAX, |at| at.min(started + ATTEMPT_MAX));
         let attempt = timeout_at(attempt_ends.into(), attempt(&leases, &mut candidate, held.as_ref()));
@@ -58,6 +61,7 @@ pub async fn elect(
             None => break,
             Some(Ok(Ok(answer))) => {
                 retry.succeeded();
+                answered_at = started;
                 if matches!(answer, Answer::Held(_)) {
                     wait = RENEW_PERIOD;
                 }
@@ -76,13 +80,11 @@ pub async fn elect(
                 retry.failed(ApiError::Unreachable("it does not answer".to_owned()), Instant::now());
             }
         }
-        if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + RENEW_DEADLINE) {
-            warn!("the Lease could not be renewed for {RENEW_DEADLINE:?}; no longer leading, gateways keep their state");
-            held = None;
-            leadership.send_replace(Leadership::Following(None));
-        }
-        if held.is_none() && !candidate.saw_renewal(Instant::now()) {
-            leadership.send_if_modified(forget_address);
+        step_down_if_due(&mut held, leadership);
+        let is_unread = answered_at.elapsed() >= RENEW_DEADLINE;
+        if held.is_none() && (is_unread || !candidate.saw_renewal(Instant::now())) {
+            leadership
+                .send_if_modified(|leadership| if is_unread { forget_leader(leadership) } else { forget_address(leadership) });
         }
         let fence = held.as_ref().map(|held| held.renewed_at + RENEW_DEADLINE);
         let next = fence.map_or(started + wait, |fence| fence.min(started + wait));
@@ -99,12 +101,30 @@ pub async fn elect(
     }
 }
 
+/// Ends the leadership of a replica that could not renew in time.
+fn step_down_if_due(held: &mut Option<HeldLease>, leadership: &watch::Sender<Leadership>) {
+    if held.as_ref().is_some_and(|held| Instant::now() >= held.renewed_at + RENEW_DEADLINE) {
+        warn!("the Lease could not be renewed for {RENEW_DEADLINE:?}; no longer leading, gateways keep their state");
+        *held = None;
+        leadership.send_replace(Leadership::Following(None));
+    }
+}
+
 /// Stops naming a leader that may be dead, even while the API server is unreachable.
 fn forget_address(leadership: &mut Leadership) -> bool {
     match leadership {
         Leadership::Following(Some(leader)) => leader.address.take().is_some(),
         Leadership::Following(None) | Leadership::Leading { .. } => false,
     }
+}
+
+/// Stops naming a leader while the Lease cannot be read: another one may have followed it.
+fn forget_leader(leadership: &mut Leadership) -> bool {
+    let is_named = matches!(leadership, Leadership::Following(Some(_)));
+    if is_named {
+        *leadership = Leadership::Following(None);
+    }
+    is_named
 }
 
 fn take(
@@ -155,7 +175,8 @@ async fn attempt(leases: &Api<Lease>, candidate: &mut LeaseCandidate, held: Opti
         }
     }
     let Some(now) = leases.get_opt(&candidate.lease).await? else {
-        if held.is_some() {
+        // A leader whose Lease was deleted steps down first; its own next attempt creates another one.
+        if held.is_some() || !candidate.may_create(Instant::now()) {
             return Ok(Answer::NotOurs(None));
         }
         return match leases.create(&post_params(), &candidate.create()).await {

@@ -56,7 +56,7 @@ pub async fn in_new_namespace<T>(kubeconfig: &Path, act: impl AsyncFnOnce(&User)
     let namespace = namespaces.create(&PostParams::default(), &wanted).await.unwrap().name_any();
     let user = User::of_cluster(kubeconfig, &namespace).await;
     let result = act(&user).await;
-    user.remove_finalizers().await;
+    user.delete_services().await;
     namespaces.delete(&namespace, &DeleteParams::default()).await.unwrap();
     result
 }

@@ -1,0 +1,61 @@
+//! Texts of messages: parts of foreign texts, lists, and times.
+//!
+//! Invariant: no result is longer than what its caller allows, whatever the length of its input.
+
+use k8s_openapi::jiff::Timestamp;
+
+/// The first `max` characters, with `…` for the rest.
+#[must_use]
+pub fn cut_chars(text: &str, max: usize) -> String {
+    match text.char_indices().nth(max) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// At most `max` bytes, up to the end of a character.
+#[must_use]
+pub fn cut_bytes(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
+/// The first `max` items, with commas between them, and the number of the others; `none` without any.
+#[must_use]
+pub fn listed<T: ToString>(items: impl IntoIterator<Item = T>, max: usize) -> String {
+    let mut all = items.into_iter();
+    let first: Vec<String> = all.by_ref().take(max).map(|one| one.to_string()).collect();
+    match (first.is_empty(), all.count()) {
+        (true, _) => "none".to_owned(),
+        (false, 0) => first.join(", "),
+        (false, more) => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// A time in seconds since 1970 as RFC 3339, in UTC.
+#[must_use]
+pub fn of_time(since_epoch_s: u64) -> String {
+    let seconds = i64::try_from(since_epoch_s).unwrap_or(i64::MAX);
+    Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_at_the_end_of_a_character() {
+        assert_eq!((cut_chars("äöü", 2), cut_chars("äö", 2)), ("äö…".to_owned(), "äö".to_owned()));
+        assert_eq!([0, 1, 2, 3, 9].map(|max| cut_bytes("äö", max)), ["", "", "ä", "ä", "äö"]);
+    }
+
+    #[test]
+    fn a_list_says_how_many_are_left_out() {
+        assert_eq!([listed([1, 2, 3], 3), listed([1, 2, 3], 1), listed([0; 0], 3)], ["1, 2, 3", "1 and 2 more", "none"]);
+    }
+
+    #[test]
+    fn a_time_is_one_of_rfc_3339() {
+        assert_eq!((of_time(0), of_time(u64::MAX)), ("1970-01-01T00:00:00Z".to_owned(), "1970-01-01T00:00:00Z".to_owned()));
+    }
+}

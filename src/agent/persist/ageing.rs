@@ -1,0 +1,153 @@
+//! The age of the state in use: how long ago a controller last confirmed it.
+//!
+//! Invariant: the age counts while the gateway runs, too, suspended time included, and survives restarts: it begins with the
+//! time in the state file. Past `maxStateAge` the state counts as expired, as one on disk does at a start, until a
+//! controller speaks again. Deliberately not here: which parts of an expired state are used (`usable`).
+
+use std::time::Duration;
+
+use proto::{GatewayState, Origin};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::StateFile;
+use super::sealed::{Age, Moment};
+use crate::agent::supervisor::Failure;
+
+/// Longest sleep: timers stand still while the machine is suspended, and the age does not.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+/// Has the state expire `max_age` after a controller last confirmed it, as long as none is `connected`.
+///
+/// # Errors
+/// If `connected` is closed.
+pub async fn run(
+    file: StateFile,
+    known: watch::Sender<Option<GatewayState>>,
+    mut connected: watch::Receiver<bool>,
+    max_age: Duration,
+) -> Result<(), Failure> {
+    let mut confirmed = tokio::task::spawn_blocking(move || file.written()).await?.unwrap_or_else(Moment::now);
+    let mut was_connected = false;
+    loop {
+        let now = Moment::now();
+        let is_connected = *connected.borrow_and_update();
+        // A stream that has just ended confirmed the state until now.
+        if is_connected || was_connected {
+            confirmed = now;
+        }
+        was_connected = is_connected;
+        let left = max_age.saturating_sub(age(&now, &mut confirmed));
+        if left.is_zero() {
+            expire(&known, max_age);
+            connected.changed().await?;
+            continue;
+        }
+        tokio::select! {
+            changed = connected.changed() => changed?,
+            () = sleep(left.min(LONGEST_SLEEP)) => {}
+        }
+    }
+}
+
+/// The time since `confirmed`. One that lies ahead, because the clock was set back, counts from now on.
+fn age(now: &Moment, confirmed: &mut Moment) -> Duration {
+    match now.age_of(confirmed) {
+        Age::OfThisBoot(age) | Age::ByTimeOfDay(age) => age,
+        Age::Unknown(_) => {
+            *confirmed = *now;
+            Duration::ZERO
+        }
+    }
+}
+
+fn expire(known: &watch::Sender<Option<GatewayState>>, max_age: Duration) {
+    let has_expired = known.send_if_modified(|known| {
+        let Some(known) = known else { return false };
+        std::mem::replace(&mut known.origin, Origin::Expired) != Origin::Expired
+    });
+    if has_expired {
+        tracing::error!(
+            max_state_age_s = max_age.as_secs(),
+            "no controller has confirmed the state for longer than `maxStateAge`: only nodes are used of it until one does"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::timeout;
+
+    use super::super::sealed::tests::moment;
+    use super::*;
+    use crate::agent::controller_client::received::tests::{service, state};
+    use crate::agent::persist::directories::StateDirs;
+    use crate::agent::usable::usable;
+
+    const LONG: Duration = Duration::from_secs(120);
+
+    fn known(origin: Origin) -> Option<GatewayState> {
+        Some(GatewayState { state: Arc::new(state("e", 1, &[service("web", &["10.0.0.1:80"])])), origin })
+    }
+
+    /// Number of endpoints that are used of a state.
+    fn endpoints(known: &Option<GatewayState>) -> usize {
+        let usable = usable(known.as_ref().unwrap(), &Default::default());
+        usable.services.values().flat_map(|service| &service.ports).map(|port| port.backends.len()).sum()
+    }
+
+    #[tokio::test]
+    async fn a_running_gateway_without_a_controller_stops_using_endpoints_until_one_speaks_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
+        let (sender, mut seen) = watch::channel(known(Origin::Controller));
+        let (link, connected) = watch::channel(true);
+        let task = tokio::spawn(run(file, sender.clone(), connected, Duration::from_millis(20)));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(
+            (seen.borrow().as_ref().unwrap().origin, endpoints(&seen.borrow())),
+            (Origin::Controller, 1),
+            "it is connected"
+        );
+        for _ in 0..2 {
+            link.send_replace(false);
+            let has_expired = |known: &Option<GatewayState>| known.as_ref().unwrap().origin == Origin::Expired;
+            timeout(LONG, seen.wait_for(has_expired)).await.unwrap().unwrap();
+            assert_eq!(endpoints(&seen.borrow()), 0);
+            link.send_replace(true);
+            sender.send_replace(known(Origin::Controller));
+            assert_eq!(endpoints(&seen.borrow()), 1, "a controller speaks again");
+        }
+        drop(link);
+        assert!(task.await.unwrap().is_err());
+    }
+
+    #[tokio::test]
+    async fn the_age_at_the_start_is_that_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
+        let now = Moment::now();
+        let written = Moment { uptime: None, time_of_day: now.time_of_day - Duration::from_secs(3600) };
+        file.save(&known(Origin::Disk).unwrap().state, false, written).unwrap();
+        let age_of_file = now.age_of(&file.written().unwrap());
+        assert!(age_of_file >= Age::ByTimeOfDay(Duration::from_secs(3599)), "{age_of_file:?}");
+        let (sender, mut seen) = watch::channel(known(Origin::Disk));
+        let (_link, connected) = watch::channel(false);
+        let task = tokio::spawn(run(file, sender, connected, Duration::from_secs(3000)));
+        let has_expired = |known: &Option<GatewayState>| known.as_ref().unwrap().origin == Origin::Expired;
+        timeout(LONG, seen.wait_for(has_expired)).await.unwrap().unwrap();
+        task.abort();
+    }
+
+    #[test]
+    fn suspended_time_counts_and_a_clock_that_is_set_does_not() {
+        let mut confirmed = moment(1, 100, 0);
+        assert_eq!(age(&moment(1, 160, 400 * 86_400), &mut confirmed), Duration::from_secs(60));
+        assert_eq!(age(&moment(2, 5, 90), &mut confirmed), Duration::from_secs(90));
+        let ahead = moment(2, 5, 0);
+        let mut confirmed = moment(1, 100, 50);
+        assert_eq!((age(&ahead, &mut confirmed), confirmed), (Duration::ZERO, ahead));
+    }
+}
