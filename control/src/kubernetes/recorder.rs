@@ -42,6 +42,14 @@ impl Recorder {
         self.repeat(note, uid);
     }
 
+    /// Records a note that may be found again and again: it is listed once, and its Event repeated when due.
+    pub fn record_once(&self, note: &Note, uid: Option<&str>) {
+        if !self.newest().iter().any(|one| one.note == *note) {
+            self.list(note);
+        }
+        self.repeat(note, uid);
+    }
+
     /// Records a note without an Event, which [`Recorder::repeat`] writes later.
     pub fn list(&self, note: &Note) {
         let Note { subject, remark } = note;

@@ -56,8 +56,12 @@ pub struct WantedStatus {
     pub ingress: Vec<Ingress>,
     /// What the object contains now.
     pub held: Arc<OwnedParts>,
-    /// Another field manager that wrote the status.
-    pub foreign_manager: Option<String>,
+    /// Another program that wrote the status.
+    pub status_writer: Option<String>,
+    /// Another program that wrote the rest of the object.
+    pub object_writer: Option<String>,
+    /// Whether another program wrote the addresses of the status.
+    pub is_foreign: bool,
     /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are
     /// added.
     pub refusal: Option<Reason>,
@@ -73,6 +77,8 @@ pub struct WantedStatus {
     pub is_partly_unread: bool,
     /// Whether a part of it is refused, such as a port whose backends are all refused, while the rest is served.
     pub is_partly_refused: bool,
+    /// Whether backends do not see the client's address, although the Service asks for it.
+    pub loses_client_address: bool,
     /// Why it has no backends.
     pub missing: MissingBackends,
     /// Whether all backends are used if none is healthy (fail open).
@@ -337,7 +343,9 @@ impl<'a> ServiceBuilder<'a> {
             group: inputs.settings.group.clone(),
             ingress: outcome.addresses.iter().map(|&ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
             held: Arc::clone(&candidate.held),
-            foreign_manager: candidate.foreign_manager.clone(),
+            status_writer: candidate.foreign_manager.clone(),
+            object_writer: candidate.object_manager.clone(),
+            is_foreign: !candidate.status_is_ours && !candidate.held.ingress.is_empty(),
             refusal,
             unassigned: outcome.refusal.as_ref().map(|refusal| refusal.reason).or(refusal.filter(|_| !has_address)),
             outside_pools: outcome.notes.iter().any(is_outside),
@@ -345,6 +353,7 @@ impl<'a> ServiceBuilder<'a> {
             pools,
             is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
             is_partly_refused: false,
+            loses_client_address: spec.is_some_and(|spec| self.policy.loses_client_address(spec)),
             missing: missing.unwrap_or_default(),
             fails_open: service.health.fail_open,
         }

@@ -70,6 +70,13 @@ impl Policy {
         ))
     }
 
+    /// Whether backends see an address of the gateway, although the Service asks for that of the client
+    /// (`externalTrafficPolicy: Local`).
+    #[must_use]
+    pub fn loses_client_address(&self, spec: &ServiceSpec) -> bool {
+        self.mode == Mode::Nat && spec.local
+    }
+
     /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not
     /// rewritten.
     #[must_use]

@@ -8,7 +8,7 @@ use proto::{Reason, Refusal};
 
 use crate::plan::WantedStatus;
 use objects::Condition;
-use objects::note::Cause;
+use objects::note::{Cause, Remark};
 
 /// Prefix of a message that names the gateways which do not serve a Service.
 const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
@@ -16,32 +16,39 @@ const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
 const GATEWAYS_NAMED_MAX: usize = 12;
 
 /// `sluice.dev/Programmed`: all gateways forward for the Service as requested.
-pub(super) const PROGRAMMED: Condition = Condition::new(true, "Programmed", "Gateways forward for it.");
+pub(super) const PROGRAMMED: Condition = Condition::new(true, "Programmed", "Gateways forward for the Service.");
 /// As [`PROGRAMMED`], but a setting cannot be parsed.
 pub(super) const PARTLY_PROGRAMMED: Condition = Condition::new(
     true,
     Cause::AnnotationIgnored.as_str(),
-    "Gateways forward for it; a setting that it requests cannot be parsed and has no effect; the Event names it.",
+    "Gateways forward for the Service. The value of an annotation is not valid and has no effect; the Event names it.",
 );
 /// As [`PROGRAMMED`], but a part is refused, such as a port whose backends are all refused.
 pub(super) const PARTLY_REFUSED: Condition = Condition::new(
     true,
     Reason::Refused.as_str(),
-    "Gateways forward for it, apart from what is refused of it; the Event names that.",
+    "Gateways forward for the Service, except for the part that is refused; the Event names it.",
+);
+/// As [`PROGRAMMED`], but backends do not see the client's address that the Service asks for.
+pub(super) const CLIENT_ADDRESS_LOST: Condition = Condition::new(
+    true,
+    "Programmed",
+    "Gateways forward for the Service. Backends see an address of the gateway instead of the client's: mode nat rewrites it \
+     even under externalTrafficPolicy: Local; modes dnat, dsr, ipip and gue keep it.",
 );
 /// `sluice.dev/Programmed`: some gateways have not applied the Service yet.
-pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for it yet.");
+pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for the Service yet.");
 
 /// `sluice.dev/BackendsHealthy`: a gateway has a healthy backend.
 pub(super) const HEALTHY: Condition = Condition::new(true, "Healthy", "Gateways find healthy backends.");
 /// `sluice.dev/BackendsHealthy`: no backend accepts new connections.
 pub(super) const NO_ENDPOINTS: Condition =
-    Condition::new(false, Cause::NoEndpoints.as_str(), "It has no endpoint that takes new connections.");
+    Condition::new(false, Cause::NoEndpoints.as_str(), "The Service has no endpoint that takes new connections.");
 /// `sluice.dev/BackendsHealthy`: there are endpoints, but none has the ports of the Service.
 pub(super) const NO_MATCHING_PORT: Condition = Condition::new(
     false,
     Cause::NoMatchingPort.as_str(),
-    "No EndpointSlice has a port that it asks for; the Event names those that they have.",
+    "No EndpointSlice has a port that the Service names; the Event lists the ports that they have.",
 );
 /// `sluice.dev/BackendsHealthy`: no backend passes its probes.
 pub(super) const NONE_HEALTHY: Condition =
@@ -54,11 +61,11 @@ pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
         None if wanted.outside_pools => Condition::new(
             true,
             Reason::OutsidePools.as_str(),
-            "It keeps an address outside of the pools that it may use; the Event names it.",
+            "The Service keeps an address outside of the pools that it may use; the Event names the address.",
         ),
         None => {
             let plural = if wanted.pools.len() == 1 { "" } else { "s" };
-            let text = format!("It has every address that it needs, of pool{plural} {}.", wanted.pools.join(", "));
+            let text = format!("Every address is assigned, from pool{plural} {}.", wanted.pools.join(", "));
             Condition::naming(true, "Assigned", text)
         }
     }
@@ -70,9 +77,16 @@ pub(super) const fn programmed(wanted: &WantedStatus) -> Condition {
         PARTLY_REFUSED
     } else if wanted.is_partly_unread {
         PARTLY_PROGRAMMED
+    } else if wanted.loses_client_address {
+        CLIENT_ADDRESS_LOST
     } else {
         PROGRAMMED
     }
+}
+
+/// The note on an object that is no longer ours.
+pub(super) fn released() -> Remark {
+    Remark::new(Cause::Released, "Gateways no longer forward for the Service; sluice removed all of its entries from the object")
 }
 
 /// A condition that does not hold for this reason.
@@ -97,12 +111,12 @@ pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
         Reason::NoGateway => "No gateway is connected to the controller.",
-        Reason::ForeignStatusWriter => "Another program keeps writing its status; the Event names it.",
-        Reason::OutsidePools => "It asks for an address that lies in no pool.",
-        Reason::Unsupported => "It requests a setting that this version does not support; the Event names it.",
-        Reason::Refused => "It requests something that cannot be served; the Event has the reason.",
-        Reason::NoEligibleNode => "No node is eligible for its traffic; the Event has the reason.",
-        Reason::Conflict => "Another Service holds what it requests; the Event names it.",
-        Reason::Exhausted => "No address is left for it.",
+        Reason::ForeignStatusWriter => "Another program keeps changing what sluice writes to the Service; the Event names it and the remedy.",
+        Reason::OutsidePools => "The Service requests an address that lies in no pool; the Event names the address.",
+        Reason::Unsupported => "The Service requests a setting that this version does not support; the Event names the setting.",
+        Reason::Refused => "The Service has a setting that cannot be served; the Event names the setting and the remedy.",
+        Reason::NoEligibleNode => "No node is eligible for the traffic of the Service; the Event has the reason.",
+        Reason::Conflict => "Another Service holds the requested address, port or key; the Event names that Service.",
+        Reason::Exhausted => "No pool that the Service may use has an address left.",
     }
 }

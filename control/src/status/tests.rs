@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::finalizer::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
-use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLICES_AWAITED, SLOW_GATEWAY_WAITED_FOR};
+use super::dispute::{REWRITES_MAX, REWRITES_WITHIN};
+use super::goal::{ABSENCE_TOLERATED, REPORTS_AWAITED, SLICES_AWAITED};
+use super::life::{FLEET_HEARD_AFTER, GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::selection::MissingBackends;
@@ -63,7 +64,9 @@ impl Lab {
             group: "east".to_owned(),
             ingress: wish.to_vec(),
             held: Arc::default(),
-            foreign_manager: Some("rival".to_owned()),
+            status_writer: Some("rival".to_owned()),
+            object_writer: Some("argocd-controller".to_owned()),
+            is_foreign: false,
             refusal: None,
             unassigned: None,
             outside_pools: false,
@@ -71,6 +74,7 @@ impl Lab {
             pools: vec!["edge".to_owned()],
             is_partly_unread: false,
             is_partly_refused: false,
+            loses_client_address: false,
             missing: MissingBackends::default(),
             fails_open: true,
         };
@@ -108,14 +112,16 @@ impl Lab {
     fn due_unless(&mut self, is_accepted: bool) -> Option<StatusWrite> {
         let gateways = self.gateways.borrow().clone();
         self.queue.set_gateways(&gateways, self.now);
-        let mut due = self.queue.due(&gateways, self.now, |_| is_accepted);
+        let mut due = self.queue.due(&gateways, self.now);
         let remarks = due.iter().flat_map(|due| due.notes.iter().chain(&due.notes_of_write)).map(|note| &note.remark);
         remarks.for_each(|remark| {
             self.causes.push(remark.cause);
             self.texts.push(remark.text.clone());
         });
         assert!(due.len() <= 1, "{due:?}");
-        due.pop().and_then(|due| due.write)
+        let write = due.pop()?.write?;
+        self.queue.answered(&write, is_accepted);
+        Some(write)
     }
 
     fn due(&mut self) -> Option<StatusWrite> {
@@ -176,7 +182,8 @@ fn an_address_waits_for_every_connected_gateway_or_two_seconds_after_the_first()
     assert_eq!(write.ingress, Some(vec![ingress(1, IpMode::Proxy)]));
     assert!(write.conditions[&ConditionType::Programmed].as_ref().unwrap().holds);
     assert_eq!(write.finalizer, None, "it is there already");
-    assert_eq!(lab.causes, [Cause::AddressAssigned, Cause::Programmed]);
+    assert_eq!(lab.causes, [Cause::Programmed], "one Event for a new Service");
+    assert_eq!(lab.texts, ["Gateways forward for the Service at address 192.0.2.1 of pool edge"]);
 }
 
 #[test]
@@ -226,6 +233,7 @@ fn if_all_gateways_are_drained_addresses_and_deletions_wait_for_them() {
     assert!(lab.due().unwrap().ingress.is_some());
     lab.leave(5, leftover(LeftBy::Us, true));
     one.acknowledge(5);
+    lab.pass(FLEET_HEARD_AFTER);
     assert!(lab.due().is_none(), "the other gateway still forwards for it");
     two.acknowledge(5);
     assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have removed it");
@@ -478,7 +486,7 @@ fn missing_endpoints_a_port_without_match_and_failing_probes_have_different_mess
     let closed = condition_after(MissingBackends::default(), 2, false);
     assert_eq!([&*none.0, &*unmatched.0, &*failing.0], ["NoEndpoints", "NoMatchingPort", "NoHealthyBackend"]);
     assert!(none.1.contains("no endpoint") && unmatched.1.contains("web (tcp 8080)") && failing.1.contains("probes"));
-    assert!(failing.1.contains("all of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
+    assert!(failing.1.contains("All of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
 }
 
 #[test]
@@ -518,8 +526,11 @@ fn an_exchanged_address_is_reported_like_the_first_one() {
     let (mut lab, _gateway) = Lab::programmed();
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
-    let assigned = lab.texts.iter().filter(|text| text.starts_with("it has"));
-    assert_eq!(assigned.collect::<Vec<_>>(), ["it has 192.0.2.1", "it has 192.0.2.2"]);
+    let expected = [
+        "Gateways forward for the Service at address 192.0.2.1 of pool edge",
+        "Assigned address 192.0.2.2 of pool edge",
+    ];
+    assert_eq!(lab.texts, expected);
 }
 
 #[test]
@@ -529,7 +540,7 @@ fn conditions_name_the_pool_and_the_ignored_annotation() {
     gateway.acknowledge(4);
     lab.wanted.is_partly_unread = true;
     lab.settle(4);
-    assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("of pool edge."));
+    assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("from pool edge."));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "AnnotationIgnored")));
     lab.wanted.is_partly_refused = true;
     lab.settle(4);
@@ -581,6 +592,7 @@ fn a_deleted_service_is_released_once_gateways_have_removed_it_or_after_ten_seco
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
     lab.settle(4);
+    lab.pass(FLEET_HEARD_AFTER);
     lab.leave(5, leftover(LeftBy::Us, true));
     assert!(lab.due().is_none());
     assert_eq!(lab.queue.next_due(), Some(lab.now + GATEWAYS_WAITED_FOR));
@@ -598,16 +610,114 @@ fn a_deleted_service_is_released_once_gateways_have_removed_it_or_after_ten_seco
     assert!(lab.due().is_some());
 }
 
+/// A gateway was connected in this term, and is no longer.
+fn without_gateway() -> Lab {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let gateway = lab.connect("edge-1");
+    assert!(lab.due().is_none());
+    drop(gateway);
+    lab.pass(FLEET_HEARD_AFTER);
+    lab
+}
+
 #[test]
 fn a_disconnected_gateway_delays_no_deletion() {
-    let mut lab = Lab::new(&[]);
+    let mut lab = without_gateway();
     lab.leave(5, leftover(LeftBy::Us, true));
     assert!(lab.due().is_some());
 }
 
 #[test]
+fn a_service_deleted_while_no_controller_ran_keeps_its_finalizer_until_gateways_were_heard() {
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Us, true));
+    assert!(lab.due().is_none(), "no gateway has dialled yet, and any may forward for it");
+    let fast = lab.connect("edge-1");
+    fast.acknowledge(5);
+    assert!(lab.due().is_none(), "another one may dial in a moment");
+    assert_eq!(lab.queue.next_due(), Some(lab.now + FLEET_HEARD_AFTER));
+    let slow = lab.connect("edge-2");
+    lab.pass(FLEET_HEARD_AFTER);
+    assert!(lab.due().is_none(), "the second one still forwards for it");
+    slow.acknowledge(5);
+    assert_eq!(lab.due().unwrap().finalizer, Some(false));
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Us, true));
+    lab.pass(GATEWAYS_WAITED_FOR);
+    assert_eq!(lab.due().unwrap().finalizer, Some(false), "without any gateway it waits ten seconds");
+}
+
+#[test]
+fn what_is_remembered_of_a_service_is_forgotten_with_it() {
+    let (mut lab, _gateway) = Lab::programmed();
+    assert_eq!(lab.queue.lives.len(), 1);
+    lab.queue.set_plan(&Statuses::default(), lab.now);
+    assert!(lab.queue.lives.is_empty() && lab.queue.next_due().is_none());
+}
+
+#[test]
+fn no_healthy_backend_is_reported_once_all_gateways_have_reported_or_after_two_seconds() {
+    let (mut lab, one, report) = served();
+    let other = lab.connect("edge-2");
+    lab.wanted.missing = MissingBackends::default();
+    report(&one, 1, 0);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "the other gateway has not reported");
+    assert_eq!(lab.queue.next_due(), Some(lab.now + REPORTS_AWAITED));
+    report(&other, 1, 1);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")));
+    assert!(!lab.causes.contains(&Cause::NoHealthyBackend), "{:?}", lab.causes);
+    let (mut lab, one, report) = served();
+    let _silent = lab.connect("edge-2");
+    lab.wanted.missing = MissingBackends::default();
+    report(&one, 1, 0);
+    lab.settle(4);
+    lab.pass(REPORTS_AWAITED);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")), "the other one is silent");
+}
+
+#[test]
+fn a_foreign_status_that_was_there_first_counts_as_rewritten() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    let gateway = lab.connect("edge-1");
+    gateway.acknowledge(4);
+    (lab.wanted.held, lab.wanted.is_foreign) = (Arc::new(held(&[ingress(9, IpMode::Vip)])), true);
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+    let foreign = |held: &mut OwnedParts| held.ingress = vec![ingress(9, IpMode::Vip)];
+    assert_eq!(contested(&mut lab, 9, foreign), REWRITES_MAX - 1);
+}
+
+#[test]
+fn a_tool_that_takes_the_marks_away_is_named_with_a_remedy_that_can_be_followed() {
+    let (mut lab, _gateway) = Lab::programmed();
+    let strip = |held: &mut OwnedParts| (held.finalizer, held.group) = (false, None);
+    contested(&mut lab, 9, strip);
+    let text = lab.texts.last().unwrap();
+    assert!(text.starts_with("\"argocd-controller\" removes") && text.contains("ignoreDifferences"), "{text}");
+    assert!(text.contains("sluice.dev/group") && !text.contains("class"), "{text}");
+    let (mut lab, _gateway) = Lab::programmed();
+    contested(&mut lab, 9, |held| held.ingress.clear());
+    let text = lab.texts.last().unwrap();
+    assert!(text.starts_with("\"rival\" keeps changing the status"), "{text}");
+    assert!(lab.texts.iter().all(|text| text.chars().count() < 900));
+}
+
+#[test]
+fn a_service_whose_clients_lose_their_address_is_programmed_and_its_condition_tells_so() {
+    let (mut lab, _gateway) = Lab::programmed();
+    lab.wanted.loses_client_address = true;
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
+    let message = &lab.wanted.held.conditions[&ConditionType::Programmed].message;
+    assert!(message.contains("externalTrafficPolicy: Local") && message.contains("dnat"), "{message}");
+}
+
+#[test]
 fn a_service_that_lost_its_class_may_belong_to_another_installation_unless_it_was_ours() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let mut lab = without_gateway();
     lab.settle(4);
     lab.leave(5, leftover(LeftBy::UsOrAnother, false));
     let write = lab.due().unwrap();

@@ -64,8 +64,9 @@ struct Reported {
     sent: BTreeMap<Arc<ServiceName>, v1::ServiceHealth>,
 }
 
-/// Reports and acknowledges on one stream until it is closed. Refused services are reported before their generation is
-/// acknowledged, because the controller would otherwise count them as served.
+/// Reports and acknowledges on one stream until it is closed. New and refused services are reported before their
+/// generation is acknowledged: the controller would otherwise count refused ones as served, and would write the health of
+/// new ones to their objects separately.
 pub(super) async fn run(
     mut facts: Facts,
     mut acknowledged: watch::Receiver<Option<Generation>>,
@@ -110,7 +111,7 @@ pub(super) async fn run(
     }
 }
 
-/// Reports changed refusals, then acknowledges the newest generation. Returns false if the stream is closed.
+/// Reports new services and changed refusals, then acknowledges the newest generation. Returns false if the stream is closed.
 async fn acknowledge(
     reported: &mut Reported,
     facts: &Facts,
@@ -120,7 +121,7 @@ async fn acknowledge(
     let Ok(mut permit) = messages.reserve().await else { return false };
     // Read before the services, which then belong to this generation or a later one.
     let Some(generation) = acknowledged.borrow_and_update().clone() else { return true };
-    if reported.refuses_otherwise(&facts.served.borrow().services)
+    if reported.is_awaited(&facts.served.borrow().services)
         && let Some(report) = reported.news(&mut facts.clone())
     {
         permit.send(Message::Report(facts.with_figures(report)));
@@ -141,10 +142,11 @@ fn service_health(view: &ServiceView) -> v1::ServiceHealth {
 }
 
 impl Reported {
-    /// Whether a refusal was added, changed or removed. Unchanged services are not examined.
-    fn refuses_otherwise(&self, services: &Views) -> bool {
+    /// Whether a service is new, or a refusal was added, changed or removed. Unchanged services are not examined.
+    fn is_awaited(&self, services: &Views) -> bool {
         self.services.diff(services).any(|item| match item {
-            DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
+            DiffItem::Add(..) => true,
+            DiffItem::Update { new: (name, view), .. } => {
                 self.sent.get(name).and_then(|sent| sent.refusal.clone()) != view.refusal.as_ref().map(reported_refusal)
             }
             DiffItem::Remove(..) => false,

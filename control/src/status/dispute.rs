@@ -1,0 +1,77 @@
+//! Disputes: another program changes what sluice writes to a Service, again and again.
+//!
+//! Invariant: sluice rewrites at most [`REWRITES_MAX`] times within [`REWRITES_WITHIN`], then leaves the object alone for
+//! the rest of that time: two programs that overwrite each other must not overload the API server.
+
+use std::time::Duration;
+
+use proto::Reason;
+use proto::limits::{FINALIZER, GROUP_ANNOTATION};
+use tokio::time::Instant;
+
+use crate::plan::WantedStatus;
+use objects::OwnedParts;
+use objects::note::{Cause, Remark, quoted};
+
+/// Maximum number of rewrites, per Service and desired status.
+pub(super) const REWRITES_MAX: usize = 3;
+/// Window in which these rewrites are counted. After it, sluice tries again.
+pub(super) const REWRITES_WITHIN: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Default)]
+pub(super) struct Dispute {
+    rewritten_at: Vec<Instant>,
+    left_alone_until: Option<Instant>,
+}
+
+impl Dispute {
+    /// Counts a rewrite. Returns false if there were too many, so that the object is left alone.
+    pub(super) fn rewrites(&mut self, now: Instant) -> bool {
+        self.rewritten_at.retain(|at| now < *at + REWRITES_WITHIN);
+        if let Some(first) = self.rewritten_at.first().filter(|_| self.rewritten_at.len() >= REWRITES_MAX) {
+            self.left_alone_until = Some(*first + REWRITES_WITHIN);
+            return false;
+        }
+        self.rewritten_at.push(now);
+        true
+    }
+
+    /// Whether the object is left alone at this time.
+    pub(super) fn is_left_alone(&self, now: Instant) -> bool {
+        self.left_alone_until.is_some_and(|until| now < until)
+    }
+
+    pub(super) const fn left_alone_until(&self) -> Option<Instant> {
+        self.left_alone_until
+    }
+
+    /// The end of the time in which it was left alone; the next write is the first rewrite of a new window.
+    pub(super) fn resume(&mut self, now: Instant) {
+        if self.left_alone_until.is_some_and(|until| until <= now) {
+            (self.left_alone_until, self.rewritten_at) = (None, vec![now]);
+        }
+    }
+}
+
+/// The note for the owner of an object that is left alone. `known` is what the object has, `goal` what sluice would write.
+pub(super) fn remark(wanted: &WantedStatus, known: &OwnedParts, goal: &OwnedParts) -> Remark {
+    let minutes = REWRITES_WITHIN.as_secs() / 60;
+    let are_marks = known.has_ingress_of(goal) && (known.finalizer, &known.group) != (goal.finalizer, &goal.group);
+    let manager = if are_marks { &wanted.object_writer } else { &wanted.status_writer };
+    let program = manager.as_ref().map_or_else(|| "Another program".to_owned(), |manager| quoted(manager));
+    let remedy = if are_marks {
+        format!(
+            "removes what sluice sets on the Service, finalizer {FINALIZER} or annotation {GROUP_ANNOTATION}; after \
+             {REWRITES_MAX} attempts sluice leaves it alone for {minutes} minutes, and gateways go on forwarding. Let that \
+             program ignore both: ignoreDifferences with RespectIgnoreDifferences=true in Argo CD, the annotation \
+             kustomize.toolkit.fluxcd.io/ssa: Merge in Flux, a merge instead of a replacement in others"
+        )
+    } else {
+        format!(
+            "keeps changing the status of the Service, too; after {REWRITES_MAX} rewrites sluice leaves it alone for {minutes} \
+             minutes, and gateways go on forwarding. Switch that program off for this Service, or let it ignore status; a \
+             Service with another loadBalancerClass (a new object, the field is immutable) is not sluice's"
+        )
+    };
+    Remark::new(Cause::Reason(Reason::ForeignStatusWriter), format!("{program} {remedy}"))
+}
