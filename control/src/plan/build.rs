@@ -23,9 +23,10 @@ use crate::plan::message::shortened;
 use crate::plan::policy::Policy;
 use crate::plan::selection::nodes::Nodes;
 use crate::plan::selection::{DeletedSlices, Fence, MissingBackends, Selection, select};
-use crate::world::checkpoint::{Decided, TableKey};
+use crate::world::checkpoint::{Decided, InForce, TableKey};
 use crate::world::{ServiceEntry, World};
 use objects::note::{self, Cause, Remark};
+use objects::service::{SpecError, Unread};
 use objects::status::{Ingress, IpMode, PortStatus};
 use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 
@@ -98,6 +99,10 @@ pub(super) struct Planned {
     pub(super) nodes_revision: Option<u64>,
     /// The Service as sent to gateways.
     pub(super) policy: Policy,
+    /// The words in force, of the last plan that served the Service.
+    pub(super) in_force: Option<InForce>,
+    /// These, if the next leader has to know them: an annotation has an unknown word.
+    pub(super) remembered: Option<InForce>,
     /// Until when the previous `policy` stays in force, while the status must be written first.
     pub(super) held_until: Option<Instant>,
     /// Until when it is withheld from gateways, while its finalizer must be written first.
@@ -163,6 +168,8 @@ pub(super) struct ServiceBuilder<'a> {
     /// Decisions of a previous leader.
     recalled: Option<&'a Decided>,
     policy: Policy,
+    /// The words in force before.
+    in_force: Option<InForce>,
     /// `ipMode` of the desired status, also while gateways still use the previous policy.
     ip_mode: IpMode,
 }
@@ -176,9 +183,12 @@ impl<'a> ServiceBuilder<'a> {
         recalled: Option<&'a Decided>,
     ) -> Self {
         let candidate = &entry.candidate;
-        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &inputs.settings.defaults);
+        let is_same_object = |old: &&Planned| old.status.as_ref().is_none_or(|status| status.uid == candidate.uid);
+        let recalled_words = recalled.and_then(|decided| decided.in_force);
+        let in_force = before.filter(is_same_object).map_or(recalled_words, |old| old.in_force);
+        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &inputs.settings.defaults, in_force);
         let (revision, ip_mode) = (entry.revision, policy.ip_mode);
-        Self { inputs, candidate, revision, outcome, before, recalled, policy, ip_mode }
+        Self { inputs, candidate, revision, outcome, before, recalled, policy, in_force, ip_mode }
     }
 
     /// Plans the Service. It is withheld from gateways until its finalizer is written, so that its deletion is not
@@ -241,15 +251,17 @@ impl<'a> ServiceBuilder<'a> {
         let recalled = || self.recalled.map(|decided| decided.tables.clone());
         let mut tables = self.before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
-        let served = match (&self.candidate.wanted, &self.outcome.refusal) {
+        let unknown_word = self.candidate.wanted.as_ref().ok().and_then(|spec| self.new_with_unknown_word(spec));
+        let served = match (&self.candidate.wanted, unknown_word.as_ref().or(self.outcome.refusal.as_ref())) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(spec), Some(refusal)) => {
-                // What could not be read may be the cause.
-                notes.extend(spec.notes.iter().cloned());
+                // What could not be read may be the cause. An unknown word is the refusal itself.
+                notes.extend(spec.notes.iter().filter(|_| unknown_word.is_none()).cloned());
                 Err(refusal.clone())
             }
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
+                notes.extend(self.policy.client_address_remark(spec));
                 notes.extend(spec.health.remarks(spec.health.probe.unwrap_or(self.inputs.settings.health.probe)));
                 tables
                     .retain(|(protocol, port, _), _| spec.ports.iter().any(|one| (one.protocol, one.port) == (*protocol, *port)));
@@ -272,6 +284,8 @@ impl<'a> ServiceBuilder<'a> {
         let has_status = self.candidate.kind == Kind::LoadBalancer;
         let is_partly_refused =
             service.refusal.is_none() && notes.iter().any(|note| note.cause == Cause::Reason(Reason::Refused));
+        let in_force = service.refusal.is_none().then(|| self.words(&service)).or(self.in_force);
+        let has_unknown_word = self.candidate.wanted.as_ref().is_ok_and(|spec| spec.refused_if_new.is_some());
         let status = has_status.then(|| Arc::new(WantedStatus { is_partly_refused, ..self.status(&service, &slices) }));
         Planned {
             revision: self.revision,
@@ -282,6 +296,8 @@ impl<'a> ServiceBuilder<'a> {
             tables,
             nodes_revision: (self.policy.target == Target::Node).then(|| world.revisions().nodes),
             policy: self.policy,
+            in_force,
+            remembered: in_force.filter(|_| has_unknown_word),
             held_until: None,
             withheld_until: None,
             deleted_slices: deleted.since,
@@ -289,13 +305,32 @@ impl<'a> ServiceBuilder<'a> {
         }
     }
 
+    /// Whether an annotation of ours has an unknown word, and nothing is in force that could stay. An address in the
+    /// status tells that gateways serve it, of a checkpoint of a version without these words; mode and target were never
+    /// served with an unknown word then.
+    fn new_with_unknown_word(&self, spec: &ServiceSpec) -> Option<Refusal> {
+        let decides_path = spec.unread.contains(&Unread::Mode) || spec.unread.contains(&Unread::Target);
+        let is_live = self.in_force.is_some() || (!decides_path && !self.candidate.held.ingress.is_empty());
+        spec.refused_if_new.as_ref().filter(|_| !is_live).map(SpecError::refusal)
+    }
+
+    /// The words in force of a Service that is served.
+    fn words(&self, service: &Service) -> InForce {
+        let Policy { mode, target, scheduler, .. } = self.policy;
+        let (affinity_scope, probe) = (service.affinity_scope, service.health.probe);
+        InForce { mode, target, scheduler, ip_mode: self.ip_mode, affinity_scope, probe }
+    }
+
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
         let spec = self.candidate.wanted.as_ref().ok();
         let settings = self.inputs.settings;
-        let health = spec.map_or_else(
+        let kept = |what| self.in_force.filter(|_| spec.is_some_and(|spec| spec.unread.contains(&what)));
+        let mut health = spec.map_or_else(
             || settings.health.clone(),
             |spec| HealthCheck { node_health_port: self.node_health_port(spec), ..spec.health.over(&settings.health) },
         );
+        health.probe = kept(Unread::Probe).map_or(health.probe, |kept| kept.probe);
+        let kept_scope = kept(Unread::AffinityScope).map(|kept| kept.affinity_scope);
         Service {
             mode: self.policy.mode,
             target: self.policy.target,
@@ -303,7 +338,7 @@ impl<'a> ServiceBuilder<'a> {
             health,
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(settings.defaults.drain_timeout),
             affinity: spec.and_then(|spec| spec.affinity),
-            affinity_scope: spec.and_then(|spec| spec.affinity_scope).unwrap_or_default(),
+            affinity_scope: kept_scope.or(spec.and_then(|spec| spec.affinity_scope)).unwrap_or_default(),
             source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
             idle_timeout: spec.and_then(|spec| spec.idle_timeout),
             local: spec.is_some_and(|spec| spec.local),
