@@ -22,7 +22,7 @@ use crate::plan::WantedStatuses;
 use objects::note::Note;
 use objects::status::StatusWrite;
 
-mod conditions;
+pub(crate) mod conditions;
 mod dispute;
 pub mod edge_gateways;
 pub mod fleet_notes;

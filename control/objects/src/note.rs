@@ -175,7 +175,7 @@ impl Cause {
 }
 
 /// A cause and a message about an object that the context names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Remark {
     /// The cause as a word.
     pub cause: Cause,
@@ -226,7 +226,7 @@ impl std::fmt::Display for Subject {
 }
 
 /// A remark about one object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Note {
     /// The object.
     pub subject: Subject,

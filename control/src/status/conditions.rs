@@ -84,6 +84,25 @@ pub(super) const fn programmed(wanted: &WantedStatus) -> Condition {
     }
 }
 
+/// Why a Service that is served lacks something, as its conditions tell. Health is left to gateways, which see it
+/// themselves.
+pub(crate) fn shortcomings(wanted: &WantedStatus) -> Vec<Condition> {
+    if wanted.refusal.is_some() {
+        return Vec::new();
+    }
+    let missing = match &wanted.missing {
+        missing if !missing.unmatched.is_empty() => Some(NO_MATCHING_PORT),
+        missing => missing.is_whole.then_some(NO_ENDPOINTS),
+    };
+    let parts = [
+        missing,
+        wanted.is_partly_refused.then_some(PARTLY_REFUSED),
+        wanted.is_partly_unread.then_some(PARTLY_PROGRAMMED),
+        wanted.outside_pools.then(|| address_assigned(wanted)),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
 /// The note on an object that is no longer ours.
 pub(super) fn released() -> Remark {
     Remark::new(Cause::Released, "Gateways no longer forward for the Service; sluice removed all of its entries from the object")
@@ -111,12 +130,56 @@ pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
         Reason::NoGateway => "No gateway is connected to the controller.",
-        Reason::ForeignStatusWriter => "Another program keeps changing what sluice writes to the Service; the Event names it and the remedy.",
+        Reason::ForeignStatusWriter => {
+            "Another program keeps changing what sluice writes to the Service; the Event names it and the remedy."
+        }
         Reason::OutsidePools => "The Service requests an address that lies in no pool; the Event names the address.",
         Reason::Unsupported => "The Service requests a setting that this version does not support; the Event names the setting.",
         Reason::Refused => "The Service has a setting that cannot be served; the Event names the setting and the remedy.",
         Reason::NoEligibleNode => "No node is eligible for the traffic of the Service; the Event has the reason.",
         Reason::Conflict => "Another Service holds the requested address, port or key; the Event names that Service.",
         Reason::Exhausted => "No pool that the Service may use has an address left.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::selection::MissingBackends;
+    use crate::status::tests::{ingress, wanted};
+    use objects::status::IpMode;
+
+    #[test]
+    fn every_cause_that_a_condition_shows_is_a_shortcoming() {
+        let served = || wanted(&[ingress(1, IpMode::Vip)]);
+        let reasons = |wanted: &WantedStatus| shortcomings(wanted).into_iter().map(|c| c.reason.into_owned()).collect::<Vec<_>>();
+        assert_eq!(reasons(&served()), [""; 0]);
+        let unmatched = || MissingBackends { unmatched: [(proto::Protocol::Tcp, 80)].into(), ..MissingBackends::default() };
+        let rows = [
+            ("NoEndpoints", WantedStatus { missing: MissingBackends { is_whole: true, ..Default::default() }, ..served() }),
+            ("NoMatchingPort", WantedStatus { missing: unmatched(), ..served() }),
+            ("Refused", WantedStatus { is_partly_refused: true, ..served() }),
+            ("AnnotationIgnored", WantedStatus { is_partly_unread: true, ..served() }),
+            ("OutsidePools", WantedStatus { outside_pools: true, ..served() }),
+        ];
+        for (expected, wanted) in rows {
+            assert_eq!(reasons(&wanted), [expected]);
+        }
+        let all = WantedStatus { missing: unmatched(), is_partly_unread: true, outside_pools: true, ..served() };
+        assert_eq!(reasons(&all), ["NoMatchingPort", "AnnotationIgnored", "OutsidePools"]);
+        assert!(reasons(&WantedStatus { refusal: Some(Reason::Refused), ..all }).is_empty(), "the refusal is the reason");
+    }
+
+    #[test]
+    fn messages_are_sentences_about_the_service() {
+        let all = [PROGRAMMED, PARTLY_PROGRAMMED, PARTLY_REFUSED, CLIENT_ADDRESS_LOST, PENDING, HEALTHY, NO_ENDPOINTS]
+            .into_iter()
+            .chain([NO_MATCHING_PORT, NONE_HEALTHY, address_assigned(&wanted(&[]))])
+            .chain(Reason::ALL.iter().map(|reason| not_served(*reason)));
+        for condition in all {
+            let message = condition.message;
+            assert!(message.ends_with('.') && message.starts_with(char::is_uppercase), "{message}");
+            assert!(!message.starts_with("It ") && !message.contains(" it has"), "{message}");
+        }
     }
 }

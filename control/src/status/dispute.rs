@@ -75,3 +75,82 @@ pub(super) fn remark(wanted: &WantedStatus, known: &OwnedParts, goal: &OwnedPart
     };
     Remark::new(Cause::Reason(Reason::ForeignStatusWriter), format!("{program} {remedy}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::status::tests::{Lab, held, ingress};
+    use objects::ConditionType;
+    use objects::status::IpMode;
+
+    /// Changes the object `times` times, as another writer does, and counts how often the addresses are written again.
+    fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> usize {
+        let rewrites = |lab: &mut Lab| {
+            change(Arc::make_mut(&mut lab.wanted.held));
+            lab.version += 1;
+            lab.plan(4);
+            let mut is_written = false;
+            while let Some(write) = lab.due() {
+                is_written |= write.ingress.is_some();
+                lab.see(&write, 4);
+            }
+            is_written
+        };
+        (0..times).filter(|_| rewrites(lab)).count()
+    }
+
+    #[test]
+    fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alone() {
+        let (mut lab, _gateway) = Lab::programmed();
+        assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX);
+        assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
+        assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::ForeignStatusWriter)).count(), 1);
+        assert_eq!(lab.queue.next_due(), Some(lab.now + REWRITES_WITHIN));
+        lab.pass(REWRITES_WITHIN);
+        let again = lab.due().unwrap();
+        assert_eq!(again.ingress, Some(vec![ingress(1, IpMode::Vip)]));
+        lab.see(&again, 4);
+        assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
+        assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX - 1, "the new attempt counts");
+        lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
+        lab.settle(4);
+        assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
+    }
+
+    #[test]
+    fn an_entry_without_an_address_that_another_writer_appends_is_removed_three_times_and_then_reported() {
+        let (mut lab, _gateway) = Lab::programmed();
+        assert_eq!(contested(&mut lab, 9, |held| held.ingress_without_ip = 1), REWRITES_MAX);
+        assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
+        assert_eq!(lab.wanted.held.ingress_without_ip, 1, "it is left alone");
+    }
+
+    #[test]
+    fn a_foreign_status_that_was_there_first_counts_as_rewritten() {
+        let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+        let gateway = lab.connect("edge-1");
+        gateway.acknowledge(4);
+        (lab.wanted.held, lab.wanted.is_foreign) = (Arc::new(held(&[ingress(9, IpMode::Vip)])), true);
+        lab.settle(4);
+        assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+        let foreign = |held: &mut OwnedParts| held.ingress = vec![ingress(9, IpMode::Vip)];
+        assert_eq!(contested(&mut lab, 9, foreign), REWRITES_MAX - 1);
+    }
+
+    #[test]
+    fn a_tool_that_takes_the_marks_away_is_named_with_a_remedy_that_can_be_followed() {
+        let (mut lab, _gateway) = Lab::programmed();
+        let strip = |held: &mut OwnedParts| (held.finalizer, held.group) = (false, None);
+        contested(&mut lab, 9, strip);
+        let text = lab.texts.last().unwrap();
+        assert!(text.starts_with("\"argocd-controller\" removes") && text.contains("ignoreDifferences"), "{text}");
+        assert!(text.contains("sluice.dev/group") && !text.contains("class"), "{text}");
+        let (mut lab, _gateway) = Lab::programmed();
+        contested(&mut lab, 9, |held| held.ingress.clear());
+        let text = lab.texts.last().unwrap();
+        assert!(text.starts_with("\"rival\" keeps changing the status"), "{text}");
+        assert!(lab.texts.iter().all(|text| text.chars().count() < 900));
+    }
+}

@@ -255,8 +255,7 @@ pub(super) fn remarks(wanted: &WantedStatus, base: &OwnedParts, goal: &OwnedPart
     let mut remarks = Vec::new();
     let is_assigned = of(goal, ConditionType::AddressAssigned).is_some_and(|now| now.0);
     let is_exchanged = !base.ingress.is_empty() && !goal.ingress.is_empty() && addresses(base) != addresses(goal);
-    let is_soon_programmed =
-        of(goal, ConditionType::Programmed).is_some_and(|now| now.0 || now.1 == conditions::PENDING.reason);
+    let is_soon_programmed = of(goal, ConditionType::Programmed).is_some_and(|now| now.0 || now.1 == conditions::PENDING.reason);
     // One Event for a new Service: that of its programming names the addresses.
     if is_assigned && (is_exchanged || (comes(ConditionType::AddressAssigned) && !is_soon_programmed)) {
         remarks.push(Remark::new(Cause::AddressAssigned, format!("Assigned {}", addresses_text(wanted))));

@@ -5,12 +5,12 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use proto::{Reason, ServiceName};
+use proto::Reason;
 
 use super::life::{GATEWAYS_WAITED_FOR, State};
+use super::tests::{ingress, wanted, web};
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
-use crate::plan::selection::MissingBackends;
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::status::{Ingress, IpMode};
 use objects::{ConditionType, Leftover, OwnedParts};
@@ -100,34 +100,10 @@ struct Walk {
     seen: BTreeSet<(String, String)>,
 }
 
-fn web() -> ServiceName {
-    ServiceName::new("shop", "web")
-}
-
 impl Walk {
     fn new(is_down: bool) -> Self {
         let now = Instant::now();
-        let wanted = WantedStatus {
-            service: web(),
-            uid: "u".to_owned(),
-            resource_version: String::new(),
-            group: "default".to_owned(),
-            ingress: vec![Ingress::new([192, 0, 2, 1].into(), IpMode::Proxy)],
-            held: Arc::default(),
-            status_writer: None,
-            object_writer: None,
-            is_foreign: false,
-            refusal: None,
-            unassigned: None,
-            outside_pools: false,
-            is_withheld: false,
-            pools: vec!["default".to_owned()],
-            is_partly_unread: false,
-            is_partly_refused: false,
-            loses_client_address: false,
-            missing: MissingBackends::default(),
-            fails_open: true,
-        };
+        let wanted = wanted(&[ingress(1, IpMode::Proxy)]);
         Self {
             queue: Queue::new(now),
             gateways: watch::Sender::new(Gateways::default()),
@@ -249,7 +225,7 @@ impl Walk {
         match happening {
             Happening::Assign(last, is_seen) => {
                 let mode = if is_seen { IpMode::Vip } else { IpMode::Proxy };
-                self.wanted.ingress = vec![Ingress::new([192, 0, 2, last].into(), mode)];
+                self.wanted.ingress = vec![ingress(last, mode)];
                 (self.wanted.refusal, self.wanted.unassigned, self.wanted.is_withheld) = (None, None, false);
             }
             Happening::Refuse(keeps) => {
@@ -262,7 +238,7 @@ impl Walk {
                 let is_new = self.held.as_ref().is_some_and(|held| !held.finalizer && held.ingress.is_empty());
                 if is_new && ["unclaimed", "refused"].contains(&&*self.state()) {
                     (self.wanted.refusal, self.wanted.unassigned, self.wanted.is_withheld) = (None, None, true);
-                    self.wanted.ingress = vec![Ingress::new([192, 0, 2, 1].into(), IpMode::Proxy)];
+                    self.wanted.ingress = vec![ingress(1, IpMode::Proxy)];
                 }
             }
             Happening::Connect if self.connections.len() < 3 => {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::dispute::{REWRITES_MAX, REWRITES_WITHIN};
 use super::goal::{ABSENCE_TOLERATED, REPORTS_AWAITED, SLICES_AWAITED};
 use super::life::{FLEET_HEARD_AFTER, GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
@@ -15,26 +14,51 @@ use objects::{Condition, ConditionType, Leftover, OwnedParts};
 use proto::{Reason, Refusal, ServiceName};
 
 /// A Service, the content of its object, and its gateways.
-struct Lab {
-    queue: Queue,
+pub(super) struct Lab {
+    pub(super) queue: Queue,
     gateways: watch::Sender<Gateways>,
-    now: Instant,
-    wanted: WantedStatus,
-    version: u64,
-    causes: Vec<Cause>,
-    texts: Vec<String>,
+    pub(super) now: Instant,
+    pub(super) wanted: WantedStatus,
+    pub(super) version: u64,
+    pub(super) causes: Vec<Cause>,
+    pub(super) texts: Vec<String>,
 }
 
-fn web() -> ServiceName {
+pub(super) fn web() -> ServiceName {
     ServiceName::new("shop", "web")
 }
 
-fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
+pub(super) fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
     Ingress::new([192, 0, 2, last].into(), ip_mode)
 }
 
-fn held(ingress: &[Ingress]) -> OwnedParts {
+pub(super) fn held(ingress: &[Ingress]) -> OwnedParts {
     OwnedParts { ingress: ingress.to_vec(), ..OwnedParts::default() }
+}
+
+/// The status of a Service that is served at these addresses.
+pub(super) fn wanted(ingress: &[Ingress]) -> WantedStatus {
+    WantedStatus {
+        service: web(),
+        uid: "u".to_owned(),
+        resource_version: String::new(),
+        group: "east".to_owned(),
+        ingress: ingress.to_vec(),
+        held: Arc::default(),
+        status_writer: None,
+        object_writer: None,
+        is_foreign: false,
+        refusal: None,
+        unassigned: None,
+        outside_pools: false,
+        is_withheld: false,
+        pools: vec!["edge".to_owned()],
+        is_partly_unread: false,
+        is_partly_refused: false,
+        loses_client_address: false,
+        missing: MissingBackends::default(),
+        fails_open: true,
+    }
 }
 
 fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
@@ -56,35 +80,16 @@ fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
 }
 
 impl Lab {
-    fn new(wish: &[Ingress]) -> Self {
-        let wanted = WantedStatus {
-            service: web(),
-            uid: "u".to_owned(),
-            resource_version: String::new(),
-            group: "east".to_owned(),
-            ingress: wish.to_vec(),
-            held: Arc::default(),
-            status_writer: Some("rival".to_owned()),
-            object_writer: Some("argocd-controller".to_owned()),
-            is_foreign: false,
-            refusal: None,
-            unassigned: None,
-            outside_pools: false,
-            is_withheld: false,
-            pools: vec!["edge".to_owned()],
-            is_partly_unread: false,
-            is_partly_refused: false,
-            loses_client_address: false,
-            missing: MissingBackends::default(),
-            fails_open: true,
-        };
+    pub(super) fn new(wish: &[Ingress]) -> Self {
+        let (foreign, tool) = (Some("rival".to_owned()), Some("argocd-controller".to_owned()));
+        let wanted = WantedStatus { status_writer: foreign, object_writer: tool, ..wanted(wish) };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
         Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new(), texts: Vec::new() }
     }
 
     /// A Service with one address that a gateway forwards for, with all of its status written.
-    fn programmed() -> (Self, Connection) {
+    pub(super) fn programmed() -> (Self, Connection) {
         let mut lab = Self::new(&[ingress(1, IpMode::Vip)]);
         let gateway = lab.connect("edge-1");
         gateway.acknowledge(4);
@@ -92,12 +97,12 @@ impl Lab {
         (lab, gateway)
     }
 
-    fn connect(&self, name: &str) -> Connection {
+    pub(super) fn connect(&self, name: &str) -> Connection {
         Connection::open(&self.gateways, name, "", Vec::new())
     }
 
     /// A plan of generation `counter`, for the object as it is.
-    fn plan(&mut self, counter: u64) {
+    pub(super) fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
         let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), cleanups: BTreeMap::new() };
         self.queue.set_plan(&statuses, self.now);
@@ -124,12 +129,12 @@ impl Lab {
         Some(write)
     }
 
-    fn due(&mut self) -> Option<StatusWrite> {
+    pub(super) fn due(&mut self) -> Option<StatusWrite> {
         self.due_unless(true)
     }
 
     /// The object is seen as the write left it.
-    fn see(&mut self, write: &StatusWrite, counter: u64) {
+    pub(super) fn see(&mut self, write: &StatusWrite, counter: u64) {
         let held = Arc::make_mut(&mut self.wanted.held);
         held.finalizer = write.finalizer.unwrap_or(held.finalizer);
         if let Some(group) = &write.group {
@@ -147,18 +152,18 @@ impl Lab {
     }
 
     /// Writes everything that is due and sees the results, until nothing is due.
-    fn settle(&mut self, counter: u64) {
+    pub(super) fn settle(&mut self, counter: u64) {
         self.plan(counter);
         while let Some(write) = self.due() {
             self.see(&write, counter);
         }
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
     }
 
-    fn condition(&self, kind: ConditionType) -> Option<(bool, &str)> {
+    pub(super) fn condition(&self, kind: ConditionType) -> Option<(bool, &str)> {
         self.wanted.held.conditions.get(&kind).map(|condition| (condition.holds, &*condition.reason))
     }
 }
@@ -336,48 +341,6 @@ fn a_failed_write_is_tried_again_later() {
     assert!(lab.due().is_some());
 }
 
-/// Changes the object `times` times, as another writer does, and counts how often the addresses are written again.
-fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> usize {
-    let rewrites = |lab: &mut Lab| {
-        change(Arc::make_mut(&mut lab.wanted.held));
-        lab.version += 1;
-        lab.plan(4);
-        let mut is_written = false;
-        while let Some(write) = lab.due() {
-            is_written |= write.ingress.is_some();
-            lab.see(&write, 4);
-        }
-        is_written
-    };
-    (0..times).filter(|_| rewrites(lab)).count()
-}
-
-#[test]
-fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alone() {
-    let (mut lab, _gateway) = Lab::programmed();
-    assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX);
-    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
-    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::ForeignStatusWriter)).count(), 1);
-    assert_eq!(lab.queue.next_due(), Some(lab.now + REWRITES_WITHIN));
-    lab.pass(REWRITES_WITHIN);
-    let again = lab.due().unwrap();
-    assert_eq!(again.ingress, Some(vec![ingress(1, IpMode::Vip)]));
-    lab.see(&again, 4);
-    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
-    assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX - 1, "the new attempt counts");
-    lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
-    lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
-}
-
-#[test]
-fn an_entry_without_an_address_that_another_writer_appends_is_removed_three_times_and_then_reported() {
-    let (mut lab, _gateway) = Lab::programmed();
-    assert_eq!(contested(&mut lab, 9, |held| held.ingress_without_ip = 1), REWRITES_MAX);
-    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
-    assert_eq!(lab.wanted.held.ingress_without_ip, 1, "it is left alone");
-}
-
 #[test]
 fn a_stale_write_does_not_count_as_overwritten() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
@@ -526,10 +489,8 @@ fn an_exchanged_address_is_reported_like_the_first_one() {
     let (mut lab, _gateway) = Lab::programmed();
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
-    let expected = [
-        "Gateways forward for the Service at address 192.0.2.1 of pool edge",
-        "Assigned address 192.0.2.2 of pool edge",
-    ];
+    let expected =
+        ["Gateways forward for the Service at address 192.0.2.1 of pool edge", "Assigned address 192.0.2.2 of pool edge"];
     assert_eq!(lab.texts, expected);
 }
 
@@ -676,33 +637,6 @@ fn no_healthy_backend_is_reported_once_all_gateways_have_reported_or_after_two_s
     lab.pass(REPORTS_AWAITED);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")), "the other one is silent");
-}
-
-#[test]
-fn a_foreign_status_that_was_there_first_counts_as_rewritten() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
-    let gateway = lab.connect("edge-1");
-    gateway.acknowledge(4);
-    (lab.wanted.held, lab.wanted.is_foreign) = (Arc::new(held(&[ingress(9, IpMode::Vip)])), true);
-    lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
-    let foreign = |held: &mut OwnedParts| held.ingress = vec![ingress(9, IpMode::Vip)];
-    assert_eq!(contested(&mut lab, 9, foreign), REWRITES_MAX - 1);
-}
-
-#[test]
-fn a_tool_that_takes_the_marks_away_is_named_with_a_remedy_that_can_be_followed() {
-    let (mut lab, _gateway) = Lab::programmed();
-    let strip = |held: &mut OwnedParts| (held.finalizer, held.group) = (false, None);
-    contested(&mut lab, 9, strip);
-    let text = lab.texts.last().unwrap();
-    assert!(text.starts_with("\"argocd-controller\" removes") && text.contains("ignoreDifferences"), "{text}");
-    assert!(text.contains("sluice.dev/group") && !text.contains("class"), "{text}");
-    let (mut lab, _gateway) = Lab::programmed();
-    contested(&mut lab, 9, |held| held.ingress.clear());
-    let text = lab.texts.last().unwrap();
-    assert!(text.starts_with("\"rival\" keeps changing the status"), "{text}");
-    assert!(lab.texts.iter().all(|text| text.chars().count() < 900));
 }
 
 #[test]

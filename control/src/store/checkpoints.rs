@@ -100,12 +100,7 @@ async fn load_one(storage: &Storage, at: usize) -> Result<Stored, CheckpointStor
 }
 
 /// Replaces a version, and returns the new one.
-async fn save(
-    storage: &Storage,
-    at: usize,
-    text: &str,
-    version: Option<&str>,
-) -> Result<Option<String>, CheckpointStoreError> {
+async fn save(storage: &Storage, at: usize, text: &str, version: Option<&str>) -> Result<Option<String>, CheckpointStoreError> {
     match storage {
         Storage::File(path) => Ok(write_file(path, text.to_owned()).await.map(|()| None)?),
         Storage::ConfigMaps { api, group } => {

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use imbl::OrdMap;
-use proto::limits::MAGLEV_SIZES;
 use objects::status::IpMode;
+use proto::limits::MAGLEV_SIZES;
 use proto::{AffinityScope, Family, Mode, Probe, Protocol, Scheduler, ServiceName, Target};
 
 /// A Maglev table of a Service: protocol, port and family of its frontend.

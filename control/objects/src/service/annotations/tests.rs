@@ -121,10 +121,7 @@ fn mode_target_and_scheduler_are_read_by_our_names_and_those_of_ipvs() {
 
 #[test]
 fn an_invalid_value_that_decides_who_may_connect_is_an_error() {
-    let rows = [
-        (SOURCE_RANGES, "10.0.0.0/8,"),
-        (SOURCE_RANGES, "10.0.0.0/8,10.0.0.300/32"),
-    ];
+    let rows = [(SOURCE_RANGES, "10.0.0.0/8,"), (SOURCE_RANGES, "10.0.0.0/8,10.0.0.300/32")];
     for (key, value) in rows {
         let error = read(&[(key, value)]).err().or_else(|| ranges_of(key, value).err()).unwrap();
         assert!(error.to_string().contains(key), "{error}");
@@ -248,8 +245,8 @@ fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
         let wishes = read(&[(key, value)]).unwrap();
         assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
         assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
-        let words =
-            ["mode", "target", "scheduler", "ip-mode", "session-affinity-scope", "health-check"].map(|name| format!("sluice.dev/{name}"));
+        let words = ["mode", "target", "scheduler", "ip-mode", "session-affinity-scope", "health-check"]
+            .map(|name| format!("sluice.dev/{name}"));
         let refusal = wishes.refused_if_new.as_ref().map(ToString::to_string);
         assert_eq!(refusal.is_some_and(|text| text.contains(value)), words.contains(&key.to_owned()), "{key}");
         let (notes, unread) = (wishes.notes.clone(), what.into_iter().collect());
