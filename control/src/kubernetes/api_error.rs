@@ -1,9 +1,10 @@
 //! Errors of the API server, with messages that tell the operator what to do, and the delay before a retry.
 //!
 //! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server
-//! requests, by [`RETRY_AFTER_MAX`].
+//! requests, by [`RETRY_AFTER_MAX`]. They are jittered, so that those that failed together do not try again together.
 
 use std::error::Error as StdError;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -128,6 +129,12 @@ fn root_cause(error: &dyn StdError) -> String {
     cause.to_string()
 }
 
+/// Half of a delay to all of it, at random. The standard library seeds each hasher anew.
+pub(super) fn jittered(delay: Duration) -> Duration {
+    let share = u32::try_from(RandomState::new().build_hasher().finish() % 1_000).unwrap_or_default();
+    delay / 2 + delay / 2_000 * share
+}
+
 /// At most [`MESSAGE_CHARS_MAX`] characters of a foreign message.
 pub(crate) fn truncated(message: &str) -> String {
     match message.char_indices().nth(MESSAGE_CHARS_MAX) {
@@ -168,7 +175,7 @@ impl Retry {
                 warn!(server = self.server, "cannot {}: {outage}; trying again. The last known state stays in force.", self.what)
             }
         }
-        let ours = self.waits.next().unwrap_or(WAIT_MAX);
+        let ours = jittered(self.waits.next().unwrap_or(WAIT_MAX));
         let wait = match &outage {
             ApiError::Busy { retry_after, .. } => ours.max((*retry_after).min(RETRY_AFTER_MAX)),
             _ => ours,
@@ -198,10 +205,14 @@ mod tests {
     #[test]
     fn delays_double_up_to_a_bound_and_restart_after_success() {
         let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
-        let waits: Vec<_> = (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now).as_millis()).collect();
-        assert_eq!(waits, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        for expected in [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000] {
+            let wait = retry.failed(ApiError::Unreachable(String::new()), now).as_millis();
+            assert!((expected / 2..=expected).contains(&wait), "{wait} ms, expected at most {expected}");
+        }
         retry.succeeded();
-        assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
+        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= WAIT_MIN);
+        let different: std::collections::BTreeSet<_> = (0..20).map(|_| jittered(WAIT_MAX)).collect();
+        assert!(different.len() > 1, "{different:?}");
     }
 
     #[test]
@@ -211,7 +222,7 @@ mod tests {
             retry.failed(ApiError::Unreachable(String::new()), now);
         }
         let now = now + SEQUENCE_GAP + Duration::from_secs(1);
-        assert_eq!(retry.failed(ApiError::Unreachable(String::new()), now), WAIT_MIN);
+        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= WAIT_MIN);
     }
 
     #[test]

@@ -455,12 +455,12 @@ impl<'a> ServiceBuilder<'a> {
         if fenced.is_empty() {
             return Ok(ports);
         }
-        let why = "none of its backends may be reached through a gateway; each is named in another Event with the reason";
+        let why = "none of its backends may be reached through a gateway; another Event names each with the reason";
         if has_none {
-            return Err(Refusal { reason: Reason::Refused, message: why.to_owned() });
+            return Err(Refusal { reason: Reason::Refused, message: format!("The Service is not served: {why}") });
         }
         // It comes first, because the last remarks are omitted if there are too many.
-        let text = format!("port {} is not served: {why}", shortened(&fenced, PORTS_NAMED_MAX, ", port ", ", and "));
+        let text = format!("Port {} is not served: {why}", shortened(&fenced, PORTS_NAMED_MAX, ", port ", ", and "));
         notes.insert(0, Remark::new(Cause::Reason(Reason::Refused), text));
         Ok(ports)
     }

@@ -57,7 +57,7 @@ impl Policy {
         let mode = self.mode;
         if kind == Kind::NodePort && !mode.is_two_way() {
             return refused(format!(
-                "mode {mode} needs an address that backends accept packets for, and type NodePort has none; use nat or dnat, or type LoadBalancer"
+                "Mode {mode} needs an address that backends accept packets for, and type NodePort has none; use nat or dnat, or type LoadBalancer"
             ));
         }
         if self.target == Target::Endpoint {
@@ -65,7 +65,7 @@ impl Policy {
         }
         if let Some(name) = &spec.proxy_name {
             return refused(format!(
-                "target node needs kube-proxy on the nodes, and the label service.kubernetes.io/service-proxy-name ({name:?}) takes the Service from it; use target endpoint"
+                "Target node needs kube-proxy on the nodes, and the label service.kubernetes.io/service-proxy-name ({name:?}) takes the Service from it; use target endpoint"
             ));
         }
         let without = spec.ports.iter().find(|port| port.port_of_nodes.is_none()).filter(|_| mode.is_two_way())?;
@@ -75,7 +75,7 @@ impl Policy {
             Kind::LoadBalancer | Kind::NodePort => "set spec.allocateLoadBalancerNodePorts to true",
         };
         refused(format!(
-            "mode {mode} to nodes needs a nodePort for each port, and port {port} has none; {remedy}, or use target endpoint"
+            "Mode {mode} to nodes needs a nodePort for each port, and port {port} has none; {remedy}, or use target endpoint"
         ))
     }
 
@@ -112,7 +112,7 @@ impl Policy {
         let mut takes_new = backends.iter().filter(|backend| backend.state == BackendState::Active);
         let other = takes_new.find(|backend| backend.address.port() != port.port)?;
         refused(format!(
-            "mode {} changes no port, and endpoint {} of port {} listens on another one; set targetPort to {}, or use nat or dnat",
+            "Mode {} changes no port, and endpoint {} of port {} listens on another one; set targetPort to {}, or use nat or dnat",
             self.mode, other.address, port.port, port.port
         ))
     }

@@ -324,7 +324,8 @@ impl Life {
         let is_ours = was_ours || matches!(cleanup.by, LeftBy::Us | LeftBy::UsBefore);
         let has_gone = view.absent_since.is_some() || view.gateways.all_reached(counter);
         let is_over = deadline.is_some_and(|at| at <= view.now);
-        if !is_over && !(is_ours && has_gone && view.is_fleet_heard()) {
+        let may_go = is_over || (is_ours && has_gone && view.is_fleet_heard());
+        if !may_go {
             let heard_at = view.heard_at.filter(|at| is_ours && *at > view.now);
             let again_at = deadline.into_iter().chain(heard_at).min();
             return Step { again_at, waits_for_gateways: true, ..Step::default() };
