@@ -211,7 +211,13 @@ impl Admin for Sources {
         &self,
         request: Request<v1::ListServicesRequest>,
     ) -> Result<Response<v1::ListServicesResponse>, Status> {
-        Ok(Response::new(self.services(request.into_inner())))
+        let mut answer = self.services(request.into_inner());
+        if let ControllerAccess::Embedded(view) = &self.controller
+            && let Some(view) = &*view.borrow()
+        {
+            view.add_causes(&mut answer.services);
+        }
+        Ok(Response::new(answer))
     }
 
     async fn list_backends(

@@ -40,6 +40,7 @@ use crate::kubernetes::lease::{Leadership, LeaseCandidate};
 use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, Following, StatusWriter};
 use crate::manifests::{self, StatusFiles};
+use crate::plan::WantedStatuses;
 use crate::status::fleet_notes::{self, GatewayUids};
 use crate::status::pools::{self, PoolsReport};
 use crate::status::{StatusSink, edge_gateways, write_statuses};
@@ -113,6 +114,18 @@ type Tasks = JoinSet<Result<(), ControllerError>>;
 /// # Errors
 /// If the socket, the status directory or the client cannot be created.
 pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) -> Result<Running, ControllerError> {
+    start_after(settings, shutdown, None).await
+}
+
+/// As [`start`], in place of a controller that ran with other settings: `before` is its recorder, whose notes are kept.
+///
+/// # Errors
+/// See [`start`].
+pub async fn start_after(
+    settings: ControllerSettings,
+    shutdown: CancellationToken,
+    before: Option<&Recorder>,
+) -> Result<Running, ControllerError> {
     // Done before listening, so that an error leaves nothing behind.
     let origin = Origin::open(&settings.source).await?;
     let (listeners, socket, secret) = listen(&settings, &origin).await?;
@@ -122,22 +135,28 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     let (nodes, nodes_seen) = watch::channel(Arc::default());
     let (drained_nodes, drained_nodes_seen) = watch::channel(Arc::default());
     let (pools, pools_seen) = watch::channel(PoolsReport::default());
+    let (wanted, wanted_seen) = watch::channel(WantedStatuses::default());
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
     let checkpoint_storage = origin.storage(&settings.group, checkpoints::FILE);
     let (fleet, programming) = (Fleet::default(), Programming::default());
     let (status_writer, status_writer_seen) = watch::channel(None);
     // Only the leader writes Events.
-    let recorder = Arc::new(match &origin {
-        Origin::Manifests { .. } => Recorder::default(),
-        Origin::Kubernetes(_) => Recorder::with_events(Arc::new(EventWriter::new(&kubernetes::instance()))),
-    });
+    let events = match &origin {
+        Origin::Manifests { .. } => None,
+        Origin::Kubernetes(_) => {
+            let earlier = before.and_then(Recorder::events).cloned();
+            Some(earlier.unwrap_or_else(|| Arc::new(EventWriter::new(&kubernetes::instance()))))
+        }
+    };
+    let recorder = Arc::new(Recorder::after(before, events));
     let view = View {
         states: states_seen,
         gateways: gateways_seen,
         nodes: nodes_seen,
         drained_nodes: drained_nodes_seen,
         pools: pools_seen,
+        wanted: wanted_seen,
         editor: editor.clone(),
         fleet: fleet.clone(),
         recorder: Arc::clone(&recorder),
@@ -169,7 +188,7 @@ pub async fn start(settings: ControllerSettings, shutdown: CancellationToken) ->
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
     let shared =
-        Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming };
+        Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming, wanted };
     let reread = Arc::new(Notify::new());
     let gateway_uids = watch::Sender::default();
     let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids, reread: Arc::clone(&reread) };
@@ -376,6 +395,7 @@ async fn lead(
         steps.shutdown().await;
         work.shared.states.send_replace(None);
         work.shared.pools.send_replace(PoolsReport::default());
+        work.shared.wanted.send_replace(WantedStatuses::default());
         work.status_writer.send_replace(None);
         if ended {
             return Ok(());

@@ -243,7 +243,8 @@ impl Memory {
     }
 
     fn take(&mut self, name: &ServiceName, one: Planned) {
-        let decided = Decided { addresses: one.outcome.addresses().collect(), tables: one.tables.clone() };
+        let (addresses, tables) = (one.outcome.addresses().collect(), one.tables.clone());
+        let decided = Decided { addresses, tables, in_force: one.remembered };
         self.checkpoint.put(name, decided);
         if one.withheld_until.is_some() {
             self.services.remove(name);

@@ -2,8 +2,8 @@
 //!
 //! Invariant: an address of mode `ipMode: Proxy` is published in the status once every connected gateway that is not
 //! drained forwards for it, or 2 s after the first one does. A published address is never removed because gateways
-//! disconnect. Gateways stop serving a Service before its finalizer is removed. If another controller writes the same
-//! status, sluice overwrites it at most `REWRITES_MAX` times in `REWRITES_WITHIN`.
+//! disconnect. Gateways stop serving a Service before its finalizer is removed. Each Service has a life (`life`), which
+//! decides what is due.
 //! Deliberately not here: the choice of addresses, and why a Service is not served (`plan`).
 
 use std::sync::Arc;
@@ -21,12 +21,13 @@ use crate::plan::WantedStatuses;
 use objects::note::Note;
 use objects::status::StatusWrite;
 
-mod conditions;
+pub(crate) mod conditions;
+mod dispute;
 pub mod edge_gateways;
-mod finalizer;
 pub mod fleet_notes;
 mod gateway_conditions;
-mod item;
+mod goal;
+mod life;
 pub mod pools;
 mod queue;
 pub mod release;
@@ -60,15 +61,18 @@ pub async fn write_statuses(
             queue.set_plan(&newest, Instant::now());
             sink.forget_all_but(&newest.wanted);
         }
+        sink.take_answers().iter().for_each(|(write, is_accepted)| queue.answered(write, *is_accepted));
         let connected = gateways.borrow_and_update().clone();
         let now = Instant::now();
         queue.set_gateways(&connected, now);
-        for due in queue.due(&connected, now, |write| sink.has_written(write)) {
+        for due in queue.due(&connected, now) {
             due.notes.iter().for_each(|note| recorder.record(note, Some(&due.uid)));
-            if let Some(write) = due.write
-                && !sink.write(&write, due.notes_of_write, &recorder)
-            {
-                queue.failed(&write.service, Instant::now() + RETRY);
+            match due.write {
+                Some(write) if !sink.write(&write, due.notes_of_write, &recorder) => {
+                    queue.failed(&write.service, Instant::now() + RETRY);
+                }
+                Some(write) if matches!(sink, StatusSink::Files(_)) => queue.answered(&write, true),
+                _ => {}
             }
             // Files are written in this task, so it yields to other tasks between two of them.
             tokio::task::yield_now().await;
@@ -77,6 +81,7 @@ pub async fn write_statuses(
         tokio::select! {
             changed = statuses.changed() => if changed.is_err() { return },
             changed = gateways.changed() => if changed.is_err() { return },
+            () = sink.answers() => {}
             () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
         }
     }
@@ -103,11 +108,19 @@ impl StatusSink {
         }
     }
 
-    /// Whether the object already has the status of `write`. Only sluice writes status files.
-    fn has_written(&self, write: &StatusWrite) -> bool {
+    /// Waits for answers of the server. Only sluice writes status files, so nobody disputes them.
+    async fn answers(&self) {
         match self {
-            Self::Files(_) => false,
-            Self::Kubernetes(writer) => writer.has_written(write),
+            Self::Files(_) => std::future::pending().await,
+            Self::Kubernetes(writer) => writer.answered().await,
+        }
+    }
+
+    /// The writes that the server answered, and whether it accepted each.
+    fn take_answers(&self) -> Vec<(StatusWrite, bool)> {
+        match self {
+            Self::Files(_) => Vec::new(),
+            Self::Kubernetes(writer) => writer.take_answers(),
         }
     }
 
@@ -137,5 +150,7 @@ fn accepted<T>(answer: kube::Result<T>, settled_codes: &[u16]) -> Result<(), Api
     }
 }
 
+#[cfg(test)]
+mod property;
 #[cfg(test)]
 mod tests;

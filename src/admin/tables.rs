@@ -1,8 +1,8 @@
 //! Rows about services, backends and workers for operators: pure functions of the published data and the
 //! counters.
 //!
-//! Invariant: the names are those of DESIGN section 8, and a backend has one
-//! row per service, however many of its ports it serves.
+//! Invariant: the names are those of DESIGN section 8, and a backend has one row per service and protocol, however many
+//! of its ports it serves: TCP may fail where UDP works.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,13 +10,17 @@ use std::sync::Arc;
 
 use dataplane::snapshot::{FrontendView, PortView, RemovedBackends, ServiceView, Views};
 use dataplane::{DropReason, WorkerCounters};
-use proto::{LimitKind, ServiceLimit, ServiceName, v1};
+use proto::{LimitKind, Protocol, ServiceLimit, ServiceName, v1};
 use smallvec::SmallVec;
 
 use crate::agent::fleet::service_limits::SNAT_PORTS_PER_SECOND;
 use crate::agent::probe::{Causes, Subject};
 use crate::agent::served::BackendCounts;
 use crate::worker_threads::Load;
+
+/// Reasons of conditions that a gateway sees by itself.
+const NO_ENDPOINTS: &str = "NoEndpoints";
+const NO_HEALTHY_BACKEND: &str = "NoHealthyBackend";
 
 /// The counters of all workers, in their order.
 pub(crate) type Workers = [Arc<WorkerCounters>];
@@ -26,17 +30,18 @@ pub(crate) struct BackendRow {
     pub(crate) draining: bool,
     pub(crate) healthy: bool,
     pub(crate) weight: u16,
-    /// Its slots of counters: one for each protocol, which ports share.
+    /// Its slots of counters, which ports share.
     slots: SmallVec<[u32; 2]>,
 }
 
-/// The backends of a service. A backend of several ports is healthy if it is healthy on all of them, and draining if it
-/// drains on all of them.
-pub(crate) fn rows(service: &ServiceView) -> BTreeMap<SocketAddr, BackendRow> {
+/// The backends of a service, by protocol. A backend of several ports is healthy if it is healthy on all of them, and
+/// draining if it drains on all of them.
+pub(crate) fn rows(service: &ServiceView) -> BTreeMap<(SocketAddr, Protocol), BackendRow> {
     let mut rows = BTreeMap::new();
-    for backend in service.ports.iter().flat_map(|port| &port.backends) {
+    let of_ports = service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port.protocol, backend)));
+    for (protocol, backend) in of_ports {
         let new = || BackendRow { draining: true, healthy: true, weight: backend.weight, slots: SmallVec::new() };
-        let row = rows.entry(backend.address).or_insert_with(new);
+        let row = rows.entry((backend.address, protocol)).or_insert_with(new);
         row.draining &= backend.draining;
         row.healthy &= backend.healthy;
         if !row.slots.contains(&backend.id.slot) {
@@ -49,14 +54,14 @@ pub(crate) fn rows(service: &ServiceView) -> BTreeMap<SocketAddr, BackendRow> {
 impl BackendRow {
     /// Which probe of the backend fails for this service, and what it found. Empty for a healthy
     /// backend.
-    pub(crate) fn reason(&self, service: &ServiceView, address: SocketAddr, causes: &Causes) -> String {
+    pub(crate) fn reason(&self, service: &ServiceView, address: SocketAddr, protocol: Protocol, causes: &Causes) -> String {
         if self.healthy {
             return String::new();
         }
-        let fails = |port: &&PortView| port.backends.iter().any(|backend| backend.address == address && !backend.healthy);
-        let subject = |protocol| Subject { service: Arc::clone(&service.name), protocol, address };
-        let cause = |port: &PortView| causes.get(&subject(port.protocol));
-        service.ports.iter().filter(fails).find_map(cause).map(ToString::to_string).unwrap_or_default()
+        causes
+            .get(&Subject { service: Arc::clone(&service.name), protocol, address })
+            .map(ToString::to_string)
+            .unwrap_or_default()
     }
 
     /// What was counted, over protocols and workers.
@@ -89,6 +94,14 @@ fn frontends(port: &PortView) -> Vec<String> {
 pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
     let BackendCounts { backends, healthy } = BackendCounts::from(service);
     let refusal = service.refusal.as_ref();
+    let (reason, message) = match refusal {
+        Some(refusal) => (refusal.reason.as_str(), &*refusal.message),
+        None if backends == 0 => (NO_ENDPOINTS, "The gateway has no backend of the Service that takes new connections"),
+        None if healthy == 0 => {
+            (NO_HEALTHY_BACKEND, "The gateway finds no healthy backend of the Service: all fail their probes")
+        }
+        None => ("", ""),
+    };
     let app_protocols = |port: &PortView| {
         let spoken = port.app_protocol.iter().flat_map(|spoken| frontends(port).into_iter().map(|f| (f, spoken.clone())));
         spoken.collect::<Vec<_>>()
@@ -102,8 +115,8 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         scheduler: service.scheduler.as_str().to_owned(),
         backends,
         healthy,
-        reason: refusal.map_or_else(String::new, |refusal| refusal.reason.as_str().to_owned()),
-        message: refusal.map_or_else(String::new, |refusal| refusal.message.clone()),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
         app_protocols: service.ports.iter().flat_map(app_protocols).collect(),
         gateway: gateway.to_owned(),
         drops: BTreeMap::new(),
@@ -190,7 +203,7 @@ pub(super) fn backends(
     causes: &Causes,
     query: &BackendQuery,
 ) -> Vec<v1::BackendStatus> {
-    let status = |(address, row): (SocketAddr, BackendRow)| v1::BackendStatus {
+    let status = |((address, protocol), row): ((SocketAddr, Protocol), BackendRow)| v1::BackendStatus {
         service: service.name.to_string(),
         address: address.to_string(),
         state: if row.draining { "draining" } else { "active" }.to_owned(),
@@ -198,14 +211,14 @@ pub(super) fn backends(
         weight: row.weight.into(),
         flows: row.sum(workers, WorkerCounters::flows_of),
         gateway: gateway.to_owned(),
-        reason: row.reason(service, address, causes),
+        reason: row.reason(service, address, protocol, causes),
+        protocol: protocol.to_string(),
         traffic: query.with_traffic.then(|| row.traffic(workers)),
     };
-    rows(service).into_iter().filter(|(address, _)| query.includes(*address)).map(status).collect()
+    rows(service).into_iter().filter(|((address, _), _)| query.includes(*address)).map(status).collect()
 }
 
-/// The rows of backends that their service no longer lists, while they have flows. One that is still listed for another
-/// protocol has its row already.
+/// The rows of backends that their service no longer lists for a protocol, while they have flows.
 pub(super) fn removed_backends(
     gateway: &str,
     removed: &RemovedBackends,
@@ -213,20 +226,23 @@ pub(super) fn removed_backends(
     workers: &Workers,
     query: &BackendQuery,
 ) -> Vec<v1::BackendStatus> {
-    let mut slots: BTreeMap<(&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>> = BTreeMap::new();
+    type Key<'a> = (&'a Arc<ServiceName>, SocketAddr, Protocol);
+    let mut slots: BTreeMap<Key<'_>, SmallVec<[u32; 2]>> = BTreeMap::new();
     for (backend, slot) in removed.iter().filter(|(backend, _)| query.includes(backend.address)) {
-        slots.entry((&backend.service, backend.address)).or_default().push(*slot);
+        slots.entry((&backend.service, backend.address, backend.protocol)).or_default().push(*slot);
     }
-    let is_listed = |service: &Arc<ServiceName>, address| {
-        let listed = services.get(service).into_iter().flat_map(|view| &view.ports).flat_map(|port| &port.backends);
-        listed.into_iter().any(|backend| backend.address == address)
+    let is_listed = |(service, address, protocol): Key<'_>| {
+        let ports = services.get(service).into_iter().flat_map(|view| &view.ports).filter(|port| port.protocol == protocol);
+        ports.flat_map(|port| &port.backends).any(|backend| backend.address == address)
     };
-    let row = |((service, address), slots): ((&Arc<ServiceName>, SocketAddr), SmallVec<[u32; 2]>)| {
+    let row = |(key, slots): (Key<'_>, SmallVec<[u32; 2]>)| {
+        let (service, address, protocol) = key;
         let row = BackendRow { draining: true, healthy: false, weight: 0, slots };
         let flows = row.sum(workers, WorkerCounters::flows_of);
-        (flows > 0 && !is_listed(service, address)).then(|| v1::BackendStatus {
+        (flows > 0 && !is_listed(key)).then(|| v1::BackendStatus {
             service: service.to_string(),
             address: address.to_string(),
+            protocol: protocol.to_string(),
             state: "removed".to_owned(),
             flows,
             gateway: gateway.to_owned(),
@@ -279,7 +295,7 @@ pub(crate) mod tests {
     use dataplane::flow::BackendId;
     use dataplane::snapshot::{BackendView, FrontendPlace, RemovedBackend};
     use dataplane::{CounterSlot, FrontendCounters, FrontendNumber, ServiceNumber};
-    use proto::{Family, Mode, Protocol, Reason, Refusal, Scheduler, Target};
+    use proto::{Family, Mode, Reason, Refusal, Scheduler, Target};
 
     use super::*;
 
@@ -369,6 +385,28 @@ pub(crate) mod tests {
         let expected =
             [("10.0.0.1:80", "active", true, 6), ("10.0.0.2:80", "active", false, 12), ("10.0.0.9:80", "draining", true, 4)];
         assert_eq!(rows, expected.map(|(address, state, healthy, flows)| (address.to_owned(), state.to_owned(), healthy, flows)));
+    }
+
+    #[test]
+    fn tcp_and_udp_of_one_backend_are_told_apart() {
+        let at = |protocol, slot, healthy| {
+            let backends = vec![backend(slot, "10.0.0.53:53", healthy, false)];
+            PortView { protocol, ..port(&["192.0.2.100:53"], backends) }
+        };
+        let dns = ServiceView { ports: vec![at(Protocol::Tcp, 0, false), at(Protocol::Udp, 1, true)], ..web() };
+        let rows = backends("edge-1", &dns, &workers(), &Causes::new(), &BackendQuery::default());
+        let rows: Vec<_> = rows.iter().map(|row| (&*row.protocol, &*row.address, row.healthy)).collect();
+        assert_eq!(rows, [("tcp", "10.0.0.53:53", false), ("udp", "10.0.0.53:53", true)]);
+        let status = service("edge-1", &dns);
+        assert_eq!((status.backends, status.healthy, &*status.reason), (2, 1, ""));
+    }
+
+    #[test]
+    fn a_service_without_a_usable_backend_shows_the_cause() {
+        let with = |backends| service("edge-1", &ServiceView { ports: vec![port(&["192.0.2.100:80"], backends)], ..web() });
+        assert_eq!(with(Vec::new()).reason, "NoEndpoints");
+        assert_eq!(with(vec![backend(0, "10.0.0.1:80", true, true)]).reason, "NoEndpoints", "it drains");
+        assert_eq!(with(vec![backend(0, "10.0.0.1:80", false, false)]).reason, "NoHealthyBackend");
     }
 
     #[test]

@@ -213,10 +213,10 @@ async fn until(at_ns: Option<u64>, clock: fn() -> u64) {
     }
 }
 
-/// Logs conflicts between configuration and state, once each.
+/// Logs problems of a snapshot, once each: conflicts between configuration and state, and Services that fail open.
 fn log_problems(snapshot: &Snapshot, logged: &mut Vec<String>) {
     for problem in snapshot.problems().iter().filter(|problem| !logged.contains(problem)) {
-        tracing::warn!(problem, generation = %snapshot.generation(), "configuration and state do not fit together");
+        tracing::warn!(generation = %snapshot.generation(), "{problem}");
     }
     if *logged != snapshot.problems() {
         *logged = snapshot.problems().to_vec();

@@ -53,20 +53,22 @@ impl Served {
     }
 }
 
-/// Number of backends of a service without draining ones; each counts once however many ports it serves.
+/// Number of backends of a service without draining ones; each counts once for each protocol, however many ports it
+/// serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendCounts {
     /// All of them.
     pub backends: u32,
-    /// Backends that are healthy on all their ports.
+    /// Backends that are healthy on all their ports of a protocol.
     pub healthy: u32,
 }
 
 impl From<&ServiceView> for BackendCounts {
     fn from(service: &ServiceView) -> Self {
         let mut all = BTreeMap::new();
-        for backend in service.ports.iter().flat_map(|port| &port.backends) {
-            let (draining, healthy) = all.entry(backend.address).or_insert((true, true));
+        let of_ports = service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port.protocol, backend)));
+        for (protocol, backend) in of_ports {
+            let (draining, healthy) = all.entry((protocol, backend.address)).or_insert((true, true));
             *draining &= backend.draining;
             *healthy &= backend.healthy;
         }

@@ -68,15 +68,17 @@ async fn run_controller(
     view: watch::Sender<Option<View>>,
     stop: CancellationToken,
 ) -> Result<(), Failure> {
+    let mut recorder = None;
     loop {
         let child = stop.child_token();
         let now = settings.borrow_and_update().clone();
         let running = match (first.take(), now) {
             (Some(running), _) => running,
-            (None, Some(now)) => controller::start(now, child.clone()).await?,
+            (None, Some(now)) => controller::start_after(now, child.clone(), recorder.as_deref()).await?,
             (None, None) => return Ok(()),
         };
         view.send_replace(Some(running.view.clone()));
+        recorder = Some(Arc::clone(&running.view.recorder));
         let (shutdown, reread) = (running.shutdown(), Arc::clone(&running.reread));
         let mut stopped = std::pin::pin!(running.stopped());
         loop {

@@ -103,7 +103,7 @@ fn some_of(texts: &[String]) -> String {
 }
 
 impl Row for v1::BackendStatus {
-    const TITLES: &'static [&'static str] = &["SERVICE", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS", "REASON"];
+    const TITLES: &'static [&'static str] = &["SERVICE", "PROTOCOL", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS", "REASON"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_backends(v1::ListBackendsRequest::default()).await?.into_inner();
@@ -111,7 +111,7 @@ impl Row for v1::BackendStatus {
     }
 
     fn key(&self) -> impl PartialEq {
-        (&self.service, &self.address, &self.gateway)
+        (&self.service, &self.protocol, &self.address, &self.gateway)
     }
 }
 

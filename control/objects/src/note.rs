@@ -73,6 +73,10 @@ pub enum Cause {
     Programmed,
     /// Gateways no longer forward for it, and its object contains nothing of ours.
     Released,
+    /// The API server refuses the status of the Service.
+    StatusRefused,
+    /// Backends do not see the address of the client that the Service asks for.
+    ClientAddressLost,
     /// A gateway owns more groups of VIPs.
     TookOver,
     /// A gateway owns fewer groups of VIPs.
@@ -118,6 +122,8 @@ impl Cause {
             Self::AddressAssigned => "AddressAssigned",
             Self::Programmed => "Programmed",
             Self::Released => "Released",
+            Self::StatusRefused => "StatusRefused",
+            Self::ClientAddressLost => "ClientAddressLost",
             Self::TookOver => "TookOver",
             Self::OwnershipLost => "OwnershipLost",
             Self::Unfit => "Unfit",
@@ -158,7 +164,8 @@ impl Cause {
             }
             Self::AddressKept | Self::AddressAssigned => "AssignAddress",
             Self::NoHealthyBackend => "ProbeBackends",
-            Self::Programmed => "Program",
+            Self::Programmed | Self::ClientAddressLost => "Program",
+            Self::StatusRefused => "WriteStatus",
             Self::Released => "Release",
             Self::TookOver | Self::OwnershipLost | Self::Unfit => "Elect",
             Self::DuplicateVip | Self::SessionUp | Self::SessionDown => "Announce",
@@ -170,7 +177,7 @@ impl Cause {
 }
 
 /// A cause and a message about an object that the context names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Remark {
     /// The cause as a word.
     pub cause: Cause,
@@ -221,7 +228,7 @@ impl std::fmt::Display for Subject {
 }
 
 /// A remark about one object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Note {
     /// The object.
     pub subject: Subject,

@@ -25,7 +25,7 @@ use affinity::affinity;
 pub use error::{NotServable, SpecError, Unread};
 use error::{WAITS, word};
 pub use owned::{Leftover, OwnedParts};
-use owned::{gateway_group, writers};
+use owned::{Writers, gateway_group, writers};
 use source_ranges::{clients, note_denied_families};
 pub use spec::{HealthSpec, Namespaces, PortSpec, ServiceSpec, Sharing};
 
@@ -73,6 +73,8 @@ pub struct Candidate {
     pub status_is_ours: bool,
     /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
     pub foreign_manager: Option<String>,
+    /// Another field manager of the rest of the object, the one that wrote last.
+    pub object_manager: Option<String>,
     /// Its specification, or why it cannot be served.
     pub wanted: Result<ServiceSpec, SpecError>,
 }
@@ -176,7 +178,7 @@ impl TryFrom<&Service> for Candidate {
             }
             _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort, and it has no externalIPs", false)),
         };
-        let (status_is_ours, foreign_manager) = writers(service);
+        let Writers { status_is_ours, of_status: foreign_manager, of_object: object_manager } = writers(service);
         Ok(Self {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
@@ -189,6 +191,7 @@ impl TryFrom<&Service> for Candidate {
             held: Arc::new(OwnedParts::of(service)),
             status_is_ours,
             foreign_manager,
+            object_manager,
             wanted: wanted(service, fields, kind),
             name,
         })

@@ -136,7 +136,8 @@ impl Admin for ControllerAdmin {
     ) -> Result<Response<v1::ListServicesResponse>, Status> {
         let rows = |reply| if let Reply::Services(answer) = reply { Some(answer.services) } else { None };
         let query = Query::Services(request.into_inner());
-        let (services, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
+        let (mut services, silent) = self.gather(query, rows, |row| &mut row.gateway).await?;
+        self.view.add_causes(&mut services);
         Ok(Response::new(v1::ListServicesResponse { services, silent }))
     }
 

@@ -23,13 +23,15 @@ use crate::kubernetes::StatusWriter;
 use crate::kubernetes::activity::ApiActivity;
 use crate::kubernetes::lease::{Leader, Leadership};
 use crate::kubernetes::recorder::{RecordedNote, Recorder};
+use crate::plan::WantedStatuses;
 use crate::plan::addresses::PoolUse;
+use crate::status::conditions::shortcomings;
 use crate::status::pools::PoolsReport;
 use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState};
 use crate::store::overrides::OverrideStoreError;
 use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::{Author, DrainTarget, Overrides, TooManyOverrides, Weight};
-use objects::note::Note;
+use objects::note::{Cause, Note};
 
 /// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout
 /// of `sluicectl`.
@@ -50,6 +52,8 @@ pub struct View {
     pub drained_nodes: watch::Receiver<Arc<DrainedNodes>>,
     /// Usage figures of the pools.
     pub pools: watch::Receiver<PoolsReport>,
+    /// The statuses of the last plan.
+    pub wanted: watch::Receiver<WantedStatuses>,
     /// Manual overrides.
     pub editor: OverrideEditor,
     /// Gateways that answer requests.
@@ -125,6 +129,23 @@ impl View {
                 .collect(),
         };
         Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
+    }
+
+    /// Adds to the rows of Services what their conditions tell: a gateway does not know which annotation is unknown, or
+    /// which address lies outside of the pools. What several say is in `message`, each after its reason.
+    pub fn add_causes(&self, rows: &mut [v1::ServiceStatus]) {
+        let wanted = self.wanted.borrow();
+        for row in rows {
+            let Some(wanted) = wanted.get(&ServiceName::new(&row.namespace, &row.name)) else { continue };
+            for cause in shortcomings(wanted) {
+                // The controller knows better why there are no endpoints.
+                if row.reason.is_empty() || row.reason == Cause::NoEndpoints.as_str() {
+                    (row.reason, row.message) = (cause.reason.into_owned(), cause.message.into_owned());
+                } else if row.reason != cause.reason {
+                    row.message = format!("{}; {}: {}", row.message, cause.reason, cause.message);
+                }
+            }
+        }
     }
 
     /// Recent notes for owners of objects, oldest first.

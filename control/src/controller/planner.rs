@@ -22,7 +22,7 @@ use crate::healthz::{HEARTBEAT_INTERVAL, Heartbeat};
 use crate::kubernetes::recorder::Recorder;
 use crate::plan::addresses::PoolUse;
 use crate::plan::externals::DisallowedExternalIps;
-use crate::plan::{Memory, plan};
+use crate::plan::{Memory, WantedStatuses, plan};
 use crate::status::Statuses;
 use crate::status::pools::PoolsReport;
 use crate::world::World;
@@ -46,6 +46,8 @@ pub(super) struct Shared {
     pub(super) checkpoints: watch::Sender<Checkpoint>,
     pub(super) heartbeat: Heartbeat,
     pub(super) programming: Programming,
+    /// The statuses of the last plan, for the admin API.
+    pub(super) wanted: watch::Sender<WantedStatuses>,
 }
 
 /// The planner of one term.
@@ -139,6 +141,7 @@ impl Planner {
         };
         let generation = &newest.state.generation;
         memory.published(generation.counter);
+        self.shared.wanted.send_replace(plan.statuses.clone());
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, cleanups: plan.cleanups };
         let is_new = |old: &Option<Arc<Published>>| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, &newest));
         replace_if(&self.shared.states, is_new, || Some(Arc::clone(&newest)));

@@ -1,9 +1,10 @@
 //! Errors of the API server, with messages that tell the operator what to do, and the delay before a retry.
 //!
 //! Invariant: each cause is logged once until it is over. Delays are bounded by [`WAIT_MAX`]; delays that the server
-//! requests, by [`RETRY_AFTER_MAX`].
+//! requests, by [`RETRY_AFTER_MAX`]. They are jittered, so that those that failed together do not try again together.
 
 use std::error::Error as StdError;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
@@ -12,14 +13,10 @@ use objects::text::cut_chars;
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// Delays between attempts; they double with every consecutive failure. The jitter adds up to the same again, so that
-/// replicas and the kinds that they watch do not ask a server that returns at the same moment.
+/// Delays between attempts; they double with every consecutive failure.
 pub(super) const BACKOFF: ExponentialBuilder =
-    ExponentialBuilder::new().with_min_delay(HALF_WAIT_MIN).with_max_delay(HALF_WAIT_MAX).with_jitter().without_max_times();
-/// The first delay is 100 to 200 ms,
-const HALF_WAIT_MIN: Duration = Duration::from_millis(100);
-/// the longest 5 to 10 s.
-const HALF_WAIT_MAX: Duration = Duration::from_secs(5);
+    ExponentialBuilder::new().with_min_delay(WAIT_MIN).with_max_delay(WAIT_MAX).without_max_times();
+const WAIT_MIN: Duration = Duration::from_millis(200);
 /// Maximum delay of our own backoff.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(10);
 /// Maximum delay that the server may request, so that a misconfigured proxy cannot stop us for longer.
@@ -133,6 +130,12 @@ fn root_cause(error: &dyn StdError) -> String {
     cause.to_string()
 }
 
+/// Half of a delay to all of it, at random. The standard library seeds each hasher anew.
+pub(super) fn jittered(delay: Duration) -> Duration {
+    let share = u32::try_from(RandomState::new().build_hasher().finish() % 1_000).unwrap_or_default();
+    delay / 2 + delay / 2_000 * share
+}
+
 /// At most [`MESSAGE_CHARS_MAX`] characters of a foreign message.
 pub(crate) fn truncated(message: &str) -> String {
     cut_chars(message, MESSAGE_CHARS_MAX)
@@ -170,7 +173,7 @@ impl Retry {
                 warn!(server = self.server, "cannot {}: {outage}; trying again. The last known state stays in force.", self.what)
             }
         }
-        let ours = self.waits.next().unwrap_or(WAIT_MAX);
+        let ours = jittered(self.waits.next().unwrap_or(WAIT_MAX));
         let wait = match &outage {
             ApiError::Busy { retry_after, .. } => ours.max((*retry_after).min(RETRY_AFTER_MAX)),
             _ => ours,
@@ -200,21 +203,14 @@ mod tests {
     #[test]
     fn delays_double_up_to_a_bound_and_restart_after_success() {
         let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
-        let waits: Vec<_> = (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now).as_millis()).collect();
-        for (wait, half) in waits.iter().zip([100, 200, 400, 800, 1600, 3200, 5000, 5000]) {
-            assert!((half..=2 * half).contains(wait), "{waits:?}");
+        for expected in [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000] {
+            let wait = retry.failed(ApiError::Unreachable(String::new()), now).as_millis();
+            assert!((expected / 2..=expected).contains(&wait), "{wait} ms, expected at most {expected}");
         }
         retry.succeeded();
-        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= 2 * HALF_WAIT_MIN);
-    }
-
-    #[test]
-    fn delays_of_two_replicas_differ() {
-        let waits = || {
-            let (mut retry, now) = (Retry::new("list services", ""), Instant::now());
-            (0..8).map(|_| retry.failed(ApiError::Unreachable(String::new()), now)).collect::<Vec<_>>()
-        };
-        assert!((0..10).any(|_| waits() != waits()));
+        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= WAIT_MIN);
+        let different: std::collections::BTreeSet<_> = (0..20).map(|_| jittered(WAIT_MAX)).collect();
+        assert!(different.len() > 1, "{different:?}");
     }
 
     #[test]
@@ -224,7 +220,7 @@ mod tests {
             retry.failed(ApiError::Unreachable(String::new()), now);
         }
         let now = now + SEQUENCE_GAP + Duration::from_secs(1);
-        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= 2 * HALF_WAIT_MIN);
+        assert!(retry.failed(ApiError::Unreachable(String::new()), now) <= WAIT_MIN);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! dropped, normal ones first, and remain in the log.
 //! Deliberately not here: which notes exist.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ const WAITING_MAX: usize = 4_096;
 /// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier
 /// ones.
 const MERGED_FROM: usize = 100;
-/// Maximum number of known notes, as many as there may be Services: 6.5 MB at about 100 bytes each.
-const REPORTED_MAX: usize = 65_536;
+/// Maximum number of known notes about one object, the newest ones: a Service has at most 32 remarks at a time.
+const REPORTED_OF_OBJECT_MAX: usize = 64;
 /// Minimum time between two writes: 10 a second bounds the load on the API server.
 const WRITE_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
@@ -68,7 +68,10 @@ pub struct EventWriter {
 struct State {
     warnings: FairQueue<u64, Waiting>,
     ordinary: FairQueue<u64, Waiting>,
-    reported: HashMap<u64, Reported>,
+    /// Known notes by object, which are forgotten with it.
+    reported: HashMap<Subject, BTreeMap<u64, Reported>>,
+    /// Whether Events of an earlier run or replica were found, so that the next new note probably has one, too.
+    expects_existing: bool,
     /// Namespaces that are being deleted and accept no new objects.
     ending: BTreeSet<String>,
     is_loss_logged: bool,
@@ -141,7 +144,7 @@ impl State {
             };
             // The note may be recorded again later.
             if let Some(lost) = lost {
-                self.reported.remove(&lost.key);
+                self.forget_note(&lost);
             }
         }
         if !waiting.is_ordinary() {
@@ -161,8 +164,27 @@ impl State {
     fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
         for queue in [&mut self.warnings, &mut self.ordinary] {
             for dropped in queue.clear(namespace, &is_kept) {
-                self.reported.remove(&dropped.key);
+                if let Some(known) = self.reported.get_mut(&dropped.note.subject) {
+                    known.remove(&dropped.key);
+                }
             }
+        }
+    }
+
+    fn forget_note(&mut self, waiting: &Waiting) {
+        if let Some(known) = self.reported.get_mut(&waiting.note.subject) {
+            known.remove(&waiting.key);
+        }
+    }
+
+    /// Records that a note is written; the oldest one about its object is forgotten if there are too many.
+    fn remember(&mut self, subject: &Subject, key: u64, reported: Reported) {
+        let known = self.reported.entry(subject.clone()).or_default();
+        known.insert(key, reported);
+        if known.len() > REPORTED_OF_OBJECT_MAX
+            && let Some(oldest) = known.iter().min_by_key(|(_, reported)| reported.last).map(|(key, _)| *key)
+        {
+            known.remove(&oldest);
         }
     }
 }
@@ -182,22 +204,17 @@ impl EventWriter {
     fn record_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
         let key = key(note, uid);
         let mut state = self.state();
-        let is_recent = state.reported.get(&key).is_some_and(|reported| now.duration_since(reported.last) < REPEATED_AFTER);
+        let known = state.reported.get(&note.subject).and_then(|known| known.get(&key));
+        let is_recent = known.is_some_and(|reported| now.duration_since(reported.last) < REPEATED_AFTER);
         if is_recent || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
-        if state.reported.len() >= REPORTED_MAX {
-            state.reported.retain(|_, reported| now.duration_since(reported.last) < REPEATED_AFTER);
-        }
-        if state.reported.len() >= REPORTED_MAX {
-            // Clearing the set costs one Event each.
-            state.reported.clear();
-        }
-        let count = state.reported.get(&key).map_or(1, |reported| reported.count.saturating_add(1));
+        let count = known.map_or(1, |reported| reported.count.saturating_add(1));
         let (note, uid) = (note.clone(), uid.map(str::to_owned));
         let is_full = state.warnings.len() + state.ordinary.len() >= WAITING_MAX;
+        let subject = note.subject.clone();
         if state.put(Waiting { key, note, uid, time: Timestamp::now(), count, attempts: 0 }) {
-            state.reported.insert(key, Reported { last: now, count });
+            state.remember(&subject, key, Reported { last: now, count });
         }
         if is_full && !std::mem::replace(&mut state.is_loss_logged, true) {
             warn!("more than {WAITING_MAX} Events are queued; some are dropped, normal ones first; the log has them");
@@ -206,12 +223,15 @@ impl EventWriter {
         self.added.notify_one();
     }
 
-    /// Drops queued Events about these objects, which are deleted or being deleted.
+    /// Drops queued Events about these objects, which are deleted or being deleted, and what is remembered of them.
     pub fn forget(&self, deleted: &BTreeSet<Subject>) {
         let namespaces: BTreeSet<&str> = deleted.iter().map(|subject| namespace(subject).unwrap_or(NO_NAMESPACE)).collect();
         let mut state = self.state();
         for namespace in namespaces {
             state.clear(namespace, |waiting| !deleted.contains(&waiting.note.subject));
+        }
+        for subject in deleted {
+            state.reported.remove(subject);
         }
     }
 
@@ -311,13 +331,14 @@ impl EventWriter {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Updates an existing Event or creates a new one. Other errors of the server are not retried.
+    /// Updates an existing Event or creates a new one: one request if the Event is as expected. After a restart most notes
+    /// have an Event already, so what the last new note met is expected of the next. Other errors of the server are not retried.
     async fn write(&self, cluster: &Cluster, waiting: &Waiting) -> Answered {
         let event = event(waiting, &self.instance);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let name = event.metadata.name.clone().unwrap_or_default();
         let api = Api::<Event>::namespaced(cluster.client.clone(), &namespace);
-        let mut is_there = waiting.count > 1;
+        let mut is_there = waiting.count > 1 || self.state().expects_existing;
         // At most three requests: the Event may have expired, or may exist from before a restart.
         for _ in 0..3 {
             let result = if is_there {
@@ -329,8 +350,12 @@ impl EventWriter {
             match result {
                 Ok(_) | Err(kube::Error::SerdeError(_)) => return Answered::Done,
                 Err(kube::Error::Api(status)) => match status.code {
-                    404 if is_there => is_there = false,
-                    409 if !is_there => is_there = true,
+                    404 if is_there => {
+                        (is_there, self.state().expects_existing) = (false, false);
+                    }
+                    409 if !is_there => {
+                        (is_there, self.state().expects_existing) = (true, true);
+                    }
                     404 => return Answered::Ending,
                     403 if is_terminating(&status) => return Answered::Ending,
                     400 | 409 | 422 => {
@@ -459,6 +484,11 @@ mod tests {
             writer.record(&note(&number.to_string()), None);
         }
         assert_eq!(all(&writer).len(), WAITING_MAX);
+        let known = |writer: &EventWriter| writer.state().reported.values().map(BTreeMap::len).sum::<usize>();
+        assert_eq!(known(&writer), REPORTED_OF_OBJECT_MAX, "of one object");
+        writer.record(&about("shop", "other", Cause::NoHealthyBackend, "none"), None);
+        writer.forget(&[Subject::Service(ServiceName::new("shop", "web"))].into());
+        assert_eq!(known(&writer), 1, "what is remembered of a deleted object is forgotten with it, and nothing else");
     }
 
     #[test]

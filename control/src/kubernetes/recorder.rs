@@ -3,7 +3,7 @@
 //! Invariant: the list is bounded by `NEWEST_MAX`, and recording never blocks.
 //! Deliberately not here: how Events are written (`events`).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -26,19 +26,33 @@ pub struct RecordedNote {
 #[derive(Debug, Default)]
 pub struct Recorder {
     newest: Mutex<VecDeque<RecordedNote>>,
+    /// Notes from before a reload that were not found again yet: they are no news.
+    from_before: Mutex<HashSet<Note>>,
     events: Option<Arc<EventWriter>>,
 }
 
 impl Recorder {
-    /// A recorder that also writes Events.
+    /// A recorder in place of another one, whose notes are kept; with `events` it writes Events, too.
     #[must_use]
-    pub fn with_events(events: Arc<EventWriter>) -> Self {
-        Self { newest: Mutex::default(), events: Some(events) }
+    pub fn after(before: Option<&Self>, events: Option<Arc<EventWriter>>) -> Self {
+        let newest = before.map(Self::newest).unwrap_or_default();
+        let from_before = Mutex::new(newest.iter().map(|one| one.note.clone()).collect());
+        Self { newest: Mutex::new(newest.into()), from_before, events }
     }
 
     /// Records a note. `uid` is that of its object, if known; `kubectl describe` shows only Events that have it.
     pub fn record(&self, note: &Note, uid: Option<&str>) {
-        self.list(note);
+        if !self.from_before.lock().unwrap_or_else(PoisonError::into_inner).remove(note) {
+            self.list(note);
+        }
+        self.repeat(note, uid);
+    }
+
+    /// Records a note that may be found again and again: it is listed once, and its Event repeated when due.
+    pub fn record_once(&self, note: &Note, uid: Option<&str>) {
+        if !self.newest().iter().any(|one| one.note == *note) {
+            self.list(note);
+        }
         self.repeat(note, uid);
     }
 
@@ -96,6 +110,23 @@ impl Recorder {
 mod tests {
     use super::*;
     use objects::note::{Cause, Remark};
+
+    #[test]
+    fn after_a_reload_notes_are_kept_and_standing_ones_are_no_news() {
+        let note = |text: &str| Note {
+            subject: Subject::Node("n".to_owned()),
+            remark: Remark::new(Cause::NoHealthyBackend, text.to_owned()),
+        };
+        let before = Recorder::default();
+        before.record(&note("standing"), None);
+        let after = Recorder::after(Some(&before), None);
+        let texts = |all: &Recorder| all.newest().into_iter().map(|one| one.note.remark.text).collect::<Vec<_>>();
+        after.record(&note("standing"), None);
+        after.record(&note("new"), None);
+        assert_eq!(texts(&after), ["standing", "new"]);
+        after.record(&note("standing"), None);
+        assert_eq!(texts(&after), ["standing", "new", "standing"], "it came up again");
+    }
 
     #[test]
     fn the_newest_notes_are_kept_and_older_ones_forgotten() {

@@ -15,10 +15,14 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::api_error::truncated;
+use super::backoff::REFUSED_WAIT_MAX;
 use crate::kubernetes::api_error::ApiError;
 use crate::kubernetes::client::patch_params;
 use objects::status::{Ingress, PortStatus, StatusWrite};
 use objects::{Condition, ConditionType};
+
+/// Part of the server's message if the role of the controller lacks the right.
+const MISSING_RIGHT: &str = "cannot patch resource";
 
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +38,8 @@ pub enum PatchOutcome {
 /// Why a write failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum StatusError {
-    /// The server will never accept this write (400, 422). Do not retry before the object changes.
-    #[error("the API server refuses the status of {service} ({code}: {message}); not tried again until the Service changes")]
+    /// The server refuses this write (400, 422). Admission policies answer so, too, and may change.
+    #[error("the API server refuses the status of {service} ({code}: {message})")]
     Refused {
         /// The Service.
         service: String,
@@ -47,6 +51,24 @@ pub enum StatusError {
     /// A temporary error: retry later.
     #[error(transparent)]
     Later(#[from] ApiError),
+}
+
+impl StatusError {
+    /// What the owner of the Service is told, if the server refuses the status of this Service. A right that the
+    /// controller lacks concerns all Services, and is reported to the operator instead.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let (code, message) = match self {
+            Self::Refused { code, message, .. } => (*code, message),
+            Self::Later(ApiError::Forbidden(message)) if !message.contains(MISSING_RIGHT) => (403, message),
+            Self::Later(_) => return None,
+        };
+        Some(format!(
+            "The API server refuses the status of the Service ({code}: {message}). sluice tries again, every \
+             {} minutes at last: let the admission policy or webhook accept writes of services/status by the controller",
+            REFUSED_WAIT_MAX.as_secs() / 60
+        ))
+    }
 }
 
 /// Sends one write, once.

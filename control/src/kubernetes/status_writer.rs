@@ -1,21 +1,21 @@
 //! The queue of status writes: the newest one per Service, round robin over namespaces, in order of arrival within a
 //! namespace, limited by the rate limit.
 //!
-//! Invariant: a write is retried until the server accepts or rejects it, and is not sent again after that: an equal
-//! write is dropped until the object or the desired status changes. A Service whose writes fail, or a namespace with
-//! slow admission webhooks, delays no other. Notes about a write are recorded once the server accepted it. Enqueuing
-//! never blocks.
+//! Invariant: a write is retried until the server accepts it or knows a newer version of the object, or a newer write
+//! replaces it. A write that the server refuses, by admission for example, is retried with growing delays without end,
+//! and its owner is told once. A Service whose writes fail, or a namespace with slow admission webhooks, delays no
+//! other. Notes about a write are recorded once the server accepted it. Nothing is remembered of a Service whose write
+//! is answered. Enqueuing never blocks.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use proto::ServiceName;
-use proto::limits::SERVICES_MAX;
 use tokio::sync::Notify;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::backoff::Backoff;
 use super::fair_queue::FairQueue;
@@ -24,7 +24,7 @@ use crate::kubernetes::api_error::Retry;
 use crate::kubernetes::client::Cluster;
 use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::status_patch::{PatchOutcome, StatusError, patch};
-use objects::note::Note;
+use objects::note::{Cause, Note, Remark, Subject};
 use objects::status::StatusWrite;
 
 /// Maximum number of concurrent writes: 100 a second with answers after 160 ms.
@@ -36,9 +36,12 @@ const IN_FLIGHT_OF_NAMESPACE_MAX: usize = 4;
 #[derive(Debug, Default)]
 pub struct StatusWriter {
     waiting: Mutex<FairQueue<ServiceName, Pending>>,
-    /// The last accepted write of each Service.
-    written: Mutex<HashMap<ServiceName, StatusWrite>>,
+    /// Services with a queued write to another version of the object than the one before.
+    changed: Mutex<HashSet<ServiceName>>,
+    /// The writes that were answered, and whether the server accepted each.
+    answers: Mutex<Vec<(StatusWrite, bool)>>,
     added: Notify,
+    answered: Notify,
     recorder: Arc<Recorder>,
 }
 
@@ -54,8 +57,6 @@ struct Sending {
     of_server: Retry,
     of_some: Retry,
     backoff: Backoff<ServiceName>,
-    /// The writes that the server accepted or rejected.
-    decided: HashMap<ServiceName, StatusWrite>,
     rate_limit: RateLimit,
     /// Nothing is sent before this time.
     rests_until: Instant,
@@ -74,32 +75,26 @@ impl StatusWriter {
     /// Enqueues a write. It replaces a queued one for the same Service, whose notes are dropped.
     pub fn write(&self, write: StatusWrite, notes: Vec<Note>) {
         let service = write.service.clone();
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.put(&service.namespace, service.clone(), Pending { write, notes });
-        drop(waiting);
+        lock(&self.changed).insert(service.clone());
+        lock(&self.waiting).put(&service.namespace, service.clone(), Pending { write, notes });
         self.added.notify_one();
     }
 
     /// Number of queued writes, without those in progress.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).len()
+        lock(&self.waiting).len()
     }
 
-    /// Whether the server accepted `write` and no other write for its Service followed.
-    pub fn has_written(&self, write: &StatusWrite) -> bool {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner).get(&write.service) == Some(write)
+    /// Waits until a write is answered.
+    pub async fn answered(&self) {
+        self.answered.notified().await;
     }
 
-    fn remember(&self, write: &StatusWrite, is_written: bool) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        written.remove(&write.service);
-        if written.len() >= SERVICES_MAX {
-            written.clear();
-        }
-        if is_written {
-            written.insert(write.service.clone(), write.clone());
-        }
+    /// The writes that were answered since this was last called, and whether the server accepted each.
+    #[must_use]
+    pub fn take_answers(&self) -> Vec<(StatusWrite, bool)> {
+        std::mem::take(&mut *lock(&self.answers))
     }
 
     /// Sends writes while it is polled.
@@ -110,13 +105,13 @@ impl StatusWriter {
             let now = Instant::now();
             let next_at = sending.rate_limit.next_at(now).max(sending.rests_until);
             let may_send = in_flight.len() < IN_FLIGHT_MAX && next_at <= now;
+            std::mem::take(&mut *lock(&self.changed)).iter().for_each(|service| sending.backoff.shorten(service, now));
             if let Some(pending) = may_send.then(|| self.next(&sending, now)).flatten() {
-                if sending.is_news(&pending.write, now) {
-                    in_flight.push(async move {
-                        let result = patch(&cluster.client, &pending.write).await;
-                        (pending, result, now.elapsed())
-                    });
-                }
+                sending.begins(&pending.write.service, now);
+                in_flight.push(async move {
+                    let result = patch(&cluster.client, &pending.write).await;
+                    (pending, result, now.elapsed())
+                });
                 continue;
             }
             let paced = [next_at].into_iter().filter(|at| *at > now);
@@ -125,7 +120,7 @@ impl StatusWriter {
                 Some((pending, result, took)) = in_flight.next() => {
                     cluster.activity.status_writes.get_or_create(&[("result", name_of(&result))]).inc();
                     cluster.activity.status_write_duration.observe(took.as_secs_f64());
-                    self.answered(&mut sending, pending, result, took);
+                    self.settle(&mut sending, pending, result, took);
                 }
                 () = self.added.notified() => {}
                 () = tokio::time::sleep_until(wake_at.unwrap_or(now).into()), if wake_at.is_some() => {}
@@ -137,46 +132,61 @@ impl StatusWriter {
         let is_open =
             |namespace: &str| sending.busy_namespaces.get(namespace).is_none_or(|count| *count < IN_FLIGHT_OF_NAMESPACE_MAX);
         let may_go = |name: &ServiceName| !sending.backoff.holds(name, now) && !sending.busy.contains(name);
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take(is_open, may_go)
+        lock(&self.waiting).take(is_open, may_go)
     }
 
-    fn answered(&self, sending: &mut Sending, pending: Pending, result: Result<PatchOutcome, StatusError>, took: Duration) {
+    fn settle(&self, sending: &mut Sending, pending: Pending, result: Result<PatchOutcome, StatusError>, took: Duration) {
         let (now, service) = (Instant::now(), pending.write.service.clone());
         sending.ends(&service);
         match result {
-            Err(StatusError::Later(outage)) => {
+            Err(StatusError::Later(outage)) if outage.concerns_all() => {
                 sending.backoff.failed(&service, now);
-                // A newer write that arrived in the meantime wins.
-                let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-                waiting.put_back(&service.namespace, service.clone(), pending);
-                drop(waiting);
-                if !outage.concerns_all() {
-                    sending.of_server.succeeded();
-                    sending.of_some.failed(outage, now);
-                } else if sending.rests_until <= now {
+                if sending.rests_until <= now {
                     // Of all concurrent writes, only the first failure is logged.
                     sending.rate_limit.throttled();
                     sending.rests_until = now + sending.of_server.failed(outage, now);
                 }
+                self.put_back(pending);
             }
-            result => {
-                let waiting = self.waiting();
-                sending.rate_limit.answered(took, waiting, now);
+            Err(error) => {
+                sending.of_server.succeeded();
+                sending.backoff.refused(&service, now);
+                if let StatusError::Later(outage) = &error {
+                    sending.of_some.failed(outage.clone(), now);
+                }
+                if let Some(text) = error.refusal() {
+                    let note = Note { subject: Subject::Service(service), remark: Remark::new(Cause::StatusRefused, text) };
+                    self.recorder.record_once(&note, Some(&pending.write.uid));
+                }
+                self.put_back(pending);
+            }
+            Ok(outcome) => {
+                sending.rate_limit.answered(took, self.waiting(), now);
                 sending.backoff.succeeded(&service);
                 sending.of_server.succeeded();
                 if sending.backoff.is_empty() {
                     sending.of_some.succeeded();
                 }
-                log(&pending.write, &result);
-                let is_written = result == Ok(PatchOutcome::Written);
+                log(&pending.write, outcome);
+                let is_written = outcome == PatchOutcome::Written;
                 if is_written {
                     pending.notes.iter().for_each(|note| self.recorder.record(note, Some(&pending.write.uid)));
                 }
-                self.remember(&pending.write, is_written);
-                sending.decide(pending.write);
+                lock(&self.answers).push((pending.write, is_written));
+                self.answered.notify_one();
             }
         }
     }
+
+    /// A newer write that arrived in the meantime wins.
+    fn put_back(&self, pending: Pending) {
+        let service = pending.write.service.clone();
+        lock(&self.waiting).put_back(&service.namespace, service.clone(), pending);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Sending {
@@ -185,7 +195,6 @@ impl Sending {
             of_server: Retry::new("patch services/status", &cluster.server),
             of_some: Retry::new("patch services/status of some Services", &cluster.server),
             backoff: Backoff::default(),
-            decided: HashMap::new(),
             rate_limit: RateLimit::default(),
             rests_until: Instant::now(),
             busy: HashSet::new(),
@@ -193,17 +202,10 @@ impl Sending {
         }
     }
 
-    /// Returns whether the write still has to be sent, and marks it as in progress if so.
-    fn is_news(&mut self, write: &StatusWrite, now: Instant) -> bool {
-        let service = &write.service;
-        if self.decided.get(service) == Some(write) {
-            self.backoff.succeeded(service);
-            return false;
-        }
+    fn begins(&mut self, service: &ServiceName, now: Instant) {
         self.rate_limit.count(now);
         self.busy.insert(service.clone());
         *self.busy_namespaces.entry(service.namespace.clone()).or_default() += 1;
-        true
     }
 
     fn ends(&mut self, service: &ServiceName) {
@@ -214,14 +216,6 @@ impl Sending {
                 self.busy_namespaces.remove(&service.namespace);
             }
         }
-    }
-
-    fn decide(&mut self, write: StatusWrite) {
-        // Deleted Services leave entries behind. Clearing all costs one harmless write per Service.
-        if self.decided.len() >= SERVICES_MAX {
-            self.decided.clear();
-        }
-        self.decided.insert(write.service.clone(), write);
     }
 }
 
@@ -236,13 +230,11 @@ const fn name_of(result: &Result<PatchOutcome, StatusError>) -> &'static str {
     }
 }
 
-fn log(write: &StatusWrite, result: &Result<PatchOutcome, StatusError>) {
-    match result {
-        Ok(PatchOutcome::Written) => debug!(service = %write.service, "status written"),
-        Ok(PatchOutcome::Stale) => {
-            debug!(service = %write.service, "the Service changed before its status was written; deciding again")
-        }
-        Ok(PatchOutcome::Gone) => debug!(service = %write.service, "the Service was deleted before its status was written"),
-        Err(error) => warn!("{error}"),
-    }
+fn log(write: &StatusWrite, outcome: PatchOutcome) {
+    let text = match outcome {
+        PatchOutcome::Written => "status written",
+        PatchOutcome::Stale => "the Service changed before its status was written; deciding again",
+        PatchOutcome::Gone => "the Service was deleted before its status was written",
+    };
+    debug!(service = %write.service, "{text}");
 }

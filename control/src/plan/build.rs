@@ -23,9 +23,10 @@ use crate::plan::message::shortened;
 use crate::plan::policy::Policy;
 use crate::plan::selection::nodes::Nodes;
 use crate::plan::selection::{DeletedSlices, Fence, MissingBackends, Selection, select};
-use crate::world::checkpoint::{Decided, TableKey};
+use crate::world::checkpoint::{Decided, InForce, TableKey};
 use crate::world::{ServiceEntry, World};
 use objects::note::{self, Cause, Remark};
+use objects::service::{SpecError, Unread};
 use objects::status::{Ingress, IpMode, PortStatus};
 use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 
@@ -56,8 +57,12 @@ pub struct WantedStatus {
     pub ingress: Vec<Ingress>,
     /// What the object contains now.
     pub held: Arc<OwnedParts>,
-    /// Another field manager that wrote the status.
-    pub foreign_manager: Option<String>,
+    /// Another program that wrote the status.
+    pub status_writer: Option<String>,
+    /// Another program that wrote the rest of the object.
+    pub object_writer: Option<String>,
+    /// Whether another program wrote the addresses of the status.
+    pub is_foreign: bool,
     /// Why it is not served. Until it is, addresses that it does not hold are removed from its status and none are
     /// added.
     pub refusal: Option<Reason>,
@@ -73,10 +78,19 @@ pub struct WantedStatus {
     pub is_partly_unread: bool,
     /// Whether a part of it is refused, such as a port whose backends are all refused, while the rest is served.
     pub is_partly_refused: bool,
+    /// Whether backends do not see the client's address, although the Service asks for it.
+    pub loses_client_address: bool,
     /// Why it has no backends.
     pub missing: MissingBackends,
     /// Whether all backends are used if none is healthy (fail open).
     pub fails_open: bool,
+}
+
+impl WantedStatus {
+    /// The addresses that the status shall have.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ingress.iter().map(|ingress| ingress.ip)
+    }
 }
 
 /// The last plan of a Service.
@@ -92,6 +106,10 @@ pub(super) struct Planned {
     pub(super) nodes_revision: Option<u64>,
     /// The Service as sent to gateways.
     pub(super) policy: Policy,
+    /// The words in force, of the last plan that served the Service.
+    pub(super) in_force: Option<InForce>,
+    /// These, if the next leader has to know them: an annotation has an unknown word.
+    pub(super) remembered: Option<InForce>,
     /// Until when the previous `policy` stays in force, while the status must be written first.
     pub(super) held_until: Option<Instant>,
     /// Until when it is withheld from gateways, while its finalizer must be written first.
@@ -157,6 +175,8 @@ pub(super) struct ServiceBuilder<'a> {
     /// Decisions of a previous leader.
     recalled: Option<&'a Decided>,
     policy: Policy,
+    /// The words in force before.
+    in_force: Option<InForce>,
     /// `ipMode` of the desired status, also while gateways still use the previous policy.
     ip_mode: IpMode,
 }
@@ -170,9 +190,12 @@ impl<'a> ServiceBuilder<'a> {
         recalled: Option<&'a Decided>,
     ) -> Self {
         let candidate = &entry.candidate;
-        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &inputs.settings.defaults);
+        let is_same_object = |old: &&Planned| old.status.as_ref().is_none_or(|status| status.uid == candidate.uid);
+        let recalled_words = recalled.and_then(|decided| decided.in_force);
+        let in_force = before.filter(is_same_object).map_or(recalled_words, |old| old.in_force);
+        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &inputs.settings.defaults, in_force);
         let (revision, ip_mode) = (entry.revision, policy.ip_mode);
-        Self { inputs, candidate, revision, outcome, before, recalled, policy, ip_mode }
+        Self { inputs, candidate, revision, outcome, before, recalled, policy, in_force, ip_mode }
     }
 
     /// Plans the Service. It is withheld from gateways until its finalizer is written, so that its deletion is not
@@ -235,15 +258,17 @@ impl<'a> ServiceBuilder<'a> {
         let recalled = || self.recalled.map(|decided| decided.tables.clone());
         let mut tables = self.before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
-        let served = match (&self.candidate.wanted, self.outcome.refusal()) {
+        let unknown_word = self.candidate.wanted.as_ref().ok().and_then(|spec| self.new_with_unknown_word(spec));
+        let served = match (&self.candidate.wanted, unknown_word.as_ref().or_else(|| self.outcome.refusal())) {
             (Err(error), _) => Err(error.refusal()),
             (Ok(spec), Some(refusal)) => {
-                // What could not be read may be the cause.
-                notes.extend(spec.notes.iter().cloned());
+                // What could not be read may be the cause. An unknown word is the refusal itself.
+                notes.extend(spec.notes.iter().filter(|_| unknown_word.is_none()).cloned());
                 Err(refusal.clone())
             }
             (Ok(spec), None) => {
                 notes.extend(spec.notes.iter().chain(slices.iter().flat_map(|slice| &slice.notes)).cloned());
+                notes.extend(self.policy.client_address_remark(spec));
                 notes.extend(spec.health.remarks(spec.health.probe.unwrap_or(self.inputs.settings.health.probe)));
                 tables
                     .retain(|(protocol, port, _), _| spec.ports.iter().any(|one| (one.protocol, one.port) == (*protocol, *port)));
@@ -266,6 +291,8 @@ impl<'a> ServiceBuilder<'a> {
         let has_status = self.candidate.kind == Kind::LoadBalancer;
         let is_partly_refused =
             service.refusal.is_none() && notes.iter().any(|note| note.cause == Cause::Reason(Reason::Refused));
+        let in_force = service.refusal.is_none().then(|| self.words(&service)).or(self.in_force);
+        let has_unknown_word = self.candidate.wanted.as_ref().is_ok_and(|spec| spec.refused_if_new.is_some());
         let status = has_status.then(|| Arc::new(WantedStatus { is_partly_refused, ..self.status(&service, &slices) }));
         Planned {
             revision: self.revision,
@@ -276,6 +303,8 @@ impl<'a> ServiceBuilder<'a> {
             tables,
             nodes_revision: (self.policy.target == Target::Node).then(|| world.revisions().nodes),
             policy: self.policy,
+            in_force,
+            remembered: in_force.filter(|_| has_unknown_word),
             held_until: None,
             withheld_until: None,
             deleted_slices: deleted.since,
@@ -283,13 +312,32 @@ impl<'a> ServiceBuilder<'a> {
         }
     }
 
+    /// Whether an annotation of ours has an unknown word, and nothing is in force that could stay. An address in the
+    /// status tells that gateways serve it, of a checkpoint of a version without these words; mode and target were never
+    /// served with an unknown word then.
+    fn new_with_unknown_word(&self, spec: &ServiceSpec) -> Option<Refusal> {
+        let decides_path = spec.unread.contains(&Unread::Mode) || spec.unread.contains(&Unread::Target);
+        let is_live = self.in_force.is_some() || (!decides_path && !self.candidate.held.ingress.is_empty());
+        spec.refused_if_new.as_ref().filter(|_| !is_live).map(SpecError::refusal)
+    }
+
+    /// The words in force of a Service that is served.
+    fn words(&self, service: &Service) -> InForce {
+        let Policy { mode, target, scheduler, .. } = self.policy;
+        let (affinity_scope, probe) = (service.affinity_scope, service.health.probe);
+        InForce { mode, target, scheduler, ip_mode: self.ip_mode, affinity_scope, probe }
+    }
+
     fn service(&self, ports: Vec<ServicePort>, refusal: Option<Refusal>) -> Service {
         let spec = self.candidate.wanted.as_ref().ok();
         let settings = self.inputs.settings;
-        let health = spec.map_or_else(
+        let kept = |what| self.in_force.filter(|_| spec.is_some_and(|spec| spec.unread.contains(&what)));
+        let mut health = spec.map_or_else(
             || settings.health.clone(),
             |spec| HealthCheck { node_health_port: self.node_health_port(spec), ..spec.health.over(&settings.health) },
         );
+        health.probe = kept(Unread::Probe).map_or(health.probe, |kept| kept.probe);
+        let kept_scope = kept(Unread::AffinityScope).map(|kept| kept.affinity_scope);
         Service {
             mode: self.policy.mode,
             target: self.policy.target,
@@ -297,7 +345,7 @@ impl<'a> ServiceBuilder<'a> {
             health,
             drain_timeout: spec.and_then(|spec| spec.drain_timeout).unwrap_or(settings.defaults.drain_timeout),
             affinity: spec.and_then(|spec| spec.affinity),
-            affinity_scope: spec.and_then(|spec| spec.affinity_scope).unwrap_or_default(),
+            affinity_scope: kept_scope.or(spec.and_then(|spec| spec.affinity_scope)).unwrap_or_default(),
             source_ranges: spec.and_then(|spec| spec.source_ranges.clone()),
             idle_timeout: spec.and_then(|spec| spec.idle_timeout),
             local: spec.is_some_and(|spec| spec.local),
@@ -337,7 +385,9 @@ impl<'a> ServiceBuilder<'a> {
             group: inputs.settings.group.clone(),
             ingress: outcome.addresses().map(|ip| Ingress { ip, ip_mode, ports: ports.clone() }).collect(),
             held: Arc::clone(&candidate.held),
-            foreign_manager: candidate.foreign_manager.clone(),
+            status_writer: candidate.foreign_manager.clone(),
+            object_writer: candidate.object_manager.clone(),
+            is_foreign: !candidate.status_is_ours && !candidate.held.ingress.is_empty(),
             refusal,
             unassigned: outcome
                 .refusal()
@@ -349,6 +399,7 @@ impl<'a> ServiceBuilder<'a> {
             pools,
             is_partly_unread: spec.is_some_and(|spec| !spec.unread.is_empty()),
             is_partly_refused: false,
+            loses_client_address: spec.is_some_and(|spec| self.policy.loses_client_address(spec)),
             missing: missing.unwrap_or_default(),
             fails_open: service.health.fail_open,
         }
@@ -415,12 +466,12 @@ impl<'a> ServiceBuilder<'a> {
         if fenced.is_empty() {
             return Ok(ports);
         }
-        let why = "none of its backends may be reached through a gateway; each is named in another Event with the reason";
+        let why = "none of its backends may be reached through a gateway; another Event names each with the reason";
         if has_none {
-            return Err(Refusal { reason: Reason::Refused, message: why.to_owned() });
+            return Err(Refusal { reason: Reason::Refused, message: format!("The Service is not served: {why}") });
         }
         // It comes first, because the last remarks are omitted if there are too many.
-        let text = format!("port {} is not served: {why}", shortened(&fenced, PORTS_NAMED_MAX, ", port ", ", and "));
+        let text = format!("Port {} is not served: {why}", shortened(&fenced, PORTS_NAMED_MAX, ", port ", ", and "));
         notes.insert(0, Remark::new(Cause::Reason(Reason::Refused), text));
         Ok(ports)
     }

@@ -7,6 +7,9 @@
 use proto::{Backend, BackendState, Mode, Reason, Refusal, Scheduler, Target};
 
 use crate::config::settings::Defaults;
+use crate::world::checkpoint::InForce;
+use objects::note::{Cause, Remark};
+use objects::service::Unread;
 use objects::status::IpMode;
 use objects::{Kind, PortSpec, ServiceSpec};
 
@@ -24,21 +27,27 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The policy of a Service of this kind; `spec` is `None` if it cannot be parsed.
+    /// The policy of a Service of this kind; `spec` is `None` if it cannot be parsed. What is `in_force` stays for settings
+    /// whose annotation has an unknown word.
     #[must_use]
-    pub fn of(spec: Option<&ServiceSpec>, kind: Kind, defaults: &Defaults) -> Self {
+    pub fn of(spec: Option<&ServiceSpec>, kind: Kind, defaults: &Defaults, in_force: Option<InForce>) -> Self {
+        let kept = |what| in_force.filter(|_| spec.is_some_and(|spec| spec.unread.contains(&what)));
         // A node port is at the gateway's own address, for which no backend accepts packets.
         let can_default = kind != Kind::NodePort || defaults.mode.is_two_way();
         let default_mode = if can_default { defaults.mode } else { Mode::Nat };
-        let mode = spec.and_then(|spec| spec.mode).unwrap_or(default_mode);
+        let kept_mode = kept(Unread::Mode).map(|kept| kept.mode);
+        let mode = kept_mode.or(spec.and_then(|spec| spec.mode)).unwrap_or(default_mode);
         let default_target = if mode.is_two_way() { Target::Endpoint } else { Target::Node };
         // In all modes but `nat` nodes see the VIP; in `nat` they see the addresses of the gateway and of the backend.
         let default_ip_mode = if mode == Mode::Nat { IpMode::Proxy } else { IpMode::Vip };
+        let target = kept(Unread::Target).map(|kept| kept.target).or(spec.and_then(|spec| spec.target));
+        let scheduler = kept(Unread::Scheduler).map(|kept| kept.scheduler).or(spec.and_then(|spec| spec.scheduler));
+        let ip_mode = kept(Unread::IpMode).map(|kept| kept.ip_mode).or(spec.and_then(|spec| spec.ip_mode));
         Self {
             mode,
-            target: spec.and_then(|spec| spec.target).unwrap_or(default_target),
-            scheduler: spec.and_then(|spec| spec.scheduler).unwrap_or(defaults.scheduler),
-            ip_mode: spec.and_then(|spec| spec.ip_mode).unwrap_or(default_ip_mode),
+            target: target.unwrap_or(default_target),
+            scheduler: scheduler.unwrap_or(defaults.scheduler),
+            ip_mode: ip_mode.unwrap_or(default_ip_mode),
         }
     }
 
@@ -48,7 +57,7 @@ impl Policy {
         let mode = self.mode;
         if kind == Kind::NodePort && !mode.is_two_way() {
             return refused(format!(
-                "mode {mode} needs an address that backends accept packets for, and type NodePort has none; use nat or dnat, or type LoadBalancer"
+                "Mode {mode} needs an address that backends accept packets for, and type NodePort has none; use nat or dnat, or type LoadBalancer"
             ));
         }
         if self.target == Target::Endpoint {
@@ -56,7 +65,7 @@ impl Policy {
         }
         if let Some(name) = &spec.proxy_name {
             return refused(format!(
-                "target node needs kube-proxy on the nodes, and the label service.kubernetes.io/service-proxy-name ({name:?}) takes the Service from it; use target endpoint"
+                "Target node needs kube-proxy on the nodes, and the label service.kubernetes.io/service-proxy-name ({name:?}) takes the Service from it; use target endpoint"
             ));
         }
         let without = spec.ports.iter().find(|port| port.port_of_nodes.is_none()).filter(|_| mode.is_two_way())?;
@@ -66,8 +75,24 @@ impl Policy {
             Kind::LoadBalancer | Kind::NodePort => "set spec.allocateLoadBalancerNodePorts to true",
         };
         refused(format!(
-            "mode {mode} to nodes needs a nodePort for each port, and port {port} has none; {remedy}, or use target endpoint"
+            "Mode {mode} to nodes needs a nodePort for each port, and port {port} has none; {remedy}, or use target endpoint"
         ))
+    }
+
+    /// Whether backends see an address of the gateway, although the Service asks for that of the client
+    /// (`externalTrafficPolicy: Local`).
+    #[must_use]
+    pub fn loses_client_address(&self, spec: &ServiceSpec) -> bool {
+        self.mode == Mode::Nat && spec.local
+    }
+
+    /// What the owner of such a Service is told.
+    #[must_use]
+    pub fn client_address_remark(&self, spec: &ServiceSpec) -> Option<Remark> {
+        let text = "Backends see an address of the gateway, not that of the client that externalTrafficPolicy: Local asks for: \
+                    mode nat replaces it. Set annotation sluice.dev/mode to dnat (replies of backends must pass the gateway), or \
+                    to dsr, ipip or gue (backends must take packets for the VIP); or set externalTrafficPolicy to Cluster";
+        self.loses_client_address(spec).then(|| Remark::new(Cause::ClientAddressLost, text))
     }
 
     /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not
@@ -87,7 +112,7 @@ impl Policy {
         let mut takes_new = backends.iter().filter(|backend| backend.state == BackendState::Active);
         let other = takes_new.find(|backend| backend.address.port() != port.port)?;
         refused(format!(
-            "mode {} changes no port, and endpoint {} of port {} listens on another one; set targetPort to {}, or use nat or dnat",
+            "Mode {} changes no port, and endpoint {} of port {} listens on another one; set targetPort to {}, or use nat or dnat",
             self.mode, other.address, port.port, port.port
         ))
     }
@@ -122,7 +147,7 @@ mod tests {
     }
 
     fn policy(candidate: &Candidate, mode: Mode) -> Policy {
-        Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &defaults(mode))
+        Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &defaults(mode), None)
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! From objects to Services and statuses, one plan after another.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_openapi::api::{core::v1::Service as ServiceObject, discovery::v1::EndpointSlice};
@@ -23,6 +22,7 @@ mod groups;
 mod health_checks;
 mod leaders;
 mod refused_backends;
+mod unknown_words;
 
 /// Settings with one pool, 192.0.2.100-199.
 pub(crate) fn settings() -> ControllerSettings {
@@ -30,7 +30,7 @@ pub(crate) fn settings() -> ControllerSettings {
     ControllerSettings {
         listen: Listen::default(),
         group: "default".to_owned(),
-        source: Source::Manifests { dir: PathBuf::from("/nonexistent"), status_dir: PathBuf::from("/nonexistent") },
+        source: Source::Manifests { dir: "/nonexistent".into(), status_dir: "/nonexistent".into() },
         load_balancer_class: "sluice.dev/gateway".to_owned(),
         ownership: OwnershipRules::default(),
         defaults: Defaults { mode: Mode::Nat, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) },

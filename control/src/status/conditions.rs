@@ -8,7 +8,7 @@ use proto::{Reason, Refusal};
 
 use crate::plan::WantedStatus;
 use objects::Condition;
-use objects::note::Cause;
+use objects::note::{Cause, Remark};
 
 /// Prefix of a message that names the gateways which do not serve a Service.
 const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
@@ -16,32 +16,39 @@ const NOT_SERVED_BY: &str = "Not served, or not wholly, by gateway ";
 const GATEWAYS_NAMED_MAX: usize = 12;
 
 /// `sluice.dev/Programmed`: all gateways forward for the Service as requested.
-pub(super) const PROGRAMMED: Condition = Condition::new(true, "Programmed", "Gateways forward for it.");
+pub(super) const PROGRAMMED: Condition = Condition::new(true, "Programmed", "Gateways forward for the Service.");
 /// As [`PROGRAMMED`], but a setting cannot be parsed.
 pub(super) const PARTLY_PROGRAMMED: Condition = Condition::new(
     true,
     Cause::AnnotationIgnored.as_str(),
-    "Gateways forward for it; a setting that it requests cannot be parsed and has no effect; the Event names it.",
+    "Gateways forward for the Service. The value of an annotation is not valid and has no effect; the Event names it.",
 );
 /// As [`PROGRAMMED`], but a part is refused, such as a port whose backends are all refused.
 pub(super) const PARTLY_REFUSED: Condition = Condition::new(
     true,
     Reason::Refused.as_str(),
-    "Gateways forward for it, apart from what is refused of it; the Event names that.",
+    "Gateways forward for the Service, except for the part that is refused; the Event names it.",
+);
+/// As [`PROGRAMMED`], but backends do not see the client's address that the Service asks for.
+pub(super) const CLIENT_ADDRESS_LOST: Condition = Condition::new(
+    true,
+    "Programmed",
+    "Gateways forward for the Service. Backends see an address of the gateway instead of the client's: mode nat rewrites it \
+     even under externalTrafficPolicy: Local; modes dnat, dsr, ipip and gue keep it.",
 );
 /// `sluice.dev/Programmed`: some gateways have not applied the Service yet.
-pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for it yet.");
+pub(super) const PENDING: Condition = Condition::new(false, "Pending", "Gateways do not forward for the Service yet.");
 
 /// `sluice.dev/BackendsHealthy`: a gateway has a healthy backend.
 pub(super) const HEALTHY: Condition = Condition::new(true, "Healthy", "Gateways find healthy backends.");
 /// `sluice.dev/BackendsHealthy`: no backend accepts new connections.
 pub(super) const NO_ENDPOINTS: Condition =
-    Condition::new(false, Cause::NoEndpoints.as_str(), "It has no endpoint that takes new connections.");
+    Condition::new(false, Cause::NoEndpoints.as_str(), "The Service has no endpoint that takes new connections.");
 /// `sluice.dev/BackendsHealthy`: there are endpoints, but none has the ports of the Service.
 pub(super) const NO_MATCHING_PORT: Condition = Condition::new(
     false,
     Cause::NoMatchingPort.as_str(),
-    "No EndpointSlice has a port that it asks for; the Event names those that they have.",
+    "No EndpointSlice has a port that the Service names; the Event lists the ports that they have.",
 );
 /// `sluice.dev/BackendsHealthy`: no backend passes its probes.
 pub(super) const NONE_HEALTHY: Condition =
@@ -59,11 +66,11 @@ pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
         None if wanted.outside_pools => Condition::new(
             true,
             Reason::OutsidePools.as_str(),
-            "It keeps an address outside of the pools that it may use; the Event names it.",
+            "The Service keeps an address outside of the pools that it may use; the Event names the address.",
         ),
         None => {
             let plural = if wanted.pools.len() == 1 { "" } else { "s" };
-            let text = format!("It has every address that it needs, of pool{plural} {}.", wanted.pools.join(", "));
+            let text = format!("Every address is assigned, from pool{plural} {}.", wanted.pools.join(", "));
             Condition::naming(true, "Assigned", text)
         }
     }
@@ -75,9 +82,35 @@ pub(super) const fn programmed(wanted: &WantedStatus) -> Condition {
         PARTLY_REFUSED
     } else if wanted.is_partly_unread {
         PARTLY_PROGRAMMED
+    } else if wanted.loses_client_address {
+        CLIENT_ADDRESS_LOST
     } else {
         PROGRAMMED
     }
+}
+
+/// Why a Service that is served lacks something, as its conditions tell. Health is left to gateways, which see it
+/// themselves.
+pub(crate) fn shortcomings(wanted: &WantedStatus) -> Vec<Condition> {
+    if wanted.refusal.is_some() {
+        return Vec::new();
+    }
+    let missing = match &wanted.missing {
+        missing if !missing.unmatched.is_empty() => Some(NO_MATCHING_PORT),
+        missing => missing.is_whole.then_some(NO_ENDPOINTS),
+    };
+    let parts = [
+        missing,
+        wanted.is_partly_refused.then_some(PARTLY_REFUSED),
+        wanted.is_partly_unread.then_some(PARTLY_PROGRAMMED),
+        wanted.outside_pools.then(|| address_assigned(wanted)),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// The note on an object that is no longer ours.
+pub(super) fn released() -> Remark {
+    Remark::new(Cause::Released, "Gateways no longer forward for the Service; sluice removed all of its entries from the object")
 }
 
 /// A condition that does not hold for this reason.
@@ -102,13 +135,57 @@ pub(super) fn is_refused_by_gateways(condition: &Condition) -> bool {
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
         Reason::NoGateway => "No gateway is connected to the controller.",
-        Reason::ForeignStatusWriter => "Another program keeps writing its status; the Event names it.",
-        Reason::OutsidePools => "It asks for an address that lies in no pool.",
-        Reason::Unsupported => "It requests a setting that this version does not support; the Event names it.",
-        Reason::Refused => "It requests something that cannot be served; the Event has the reason.",
-        Reason::NoEligibleNode => "No node is eligible for its traffic; the Event has the reason.",
-        Reason::Conflict => "Another Service holds what it requests; the Event names it.",
-        Reason::AddressReleasing => "The requested address is being released; gateways may still forward it.",
-        Reason::Exhausted => "No address is left for it.",
+        Reason::ForeignStatusWriter => {
+            "Another program keeps changing what sluice writes to the Service; the Event names it and the remedy."
+        }
+        Reason::OutsidePools => "The Service requests an address that lies in no pool; the Event names the address.",
+        Reason::Unsupported => "The Service requests a setting that this version does not support; the Event names the setting.",
+        Reason::Refused => "The Service has a setting that cannot be served; the Event names the setting and the remedy.",
+        Reason::NoEligibleNode => "No node is eligible for the traffic of the Service; the Event has the reason.",
+        Reason::Conflict => "Another Service holds the requested address, port or key; the Event names that Service.",
+        Reason::AddressReleasing => "Gateways may still forward the requested address for the Service that freed it.",
+        Reason::Exhausted => "No pool that the Service may use has an address left.",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::selection::MissingBackends;
+    use crate::status::tests::{ingress, wanted};
+    use objects::status::IpMode;
+
+    #[test]
+    fn every_cause_that_a_condition_shows_is_a_shortcoming() {
+        let served = || wanted(&[ingress(1, IpMode::Vip)]);
+        let reasons = |wanted: &WantedStatus| shortcomings(wanted).into_iter().map(|c| c.reason.into_owned()).collect::<Vec<_>>();
+        assert_eq!(reasons(&served()), [""; 0]);
+        let unmatched = || MissingBackends { unmatched: [(proto::Protocol::Tcp, 80)].into(), ..MissingBackends::default() };
+        let rows = [
+            ("NoEndpoints", WantedStatus { missing: MissingBackends { is_whole: true, ..Default::default() }, ..served() }),
+            ("NoMatchingPort", WantedStatus { missing: unmatched(), ..served() }),
+            ("Refused", WantedStatus { is_partly_refused: true, ..served() }),
+            ("AnnotationIgnored", WantedStatus { is_partly_unread: true, ..served() }),
+            ("OutsidePools", WantedStatus { outside_pools: true, ..served() }),
+        ];
+        for (expected, wanted) in rows {
+            assert_eq!(reasons(&wanted), [expected]);
+        }
+        let all = WantedStatus { missing: unmatched(), is_partly_unread: true, outside_pools: true, ..served() };
+        assert_eq!(reasons(&all), ["NoMatchingPort", "AnnotationIgnored", "OutsidePools"]);
+        assert!(reasons(&WantedStatus { refusal: Some(Reason::Refused), ..all }).is_empty(), "the refusal is the reason");
+    }
+
+    #[test]
+    fn messages_are_sentences_about_the_service() {
+        let all = [PROGRAMMED, PARTLY_PROGRAMMED, PARTLY_REFUSED, CLIENT_ADDRESS_LOST, PENDING, HEALTHY, NO_ENDPOINTS]
+            .into_iter()
+            .chain([NO_MATCHING_PORT, NONE_HEALTHY, address_assigned(&wanted(&[]))])
+            .chain(Reason::ALL.iter().map(|reason| not_served(*reason)));
+        for condition in all {
+            let message = condition.message;
+            assert!(message.ends_with('.') && message.starts_with(char::is_uppercase), "{message}");
+            assert!(!message.starts_with("It ") && !message.contains(" it has"), "{message}");
+        }
     }
 }

@@ -10,11 +10,10 @@ use imbl::ordmap::DiffItem;
 use proto::ServiceName;
 use tokio::time::Instant;
 
-use super::finalizer::FinalizerRemoval;
-use super::item::{GatewaysView, Item};
+use super::life::{Claim, FLEET_HEARD_AFTER, GatewaysView, Life};
 use crate::gateways::registry::{Gateways, Health};
 use crate::plan::{Cleanup, WantedStatuses};
-use objects::note::{Cause, Note, Remark, Subject};
+use objects::note::{Note, Subject};
 use objects::status::StatusWrite;
 
 /// The desired statuses of one plan.
@@ -39,19 +38,22 @@ pub(super) struct Due {
     pub(super) notes_of_write: Vec<Note>,
 }
 
-/// Desired and written statuses of all Services.
+/// The lives of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// The statuses of the last plan; an equal one needs no new decision.
     wanted: WantedStatuses,
-    items: BTreeMap<ServiceName, Box<Item>>,
-    removals: BTreeMap<ServiceName, FinalizerRemoval>,
+    cleanups: BTreeMap<ServiceName, Cleanup>,
+    /// Boxed, since a map of 10,000 would move and reserve much more memory than they take.
+    pub(super) lives: BTreeMap<ServiceName, Box<Life>>,
     /// Services that changed since they were examined.
     changed: BTreeSet<ServiceName>,
     /// Services that become due by an acknowledgement of a gateway.
     waiting: BTreeSet<ServiceName>,
     wakes: BTreeMap<ServiceName, Instant>,
     absent_since: Option<Instant>,
+    /// When the first gateway of this term was seen.
+    first_gateway_at: Option<Instant>,
     /// The last report of each connected gateway about the Services.
     health: BTreeMap<u64, OrdMap<ServiceName, Health>>,
 }
@@ -62,41 +64,49 @@ impl Queue {
         Self { absent_since: Some(now), ..Self::default() }
     }
 
-    /// Records a plan.
+    /// Records a plan. Only Services whose part of it changed are examined.
     pub(super) fn set_plan(&mut self, statuses: &Statuses, now: Instant) {
-        for (name, cleanup) in &statuses.cleanups {
-            let kept = self.removals.get_mut(name).filter(|removal| removal.is_of(cleanup));
-            if let Some(removal) = kept {
-                removal.renew(cleanup, now);
-            } else {
-                let is_remembered = self.items.get(name).is_some_and(|item| item.wanted.uid == cleanup.left.uid);
-                let removal = FinalizerRemoval::new(cleanup.clone(), statuses.counter, now, is_remembered);
-                self.removals.insert(name.clone(), removal);
-            }
-        }
-        self.removals.retain(|name, _| statuses.cleanups.contains_key(name));
         let before = std::mem::replace(&mut self.wanted, statuses.wanted.clone());
+        let mut claims: BTreeMap<ServiceName, Option<Claim>> = BTreeMap::new();
         for item in before.diff(&statuses.wanted) {
-            let (name, wanted) = match item {
-                DiffItem::Add(name, wanted) | DiffItem::Update { new: (name, wanted), .. } => (name, wanted),
-                DiffItem::Remove(name, _) => {
-                    self.items.remove(name);
-                    continue;
+            let (name, claim) = match item {
+                DiffItem::Add(name, wanted) | DiffItem::Update { new: (name, wanted), .. } => {
+                    (name, Some(Claim::Ours(Arc::clone(wanted))))
                 }
+                DiffItem::Remove(name, _) => (name, None),
             };
-            match self.items.get_mut(name) {
-                Some(item) if item.wanted.uid == wanted.uid => item.renew(Arc::clone(wanted), statuses.counter, now),
-                _ => drop(self.items.insert(name.clone(), Box::new(Item::new(Arc::clone(wanted), statuses.counter, now)))),
-            }
-            self.changed.insert(name.clone());
+            claims.insert(name.clone(), claim);
         }
+        let before = std::mem::replace(&mut self.cleanups, statuses.cleanups.clone());
+        let gone = before.keys().filter(|name| !self.cleanups.contains_key(*name) && !self.wanted.contains_key(*name));
+        claims.extend(gone.map(|name| (name.clone(), None)));
+        let other = self.cleanups.iter().filter(|(name, cleanup)| before.get(*name) != Some(*cleanup));
+        claims.extend(other.map(|(name, cleanup)| (name.clone(), Some(Claim::Left(cleanup.clone())))));
+        for (name, claim) in claims {
+            self.claim(name, claim, statuses.counter, now);
+        }
+    }
+
+    /// What is remembered of a Service is forgotten together with it.
+    fn claim(&mut self, name: ServiceName, claim: Option<Claim>, counter: u64, now: Instant) {
+        let Some(claim) = claim else {
+            self.lives.remove(&name);
+            self.wakes.remove(&name);
+            self.waiting.remove(&name);
+            return;
+        };
+        match self.lives.get_mut(&name) {
+            Some(life) if life.claim.uid() == claim.uid() => life.plan(claim, counter, now),
+            _ => drop(self.lives.insert(name.clone(), Box::new(Life::new(claim, counter, now)))),
+        }
+        self.changed.insert(name);
     }
 
     /// Records the connected gateways and their reports. Services whose report changed are examined again.
     pub(super) fn set_gateways(&mut self, gateways: &Gateways, now: Instant) {
         let is_absent = gateways.iter().next().is_none();
         if is_absent != self.absent_since.is_some() {
-            self.changed.extend(self.items.keys().cloned());
+            self.changed.extend(self.lives.keys().cloned());
         }
         self.changed.extend(self.waiting.iter().cloned());
         let health: BTreeMap<_, _> = gateways.connections().map(|(number, one)| (number, one.health.clone())).collect();
@@ -107,55 +117,53 @@ impl Queue {
             self.changed.extend(of(&before).diff(&of(&self.health)).map(|item| name(&item).clone()));
         }
         self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(now));
+        self.first_gateway_at = self.first_gateway_at.or((!is_absent).then_some(now));
     }
 
-    /// The writes that are due now; they count as written. `is_accepted` returns whether the server accepted a write.
-    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant, is_accepted: impl Fn(&StatusWrite) -> bool) -> Vec<Due> {
-        let view = GatewaysView { gateways, absent_since: self.absent_since, now };
+    /// The writes that are due now; they count as sent.
+    pub(super) fn due(&mut self, gateways: &Gateways, now: Instant) -> Vec<Due> {
+        let heard_at = self.first_gateway_at.map(|at| at + FLEET_HEARD_AFTER);
+        let view = GatewaysView { gateways, absent_since: self.absent_since, heard_at, now };
         let mut names = std::mem::take(&mut self.changed);
         names.extend(self.wakes.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()));
         let mut due = Vec::new();
         for name in names {
             self.wakes.remove(&name);
             self.waiting.remove(&name);
-            let Some(item) = self.items.get_mut(&name) else { continue };
-            let decision = item.decide(&view, &is_accepted);
-            self.wakes.extend(decision.wake_at.map(|at| (name.clone(), at)));
-            if decision.waits_for_gateways {
+            let Some(life) = self.lives.get_mut(&name) else { continue };
+            let step = life.step(&view);
+            self.wakes.extend(step.again_at.map(|at| (name.clone(), at)));
+            if step.waits_for_gateways {
                 self.waiting.insert(name.clone());
             }
-            if decision.write.is_some() || !decision.remarks.is_empty() {
+            if step.write.is_some() || !step.remarks.is_empty() {
                 let note = |remark| Note { subject: Subject::Service(name.clone()), remark };
-                let notes = decision.remarks.into_iter().map(note).collect();
-                let notes_of_write = decision.remarks_of_write.into_iter().map(note).collect();
-                due.push(Due { write: decision.write, uid: item.wanted.uid.clone(), notes, notes_of_write });
+                let notes = step.remarks.into_iter().map(note).collect();
+                let notes_of_write = step.remarks_of_write.into_iter().map(note).collect();
+                due.push(Due { write: step.write, uid: life.claim.uid().to_owned(), notes, notes_of_write });
             }
         }
-        due.extend(self.removals.values_mut().filter_map(|removal| {
-            let write = removal.due(&view)?;
-            let remark =
-                Remark::new(Cause::Released, "gateways no longer forward for it; sluice removed all its entries from it");
-            let note = Note { subject: Subject::Service(write.service.clone()), remark };
-            let notes_of_write = removal.stays().then_some(note).into_iter().collect();
-            Some(Due { uid: write.uid.clone(), write: Some(write), notes: Vec::new(), notes_of_write })
-        }));
         due
+    }
+
+    /// Records the server's answer to a write.
+    pub(super) fn answered(&mut self, write: &StatusWrite, is_accepted: bool) {
+        if let Some(life) = self.lives.get_mut(&write.service) {
+            life.answered(write, is_accepted);
+        }
     }
 
     /// Records that a write could not be queued.
     pub(super) fn failed(&mut self, service: &ServiceName, retry_at: Instant) {
-        if let Some(item) = self.items.get_mut(service) {
-            item.failed(retry_at);
+        if let Some(life) = self.lives.get_mut(service) {
+            life.failed(retry_at);
             self.wakes.insert(service.clone(), retry_at);
-        } else if let Some(removal) = self.removals.get_mut(service) {
-            removal.failed(retry_at);
         }
     }
 
     /// When the next write becomes due without any event.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let removals = self.removals.values().filter_map(FinalizerRemoval::wake_at);
-        self.wakes.values().copied().chain(removals).min()
+        self.wakes.values().copied().min()
     }
 }
 

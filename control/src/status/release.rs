@@ -3,7 +3,7 @@
 //!
 //! Invariant: Services of another class or group are not changed, nor addresses that another controller wrote to a
 //! Service of a former class, and nothing is changed while a controller leads. Deliberately not here: the release of
-//! Services by a running controller (`finalizer`), and the output of the command.
+//! Services by a running controller (`life`), and the output of the command.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use proto::ServiceName;
 use serde_json::json;
 
 use super::accepted;
-use super::finalizer::removal;
+use super::life::removal;
 use crate::config::settings::ControllerSettings;
 use crate::kubernetes::lease::{LeaseCandidate, RENEW_DEADLINE, RETRY_PERIOD};
 use crate::kubernetes::{ApiError, Cluster, PatchOutcome, StatusError, patch, patch_params};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::finalizer::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
-use super::item::{ABSENCE_TOLERATED, REWRITES_MAX, REWRITES_WITHIN, SLICES_AWAITED, SLOW_GATEWAY_WAITED_FOR};
+use super::goal::{ABSENCE_TOLERATED, REPORTS_AWAITED, SLICES_AWAITED};
+use super::life::{FLEET_HEARD_AFTER, GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::selection::MissingBackends;
@@ -14,26 +14,51 @@ use objects::{Condition, ConditionType, Leftover, OwnedParts};
 use proto::{Reason, Refusal, ServiceName};
 
 /// A Service, the content of its object, and its gateways.
-struct Lab {
-    queue: Queue,
+pub(super) struct Lab {
+    pub(super) queue: Queue,
     gateways: watch::Sender<Gateways>,
-    now: Instant,
-    wanted: WantedStatus,
-    version: u64,
-    causes: Vec<Cause>,
-    texts: Vec<String>,
+    pub(super) now: Instant,
+    pub(super) wanted: WantedStatus,
+    pub(super) version: u64,
+    pub(super) causes: Vec<Cause>,
+    pub(super) texts: Vec<String>,
 }
 
-fn web() -> ServiceName {
+pub(super) fn web() -> ServiceName {
     ServiceName::new("shop", "web")
 }
 
-fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
+pub(super) fn ingress(last: u8, ip_mode: IpMode) -> Ingress {
     Ingress::new([192, 0, 2, last].into(), ip_mode)
 }
 
-fn held(ingress: &[Ingress]) -> OwnedParts {
+pub(super) fn held(ingress: &[Ingress]) -> OwnedParts {
     OwnedParts { ingress: ingress.to_vec(), ..OwnedParts::default() }
+}
+
+/// The status of a Service that is served at these addresses.
+pub(super) fn wanted(ingress: &[Ingress]) -> WantedStatus {
+    WantedStatus {
+        service: web(),
+        uid: "u".to_owned(),
+        resource_version: String::new(),
+        group: "east".to_owned(),
+        ingress: ingress.to_vec(),
+        held: Arc::default(),
+        status_writer: None,
+        object_writer: None,
+        is_foreign: false,
+        refusal: None,
+        unassigned: None,
+        outside_pools: false,
+        is_withheld: false,
+        pools: vec!["edge".to_owned()],
+        is_partly_unread: false,
+        is_partly_refused: false,
+        loses_client_address: false,
+        missing: MissingBackends::default(),
+        fails_open: true,
+    }
 }
 
 fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
@@ -55,32 +80,16 @@ fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
 }
 
 impl Lab {
-    fn new(wish: &[Ingress]) -> Self {
-        let wanted = WantedStatus {
-            service: web(),
-            uid: "u".to_owned(),
-            resource_version: String::new(),
-            group: "east".to_owned(),
-            ingress: wish.to_vec(),
-            held: Arc::default(),
-            foreign_manager: Some("rival".to_owned()),
-            refusal: None,
-            unassigned: None,
-            outside_pools: false,
-            is_withheld: false,
-            pools: vec!["edge".to_owned()],
-            is_partly_unread: false,
-            is_partly_refused: false,
-            missing: MissingBackends::default(),
-            fails_open: true,
-        };
+    pub(super) fn new(wish: &[Ingress]) -> Self {
+        let (foreign, tool) = (Some("rival".to_owned()), Some("argocd-controller".to_owned()));
+        let wanted = WantedStatus { status_writer: foreign, object_writer: tool, ..wanted(wish) };
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
         Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new(), texts: Vec::new() }
     }
 
     /// A Service with one address that a gateway forwards for, with all of its status written.
-    fn programmed() -> (Self, Connection) {
+    pub(super) fn programmed() -> (Self, Connection) {
         let mut lab = Self::new(&[ingress(1, IpMode::Vip)]);
         let gateway = lab.connect("edge-1");
         gateway.acknowledge(4);
@@ -88,12 +97,12 @@ impl Lab {
         (lab, gateway)
     }
 
-    fn connect(&self, name: &str) -> Connection {
+    pub(super) fn connect(&self, name: &str) -> Connection {
         Connection::open(&self.gateways, name, "", Vec::new())
     }
 
     /// A plan of generation `counter`, for the object as it is.
-    fn plan(&mut self, counter: u64) {
+    pub(super) fn plan(&mut self, counter: u64) {
         let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
         let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), cleanups: BTreeMap::new() };
         self.queue.set_plan(&statuses, self.now);
@@ -108,22 +117,24 @@ impl Lab {
     fn due_unless(&mut self, is_accepted: bool) -> Option<StatusWrite> {
         let gateways = self.gateways.borrow().clone();
         self.queue.set_gateways(&gateways, self.now);
-        let mut due = self.queue.due(&gateways, self.now, |_| is_accepted);
+        let mut due = self.queue.due(&gateways, self.now);
         let remarks = due.iter().flat_map(|due| due.notes.iter().chain(&due.notes_of_write)).map(|note| &note.remark);
         remarks.for_each(|remark| {
             self.causes.push(remark.cause);
             self.texts.push(remark.text.clone());
         });
         assert!(due.len() <= 1, "{due:?}");
-        due.pop().and_then(|due| due.write)
+        let write = due.pop()?.write?;
+        self.queue.answered(&write, is_accepted);
+        Some(write)
     }
 
-    fn due(&mut self) -> Option<StatusWrite> {
+    pub(super) fn due(&mut self) -> Option<StatusWrite> {
         self.due_unless(true)
     }
 
     /// The object is seen as the write left it.
-    fn see(&mut self, write: &StatusWrite, counter: u64) {
+    pub(super) fn see(&mut self, write: &StatusWrite, counter: u64) {
         let held = Arc::make_mut(&mut self.wanted.held);
         held.finalizer = write.finalizer.unwrap_or(held.finalizer);
         if let Some(group) = &write.group {
@@ -141,18 +152,18 @@ impl Lab {
     }
 
     /// Writes everything that is due and sees the results, until nothing is due.
-    fn settle(&mut self, counter: u64) {
+    pub(super) fn settle(&mut self, counter: u64) {
         self.plan(counter);
         while let Some(write) = self.due() {
             self.see(&write, counter);
         }
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub(super) fn pass(&mut self, time: Duration) {
         self.now += time;
     }
 
-    fn condition(&self, kind: ConditionType) -> Option<(bool, &str)> {
+    pub(super) fn condition(&self, kind: ConditionType) -> Option<(bool, &str)> {
         self.wanted.held.conditions.get(&kind).map(|condition| (condition.holds, &*condition.reason))
     }
 }
@@ -176,7 +187,8 @@ fn an_address_waits_for_every_connected_gateway_or_two_seconds_after_the_first()
     assert_eq!(write.ingress, Some(vec![ingress(1, IpMode::Proxy)]));
     assert!(write.conditions[&ConditionType::Programmed].as_ref().unwrap().holds);
     assert_eq!(write.finalizer, None, "it is there already");
-    assert_eq!(lab.causes, [Cause::AddressAssigned, Cause::Programmed]);
+    assert_eq!(lab.causes, [Cause::Programmed], "one Event for a new Service");
+    assert_eq!(lab.texts, ["Gateways forward for the Service at address 192.0.2.1 of pool edge"]);
 }
 
 #[test]
@@ -226,6 +238,7 @@ fn if_all_gateways_are_drained_addresses_and_deletions_wait_for_them() {
     assert!(lab.due().unwrap().ingress.is_some());
     lab.leave(5, leftover(LeftBy::Us, true));
     one.acknowledge(5);
+    lab.pass(FLEET_HEARD_AFTER);
     assert!(lab.due().is_none(), "the other gateway still forwards for it");
     two.acknowledge(5);
     assert_eq!(lab.due().unwrap().finalizer, Some(false), "both have removed it");
@@ -326,48 +339,6 @@ fn a_failed_write_is_tried_again_later() {
     assert!(lab.due().is_none());
     lab.pass(RETRY);
     assert!(lab.due().is_some());
-}
-
-/// Changes the object `times` times, as another writer does, and counts how often the addresses are written again.
-fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> usize {
-    let rewrites = |lab: &mut Lab| {
-        change(Arc::make_mut(&mut lab.wanted.held));
-        lab.version += 1;
-        lab.plan(4);
-        let mut is_written = false;
-        while let Some(write) = lab.due() {
-            is_written |= write.ingress.is_some();
-            lab.see(&write, 4);
-        }
-        is_written
-    };
-    (0..times).filter(|_| rewrites(lab)).count()
-}
-
-#[test]
-fn a_foreign_writer_is_overwritten_three_times_in_ten_minutes_and_then_left_alone() {
-    let (mut lab, _gateway) = Lab::programmed();
-    assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX);
-    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
-    assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::ForeignStatusWriter)).count(), 1);
-    assert_eq!(lab.queue.next_due(), Some(lab.now + REWRITES_WITHIN));
-    lab.pass(REWRITES_WITHIN);
-    let again = lab.due().unwrap();
-    assert_eq!(again.ingress, Some(vec![ingress(1, IpMode::Vip)]));
-    lab.see(&again, 4);
-    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
-    assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX - 1, "the new attempt counts");
-    lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
-    lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
-}
-
-#[test]
-fn an_entry_without_an_address_that_another_writer_appends_is_removed_three_times_and_then_reported() {
-    let (mut lab, _gateway) = Lab::programmed();
-    assert_eq!(contested(&mut lab, 9, |held| held.ingress_without_ip = 1), REWRITES_MAX);
-    assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
-    assert_eq!(lab.wanted.held.ingress_without_ip, 1, "it is left alone");
 }
 
 #[test]
@@ -478,7 +449,7 @@ fn missing_endpoints_a_port_without_match_and_failing_probes_have_different_mess
     let closed = condition_after(MissingBackends::default(), 2, false);
     assert_eq!([&*none.0, &*unmatched.0, &*failing.0], ["NoEndpoints", "NoMatchingPort", "NoHealthyBackend"]);
     assert!(none.1.contains("no endpoint") && unmatched.1.contains("web (tcp 8080)") && failing.1.contains("probes"));
-    assert!(failing.1.contains("all of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
+    assert!(failing.1.contains("All of them are used") && !closed.1.contains("are used") && closed.1.contains("failOpen: false"));
 }
 
 #[test]
@@ -518,8 +489,9 @@ fn an_exchanged_address_is_reported_like_the_first_one() {
     let (mut lab, _gateway) = Lab::programmed();
     lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
     lab.settle(4);
-    let assigned = lab.texts.iter().filter(|text| text.starts_with("it has"));
-    assert_eq!(assigned.collect::<Vec<_>>(), ["it has 192.0.2.1", "it has 192.0.2.2"]);
+    let expected =
+        ["Gateways forward for the Service at address 192.0.2.1 of pool edge", "Assigned address 192.0.2.2 of pool edge"];
+    assert_eq!(lab.texts, expected);
 }
 
 #[test]
@@ -529,7 +501,7 @@ fn conditions_name_the_pool_and_the_ignored_annotation() {
     gateway.acknowledge(4);
     lab.wanted.is_partly_unread = true;
     lab.settle(4);
-    assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("of pool edge."));
+    assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("from pool edge."));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "AnnotationIgnored")));
     lab.wanted.is_partly_refused = true;
     lab.settle(4);
@@ -581,6 +553,7 @@ fn a_deleted_service_is_released_once_gateways_have_removed_it_or_after_ten_seco
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
     lab.settle(4);
+    lab.pass(FLEET_HEARD_AFTER);
     lab.leave(5, leftover(LeftBy::Us, true));
     assert!(lab.due().is_none());
     assert_eq!(lab.queue.next_due(), Some(lab.now + GATEWAYS_WAITED_FOR));
@@ -598,16 +571,87 @@ fn a_deleted_service_is_released_once_gateways_have_removed_it_or_after_ten_seco
     assert!(lab.due().is_some());
 }
 
+/// A gateway was connected in this term, and is no longer.
+fn without_gateway() -> Lab {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let gateway = lab.connect("edge-1");
+    assert!(lab.due().is_none());
+    drop(gateway);
+    lab.pass(FLEET_HEARD_AFTER);
+    lab
+}
+
 #[test]
 fn a_disconnected_gateway_delays_no_deletion() {
-    let mut lab = Lab::new(&[]);
+    let mut lab = without_gateway();
     lab.leave(5, leftover(LeftBy::Us, true));
     assert!(lab.due().is_some());
 }
 
 #[test]
+fn a_service_deleted_while_no_controller_ran_keeps_its_finalizer_until_gateways_were_heard() {
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Us, true));
+    assert!(lab.due().is_none(), "no gateway has dialled yet, and any may forward for it");
+    let fast = lab.connect("edge-1");
+    fast.acknowledge(5);
+    assert!(lab.due().is_none(), "another one may dial in a moment");
+    assert_eq!(lab.queue.next_due(), Some(lab.now + FLEET_HEARD_AFTER));
+    let slow = lab.connect("edge-2");
+    lab.pass(FLEET_HEARD_AFTER);
+    assert!(lab.due().is_none(), "the second one still forwards for it");
+    slow.acknowledge(5);
+    assert_eq!(lab.due().unwrap().finalizer, Some(false));
+    let mut lab = Lab::new(&[]);
+    lab.leave(5, leftover(LeftBy::Us, true));
+    lab.pass(GATEWAYS_WAITED_FOR);
+    assert_eq!(lab.due().unwrap().finalizer, Some(false), "without any gateway it waits ten seconds");
+}
+
+#[test]
+fn what_is_remembered_of_a_service_is_forgotten_with_it() {
+    let (mut lab, _gateway) = Lab::programmed();
+    assert_eq!(lab.queue.lives.len(), 1);
+    lab.queue.set_plan(&Statuses::default(), lab.now);
+    assert!(lab.queue.lives.is_empty() && lab.queue.next_due().is_none());
+}
+
+#[test]
+fn no_healthy_backend_is_reported_once_all_gateways_have_reported_or_after_two_seconds() {
+    let (mut lab, one, report) = served();
+    let other = lab.connect("edge-2");
+    lab.wanted.missing = MissingBackends::default();
+    report(&one, 1, 0);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), None, "the other gateway has not reported");
+    assert_eq!(lab.queue.next_due(), Some(lab.now + REPORTS_AWAITED));
+    report(&other, 1, 1);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((true, "Healthy")));
+    assert!(!lab.causes.contains(&Cause::NoHealthyBackend), "{:?}", lab.causes);
+    let (mut lab, one, report) = served();
+    let _silent = lab.connect("edge-2");
+    lab.wanted.missing = MissingBackends::default();
+    report(&one, 1, 0);
+    lab.settle(4);
+    lab.pass(REPORTS_AWAITED);
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::BackendsHealthy), Some((false, "NoHealthyBackend")), "the other one is silent");
+}
+
+#[test]
+fn a_service_whose_clients_lose_their_address_is_programmed_and_its_condition_tells_so() {
+    let (mut lab, _gateway) = Lab::programmed();
+    lab.wanted.loses_client_address = true;
+    lab.settle(4);
+    assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
+    let message = &lab.wanted.held.conditions[&ConditionType::Programmed].message;
+    assert!(message.contains("externalTrafficPolicy: Local") && message.contains("dnat"), "{message}");
+}
+
+#[test]
 fn a_service_that_lost_its_class_may_belong_to_another_installation_unless_it_was_ours() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
+    let mut lab = without_gateway();
     lab.settle(4);
     lab.leave(5, leftover(LeftBy::UsOrAnother, false));
     let write = lab.due().unwrap();

@@ -3,8 +3,10 @@
 //!
 //! A new installation draws the seed of its Maglev tables here; one that runs keeps what it has until it is told to draw.
 //!
-//! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A text that was not read is
-//! not overwritten. A seed is used only once it is stored.
+//! Invariant: nothing is planned before the checkpoint was read or reading it was refused. A write replaces exactly the
+//! version that was read or written last, so that a former leader cannot overwrite the text of its successor: a text that
+//! another controller of the group wrote is replaced only after a time in which a former leader has stepped down. A seed
+//! is used only once it is stored.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use super::files::{self, FileError};
 use super::{Storage, create, write_file};
 use crate::config::settings::MaglevSeed;
+use crate::kubernetes::lease::RENEW_DEADLINE;
 use crate::kubernetes::{ApiError, patch_params};
 use crate::world::change::Change;
 use crate::world::checkpoint::Checkpoint;
@@ -32,6 +35,11 @@ const WRITTEN_AFTER: Duration = Duration::from_millis(500);
 const WRITE_INTERVAL: Duration = Duration::from_secs(5);
 /// Retry interval after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
+/// Wait before the text of another controller is replaced: a leader that was deposed ends within [`RENEW_DEADLINE`], so
+/// whoever still runs after it leads. The second is for the time that a read takes.
+const DEPOSED_AFTER: Duration = Duration::from_secs(RENEW_DEADLINE.as_secs() + 1);
+/// Maximum number of attempts for one text while other installations write theirs to the same ConfigMap.
+const ATTEMPTS_MAX: usize = 5;
 /// Retry interval after a failed read.
 const READ_RETRY: Duration = Duration::from_millis(500);
 
@@ -49,35 +57,67 @@ pub enum CheckpointStoreError {
         /// The error.
         outage: ApiError,
     },
+    /// Another process wrote to the ConfigMap in the meantime.
+    #[error("ConfigMap {0} was changed in the meantime")]
+    Changed(&'static str),
+    /// Another controller of this group wrote its text.
+    #[error("another controller of this group has written ConfigMap {0}; expected one leader")]
+    Overtaken(&'static str),
+}
+
+/// A text as this controller last read or wrote it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Stored {
+    text: String,
+    /// The resourceVersion of its ConfigMap; `None` if there is none, and for files.
+    version: Option<String>,
 }
 
 /// The stored texts.
-async fn load(storage: &Storage) -> Result<Vec<String>, CheckpointStoreError> {
+async fn load(storage: &Storage) -> Result<Vec<Stored>, CheckpointStoreError> {
     match storage {
-        Storage::File(path) => Ok(vec![files::read_text(path, |_| Ok::<_, Infallible>(()))?.unwrap_or_default()]),
-        Storage::ConfigMaps { api, group } => {
+        Storage::File(path) => {
+            let text = files::read_text(path, |_| Ok::<_, Infallible>(()))?.unwrap_or_default();
+            Ok(vec![Stored { text, version: None }])
+        }
+        Storage::ConfigMaps { .. } => {
             let mut texts = Vec::new();
-            for name in CONFIG_MAPS {
-                let failed = |error| CheckpointStoreError::Cluster { name, outage: ApiError::from(&error) };
-                let found = api.get_opt(name).await.map_err(failed)?.and_then(|object| object.data);
-                texts.push(found.and_then(|mut data| data.remove(group)).unwrap_or_default());
+            for at in 0..CONFIG_MAPS.len() {
+                texts.push(load_one(storage, at).await?);
             }
             Ok(texts)
         }
     }
 }
 
-async fn save(storage: &Storage, at: usize, text: &str) -> Result<(), CheckpointStoreError> {
+async fn load_one(storage: &Storage, at: usize) -> Result<Stored, CheckpointStoreError> {
+    let Storage::ConfigMaps { api, group } = storage else { return Ok(Stored::default()) };
+    let name = CONFIG_MAPS[at];
+    let failed = |error| CheckpointStoreError::Cluster { name, outage: ApiError::from(&error) };
+    let Some(object) = api.get_opt(name).await.map_err(failed)? else { return Ok(Stored::default()) };
+    let text = object.data.and_then(|mut data| data.remove(group)).unwrap_or_default();
+    Ok(Stored { text, version: object.metadata.resource_version })
+}
+
+/// Replaces a version, and returns the new one.
+async fn save(storage: &Storage, at: usize, text: &str, version: Option<&str>) -> Result<Option<String>, CheckpointStoreError> {
     match storage {
-        Storage::File(path) => Ok(write_file(path, text.to_owned()).await?),
+        Storage::File(path) => Ok(write_file(path, text.to_owned()).await.map(|()| None)?),
         Storage::ConfigMaps { api, group } => {
             let name = CONFIG_MAPS[at];
-            let answer = match api.patch(name, &patch_params(), &Patch::Merge(json!({"data": {group: text}}))).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => create(api, name, group, text.to_owned()).await,
-                Err(kube::Error::SerdeError(_)) => return Ok(()),
-                answer => answer,
+            let answer = match version {
+                None => create(api, name, group, text.to_owned()).await,
+                Some(version) => {
+                    let patch = json!({"metadata": {"resourceVersion": version}, "data": {group: text}});
+                    api.patch(name, &patch_params(), &Patch::Merge(patch)).await
+                }
             };
-            answer.map(drop).map_err(|error| CheckpointStoreError::Cluster { name, outage: ApiError::from(&error) })
+            match answer {
+                Ok(object) => Ok(object.metadata.resource_version),
+                // It was created, changed or deleted since it was read.
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Err(CheckpointStoreError::Changed(name)),
+                Err(error) => Err(CheckpointStoreError::Cluster { name, outage: ApiError::from(&error) }),
+            }
         }
     }
 }
@@ -100,10 +140,11 @@ pub async fn keep(storage: Storage, seed: MaglevSeed, mut newest: watch::Receive
             match write(&storage, &checkpoint, &mut kept).await {
                 Ok(()) => break is_failing = false,
                 Err(error) => {
+                    let is_overtaken = matches!(error, CheckpointStoreError::Overtaken(_));
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(%error, "the checkpoint cannot be written; retrying. A new leader would decide its missing parts again");
                     }
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(if is_overtaken { DEPOSED_AFTER } else { RETRY }).await;
                 }
             }
         }
@@ -113,17 +154,18 @@ pub async fn keep(storage: Storage, seed: MaglevSeed, mut newest: watch::Receive
 
 /// Reads the checkpoint; `None` once the planner has ended. If reading is refused, planning starts without a
 /// checkpoint.
-async fn read(storage: &Storage, seed: MaglevSeed, changes: &mpsc::Sender<Change>) -> Option<Vec<String>> {
+async fn read(storage: &Storage, seed: MaglevSeed, changes: &mpsc::Sender<Change>) -> Option<Vec<Stored>> {
     let mut is_told = false;
     loop {
         let error = match load(storage).await {
-            Ok(mut texts) => {
+            Ok(mut stored) => {
+                let texts: Vec<String> = stored.iter().map(|one| one.text.clone()).collect();
                 let mut read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
                 if read.maglev_seed.is_none() && (seed == MaglevSeed::Random || seed.may_begin(&texts)) {
-                    read.maglev_seed = drawn(storage, &mut texts).await;
+                    read.maglev_seed = drawn(storage, &mut stored).await;
                 }
                 changes.send(Change::CheckpointReplaced(Box::new(read))).await.ok()?;
-                return Some(texts);
+                return Some(stored);
             }
             Err(error) => error,
         };
@@ -147,14 +189,15 @@ impl MaglevSeed {
 
 /// A new seed, once it is stored. An installation that cannot store it uses the seed that all know: another one after each
 /// start would move flows of stateless modes.
-async fn drawn(storage: &Storage, texts: &mut [String]) -> Option<u64> {
+async fn drawn(storage: &Storage, stored: &mut [Stored]) -> Option<u64> {
     let mut bytes = [0; size_of::<u64>()];
     SystemRandom::new().fill(&mut bytes).ok()?;
     let seed = u64::from_le_bytes(bytes);
-    let first = Checkpoint::with_seed(texts.first()?, seed);
-    match save(storage, 0, &first).await {
-        Ok(()) => {
-            texts[0] = first;
+    let before = stored.first()?;
+    let text = Checkpoint::with_seed(&before.text, seed);
+    match save(storage, 0, &text, before.version.as_deref()).await {
+        Ok(version) => {
+            stored[0] = Stored { text, version };
             Some(seed)
         }
         Err(error) => {
@@ -164,15 +207,36 @@ async fn drawn(storage: &Storage, texts: &mut [String]) -> Option<u64> {
     }
 }
 
-async fn write(storage: &Storage, checkpoint: &Checkpoint, kept: &mut [String]) -> Result<(), CheckpointStoreError> {
+async fn write(storage: &Storage, checkpoint: &Checkpoint, kept: &mut [Stored]) -> Result<(), CheckpointStoreError> {
     let texts = checkpoint.to_texts(kept.len(), Instant::now(), SystemTime::now());
     for (at, (text, kept)) in texts.into_iter().zip(kept).enumerate() {
-        if *kept != text {
-            save(storage, at, &text).await?;
-            *kept = text;
+        if kept.text != text {
+            write_one(storage, at, text, kept).await?;
         }
     }
     Ok(())
+}
+
+/// Writes one text. Other installations keep theirs in the same ConfigMap, so its version may be newer although nobody
+/// wrote our text.
+async fn write_one(storage: &Storage, at: usize, text: String, kept: &mut Stored) -> Result<(), CheckpointStoreError> {
+    for _ in 0..ATTEMPTS_MAX {
+        match save(storage, at, &text, kept.version.as_deref()).await {
+            Ok(version) => {
+                *kept = Stored { text, version };
+                return Ok(());
+            }
+            Err(CheckpointStoreError::Changed(name)) => {
+                let before = std::mem::replace(kept, load_one(storage, at).await?);
+                // An answer that was lost may have been ours.
+                if kept.text != before.text && kept.text != text {
+                    return Err(CheckpointStoreError::Overtaken(name));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(CheckpointStoreError::Changed(CONFIG_MAPS[at]))
 }
 
 #[cfg(test)]

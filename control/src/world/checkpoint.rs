@@ -1,5 +1,6 @@
 //! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the
-//! size of each Maglev table, the seed of all tables, and the reservations of freed addresses.
+//! size of each Maglev table, the settings in force where an annotation cannot be parsed, the seed of all tables, and the
+//! reservations of freed addresses.
 //!
 //! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same
 //! addresses and tables. The checkpoint is a hint: addresses that sluice wrote into a status take precedence, and lines
@@ -13,8 +14,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use imbl::OrdMap;
+use objects::status::IpMode;
 use proto::limits::MAGLEV_SIZES;
-use proto::{AddressRange, Announce, Family, Pool, PoolBgp, Protocol, ServiceName};
+use proto::{
+    AddressRange, AffinityScope, Announce, Family, Mode, Pool, PoolBgp, Probe, Protocol, Scheduler, ServiceName, Target,
+};
 
 /// A Maglev table of a Service: protocol, port and family of its frontend.
 pub type TableKey = (Protocol, u16, Family);
@@ -35,6 +39,48 @@ const RESERVED_MAX_S: u64 = 3600;
 /// each.
 const TEXT_MAX: usize = 900_000;
 
+/// Settings in force of a Service, of those that have words as values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// How packets reach backends.
+    pub mode: Mode,
+    /// Whether backends are endpoints or nodes.
+    pub target: Target,
+    /// How backends are chosen.
+    pub scheduler: Scheduler,
+    /// `ipMode` of its status.
+    pub ip_mode: IpMode,
+    /// Over what affinity is shared.
+    pub affinity_scope: AffinityScope,
+    /// Protocol of the probe.
+    pub probe: Probe,
+}
+
+impl InForce {
+    fn words(&self) -> [(&'static str, &'static str); 6] {
+        [
+            ("mode", self.mode.as_str()),
+            ("target", self.target.as_str()),
+            ("scheduler", self.scheduler.as_str()),
+            ("ip-mode", self.ip_mode.as_str()),
+            ("affinity-scope", self.affinity_scope.as_str()),
+            ("probe", self.probe.as_str()),
+        ]
+    }
+
+    fn parse(words: &BTreeMap<&str, &str>) -> Option<Self> {
+        let ip_mode = *words.get("ip-mode")?;
+        Some(Self {
+            mode: words.get("mode")?.parse().ok()?,
+            target: words.get("target")?.parse().ok()?,
+            scheduler: words.get("scheduler")?.parse().ok()?,
+            ip_mode: [IpMode::Vip, IpMode::Proxy].into_iter().find(|mode| mode.as_str() == ip_mode)?,
+            affinity_scope: words.get("affinity-scope")?.parse().ok()?,
+            probe: words.get("probe")?.parse().ok()?,
+        })
+    }
+}
+
 /// Decisions for one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decided {
@@ -42,6 +88,8 @@ pub struct Decided {
     pub addresses: Vec<IpAddr>,
     /// The size of each of its Maglev tables, in entries.
     pub tables: BTreeMap<TableKey, u32>,
+    /// What is in force of a Service while an annotation of it has an unknown word.
+    pub in_force: Option<InForce>,
 }
 
 /// A freed address that is reserved for its former holder. Reservations are ordered by expiry.
@@ -192,22 +240,27 @@ fn line(name: &ServiceName, decided: &Decided) -> String {
     for ((protocol, port, family), size) in &decided.tables {
         let _ = write!(line, " {protocol}/{port}/{family}={size}");
     }
+    for (setting, word) in decided.in_force.iter().flat_map(InForce::words) {
+        let _ = write!(line, " {setting}={word}");
+    }
     line
 }
 
 fn parse_service(line: &str) -> Option<(ServiceName, Decided)> {
     let mut words = line.split(' ');
     let name = proto::convert::service_name(words.next()?).ok()?;
-    let mut decided = Decided::default();
+    let (mut decided, mut in_force) = (Decided::default(), BTreeMap::new());
     for word in words {
         match word.split_once('=') {
             None => decided.addresses.push(word.parse().ok()?),
+            Some((setting, word)) if !setting.contains('/') => drop(in_force.insert(setting, word)),
             Some((table, size)) => {
                 let size = size.parse().ok().filter(|size| MAGLEV_SIZES.contains(size))?;
                 decided.tables.insert(parse_table(table)?, size);
             }
         }
     }
+    decided.in_force = InForce::parse(&in_force);
     Some((name, decided))
 }
 
@@ -300,7 +353,15 @@ mod tests {
         let mut all = Checkpoint::default();
         let tables = [((Protocol::Tcp, 80, Family::V4), 509), ((Protocol::Udp, 53, Family::V6), 1021)].into();
         let addresses = vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
-        all.put(&ServiceName::new("shop", "web"), Decided { addresses, tables });
+        let in_force = InForce {
+            mode: Mode::Gue,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            ip_mode: IpMode::Vip,
+            affinity_scope: AffinityScope::Service,
+            probe: Probe::Https,
+        };
+        all.put(&ServiceName::new("shop", "web"), Decided { addresses, tables, in_force: Some(in_force) });
         all.put(
             &ServiceName::new("shop", "reserved"),
             Decided { addresses: vec!["192.0.2.2".parse().unwrap()], ..Decided::default() },

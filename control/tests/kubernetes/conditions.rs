@@ -7,7 +7,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::installation::Installation;
-use crate::user::{User, condition, has_finalizer, wait_for};
+use crate::user::{User, condition, has_finalizer, is_about, wait_for};
 
 #[tokio::test]
 async fn conditions_and_events_show_that_a_service_is_served() {
@@ -17,10 +17,13 @@ async fn conditions_and_events_show_that_a_service_is_served() {
     let service = user.wait_for_reason("web", "Programmed", "True Programmed").await;
     assert_eq!(condition(&service, "AddressAssigned").as_deref(), Some("True Assigned"));
     assert!(has_finalizer(&service) && !service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
-    let event = user.wait_for_event("web", "AddressAssigned").await;
-    assert!(event.note.unwrap().contains("192.0.2.100"));
+    let event = user.wait_for_event("web", "Programmed").await;
+    let note = event.note.unwrap();
+    assert_eq!(note, "Gateways forward for the Service at address 192.0.2.100 of pool default");
+    assert_eq!(event.type_.as_deref(), Some("Normal"));
     assert_eq!(event.regarding.unwrap().uid.as_deref(), service["metadata"]["uid"].as_str(), "`kubectl describe` finds it");
-    assert_eq!(user.wait_for_event("web", "Programmed").await.type_.as_deref(), Some("Normal"));
+    let about_web = user.events().await.into_iter().filter(|event| is_about(event, "web"));
+    assert_eq!(about_web.count(), 1, "one Event for a new Service");
 }
 
 #[tokio::test]

@@ -1,5 +1,10 @@
-//! Events that the API server rejects.
+//! Requests for Events: what the API server rejects, and what repetitions cost.
 
+use std::time::Duration;
+
+use control::kubernetes::EventWriter;
+use objects::note::{Cause, Note, Remark, Subject};
+use proto::{Reason, ServiceName};
 use serde_json::json;
 
 use crate::api_server::{Fault, FaultRule, Kind};
@@ -40,8 +45,8 @@ async fn a_deleted_namespace_gets_no_events() {
     for name in &names {
         server.create(Kind::Service, json!({"metadata": {"name": name, "namespace": "b"}, "spec": spec}));
     }
-    // Three Events per Service: it has an address, gateways forward it, and it has no endpoints.
-    wait_for("all Events", async || server.list(Kind::Event, "b").len(), |count| *count == 18).await;
+    // Two Events per Service: gateways forward for it at its address, and it has no endpoints.
+    wait_for("all Events", async || server.list(Kind::Event, "b").len(), |count| *count == 12).await;
     server.create(Kind::Pod, json!({"metadata": {"name": "p", "namespace": "b"}, "spec": {"nodeName": "n1"}}));
     let before = server.log().len();
     server.delete(Kind::Namespace, "", "b");
@@ -54,4 +59,31 @@ async fn a_deleted_namespace_gets_no_events() {
     let requests = server.log().split_off(before);
     let sent: Vec<_> = requests.iter().filter(|logged| logged.path.contains("/namespaces/b/events")).collect();
     assert!(sent.is_empty(), "the namespace accepts no Events: {sent:?}");
+}
+
+#[tokio::test]
+async fn after_a_restart_a_repeated_event_costs_one_request() {
+    let (server, user) = User::with_test_server().await;
+    let note = |name: &str| Note {
+        subject: Subject::Service(ServiceName::new("a", name)),
+        remark: Remark::new(Cause::Reason(Reason::Refused), "as before"),
+    };
+    // Records notes in a controller that has just started, and counts its requests.
+    let requests = async |names: &[&str]| {
+        let (writer, before) = (EventWriter::new("test"), server.log().len());
+        names.iter().for_each(|name| writer.record(&note(name), Some("u")));
+        let is_idle = async || writer.waiting() == 0 && server.list(Kind::Event, "a").len() >= names.len();
+        tokio::select! {
+            () = writer.run(&user.cluster) => unreachable!("a writer never ends"),
+            // The answer to the last request is awaited, too.
+            () = async {
+                wait_for("all Events", is_idle, |is_idle| *is_idle).await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            } => {}
+        }
+        server.log().split_off(before).iter().filter(|logged| logged.path.contains("/events")).count()
+    };
+    assert_eq!(requests(&["one", "two", "three"]).await, 3, "one creation each");
+    assert_eq!(requests(&["one", "two", "three"]).await, 4, "creation and conflict once, then a patch each");
+    assert_eq!(requests(&["one", "two", "three", "four"]).await, 6, "an Event that is not there costs one more");
 }

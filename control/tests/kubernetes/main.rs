@@ -6,6 +6,7 @@
 mod api_proxy;
 #[path = "../api_server/mod.rs"]
 mod api_server;
+mod checkpoints;
 mod conditions;
 mod controller;
 mod credentials;

@@ -173,35 +173,36 @@ async fn a_write_that_keeps_failing_delays_no_other_service() {
 }
 
 #[tokio::test]
-async fn a_refused_or_outdated_write_is_not_repeated_until_the_service_changes() {
+async fn an_outdated_write_is_not_repeated() {
     let (server, cluster, service) = start().await;
-    server.inject(next_write_fails(Fault::Invalid("no".to_owned())));
+    server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
     let writer = StatusWriter::default();
-    // The write of the other Service shows that the equal writes before it were dropped.
+    let outdated = write(&service, &["192.0.2.1"]);
+    writer.write(outdated.clone(), Vec::new());
+    // The write of the other Service shows that nothing came before it.
     let spec = json!({"type": "LoadBalancer", "ports": [{"port": 80}]});
     let other = server.create(Kind::Service, json!({"metadata": {"name": "zzz", "namespace": "a"}, "spec": spec}));
-    let run = writer.run(&cluster);
-    let steps = async {
-        for expected in [1, 1, 2] {
-            writer.write(write(&service, &["192.0.2.1"]), Vec::new());
-            if expected == 2 {
-                writer.write(write(&other, &["192.0.2.9"]), Vec::new());
-            }
-            while patches(&server) < expected {
-                tokio::task::yield_now().await;
-            }
-        }
-        let newer = server.update(Kind::Service, "a", "web", &json!({"metadata": {"annotations": {"touched": "yes"}}}));
-        writer.write(write(&newer, &["192.0.2.1"]), Vec::new());
-        while address(&server).is_none() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::select! {
-        () = run => unreachable!("a writer never ends"),
-        result = tokio::time::timeout(Duration::from_secs(30), steps) => result.unwrap(),
+    run_until(&writer, &cluster, "the answer", || writer.take_answers() == [(outdated.clone(), false)]).await;
+    writer.write(write(&other, &["192.0.2.9"]), Vec::new());
+    run_until(&writer, &cluster, "the other write", || patches(&server) == 2).await;
+}
+
+#[tokio::test]
+async fn a_status_that_admission_refuses_is_tried_again_and_its_owner_is_told_once() {
+    let (server, cluster, service) = start().await;
+    let denied = "admission webhook \"policy.example.com\" denied the request";
+    for _ in 0..3 {
+        server.inject(next_write_fails(Fault::Invalid(denied.to_owned())));
     }
-    assert_eq!(patches(&server), 3, "the refused one, that of the other Service, and the one after the change");
+    let recorder = Arc::new(Recorder::default());
+    let writer = StatusWriter::new(Arc::clone(&recorder));
+    let accepted = write(&service, &["192.0.2.1"]);
+    writer.write(accepted.clone(), Vec::new());
+    run_until(&writer, &cluster, "the address", || writer.take_answers() == [(accepted.clone(), true)]).await;
+    assert_eq!(patches(&server), 4);
+    let notes: Vec<Remark> = recorder.newest().into_iter().map(|event| event.note.remark).collect();
+    assert_eq!(notes.iter().map(|remark| remark.cause).collect::<Vec<_>>(), [Cause::StatusRefused]);
+    assert!(notes[0].text.contains(denied) && notes[0].text.contains("services/status"), "{notes:?}");
 }
 
 #[tokio::test]
@@ -223,10 +224,9 @@ async fn notes_are_recorded_once_the_server_accepted_the_write() {
     };
     let recorder = Arc::new(Recorder::default());
     let writer = StatusWriter::new(Arc::clone(&recorder));
-    let refusal = FaultRule { times: 1, ..next_write_fails(Fault::Invalid("no".to_owned())) };
-    server.inject(refusal);
-    writer.write(write(&service, &["192.0.2.1"]), vec![note("refused")]);
-    run_until(&writer, &cluster, "the refusal", || patches(&server) == 1).await;
+    server.inject(next_write_fails(Fault::Conflict));
+    writer.write(write(&service, &["192.0.2.1"]), vec![note("outdated")]);
+    run_until(&writer, &cluster, "the conflict", || patches(&server) == 1).await;
     writer.write(write(&service, &["192.0.2.2"]), vec![note("replaced")]);
     writer.write(write(&service, &["192.0.2.3"]), vec![note("accepted")]);
     run_until(&writer, &cluster, "the note", || !recorder.newest().is_empty()).await;

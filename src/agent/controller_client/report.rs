@@ -67,8 +67,9 @@ struct Reported {
     sent: BTreeMap<Arc<ServiceName>, v1::ServiceHealth>,
 }
 
-/// Reports and acknowledges on one stream until it is closed. Refused services are reported before their generation is
-/// acknowledged, because the controller would otherwise count them as served.
+/// Reports and acknowledges on one stream until it is closed. New and refused services are reported before their
+/// generation is acknowledged: the controller would otherwise count refused ones as served, and would write the health of
+/// new ones to their objects separately.
 pub(super) async fn run(
     mut facts: Facts,
     mut acknowledged: watch::Receiver<Option<Generation>>,
@@ -113,7 +114,7 @@ pub(super) async fn run(
     }
 }
 
-/// Reports changed refusals, then acknowledges the newest generation. Returns false if the stream is closed.
+/// Reports new services and changed refusals, then acknowledges the newest generation. Returns false if the stream is closed.
 async fn acknowledge(
     reported: &mut Reported,
     facts: &Facts,
@@ -123,7 +124,7 @@ async fn acknowledge(
     let Ok(mut permit) = messages.reserve().await else { return false };
     // Read before the services, which then belong to this generation or a later one.
     let Some(generation) = acknowledged.borrow_and_update().clone() else { return true };
-    if reported.differs_in_what_it_can_do(&facts.served.borrow())
+    if reported.is_awaited(&facts.served.borrow())
         && let Some(report) = reported.news(&mut facts.clone())
     {
         permit.send(Message::Report(facts.with_figures(report)));
@@ -144,12 +145,14 @@ fn service_health(view: &ServiceView) -> v1::ServiceHealth {
 }
 
 impl Reported {
-    /// Whether a refusal was added, changed or removed, or the networks have changed. Unchanged services are not examined.
-    fn differs_in_what_it_can_do(&self, served: &Served) -> bool {
-        let have_changed = self.prefixes.as_ref() != Some(&served.prefixes);
-        have_changed
+    /// Whether a service is new, a refusal was added, changed or removed, or the networks have changed. Unchanged services
+    /// are not examined.
+    fn is_awaited(&self, served: &Served) -> bool {
+        let have_networks_changed = self.prefixes.as_ref() != Some(&served.prefixes);
+        have_networks_changed
             || self.services.diff(&served.services).any(|item| match item {
-                DiffItem::Add(name, view) | DiffItem::Update { new: (name, view), .. } => {
+                DiffItem::Add(..) => true,
+                DiffItem::Update { new: (name, view), .. } => {
                     self.sent.get(name).and_then(|sent| sent.refusal.clone()) != view.refusal.as_ref().map(reported_refusal)
                 }
                 DiffItem::Remove(..) => false,

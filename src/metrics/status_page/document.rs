@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::snapshot::{ServiceView, Views};
-use proto::{FleetStatus, v1};
+use proto::{FleetStatus, Protocol, v1};
 use serde::Serialize;
 
 use super::query::{ServiceOrder, StatusQuery};
@@ -130,6 +130,7 @@ struct ServiceRow {
 #[derive(Debug, Serialize)]
 struct MemberRow {
     address: String,
+    protocol: String,
     healthy: bool,
     draining: bool,
     weight: u16,
@@ -216,20 +217,21 @@ fn matches(view: &ServiceView, search: &str) -> bool {
 fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> ServiceRow {
     let status = service(&sources.gateway, view);
     let rows = rows(view);
-    let mut all: Vec<_> = rows.iter().map(|(address, row)| (address, row, TrafficCounts::of(row, &sources.workers))).collect();
+    let mut all: Vec<_> = rows.iter().map(|(at, row)| (at, row, TrafficCounts::of(row, &sources.workers))).collect();
     let mut traffic = TrafficCounts::default();
     all.iter().for_each(|(_, _, of)| traffic.add(of));
     all.sort_by_key(|(_, row, of)| (row.healthy && !row.draining, Reverse(of.flows)));
     // In the order of addresses, so that lines stay where they are.
     all.truncate(members_max);
-    all.sort_by_key(|(address, row, _)| (row.healthy && !row.draining, **address));
+    all.sort_by_key(|(at, row, _)| (row.healthy && !row.draining, **at));
     let causes = sources.causes.borrow();
-    let member = |(address, row, traffic): (&SocketAddr, &BackendRow, TrafficCounts)| MemberRow {
+    let member = |((address, protocol), row, traffic): (&(SocketAddr, Protocol), &BackendRow, TrafficCounts)| MemberRow {
         address: address.to_string(),
+        protocol: protocol.to_string(),
         healthy: row.healthy,
         draining: row.draining,
         weight: row.weight,
-        reason: row.reason(view, *address, &causes),
+        reason: row.reason(view, *address, *protocol, &causes),
         traffic,
     };
     let frontends_total = status.frontends.len();

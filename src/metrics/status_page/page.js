@@ -164,7 +164,7 @@ function showOne(service) {
     set(element.children[0], { text: name });
     set(element.children[1], { text: value || "–", class: name === "Frontends" ? "mono" : null });
   });
-  fillTable(byId("members"), columns.members, service ? service.members : [], (member) => member.address);
+  fillTable(byId("members"), columns.members, service ? service.members : [], (member) => `${member.protocol} ${member.address}`);
   const rest = service ? service.members_total - service.members.length : 0;
   set(byId("members-note"), { text: rest > 0 ? `${count(rest, "backend is", "backends are")} not shown; those with trouble and with most flows are.` : "" });
 }

@@ -8,7 +8,7 @@ const cut = (text, characters) => text.length <= characters ? text : text.slice(
 function drawn(service, rates, ms) {
   const rate = (of, key) => sum(rates.of(key + " out", of.packets_to_backends, ms), rates.of(key + " back", of.packets_to_clients, ms));
   const members = service.members.map((member) => ({
-    ...member, rate: rate(member, `${service.name} ${member.address}`), bad: !member.healthy && !member.draining,
+    ...member, rate: rate(member, `${service.name} ${member.protocol} ${member.address}`), bad: !member.healthy && !member.draining,
   }));
   return {
     name: service.name, rate: rate(service, service.name), members, rest: service.members_total - members.length,
@@ -91,8 +91,8 @@ function plan(width, services, clients, remaining, open) {
     service.members.forEach((member, at) => {
       const lineY = memberTop + (at + 0.5) * LINE;
       const style = member.bad ? "link bad" : member.rate > 0 ? "link" : "link idle";
-      if (narrow) put("path", `to ${key} ${member.address}`, { d: `M${boxX + 10} ${lineY}H${memberX - 12}`, class: style, "stroke-width": Math.min(6, memberWidths[at]).toFixed(1) });
-      else link(`to ${key} ${member.address}`, x2, from + memberWidths[at] / 2, memberX - 12, lineY, member.rate, member.bad);
+      if (narrow) put("path", `to ${key} ${member.protocol} ${member.address}`, { d: `M${boxX + 10} ${lineY}H${memberX - 12}`, class: style, "stroke-width": Math.min(6, memberWidths[at]).toFixed(1) });
+      else link(`to ${key} ${member.protocol} ${member.address}`, x2, from + memberWidths[at] / 2, memberX - 12, lineY, member.rate, member.bad);
       from += memberWidths[at];
     });
     put("rect", `box ${key}`, { x: boxX + 0.5, y: centre - BOX / 2 + 1, width: boxW - 1, height: BOX - 2, rx: 6, class: service.bad ? "box bad" : "box" });
@@ -103,7 +103,7 @@ function plan(width, services, clients, remaining, open) {
     if (!service.isRefused) text(`vip ${key}`, boxX + 12, centre + 14, cut(service.frontend, room) + also, "mono soft");
     if (service.bad) text(`state ${key}`, service.isRefused ? boxX + 12 : x2 - 12, centre + 14, service.health, service.isRefused ? "bad" : "end bad");
     service.members.forEach((member, at) => {
-      const lineY = memberTop + (at + 0.5) * LINE, id = `${key} ${member.address}`;
+      const lineY = memberTop + (at + 0.5) * LINE, id = `${key} ${member.protocol} ${member.address}`;
       const mark = member.bad ? "M-4 -4L4 4M4 -4L-4 4" : member.draining ? "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0 -10 0" : "M-4 0L-1 3.5L5 -4";
       put("path", `health ${id}`, { d: mark, transform: `translate(${memberX} ${lineY})`, class: member.bad ? "health bad" : member.draining ? "health draining" : "health" });
       const state = member.bad ? "unhealthy" : member.draining ? "draining" : packets(member.rate);

@@ -69,10 +69,11 @@ function serviceColumns(rates, at, open) {
 }
 
 function memberColumns(rates, at, name) {
-  const rate = (member, key) => rates.of(`${name()} ${member.address} ${key}`, member[key], at());
+  const rate = (member, key) => rates.of(`${name()} ${member.protocol} ${member.address} ${key}`, member[key], at());
   const word = (member) => member.draining ? "draining" : member.healthy ? "healthy" : "unhealthy";
   return [
     { title: "Backend", class: "mono", text: (member) => member.address },
+    { title: "Protocol", text: (member) => member.protocol },
     { title: "State", text: word, bad: (member) => !member.healthy && !member.draining },
     { title: "To backend", class: "num", text: (member) => packets(rate(member, "packets_to_backends")) },
     { title: "To clients", class: "num wide", text: (member) => packets(rate(member, "packets_to_clients")) },

@@ -13,7 +13,7 @@ const SHARING: [&str; 2] = ["metallb.io/allow-shared-ip", "metallb.universe.tf/a
 
 /// Notes about Services among `found`.
 pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), ConvertError> {
-    let mut without_class = Vec::new();
+    let (mut without_class, mut local) = (Vec::new(), Vec::new());
     let mut sharers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for object in found.iter().filter(|object| object.is("", "Service")) {
         let service: Service = object.typed()?;
@@ -30,6 +30,9 @@ pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), Conv
             let namespace = service.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
             sharers.entry(key.clone()).or_default().insert(namespace);
         }
+        if spec.external_traffic_policy.as_deref() == Some("Local") {
+            local.push(object.title());
+        }
         match spec.load_balancer_class {
             None => without_class.push(object.title()),
             Some(class) if class == LOAD_BALANCER_CLASS => {}
@@ -44,6 +47,14 @@ pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), Conv
         let namespaces = namespaces.into_iter().collect::<Vec<_>>().join(", ");
         notes.push(format!(
             "Services of {namespaces} share an address under the key {key:?}: give the pool `allowCrossNamespaceSharing: true`"
+        ));
+    }
+    if let [first, ..] = local.as_slice() {
+        notes.push(format!(
+            "{} Services of type LoadBalancer have externalTrafficPolicy: Local ({first}, ...): in mode nat, the default, their \
+             backends see an address of the gateway instead of the client's. Set annotation sluice.dev/mode, or defaults.mode, \
+             to dnat (replies of backends must pass the gateway), or to dsr, ipip or gue (backends must take packets for the VIP)",
+            local.len()
         ));
     }
     if let [first, ..] = without_class.as_slice() {

@@ -272,6 +272,21 @@ fn annotations_of_services_that_are_not_read_are_named() {
 }
 
 #[test]
+fn services_whose_clients_would_lose_their_address_are_named_with_the_modes_that_keep_it() {
+    let local = |name: &str, policy: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{type: LoadBalancer, \
+             loadBalancerClass: sluice.dev/gateway, externalTrafficPolicy: {policy}, ports: [{{port: 80}}]}}\n---\n"
+        )
+    };
+    let notes = |text: &str| run(Product::Metallb, text).notes;
+    let found = notes(&[local("a", "Local"), local("b", "Local"), local("c", "Cluster")].concat());
+    assert!(found.len() == 1 && found[0].contains("2 Services") && found[0].contains("shop/a"), "{found:?}");
+    assert!(["dnat", "dsr", "ipip", "gue"].iter().all(|mode| found[0].contains(mode)), "{found:?}");
+    assert!(notes(&local("c", "Cluster")).is_empty());
+}
+
+#[test]
 fn services_that_share_across_namespaces_need_permission_of_the_pool() {
     let one = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: x, annotations: {metallb.io/allow-shared-ip: k}}\n\
                spec: {type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, ports: [{port: 80}]}\n---\n";

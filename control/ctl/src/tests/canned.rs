@@ -58,6 +58,7 @@ impl Admin for Canned {
             gateway: gateway.into(),
             service: "default/web".into(),
             address: "10.0.0.11:8080".into(),
+            protocol: "tcp".into(),
             state: "active".into(),
             healthy: true,
             weight: 1,

@@ -279,10 +279,11 @@ impl TableRow for BackendFigures {
         number("FAIL/s", 7, |row| Value::Rate(row.traffic.failed)),
         number("RST/s", 6, |row| Value::Rate(row.traffic.reset)),
         number("WEIGHT", 7, |row| Value::Count(row.status.weight.into())),
+        words("PROTO", 5, |row| (&row.status.protocol).into()),
     ];
 
     fn key(&self) -> String {
-        format!("{} {} {}", self.status.gateway, self.status.service, self.status.address)
+        format!("{} {} {} {}", self.status.gateway, self.status.service, self.status.protocol, self.status.address)
     }
 
     fn is_in(&self, scope: &Scope) -> bool {
@@ -290,9 +291,9 @@ impl TableRow for BackendFigures {
     }
 
     fn detail(&self) -> String {
-        let v1::BackendStatus { service, address, reason, weight, .. } = &self.status;
+        let v1::BackendStatus { service, address, protocol, reason, weight, .. } = &self.status;
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-        format!("{address} of {service}, weight {weight}, is {}{reason}", self.state)
+        format!("{protocol} {address} of {service}, weight {weight}, is {}{reason}", self.state)
     }
 }
 

@@ -164,7 +164,7 @@ impl Figures {
 }
 
 fn backend(status: v1::BackendStatus, tracker: &mut Tracker) -> BackendFigures {
-    let key = format!("backend {} {} {}", status.gateway, status.service, status.address);
+    let key = format!("backend {} {} {} {}", status.gateway, status.service, status.protocol, status.address);
     let traffic = status.traffic.map_or_else(Traffic::default, |of| {
         let counters = [
             of.packets_to_backend + of.packets_to_clients,
@@ -198,10 +198,11 @@ fn services(rows: Vec<v1::ServiceStatus>, backends: &[BackendFigures], tracker: 
         let key = format!("service {} {name}", status.gateway);
         let [drops] = tracker.rates(&key, [status.drops.values().sum()]);
         let (state, tone) = match (&status, status.healthy) {
-            (status, _) if !status.reason.is_empty() => ("refused", Tone::Alarm),
+            // A Service that is refused has no port.
+            (status, _) if !status.reason.is_empty() && status.frontends.is_empty() => ("refused", Tone::Alarm),
             (status, _) if status.backends == 0 => ("empty", Tone::Alarm),
             (_, 0) => ("down", Tone::Alarm),
-            (status, healthy) if healthy < status.backends => ("degraded", Tone::Notice),
+            (status, healthy) if healthy < status.backends || !status.reason.is_empty() => ("degraded", Tone::Notice),
             _ => ("ok", Tone::Plain),
         };
         let history = tracker.remember(&key, traffic.packets);

@@ -38,6 +38,7 @@ fn backend(service: &str, address: &str, n: u64, round: u64) -> v1::BackendStatu
         gateway: "edge-1".into(),
         reason: String::new(),
         traffic: Some(traffic),
+        protocol: "tcp".into(),
     }
 }
 

@@ -1,20 +1,19 @@
 //! The annotations that sluice reads: its own, and equivalent ones of other products, so that users can migrate without
 //! editing. Our own annotation wins; a difference is a note.
 //!
-//! Invariant: an unsupported or invalid value that changes who may connect or what a backend sees is an error. Any
-//! other invalid value is a note, and the previous value stays in force ([`Unread`]). Text of unlimited length never
+//! Invariant: an unsupported or invalid value that changes who may connect is an error. Any other invalid value is a
+//! note, and the previous value stays in force ([`Unread`]); a new Service with an unknown word is not served. Text of unlimited length never
 //! leaves this module: it is parsed or truncated.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
-use proto::{AffinityScope, Probe, Scheduler, StatusRanges};
+use proto::{AffinityScope, Mode, Probe, Scheduler, StatusRanges, Target};
 
 use super::error::{STAYS, SpecError, Unread, WAITS};
 use super::foreign;
@@ -69,8 +68,6 @@ const ADDRESSES_MAX: usize = 2;
 const PATH_CHARS_MAX: usize = 1024;
 /// Maximum length of a DNS name, with a port.
 const HOST_CHARS_MAX: usize = 260;
-/// Maximum length of an enumerated value, in characters.
-const WORD_CHARS_MAX: usize = 80;
 /// Maximum number of remarks on the annotations of one Service, which may have 256 KiB.
 const REMARKS_MAX: usize = 16;
 /// Maximum number of namespaces with which one Service shares an address; use `*` for more.
@@ -91,15 +88,16 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_s
 pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<ServiceSpec, SpecError> {
     refuse_unbuilt(annotations)?;
     let notes = foreign::remarks(annotations)?;
-    let mut reader = Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), unread_request: None, notes };
+    let mut reader =
+        Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), unread_request: None, refused_if_new: None, notes };
     let spec = ServiceSpec {
         addresses: reader.addresses(load_balancer_ip),
         pool: reader.pool(),
         internal: reader.internal()?,
         readdress: reader.readdress(),
         sharing: reader.sharing(),
-        mode: reader.must_be(ours!("mode"))?,
-        target: reader.must_be(ours!("target"))?,
+        mode: reader.word(Unread::Mode, &[ours!("mode")], &OneOf(Mode::ALL), |word| word.parse().ok()),
+        target: reader.word(Unread::Target, &[ours!("target")], &OneOf(Target::ALL), |word| word.parse().ok()),
         scheduler: reader.scheduler(),
         affinity_scope: reader.affinity_scope(),
         ip_mode: reader.ip_mode(),
@@ -110,8 +108,8 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Opt
     };
     // Unknown annotations come last, because the last remarks are omitted if there are too many.
     reader.note_unknown();
-    let Reader { unread, unread_request, .. } = reader;
-    Ok(ServiceSpec { unread, unread_request, notes: note::bounded(reader.notes, REMARKS_MAX), ..spec })
+    let Reader { unread, unread_request, refused_if_new, notes, .. } = reader;
+    Ok(ServiceSpec { unread, unread_request, refused_if_new, notes: note::bounded(notes, REMARKS_MAX), ..spec })
 }
 
 /// Source ranges from the annotation that cloud providers read if the field of the Service is empty.
@@ -176,6 +174,8 @@ struct Reader<'a> {
     known: Vec<&'static str>,
     unread: BTreeSet<Unread>,
     unread_request: Option<String>,
+    /// The first unknown word of an annotation of ours.
+    refused_if_new: Option<SpecError>,
     notes: Vec<Remark>,
 }
 
@@ -347,29 +347,36 @@ impl<'a> Reader<'a> {
         Some(Sharing { key, is_metallb, namespaces: namespaces.unwrap_or(Namespaces::Named(BTreeSet::new())) })
     }
 
-    /// Settings that change what a backend receives: any unknown value is an error.
-    fn must_be<T>(&mut self, key: &'static str) -> Result<Option<T>, SpecError>
-    where
-        T: FromStr<Err = String>,
-    {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        let word: String = value.to_ascii_lowercase().chars().take(WORD_CHARS_MAX).collect();
-        let parsed = word.parse();
-        parsed.map(Some).map_err(|expected| SpecError::Annotation { key: key.to_owned(), expected })
+    /// A setting with a few words as values. With an unknown word in our own annotation, the first of `keys`, a new Service
+    /// is not served: its owner has to choose.
+    fn word<T: PartialEq>(
+        &mut self,
+        what: Unread,
+        keys: &[&'static str],
+        expected: &dyn Display,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
+        let parsed = self.parsed(what, keys, expected, |value| parse(&value.to_ascii_lowercase()));
+        let ours = keys.first().and_then(|key| Some((*key, self.value(key)?)));
+        if let Some((key, found)) = ours.filter(|_| parsed.is_none()) {
+            let expected = format!("found {}, expected {expected}", note::quoted(found));
+            self.refused_if_new.get_or_insert(SpecError::Annotation { key: key.to_owned(), expected });
+        }
+        parsed
     }
 
     fn scheduler(&mut self) -> Option<Scheduler> {
         let expected = format_args!("{}, or the IPVS name of one", OneOf(Scheduler::ALL));
-        self.parsed(Unread::Scheduler, &[ours!("scheduler")], &expected, |value| scheduler(&value.to_ascii_lowercase()))
+        self.word(Unread::Scheduler, &[ours!("scheduler")], &expected, scheduler)
     }
 
     fn affinity_scope(&mut self) -> Option<AffinityScope> {
         let (key, expected) = (ours!("session-affinity-scope"), OneOf(AffinityScope::ALL));
-        self.parsed(Unread::AffinityScope, &[key], &expected, |value| value.to_ascii_lowercase().parse().ok())
+        self.word(Unread::AffinityScope, &[key], &expected, |word| word.parse().ok())
     }
 
     fn ip_mode(&mut self) -> Option<IpMode> {
-        self.parsed(Unread::IpMode, &[ours!("ip-mode")], &"VIP or Proxy", |value| match value.to_ascii_lowercase().as_str() {
+        self.word(Unread::IpMode, &[ours!("ip-mode")], &"VIP or Proxy", |word| match word {
             "vip" => Some(IpMode::Vip),
             "proxy" => Some(IpMode::Proxy),
             _ => None,
@@ -379,7 +386,7 @@ impl<'a> Reader<'a> {
     fn health(&mut self) -> HealthSpec {
         let probe_keys = [ours!("health-check"), aws!("healthcheck-protocol")];
         HealthSpec {
-            probe: self.parsed(Unread::Probe, &probe_keys, &OneOf(Probe::ALL), |value| value.to_ascii_lowercase().parse().ok()),
+            probe: self.word(Unread::Probe, &probe_keys, &OneOf(Probe::ALL), |word| word.parse().ok()),
             port: self.health_port(&[ours!("health-check-port"), aws!("healthcheck-port")]),
             path: self.health_text(
                 Unread::HealthPath,

@@ -1,9 +1,9 @@
 //! Errors of Services: why one cannot be served, and which settings cannot be parsed.
 //!
-//! Invariant: for a setting that cannot be parsed ([`Unread`]) the previous value stays in force. This applies only to
-//! settings whose mistyping is harmless; those that decide who may connect or what a backend receives are a
-//! [`SpecError`]. After a restart of the controller there is no previous value and the default applies; an address
-//! stays, because it is in the status. A Service without address whose request for one cannot be parsed waits.
+//! Invariant: for a setting that cannot be parsed ([`Unread`]) the previous value stays in force; those that decide who
+//! may connect are a [`SpecError`]. After a change of leader the checkpoint has the words in force (mode, target,
+//! scheduler, `ipMode`, scope of affinity, probe), and the status the address; for other settings the default applies.
+//! A Service without address whose request for one cannot be parsed waits.
 
 use proto::{Reason, Refusal, ServiceName};
 
@@ -26,6 +26,10 @@ pub enum Unread {
     Readdress,
     /// Sharing of addresses.
     Sharing,
+    /// How packets reach backends.
+    Mode,
+    /// Whether backends are endpoints or nodes.
+    Target,
     /// How backends are chosen.
     Scheduler,
     /// `ipMode` of its status.

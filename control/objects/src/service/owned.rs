@@ -106,15 +106,33 @@ fn conditions(service: &Service) -> BTreeMap<ConditionType, Condition> {
     ConditionType::ALL.into_iter().filter_map(read).collect()
 }
 
-/// Whether our field manager wrote the addresses of the status (a condition of ours beside foreign addresses proves
-/// nothing), and another manager of the status: the one that wrote the addresses, else the one that wrote last.
+/// Who wrote an object, by its managed fields.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Writers {
+    /// Whether our field manager wrote the addresses of the status. A condition of ours beside foreign addresses proves
+    /// nothing.
+    pub(super) status_is_ours: bool,
+    /// Another manager of the status: the one that wrote the addresses, else the one that wrote last.
+    pub(super) of_status: Option<String>,
+    /// Another manager of the rest, the one that wrote last: who removes a field leaves no other trace.
+    pub(super) of_object: Option<String>,
+}
+
+/// The writers of an object.
 #[must_use]
-pub(super) fn writers(service: &Service) -> (bool, Option<String>) {
-    let entries = service.metadata.managed_fields.iter().flatten();
-    let of_status = entries.filter(|entry| entry.subresource.as_deref() == Some("status"));
-    let (ours, others): (Vec<_>, Vec<_>) = of_status.partition(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
-    let last = others.into_iter().max_by_key(|entry| (wrote_addresses(entry), entry.time.as_ref().map(|time| time.0)));
-    (ours.into_iter().any(wrote_addresses), last.and_then(|entry| entry.manager.clone()))
+pub(super) fn writers(service: &Service) -> Writers {
+    let time = |entry: &ManagedFieldsEntry| entry.time.as_ref().map(|time| time.0);
+    let is_ours = |entry: &&ManagedFieldsEntry| entry.manager.as_deref() == Some(FIELD_MANAGER);
+    let is_of_status = |entry: &&ManagedFieldsEntry| entry.subresource.as_deref() == Some("status");
+    let (ours, others): (Vec<_>, Vec<_>) = service.metadata.managed_fields.iter().flatten().partition(is_ours);
+    let (of_status, of_object): (Vec<_>, Vec<_>) = others.into_iter().partition(is_of_status);
+    let of_status = of_status.into_iter().max_by_key(|entry| (wrote_addresses(entry), time(entry)));
+    let of_object = of_object.into_iter().max_by_key(|entry| time(entry));
+    Writers {
+        status_is_ours: ours.iter().filter(|entry| is_of_status(entry)).any(|entry| wrote_addresses(entry)),
+        of_status: of_status.and_then(|entry| entry.manager.clone()),
+        of_object: of_object.and_then(|entry| entry.manager.clone()),
+    }
 }
 
 /// The list of addresses is atomic: its only writer is the last manager that changed it.
@@ -156,7 +174,7 @@ impl Leftover {
         let is_load_balancer = fields.and_then(|fields| fields.type_.as_deref()) == Some("LoadBalancer");
         let is_deleted = metadata.deletion_timestamp.is_some();
         let held = OwnedParts::of(service);
-        let status_is_ours = writers(service).0;
+        let Writers { status_is_ours, .. } = writers(service);
         let is_ours = held.has_marks() || (!held.ingress.is_empty() && status_is_ours);
         if !is_ours || (is_load_balancer && !is_deleted) {
             return None;

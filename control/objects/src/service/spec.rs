@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
 use proto::{AffinityScope, Family, HealthCheck, Mode, Probe, Protocol, Scheduler, StatusRanges, Target};
 
-use super::error::Unread;
+use super::error::{SpecError, Unread};
 use crate::note::{Cause, Remark};
 use crate::status::IpMode;
 
@@ -63,6 +63,8 @@ pub struct ServiceSpec {
     pub unread_request: Option<String>,
     /// Settings that cannot be parsed; their previous values stay in force.
     pub unread: BTreeSet<Unread>,
+    /// Why it is not served unless it is served already: an annotation of ours has an unknown word.
+    pub refused_if_new: Option<SpecError>,
     /// Remarks about settings that the author may have meant differently.
     pub notes: Vec<Remark>,
 }
@@ -76,6 +78,8 @@ impl ServiceSpec {
                 Unread::Pool => self.pool.clone_from(&before.pool),
                 Unread::Readdress => self.readdress = before.readdress,
                 Unread::Sharing => self.sharing.clone_from(&before.sharing),
+                Unread::Mode => self.mode = before.mode,
+                Unread::Target => self.target = before.target,
                 Unread::Scheduler => self.scheduler = before.scheduler,
                 Unread::IpMode => self.ip_mode = before.ip_mode,
                 Unread::Probe => self.health.probe = before.health.probe,

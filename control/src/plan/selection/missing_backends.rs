@@ -64,7 +64,7 @@ fn sentence(missing: &[&PortSpec], offered: &[&SlicePort]) -> String {
         listed(offered.iter().map(|port| text(&port.name, port.protocol, port.port)).collect())
     };
     format!(
-        "no EndpointSlice has a port of the name and protocol of {missing}; they have {have}; make ports[].name and targetPort \
+        "No EndpointSlice has a port of the name and protocol of {missing}; they have {have}; make ports[].name and targetPort \
          of the Service fit its Pods"
     )
 }

@@ -120,13 +120,8 @@ fn mode_target_and_scheduler_are_read_by_our_names_and_those_of_ipvs() {
 }
 
 #[test]
-fn an_invalid_value_that_decides_who_may_connect_or_what_a_backend_sees_is_an_error() {
-    let rows = [
-        ("sluice.dev/mode", "teleport"),
-        ("sluice.dev/target", "moon"),
-        (SOURCE_RANGES, "10.0.0.0/8,"),
-        (SOURCE_RANGES, "10.0.0.0/8,10.0.0.300/32"),
-    ];
+fn an_invalid_value_that_decides_who_may_connect_is_an_error() {
+    let rows = [(SOURCE_RANGES, "10.0.0.0/8,"), (SOURCE_RANGES, "10.0.0.0/8,10.0.0.300/32")];
     for (key, value) in rows {
         let error = read(&[(key, value)]).err().or_else(|| ranges_of(key, value).err()).unwrap();
         assert!(error.to_string().contains(key), "{error}");
@@ -239,6 +234,8 @@ fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
         ("sluice.dev/health-check-rise", "0", Some(Unread::Rise)),
         ("sluice.dev/health-check-port", "70000", Some(Unread::HealthPort)),
         ("sluice.dev/drain-timeout", "soon", Some(Unread::DrainTimeout)),
+        ("sluice.dev/mode", "teleport", Some(Unread::Mode)),
+        ("sluice.dev/target", "moon", Some(Unread::Target)),
         ("sluice.dev/ip-mode", "hostname", Some(Unread::IpMode)),
         ("sluice.dev/scheduler", "dice", Some(Unread::Scheduler)),
         ("sluice.dev/idle-timeout", "0s", Some(Unread::IdleTimeout)),
@@ -248,9 +245,14 @@ fn an_invalid_value_of_a_harmless_setting_is_noted_and_recorded_as_unread() {
         let wishes = read(&[(key, value)]).unwrap();
         assert_eq!(wishes.notes.len(), 1, "{key}: {:?}", wishes.notes);
         assert!(wishes.notes[0].text.contains(key), "{:?}", wishes.notes);
+        let words = ["mode", "target", "scheduler", "ip-mode", "session-affinity-scope", "health-check"]
+            .map(|name| format!("sluice.dev/{name}"));
+        let refusal = wishes.refused_if_new.as_ref().map(ToString::to_string);
+        assert_eq!(refusal.is_some_and(|text| text.contains(value)), words.contains(&key.to_owned()), "{key}");
         let (notes, unread, unread_request) = (wishes.notes.clone(), what.into_iter().collect(), wishes.unread_request.clone());
         assert_eq!(unread_request.is_some(), what == Some(Unread::Addresses), "{key}: {unread_request:?}");
-        assert_eq!(wishes, ServiceSpec { notes, unread, unread_request, ..ServiceSpec::default() });
+        let refused_if_new = wishes.refused_if_new.clone();
+        assert_eq!(wishes, ServiceSpec { notes, unread, unread_request, refused_if_new, ..ServiceSpec::default() });
     }
 }
 
@@ -280,7 +282,7 @@ fn a_value_of_256_kib_is_truncated_in_messages_so_that_the_advice_fits() {
         assert!(wishes.notes[0].text.len() < 400 && [STAYS, WAITS].iter().any(|end| wishes.notes[0].text.ends_with(end)), "{key}: {:?}", wishes.notes);
         assert!(wishes.pool.is_none() && wishes.sharing.is_none());
     }
-    let refused = read(&[("sluice.dev/mode", &long)]).unwrap_err().to_string();
+    let refused = read(&[("sluice.dev/mode", &long)]).unwrap().refused_if_new.unwrap().to_string();
     assert!(refused.len() < 400 && refused.ends_with("gue"), "{refused}");
     let differing = read(&[("sluice.dev/addresses", "192.0.2.1"), ("metallb.io/loadBalancerIPs", &long)]).unwrap();
     assert!(differing.notes[0].text.len() < 400, "{:?}", differing.notes);

@@ -1,0 +1,417 @@
+//! The life of one Service: a state machine that decides what is written to its object and reported to its owner, and
+//! when to look again.
+//!
+//! ```text
+//! unclaimed -> marking -> programming -> serving -> withdrawing -> released
+//!                 \____________\__ refused __/
+//! ```
+//!
+//! Invariant: the next state follows from the state, the plan, the gateways and the time alone ([`State::planned`],
+//! [`State::observed`]); so does the write that is due. A Service without a life is unclaimed or released. The table of
+//! transitions stands in docs/internals/service-life.md, and a test walks it. A write contains only differences from the
+//! known content of the object: after our own write to a version, the content that we wrote counts, not that version.
+//! Deliberately not here: the content of the object (`goal`), and which gateways get a Service (`plan`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::ServiceName;
+use tokio::time::Instant;
+
+use super::conditions;
+use super::dispute::{self, Dispute};
+use super::goal::{Situation, Timers, remarks};
+use crate::gateways::registry::Gateways;
+use crate::plan::{Cleanup, LeftBy, WantedStatus};
+use objects::note::Remark;
+use objects::status::{Ingress, StatusWrite};
+use objects::{Condition, ConditionType, OwnedParts};
+
+/// Longest delay of a status by slow or broken gateways, after the first gateway applied the generation.
+pub(super) const SLOW_GATEWAY_WAITED_FOR: Duration = Duration::from_secs(2);
+/// Longest time that a deletion waits for gateways.
+pub(super) const GATEWAYS_WAITED_FOR: Duration = Duration::from_secs(10);
+/// Time for the installation of the Service's class, which needs at most `GATEWAYS_WAITED_FOR`; three times that.
+pub(super) const OTHERS_WAITED_FOR: Duration = Duration::from_secs(30);
+/// Time from the first gateway of a term until the fleet counts as heard: gateways dial again within it.
+pub(super) const FLEET_HEARD_AFTER: Duration = Duration::from_secs(2);
+
+/// The connected gateways at one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GatewaysView<'a> {
+    pub(super) gateways: &'a Gateways,
+    /// Since when no gateway is connected; `None` while one is.
+    pub(super) absent_since: Option<Instant>,
+    /// From when the fleet counts as heard in this term; `None` before any gateway was connected. A gateway that has not
+    /// dialled again since the controller started may still forward.
+    pub(super) heard_at: Option<Instant>,
+    pub(super) now: Instant,
+}
+
+impl GatewaysView<'_> {
+    fn is_fleet_heard(&self) -> bool {
+        self.heard_at.is_some_and(|at| at <= self.now)
+    }
+}
+
+/// What the plan knows of the object.
+#[derive(Clone, Debug)]
+pub(super) enum Claim {
+    /// It is ours.
+    Ours(Arc<WantedStatus>),
+    /// It is not, or no longer, ours, and carries our finalizer, conditions or addresses.
+    Left(Cleanup),
+}
+
+impl Claim {
+    /// The uid of the object; empty for manifests.
+    pub(super) fn uid(&self) -> &str {
+        match self {
+            Self::Ours(wanted) => &wanted.uid,
+            Self::Left(cleanup) => &cleanup.left.uid,
+        }
+    }
+
+    fn resource_version(&self) -> &str {
+        match self {
+            Self::Ours(wanted) => &wanted.resource_version,
+            Self::Left(cleanup) => &cleanup.left.resource_version,
+        }
+    }
+
+    /// The content of the object as the plan saw it.
+    fn held(&self) -> &OwnedParts {
+        match self {
+            Self::Ours(wanted) => &wanted.held,
+            Self::Left(cleanup) => &cleanup.left.held,
+        }
+    }
+}
+
+/// The state of a Service. Counters are those of generations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Its finalizer is being written; gateways do not get it yet.
+    Marking,
+    /// Gateways get it since this generation; the first one applied it then.
+    Programming { counter: u64, first_at: Option<Instant> },
+    /// Gateways forward for it since this generation.
+    Serving { counter: u64 },
+    /// It is not served, and the plan has the reason.
+    Refused,
+    /// Gateways let go of it since this generation. `was_ours`: it was ours in this term.
+    Withdrawing { counter: u64, since: Instant, was_ours: bool },
+}
+
+impl State {
+    /// The state after a plan that gateways get as generation `counter`. `before` is the state of the
+    /// same object, and what the last plan knew of it.
+    pub(super) fn planned(before: Option<(Self, &Claim)>, claim: &Claim, counter: u64, now: Instant) -> Self {
+        match claim {
+            Claim::Ours(wanted) if wanted.refusal.is_some() => Self::Refused,
+            Claim::Ours(wanted) if wanted.is_withheld => Self::Marking,
+            Claim::Ours(wanted) => match before {
+                Some((state @ (Self::Programming { .. } | Self::Serving { .. }), Claim::Ours(old)))
+                    if have_same_addresses(&old.ingress, &wanted.ingress) =>
+                {
+                    state
+                }
+                _ if was_serving(wanted) => Self::Serving { counter },
+                _ => Self::Programming { counter, first_at: None },
+            },
+            Claim::Left(cleanup) => match before {
+                Some((Self::Withdrawing { counter, since, was_ours }, Claim::Left(old))) => {
+                    // For an object of another installation the time begins with its deletion.
+                    let is_newly_deleted = !old.left.is_deleted && cleanup.left.is_deleted;
+                    Self::Withdrawing { counter, since: if is_newly_deleted { now } else { since }, was_ours }
+                }
+                before => Self::Withdrawing { counter, since: now, was_ours: before.is_some() },
+            },
+        }
+    }
+
+    /// The state that gateways and time lead to.
+    pub(super) fn observed(self, view: &GatewaysView<'_>) -> Self {
+        let Self::Programming { counter, first_at } = self else { return self };
+        let first_at = first_at.or(Some(view.now)).filter(|_| view.gateways.any_reached(counter));
+        let waited_enough = first_at.is_some_and(|first| view.now >= first + SLOW_GATEWAY_WAITED_FOR);
+        if waited_enough || view.gateways.all_reached(counter) {
+            Self::Serving { counter }
+        } else {
+            Self::Programming { counter, first_at }
+        }
+    }
+
+    /// When time alone may change it.
+    fn again_at(self) -> Option<Instant> {
+        match self {
+            Self::Programming { first_at, .. } => first_at.map(|first| first + SLOW_GATEWAY_WAITED_FOR),
+            _ => None,
+        }
+    }
+}
+
+/// Whether gateways forwarded for it before this controller led.
+fn was_serving(wanted: &WantedStatus) -> bool {
+    let is_programmed = wanted.held.conditions.get(&ConditionType::Programmed).is_some_and(|condition| condition.holds);
+    is_programmed && have_same_addresses(&wanted.held.ingress, &wanted.ingress)
+}
+
+pub(super) fn have_same_addresses(one: &[Ingress], other: &[Ingress]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.leads_as(other))
+}
+
+/// What is due in a state.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    /// The write that is due now.
+    pub(super) write: Option<StatusWrite>,
+    /// Notes for its owner.
+    pub(super) remarks: Vec<Remark>,
+    /// Notes for its owner once the server accepted the write.
+    pub(super) remarks_of_write: Vec<Remark>,
+    /// When it may become due without any event.
+    pub(super) again_at: Option<Instant>,
+    /// Whether reports of gateways may change what is due.
+    pub(super) waits_for_gateways: bool,
+}
+
+impl Step {
+    pub(super) fn wake_by(&mut self, at: Instant) {
+        self.again_at = self.again_at.into_iter().chain([at]).min();
+    }
+}
+
+/// The last write, and the content of the object after it.
+#[derive(Debug)]
+struct Sent {
+    write: StatusWrite,
+    after: OwnedParts,
+    is_accepted: bool,
+}
+
+/// A Service that sluice writes to: its state, and what is remembered of it.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub(super) claim: Claim,
+    pub(super) state: State,
+    /// Boxed, since most Services need no write at a start.
+    sent: Option<Box<Sent>>,
+    dispute: Dispute,
+    timers: Timers,
+    retry_at: Option<Instant>,
+}
+
+impl Life {
+    /// A life that begins with a plan.
+    pub(super) fn new(claim: Claim, counter: u64, now: Instant) -> Self {
+        let state = State::planned(None, &claim, counter, now);
+        let (dispute, mut timers) = (Dispute::default(), Timers::default());
+        timers.follow(&claim, now);
+        Self { claim, state, sent: None, dispute, timers, retry_at: None }
+    }
+
+    /// Records a newer plan of the same object.
+    pub(super) fn plan(&mut self, claim: Claim, counter: u64, now: Instant) {
+        let state = State::planned(Some((self.state, &self.claim)), &claim, counter, now);
+        if state != self.state {
+            self.dispute = Dispute::default();
+        }
+        self.timers.follow(&claim, now);
+        (self.state, self.claim) = (state, claim);
+    }
+
+    /// Records the server's answer to a write.
+    pub(super) fn answered(&mut self, write: &StatusWrite, is_accepted: bool) {
+        if let Some(sent) = self.sent.as_deref_mut().filter(|sent| sent.write == *write) {
+            sent.is_accepted = is_accepted;
+        }
+    }
+
+    /// Records that a write could not be queued.
+    pub(super) fn failed(&mut self, retry_at: Instant) {
+        self.sent = None;
+        self.retry_at = Some(retry_at);
+    }
+
+    /// What is due now; a write counts as sent.
+    pub(super) fn step(&mut self, view: &GatewaysView<'_>) -> Step {
+        if let Some(at) = self.retry_at.filter(|at| *at > view.now) {
+            return Step { again_at: Some(at), ..Step::default() };
+        }
+        self.state = self.state.observed(view);
+        match &self.claim {
+            Claim::Ours(wanted) => self.serve(&Arc::clone(wanted), view),
+            Claim::Left(cleanup) => self.withdraw(&cleanup.clone(), view),
+        }
+    }
+
+    fn serve(&mut self, wanted: &WantedStatus, view: &GatewaysView<'_>) -> Step {
+        let mut step = Step::default();
+        if self.is_stale() {
+            self.timers.write_was_stale();
+        }
+        self.timers.observe(wanted, view);
+        self.dispute.resume(view.now);
+        if self.dispute.is_left_alone(view.now) && self.sent.as_ref().is_some_and(|sent| sent.is_accepted) {
+            return Step { again_at: self.dispute.left_alone_until(), ..step };
+        }
+        let mut goal = self.goal(wanted, view, &mut step);
+        if self.is_overwritten(&goal) && !self.dispute.rewrites(view.now) {
+            step.remarks.push(dispute::remark(wanted, self.known(), &goal));
+            goal = self.goal(wanted, view, &mut step);
+        }
+        let wakes = [step.again_at, self.dispute.left_alone_until(), self.state.again_at()];
+        step.again_at = wakes.into_iter().flatten().min();
+        let is_refused = view.gateways.is_refused(&wanted.service) || view.gateways.unannounced(wanted.addresses()).is_some();
+        step.waits_for_gateways = matches!(self.state, State::Programming { .. }) || is_refused;
+        self.write(wanted, goal, &mut step, view.now);
+        step
+    }
+
+    fn goal(&self, wanted: &WantedStatus, view: &GatewaysView<'_>, step: &mut Step) -> OwnedParts {
+        let is_left_alone = self.dispute.is_left_alone(view.now);
+        let (known, published) = (self.known(), self.published());
+        Situation { wanted, state: self.state, known, published, view, timers: &self.timers, is_left_alone }.goal(step)
+    }
+
+    /// Sends the differences from the known content, if there are any.
+    fn write(&mut self, wanted: &WantedStatus, mut goal: OwnedParts, step: &mut Step, now: Instant) {
+        let known = self.known();
+        keep_times(known, &mut goal);
+        if is_same(known, &goal) {
+            return;
+        }
+        // A queued write is replaced by the next one to the same version, so that one must contain all changes.
+        let base = if wanted.uid.is_empty() { known } else { &*wanted.held };
+        let write = StatusWrite {
+            service: wanted.service.clone(),
+            uid: wanted.uid.clone(),
+            resource_version: wanted.resource_version.clone(),
+            ingress: (!base.has_ingress_of(&goal)).then(|| goal.ingress.clone()),
+            conditions: changed(base, &goal),
+            finalizer: (base.finalizer != goal.finalizer).then_some(goal.finalizer),
+            group: (base.group != goal.group).then(|| goal.group.clone().unwrap_or_default()),
+        };
+        let of_health = |held: &OwnedParts| held.conditions.get(&ConditionType::BackendsHealthy).cloned();
+        let is_change = of_health(known).zip(of_health(&goal)).is_some_and(|(old, new)| !old.says_the_same(&new));
+        // Notes cover the whole difference from this version, because those of the replaced write were never reported.
+        step.remarks_of_write.extend(remarks(wanted, base, &goal));
+        // Content of another program that the first write replaces is a rewrite, too.
+        if self.sent.is_none() && write.ingress.is_some() && wanted.is_foreign {
+            self.dispute.rewrites(now);
+        }
+        self.timers.is_written(is_change.then_some(now));
+        step.write = Some(write.clone());
+        self.sent = Some(Box::new(Sent { write, after: goal, is_accepted: false }));
+    }
+
+    /// Removes our parts once gateways have let go, or after the time that deletions wait.
+    fn withdraw(&mut self, cleanup: &Cleanup, view: &GatewaysView<'_>) -> Step {
+        let State::Withdrawing { counter, since, was_ours } = self.state else { return Step::default() };
+        let (left, known) = (&cleanup.left, self.known());
+        // Addresses of another class belong to another installation.
+        let may_be_ours = !matches!(cleanup.by, LeftBy::Another | LeftBy::UsBefore);
+        let has_our_addresses = left.is_load_balancer && may_be_ours && !known.ingress.is_empty();
+        if !known.has_marks() && !has_our_addresses {
+            return Step::default();
+        }
+        let deadline = match cleanup.by {
+            LeftBy::Another if !was_ours => left.is_deleted.then_some(since + OTHERS_WAITED_FOR),
+            _ => Some(since + GATEWAYS_WAITED_FOR),
+        };
+        let is_ours = was_ours || matches!(cleanup.by, LeftBy::Us | LeftBy::UsBefore);
+        let has_gone = view.absent_since.is_some() || view.gateways.all_reached(counter);
+        let is_over = deadline.is_some_and(|at| at <= view.now);
+        let may_go = is_over || (is_ours && has_gone && view.is_fleet_heard());
+        if !may_go {
+            let heard_at = view.heard_at.filter(|at| is_ours && *at > view.now);
+            let again_at = deadline.into_iter().chain(heard_at).min();
+            return Step { again_at, waits_for_gateways: true, ..Step::default() };
+        }
+        let write = removal(left.name.clone(), left.uid.clone(), left.resource_version.clone(), known, has_our_addresses);
+        // Nothing is reported about an object that is deleted.
+        let remarks_of_write = if left.is_deleted { Vec::new() } else { vec![conditions::released()] };
+        let ingress = if has_our_addresses { Vec::new() } else { known.ingress.clone() };
+        let after = OwnedParts { ingress, ..OwnedParts::default() };
+        self.sent = Some(Box::new(Sent { write: write.clone(), after, is_accepted: false }));
+        Step { write: Some(write), remarks_of_write, ..Step::default() }
+    }
+
+    /// The last write to this object, if it was to another version.
+    fn sent_before(&self) -> Option<&Sent> {
+        let is_older =
+            |sent: &&Sent| sent.write.uid == self.claim.uid() && sent.write.resource_version != self.claim.resource_version();
+        self.sent.as_deref().filter(is_older)
+    }
+
+    /// Whether the last write was for an older version and the server has not accepted it.
+    fn is_stale(&self) -> bool {
+        self.sent_before().is_some_and(|sent| !sent.is_accepted)
+    }
+
+    /// Whether another program removed what we wrote and would write again.
+    fn is_overwritten(&self, goal: &OwnedParts) -> bool {
+        let sent = self.sent_before().filter(|sent| sent.is_accepted);
+        sent.is_some_and(|sent| !is_same(self.known(), goal) && is_same(&sent.after, goal))
+    }
+
+    /// The last write, if it was to this version of the object.
+    fn sent_now(&self) -> Option<&Sent> {
+        let (uid, version) = (self.claim.uid(), self.claim.resource_version());
+        self.sent.as_deref().filter(|sent| sent.write.uid == uid && sent.write.resource_version == version)
+    }
+
+    /// The content of the object once the last write is accepted.
+    fn known(&self) -> &OwnedParts {
+        self.sent_now().map_or_else(|| self.claim.held(), |sent| &sent.after)
+    }
+
+    /// The content that the object has for certain.
+    fn published(&self) -> &OwnedParts {
+        self.sent_now().filter(|sent| sent.is_accepted).map_or_else(|| self.claim.held(), |sent| &sent.after)
+    }
+}
+
+/// The write that removes our conditions, finalizer and group from an object, and its addresses if they are ours.
+pub(super) fn removal(
+    service: ServiceName,
+    uid: String,
+    resource_version: String,
+    held: &OwnedParts,
+    has_our_addresses: bool,
+) -> StatusWrite {
+    StatusWrite {
+        service,
+        uid,
+        resource_version,
+        ingress: has_our_addresses.then(Vec::new),
+        conditions: held.conditions.keys().map(|kind| (*kind, None)).collect(),
+        finalizer: held.finalizer.then_some(false),
+        group: held.group.is_some().then(String::new),
+    }
+}
+
+/// Keeps the transition times of conditions whose status is the same.
+fn keep_times(known: &OwnedParts, goal: &mut OwnedParts) {
+    for (kind, condition) in &mut goal.conditions {
+        let old = known.conditions.get(kind).filter(|old| old.holds == condition.holds);
+        condition.since = old.and_then(|old| old.since);
+    }
+}
+
+fn changed(known: &OwnedParts, goal: &OwnedParts) -> BTreeMap<ConditionType, Option<Condition>> {
+    let is_unchanged = |kind| match (known.conditions.get(&kind), goal.conditions.get(&kind)) {
+        (Some(old), Some(new)) => old.says_the_same(new),
+        (old, new) => old.is_none() && new.is_none(),
+    };
+    let kinds = ConditionType::ALL.into_iter().filter(|kind| !is_unchanged(*kind));
+    kinds.map(|kind| (kind, goal.conditions.get(&kind).cloned())).collect()
+}
+
+/// Whether two contents are equal apart from times.
+fn is_same(one: &OwnedParts, other: &OwnedParts) -> bool {
+    let has_same_marks = one.finalizer == other.finalizer && one.group == other.group;
+    one.has_ingress_of(other) && has_same_marks && changed(one, other).is_empty()
+}

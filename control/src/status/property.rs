@@ -1,0 +1,332 @@
+//! Random lives: objects, gateways and leaders that change. Every transition is one of docs/internals/service-life.md.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use proto::Reason;
+
+use super::life::{GATEWAYS_WAITED_FOR, State};
+use super::tests::{ingress, wanted, web};
+use super::*;
+use crate::gateways::registry::{Connection, Health, Report};
+use crate::plan::{Cleanup, LeftBy, WantedStatus};
+use objects::status::{Ingress, IpMode};
+use objects::{ConditionType, Leftover, OwnedParts};
+
+/// What happens to a Service.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    /// The plan assigns this address, in a mode in which nodes see it or not.
+    Assign(u8, bool),
+    /// The plan refuses it; it keeps its address, or loses it.
+    Refuse(bool),
+    /// Gateways do not get it until its object is marked.
+    Withhold,
+    Delete,
+    /// It is deleted as soon as a write to it was accepted.
+    DeleteWritten,
+    Connect,
+    /// All gateways apply the newest generation.
+    Acknowledge,
+    Report(u32),
+    Disconnect,
+    /// Another controller leads.
+    ChangeLeader,
+    /// Another program writes the status, or takes our marks away.
+    Interfere(bool),
+    Pass(u64),
+    /// The API server takes no write from now on, or takes them again.
+    Outage(bool),
+}
+
+fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+    use Happening::*;
+    let one = prop_oneof![
+        3 => (1..4_u8, any::<bool>()).prop_map(|(last, is_seen)| Assign(last, is_seen)),
+        1 => any::<bool>().prop_map(Refuse),
+        1 => Just(Withhold),
+        1 => Just(Delete),
+        1 => Just(DeleteWritten),
+        3 => Just(Connect),
+        3 => Just(Acknowledge),
+        1 => (0..3_u32).prop_map(Report),
+        1 => Just(Disconnect),
+        1 => Just(ChangeLeader),
+        1 => any::<bool>().prop_map(Interfere),
+        2 => (0..12_u64).prop_map(Pass),
+        2 => any::<bool>().prop_map(Outage),
+    ];
+    prop::collection::vec(one, 1..40)
+}
+
+/// The transitions of the page, as pairs of states.
+static TABLE: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
+    let page = include_str!("../../../docs/internals/service-life.md");
+    let page = page.split("## Transitions").nth(1).unwrap();
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let rows = page.lines().filter(|line| line.starts_with("| ")).map(cells).filter(|row| row.len() == 5);
+    rows.map(|row| (row[1].clone(), row[2].clone())).filter(|(from, _)| from != "from").collect()
+});
+
+const fn name_of(state: &State) -> &'static str {
+    match state {
+        State::Marking => "marking",
+        State::Programming { .. } => "programming",
+        State::Serving { .. } => "serving",
+        State::Refused => "refused",
+        State::Withdrawing { .. } => "withdrawing",
+    }
+}
+
+struct Walk {
+    queue: Queue,
+    gateways: watch::Sender<Gateways>,
+    connections: Vec<Connection>,
+    now: Instant,
+    counter: u64,
+    version: u64,
+    /// The object; `None` once it is gone.
+    held: Option<OwnedParts>,
+    wanted: WantedStatus,
+    is_deleted: bool,
+    is_down: bool,
+    /// The newest write that the server has not answered.
+    queued: Option<StatusWrite>,
+    /// Whether a gateway ever forwarded for it.
+    is_forwarded: bool,
+    is_deleted_once_written: bool,
+    seen: BTreeSet<(String, String)>,
+}
+
+impl Walk {
+    fn new(is_down: bool) -> Self {
+        let now = Instant::now();
+        let wanted = wanted(&[ingress(1, IpMode::Proxy)]);
+        Self {
+            queue: Queue::new(now),
+            gateways: watch::Sender::new(Gateways::default()),
+            connections: Vec::new(),
+            now,
+            counter: 1,
+            version: 1,
+            held: Some(OwnedParts::default()),
+            wanted,
+            is_deleted: false,
+            is_down,
+            queued: None,
+            is_forwarded: false,
+            is_deleted_once_written: false,
+            seen: BTreeSet::new(),
+        }
+    }
+
+    fn state(&self) -> String {
+        match self.queue.lives.get(&web()) {
+            Some(life) => name_of(&life.state).to_owned(),
+            None if self.held.is_none() => "released".to_owned(),
+            None => "unclaimed".to_owned(),
+        }
+    }
+
+    fn plan(&mut self) {
+        let mut statuses = Statuses { counter: self.counter, ..Statuses::default() };
+        if let Some(held) = &self.held {
+            let resource_version = self.version.to_string();
+            if self.is_deleted {
+                let left = Leftover {
+                    name: web(),
+                    uid: "u".to_owned(),
+                    resource_version,
+                    class: None,
+                    gateway_group: None,
+                    is_load_balancer: true,
+                    is_deleted: true,
+                    created_s: None,
+                    status_is_ours: true,
+                    held: held.clone(),
+                };
+                statuses.cleanups = BTreeMap::from([(web(), Cleanup { left: Arc::new(left), by: LeftBy::Us })]);
+            } else {
+                self.wanted.is_withheld &= !held.finalizer;
+                let wanted = WantedStatus { resource_version, held: Arc::new(held.clone()), ..self.wanted.clone() };
+                statuses.wanted = WantedStatuses::unit(web(), Arc::new(wanted));
+            }
+        }
+        self.queue.set_plan(&statuses, self.now);
+    }
+
+    /// Writes what is due, as the server would, until nothing is.
+    fn settle(&mut self) -> Result<(), TestCaseError> {
+        for _ in 0..8 {
+            let gateways = self.gateways.borrow().clone();
+            self.queue.set_gateways(&gateways, self.now);
+            let due = self.queue.due(&gateways, self.now);
+            self.queued = due.into_iter().find_map(|due| due.write).or(self.queued.take());
+            let Some(write) = self.queued.take_if(|_| !self.is_down) else { return Ok(()) };
+            let is_accepted = write.resource_version == self.version.to_string();
+            self.queue.answered(&write, is_accepted);
+            if is_accepted {
+                self.version += 1;
+                self.apply(&write)?;
+                if std::mem::take(&mut self.is_deleted_once_written) {
+                    self.happen(Happening::Delete);
+                }
+            }
+            self.observe(Self::plan);
+        }
+        Err(TestCaseError::fail("it writes without end"))
+    }
+
+    fn apply(&mut self, write: &StatusWrite) -> Result<(), TestCaseError> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        if let Some(ingress) = &write.ingress {
+            let is_wanted = |old: &Ingress| self.wanted.ingress.iter().any(|new| new.ip == old.ip);
+            let keeps = |old: &&Ingress| ingress.iter().any(|new| new.ip == old.ip);
+            let lost = held.ingress.iter().filter(|old| !keeps(old)).find(|old| is_wanted(old));
+            prop_assert!(self.is_deleted || lost.is_none(), "{lost:?} is withdrawn without a reason");
+            let is_new = |new: &&Ingress| !held.ingress.iter().any(|old| old.leads_as(new));
+            let new = ingress.iter().filter(is_new).any(|new| new.ip_mode == IpMode::Proxy);
+            prop_assert!(!new || self.is_forwarded, "an address is published before a gateway forwards");
+            (held.ingress, held.ingress_without_ip) = (ingress.clone(), 0);
+        }
+        if write.finalizer == Some(false) {
+            prop_assert!(self.is_deleted, "the finalizer is taken from a Service that is ours");
+        }
+        held.finalizer = write.finalizer.unwrap_or(held.finalizer);
+        if let Some(group) = &write.group {
+            held.group = Some(group.clone()).filter(|group| !group.is_empty());
+        }
+        for (kind, condition) in &write.conditions {
+            held.conditions.remove(kind);
+            held.conditions.extend(condition.clone().map(|condition| (*kind, condition)));
+        }
+        if self.is_deleted && !held.finalizer {
+            prop_assert!(!held.conditions.contains_key(&ConditionType::Programmed));
+            self.held = None;
+        }
+        Ok(())
+    }
+
+    /// Records the transition that an action causes.
+    fn observe(&mut self, act: impl FnOnce(&mut Self)) {
+        let before = self.state();
+        act(self);
+        let after = self.state();
+        // An object that vanishes before anything was planned has no life.
+        if before != after && (before.as_str(), after.as_str()) != ("unclaimed", "released") {
+            self.seen.insert((before, after));
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        self.counter += 1;
+        match happening {
+            Happening::Assign(last, is_seen) => {
+                let mode = if is_seen { IpMode::Vip } else { IpMode::Proxy };
+                self.wanted.ingress = vec![ingress(last, mode)];
+                (self.wanted.refusal, self.wanted.unassigned, self.wanted.is_withheld) = (None, None, false);
+            }
+            Happening::Refuse(keeps) => {
+                self.wanted.refusal = Some(Reason::Refused);
+                if !keeps {
+                    (self.wanted.ingress, self.wanted.unassigned) = (Vec::new(), Some(Reason::Exhausted));
+                }
+            }
+            Happening::Withhold => {
+                let is_new = self.held.as_ref().is_some_and(|held| !held.finalizer && held.ingress.is_empty());
+                if is_new && ["unclaimed", "refused"].contains(&&*self.state()) {
+                    (self.wanted.refusal, self.wanted.unassigned, self.wanted.is_withheld) = (None, None, true);
+                    self.wanted.ingress = vec![ingress(1, IpMode::Proxy)];
+                }
+            }
+            Happening::Connect if self.connections.len() < 3 => {
+                let name = format!("edge-{}", self.connections.len());
+                self.connections.push(Connection::open(&self.gateways, &name, "", Vec::new()));
+            }
+            Happening::Connect => {}
+            Happening::Acknowledge => {
+                self.is_forwarded |= !self.connections.is_empty();
+                self.connections.iter().for_each(|gateway| gateway.acknowledge(self.counter));
+            }
+            Happening::Report(healthy) => self.connections.iter().for_each(|gateway| {
+                let health = vec![(web(), Health { backends: 3, healthy, refusal: None })];
+                gateway.report(Report { ready: true, health, ..Report::default() });
+            }),
+            Happening::Disconnect => drop(self.connections.pop()),
+            Happening::ChangeLeader => {
+                self.connections.clear();
+                (self.queue, self.queued) = (Queue::new(self.now), None);
+            }
+            Happening::Interfere(is_status) => {
+                let Some(held) = &mut self.held else { return };
+                if is_status {
+                    held.conditions.clear();
+                } else {
+                    (held.finalizer, held.group) = (false, None);
+                    self.held.take_if(|_| self.is_deleted);
+                }
+                self.version += 1;
+            }
+            Happening::Delete if !self.is_deleted => {
+                self.is_deleted = true;
+                self.version += 1;
+                // Without a finalizer the object vanishes.
+                self.held.take_if(|held| !held.finalizer);
+            }
+            Happening::Delete => {}
+            Happening::DeleteWritten => self.is_deleted_once_written = true,
+            Happening::Pass(seconds) => self.now += Duration::from_secs(seconds),
+            Happening::Outage(is_down) => self.is_down = is_down,
+        }
+    }
+
+    fn walk(&mut self, happenings: Vec<Happening>) -> Result<(), TestCaseError> {
+        for happening in happenings {
+            // A new leader remembers no state.
+            if matches!(happening, Happening::ChangeLeader) {
+                self.happen(happening);
+            } else {
+                self.observe(|walk| walk.happen(happening));
+            }
+            self.observe(Self::plan);
+            let before = self.state();
+            self.settle()?;
+            let after = self.state();
+            if before != after && before != "unclaimed" && after != "released" {
+                self.seen.insert((before, after));
+            }
+        }
+        self.is_down = false;
+        self.happen(Happening::Delete);
+        self.observe(Self::plan);
+        self.now += GATEWAYS_WAITED_FOR;
+        self.settle()?;
+        // A write that the server refused, or another program that took part, costs one more.
+        self.now += GATEWAYS_WAITED_FOR;
+        self.settle()?;
+        let left = self.held.as_ref().map(|held| held.finalizer || held.has_marks());
+        prop_assert!(left != Some(true), "{:?} is left on a deleted object", self.held);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_random_life_follows_the_table_withdraws_nothing_without_a_reason_and_leaves_no_finalizer() {
+    let mut seen = BTreeSet::new();
+    let mut runner = TestRunner::new(Config { cases: 2_000, failure_persistence: None, ..Config::default() });
+    let seen_in_walks = std::cell::RefCell::new(&mut seen);
+    runner
+        .run(&(any::<bool>(), happenings()), |(is_down, happenings)| {
+            let mut walk = Walk::new(is_down);
+            walk.walk(happenings)?;
+            let unknown: Vec<_> = walk.seen.iter().filter(|transition| !TABLE.contains(*transition)).collect();
+            prop_assert!(unknown.is_empty(), "not in docs/internals/service-life.md: {unknown:?}");
+            seen_in_walks.borrow_mut().extend(walk.seen);
+            Ok(())
+        })
+        .unwrap();
+    let never: Vec<_> = TABLE.difference(&seen).collect();
+    assert!(never.is_empty(), "in docs/internals/service-life.md, but never seen: {never:?}");
+}
