@@ -74,7 +74,12 @@ impl Allocations {
         let mut search = Search::default();
         let are_new: Vec<bool> = order.iter().map(|claim| self.holders.of(&claim.service).is_empty()).collect();
         // An exchange frees an address, which another Service may request.
-        while order.iter().fold(false, |is_freed, claim| self.grant(claim, rules) || is_freed) {}
+        let mut is_freed = true;
+        while std::mem::take(&mut is_freed) {
+            for claim in &order {
+                is_freed |= self.grant(claim, rules);
+            }
+        }
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.refuse_requests(claim, rules, &mut search, outcome);
         }
@@ -430,12 +435,9 @@ impl Allocations {
                 continue;
             }
             let is_free = |address: IpAddr| {
-                Family::of(address) == family
-                    && rules.pools.index_of(address) == Some(index)
-                    && !(pool.avoid_buggy_ips && is_buggy(address))
-                    && !self.holders.is_held(address)
-                    && !search.awaited.contains(&address)
-                    && !rules.forbidden.contains(address)
+                let is_of_pool = Family::of(address) == family && rules.pools.index_of(address) == Some(index);
+                let is_left_out = (pool.avoid_buggy_ips && is_buggy(address)) || search.awaited.contains(&address);
+                is_of_pool && !is_left_out && !self.holders.is_held(address) && !rules.forbidden.contains(address)
             };
             if let Some(address) = self.freed.oldest(rules.reached, is_free) {
                 return Some(address);
