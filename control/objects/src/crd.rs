@@ -97,7 +97,7 @@ pub struct AddressPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65536), extend("format" = "int32"))]
     pub max_per_namespace: Option<u32>,
-    /// Only the installation of this class uses the pool; unset means all installations.
+    /// Only the installation of this class uses the pool; unset means that of the default class, `sluice.dev/gateway`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::class")]
     pub load_balancer_class: Option<String>,

@@ -51,7 +51,7 @@ pub struct PoolSpec {
     pub services: Selector,
     /// Maximum number of addresses per namespace; unset means no limit.
     pub max_per_namespace: Option<u32>,
-    /// Only the installation of this class uses it; unset means all installations.
+    /// Only the installation of this class uses it; unset means that of the default class.
     pub load_balancer_class: Option<String>,
     /// The group of gateways that uses it; unset means the group that serves what names none.
     pub gateway_group: Option<String>,

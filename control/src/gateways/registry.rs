@@ -22,7 +22,7 @@ pub struct Gateway {
     /// Counter of the newest generation of our epoch that all its workers have applied.
     pub acknowledged: Option<u64>,
     /// What it says about itself.
-    pub profile: GatewayProfile,
+    pub profile: Arc<GatewayProfile>,
     /// Where it replicates flows; `None`: it does not.
     pub replication: Option<SocketAddr>,
     /// Whether every worker uses a complete state.
@@ -260,7 +260,7 @@ impl Connection {
     /// Adds a gateway.
     #[must_use]
     pub fn open(gateways: &watch::Sender<Gateways>, name: &str, version: &str, profile: impl Into<GatewayProfile>) -> Self {
-        let profile = profile.into();
+        let profile = Arc::new(profile.into());
         let mut number = 0;
         gateways.send_modify(|all| {
             all.last_connection += 1;

@@ -74,7 +74,12 @@ impl Allocations {
         let mut search = Search::default();
         let are_new: Vec<bool> = order.iter().map(|claim| self.holders.of(&claim.service).is_empty()).collect();
         // An exchange frees an address, which another Service may request.
-        while order.iter().fold(false, |is_freed, claim| self.grant(claim, rules) || is_freed) {}
+        let mut is_freed = true;
+        while std::mem::take(&mut is_freed) {
+            for claim in &order {
+                is_freed |= self.grant(claim, rules);
+            }
+        }
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.refuse_requests(claim, rules, &mut search, outcome);
         }
@@ -175,17 +180,19 @@ impl Allocations {
     /// Gives up the addresses that an older Service of another installation has, too. The other installation does the same
     /// with the younger one, so that two Services never have one address for long.
     fn yield_to_others(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
-        let age = |service: &ServiceName| order.iter().position(|claim| claim.service == *service);
         for (place, other) in order.iter().enumerate().filter(|(_, claim)| claim.is_of_another) {
             for address in self.holders.of(&other.service).to_vec() {
-                let ours = self.holders.sharers(address).filter(|service| **service != other.service).cloned();
-                for (index, service) in ours.collect::<Vec<_>>().into_iter().filter_map(|service| Some((age(&service)?, service)))
-                {
+                if !self.is_held_beside(&other.service, address) {
+                    continue;
+                }
+                let is_sharer = |claim: &Claim| self.holders.sharers(address).any(|holder| *holder == claim.service);
+                let sharers = order.iter().enumerate().filter(|(index, claim)| *index != place && is_sharer(claim));
+                for (index, ours) in sharers.map(|(index, claim)| (index, *claim)).collect::<Vec<_>>() {
                     if index < place {
                         self.holders.remove(address, &other.service);
                         continue;
                     }
-                    self.free(&service, address, rules.now);
+                    self.free(&ours.service, address, rules.now);
                     let text = format!(
                         "it leaves address {address}: {}, which another installation serves, has it too and is older; give \
                          both installations pools that do not overlap",
@@ -430,12 +437,9 @@ impl Allocations {
                 continue;
             }
             let is_free = |address: IpAddr| {
-                Family::of(address) == family
-                    && rules.pools.index_of(address) == Some(index)
-                    && !(pool.avoid_buggy_ips && is_buggy(address))
-                    && !self.holders.is_held(address)
-                    && !search.awaited.contains(&address)
-                    && !rules.forbidden.contains(address)
+                let is_of_pool = Family::of(address) == family && rules.pools.index_of(address) == Some(index);
+                let is_left_out = (pool.avoid_buggy_ips && is_buggy(address)) || search.awaited.contains(&address);
+                is_of_pool && !is_left_out && !self.holders.is_held(address) && !rules.forbidden.contains(address)
             };
             if let Some(address) = self.freed.oldest(rules.reached, is_free) {
                 return Some(address);

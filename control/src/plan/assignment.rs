@@ -157,7 +157,7 @@ impl Assignment {
         let mut notes: Vec<Note> = conflicts.iter().filter(is_new).map(conflict_note).collect();
         self.conflicts = conflicts;
         let classless: BTreeSet<String> = self.pools.classless().cloned().collect();
-        notes.extend(classless.difference(&self.classless).map(classless_note));
+        notes.extend(classless.difference(&self.classless).map(|name| classless_note(name)));
         self.classless = classless;
         notes
     }
@@ -244,18 +244,21 @@ impl Assignment {
         outside_pools.extend(external_ips);
         self.outside_pools = Arc::new(outside_pools.into_iter().collect());
         self.outcomes = outcomes;
-        self.gateway_pools = Arc::new(pools.for_gateways(&outside));
+        let gateway_pools = pools.for_gateways(&outside);
+        if *self.gateway_pools != gateway_pools {
+            self.gateway_pools = Arc::new(gateway_pools);
+        }
         self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
     }
 }
 
 /// It is told once: the installation of the default class may use the pool.
-fn classless_note(name: &String) -> Note {
+fn classless_note(name: &str) -> Note {
     let text = format!(
         "a pool without loadBalancerClass belongs to the installation of class {LOAD_BALANCER_CLASS}; for another one set \
          spec.loadBalancerClass"
     );
-    Note { subject: Subject::Pool(name.clone()), remark: Remark::new(Cause::PoolOfDefaultClass, text) }
+    Note { subject: Subject::Pool(name.to_owned()), remark: Remark::new(Cause::PoolOfDefaultClass, text) }
 }
 
 fn conflict_note((name, why): (&String, &String)) -> Note {

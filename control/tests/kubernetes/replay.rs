@@ -96,8 +96,9 @@ fn settings() -> ControllerSettings {
     let text = "kubernetes: {claimClassless: {enabled: true}}\nexternalIPs: {allowed: [203.0.113.60/32]}\n\
                 pools: [{name: default, addresses: [203.0.113.0-203.0.113.55, 2001:db8:1::/112]}]\n";
     std::fs::write(file.path(), text).unwrap();
-    let settings = control::config::controller::ControllerFile::read(file.path()).unwrap().settings;
+    let mut settings = control::config::controller::ControllerFile::read(file.path()).unwrap().settings;
     assert!(matches!(settings.source, Source::Kubernetes { .. }));
+    settings.profile.serves_node_ports = Some(true);
     settings
 }
 

@@ -81,6 +81,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("an AddressPool provides addresses and shows how many are left, and deleting it withdraws nothing", |user| {
         Box::pin(addresses::a_pool_provides_addresses_and_shows_its_usage(user))
     }),
+    ("a renamed Service gets the address that it names as soon as gateways have removed it", |user| {
+        Box::pin(addresses::a_renamed_service_gets_the_address_that_it_names(user))
+    }),
+    ("a request for an address that cannot be read gets no other address", |user| {
+        Box::pin(addresses::an_unreadable_request_gets_no_other_address(user))
+    }),
     ("of two Services that request one address the older one gets it", |user| {
         Box::pin(addresses::the_older_service_gets_a_contested_address(user))
     }),

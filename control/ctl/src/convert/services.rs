@@ -38,8 +38,9 @@ pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), Conv
             Some(class) if class == LOAD_BALANCER_CLASS => {}
             Some(class) => notes.push(object.note(format_args!(
                 ": class {class} stays while the type is LoadBalancer: either `kubernetes.loadBalancerClass: {class}` once \
-                 no other program serves that class, or type ClusterIP and back to LoadBalancer with class {LOAD_BALANCER_CLASS}, which \
-                 gives the address up in between: ask for it by `sluice.dev/addresses` first"
+                 no other program serves that class, and the same `loadBalancerClass` on the pools, or type ClusterIP and \
+                 back to LoadBalancer with class {LOAD_BALANCER_CLASS}, which gives the address up in between: ask for it by \
+                 `sluice.dev/addresses` first"
             ))),
         }
     }

@@ -36,7 +36,8 @@ impl<'a> Search<'a> {
         is_free: impl Fn(IpAddr) -> bool,
     ) -> Option<IpAddr> {
         let is_usable = |address: &IpAddr| {
-            !(pool.avoid_buggy_ips && is_buggy(*address)) && !self.awaited.contains(address) && is_free(*address)
+            let is_left_out = (pool.avoid_buggy_ips && is_buggy(*address)) || self.awaited.contains(address);
+            !is_left_out && is_free(*address)
         };
         let returned = self.returned.entry((index, family)).or_default();
         if let Some(place) = returned.iter().position(is_usable) {

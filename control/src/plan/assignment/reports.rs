@@ -35,7 +35,7 @@ pub(super) struct GatewayReports {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Reported {
     /// `None`: it was not connected in this term.
-    profile: Option<GatewayProfile>,
+    profile: Option<Arc<GatewayProfile>>,
     /// Counter of the newest state that it has applied; 0: none of this term.
     acknowledged: u64,
     /// When it was last seen, seconds since 1970; `None`: it is connected.
@@ -69,7 +69,7 @@ impl GatewayReports {
             // One that reconnects appears twice for a moment.
             let acknowledged = gateway.acknowledged.unwrap_or(0);
             let least = newest.get(&gateway.name).map_or(acknowledged, |other| other.acknowledged.min(acknowledged));
-            let reported = Reported { profile: Some(gateway.profile.clone()), acknowledged: least, last_seen_s: None };
+            let reported = Reported { profile: Some(Arc::clone(&gateway.profile)), acknowledged: least, last_seen_s: None };
             newest.insert(gateway.name.clone(), reported);
             self.gone.remove(&gateway.name);
         }
@@ -81,10 +81,7 @@ impl GatewayReports {
             newest.entry(name.clone()).or_insert_with(|| before.clone());
         }
         let reach = |all: &BTreeMap<String, Reported>| all.values().map(|one| one.acknowledged).min();
-        let profiles = |all: &BTreeMap<String, Reported>| -> Vec<_> {
-            all.iter().filter_map(|(name, one)| Some((name.clone(), one.profile.clone()?))).collect()
-        };
-        let is_other = profiles(&newest) != profiles(&self.gateways);
+        let is_other = !profiles(&newest).eq(profiles(&self.gateways));
         let is_changed = is_other || (waits && reach(&newest) != reach(&self.gateways));
         self.gateways = newest;
         if is_other {
@@ -131,10 +128,10 @@ impl GatewayReports {
         world: &'a World,
         settings: &'a ControllerSettings,
     ) -> Vec<(Option<&'a str>, &'a GatewayProfile)> {
-        let reported = |name: &str| self.gateways.get(name).and_then(|one| one.profile.as_ref());
+        let reported = |name: &str| self.gateways.get(name).and_then(|one| one.profile.as_deref());
         let listed = world.gateways().iter().filter(|(name, _)| reported(name).is_none());
         let listed = listed.map(|(name, one)| (Some(name.as_str()), &one.profile));
-        let of_reports = self.gateways.iter().filter_map(|(name, one)| Some((Some(name.as_str()), one.profile.as_ref()?)));
+        let of_reports = profiles(&self.gateways).map(|(name, profile)| (Some(name.as_str()), &**profile));
         std::iter::once((None, &settings.profile)).chain(listed).chain(of_reports).collect()
     }
 
@@ -144,7 +141,7 @@ impl GatewayReports {
             let age = profile.and_then(|profile| profile.max_state_age).unwrap_or(MAX_STATE_AGE);
             now_s.is_none_or(|now_s| now_s.saturating_sub(seen_s) <= age.as_secs())
         };
-        let counts = |one: &Reported| one.last_seen_s.is_none_or(|seen_s| is_recent(one.profile.as_ref(), seen_s));
+        let counts = |one: &Reported| one.last_seen_s.is_none_or(|seen_s| is_recent(one.profile.as_deref(), seen_s));
         let reported = self.gateways.iter().filter(|(_, one)| counts(one));
         let reported = reported.map(|(name, one)| (name, one.acknowledged, one.last_seen_s.is_some()));
         let is_listed = |(name, one): &(&String, &KnownGateway)| {
@@ -167,6 +164,10 @@ impl GatewayReports {
         let is_any = self.node_ports.as_ref().is_none_or(|serving| !serving.is_empty());
         is_any || settings.profile.serves_node_ports == Some(true)
     }
+}
+
+fn profiles(all: &BTreeMap<String, Reported>) -> impl Iterator<Item = (&String, &Arc<GatewayProfile>)> {
+    all.iter().filter_map(|(name, one)| Some((name, one.profile.as_ref()?)))
 }
 
 fn unix_s(time: SystemTime) -> u64 {

@@ -29,6 +29,30 @@ pub async fn a_requested_address_is_assigned(user: &User) {
     assert_eq!(user.wait_for_address("field").await, "192.0.2.151");
 }
 
+pub async fn a_renamed_service_gets_the_address_that_it_names(user: &User) {
+    let installation = Installation::start(user).await;
+    let request = json!({"metadata": {"annotations": {"sluice.dev/addresses": "192.0.2.150"}}});
+    user.add("web", &request).await;
+    assert_eq!(user.wait_for_address("web").await, "192.0.2.150");
+    user.delete_service("web").await;
+    // The reservation of its former name would last for ten minutes.
+    user.add("web2", &request).await;
+    assert_eq!(user.wait_for_address("web2").await, "192.0.2.150");
+    installation.wait_until_served(user, "web2", 1).await;
+}
+
+pub async fn an_unreadable_request_gets_no_other_address(user: &User) {
+    let installation = Installation::start(user).await;
+    user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/addresses": "192.0.2.300"}}})).await;
+    assert_eq!(user.wait_for_condition("web", "AddressAssigned", "False").await, "Refused");
+    let note = user.wait_for_event("web", "Refused").await.note.unwrap();
+    assert!(note.contains("192.0.2.300") && note.contains("no other address is given"), "{note}");
+    assert!(user.ingress("web").await.is_null());
+    user.annotate("web", "sluice.dev/addresses", "192.0.2.150").await;
+    assert_eq!(user.wait_for_address("web").await, "192.0.2.150");
+    installation.wait_until_served(user, "web", 1).await;
+}
+
 pub async fn the_older_service_gets_a_contested_address(user: &User) {
     let request = json!({"spec": {"loadBalancerIP": "192.0.2.150"}});
     user.add("older", &request).await;
