@@ -490,12 +490,11 @@ fn supervise_state(
     };
     supervisor.run("config", (client, to_client), |(settings, channels)| controller_client::run(settings, channels));
 
-    let file = StateFile::new(dirs.clone());
-    let (inputs, max_age) = ((file.clone(), channels.known.clone(), channels.connected.subscribe()), settings.max_state_age);
-    supervisor.run("state age", inputs, move |(file, known, connected)| ageing::run(file, known, connected, max_age));
+    let inputs = (StateFile::new(dirs.clone()), channels.known.clone(), channels.connected.subscribe(), settings.max_state_age);
+    supervisor.run("state age", inputs, |(file, known, connected, max_age)| ageing::run(file, known, connected, max_age));
 
-    let progress = (channels.connected.subscribe(), channels.reached.subscribe());
-    let inputs = (file, (channels.known.subscribe(), channels.draining.subscribe()), progress, channels.stored.clone());
+    let (file, current) = (StateFile::new(dirs.clone()), (channels.known.subscribe(), channels.draining.subscribe()));
+    let inputs = (file, current, (channels.connected.subscribe(), channels.reached.subscribe()), channels.stored.clone());
     supervisor.run("persist", inputs, |(file, current, progress, stored)| persist::run(file, current, progress, stored));
 
     if let Some(zone) = settings.zone.clone() {

@@ -77,6 +77,9 @@ async fn respond(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Resp
     shared.log.lock().unwrap().push(logged.clone());
     let result = match (account, request) {
         (Err(refusal), _) => Err(refusal),
+        (Ok(_), None) if head.method == hyper::Method::PATCH && head.uri.path().ends_with("/scale") => {
+            Ok(to_http(scaled(&logged)))
+        }
         (_, None) => Err(ApiResponse::not_implemented(head.uri.path())),
         (Ok(account), Some(request)) => match injected_fault(&shared, &logged) {
             Some(fault) => Err(fault_response(&fault, &request)),
@@ -87,6 +90,15 @@ async fn respond(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Resp
         },
     };
     Ok(result.unwrap_or_else(to_http))
+}
+
+/// The answer to a change of the scale of a Deployment. There are no Deployments: the test ends their Pods.
+fn scaled(request: &LoggedRequest) -> ApiResponse {
+    let wanted: Value = serde_json::from_str(&request.body).unwrap_or_default();
+    let name = request.path.rsplit('/').nth(1).unwrap_or_default();
+    let scale = serde_json::json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": name},
+        "spec": wanted["spec"], "status": {"replicas": 0}});
+    ApiResponse::json(200, &scale)
 }
 
 fn injected_fault(shared: &Shared, logged: &LoggedRequest) -> Option<Fault> {

@@ -197,3 +197,28 @@ async fn uninstall_goes_on_after_a_busy_api_server_and_ends_with_a_reason_if_it_
     assert!(start.elapsed() >= Duration::from_secs(2), "the server asks for a second twice");
     assert!(!has_finalizer(&user.service("web").await));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstall_scales_the_controllers_down_before_it_releases_services() {
+    let (server, user) = User::with_test_server().await;
+    let installation = Installation::start(&user).await;
+    user.add("web", &json!({})).await;
+    user.wait_for_reason("web", "Programmed", "True Programmed").await;
+    let scale = format!("/apis/apps/v1/namespaces/{}/deployments/sluice-controller/scale", user.namespace);
+    let scaled = || server.log().into_iter().find(|logged| logged.path == scale);
+    let (uninstall, user) = {
+        let user = std::sync::Arc::new(user);
+        let other = std::sync::Arc::clone(&user);
+        let command = move || sluice_controller(&other, &["uninstall", "--scale-down", "sluice-controller"]);
+        (tokio::task::spawn_blocking(command), user)
+    };
+    let request = wait_for("a smaller scale", async || scaled(), Option::is_some).await.unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&request.body).unwrap(), json!({"spec": {"replicas": 0}}));
+    assert!(has_finalizer(&user.service("web").await), "released although a controller leads");
+    // Its Pods end.
+    installation.stop().await;
+    let (code, output_text) = uninstall.await.unwrap();
+    let released = format!("released Service {}", user.full_name("web"));
+    assert!(code == Some(0) && output_text.contains(&released), "{code:?} {output_text}");
+    assert!(!has_finalizer(&user.service("web").await));
+}
