@@ -35,8 +35,6 @@ pub struct Gateway {
     pub flows: u64,
     /// Its part in the fleet, as of its last report; `None` before it, and of older versions.
     pub fleet: Option<Arc<FleetStatus>>,
-    /// The networks of its links; `None` before its first report, and of older versions.
-    pub links: Option<Arc<[IpNet]>>,
 }
 
 impl Gateway {
@@ -50,7 +48,7 @@ impl Gateway {
     /// Whether it says that it cannot answer ARP and NDP for all addresses of a range.
     fn cannot_announce(&self, range: &AddressRange) -> bool {
         let holds = |net: &IpNet| net.contains(&range.first()) && net.contains(&range.last());
-        self.links.as_ref().is_some_and(|links| !links.iter().any(holds))
+        !self.profile.prefixes.is_empty() && !self.profile.prefixes.iter().any(holds)
     }
 }
 
@@ -159,7 +157,7 @@ impl Gateways {
     /// Whether a relevant gateway has said which networks its links have.
     #[must_use]
     pub fn knows_links(&self) -> bool {
-        self.relevant().any(|gateway| gateway.links.is_some())
+        self.relevant().any(|gateway| !gateway.profile.prefixes.is_empty())
     }
 
     /// Why an address of an `l2` pool among `addresses` is not announced: all relevant gateways, which are returned, say that
@@ -277,7 +275,6 @@ impl Connection {
                 last_seen: SystemTime::now(),
                 flows: 0,
                 fleet: None,
-                links: None,
             };
             all.connected.insert(number, gateway);
         });
@@ -318,9 +315,9 @@ impl Connection {
             let Some(gateway) = all.connected.get_mut(&self.number) else { return false };
             gateway.last_seen = SystemTime::now();
             let is_news = gateway.ready != report.ready || !report.health.is_empty() || !report.removed.is_empty();
-            let links = report.links.map(Arc::from).filter(|links| gateway.links.as_ref() != Some(links));
+            let links = report.links.filter(|links| gateway.profile.prefixes != *links);
             let are_new_links = links.is_some();
-            gateway.links = links.or_else(|| gateway.links.take());
+            links.into_iter().for_each(|links| Arc::make_mut(&mut gateway.profile).prefixes = links);
             let is_fleet_news = report.fleet.is_some_and(|fleet| gateway.reports(fleet));
             gateway.ready = report.ready;
             gateway.flows = report.flows;

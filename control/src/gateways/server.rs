@@ -295,7 +295,7 @@ async fn hello(inbound: &mut Streaming<WatchRequest>) -> Result<Hello, Status> {
         let found = hello.hashes.len();
         return Err(Status::invalid_argument(format!("expected at most {SERVICES_MAX} hashes, found {found}")));
     }
-    let found = [hello.reserved.len(), hello.next_hops.len(), hello.prefixes.len()].into_iter().max().unwrap_or_default();
+    let found = hello.reserved.len().max(hello.next_hops.len());
     if found > RESERVED_MAX {
         let message =
             format!("expected at most {RESERVED_MAX} addresses of the gateway itself, found {found}; give its ports fewer");
@@ -335,13 +335,15 @@ fn report(message: v1::Report) -> Report {
         let refusal = one.refusal.as_ref().map(|refusal| Arc::new(proto::convert::read_reported_refusal(refusal)));
         Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy, refusal }))
     };
+    // Of more networks none counts: as of a gateway that does not say.
+    let links = message.links.filter(|links| links.prefixes.len() <= RESERVED_MAX);
     Report {
         ready: message.ready,
         health: message.services.iter().filter_map(health).collect(),
         removed: message.removed.iter().filter_map(|text| name(text)).collect(),
         flows: message.flows,
         fleet: message.fleet.as_ref().map(proto::convert::fleet_status),
-        links: message.links.and_then(|links| proto::convert::networks(&links.prefixes).ok()),
+        links: links.and_then(|links| proto::convert::networks(&links.prefixes).ok()),
     }
 }
 

@@ -19,7 +19,7 @@ pub struct GatewayProfile {
     pub own: Vec<IpAddr>,
     /// Its next hops that are none of these, in order: no VIPs, but a router may be a backend.
     pub next_hops: Vec<IpAddr>,
-    /// Prefixes of its ports and VLAN devices.
+    /// Prefixes of its ports and VLAN devices; none before its first report, and of an earlier version.
     pub prefixes: Vec<IpNet>,
     /// Whether it serves node ports; `None`: an earlier version, which does not say.
     pub serves_node_ports: Option<bool>,

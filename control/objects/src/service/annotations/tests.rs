@@ -279,7 +279,11 @@ fn a_value_of_256_kib_is_truncated_in_messages_so_that_the_advice_fits() {
     let long = "x".repeat(256 * 1024);
     for key in ["addresses", "address-pool", "sharing-key", "sharing-namespaces", "scheduler", "health-check", "idle-timeout"] {
         let wishes = read(&[(&format!("sluice.dev/{key}"), &long)]).unwrap();
-        assert!(wishes.notes[0].text.len() < 400 && [STAYS, WAITS].iter().any(|end| wishes.notes[0].text.ends_with(end)), "{key}: {:?}", wishes.notes);
+        assert!(
+            wishes.notes[0].text.len() < 400 && [STAYS, WAITS].iter().any(|end| wishes.notes[0].text.ends_with(end)),
+            "{key}: {:?}",
+            wishes.notes
+        );
         assert!(wishes.pool.is_none() && wishes.sharing.is_none());
     }
     let refused = read(&[("sluice.dev/mode", &long)]).unwrap().refused_if_new.unwrap().to_string();
