@@ -22,6 +22,7 @@ mod groups;
 mod health_checks;
 mod leaders;
 mod refused_backends;
+mod requests;
 mod unknown_words;
 
 /// Settings with one pool, 192.0.2.100-199.
@@ -114,44 +115,6 @@ fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
     assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Refused);
     assert!(planned.ports.is_empty() && plan.statuses[&named("web")].refusal.is_some());
     assert!(plan.notes[0].remark.text.contains("sessionAffinity"), "{:?}", plan.notes);
-}
-
-#[test]
-fn a_request_for_an_address_or_pool_that_cannot_be_read_gets_no_other_address_and_takes_none_away() {
-    let long = "x".repeat(300);
-    let rows = [
-        ("sluice.dev/addresses", "192.0.2.300"),
-        ("metallb.io/loadBalancerIPs", "192.0.2.300"),
-        ("metallb.universe.tf/loadBalancerIPs", "192.0.2.101,192.0.2.102"),
-        ("lbipam.cilium.io/ips", "web.example.com"),
-        ("kube-vip.io/loadbalancerIPs", "192.0.2.1oo"),
-        ("sluice.dev/addresses", "2001:db8::1"),
-        ("sluice.dev/address-pool", &long),
-        ("metallb.io/address-pool", &long),
-    ];
-    for (key, value) in rows {
-        let (mut world, mut memory, now) = (World::default(), Memory::default(), Instant::now());
-        let mut object = service("web", json!({}));
-        object["metadata"]["annotations"][key] = value.into();
-        apply(&mut world, object.clone());
-        let first = plan(&world, &settings(), &mut memory, now);
-        let refusal = first.services[&named("web")].refusal.as_ref().unwrap();
-        assert_eq!(refusal.reason, Reason::Refused, "{key}");
-        assert!(refusal.message.contains("no other address is given"), "{key}: {}", refusal.message);
-        assert!(first.statuses[&named("web")].ingress.is_empty() && first.checkpoint.services.is_empty(), "{key}");
-        assert!(first.notes.iter().any(|note| note.remark.cause == Cause::AnnotationIgnored), "{key}: {:?}", first.notes);
-        // Once it has an address, a mistake takes none away, whoever leads.
-        apply(&mut world, service("web", json!({})));
-        assert_eq!(plan(&world, &settings(), &mut memory, now).services[&named("web")].ports.len(), 1);
-        apply(&mut world, object);
-        let mistaken = plan(&world, &settings(), &mut memory, now);
-        assert_eq!(mistaken.services[&named("web")].ports.len(), 1, "{key}");
-        world.apply(Change::CheckpointReplaced(Box::new(mistaken.checkpoint)));
-        assert_eq!(plan(&world, &settings(), &mut Memory::default(), now).services[&named("web")].ports.len(), 1, "{key}");
-    }
-    let mut world = World::default();
-    apply(&mut world, service("web", json!({"loadBalancerIP": "192.0.2.300"})));
-    assert!(plan(&world, &settings(), &mut Memory::default(), Instant::now()).services[&named("web")].refusal.is_some());
 }
 
 #[test]

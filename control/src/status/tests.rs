@@ -322,6 +322,21 @@ fn a_refused_service_has_the_reason_and_keeps_its_published_address() {
 }
 
 #[test]
+fn a_service_that_lacks_a_required_family_is_served_and_says_so() {
+    let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+    lab.connect("edge-1").acknowledge(4);
+    lab.wanted.unassigned = Some(Reason::Exhausted);
+    lab.settle(4);
+    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+    assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((false, "Exhausted")));
+    let message = &lab.wanted.held.conditions[&ConditionType::AddressAssigned].message;
+    assert!(message.contains("the address of the other family is missing"), "{message}");
+    lab.wanted.unassigned = None;
+    lab.settle(5);
+    assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
+}
+
+#[test]
 fn a_manifest_has_conditions_and_no_finalizer() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     lab.wanted.uid = String::new();

@@ -20,7 +20,7 @@ use crate::world::checkpoint::Checkpoint;
 /// The reports of this term.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GatewayReports {
-    gateways: BTreeMap<String, Reported>,
+    gateways: BTreeMap<String, SeenGateway>,
     /// The gateways that had an `EdgeGateway` when these were last examined.
     listed: BTreeSet<String>,
     /// Gateways whose `EdgeGateway` was deleted while they were not connected.
@@ -33,7 +33,7 @@ pub(super) struct GatewayReports {
 
 /// The last report of a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Reported {
+struct SeenGateway {
     /// `None`: it was not connected in this term.
     profile: Option<Arc<GatewayProfile>>,
     /// Counter of the newest state that it has applied; 0: none of this term.
@@ -64,23 +64,23 @@ impl GatewayReports {
     /// Records the reports of the connected gateways. Returns true if they change the assignment; `waits`: it waits for
     /// gateways.
     pub(super) fn follow(&mut self, gateways: &Gateways, waits: bool) -> bool {
-        let mut newest: BTreeMap<String, Reported> = BTreeMap::new();
+        let mut newest: BTreeMap<String, SeenGateway> = BTreeMap::new();
         for gateway in gateways.iter() {
             // One that reconnects appears twice for a moment.
             let acknowledged = gateway.acknowledged.unwrap_or(0);
             let least = newest.get(&gateway.name).map_or(acknowledged, |other| other.acknowledged.min(acknowledged));
-            let reported = Reported { profile: Some(Arc::clone(&gateway.profile)), acknowledged: least, last_seen_s: None };
+            let reported = SeenGateway { profile: Some(Arc::clone(&gateway.profile)), acknowledged: least, last_seen_s: None };
             newest.insert(gateway.name.clone(), reported);
             self.gone.remove(&gateway.name);
         }
         for (name, seen) in gateways.disconnected().iter().filter(|(name, _)| !self.gone.contains(*name)) {
             let before = self.gateways.get(name).cloned().unwrap_or_default();
-            newest.insert(name.clone(), Reported { last_seen_s: Some(unix_s(*seen)), ..before });
+            newest.insert(name.clone(), SeenGateway { last_seen_s: Some(unix_s(*seen)), ..before });
         }
         for (name, before) in &self.gateways {
             newest.entry(name.clone()).or_insert_with(|| before.clone());
         }
-        let reach = |all: &BTreeMap<String, Reported>| all.values().map(|one| one.acknowledged).min();
+        let reach = |all: &BTreeMap<String, SeenGateway>| all.values().map(|one| one.acknowledged).min();
         let is_other = !profiles(&newest).eq(profiles(&self.gateways));
         let is_changed = is_other || (waits && reach(&newest) != reach(&self.gateways));
         self.gateways = newest;
@@ -141,7 +141,7 @@ impl GatewayReports {
             let age = profile.and_then(|profile| profile.max_state_age).unwrap_or(MAX_STATE_AGE);
             now_s.is_none_or(|now_s| now_s.saturating_sub(seen_s) <= age.as_secs())
         };
-        let counts = |one: &Reported| one.last_seen_s.is_none_or(|seen_s| is_recent(one.profile.as_deref(), seen_s));
+        let counts = |one: &SeenGateway| one.last_seen_s.is_none_or(|seen_s| is_recent(one.profile.as_deref(), seen_s));
         let reported = self.gateways.iter().filter(|(_, one)| counts(one));
         let reported = reported.map(|(name, one)| (name, one.acknowledged, one.last_seen_s.is_some()));
         let is_listed = |(name, one): &(&String, &KnownGateway)| {
@@ -166,7 +166,7 @@ impl GatewayReports {
     }
 }
 
-fn profiles(all: &BTreeMap<String, Reported>) -> impl Iterator<Item = (&String, &Arc<GatewayProfile>)> {
+fn profiles(all: &BTreeMap<String, SeenGateway>) -> impl Iterator<Item = (&String, &Arc<GatewayProfile>)> {
     all.iter().filter_map(|(name, one)| Some((name, one.profile.as_ref()?)))
 }
 

@@ -1,0 +1,103 @@
+//! Services of two families, and those that name an address which another one has left.
+
+use super::*;
+
+#[test]
+fn a_new_service_of_two_families_needs_both_unless_the_other_is_optional() {
+    let both = Claim { families: vec![Family::V6, Family::V4], ..claim("a", 1) };
+    assert_eq!(Lab::small().assign(std::slice::from_ref(&both)).got("a"), "Exhausted");
+    assert!(held(Lab::small().assign(std::slice::from_ref(&both)).of("a")).is_empty());
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100", "2001:db8::1:0/112"])]);
+    assert_eq!(held(lab.assign(&[both]).of("a")), [ip("2001:db8::1:0"), ip("192.0.2.100")]);
+    for families in [vec![Family::V4, Family::V6], vec![Family::V6, Family::V4]] {
+        let optional = Claim { families, second_family_optional: true, ..claim("a", 1) };
+        let mut lab = Lab::small();
+        assert_eq!(lab.assign(&[optional]).got("a"), "100");
+        assert!(lab.of("a").is_complete && lab.of("a").notes.is_empty(), "no pool has IPv6: {:?}", lab.of("a"));
+    }
+}
+
+/// A Service that requires or prefers both families.
+fn dual(name: &str, created_s: i64, is_required: bool) -> Claim {
+    let families = vec![Family::V6, Family::V4];
+    Claim { families, second_family_optional: !is_required, ..claim(name, created_s) }
+}
+
+#[test]
+fn a_refused_service_holds_no_address_that_another_one_could_have() {
+    // One IPv4 address, two of IPv6.
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100", "2001:db8::1-2001:db8::2"])]);
+    let v6 = |name, created| Claim { families: vec![Family::V6], ..claim(name, created) };
+    lab.assign(&[dual("h1", 1, true), dual("h2", 2, true), v6("h3", 3)]);
+    assert_eq!(held(lab.of("h1")), [ip("2001:db8::1"), ip("192.0.2.100")]);
+    assert!(held(lab.of("h2")).is_empty());
+    assert!(lab.why("h2").contains("no IPv4 address is left"), "{}", lab.why("h2"));
+    assert_eq!(held(lab.of("h3")), [ip("2001:db8::2")], "the address that h2 does not use");
+    // The same if it names one of both.
+    let asking_v6 = Claim { requested: vec![ip("2001:db8::2")], ..dual("h2", 2, true) };
+    lab.assign(&[dual("h1", 1, true), asking_v6]);
+    assert!(held(lab.of("h2")).is_empty());
+    assert_eq!(held(lab.assign(&[dual("h1", 1, true), v6("h3", 3)]).of("h3")), [ip("2001:db8::2")]);
+}
+
+#[test]
+fn a_service_that_wants_a_second_family_keeps_the_first_and_is_told() {
+    for is_required in [true, false] {
+        let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101"])]);
+        lab.assign(&[claim("a", 1)]);
+        lab.assign(&[dual("a", 1, is_required)]);
+        assert_eq!(held(lab.of("a")), [ip("192.0.2.100")]);
+        assert_eq!((lab.of("a").refusal(), lab.of("a").is_complete), (None, !is_required));
+        let notes: Vec<_> = lab.of("a").notes.iter().map(|note| (note.cause, note.text.clone())).collect();
+        assert_eq!(notes.len(), usize::from(is_required), "{notes:?}");
+        assert!(notes.iter().all(|(cause, text)| *cause == Cause::Reason(Reason::Exhausted) && text.contains("no IPv6 address")));
+        // The next leader decides the same, whether or not the status was written.
+        for claim in [
+            holding(dual("a", 1, is_required), "192.0.2.100"),
+            Claim { recalled: vec![ip("192.0.2.100")], ..dual("a", 1, is_required) },
+        ] {
+            lab.all = Allocations::default();
+            assert_eq!(held(lab.assign(&[claim]).of("a")), [ip("192.0.2.100")]);
+        }
+        // As soon as there is an address, it has both.
+        lab.pools = pools(&[pool("default", &["192.0.2.100-192.0.2.101", "2001:db8::1"])]);
+        lab.assign(&[dual("a", 1, is_required)]);
+        assert_eq!(held(lab.of("a")), [ip("2001:db8::1"), ip("192.0.2.100")]);
+        assert!(lab.of("a").is_complete && lab.of("a").notes.is_empty());
+    }
+}
+
+#[test]
+fn a_service_that_prefers_two_families_is_served_at_the_one_that_is_left_and_told_of_the_other() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100", "2001:db8::1-2001:db8::2"])]);
+    lab.assign(&[claim("a", 1), dual("b", 2, false)]);
+    assert_eq!(held(lab.of("b")), [ip("2001:db8::1")]);
+    let note = &lab.of("b").notes[0];
+    assert!(note.cause == Cause::Reason(Reason::Exhausted) && note.text.contains("no IPv4 address"), "{note:?}");
+    // One whose named address is refused in one family is served in the other.
+    let named = Claim { requested: vec![ip("192.0.2.100")], ..dual("c", 3, false) };
+    lab.assign(&[claim("a", 1), dual("b", 2, false), named]);
+    assert_eq!(held(lab.of("c")), [ip("2001:db8::2")]);
+    assert!(lab.of("c").notes[0].text.contains("held by shop/a"), "{:?}", lab.of("c").notes);
+}
+
+#[test]
+fn a_renamed_service_gets_the_address_that_it_names_as_soon_as_gateways_have_removed_it() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101"])]);
+    lab.reached = Some(0);
+    lab.assign(&[asking(claim("web", 1), "192.0.2.100")]);
+    let other = Claim { service: ServiceName::new("other", "web2"), ..asking(claim("web2", 2), "192.0.2.100") };
+    lab.assign(std::slice::from_ref(&other)).all.published(5);
+    assert_eq!(lab.got("web2"), "AddressReleasing");
+    assert!(lab.why("web2").contains("may still forward it for shop/web"), "{}", lab.why("web2"));
+    assert!(lab.all.waits_for_gateways(lab.now));
+    // Nobody without a wish gets it meanwhile, not even if nothing else is left, nor the one that held it before.
+    lab.assign(&[other.clone(), claim("d", 3), claim("web", 4)]);
+    assert_eq!(["web2", "d", "web"].map(|name| lab.got(name)), ["AddressReleasing", "101", "Exhausted"]);
+    lab.reached = Some(5);
+    lab.assign(&[other.clone(), claim("d", 3), claim("web", 4)]);
+    assert_eq!(["web2", "d", "web"].map(|name| lab.got(name)), ["100", "101", "Exhausted"]);
+    // A Service that holds the address is named as its holder.
+    lab.assign(&[other, asking(claim("e", 5), "192.0.2.100")]);
+    assert!(lab.got("e") == "Conflict" && lab.why("e").contains("held by other/web2"), "{}", lab.why("e"));
+}
