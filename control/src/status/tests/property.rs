@@ -7,11 +7,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use proto::Reason;
 
-use super::life::{GATEWAYS_WAITED_FOR, State};
-use super::tests::{ingress, wanted, web};
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
+use crate::status::state::State;
 use objects::status::{Ingress, IpMode};
 use objects::{ConditionType, Leftover, OwnedParts};
 
@@ -63,7 +62,7 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
 
 /// The transitions of the page, as pairs of states.
 static TABLE: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
-    let page = include_str!("../../../docs/internals/service-life.md");
+    let page = include_str!("../../../../docs/internals/service-life.md");
     let page = page.split("## Transitions").nth(1).unwrap();
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
     let rows = page.lines().filter(|line| line.starts_with("| ")).map(cells).filter(|row| row.len() == 5);
