@@ -31,6 +31,7 @@ mod life;
 pub mod pools;
 mod queue;
 pub mod release;
+mod state;
 
 use queue::Queue;
 pub use queue::Statuses;
@@ -61,7 +62,6 @@ pub async fn write_statuses(
             queue.set_plan(&newest, Instant::now());
             sink.forget_all_but(&newest.wanted);
         }
-        sink.take_answers().iter().for_each(|(write, is_accepted)| queue.answered(write, *is_accepted));
         let connected = gateways.borrow_and_update().clone();
         let now = Instant::now();
         queue.set_gateways(&connected, now);
@@ -78,12 +78,20 @@ pub async fn write_statuses(
             tokio::task::yield_now().await;
         }
         let wake_at = queue.next_due();
-        tokio::select! {
-            changed = statuses.changed() => if changed.is_err() { return },
-            changed = gateways.changed() => if changed.is_err() { return },
-            () = sink.answers() => {}
-            () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
+        // An answer makes nothing due by itself: the object that it changed follows.
+        let has_ended = loop {
+            tokio::select! {
+                changed = statuses.changed() => break changed.is_err(),
+                changed = gateways.changed() => break changed.is_err(),
+                () = sink.answers() => {}
+                () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => break false,
+            }
+            sink.take_answers().iter().for_each(|(write, is_accepted)| queue.answered(write, *is_accepted));
+        };
+        if has_ended {
+            return;
         }
+        sink.take_answers().iter().for_each(|(write, is_accepted)| queue.answered(write, *is_accepted));
     }
 }
 
@@ -150,7 +158,5 @@ fn accepted<T>(answer: kube::Result<T>, settled_codes: &[u16]) -> Result<(), Api
     }
 }
 
-#[cfg(test)]
-mod property;
 #[cfg(test)]
 mod tests;

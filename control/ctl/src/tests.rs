@@ -49,8 +49,8 @@ default    sticky                                             nat   endpoint  ma
     let (out, _) = printed(Canned::default(), "backends").await;
     assert_eq!(
         out,
-        "SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
-         default/web  10.0.0.11:8080  active  yes      1       7\n"
+        "SERVICE      PROTOCOL  ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
+         default/web  tcp       10.0.0.11:8080  active  yes      1       7\n"
     );
 }
 
@@ -70,7 +70,7 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     );
     assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
-    assert_eq!(fields(&backends), "service address state healthy weight flows gateway reason");
+    assert_eq!(fields(&backends), "service address state healthy weight flows gateway reason protocol");
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),
@@ -270,9 +270,9 @@ async fn rows_of_several_gateways_name_their_gateway_and_a_silent_one_is_named_w
     let (out, _, result) = ctl(&socket, "backends").await;
     assert_eq!(
         out,
-        "GATEWAY  SERVICE      ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
-         edge-1   default/web  10.0.0.11:8080  active  yes      1       7\n\
-         edge-2   default/web  10.0.0.11:8080  active  yes      1       7\n"
+        "GATEWAY  SERVICE      PROTOCOL  ADDRESS         STATE   HEALTHY  WEIGHT  FLOWS  REASON\n\
+         edge-1   default/web  tcp       10.0.0.11:8080  active  yes      1       7\n\
+         edge-2   default/web  tcp       10.0.0.11:8080  active  yes      1       7\n"
     );
     let error = result.unwrap_err().to_string();
     assert_eq!(error, "without gateway edge-3: it gave no answer within 3 s");

@@ -150,11 +150,16 @@ impl StatusWriter {
             }
             Err(error) => {
                 sending.of_server.succeeded();
-                sending.backoff.refused(&service, now);
                 if let StatusError::Later(outage) = &error {
                     sending.of_some.failed(outage.clone(), now);
                 }
-                if let Some(text) = error.refusal() {
+                let refusal = error.refusal();
+                if refusal.is_some() {
+                    sending.backoff.refused(&service, now)
+                } else {
+                    sending.backoff.failed(&service, now)
+                }
+                if let Some(text) = refusal {
                     let note = Note { subject: Subject::Service(service), remark: Remark::new(Cause::StatusRefused, text) };
                     self.recorder.record_once(&note, Some(&pending.write.uid));
                 }

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a published address is removed only if the plan takes it from the Service. A programmed Service stays
 //! programmed while gateways apply a change, and for a grace time without gateways.
-//! Deliberately not here: the states (`life`), and the texts of conditions (`conditions`).
+//! Deliberately not here: the states (`state`), and the texts of conditions (`conditions`).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use proto::limits::ANNOTATION_PREFIX;
 use tokio::time::Instant;
 
 use super::conditions::{self, address_assigned, is_refused_by_gateways, not_served, refused_by_gateways};
-use super::life::{Claim, GatewaysView, State, Step};
+use super::state::{Claim, GatewaysView, State, Step};
 use crate::plan::WantedStatus;
 use objects::note::{Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};

@@ -10,7 +10,8 @@ use imbl::ordmap::DiffItem;
 use proto::ServiceName;
 use tokio::time::Instant;
 
-use super::life::{Claim, FLEET_HEARD_AFTER, GatewaysView, Life};
+use super::life::Life;
+use super::state::{Claim, FLEET_HEARD_AFTER, GatewaysView};
 use crate::gateways::registry::{Gateways, Health};
 use crate::plan::{Cleanup, WantedStatuses};
 use objects::note::{Note, Subject};

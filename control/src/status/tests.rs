@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::goal::{ABSENCE_TOLERATED, REPORTS_AWAITED, SLICES_AWAITED};
-use super::life::{FLEET_HEARD_AFTER, GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR, SLOW_GATEWAY_WAITED_FOR};
+use super::state::{FLEET_HEARD_AFTER, GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR, SLOW_GATEWAY_WAITED_FOR};
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::selection::MissingBackends;
@@ -12,6 +12,8 @@ use objects::note::Cause;
 use objects::status::{Ingress, IpMode, PortStatus};
 use objects::{Condition, ConditionType, Leftover, OwnedParts};
 use proto::{Reason, Refusal, ServiceName};
+
+mod property;
 
 /// A Service, the content of its object, and its gateways.
 pub(super) struct Lab {

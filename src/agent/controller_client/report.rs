@@ -286,6 +286,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_health_of_a_new_service_is_reported_before_its_generation_is_acknowledged() {
+        let (gateway, facts, acknowledged) = Gateway::new();
+        let (sender, mut messages) = mpsc::channel(1);
+        let task = tokio::spawn(run(facts, acknowledged, sender));
+        let (mut all, mut known) = (Vec::new(), 0);
+        // Faster than reports that contain only changed health.
+        for counter in 1..=20 {
+            all.push(service(&format!("s{counter}"), true));
+            gateway.serves(&all);
+            let generation = Some(Generation { epoch: "e".to_owned(), counter });
+            gateway.reached.send_replace(generation.clone());
+            gateway.acknowledged.send_replace(generation);
+            loop {
+                match timeout(LONG, messages.recv()).await.unwrap().unwrap() {
+                    Message::Report(report) => known += report.services.len(),
+                    Message::Acknowledge(found) => {
+                        assert_eq!((found.counter, known), (counter, all.len()));
+                        break;
+                    }
+                    Message::Hello(_) | Message::Claims(_) => panic!("that is not ours to say"),
+                }
+            }
+        }
+        drop(gateway);
+        timeout(LONG, task).await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_is_refused_is_reported_before_the_generation_is_acknowledged() {
         let (gateway, facts, acknowledged) = Gateway::new();
         let (sender, mut messages) = mpsc::channel(1);

@@ -187,6 +187,11 @@ fn backend(status: v1::BackendStatus, tracker: &mut Tracker) -> BackendFigures {
     BackendFigures { status, state, tone, traffic, history }
 }
 
+/// Whether the reason of a Service tells no more than that it has no backend.
+fn lacks_backends(status: &v1::ServiceStatus) -> bool {
+    ["NoEndpoints", "NoMatchingPort", "NoHealthyBackend", "AnnotationIgnored"].contains(&&*status.reason)
+}
+
 fn services(rows: Vec<v1::ServiceStatus>, backends: &[BackendFigures], tracker: &mut Tracker) -> Vec<ServiceFigures> {
     let mut sums: HashMap<(&str, &str), Traffic> = HashMap::new();
     for backend in backends {
@@ -198,8 +203,10 @@ fn services(rows: Vec<v1::ServiceStatus>, backends: &[BackendFigures], tracker: 
         let key = format!("service {} {name}", status.gateway);
         let [drops] = tracker.rates(&key, [status.drops.values().sum()]);
         let (state, tone) = match (&status, status.healthy) {
-            // A Service that is refused has no port.
-            (status, _) if !status.reason.is_empty() && status.frontends.is_empty() => ("refused", Tone::Alarm),
+            // A Service that is refused has no backend, for another reason than that it lacks them.
+            (status, _) if !status.reason.is_empty() && status.backends == 0 && !lacks_backends(status) => {
+                ("refused", Tone::Alarm)
+            }
             (status, _) if status.backends == 0 => ("empty", Tone::Alarm),
             (_, 0) => ("down", Tone::Alarm),
             (status, healthy) if healthy < status.backends || !status.reason.is_empty() => ("degraded", Tone::Notice),
