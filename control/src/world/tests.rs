@@ -41,6 +41,30 @@ fn nothing_is_complete_before_all_lists_are_known() {
 }
 
 #[test]
+fn a_term_begins_with_the_objects_and_without_what_a_former_leader_read() {
+    let mut world = World::default();
+    world.apply(Change::ServicesReplaced(vec![service("a", 80).into()]));
+    world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
+    world.apply(Change::NodesReplaced(vec![]));
+    world.apply(Change::NamespacesReplaced(vec![]));
+    world.apply(Change::PoolsReplaced(vec![]));
+    let read_by_leader = |world: &mut World| {
+        world.apply(Change::GatewaysReplaced(BTreeMap::new()));
+        world.apply(Change::CheckpointReplaced(Box::default()));
+        world.apply(Change::OverridesReplaced(Box::default()));
+    };
+    read_by_leader(&mut world);
+    world.apply(Change::SliceDeleted(ServiceName::new("shop", "a-1")));
+    assert!(world.is_complete() && world.have_slices_changed());
+    world.begin_term();
+    let a = ServiceName::new("shop", "a");
+    let left = (world.services().len(), world.slices_of(&a).count(), world.deleted_slices_of(&a).count());
+    assert_eq!((world.is_complete(), world.have_slices_changed(), left), (false, false, (1, 0, 0)));
+    read_by_leader(&mut world);
+    assert!(world.is_complete());
+}
+
+#[test]
 fn only_the_service_whose_slice_changed_gets_a_new_revision() {
     let mut world = World::default();
     world.apply(Change::ServicesReplaced(vec![service("a", 80).into(), service("b", 80).into()]));
