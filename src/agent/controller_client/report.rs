@@ -145,11 +145,15 @@ fn service_health(view: &ServiceView) -> v1::ServiceHealth {
 }
 
 impl Reported {
+    /// Whether the networks have changed. Before the first snapshot none are known.
+    fn lacks_prefixes_of(&self, served: &Served) -> bool {
+        !served.prefixes.is_empty() && self.prefixes.as_ref() != Some(&served.prefixes)
+    }
+
     /// Whether a service is new, a refusal was added, changed or removed, or the networks have changed. Unchanged services
     /// are not examined.
     fn is_awaited(&self, served: &Served) -> bool {
-        let have_networks_changed = self.prefixes.as_ref() != Some(&served.prefixes);
-        have_networks_changed
+        self.lacks_prefixes_of(served)
             || self.services.diff(&served.services).any(|item| match item {
                 DiffItem::Add(..) => true,
                 DiffItem::Update { new: (name, view), .. } => {
@@ -179,9 +183,9 @@ impl Reported {
                 }
             }
         }
+        let lacks_prefixes = self.lacks_prefixes_of(&served);
         self.services = served.services;
-        let have_changed = self.prefixes.as_ref() != Some(&served.prefixes);
-        let links = have_changed.then(|| v1::Links { prefixes: prefixes(&served.prefixes) });
+        let links = lacks_prefixes.then(|| v1::Links { prefixes: prefixes(&served.prefixes) });
         self.prefixes = Some(served.prefixes);
         let fleet = facts.fleet.borrow_and_update().without_figures();
         let is_news = ready != self.ready || fleet != self.fleet || links.is_some() || !changed.is_empty() || !removed.is_empty();
@@ -247,6 +251,31 @@ mod tests {
         fn serves(&self, services: &[Arc<ServiceView>]) {
             self.served.send_replace(Served { ready: true, services: views(services), ..Served::default() });
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn networks_are_reported_before_the_generation_is_acknowledged_and_again_when_they_change() {
+        let (gateway, facts, acknowledged) = Gateway::new();
+        let (sender, mut messages) = mpsc::channel(1);
+        let task = tokio::spawn(run(facts, acknowledged, sender));
+        for (counter, nets) in [(1, vec!["192.0.2.0/24"]), (2, vec!["192.0.2.0/24", "2001:db8::/64"])] {
+            let nets: Vec<IpNet> = nets.into_iter().map(|net| net.parse().unwrap()).collect();
+            gateway.served.send_replace(Served { ready: true, prefixes: nets.clone().into(), ..Served::default() });
+            let generation = Generation { epoch: "e".to_owned(), counter };
+            gateway.reached.send_replace(Some(generation.clone()));
+            gateway.acknowledged.send_replace(Some(generation));
+            let mut reported = Vec::new();
+            loop {
+                match timeout(LONG, messages.recv()).await.unwrap().unwrap() {
+                    Message::Report(report) => reported.extend(report.links),
+                    Message::Acknowledge(_) => break,
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(reported, [v1::Links { prefixes: prefixes(&nets) }]);
+        }
+        drop(gateway);
+        timeout(LONG, task).await.unwrap().unwrap();
     }
 
     #[test]
