@@ -13,7 +13,7 @@ use proto::limits::ANNOTATION_PREFIX;
 use tokio::time::Instant;
 
 use super::conditions::{self, address_assigned, is_refused_by_gateways, not_served, refused_by_gateways};
-use super::state::{Claim, GatewaysView, State, Step};
+use super::state::{GatewaysView, LifeState, LifeStep, PlannedObject};
 use crate::plan::WantedStatus;
 use objects::note::{Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};
@@ -59,8 +59,8 @@ pub(super) struct Timers {
 
 impl Timers {
     /// Records what a plan finds missing.
-    pub(super) fn follow(&mut self, claim: &Claim, now: Instant) {
-        let is_missing = matches!(claim, Claim::Ours(wanted) if wanted.missing.is_any());
+    pub(super) fn follow(&mut self, claim: &PlannedObject, now: Instant) {
+        let is_missing = matches!(claim, PlannedObject::Ours(wanted) if wanted.missing.is_any());
         self.missing_since = is_missing.then(|| self.missing_since.unwrap_or(now));
     }
 
@@ -100,7 +100,7 @@ impl Timers {
 /// A Service that is ours at one time.
 pub(super) struct Situation<'a> {
     pub(super) wanted: &'a WantedStatus,
-    pub(super) state: State,
+    pub(super) state: LifeState,
     /// The content of the object once the last write is accepted.
     pub(super) known: &'a OwnedParts,
     /// The content that the object has for certain.
@@ -112,7 +112,7 @@ pub(super) struct Situation<'a> {
 }
 
 impl Situation<'_> {
-    pub(super) fn goal(&self, step: &mut Step) -> OwnedParts {
+    pub(super) fn goal(&self, step: &mut LifeStep) -> OwnedParts {
         let (wanted, published) = (self.wanted, self.published);
         // A write that still waits may be replaced, so only published addresses are kept.
         let mut goal = OwnedParts {
@@ -149,12 +149,12 @@ impl Situation<'_> {
     }
 
     const fn is_serving(&self) -> bool {
-        matches!(self.state, State::Serving { .. })
+        matches!(self.state, LifeState::Serving { .. })
     }
 
     /// Reports for each port of each of our addresses whether it is served. If the Service cannot be parsed, its ports
     /// are unknown, and those in the status are used.
-    fn set_ports(&self, goal: &mut OwnedParts, step: &mut Step) {
+    fn set_ports(&self, goal: &mut OwnedParts, step: &mut LifeStep) {
         let wanted = self.wanted;
         let is_settled = self.is_grace_over(step);
         for entry in &mut goal.ingress {
@@ -174,7 +174,7 @@ impl Situation<'_> {
     }
 
     /// Whether the grace time for slices is over.
-    fn is_grace_over(&self, step: &mut Step) -> bool {
+    fn is_grace_over(&self, step: &mut LifeStep) -> bool {
         let Some(due) = self.timers.missing_since.map(|since| since + SLICES_AWAITED) else { return false };
         if due > self.view.now {
             step.wake_by(due);
@@ -183,7 +183,7 @@ impl Situation<'_> {
     }
 
     /// `None` keeps the condition of the object.
-    fn programmed(&self, step: &mut Step) -> Option<Condition> {
+    fn programmed(&self, step: &mut LifeStep) -> Option<Condition> {
         let old = self.known.conditions.get(&ConditionType::Programmed);
         let was_programmed = old.is_some_and(|condition| condition.holds);
         if let Some(reason) = self.wanted.refusal {
@@ -200,7 +200,7 @@ impl Situation<'_> {
             }
             return Some(not_served(Reason::NoGateway));
         }
-        let State::Serving { counter } = self.state else {
+        let LifeState::Serving { counter } = self.state else {
             let waited_for_gateways =
                 old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
             return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
@@ -218,7 +218,7 @@ impl Situation<'_> {
     }
 
     /// `None` keeps the condition of the object.
-    fn backends_healthy(&self, step: &mut Step) -> Option<Condition> {
+    fn backends_healthy(&self, step: &mut LifeStep) -> Option<Condition> {
         let missing = &self.wanted.missing;
         let condition = if missing.is_whole {
             if !self.is_grace_over(step) {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::conditions;
 use super::dispute::{self, Dispute};
 use super::goal::{Situation, Timers, remarks};
-use super::state::{Claim, GATEWAYS_WAITED_FOR, GatewaysView, OTHERS_WAITED_FOR, State, Step};
+use super::state::{GATEWAYS_WAITED_FOR, GatewaysView, LifeState, LifeStep, OTHERS_WAITED_FOR, PlannedObject};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::status::StatusWrite;
 use objects::{Condition, ConditionType, OwnedParts};
@@ -32,8 +32,8 @@ struct Sent {
 /// A Service that sluice writes to: its state, and what is remembered of it.
 #[derive(Debug)]
 pub(super) struct Life {
-    pub(super) claim: Claim,
-    pub(super) state: State,
+    pub(super) claim: PlannedObject,
+    pub(super) state: LifeState,
     /// Boxed, since most Services need no write at a start.
     sent: Option<Box<Sent>>,
     dispute: Dispute,
@@ -43,16 +43,16 @@ pub(super) struct Life {
 
 impl Life {
     /// A life that begins with a plan.
-    pub(super) fn new(claim: Claim, counter: u64, now: Instant) -> Self {
-        let state = State::planned(None, &claim, counter, now);
+    pub(super) fn new(claim: PlannedObject, counter: u64, now: Instant) -> Self {
+        let state = LifeState::planned(None, &claim, counter, now);
         let (dispute, mut timers) = (Dispute::default(), Timers::default());
         timers.follow(&claim, now);
         Self { claim, state, sent: None, dispute, timers, retry_at: None }
     }
 
     /// Records a newer plan of the same object.
-    pub(super) fn plan(&mut self, claim: Claim, counter: u64, now: Instant) {
-        let state = State::planned(Some((self.state, &self.claim)), &claim, counter, now);
+    pub(super) fn plan(&mut self, claim: PlannedObject, counter: u64, now: Instant) {
+        let state = LifeState::planned(Some((self.state, &self.claim)), &claim, counter, now);
         if state != self.state {
             self.dispute = Dispute::default();
         }
@@ -74,26 +74,26 @@ impl Life {
     }
 
     /// What is due now; a write counts as sent.
-    pub(super) fn step(&mut self, view: &GatewaysView<'_>) -> Step {
+    pub(super) fn step(&mut self, view: &GatewaysView<'_>) -> LifeStep {
         if let Some(at) = self.retry_at.filter(|at| *at > view.now) {
-            return Step { again_at: Some(at), ..Step::default() };
+            return LifeStep { again_at: Some(at), ..LifeStep::default() };
         }
         self.state = self.state.observed(view);
         match &self.claim {
-            Claim::Ours(wanted) => self.serve(&Arc::clone(wanted), view),
-            Claim::Left(cleanup) => self.withdraw(&cleanup.clone(), view),
+            PlannedObject::Ours(wanted) => self.serve(&Arc::clone(wanted), view),
+            PlannedObject::Left(cleanup) => self.withdraw(&cleanup.clone(), view),
         }
     }
 
-    fn serve(&mut self, wanted: &WantedStatus, view: &GatewaysView<'_>) -> Step {
-        let mut step = Step::default();
+    fn serve(&mut self, wanted: &WantedStatus, view: &GatewaysView<'_>) -> LifeStep {
+        let mut step = LifeStep::default();
         if self.is_stale() {
             self.timers.write_was_stale();
         }
         self.timers.observe(wanted, view);
         self.dispute.resume(view.now);
         if self.dispute.is_left_alone(view.now) && self.sent.as_ref().is_some_and(|sent| sent.is_accepted) {
-            return Step { again_at: self.dispute.left_alone_until(), ..step };
+            return LifeStep { again_at: self.dispute.left_alone_until(), ..step };
         }
         let mut goal = self.goal(wanted, view, &mut step);
         if self.is_overwritten(&goal) && !self.dispute.rewrites(view.now) {
@@ -103,19 +103,19 @@ impl Life {
         let wakes = [step.again_at, self.dispute.left_alone_until(), self.state.again_at()];
         step.again_at = wakes.into_iter().flatten().min();
         let is_refused = view.gateways.is_refused(&wanted.service) || view.gateways.unannounced(wanted.addresses()).is_some();
-        step.waits_for_gateways = matches!(self.state, State::Programming { .. }) || is_refused;
+        step.waits_for_gateways = matches!(self.state, LifeState::Programming { .. }) || is_refused;
         self.write(wanted, goal, &mut step, view.now);
         step
     }
 
-    fn goal(&self, wanted: &WantedStatus, view: &GatewaysView<'_>, step: &mut Step) -> OwnedParts {
+    fn goal(&self, wanted: &WantedStatus, view: &GatewaysView<'_>, step: &mut LifeStep) -> OwnedParts {
         let is_left_alone = self.dispute.is_left_alone(view.now);
         let (known, published) = (self.known(), self.published());
         Situation { wanted, state: self.state, known, published, view, timers: &self.timers, is_left_alone }.goal(step)
     }
 
     /// Sends the differences from the known content, if there are any.
-    fn write(&mut self, wanted: &WantedStatus, mut goal: OwnedParts, step: &mut Step, now: Instant) {
+    fn write(&mut self, wanted: &WantedStatus, mut goal: OwnedParts, step: &mut LifeStep, now: Instant) {
         let known = self.known();
         keep_times(known, &mut goal);
         if is_same(known, &goal) {
@@ -146,14 +146,14 @@ impl Life {
     }
 
     /// Removes our parts once gateways have let go, or after the time that deletions wait.
-    fn withdraw(&mut self, cleanup: &Cleanup, view: &GatewaysView<'_>) -> Step {
-        let State::Withdrawing { counter, since, was_ours } = self.state else { return Step::default() };
+    fn withdraw(&mut self, cleanup: &Cleanup, view: &GatewaysView<'_>) -> LifeStep {
+        let LifeState::Withdrawing { counter, since, was_ours } = self.state else { return LifeStep::default() };
         let (left, known) = (&cleanup.left, self.known());
         // Addresses of another class belong to another installation.
         let may_be_ours = !matches!(cleanup.by, LeftBy::Another | LeftBy::UsBefore);
         let has_our_addresses = left.is_load_balancer && may_be_ours && !known.ingress.is_empty();
         if !known.has_marks() && !has_our_addresses {
-            return Step::default();
+            return LifeStep::default();
         }
         let deadline = match cleanup.by {
             LeftBy::Another if !was_ours => left.is_deleted.then_some(since + OTHERS_WAITED_FOR),
@@ -166,7 +166,7 @@ impl Life {
         if !may_go {
             let heard_at = view.heard_at.filter(|at| is_ours && *at > view.now);
             let again_at = deadline.into_iter().chain(heard_at).min();
-            return Step { again_at, waits_for_gateways: true, ..Step::default() };
+            return LifeStep { again_at, waits_for_gateways: true, ..LifeStep::default() };
         }
         let write = removal(left.name.clone(), left.uid.clone(), left.resource_version.clone(), known, has_our_addresses);
         // Nothing is reported about an object that is deleted.
@@ -174,7 +174,7 @@ impl Life {
         let ingress = if has_our_addresses { Vec::new() } else { known.ingress.clone() };
         let after = OwnedParts { ingress, ..OwnedParts::default() };
         self.sent = Some(Box::new(Sent { write: write.clone(), after, is_accepted: false }));
-        Step { write: Some(write), remarks_of_write, ..Step::default() }
+        LifeStep { write: Some(write), remarks_of_write, ..LifeStep::default() }
     }
 
     /// The last write to this object, if it was to another version.

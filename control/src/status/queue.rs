@@ -11,7 +11,7 @@ use proto::ServiceName;
 use tokio::time::Instant;
 
 use super::life::Life;
-use super::state::{Claim, FLEET_HEARD_AFTER, GatewaysView};
+use super::state::{FLEET_HEARD_AFTER, GatewaysView, PlannedObject};
 use crate::gateways::registry::{Gateways, Health};
 use crate::plan::{Cleanup, WantedStatuses};
 use objects::note::{Note, Subject};
@@ -68,11 +68,11 @@ impl Queue {
     /// Records a plan. Only Services whose part of it changed are examined.
     pub(super) fn set_plan(&mut self, statuses: &Statuses, now: Instant) {
         let before = std::mem::replace(&mut self.wanted, statuses.wanted.clone());
-        let mut claims: BTreeMap<ServiceName, Option<Claim>> = BTreeMap::new();
+        let mut claims: BTreeMap<ServiceName, Option<PlannedObject>> = BTreeMap::new();
         for item in before.diff(&statuses.wanted) {
             let (name, claim) = match item {
                 DiffItem::Add(name, wanted) | DiffItem::Update { new: (name, wanted), .. } => {
-                    (name, Some(Claim::Ours(Arc::clone(wanted))))
+                    (name, Some(PlannedObject::Ours(Arc::clone(wanted))))
                 }
                 DiffItem::Remove(name, _) => (name, None),
             };
@@ -82,14 +82,14 @@ impl Queue {
         let gone = before.keys().filter(|name| !self.cleanups.contains_key(*name) && !self.wanted.contains_key(*name));
         claims.extend(gone.map(|name| (name.clone(), None)));
         let other = self.cleanups.iter().filter(|(name, cleanup)| before.get(*name) != Some(*cleanup));
-        claims.extend(other.map(|(name, cleanup)| (name.clone(), Some(Claim::Left(cleanup.clone())))));
+        claims.extend(other.map(|(name, cleanup)| (name.clone(), Some(PlannedObject::Left(cleanup.clone())))));
         for (name, claim) in claims {
             self.claim(name, claim, statuses.counter, now);
         }
     }
 
     /// What is remembered of a Service is forgotten together with it.
-    fn claim(&mut self, name: ServiceName, claim: Option<Claim>, counter: u64, now: Instant) {
+    fn claim(&mut self, name: ServiceName, claim: Option<PlannedObject>, counter: u64, now: Instant) {
         let Some(claim) = claim else {
             self.lives.remove(&name);
             self.wakes.remove(&name);

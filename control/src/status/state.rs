@@ -1,7 +1,7 @@
 //! The states of a Service, and the transitions between them.
 //!
-//! Invariant: the next state follows from the state, the plan, the gateways and the time alone ([`State::planned`],
-//! [`State::observed`]). The table of transitions stands in docs/internals/service-life.md, and a test walks it. A Service
+//! Invariant: the next state follows from the state, the plan, the gateways and the time alone ([`LifeState::planned`],
+//! [`LifeState::observed`]). The table of transitions stands in docs/internals/service-life.md, and a test walks it. A Service
 //! without a state is unclaimed or released.
 //! Deliberately not here: what is due in a state (`life`).
 
@@ -45,14 +45,14 @@ impl GatewaysView<'_> {
 
 /// What the plan knows of the object.
 #[derive(Clone, Debug)]
-pub(super) enum Claim {
+pub(super) enum PlannedObject {
     /// It is ours.
     Ours(Arc<WantedStatus>),
     /// It is not, or no longer, ours, and carries our finalizer, conditions or addresses.
     Left(Cleanup),
 }
 
-impl Claim {
+impl PlannedObject {
     /// The uid of the object; empty for manifests.
     pub(super) fn uid(&self) -> &str {
         match self {
@@ -79,7 +79,7 @@ impl Claim {
 
 /// The state of a Service. Counters are those of generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum LifeState {
     /// Its finalizer is being written; gateways do not get it yet.
     Marking,
     /// Gateways get it since this generation; the first one applied it then.
@@ -92,15 +92,15 @@ pub(super) enum State {
     Withdrawing { counter: u64, since: Instant, was_ours: bool },
 }
 
-impl State {
+impl LifeState {
     /// The state after a plan that gateways get as generation `counter`. `before` is the state of the
     /// same object, and what the last plan knew of it.
-    pub(super) fn planned(before: Option<(Self, &Claim)>, claim: &Claim, counter: u64, now: Instant) -> Self {
+    pub(super) fn planned(before: Option<(Self, &PlannedObject)>, claim: &PlannedObject, counter: u64, now: Instant) -> Self {
         match claim {
-            Claim::Ours(wanted) if wanted.refusal.is_some() => Self::Refused,
-            Claim::Ours(wanted) if wanted.is_withheld => Self::Marking,
-            Claim::Ours(wanted) => match before {
-                Some((state @ (Self::Programming { .. } | Self::Serving { .. }), Claim::Ours(old)))
+            PlannedObject::Ours(wanted) if wanted.refusal.is_some() => Self::Refused,
+            PlannedObject::Ours(wanted) if wanted.is_withheld => Self::Marking,
+            PlannedObject::Ours(wanted) => match before {
+                Some((state @ (Self::Programming { .. } | Self::Serving { .. }), PlannedObject::Ours(old)))
                     if have_same_addresses(&old.ingress, &wanted.ingress) =>
                 {
                     state
@@ -108,8 +108,8 @@ impl State {
                 _ if was_serving(wanted) => Self::Serving { counter },
                 _ => Self::Programming { counter, first_at: None },
             },
-            Claim::Left(cleanup) => match before {
-                Some((Self::Withdrawing { counter, since, was_ours }, Claim::Left(old))) => {
+            PlannedObject::Left(cleanup) => match before {
+                Some((Self::Withdrawing { counter, since, was_ours }, PlannedObject::Left(old))) => {
                     // For an object of another installation the time begins with its deletion.
                     let is_newly_deleted = !old.left.is_deleted && cleanup.left.is_deleted;
                     Self::Withdrawing { counter, since: if is_newly_deleted { now } else { since }, was_ours }
@@ -152,7 +152,7 @@ fn have_same_addresses(one: &[Ingress], other: &[Ingress]) -> bool {
 
 /// What is due in a state.
 #[derive(Debug, Default)]
-pub(super) struct Step {
+pub(super) struct LifeStep {
     /// The write that is due now.
     pub(super) write: Option<StatusWrite>,
     /// Notes for its owner.
@@ -165,7 +165,7 @@ pub(super) struct Step {
     pub(super) waits_for_gateways: bool,
 }
 
-impl Step {
+impl LifeStep {
     pub(super) fn wake_by(&mut self, at: Instant) {
         self.again_at = self.again_at.into_iter().chain([at]).min();
     }

@@ -10,7 +10,7 @@ use proto::Reason;
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
-use crate::status::state::State;
+use crate::status::state::LifeState;
 use objects::status::{Ingress, IpMode};
 use objects::{ConditionType, Leftover, OwnedParts};
 
@@ -69,13 +69,13 @@ static TABLE: LazyLock<BTreeSet<(String, String)>> = LazyLock::new(|| {
     rows.map(|row| (row[1].clone(), row[2].clone())).filter(|(from, _)| from != "from").collect()
 });
 
-const fn name_of(state: &State) -> &'static str {
+const fn name_of(state: &LifeState) -> &'static str {
     match state {
-        State::Marking => "marking",
-        State::Programming { .. } => "programming",
-        State::Serving { .. } => "serving",
-        State::Refused => "refused",
-        State::Withdrawing { .. } => "withdrawing",
+        LifeState::Marking => "marking",
+        LifeState::Programming { .. } => "programming",
+        LifeState::Serving { .. } => "serving",
+        LifeState::Refused => "refused",
+        LifeState::Withdrawing { .. } => "withdrawing",
     }
 }
 
