@@ -1,6 +1,8 @@
 //! Steps with a bond of two cards against the bond of Linux on the machine of nodes. Members lose their cables while
 //! connections are open.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use serde_json::Value;
 
 use crate::Step;
@@ -21,19 +23,18 @@ struct Mode {
     linux: &'static str,
     /// Bridges of the host that join the members: one switch, or a cable for each.
     bridges: [&'static str; 2],
-    /// Lines that `/proc/net/bonding` has once both members are in use.
-    complete: &'static str,
+    /// A line of `/proc/net/bonding/bond0`, and how often it stands there once both members are in use.
+    complete: (&'static str, u32),
 }
 
 const ACTIVE_BACKUP: Mode =
-    Mode { number: 1, linux: "mode active-backup miimon 100", bridges: ["uplinks"; 2], complete: "MII Status: up" };
+    Mode { number: 1, linux: "mode active-backup miimon 100", bridges: ["uplinks"; 2], complete: ("MII Status: up", 3) };
 
-/// The partner names the same aggregator for both members.
 const LACP: Mode = Mode {
     number: 4,
     linux: "mode 802.3ad lacp_rate fast miimon 100",
     bridges: ["members0", "members1"],
-    complete: "Number of ports: 2",
+    complete: ("Number of ports: 2", 1),
 };
 
 /// The indexes of the members on the gateway, which are two cards of one kind, and on the machine of nodes.
@@ -56,9 +57,24 @@ fn join(lab: &Lab, bridges: [[&str; 2]; 2]) {
     }
 }
 
+/// The cards and the gateway are as before, whatever happened: other steps use them.
 fn bond(lab: &mut Lab, mode: &Mode) {
     lab.world();
     lab.gateway();
+    let result = catch_unwind(AssertUnwindSafe(|| fail_members(lab, mode)));
+    for (own, partner) in members() {
+        lab.gateway().set_link(own, true);
+        lab.world().set_link(partner, true);
+    }
+    lab.world().succeed("ip netns pids peer | xargs -r kill -9; ip netns del peer");
+    lab.gateway().succeed("systemctl stop sluiced");
+    join(lab, [["uplinks", "nodes"], ["members0", "members1"]]);
+    result.unwrap_or_else(|panic| resume_unwind(panic));
+    lab.use_card(Kind::first(), "");
+    lab.assert_serves();
+}
+
+fn fail_members(lab: &mut Lab, mode: &Mode) {
     join(lab, [mode.bridges; 2]);
     let world = lab.world();
     world.write("/run/lines.py", include_str!("lines.py"));
@@ -74,7 +90,8 @@ fn bond(lab: &mut Lab, mode: &Mode) {
     let device = format!("net_bonding0,mode={},slave={first},slave={second}", mode.number);
     let ports = [device, other.ports()[1].clone()];
     lab.apply(&Settings { cores: "[1]", ..Settings::of(&ports) });
-    let complete = format!("[ $(grep -c '{}' /proc/net/bonding/bond0) -ge 1 ]", mode.complete);
+    let (line, count) = mode.complete;
+    let complete = format!("[ $(grep -c '{line}' /proc/net/bonding/bond0) = {count} ]");
     let within = |code: &str| format!("ip netns exec peer bash -c \"{}\"", code.replace('$', "\\$"));
     lab.world().until("both members are in use", &within(&complete));
     lab.world().succeed(&format!(
@@ -101,16 +118,5 @@ fn bond(lab: &mut Lab, mode: &Mode) {
     let end = goes_on(lab, "at the end");
     println!("bond of mode {}: {end}", mode.number);
     assert_eq!(end["broken"], 0, "connections broke: {end}");
-    let state = lab
-        .world()
-        .succeed("touch /run/lines/stop; cat /proc/net/bonding/* 2>/dev/null; ip netns exec peer cat /proc/net/bonding/bond0");
-    println!(
-        "{}",
-        state.lines().filter(|line| line.contains("Currently Active") || line.contains("failure")).collect::<Vec<_>>().join(", ")
-    );
-    lab.world().succeed("ip netns pids peer | xargs -r kill -9; ip netns del peer");
-    lab.gateway().succeed("systemctl stop sluiced");
-    join(lab, [["uplinks", "nodes"], ["members0", "members1"]]);
-    lab.use_card(Kind::first(), "");
-    lab.assert_serves();
+    lab.world().succeed("touch /run/lines/stop");
 }

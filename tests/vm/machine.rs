@@ -103,16 +103,16 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self, String> {
+    fn open(path: &Path, patience: Duration) -> Result<Self, String> {
         let start = Instant::now();
         let stream = loop {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
-                Err(error) if start.elapsed() > PATIENCE => return Err(format!("{}: {error}", path.display())),
+                Err(error) if start.elapsed() > patience => return Err(format!("{}: {error}", path.display())),
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
         };
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(patience)).unwrap();
         Ok(Self { reader: BufReader::new(stream.try_clone().unwrap()), stream })
     }
 
@@ -186,14 +186,14 @@ impl Machine {
             .spawn()
             .unwrap();
         let process = Process(process);
-        let mut control = Lines::open(&dir.join("qmp"))?;
+        let mut control = Lines::open(&dir.join("qmp"), self.patience)?;
         control
             .call(&json!({"execute": "qmp_capabilities"}), self.patience)
             .map_err(|failure| format!("QEMU's control socket: {failure:?}"))?;
         for card in &self.cards {
             join(namespace, card);
         }
-        let agent = Lines::open(&dir.join("agent"))?;
+        let agent = Lines::open(&dir.join("agent"), self.patience)?;
         Ok(Running { machine: self.clone(), process, dir: dir.to_owned(), control, agent, is_silent: false })
     }
 

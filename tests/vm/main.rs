@@ -1,8 +1,8 @@
 //! The lab: the gateway's package on virtual machines with PCI cards, systemd and a whole kernel (`make test-vm`).
 //!
-//! Steps run one after another on the same machines, in the order of [`steps`]; a filter on the command line chooses some
-//! of them. Steps of the long matrix run with `--ignored` or `--include-ignored` (`make test-vm-matrix`). A step that fails
-//! leaves the journals of the machines in `target/vm`.
+//! Steps run one after another on the same machines, in the order of [`steps`]. `SLUICE_VM_STEPS` chooses some of them, or
+//! `--skip` leaves some out. Steps of the long matrix run with `--ignored` or `--include-ignored` (`make test-vm-matrix`). A
+//! step that fails leaves the journals of the machines in `target/vm`.
 
 #![allow(unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -39,11 +39,22 @@ fn steps() -> Vec<Step> {
     [first, last].concat()
 }
 
+/// The steps that `SLUICE_VM_STEPS` chooses by parts of their names, between `|`, whether long or not, and those that
+/// install the package, which all others need. Without it, all.
+fn chosen_steps() -> Vec<Step> {
+    const INSTALLATION: usize = 2;
+    let Ok(words) = std::env::var("SLUICE_VM_STEPS") else { return steps() };
+    let words: Vec<_> = words.split('|').collect();
+    let is_chosen = |name: &str| words.iter().any(|word| name.contains(word));
+    let chosen = steps().into_iter().enumerate().filter(|(index, step)| *index < INSTALLATION || is_chosen(step.0));
+    chosen.map(|(_, (name, _, step))| (name, false, step)).collect()
+}
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let shared = Arc::new(Mutex::new(Shared::default()));
-    let trials = steps().into_iter().map(|(name, is_long, step)| {
+    let trials = chosen_steps().into_iter().map(|(name, is_long, step)| {
         let shared = Arc::clone(&shared);
         Trial::test(name, move || shared.lock().unwrap().run(name, step)).with_ignored_flag(is_long)
     });
