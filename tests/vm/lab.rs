@@ -156,11 +156,11 @@ impl Lab {
         self.gateway = Some(self.boot(&Machine { iommu, ..gateway(kernel) }));
     }
 
-    /// Drops machines that do not answer any more: the next step boots them anew.
-    pub fn drop_silent(&mut self) {
-        for machine in [&mut self.gateway, &mut self.world] {
-            machine.take_if(|running| running.is_silent());
-        }
+    /// Drops machines that do not answer any more, so that they are booted anew when they are wanted. Returns whether there
+    /// were any.
+    pub fn drop_silent(&mut self) -> bool {
+        let silent = |machine: &mut Option<Running>| machine.take_if(|running| running.is_silent()).is_some();
+        silent(&mut self.gateway) | silent(&mut self.world)
     }
 
     /// The machine of nodes.

@@ -21,6 +21,9 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// ever: its tick is therefore periodic.
 const WITHOUT_KVM: &str = "no_timer_check tsc=reliable clocksource=tsc nowatchdog nox2apic nohz=off highres=off";
 
+/// Timeout of an answer of QEMU or of the agent, which both give at once.
+const ANSWER: Duration = Duration::from_secs(90);
+
 /// How often a machine is booted before its step fails.
 const ATTEMPTS: u32 = 3;
 
@@ -199,7 +202,7 @@ impl Machine {
 
     fn arguments(&self, image: &Path, payload: &Path, disk: &Path, dir: &Path) -> Vec<String> {
         let dir = dir.display();
-        let mut words = words("-nodefaults -display none -accel tcg,thread=multi -cpu max");
+        let mut words = words("-nodefaults -display none -accel tcg,thread=multi -cpu max,-svm");
         words.extend(["-machine".into(), "q35,kernel-irqchip=split,hpet=off".into()]);
         words.extend(["-smp".into(), self.cores.to_string(), "-m".into(), self.memory_mb.to_string()]);
         if self.iommu {
@@ -309,14 +312,14 @@ impl Running {
     /// Calls QEMU.
     pub fn control(&mut self, command: &str, arguments: &Value) -> Result<Value, Value> {
         let message = json!({"execute": command, "arguments": arguments});
-        let result = self.control.call(&message, self.machine.patience);
+        let result = self.control.call(&message, ANSWER.min(self.machine.patience));
         self.judge(command, result)
     }
 
     /// Calls the agent, for shell code.
     fn ask(&mut self, code: &str, message: &Value) -> Value {
         assert!(!self.is_silent, "the machine {} hangs, and is not asked again: {code}", self.machine.name);
-        let result = self.agent.call(message, self.machine.patience);
+        let result = self.agent.call(message, ANSWER.min(self.machine.patience));
         self.judge(code, result).unwrap_or_else(|error| panic!("{code}: {error}"))
     }
 

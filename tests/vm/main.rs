@@ -100,22 +100,30 @@ impl Shared {
         }
         let lab = self.lab.as_mut().unwrap();
         let start = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| step(lab)));
+        let mut result = attempt(lab, name, step);
+        if result.is_err() && lab.drop_silent() {
+            println!("{name}: a machine hangs; the step runs again, on another boot");
+            result = attempt(lab, name, step);
+            lab.drop_silent();
+        }
         self.seconds.push((name, start.elapsed().as_secs_f64()));
-        let result = result.map_err(|panic| {
-            let why = panic.downcast_ref::<String>().cloned();
-            let why = why.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
-            let file = root().join("target/vm").join(format!("{}.log", name.replace(' ', "-")));
-            let journals = catch_unwind(AssertUnwindSafe(|| journals(lab))).unwrap_or_default();
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(&file, &journals).unwrap();
-            let lines: Vec<_> = journals.lines().collect();
-            let tail = lines[lines.len().saturating_sub(60)..].join("\n");
-            Failed::from(format!("{why}\n--- the end of {}:\n{tail}", file.display()))
-        });
-        lab.drop_silent();
         result
     }
+}
+
+/// Runs a step. If it fails, writes down the journals of the machines, which tells whether these still answer.
+fn attempt(lab: &mut Lab, name: &str, step: fn(&mut Lab)) -> Result<(), Failed> {
+    catch_unwind(AssertUnwindSafe(|| step(lab))).map_err(|panic| {
+        let why = panic.downcast_ref::<String>().cloned();
+        let why = why.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
+        let file = root().join("target/vm").join(format!("{}.log", name.replace(' ', "-")));
+        let journals = journals(lab);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, &journals).unwrap();
+        let lines: Vec<_> = journals.lines().collect();
+        let tail = lines[lines.len().saturating_sub(60)..].join("\n");
+        Failed::from(format!("{why}\n--- the end of {}:\n{tail}", file.display()))
+    })
 }
 
 /// What the machines wrote down since they were booted.
@@ -128,7 +136,8 @@ fn journals(lab: &mut Lab) -> String {
             text += "none: the machine hangs\n";
             continue;
         }
-        text += &machine.run("journalctl --no-pager -b -o short-precise | grep -v qemu-ga | tail -400").text;
+        let lines = || machine.run("journalctl --no-pager -b -o short-precise | grep -v qemu-ga | tail -400").text;
+        text += &catch_unwind(AssertUnwindSafe(lines)).unwrap_or_default();
     }
     text
 }
