@@ -120,7 +120,8 @@ impl Lines {
     }
 
     fn send(&mut self, message: &Value) -> std::io::Result<()> {
-        writeln!(self.stream, "{message}")
+        // Whole: QEMU would handle each part of it by itself.
+        self.stream.write_all(format!("{message}\n").as_bytes())
     }
 
     /// Sends a message, and returns the next line that is an answer: events of QMP are passed over.
