@@ -77,7 +77,8 @@ status: {{addresses: [{{type: InternalIP, address: {address}}}], conditions: [{{
         text
     }
 
-    /// Shell code that installs kube-proxy's rules. A node without endpoints forwards under `Cluster`, with its own
+    /// Shell code that installs kube-proxy's rules, and counters of the clients' connections to each node port, without the
+    /// gateway's probes. A node without endpoints forwards under `Cluster`, with its own
     /// address as the source, and drops under `Local`.
     fn rules(&self) -> String {
         let is_local = self.policy == "Local";
@@ -91,7 +92,7 @@ status: {{addresses: [{{type: InternalIP, address: {address}}}], conditions: [{{
         for (address, counter) in [(first, "first"), (second, "second")] {
             let _ = writeln!(
                 rules,
-                "add rule ip lab count ip daddr {address} tcp dport {NODE_PORT} tcp flags syn counter name {counter}"
+                "add rule ip lab count ip saddr {SNAT} ip daddr {address} tcp dport {NODE_PORT} tcp flags syn counter name {counter}"
             );
         }
         let to_nodes = if is_local { format!("{{ {first} }}") } else { format!("{{ {first}, {second} }}") };
