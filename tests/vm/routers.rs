@@ -26,7 +26,7 @@ const BIRD_ROUTER: &str = "router id 192.0.2.21;
 protocol device { }
 protocol kernel { ipv4 { import none; export all; }; }
 protocol bfd { interface \"*\" { min rx interval 500 ms; min tx interval 500 ms; multiplier 6; }; }
-protocol bgp gateway {
+protocol bgp sluice {
   local as 64513; neighbor 192.0.2.2 as 64512;
   bfd on; error wait time 1, 5; connect delay time 1;
   ipv4 { import all; export none; };
