@@ -2,6 +2,7 @@
 //! lead to it as kube-proxy does.
 
 use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::Step;
 use crate::lab::{Kind, Lab, until};
@@ -130,6 +131,27 @@ fn requests(lab: &mut Lab, url: &str, number: usize) -> (Vec<String>, [u64; 2]) 
     (answers, packets.try_into().expect("two counters"))
 }
 
+fn serves(lab: &mut Lab, case: &Case) {
+    lab.world().succeed(&case.rules());
+    lab.gateway().write("/etc/sluice/manifests/node.yaml", &case.manifest());
+    let url = format!("http://{VIP}:8080/");
+    let what = case.name();
+    // Requests of the mode before may look alike.
+    until(&format!("{what}: the Pod answers and sees {}", case.seen), || {
+        let (answers, packets) = requests(lab, &url, 4);
+        let is_by_port = packets.iter().sum::<u64>() > 0;
+        (answers.iter().all(|seen| seen == case.seen) && is_by_port == (case.mode == "nat")).then_some(())
+    });
+    let (answers, packets) = requests(lab, &url, 20);
+    assert!(answers.iter().all(|seen| seen == case.seen), "{what}: {answers:?}");
+    let is_expected = match (case.mode, case.policy) {
+        ("nat", "Cluster") => packets.iter().all(|packets| *packets > 0),
+        ("nat", _) => packets[0] > 0 && packets[1] == 0,
+        _ => packets == [0, 0],
+    };
+    assert!(is_expected, "{what}: connections to the ports of both nodes: {packets:?}");
+}
+
 fn node_proxies(lab: &mut Lab) {
     node(lab);
     lab.use_card(Kind::first(), "");
@@ -146,28 +168,11 @@ fn node_proxies(lab: &mut Lab) {
          python3 /run/node.py {first} {HEALTH_PORT} 200 >/dev/null 2>&1 &
          python3 /run/node.py {second} {HEALTH_PORT} 503 >/dev/null 2>&1 &"
     ));
-    for case in &CASES {
-        lab.world().succeed(&case.rules());
-        lab.gateway().write("/etc/sluice/manifests/node.yaml", &case.manifest());
-        let url = format!("http://{VIP}:8080/");
-        let what = case.name();
-        // Requests of the mode before may look alike.
-        until(&format!("{what}: the Pod answers and sees {}", case.seen), || {
-            let (answers, packets) = requests(lab, &url, 4);
-            let is_by_port = packets.iter().sum::<u64>() > 0;
-            (answers.iter().all(|seen| seen == case.seen) && is_by_port == (case.mode == "nat")).then_some(())
-        });
-        let (answers, packets) = requests(lab, &url, 20);
-        assert!(answers.iter().all(|seen| seen == case.seen), "{what}: {answers:?}");
-        let is_expected = match (case.mode, case.policy) {
-            ("nat", "Cluster") => packets.iter().all(|packets| *packets > 0),
-            ("nat", _) => packets[0] > 0 && packets[1] == 0,
-            _ => packets == [0, 0],
-        };
-        assert!(is_expected, "{what}: connections to the ports of both nodes: {packets:?}");
-    }
+    let result = catch_unwind(AssertUnwindSafe(|| CASES.iter().for_each(|case| serves(lab, case))));
+    // Other steps use the node, whatever happened.
     lab.world().succeed(&format!(
         "nft delete table ip lab; ipvsadm -C; ip netns pids pod | xargs -r kill; ip netns del pod
          ip addr del {second}/24 dev eth3; pkill -f /run/node.py; true"
     ));
+    result.unwrap_or_else(|panic| resume_unwind(panic));
 }
