@@ -142,7 +142,7 @@ fn serves(lab: &mut Lab, case: &Case) {
         let is_by_port = packets.iter().sum::<u64>() > 0;
         (answers.iter().all(|seen| seen == case.seen) && is_by_port == (case.mode == "nat")).then_some(())
     });
-    let (answers, packets) = requests(lab, &url, 20);
+    let (answers, packets) = requests(lab, &url, 10);
     assert!(answers.iter().all(|seen| seen == case.seen), "{what}: {answers:?}");
     let is_expected = match (case.mode, case.policy) {
         ("nat", "Cluster") => packets.iter().all(|packets| *packets > 0),
@@ -172,7 +172,7 @@ fn node_proxies(lab: &mut Lab) {
     // Other steps use the node, whatever happened.
     lab.world().succeed(&format!(
         "nft delete table ip lab; ipvsadm -C; ip netns pids pod | xargs -r kill; ip netns del pod
-         ip addr del {second}/24 dev eth3; pkill -f /run/node.py; true"
+         ip addr del {second}/24 dev eth3; pkill -f '[/]run/node.py'; true"
     ));
     result.unwrap_or_else(|panic| resume_unwind(panic));
 }
