@@ -568,6 +568,18 @@ int sluice_port_set_mac(uint16_t port, const uint8_t mac[6])
 	return rte_eth_dev_default_mac_addr_set(port, &address);
 }
 
+/* Has the port receive frames to one more Ethernet address beside its own. */
+int sluice_port_add_mac(uint16_t port, const uint8_t mac[6])
+{
+	struct rte_ether_addr address, own;
+	int failed = rte_eth_macaddr_get(port, &own);
+
+	memcpy(address.addr_bytes, mac, sizeof(address.addr_bytes));
+	if (failed != 0 || rte_is_same_ether_addr(&own, &address))
+		return failed;
+	return rte_eth_dev_mac_addr_add(port, &address, 0);
+}
+
 int sluice_port_stats(uint16_t port, struct sluice_port_stats *stats)
 {
 	struct rte_eth_stats now;

@@ -117,6 +117,7 @@ int sluice_port_driver(uint16_t port, char *name, size_t size);
 struct rte_device *sluice_port_device(uint16_t port);
 int sluice_port_mac(uint16_t port, uint8_t mac[6]);
 int sluice_port_set_mac(uint16_t port, const uint8_t mac[6]);
+int sluice_port_add_mac(uint16_t port, const uint8_t mac[6]);
 int sluice_port_stats(uint16_t port, struct sluice_port_stats *stats);
 int sluice_port_link(uint16_t port, struct sluice_link *link);
 int sluice_port_disclaim_link_interrupt(uint16_t port);

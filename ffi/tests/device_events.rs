@@ -33,6 +33,8 @@ mod driver {
         pub(super) fn rte_dev_event_callback_process(device: *const c_char, event: u32);
         pub(super) fn rte_eth_dev_allocated(name: *const c_char) -> *mut c_void;
         pub(super) fn rte_eth_dev_callback_process(device: *mut c_void, event: u32, result: *mut c_void) -> c_int;
+        pub(super) fn rte_eth_dev_get_port_by_name(name: *const c_char, port: *mut u16) -> c_int;
+        pub(super) fn rte_eth_macaddr_get(port: u16, mac: *mut [u8; 6]) -> c_int;
     }
 
     /// `RTE_DEV_EVENT_ADD` and `RTE_DEV_EVENT_REMOVE`.
@@ -131,5 +133,39 @@ fn a_member_leaves_a_started_bond_and_returns_to_it() {
         release(&mut burst);
         drop((port, rx, tx));
         drop(Port::start(eal, &port_of(bond.parse().unwrap()), pool).unwrap());
+    });
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn members_of_an_802_3ad_bond_receive_what_is_for_the_bond() {
+    alone("members_of_an_802_3ad_bond_receive_what_is_for_the_bond", || {
+        let eal = start();
+        let pool = pool(eal);
+        const MAC: [u8; 6] = [2, 0, 0x5e, 0, 0x53, 1];
+        // A ring has no address before it is given one: the one that is added becomes its own.
+        let knows_mac = |name: &std::ffi::CStr| {
+            let (mut id, mut mac) = (0, [0; 6]);
+            // SAFETY: EAL runs; the name is terminated; a number and six bytes are written.
+            unsafe {
+                assert_eq!(driver::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut id), 0);
+                assert_eq!(driver::rte_eth_macaddr_get(id, &raw mut mac), 0);
+            }
+            mac == MAC
+        };
+        let mut config = port_of("net_bonding0,mode=4,slave=net_ring1,slave=net_ring2".parse().unwrap());
+        config.mac = Some(MAC);
+        let StartedPort { mut port, mut rx, mut tx, .. } = Port::start(eal, &config, pool).unwrap();
+        assert!(knows_mac(c"net_ring1") && knows_mac(c"net_ring2"));
+        let member: Device = "net_ring2".parse().unwrap();
+        for changes in [
+            MemberChanges { leaving: vec![member.clone()], ..MemberChanges::default() },
+            MemberChanges { joining: vec![member.clone()], ..MemberChanges::default() },
+        ] {
+            let (rx, tx): (Vec<_>, Vec<_>) = (rx.iter_mut().collect(), tx.iter_mut().collect());
+            let failed = port.change_members(&changes, &rx, &tx);
+            assert!(failed.is_empty(), "{failed:?}");
+        }
+        assert!(knows_mac(c"net_ring2"), "a member that returned");
     });
 }

@@ -8,7 +8,7 @@
 //!
 //! Client and servers are network namespaces of the host. `gateway` has two cards of each kind, between bridges of the
 //! host; `world` is a node with a whole kernel. Two more networks, `vuplinks` and `vnodes`, connect the machines as the
-//! Vagrantfile does.
+//! Vagrantfile does, and `members0` and `members1` are the cables of a bond.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -68,6 +68,11 @@ impl Kind {
         2 * known.iter().position(|kind| *kind == self).unwrap()
     }
 
+    /// The tap of its card on a bridge.
+    pub fn tap(self, bridge: &str) -> String {
+        format!("{}{bridge}", self.name())
+    }
+
     /// The devices of the two ports.
     pub fn ports(self) -> [String; 2] {
         [pci_address(self.index()), pci_address(self.index() + 1)]
@@ -84,6 +89,30 @@ pub struct Lab {
     pub world: Option<Running>,
 }
 
+/// What steps change of the gateway's configuration.
+#[derive(Clone, Debug)]
+pub struct Settings<'a> {
+    /// Devices of the uplink and of the cluster port.
+    pub ports: &'a [String; 2],
+    /// More keys of each port.
+    pub keys: [&'a str; 2],
+    /// Cores of workers.
+    pub cores: &'a str,
+    pub pools: &'a str,
+    /// More lines.
+    pub more: &'a str,
+}
+
+impl<'a> Settings<'a> {
+    /// Two workers, and the pool of the steps.
+    pub fn of(ports: &'a [String; 2]) -> Self {
+        Self { ports, keys: [""; 2], cores: "[1, 2]", pools: POOL, more: "" }
+    }
+}
+
+/// The pool of the steps.
+pub const POOL: &str = r#"{name: default, addresses: [192.0.2.100-192.0.2.119, "2001:db8::1:0/112"]}"#;
+
 /// The Service of the steps: HTTP and an echo server, over both families.
 pub const VIP: &str = "192.0.2.110";
 pub const VIP6: &str = "2001:db8::1:10";
@@ -98,7 +127,7 @@ impl Lab {
                ip link set ${pair%=*} up
                ip link set ${pair#*=} master ${pair%=*}
              done
-             for bridge in vuplinks vnodes; do ip link add $bridge type bridge mcast_snooping 0; ip link set $bridge up; done'",
+             for bridge in vuplinks vnodes members0 members1; do ip link add $bridge type bridge mcast_snooping 0; ip link set $bridge up; done'",
         );
         for server in ["b11", "b12", "b13"] {
             edge.echo_server(server, 7000);
@@ -127,6 +156,13 @@ impl Lab {
         self.gateway = Some(self.boot(&Machine { iommu, ..gateway(kernel) }));
     }
 
+    /// Drops machines that do not answer any more, so that they are booted anew when they are wanted. Returns whether there
+    /// were any.
+    pub fn drop_silent(&mut self) -> bool {
+        let silent = |machine: &mut Option<Running>| machine.take_if(|running| running.is_silent()).is_some();
+        silent(&mut self.gateway) | silent(&mut self.world)
+    }
+
     /// The machine of nodes.
     pub fn world(&mut self) -> &mut Running {
         if self.world.is_none() {
@@ -137,26 +173,33 @@ impl Lab {
 
     /// Writes the gateway's configuration, with its two ports on these devices and more lines.
     pub fn configure(&mut self, ports: &[String; 2], more: &str) {
-        self.configure_on("[1, 2]", ports, "", more);
+        self.write_settings(&Settings { more, ..Settings::of(ports) });
     }
 
-    /// Like [`Self::configure`], with these cores of workers, and more keys of each port.
-    pub fn configure_on(&mut self, cores: &str, ports: &[String; 2], keys: &str, more: &str) {
-        let [uplink, cluster] = ports;
+    /// Writes the gateway's configuration.
+    pub fn write_settings(&mut self, settings: &Settings) {
+        let Settings { cores, ports: [uplink, cluster], keys: [uplink_keys, cluster_keys], pools, more } = settings;
         let text = format!(
             r#"name: lab
 ports:
-  - {{name: uplink, device: "{uplink}", addresses: [192.0.2.2/24, "2001:db8::2/64"]{keys}}}
-  - {{name: cluster, device: "{cluster}", addresses: [10.0.0.2/24, "fd00::2/64"]{keys}}}
+  - {{name: uplink, device: "{uplink}", addresses: [192.0.2.2/24, "2001:db8::2/64"]{uplink_keys}}}
+  - {{name: cluster, device: "{cluster}", addresses: [10.0.0.2/24, "fd00::2/64"]{cluster_keys}}}
 workers: {{cores: {cores}, poll: adaptive}}
 flows: {{maxPerWorker: 16384}}
 snat: {{addresses: [10.0.0.3, "fd00::3"]}}
 nodePortAddresses: [192.0.2.2]
-pools: [{{name: default, addresses: [192.0.2.100-192.0.2.119, "2001:db8::1:0/112"]}}]
+pools: [{pools}]
 manifests: /etc/sluice/manifests
 {more}"#
         );
         self.gateway().write("/etc/sluice/sluice.yaml", &text);
+    }
+
+    /// Writes the configuration, binds its devices, and restarts the gateway with it.
+    pub fn apply(&mut self, settings: &Settings) {
+        self.write_settings(settings);
+        self.gateway().succeed("sluiced prepare");
+        self.restart();
     }
 
     /// (Re)starts the gateway, and waits until it serves.
@@ -167,9 +210,7 @@ manifests: /etc/sluice/manifests
 
     /// Lets the gateway use the cards of a kind, with more lines of its configuration.
     pub fn use_card(&mut self, kind: Kind, more: &str) {
-        self.configure(&kind.ports(), more);
-        self.gateway().succeed("sluiced prepare");
-        self.restart();
+        self.apply(&Settings { more, ..Settings::of(&kind.ports()) });
     }
 
     /// Checks that the Service of the steps answers: HTTP over both families, and UDP.
@@ -212,7 +253,7 @@ fn gateway(kernel: &str) -> Machine {
         .flat_map(|kind| ["uplinks", "nodes"].map(|bridge| (kind, bridge)))
         .map(|(kind, bridge)| Card {
             device: kind.device().into(),
-            tap: format!("{}{bridge}", kind.name()),
+            tap: kind.tap(bridge),
             queues: if kind == Kind::Virtio { 4 } else { 1 },
             bridge,
         })
@@ -223,7 +264,7 @@ fn gateway(kernel: &str) -> Machine {
         queues: 1,
         bridge,
     }));
-    Machine { name: "gateway", cores: 3, memory_mb: 2560, cards, kernel: kernel.into(), iommu: true }
+    Machine { name: "gateway", cores: 3, memory_mb: 2560, cards, kernel: kernel.into(), iommu: true, patience: PATIENCE }
 }
 
 /// The index of the gateway's first card for the way of the Vagrantfile.
@@ -231,12 +272,15 @@ pub fn vagrant_index() -> usize {
     2 * Kind::ALL.into_iter().filter(|kind| kind.is_known()).count()
 }
 
-/// A machine that needs no card of its own kind: eth0 and eth1 as in the Vagrantfile, then one on each side.
-fn world() -> Machine {
-    let card = |bridge| Card { device: "virtio-net-pci".into(), tap: format!("w{bridge}"), queues: 1, bridge };
-    let cards = ["vuplinks", "vnodes", "uplinks", "nodes"].map(card).to_vec();
-    Machine { name: "world", cores: 2, memory_mb: 1024, cards, kernel: String::new(), iommu: false }
+/// A machine that needs no card of its own kind: eth0 and eth1 as in the Vagrantfile, then one on each side, then the
+/// members of a bond, which needs their speed.
+pub fn world() -> Machine {
+    let card = |bridge| Card { device: WORLD_CARD.into(), tap: format!("w{bridge}"), queues: 1, bridge };
+    let cards = ["vuplinks", "vnodes", "uplinks", "nodes", "members0", "members1"].map(card).to_vec();
+    Machine { name: "world", cores: 2, memory_mb: 1024, cards, kernel: String::new(), iommu: false, patience: PATIENCE }
 }
+
+const WORLD_CARD: &str = "virtio-net-pci,speed=1000,duplex=full";
 
 /// Connections of the client through the gateway, over both families.
 pub struct Connections(Vec<Connection>);

@@ -3,7 +3,7 @@
 //! References: QEMU Machine Protocol and Guest Agent Protocol (<https://www.qemu.org/docs/master/interop/>).
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,8 +13,19 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-/// Timeout of a boot, and of a command in a machine. TCG on a busy host is slow.
+/// Timeout of a command in a machine, and of a boot. TCG on a busy host is slow.
 pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Words of the kernel's command line for processors that stand still now and then, as TCG's do on a busy host, and lose a
+/// timer interrupt. Linux would mark the TSC as unstable, and a processor that waits for one timer alone would sleep for
+/// ever: its tick is therefore periodic.
+const WITHOUT_KVM: &str = "no_timer_check tsc=reliable clocksource=tsc nowatchdog nox2apic nohz=off highres=off";
+
+/// Timeout of an answer of QEMU or of the agent, which both give at once.
+const ANSWER: Duration = Duration::from_secs(90);
+
+/// How often a machine is booted before its step fails.
+const ATTEMPTS: u32 = 3;
 
 /// A network card of a machine.
 #[derive(Clone, Debug)]
@@ -42,6 +53,8 @@ pub struct Machine {
     pub kernel: String,
     /// Whether the machine has an IOMMU.
     pub iommu: bool,
+    /// Timeout of a boot, and of each command.
+    pub patience: Duration,
 }
 
 /// The PCI address of the card at an index.
@@ -60,10 +73,30 @@ pub struct Outcome {
 /// A machine that runs. Dropping it ends it at once, like a power cut.
 pub struct Running {
     pub machine: Machine,
-    process: Child,
+    process: Process,
     dir: PathBuf,
     control: Lines,
     agent: Lines,
+    is_silent: bool,
+}
+
+/// QEMU, which ends when it is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Why a call has no result.
+#[derive(Debug)]
+enum Failure {
+    /// The error that was answered.
+    Refused(Value),
+    /// No answer.
+    Silent(String),
 }
 
 /// A socket with lines of JSON.
@@ -73,32 +106,43 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(path: &Path) -> Self {
+    fn open(path: &Path, patience: Duration) -> Result<Self, String> {
         let start = Instant::now();
         let stream = loop {
             match UnixStream::connect(path) {
                 Ok(stream) => break stream,
-                Err(error) if start.elapsed() > PATIENCE => panic!("{}: {error}", path.display()),
+                Err(error) if start.elapsed() > patience => return Err(format!("{}: {error}", path.display())),
                 Err(_) => std::thread::sleep(Duration::from_millis(50)),
             }
         };
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { reader: BufReader::new(stream.try_clone().unwrap()), stream }
+        stream.set_write_timeout(Some(patience)).unwrap();
+        Ok(Self { reader: BufReader::new(stream.try_clone().unwrap()), stream })
     }
 
-    fn send(&mut self, message: &Value) {
-        writeln!(self.stream, "{message}").unwrap();
+    fn send(&mut self, message: &Value) -> std::io::Result<()> {
+        // Whole: QEMU would handle each part of it by itself.
+        self.stream.write_all(format!("{message}\n").as_bytes())
     }
 
-    /// The next line that is an answer: events of QMP are passed over.
-    fn answer(&mut self) -> Result<Value, Value> {
+    /// Sends a message, and returns the next line that is an answer: events of QMP are passed over.
+    fn call(&mut self, message: &Value, patience: Duration) -> Result<Value, Failure> {
+        let silent = |error: std::io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Failure::Silent(format!("no answer within {patience:?}")),
+            _ => Failure::Silent(format!("no answer: {error}")),
+        };
+        self.send(message).map_err(silent)?;
+        let deadline = Instant::now() + patience;
         loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).unwrap();
             let mut line = Vec::new();
-            self.reader.read_until(b'\n', &mut line).expect("an answer");
+            if self.reader.read_until(b'\n', &mut line).map_err(silent)? == 0 {
+                return Err(Failure::Silent("QEMU has ended".into()));
+            }
             let text = String::from_utf8_lossy(&line);
             let Ok(mut value) = serde_json::from_str::<Value>(text.trim_start_matches(|c| c != '{')) else { continue };
             if let Some(error) = value.get_mut("error") {
-                return Err(error.take());
+                return Err(Failure::Refused(error.take()));
             }
             if let Some(found) = value.get_mut("return") {
                 return Ok(found.take());
@@ -109,23 +153,22 @@ impl Lines {
 
 impl Machine {
     /// Boots the machine inside a network namespace of the host, from an overlay of the image, kept in `dir` from boot
-    /// to boot. `payload` is a tar archive that the machine finds as its second disk.
+    /// to boot. `payload` is a tar archive that the machine finds as its second disk. A boot that hangs is tried again.
     pub fn boot(&self, namespace: &str, image: &Path, payload: &Path, dir: &Path) -> Running {
         fs::create_dir_all(dir).unwrap();
-        for _ in 0..2 {
-            let mut running = self.start(namespace, image, payload, dir);
-            if running.greet() {
-                return running;
+        let mut why = String::new();
+        for attempt in 1..=ATTEMPTS {
+            match self.start(namespace, image, payload, dir).and_then(Running::greet) {
+                Ok(running) => return running,
+                Err(reason) => why = reason,
             }
-            println!("{}: the kernel hangs at boot, and is booted again", self.name);
+            println!("{}: boot {attempt} of {ATTEMPTS} hangs: {}", self.name, why.lines().next().unwrap_or_default());
         }
-        let mut running = self.start(namespace, image, payload, dir);
-        assert!(running.greet(), "the agent of {} answers:\n{}", self.name, running.console());
-        running
+        panic!("{} hangs at each of {ATTEMPTS} boots: {why}", self.name)
     }
 
-    /// Starts QEMU.
-    fn start(&self, namespace: &str, image: &Path, payload: &Path, dir: &Path) -> Running {
+    /// Starts QEMU, whose process ID it writes into the file `pid` of `dir`.
+    fn start(&self, namespace: &str, image: &Path, payload: &Path, dir: &Path) -> Result<Running, String> {
         let disk = dir.join("disk.qcow2");
         if !disk.exists() {
             let backing = image.join("root.img");
@@ -146,26 +189,28 @@ impl Machine {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut control = Lines::open(&dir.join("qmp"));
-        control.send(&json!({"execute": "qmp_capabilities"}));
-        control.answer().unwrap();
+        let process = Process(process);
+        let mut control = Lines::open(&dir.join("qmp"), self.patience)?;
+        control
+            .call(&json!({"execute": "qmp_capabilities"}), self.patience)
+            .map_err(|failure| format!("QEMU's control socket: {failure:?}"))?;
         for card in &self.cards {
             join(namespace, card);
         }
-        let agent = Lines::open(&dir.join("agent"));
-        Running { machine: self.clone(), process, dir: dir.to_owned(), control, agent }
+        let agent = Lines::open(&dir.join("agent"), self.patience)?;
+        Ok(Running { machine: self.clone(), process, dir: dir.to_owned(), control, agent, is_silent: false })
     }
 
     fn arguments(&self, image: &Path, payload: &Path, disk: &Path, dir: &Path) -> Vec<String> {
         let dir = dir.display();
-        let mut words = words("-nodefaults -display none -accel tcg,thread=multi -cpu max");
-        words.extend(["-machine".into(), "q35,kernel-irqchip=split".into()]);
+        let mut words = words("-nodefaults -display none -accel tcg,thread=multi -cpu max,-svm");
+        words.extend(["-machine".into(), "q35,kernel-irqchip=split,hpet=off".into()]);
         words.extend(["-smp".into(), self.cores.to_string(), "-m".into(), self.memory_mb.to_string()]);
         if self.iommu {
             words.extend(["-device".into(), "intel-iommu,intremap=on,caching-mode=on".into()]);
         }
         let iommu = if self.iommu { "intel_iommu=on" } else { "" };
-        let kernel = format!("root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=-1 {iommu} {}", self.kernel);
+        let kernel = format!("root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=-1 {WITHOUT_KVM} {iommu} {}", self.kernel);
         for (option, value) in [
             ("-kernel", image.join("vmlinuz").display().to_string()),
             ("-initrd", image.join("initrd").display().to_string()),
@@ -175,6 +220,7 @@ impl Machine {
             ("-drive", format!("file={},if=none,id=payload,format=raw,readonly=on", payload.display())),
             ("-device", "virtio-blk-pci,drive=payload".into()),
             ("-serial", format!("file:{dir}/console.log")),
+            ("-pidfile", format!("{dir}/pid")),
             ("-qmp", format!("unix:{dir}/qmp,server=on,wait=off")),
             ("-chardev", format!("socket,path={dir}/agent,server=on,wait=off,id=agent")),
             ("-device", "virtio-serial-pci".into()),
@@ -221,54 +267,79 @@ fn words(text: &str) -> Vec<String> {
 
 impl Running {
     /// Waits for the agent, which speaks once the machine is up. What was written before it opened its port may be lost,
-    /// so it is asked again and again. Returns whether it answered.
-    fn greet(&mut self) -> bool {
+    /// so it is asked again and again.
+    fn greet(mut self) -> Result<Self, String> {
         let start = Instant::now();
         let id = u64::from(std::process::id());
         self.agent.stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         loop {
             // 0xff resets the agent's parser, and marks the answer: what came before it belongs to nobody.
-            self.agent.stream.write_all(b"\xff").unwrap();
-            self.agent.send(&json!({"execute": "guest-sync-delimited", "arguments": {"id": id}}));
+            let question = json!({"execute": "guest-sync-delimited", "arguments": {"id": id}});
+            let asked = self.agent.stream.write_all(b"\xff").and_then(|()| self.agent.send(&question));
             let mut line = Vec::new();
-            let found = self.agent.reader.read_until(b'\n', &mut line);
+            let found = asked.and_then(|()| self.agent.reader.read_until(b'\n', &mut line));
             if found.is_ok() && String::from_utf8_lossy(&line).contains(&format!("\"return\": {id}")) {
                 break;
             }
-            if start.elapsed() > PATIENCE {
-                return false;
+            let has_ended = self.process.0.try_wait().unwrap().is_some();
+            if start.elapsed() > self.machine.patience || has_ended {
+                let why = if has_ended { "QEMU has ended" } else { "the agent does not answer" };
+                return Err(format!("{why} ({:.0?})\n{}", start.elapsed(), self.console()));
             }
         }
         // Answers to the same question that was asked before.
         self.agent.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         while self.agent.reader.read_until(b'\n', &mut Vec::new()).is_ok_and(|length| length > 0) {}
-        self.agent.stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        true
+        Ok(self)
+    }
+
+    /// Whether a call had no answer: the machine hangs, and only another boot helps.
+    pub fn is_silent(&self) -> bool {
+        self.is_silent
+    }
+
+    /// The result of a call, or its refusal. A machine that does not answer ends the step.
+    fn judge(&mut self, what: &str, result: Result<Value, Failure>) -> Result<Value, Value> {
+        match result {
+            Ok(value) => Ok(value),
+            Err(Failure::Refused(error)) => Err(error),
+            Err(Failure::Silent(why)) => {
+                self.is_silent = true;
+                panic!("the machine {} hangs: {why} to: {what}", self.machine.name)
+            }
+        }
     }
 
     /// Calls QEMU.
     pub fn control(&mut self, command: &str, arguments: &Value) -> Result<Value, Value> {
-        self.control.send(&json!({"execute": command, "arguments": arguments}));
-        self.control.answer()
+        let message = json!({"execute": command, "arguments": arguments});
+        let result = self.control.call(&message, ANSWER.min(self.machine.patience));
+        self.judge(command, result)
+    }
+
+    /// Calls the agent, for shell code.
+    fn ask(&mut self, code: &str, message: &Value) -> Value {
+        assert!(!self.is_silent, "the machine {} hangs, and is not asked again: {code}", self.machine.name);
+        let result = self.agent.call(message, ANSWER.min(self.machine.patience));
+        self.judge(code, result).unwrap_or_else(|error| panic!("{code}: {error}"))
     }
 
     /// Runs shell code as root.
     pub fn run(&mut self, code: &str) -> Outcome {
+        let patience = self.machine.patience;
         let arguments = json!({"path": "/bin/bash", "arg": ["-c", code], "capture-output": true});
-        self.agent.send(&json!({"execute": "guest-exec", "arguments": arguments}));
-        let pid = self.agent.answer().unwrap_or_else(|error| panic!("{code}: {error}"))["pid"].clone();
+        let pid = self.ask(code, &json!({"execute": "guest-exec", "arguments": arguments}))["pid"].clone();
         let start = Instant::now();
         let mut pause = Duration::from_millis(20);
         loop {
-            self.agent.send(&json!({"execute": "guest-exec-status", "arguments": {"pid": pid}}));
-            let state = self.agent.answer().unwrap();
+            let state = self.ask(code, &json!({"execute": "guest-exec-status", "arguments": {"pid": pid}}));
             if state["exited"] == true {
                 let part = |name: &str| state[name].as_str().map_or(Vec::new(), |text| BASE64_STANDARD.decode(text).unwrap());
                 let text = [part("out-data"), part("err-data")].concat();
                 let code = state["exitcode"].as_i64().unwrap_or(-1);
                 return Outcome { code, text: String::from_utf8_lossy(&text).into_owned() };
             }
-            assert!(start.elapsed() < PATIENCE, "{code}: runs for more than {PATIENCE:?} on {}", self.machine.name);
+            assert!(start.elapsed() < patience, "{code}: runs for more than {patience:?} on {}", self.machine.name);
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(500));
         }
@@ -354,12 +425,5 @@ impl Running {
         let lines: Vec<_> = text.lines().collect();
         let qemu = fs::read_to_string(self.dir.join("qemu.log")).unwrap_or_default();
         format!("{qemu}\n{}", lines[lines.len().saturating_sub(40)..].join("\n"))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -39,6 +39,8 @@ fn installs(lab: &mut Lab) {
     }
     machine.succeed("sluicectl --version && man sluiced-prepare | grep -q huge");
     machine.write("/etc/sluice/manifests/echo.yaml", include_str!("echo.yaml"));
+    // A machine that hangs later is booted again from what is on its disk.
+    machine.succeed("sync");
 }
 
 fn prepares(lab: &mut Lab) {

@@ -1,5 +1,5 @@
-//! Steps over a whole kernel: nodes that take packets out of tunnels, SCTP, VLAN devices, a lossy link, kube-proxy's rules,
-//! and the way of the Vagrantfile.
+//! Steps over a whole kernel: nodes that take packets out of tunnels, SCTP, a lossy link, and the
+//! way of the Vagrantfile.
 
 use crate::Step;
 use crate::lab::{Kind, Lab, until, vagrant_index};
@@ -9,14 +9,12 @@ pub fn steps() -> Vec<Step> {
         ("a node of Linux takes packets by MAC address and out of tunnels", false, one_way),
         ("a download lives through loss, reordering and duplicates", false, lossy),
         ("SCTP between hosts with several addresses keeps its path", false, sctp),
-        ("a VLAN device above a twin serves an l2 pool", false, vlan),
-        ("kube-proxy's rules and IPVS take packets for nodes", false, node_proxies),
         ("the way of the Vagrantfile", false, vagrant),
     ]
 }
 
 /// A Service with one backend, the node.
-fn service(mode: &str, families: &[(&str, &str)], target_port: u16) -> String {
+pub fn service(mode: &str, families: &[(&str, &str)], target_port: u16) -> String {
     let slices = families.iter().map(|(family, address)| {
         format!(
             "---
@@ -48,11 +46,12 @@ spec:
     )
 }
 
-const BOTH: [(&str, &str); 2] = [("IPv4", "10.0.0.21"), ("IPv6", "fd00::21")];
+/// The families of the node's Service, and its addresses.
+pub const BOTH: [(&str, &str); 2] = [("IPv4", "10.0.0.21"), ("IPv6", "fd00::21")];
 const VIPS: [&str; 2] = ["192.0.2.111", "[2001:db8::1:11]"];
 
 /// Gives the node its addresses and servers, once.
-fn node(lab: &mut Lab) {
+pub fn node(lab: &mut Lab) {
     let world = lab.world();
     world.succeed(
         "[ -e /run/node ] && exit; touch /run/node
@@ -144,51 +143,6 @@ fn sctp(lab: &mut Lab) {
         world.until("an association through the gateway", "ip netns exec sctp python3 /run/sctp.py ask 192.0.2.111 8080 15");
     assert_eq!(heard.lines().filter(|line| *line == "answer").count(), 15, "{heard}");
     world.succeed("ip netns del sctp; ip link del other; pkill -f sctp.py");
-}
-
-fn vlan(lab: &mut Lab) {
-    node(lab);
-    lab.configure(&Kind::first().ports(), "");
-    let pool = "pools: [{name: default, addresses: [192.0.2.100-192.0.2.119, \"2001:db8::1:0/112\", 10.77.0.100-10.77.0.109]}]";
-    let file = "/etc/sluice/sluice.yaml";
-    lab.gateway().succeed(&format!("sed -i 's|^pools:.*|{}|' {file}", pool.replace('"', "\\\"")));
-    lab.restart();
-    lab.gateway().succeed("ip link add link uplink name uplink.77 type vlan id 77; ip link set uplink.77 up; ip addr add 10.77.0.2/24 dev uplink.77");
-    let text = service("sluice.dev/mode: nat", &BOTH[..1], 8080).replace("192.0.2.111", "10.77.0.100");
-    lab.gateway().write("/etc/sluice/manifests/node.yaml", &text);
-    let world = lab.world();
-    world.succeed("modprobe 8021q; ip link add link eth2 name eth2.77 type vlan id 77; ip link set eth2.77 up; ip addr add 10.77.0.9/24 dev eth2.77");
-    world.until("the VIP of the VLAN answers", "curl -sf --max-time 5 http://10.77.0.100:8080/");
-    // Deleted and made again, it serves again.
-    lab.gateway().succeed("ip link del uplink.77");
-    lab.gateway().succeed("ip link add link uplink name uplink.77 type vlan id 77; ip link set uplink.77 up; ip addr add 10.77.0.2/24 dev uplink.77");
-    lab.world().until("the VIP answers again", "curl -sf --max-time 5 http://10.77.0.100:8080/");
-    lab.world().succeed("ip link del eth2.77");
-    lab.gateway().succeed("ip link del uplink.77");
-}
-
-/// What kube-proxy installs on a node for a node port: DNAT by nftables, and a virtual server of IPVS.
-fn node_proxies(lab: &mut Lab) {
-    node(lab);
-    lab.use_card(Kind::first(), "");
-    lab.world().succeed(
-        "sysctl -qw net.ipv4.ip_forward=1; ip netns add pod; ip link add pod type veth peer name eth0 netns pod; ip link set pod up
-         ip addr add 10.244.0.1/24 dev pod; ip -n pod addr add 10.244.0.2/24 dev eth0; ip -n pod link set eth0 up; ip -n pod link set lo up
-         ip -n pod route add default via 10.244.0.1
-         ip netns exec pod python3 -m http.server 8080 --directory /var/www/lab >/dev/null 2>&1 &
-         nft 'add table ip lab; add chain ip lab pre { type nat hook prerouting priority dstnat; }; add rule ip lab pre ip daddr 10.0.0.21 tcp dport 30080 dnat to 10.244.0.2:8080'
-         modprobe ip_vs ip_vs_rr; ipvsadm -A -t 10.0.0.21:30081 -s rr; ipvsadm -a -t 10.0.0.21:30081 -r 10.244.0.2:8080 -m; sysctl -qw net.ipv4.vs.conntrack=1",
-    );
-    for port in [30080, 30081] {
-        lab.gateway().write("/etc/sluice/manifests/node.yaml", &service("sluice.dev/mode: nat", &BOTH[..1], port));
-        let url = format!("http://{}:8080/file", VIPS[0]);
-        let expected = lab.world().succeed("sha256sum </var/www/lab/file");
-        until(&format!("the Pod answers by node port {port}"), || {
-            let sum = lab.edge.run("client", &["bash", "-c", &format!("curl -sgf --max-time 60 {url} | sha256sum")]);
-            (String::from_utf8_lossy(&sum.stdout) == expected).then_some(())
-        });
-    }
-    lab.world().succeed("nft delete table ip lab; ipvsadm -C; ip netns pids pod | xargs -r kill; ip netns del pod");
 }
 
 /// Both machines run the script of the Vagrantfile.

@@ -91,7 +91,7 @@ impl Port {
         }
         log::take_errors();
         // The driver opens the filter of its primary member alone, which may be another one now.
-        if let Err(error) = owned.reopen_filter(mac) {
+        if let Err(error) = owned.reopen_filter(mac, members) {
             failed.push((owned.device.clone(), error));
         }
         failed

@@ -62,9 +62,12 @@ impl OwnedPort {
     /// a switch floods, stay outside. If the device does not know our address or has no filter for groups, it receives
     /// all frames. Returns our address: the wanted one, or else that of the device. (A bond takes that of its first
     /// member when it starts.)
-    pub(super) fn open_filter(&self, wanted: Option<[u8; 6]>) -> Result<[u8; 6], Error> {
+    pub(super) fn open_filter(&self, wanted: Option<[u8; 6]>, members: &[(u16, Device)]) -> Result<[u8; 6], Error> {
         let current = self.current_mac()?;
         let mac = wanted.unwrap_or(current);
+        if self.device.uses_lacp() {
+            members.iter().try_for_each(|(id, member)| open_member(*id, member, mac))?;
+        }
         // SAFETY: the port is started.
         if current == mac && unsafe { raw::rte_eth_allmulticast_enable(self.id) } == 0 {
             return Ok(mac);
@@ -80,18 +83,34 @@ impl OwnedPort {
 
     /// Opens the receive filter again, for a member that a bond did not have when it was opened: ethdev does not pass on
     /// what it believes to be set.
-    pub(super) fn reopen_filter(&self, mac: [u8; 6]) -> Result<(), Error> {
+    pub(super) fn reopen_filter(&self, mac: [u8; 6], members: &[(u16, Device)]) -> Result<(), Error> {
         // SAFETY: the port is started.
         unsafe {
             raw::rte_eth_promiscuous_disable(self.id);
             raw::rte_eth_allmulticast_disable(self.id);
         }
-        self.open_filter(Some(mac)).map(|_| ())
+        self.open_filter(Some(mac), members).map(|_| ())
     }
 
     /// The error of a step that returned another code than 0.
     pub(super) fn check(&self, step: &'static str, code: i32) -> Result<(), Error> {
         if code == 0 { Ok(()) } else { Err(hotplug::refused(&self.device, step, code)) }
+    }
+}
+
+/// Has a member of an 802.3ad bond receive frames to the bond's address: the bond's driver leaves each member its own,
+/// and a card receives nothing else. A member that takes no second address receives all frames, of which the bond drops
+/// those for others.
+fn open_member(id: u16, member: &Device, mac: [u8; 6]) -> Result<(), Error> {
+    // SAFETY: the member is attached; six bytes are read.
+    if unsafe { raw::sluice_port_add_mac(id, mac.as_ptr()) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: the member is attached.
+    match unsafe { raw::rte_eth_promiscuous_enable(id) } {
+        // It has no filter.
+        0 | NOT_SUPPORTED => Ok(()),
+        code => Err(hotplug::refused(member, "receive frames to the address of its bond", code)),
     }
 }
 

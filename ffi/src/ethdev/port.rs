@@ -179,10 +179,11 @@ impl Port {
             code = unsafe { raw::rte_eth_dev_start(id) };
         }
         owned.check("start", code)?;
-        let mac = owned.open_filter(wanted)?;
+        let members = attached_members(&config.device);
+        let mac = owned.open_filter(wanted, &members)?;
         let owned = Arc::new(owned);
         let port = Self {
-            members: attached_members(&config.device),
+            members,
             driver: driver(id),
             mac,
             rx_queues: setup.rx_queues,
