@@ -162,7 +162,6 @@ mod tests {
                 is_object: true,
                 addresses: vec!["2001:db8::/64".to_owned()],
                 conflict: conflict.map(str::to_owned),
-                ..PoolState::default()
             },
             families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available })],
         };
