@@ -25,7 +25,9 @@ use settings::settings;
 fn controller_settings() -> ControllerSettings {
     let source = Source::Kubernetes { kubeconfig: None, namespace: None };
     let cluster_cidrs = vec!["10.96.0.0/16".parse().unwrap()];
-    ControllerSettings { cluster_cidrs, ..settings(source, &["192.0.2.0/24", "2001:db8:1::/112"]) }
+    let mut settings = ControllerSettings { cluster_cidrs, ..settings(source, &["192.0.2.0/24", "2001:db8:1::/112"]) };
+    settings.profile.serves_node_ports = Some(true);
+    settings
 }
 
 struct Event {

@@ -22,8 +22,8 @@ async fn conditions_and_events_show_that_a_service_is_served() {
     assert_eq!(note, "Gateways forward for the Service at address 192.0.2.100 of pool default");
     assert_eq!(event.type_.as_deref(), Some("Normal"));
     assert_eq!(event.regarding.unwrap().uid.as_deref(), service["metadata"]["uid"].as_str(), "`kubectl describe` finds it");
-    let about_web = user.events().await.into_iter().filter(|event| is_about(event, "web"));
-    assert_eq!(about_web.count(), 1, "one Event for a new Service");
+    let about_web: Vec<_> = user.events().await.into_iter().filter(|event| is_about(event, "web")).collect();
+    assert_eq!(about_web.len(), 1, "one Event for a new Service: {about_web:?}");
 }
 
 #[tokio::test]
