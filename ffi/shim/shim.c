@@ -199,6 +199,23 @@ static void find_mtus(struct sluice_port_setup *setup, const struct rte_eth_dev_
 
 static int watch_events(uint16_t port);
 
+/* Configures interrupts of the receive queues if they are wanted; if the device refuses, configures it without. */
+static int configure_with_interrupts(uint16_t port, struct sluice_port_setup *setup, const struct rte_eth_dev_info *info,
+				     struct rte_eth_conf *conf)
+{
+	int failed;
+
+	conf->intr_conf.rxq = setup->interrupts != 0;
+	failed = configure(port, setup, info, conf);
+	if (failed != 0 && setup->interrupts) {
+		conf->intr_conf.rxq = 0;
+		failed = configure(port, setup, info, conf);
+		if (failed == 0)
+			setup->interrupts = 0;
+	}
+	return failed;
+}
+
 /* Configures as many of the wanted queues as the device has, without offloads in either direction. */
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 {
@@ -226,11 +243,11 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	conf.rxmode.mtu = setup->mtu_bytes;
 	setup->rx_queues = RTE_MIN(setup->rx_queues, info.max_rx_queues);
 	setup->tx_queues = RTE_MIN(setup->tx_queues, info.max_tx_queues);
-	conf.intr_conf.rxq = setup->interrupts != 0;
-	failed = configure(port, setup, &info, &conf);
-	if (failed != 0 && setup->interrupts) {
-		conf.intr_conf.rxq = setup->interrupts = 0;
-		failed = configure(port, setup, &info, &conf);
+	failed = configure_with_interrupts(port, setup, &info, &conf);
+	/* vmxnet3 takes a power of two alone. */
+	if (failed != 0 && !rte_is_power_of_2(setup->rx_queues)) {
+		setup->rx_queues = (uint16_t)rte_align32prevpow2(setup->rx_queues);
+		failed = configure_with_interrupts(port, setup, &info, &conf);
 	}
 	if (failed != 0)
 		return failed;

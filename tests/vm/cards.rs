@@ -215,7 +215,7 @@ fn matrix(lab: &mut Lab) {
         let steering = lab.table("ports")[0]["steering"].as_str().unwrap_or_default().to_owned();
         let looks = lab.log().contains("packets of this driver cannot wake an adaptive worker");
         let woken = if looks { "nothing: it looks every 50 us" } else { "the interrupt" };
-        rows += &format!("| {} | all, both families | {large} | {woken} | {steering} |\n", kind.name());
+        rows += &format!("| {} | nat, dsr, ipip, gue; both families | {large} | {woken} | {steering} |\n", kind.name());
     }
     let page = crate::root().join("docs/reference/ports.md");
     let text = std::fs::read_to_string(&page).unwrap();

@@ -1,7 +1,7 @@
 //! Steps over links: three workers, jumbo frames, the Ethernet address of a port, tags, a bridge with multicast snooping.
 
 use crate::Step;
-use crate::lab::{Connections, Kind, Lab, POOL, Settings, VIP, VIP6, until};
+use crate::lab::{Connections, Kind, Lab, Settings, VIP, VIP6, until};
 use crate::world::{BOTH, node, service};
 
 pub fn steps() -> Vec<Step> {
@@ -11,7 +11,8 @@ pub fn steps() -> Vec<Step> {
         ("VIPs are reached through a bridge that snoops MLD", true, snooping),
         ("a port has the Ethernet address of its configuration", true, address_of_port),
         ("jumbo frames pass a card", true, |lab| assert_jumbo_frames(lab, Kind::first()).unwrap()),
-        ("three workers share a card", true, three_workers),
+        ("three workers share a card", true, |lab| three_workers(lab, Kind::first())),
+        ("three workers share a card that takes two queues", true, |lab| three_workers(lab, Kind::Vmxnet3)),
     ]
 }
 
@@ -170,8 +171,8 @@ fn jumbo_downloads(lab: &mut Lab) -> Result<(), String> {
 }
 
 /// Flows of both families spread over three workers, and live on.
-fn three_workers(lab: &mut Lab) {
-    lab.apply(&Settings { cores: "[0, 1, 2]", pools: POOL, ..Settings::of(&Kind::first().ports()) });
+fn three_workers(lab: &mut Lab, kind: Kind) {
+    lab.apply(&Settings { cores: "[0, 1, 2]", ..Settings::of(&kind.ports()) });
     let mut connections = Connections::open(lab, 24);
     connections.assert_alive();
     let flows = lab.table("flows");
