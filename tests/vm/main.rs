@@ -22,7 +22,7 @@ mod world;
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -81,7 +81,17 @@ fn is_possible() -> bool {
     if let Some(tool) = missing {
         skip(LAB, &format!("no `{tool}` here (.ci/install vm package)"));
     }
-    missing.is_none() && can_create_namespaces(LAB)
+    missing.is_none() && can_create_namespaces(LAB) && can_have_image(LAB)
+}
+
+/// Whether there is an image, or one can be made.
+fn can_have_image(lab: &str) -> bool {
+    const UNREACHABLE: i32 = 75;
+    let status = Command::new(root().join(".ci/vm-image")).stdout(Stdio::null()).status().unwrap();
+    if status.code() == Some(UNREACHABLE) {
+        skip(lab, "the mirror of Debian packages for its image cannot be reached");
+    }
+    status.code() != Some(UNREACHABLE)
 }
 
 /// The lab, made by the first step, and how long steps took.
@@ -148,7 +158,7 @@ pub fn root() -> &'static Path {
 
 /// Makes image, package and network.
 fn make() -> Lab {
-    let output = Command::new(root().join(".ci/vm-image")).stderr(std::process::Stdio::inherit()).output().unwrap();
+    let output = Command::new(root().join(".ci/vm-image")).stderr(Stdio::inherit()).output().unwrap();
     assert!(output.status.success(), "an image");
     let image = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
     let mut lab = Lab::new(image);

@@ -12,7 +12,9 @@ use crate::user::{User, condition, has_finalizer, is_about, wait_for};
 #[tokio::test]
 async fn conditions_and_events_show_that_a_service_is_served() {
     let (_server, user) = User::with_test_server().await;
-    let _installation = Installation::start(&user).await;
+    let installation = Installation::start(&user).await;
+    // Without a gateway the assignment has an Event of its own.
+    installation.wait_for_state("the gateway is connected", |received| received.messages > 0).await;
     user.add("web", &json!({})).await;
     let service = user.wait_for_reason("web", "Programmed", "True Programmed").await;
     assert_eq!(condition(&service, "AddressAssigned").as_deref(), Some("True Assigned"));
