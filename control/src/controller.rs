@@ -366,14 +366,18 @@ async fn lead(
                 (work.shared.settings.group.clone(), work.shared.gateways.subscribe(), work.shared.states.subscribe());
             let (uids, pool_gateways) = (work.gateway_uids.clone(), gateways.clone());
             steps.spawn(async move {
-                let fleet = edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids, changes.clone());
+                let fleet = async {
+                    // It sends the gateways to the planner, too, and nothing may be planned before all was seen.
+                    following.begin_term().await;
+                    edge_gateways::show_gateways(&cluster, &group, gateways, states, &uids, changes.clone()).await;
+                };
                 let events = async {
                     if let Some(events) = recorder.events() {
                         events.run(&cluster).await;
                     }
                 };
                 let pools = pools::write_pools(&cluster, pools, pool_gateways);
-                tokio::join!(following.begin_term(), writer.run(&cluster), pools, events, fleet);
+                tokio::join!(writer.run(&cluster), pools, events, fleet);
                 Ok(())
             });
         } else {

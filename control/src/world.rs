@@ -56,8 +56,8 @@ pub struct Revisions {
 /// Label with the name of a namespace, which the API server sets.
 const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// Maximum number of notes that a replica keeps which does not lead.
-const KEPT_NOTES_MAX: usize = 1024;
+/// Maximum number of objects whose notes a replica keeps which does not lead; of each the newest note.
+const NOTED_OBJECTS_MAX: usize = 1024;
 
 /// The objects.
 #[derive(Clone, Debug, Default)]
@@ -80,9 +80,10 @@ pub struct World {
     overrides: Overrides,
     overrides_revision: u64,
     drained_nodes: Arc<DrainedNodes>,
-    notes: Vec<Note>,
-    /// Services that are deleted, or being deleted, and were not fetched yet.
-    deleted_services: BTreeSet<Subject>,
+    /// Notes that were not fetched yet, by object: they end with it, and with what they are about.
+    notes: BTreeMap<Subject, Vec<Note>>,
+    /// Objects that are deleted, or being deleted, and were not fetched yet.
+    deleted: BTreeSet<Subject>,
     /// Services whose owners got the note that they are never served.
     unserved: BTreeSet<ServiceName>,
     revision: u64,
@@ -122,17 +123,49 @@ impl World {
             Change::CheckpointReplaced(all) => (self.checkpoint, self.checkpoint_known) = (*all, true),
             Change::GatewaysReplaced(all) => {
                 self.gateways_known = true;
-                let has_changed = std::mem::replace(&mut self.gateways, all) != self.gateways;
-                self.advance_if(has_changed, |of| &mut of.gateways);
+                let before = std::mem::replace(&mut self.gateways, all);
+                let gone = missing(&before, &self.gateways);
+                self.forget_objects(gone.into_iter().map(Subject::Gateway));
+                self.advance_if(before != self.gateways, |of| &mut of.gateways);
             }
             Change::OverridesReplaced(all) => self.replace_overrides(*all),
-            Change::Noted(note) => self.notes.push(note),
+            Change::Noted(note) => self.note(note),
             Change::ServiceDeleted(name) => {
                 self.remove_leftover(&name);
                 self.remove_service(&name);
                 self.unserved.remove(&name);
+                self.forget_objects([Subject::Service(name)]);
             }
-            Change::SliceDeleted(name) => self.delete_slice(&name),
+            Change::SliceDeleted(name) => {
+                self.delete_slice(&name);
+                self.forget_objects([Subject::Slice(name)]);
+            }
+        }
+    }
+
+    /// Adds a note on an object.
+    fn note(&mut self, note: Note) {
+        let of_object = self.notes.entry(note.subject.clone()).or_default();
+        if !of_object.contains(&note) {
+            of_object.push(note);
+        }
+    }
+
+    /// Forgets the notes on an object that has become valid, except those of this cause.
+    fn forget_notes(&mut self, subject: &Subject, except: Option<Cause>) {
+        if let Some(of_object) = self.notes.get_mut(subject) {
+            of_object.retain(|note| Some(note.remark.cause) == except);
+            if of_object.is_empty() {
+                self.notes.remove(subject);
+            }
+        }
+    }
+
+    /// Records objects as deleted. Nobody reads notes on them any more.
+    fn forget_objects(&mut self, objects: impl IntoIterator<Item = Subject>) {
+        for subject in objects {
+            self.notes.remove(&subject);
+            self.deleted.insert(subject);
         }
     }
 
@@ -150,15 +183,18 @@ impl World {
         self.forget_what_only_plans_need();
     }
 
-    /// Forgets what is kept for the next plan, of a replica that makes none. The newest notes on objects
-    /// stay: a new leader records them.
+    /// Forgets what is kept for the next plan, of a replica that makes none. The newest note on each object
+    /// stays: a new leader records it.
     pub fn forget_what_only_plans_need(&mut self) {
         for name in std::mem::take(&mut self.deleted_slices) {
             self.remove_slice(&name);
         }
         self.slices_changed = false;
-        if self.notes.len() > KEPT_NOTES_MAX {
-            self.notes.remove(0);
+        for of_object in self.notes.values_mut().filter(|of_object| of_object.len() > 1) {
+            of_object.drain(..of_object.len() - 1);
+        }
+        while self.notes.len() > NOTED_OBJECTS_MAX {
+            self.notes.pop_first();
         }
     }
 
@@ -244,9 +280,9 @@ impl World {
         &self.ending_namespaces
     }
 
-    /// Services that were deleted, or began to be deleted, since the last call.
+    /// Objects that were deleted, and Services that began to be deleted, since the last call.
     pub fn take_deleted(&mut self) -> BTreeSet<Subject> {
-        std::mem::take(&mut self.deleted_services)
+        std::mem::take(&mut self.deleted)
     }
 
     /// The `AddressPool` objects, by name.
@@ -285,9 +321,9 @@ impl World {
         &self.drained_nodes
     }
 
-    /// Notes on objects since the last call.
+    /// Notes on objects since the last call, as far as they still hold.
     pub fn take_notes(&mut self) -> Vec<Note> {
-        std::mem::take(&mut self.notes)
+        std::mem::take(&mut self.notes).into_values().flatten().collect()
     }
 
     /// Overrides may concern every Service and change rarely, so a change examines all Services again.
@@ -321,8 +357,11 @@ impl World {
         let ending = namespaces.iter().filter(|namespace| namespace.metadata.deletion_timestamp.is_some());
         self.ending_namespaces = ending.filter_map(|namespace| namespace.metadata.name.clone()).collect();
         let all = namespaces.iter().filter_map(labels_of).collect();
-        let has_changed = std::mem::replace(&mut self.namespaces, all) != self.namespaces;
-        self.advance_if(has_changed, |of| &mut of.namespaces);
+        let before = std::mem::replace(&mut self.namespaces, all);
+        let gone = missing(&before, &self.namespaces);
+        self.forget_objects(gone.into_iter().map(Subject::Namespace));
+        self.notes.retain(|subject, _| !matches!(subject, Subject::Namespace(name) if self.namespaces.contains_key(name)));
+        self.advance_if(before != self.namespaces, |of| &mut of.namespaces);
         self.namespaces_known = true;
     }
 
@@ -333,6 +372,7 @@ impl World {
         } else {
             self.ending_namespaces.remove(&name);
         }
+        self.forget_notes(&Subject::Namespace(name.clone()), None);
         let has_changed = self.namespaces.get(&name) != Some(&labels);
         self.namespaces.insert(name, labels);
         self.advance_if(has_changed, |of| &mut of.namespaces);
@@ -340,6 +380,7 @@ impl World {
 
     fn remove_namespace(&mut self, name: &str) {
         self.ending_namespaces.remove(name);
+        self.forget_objects([Subject::Namespace(name.to_owned())]);
         let was_known = self.namespaces.remove(name).is_some();
         self.advance_if(was_known, |of| &mut of.namespaces);
     }
@@ -347,6 +388,9 @@ impl World {
     fn replace_pools(&mut self, pools: Vec<AddressPool>) {
         let all = pools.into_iter().filter_map(|pool| Some((pool.metadata.name.clone()?, pool))).collect();
         let before = std::mem::replace(&mut self.pools, all);
+        let gone = missing(&before, &self.pools);
+        self.forget_objects(gone.into_iter().map(Subject::Pool));
+        self.notes.retain(|subject, _| !matches!(subject, Subject::Pool(name) if self.pools.contains_key(name)));
         let has_changed = !before.iter().map(without_status).eq(self.pools.iter().map(without_status));
         self.advance_if(has_changed, |of| &mut of.pools);
         self.pools_known = true;
@@ -354,19 +398,25 @@ impl World {
 
     fn put_pool(&mut self, pool: AddressPool) {
         let Some(name) = pool.metadata.name.clone() else { return };
+        self.forget_notes(&Subject::Pool(name.clone()), None);
         let has_changed = self.pools.get_key_value(&name).map(without_status) != Some(without_status((&name, &pool)));
         self.pools.insert(name, pool);
         self.advance_if(has_changed, |of| &mut of.pools);
     }
 
     fn remove_pool(&mut self, name: &str) {
+        self.forget_objects([Subject::Pool(name.to_owned())]);
         let was_known = self.pools.remove(name).is_some();
         self.advance_if(was_known, |of| &mut of.pools);
     }
 
     fn replace_nodes(&mut self, nodes: &[Node]) {
         let specs = nodes.iter().filter_map(|node| NodeSpec::try_from(node).ok()).map(|spec| (spec.name.clone(), spec));
-        let has_changed = std::mem::replace(&mut self.nodes, specs.collect()) != self.nodes;
+        let before = std::mem::replace(&mut self.nodes, specs.collect());
+        let has_changed = before != self.nodes;
+        let gone = missing(&before, &self.nodes);
+        self.forget_objects(gone.into_iter().map(Subject::Node));
+        self.notes.retain(|subject, _| !matches!(subject, Subject::Node(name) if self.nodes.contains_key(name)));
         self.advance_if(has_changed, |of| &mut of.nodes);
         self.nodes_known = true;
         if has_changed {
@@ -376,6 +426,7 @@ impl World {
 
     /// Nodes update their status every few minutes; that rarely changes a relevant field.
     fn put_node(&mut self, node: NodeSpec) {
+        self.forget_notes(&Subject::Node(node.name.clone()), None);
         let has_changed = self.nodes.get(&node.name) != Some(&node);
         self.follow_drained_nodes(self.drained_nodes.seeing_node(&node));
         self.nodes.insert(node.name.clone(), node);
@@ -383,6 +434,7 @@ impl World {
     }
 
     fn remove_node(&mut self, name: &str) {
+        self.forget_objects([Subject::Node(name.to_owned())]);
         let was_known = self.nodes.remove(name).is_some();
         self.advance_if(was_known, |of| &mut of.nodes);
     }
@@ -401,8 +453,11 @@ impl World {
         left.iter().for_each(|name| self.remove_leftover(name));
         let listed: BTreeSet<ServiceName> =
             services.into_iter().filter_map(|service| self.apply_service(service, &noted)).collect();
-        let missing: Vec<ServiceName> = self.services.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-        missing.iter().for_each(|name| self.remove_service(name));
+        let gone: Vec<ServiceName> = self.services.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        gone.iter().for_each(|name| self.remove_service(name));
+        let gone = noted.into_iter().filter(|name| !listed.contains(name) && !self.unserved.contains(name));
+        let gone: Vec<Subject> = gone.map(Subject::Service).collect();
+        self.forget_objects(gone);
         self.services_known = true;
     }
 
@@ -416,6 +471,7 @@ impl World {
         self.put_leftover(&name, leftover);
         match candidate {
             Ok(candidate) => {
+                self.forget_notes(&Subject::Service(name.clone()), None);
                 self.put_service(candidate);
                 Some(name)
             }
@@ -428,8 +484,9 @@ impl World {
 
     fn replace_slices(&mut self, slices: Vec<ReadSlice>) {
         let listed: BTreeSet<ServiceName> = slices.into_iter().filter_map(|slice| self.apply_slice(slice)).collect();
-        let missing: Vec<ServiceName> = self.slices.keys().filter(|name| !listed.contains(*name)).cloned().collect();
-        missing.iter().for_each(|name| self.delete_slice(name));
+        let gone: Vec<ServiceName> = self.slices.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        gone.iter().for_each(|name| self.delete_slice(name));
+        self.forget_objects(gone.into_iter().map(Subject::Slice));
         self.slices_known = true;
     }
 
@@ -438,6 +495,7 @@ impl World {
         match slice {
             Ok(spec) => {
                 let name = spec.name.clone();
+                self.forget_notes(&Subject::Slice(name.clone()), None);
                 self.put_slice(spec);
                 Some(name)
             }
@@ -506,7 +564,7 @@ impl World {
         self.forget_deleted_slices(std::slice::from_ref(name));
         self.forget_touch(name);
         if self.services.remove(name).is_some() {
-            self.deleted_services.insert(Subject::Service(name.clone()));
+            self.deleted.insert(Subject::Service(name.clone()));
             self.revision += 1;
             self.revisions.services = self.revision;
         }
@@ -520,9 +578,10 @@ impl World {
         };
         tracing::debug!(%error, "not served");
         self.remove_service(name);
+        self.forget_notes(&Subject::Service(name.clone()), is_expected.then_some(Cause::NeverServed));
         if *is_expected && self.unserved.insert(name.clone()) && !noted.contains(name) {
             let remark = Remark::new(Cause::NeverServed, format!("not served: {why}"));
-            self.notes.push(Note { subject: Subject::Service(name.clone()), remark });
+            self.note(Note { subject: Subject::Service(name.clone()), remark });
         }
     }
 
@@ -581,6 +640,11 @@ impl World {
             self.touched.insert(self.revision, service.clone());
         }
     }
+}
+
+/// Names of the objects that are only in the former list.
+fn missing<T>(before: &BTreeMap<String, T>, now: &BTreeMap<String, T>) -> Vec<String> {
+    before.keys().filter(|name| !now.contains_key(*name)).cloned().collect()
 }
 
 fn labels_of(namespace: &Namespace) -> Option<(String, Labels)> {

@@ -193,7 +193,8 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
             unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
         };
         leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
-        if channels.connected.send_replace(false) {
+        // An attempt that fails is no news: the age of the state counts changes of this.
+        if channels.connected.send_if_modified(std::mem::take) {
             logged.clear();
         }
         let text = error.to_string();

@@ -251,7 +251,9 @@ pub async fn run(
                 _ = draining.changed() => {}
             }
         }
-        let Some(GatewayState { state, .. }) = known.borrow_and_update().clone() else { continue };
+        // It may have expired meanwhile: the time of the file would make it young again.
+        let newest = known.borrow_and_update().clone().filter(|known| known.origin == Origin::Controller);
+        let Some(GatewayState { state, .. }) = newest else { continue };
         let (file, dir, draining) = (file.clone(), file.dirs.disk().to_owned(), *draining.borrow_and_update());
         let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, Moment::now())).await?;
         stored.send_replace(saved.is_ok());
@@ -419,5 +421,22 @@ mod tests {
         assert!(comes(with(&at(6), Origin::Disk, true)).await < AT_MOST_EVERY / 4, "a drain waits for nothing");
         drop(sender);
         task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_state_that_expires_before_it_is_saved_is_not_saved_as_young() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
+        let with = |origin| Some(GatewayState { state: Arc::new(state("e", 1, &[service("a", &["10.0.0.1:80"])])), origin });
+        let (sender, known) = watch::channel(with(Origin::Controller));
+        let (_drain, draining) = watch::channel(false);
+        let ((_connected, connected), (_reaches, reached)) = (watch::channel(false), watch::channel(None));
+        let task = tokio::spawn(run(file.clone(), (known, draining), (connected, reached), watch::Sender::default()));
+        tokio::time::sleep(AT_MOST_EVERY / 2).await;
+        sender.send_replace(with(Origin::Expired));
+        tokio::time::sleep(AT_MOST_EVERY).await;
+        drop(sender);
+        task.await.unwrap().unwrap();
+        assert_eq!(file.load(Moment::now(), DAY).unwrap(), None);
     }
 }

@@ -335,15 +335,15 @@ fn report(message: v1::Report) -> Report {
         let refusal = one.refusal.as_ref().map(|refusal| Arc::new(proto::convert::read_reported_refusal(refusal)));
         Some((name(&one.service)?, Health { backends: one.backends, healthy: one.healthy, refusal }))
     };
-    // Of more networks none counts: as of a gateway that does not say.
-    let links = message.links.filter(|links| links.prefixes.len() <= RESERVED_MAX);
+    // Of more networks, and of invalid ones, none counts: as of a gateway that does not say.
+    let links = message.links.map(|links| Some(links.prefixes).filter(|prefixes| prefixes.len() <= RESERVED_MAX));
     Report {
         ready: message.ready,
         health: message.services.iter().filter_map(health).collect(),
         removed: message.removed.iter().filter_map(|text| name(text)).collect(),
         flows: message.flows,
         fleet: message.fleet.as_ref().map(proto::convert::fleet_status),
-        links: links.and_then(|links| proto::convert::networks(&links.prefixes).ok()),
+        links: links.map(|prefixes| prefixes.and_then(|prefixes| proto::convert::networks(&prefixes).ok()).unwrap_or_default()),
     }
 }
 
@@ -383,6 +383,16 @@ mod tests {
     use crate::gateways::publish::tests::{follow, services};
 
     const WAIT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn networks_that_cannot_be_taken_end_those_before() {
+        let links = |prefixes| report(v1::Report { links: Some(v1::Links { prefixes }), ..v1::Report::default() }).links;
+        let network = || v1::Prefix { address: vec![192, 0, 2, 0], length: 24 };
+        assert_eq!(links(vec![network()]), Some(vec!["192.0.2.0/24".parse().unwrap()]));
+        assert_eq!(links(vec![network(); RESERVED_MAX + 1]), Some(Vec::new()));
+        assert_eq!(links(vec![v1::Prefix::default()]), Some(Vec::new()));
+        assert_eq!(report(v1::Report::default()).links, None, "nothing has changed");
+    }
 
     /// A server on a socket, with handles to its state.
     struct Lab {

@@ -34,6 +34,8 @@ use objects::note::{Cause, Note, Subject};
 /// Interval of repetitions: an Event expires after an hour unless it is written again; half of that tolerates an
 /// outage.
 pub const REPEATED_AFTER: Duration = Duration::from_secs(1_800);
+/// Age from which a known note no longer holds: one that does is repeated before.
+const STALE_AFTER: Duration = Duration::from_secs(2 * REPEATED_AFTER.as_secs());
 /// Size of the queue: seven minutes at 10 Events a second, 6 MB at 1.5 kB each.
 const WAITING_MAX: usize = 4_096;
 /// Number of queued normal Events (ten seconds' worth) from which the newest Event about an object replaces earlier
@@ -41,6 +43,9 @@ const WAITING_MAX: usize = 4_096;
 const MERGED_FROM: usize = 100;
 /// Maximum number of known notes about one object, the newest ones: a Service has at most 32 remarks at a time.
 const REPORTED_OF_OBJECT_MAX: usize = 64;
+/// Maximum number of known notes about all objects, of about 150 bytes each: 10 MB. Notes end with their objects, so that
+/// only notes on more existing objects than this can reach it.
+const REPORTED_MAX: usize = 65_536;
 /// Minimum time between two writes: 10 a second bounds the load on the API server.
 const WRITE_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum number of concurrent requests, each for another namespace: a slow admission webhook of one delays no other.
@@ -70,6 +75,8 @@ struct State {
     ordinary: FairQueue<u64, Waiting>,
     /// Known notes by object, which are forgotten with it.
     reported: HashMap<Subject, BTreeMap<u64, Reported>>,
+    /// Number of known notes.
+    reported_count: usize,
     /// Whether Events of an earlier run or replica were found, so that the next new note probably has one, too.
     expects_existing: bool,
     /// Namespaces that are being deleted and accept no new objects.
@@ -164,28 +171,54 @@ impl State {
     fn clear(&mut self, namespace: &str, is_kept: impl Fn(&Waiting) -> bool) {
         for queue in [&mut self.warnings, &mut self.ordinary] {
             for dropped in queue.clear(namespace, &is_kept) {
-                if let Some(known) = self.reported.get_mut(&dropped.note.subject) {
-                    known.remove(&dropped.key);
-                }
+                forget_note(&mut self.reported, &mut self.reported_count, &dropped);
             }
         }
     }
 
     fn forget_note(&mut self, waiting: &Waiting) {
-        if let Some(known) = self.reported.get_mut(&waiting.note.subject) {
-            known.remove(&waiting.key);
-        }
+        forget_note(&mut self.reported, &mut self.reported_count, waiting);
+    }
+
+    fn forget_object(&mut self, subject: &Subject) {
+        self.reported_count -= self.reported.remove(subject).map_or(0, |known| known.len());
     }
 
     /// Records that a note is written; the oldest one about its object is forgotten if there are too many.
     fn remember(&mut self, subject: &Subject, key: u64, reported: Reported) {
+        if self.reported_count >= REPORTED_MAX {
+            self.forget_old(reported.last);
+        }
         let known = self.reported.entry(subject.clone()).or_default();
-        known.insert(key, reported);
+        self.reported_count += usize::from(known.insert(key, reported).is_none());
         if known.len() > REPORTED_OF_OBJECT_MAX
             && let Some(oldest) = known.iter().min_by_key(|(_, reported)| reported.last).map(|(key, _)| *key)
         {
             known.remove(&oldest);
+            self.reported_count -= 1;
         }
+    }
+
+    /// Forgets notes that do not hold any more, and all if there are still too many: their Events are found again.
+    fn forget_old(&mut self, now: Instant) {
+        self.reported.retain(|_, known| {
+            known.retain(|_, reported| now.duration_since(reported.last) < STALE_AFTER);
+            !known.is_empty()
+        });
+        self.reported_count = self.reported.values().map(BTreeMap::len).sum();
+        if self.reported_count > REPORTED_MAX / 2 {
+            self.reported.clear();
+            (self.reported_count, self.expects_existing) = (0, true);
+        }
+    }
+}
+
+/// Forgets a known note, and its object if it was the last one.
+fn forget_note(reported: &mut HashMap<Subject, BTreeMap<u64, Reported>>, count: &mut usize, waiting: &Waiting) {
+    let Some(known) = reported.get_mut(&waiting.note.subject) else { return };
+    *count -= usize::from(known.remove(&waiting.key).is_some());
+    if known.is_empty() {
+        reported.remove(&waiting.note.subject);
     }
 }
 
@@ -231,7 +264,7 @@ impl EventWriter {
             state.clear(namespace, |waiting| !deleted.contains(&waiting.note.subject));
         }
         for subject in deleted {
-            state.reported.remove(subject);
+            state.forget_object(subject);
         }
     }
 
@@ -489,6 +522,29 @@ mod tests {
         writer.record(&about("shop", "other", Cause::NoHealthyBackend, "none"), None);
         writer.forget(&[Subject::Service(ServiceName::new("shop", "web"))].into());
         assert_eq!(known(&writer), 1, "what is remembered of a deleted object is forgotten with it, and nothing else");
+    }
+
+    #[test]
+    fn what_is_remembered_of_notes_is_bounded_and_leaves_no_empty_entries() {
+        let (writer, now) = (EventWriter::new("edge-1"), Instant::now());
+        let written = |writer: &EventWriter, number: usize, at| {
+            writer.record_at(&about("shop", &number.to_string(), Cause::NeverServed, "headless"), None, at);
+            assert!(writer.next(|_| true).is_some());
+        };
+        (0..REPORTED_MAX + 100).for_each(|number| written(&writer, number, now));
+        let counts = |writer: &EventWriter| {
+            let state = writer.state();
+            assert_eq!(state.reported_count, state.reported.values().map(BTreeMap::len).sum::<usize>());
+            (state.reported_count, state.reported.values().all(|known| !known.is_empty()))
+        };
+        let (known, is_tidy) = counts(&writer);
+        assert!((100..=REPORTED_MAX).contains(&known) && is_tidy, "{known}");
+        writer.record_at(&about("shop", "waits", Cause::NeverServed, "headless"), None, now);
+        writer.end(&["shop".to_owned()].into());
+        assert_eq!(counts(&writer), (known, true), "an object without notes is forgotten");
+        let (writer, later) = (EventWriter::new("edge-1"), now + STALE_AFTER);
+        (0..=REPORTED_MAX).for_each(|number| written(&writer, number, if number < REPORTED_MAX - 10 { now } else { later }));
+        assert_eq!(counts(&writer), (11, true), "those that still hold");
     }
 
     #[test]

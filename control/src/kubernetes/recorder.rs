@@ -5,13 +5,17 @@
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::kubernetes::events::EventWriter;
 use objects::note::{Note, Subject};
 
 /// Size of the list of recent notes: 1,000 notes of about 300 bytes, at most 1,200, are 1.2 MB.
 const NEWEST_MAX: usize = 1_000;
+
+/// How long after a reload a note from before counts as one that still holds: until then everything has been planned and
+/// reported again.
+const FOUND_AGAIN_WITHIN: Duration = Duration::from_secs(60);
 
 /// A recorded note.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +30,8 @@ pub struct RecordedNote {
 #[derive(Debug, Default)]
 pub struct Recorder {
     newest: Mutex<VecDeque<RecordedNote>>,
-    /// Notes from before a reload that were not found again yet: they are no news.
-    from_before: Mutex<HashSet<Note>>,
+    /// Notes from before a reload that were not found again yet, and its time: for a while they are no news.
+    from_before: Mutex<Option<(HashSet<Note>, Instant)>>,
     events: Option<Arc<EventWriter>>,
 }
 
@@ -36,16 +40,27 @@ impl Recorder {
     #[must_use]
     pub fn after(before: Option<&Self>, events: Option<Arc<EventWriter>>) -> Self {
         let newest = before.map(Self::newest).unwrap_or_default();
-        let from_before = Mutex::new(newest.iter().map(|one| one.note.clone()).collect());
-        Self { newest: Mutex::new(newest.into()), from_before, events }
+        let notes = newest.iter().map(|one| one.note.clone()).collect();
+        Self { newest: Mutex::new(newest.into()), from_before: Mutex::new(Some((notes, Instant::now()))), events }
     }
 
     /// Records a note. `uid` is that of its object, if known; `kubectl describe` shows only Events that have it.
     pub fn record(&self, note: &Note, uid: Option<&str>) {
-        if !self.from_before.lock().unwrap_or_else(PoisonError::into_inner).remove(note) {
+        self.record_at(note, uid, Instant::now());
+    }
+
+    fn record_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
+        if !self.is_from_before(note, now) {
             self.list(note);
         }
         self.repeat(note, uid);
+    }
+
+    /// Whether a note held before a reload and has not been found again yet.
+    fn is_from_before(&self, note: &Note, now: Instant) -> bool {
+        let mut from_before = self.from_before.lock().unwrap_or_else(PoisonError::into_inner);
+        from_before.take_if(|(_, since)| now.duration_since(*since) >= FOUND_AGAIN_WITHIN);
+        from_before.as_mut().is_some_and(|(notes, _)| notes.remove(note))
     }
 
     /// Records a note that may be found again and again: it is listed once, and its Event repeated when due.
@@ -126,6 +141,9 @@ mod tests {
         assert_eq!(texts(&after), ["standing", "new"]);
         after.record(&note("standing"), None);
         assert_eq!(texts(&after), ["standing", "new", "standing"], "it came up again");
+        let later = Recorder::after(Some(&before), None);
+        later.record_at(&note("standing"), None, Instant::now() + FOUND_AGAIN_WITHIN);
+        assert_eq!(texts(&later), ["standing", "standing"], "it did not hold after the reload");
     }
 
     #[test]

@@ -36,7 +36,7 @@ const IN_FLIGHT_OF_NAMESPACE_MAX: usize = 4;
 #[derive(Debug, Default)]
 pub struct StatusWriter {
     waiting: Mutex<FairQueue<ServiceName, Pending>>,
-    /// Services with a queued write to another version of the object than the one before.
+    /// Services with a write that was queued since the last look: their back-off is shortened.
     changed: Mutex<HashSet<ServiceName>>,
     /// The writes that were answered, and whether the server accepted each.
     answers: Mutex<Vec<(StatusWrite, bool)>>,

@@ -134,7 +134,7 @@ pub struct Following {
     /// Reached when all kinds are listed for the first time.
     all_listed: Barrier,
     alarm: Alarm,
-    /// The highest resource version of a Service whose change was sent.
+    /// The highest resource version of a Service whose change was sent since the last list.
     newest_service: watch::Sender<u64>,
 }
 
@@ -147,7 +147,7 @@ impl Following {
     }
 
     /// Begins a term of leadership: sends the gateways of all groups once every status that a former leader wrote was
-    /// sent. Nothing is planned before.
+    /// sent. Nothing is planned before, so that nobody else may send gateways until this has ended.
     pub async fn begin_term(&self) {
         self.reach_newest().await;
         let known = known_gateways(&self.cluster).await;
@@ -248,7 +248,7 @@ async fn follow_kind<K: WatchedKind>(following: Arc<Following>) {
                         }
                     }
                     if K::TELLS_NEWEST {
-                        newest_service.send_if_modified(|seen| std::mem::replace(seen, newest.max(*seen)) < newest);
+                        newest_service.send_if_modified(|seen| std::mem::replace(seen, newest) != newest);
                     }
                 }
                 Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if K::IS_OPTIONAL && status.code == 404 => {
@@ -288,7 +288,7 @@ struct KnownObjects<K: WatchedKind> {
     /// Objects that cannot be decoded now, with the reason; each is reported once.
     undecodable: BTreeMap<ServiceName, String>,
     was_listed: bool,
-    /// The highest resource version in the events taken, those of a list once it is complete.
+    /// The highest resource version in the events taken since the last list, with those of the list once it is complete.
     newest: u64,
     listed_newest: u64,
 }
@@ -313,7 +313,8 @@ impl<K: WatchedKind> KnownObjects<K> {
         match event {
             Event::Init => self.listed_newest = 0,
             Event::InitApply(object) => self.listed_newest = self.listed_newest.max(version_of(object)),
-            Event::InitDone => self.newest = self.newest.max(self.listed_newest),
+            // A list counts even if its versions are lower: of a server that was restored from a backup.
+            Event::InitDone => self.newest = self.listed_newest,
             Event::Apply(object) | Event::Delete(object) => self.newest = self.newest.max(version_of(object)),
         }
     }
@@ -338,6 +339,9 @@ impl<K: WatchedKind> KnownObjects<K> {
             Event::InitDone => {
                 let mut changes = self.take_list();
                 let undecodable = std::mem::take(&mut self.listed_undecodable);
+                // Objects that never were in use, whose notes are forgotten.
+                let gone = self.undecodable.keys().filter(|name| !undecodable.contains_key(*name) && !self.names.contains(*name));
+                changes.extend(gone.cloned().map(K::DELETED));
                 self.undecodable.retain(|name, _| undecodable.contains_key(name));
                 changes.extend(undecodable.into_iter().filter_map(|(name, error)| self.note(name, error)));
                 changes
@@ -493,5 +497,39 @@ mod tests {
         known.take(Event::Init);
         known.take(Event::InitApply(service("second", json!([]))));
         assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 1"]);
+    }
+
+    #[test]
+    fn an_undecodable_object_that_is_missing_in_a_new_list_is_deleted() {
+        let mut known = KnownObjects::new();
+        known.take(Event::Init);
+        known.take(Event::InitDone);
+        known.take(Event::Apply(service("bad", json!("no list"))));
+        known.take(Event::Init);
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 0", "deleted a/bad"]);
+        known.take(Event::Init);
+        assert_eq!(names(&known.take(Event::InitDone)), ["replaced by 0"], "once");
+    }
+
+    #[test]
+    fn a_list_of_a_server_that_was_restored_has_the_newest_version_although_it_is_lower() {
+        let versioned = |version: &str| {
+            let metadata = json!({"name": "web", "namespace": "a", "resourceVersion": version});
+            serde_json::from_value::<DecodedObject<UsedService, ReadService>>(json!({"metadata": metadata, "spec": {}})).unwrap()
+        };
+        let mut known = KnownObjects::new();
+        for (event, newest) in [
+            (Event::Init, 0),
+            (Event::InitApply(versioned("90")), 0),
+            (Event::InitDone, 90),
+            (Event::Apply(versioned("95")), 95),
+            (Event::Init, 95),
+            (Event::InitApply(versioned("40")), 95),
+            (Event::InitDone, 40),
+            (Event::Apply(versioned("41")), 41),
+        ] {
+            known.take(event);
+            assert_eq!(known.newest, newest);
+        }
     }
 }

@@ -72,6 +72,8 @@ pub async fn show_gateways(
         objects: BTreeMap::new(),
         listed: None,
         postponed: BTreeMap::new(),
+        written: BTreeMap::new(),
+        is_old_kind_told: false,
     };
     let mut watched = pin!(WatchedGateways::new(cluster).events());
     let mut retry = Retry::new("list, watch, create, delete edgegateways.sluice.dev and patch their status", &cluster.server);
@@ -197,6 +199,16 @@ struct EdgeGateways<'a> {
     listed: Option<BTreeMap<String, EdgeGateway>>,
     /// Gateways whose objects are not written for a while.
     postponed: BTreeMap<String, PostponedWrite>,
+    /// The last write of each object.
+    written: BTreeMap<String, WrittenStatus>,
+    /// Whether the log says that the CRD is older than this program.
+    is_old_kind_told: bool,
+}
+
+/// A status as it was sent, and as the server stored it: a server whose CRD is older drops fields that it does not know.
+struct WrittenStatus {
+    sent: EdgeGatewayStatus,
+    stored: EdgeGatewayStatus,
 }
 
 impl EdgeGateways<'_> {
@@ -260,6 +272,7 @@ impl EdgeGateways<'_> {
     async fn show(&mut self, connected: &BTreeMap<String, EdgeGatewayStatus>, services: u32) -> Result<Instant, ApiError> {
         let (now, mut next) = (Timestamp::now(), Instant::now() + REFRESH_INTERVAL);
         self.postponed.retain(|name, _| connected.contains_key(name) || self.objects.contains_key(name));
+        self.written.retain(|name, _| self.objects.contains_key(name));
         let gone = self.objects.iter().filter(|(name, object)| object.spec.group == self.group && !connected.contains_key(*name));
         let gone: Vec<String> = gone.map(|(name, _)| name.clone()).collect();
         for name in connected.keys().chain(&gone) {
@@ -308,7 +321,7 @@ impl EdgeGateways<'_> {
                 let message = format!("it belongs to group {}; give the gateway another name", old.spec.group);
                 return Err(ApiError::Failing { code: 409, message });
             }
-            Some(old) => old.status.clone(),
+            Some(old) => old.status.as_ref().map(|stored| self.as_sent(name, stored).clone()),
             None => {
                 self.create(name).await?;
                 None
@@ -321,6 +334,27 @@ impl EdgeGateways<'_> {
         }
         self.patch(name, &status).await?;
         Ok(None)
+    }
+
+    /// The status that we sent, if the server has stored this one for it.
+    fn as_sent<'s>(&'s self, name: &str, stored: &'s EdgeGatewayStatus) -> &'s EdgeGatewayStatus {
+        self.written.get(name).filter(|written| written.stored == *stored).map_or(stored, |written| &written.sent)
+    }
+
+    /// Remembers a write. Says once if the server dropped fields.
+    fn note_written(&mut self, name: &str, sent: &EdgeGatewayStatus, written: &EdgeGateway) {
+        let stored = written.status.clone().unwrap_or_default();
+        let (sent_fields, stored_fields) = (json!(sent), json!(stored));
+        let is_dropped = |(field, value): &(&String, &serde_json::Value)| !value.is_null() && stored_fields[*field].is_null();
+        let dropped: Vec<&str> =
+            sent_fields.as_object().into_iter().flatten().filter(is_dropped).map(|(field, _)| field.as_str()).collect();
+        if !dropped.is_empty() && !std::mem::replace(&mut self.is_old_kind_told, true) {
+            warn!(
+                fields = dropped.join(", "),
+                "the CRD edgegateways.sluice.dev is older than this controller: the API server drops fields; apply deploy/crds.yaml"
+            );
+        }
+        self.written.insert(name.to_owned(), WrittenStatus { sent: sent.clone(), stored });
     }
 
     async fn create(&mut self, name: &str) -> Result<(), ApiError> {
@@ -356,8 +390,8 @@ impl EdgeGateways<'_> {
 
     /// Writes a JSON merge patch, as custom resources require; fields of `status` that are `None` stay, except those of the
     /// fleet. An object that has gone is forgotten, so that the next look creates it again.
-    async fn patch(&mut self, name: &str, status: &EdgeGatewayStatus) -> Result<(), ApiError> {
-        let mut status = json!(status);
+    async fn patch(&mut self, name: &str, sent: &EdgeGatewayStatus) -> Result<(), ApiError> {
+        let mut status = json!(sent);
         for field in OF_FLEET {
             if status.get(field).is_none() {
                 status[field] = serde_json::Value::Null;
@@ -365,6 +399,7 @@ impl EdgeGateways<'_> {
         }
         match self.api.patch_status(name, &patch_params(), &Patch::Merge(json!({"status": status}))).await {
             Ok(written) => {
+                self.note_written(name, sent, &written);
                 self.objects.insert(name.to_owned(), written);
                 Ok(())
             }
@@ -422,14 +457,51 @@ mod tests {
         assert!(shown(&gateways.borrow())["edge-1"].ready.as_deref() == Some(READY), "it reconnects");
     }
 
+    fn fleet_of(api: Api<EdgeGateway>, uids: &watch::Sender<GatewayUids>) -> EdgeGateways<'_> {
+        let (objects, postponed, written) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        EdgeGateways { api, group: "east", uids, objects, listed: None, postponed, written, is_old_kind_told: false }
+    }
+
+    #[tokio::test]
+    async fn a_server_with_an_older_kind_gets_a_status_once() {
+        let patches = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counted = Arc::clone(&patches);
+        let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let counted = Arc::clone(&counted);
+            async move {
+                let is_patch = request.method() == "PATCH";
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut object = serde_json::from_slice::<serde_json::Value>(&body).unwrap();
+                if is_patch {
+                    counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    object["spec"] = json!({"group": "east"});
+                    object["status"].as_object_mut().unwrap().remove("prefixes");
+                }
+                object["metadata"] = json!({"name": "edge-1", "uid": "a"});
+                let body = kube::client::Body::from(serde_json::to_vec(&object).unwrap());
+                Ok::<_, kube::Error>(http::Response::new(body))
+            }
+        });
+        let (api, uids) = (Api::all(kube::Client::new(server, "a")), watch::Sender::default());
+        let mut fleet = fleet_of(api, &uids);
+        let status = |prefix: &str| EdgeGatewayStatus { prefixes: Some(vec![prefix.to_owned()]), ..EdgeGatewayStatus::default() };
+        let mut count = async |prefix: &str| {
+            fleet.show(&[("edge-1".to_owned(), status(prefix))].into(), 1).await.unwrap();
+            assert!(fleet.is_old_kind_told);
+            patches.load(std::sync::atomic::Ordering::Relaxed)
+        };
+        assert_eq!(count("192.0.2.0/24").await, 1);
+        assert_eq!(count("192.0.2.0/24").await, 1, "it is no news that the server dropped a field");
+        assert_eq!(count("198.51.100.0/24").await, 2);
+    }
+
     #[tokio::test]
     async fn only_news_of_objects_have_gateways_looked_at_again() {
         let unreachable = tower::service_fn(|_: http::Request<kube::client::Body>| async {
             Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("no server"))
         });
         let (api, uids) = (Api::all(kube::Client::new(unreachable, "a")), watch::Sender::default());
-        let (objects, postponed) = (BTreeMap::new(), BTreeMap::new());
-        let mut fleet = EdgeGateways { api, group: "east", uids: &uids, objects, listed: None, postponed };
+        let mut fleet = fleet_of(api, &uids);
         let object = |uid: &str, services| {
             let mut object = EdgeGateway::new("edge-1", EdgeGatewaySpec { group: "east".to_owned() });
             object.metadata.uid = Some(uid.to_owned());

@@ -125,7 +125,12 @@ async fn save(storage: &Storage, at: usize, text: &str, version: Option<&str>) -
 impl CheckpointStoreError {
     /// Whether the error may disappear by itself, so that a retry makes sense.
     const fn passes(&self) -> bool {
-        matches!(self, Self::Cluster { outage: ApiError::Unreachable(_) | ApiError::Busy { .. }, .. })
+        matches!(
+            self,
+            Self::Cluster { outage: ApiError::Unreachable(_) | ApiError::Busy { .. }, .. }
+                | Self::Changed(_)
+                | Self::Overtaken(_)
+        )
     }
 }
 
@@ -157,13 +162,8 @@ pub async fn keep(storage: Storage, seed: MaglevSeed, mut newest: watch::Receive
 async fn read(storage: &Storage, seed: MaglevSeed, changes: &mpsc::Sender<Change>) -> Option<Vec<Stored>> {
     let mut is_told = false;
     loop {
-        let error = match load(storage).await {
-            Ok(mut stored) => {
-                let texts: Vec<String> = stored.iter().map(|one| one.text.clone()).collect();
-                let mut read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
-                if read.maglev_seed.is_none() && (seed == MaglevSeed::Random || seed.may_begin(&texts)) {
-                    read.maglev_seed = drawn(storage, &mut stored).await;
-                }
+        let error = match load_with_seed(storage, seed).await {
+            Ok((stored, read)) => {
                 changes.send(Change::CheckpointReplaced(Box::new(read))).await.ok()?;
                 return Some(stored);
             }
@@ -187,22 +187,35 @@ impl MaglevSeed {
     }
 }
 
+/// The stored texts and the checkpoint in them, with a seed if one is to be drawn.
+async fn load_with_seed(storage: &Storage, seed: MaglevSeed) -> Result<(Vec<Stored>, Checkpoint), CheckpointStoreError> {
+    let mut stored = load(storage).await?;
+    let texts: Vec<String> = stored.iter().map(|one| one.text.clone()).collect();
+    let mut read = Checkpoint::from_texts(&texts, Instant::now(), SystemTime::now());
+    if read.maglev_seed.is_none() && (seed == MaglevSeed::Random || seed.may_begin(&texts)) {
+        read.maglev_seed = drawn(storage, &mut stored).await?;
+    }
+    Ok((stored, read))
+}
+
 /// A new seed, once it is stored. An installation that cannot store it uses the seed that all know: another one after each
-/// start would move flows of stateless modes.
-async fn drawn(storage: &Storage, stored: &mut [Stored]) -> Option<u64> {
+/// start would move flows of stateless modes. An error that may disappear is returned, so that all is read again.
+async fn drawn(storage: &Storage, stored: &mut [Stored]) -> Result<Option<u64>, CheckpointStoreError> {
     let mut bytes = [0; size_of::<u64>()];
-    SystemRandom::new().fill(&mut bytes).ok()?;
+    let Some(before) = stored.first_mut() else { return Ok(None) };
+    if SystemRandom::new().fill(&mut bytes).is_err() {
+        return Ok(None);
+    }
     let seed = u64::from_le_bytes(bytes);
-    let before = stored.first()?;
     let text = Checkpoint::with_seed(&before.text, seed);
-    match save(storage, 0, &text, before.version.as_deref()).await {
-        Ok(version) => {
-            stored[0] = Stored { text, version };
-            Some(seed)
-        }
+    match write_one(storage, 0, text, before).await {
+        Ok(()) => Ok(Some(seed)),
+        // Another controller wrote meanwhile: its text may have a seed.
+        Err(error) if error.passes() => Err(error),
         Err(error) => {
-            tracing::warn!(%error, "a seed of the Maglev tables cannot be stored; the public one is used until the next start");
-            None
+            tracing::warn!(%error, "a seed of the Maglev tables cannot be stored: the public one is used. Once other decisions are stored \
+                it stays; `maglevSeed: random` draws one then");
+            Ok(None)
         }
     }
 }
@@ -228,8 +241,8 @@ async fn write_one(storage: &Storage, at: usize, text: String, kept: &mut Stored
             }
             Err(CheckpointStoreError::Changed(name)) => {
                 let before = std::mem::replace(kept, load_one(storage, at).await?);
-                // An answer that was lost may have been ours.
-                if kept.text != before.text && kept.text != text {
+                // An answer that was lost may have been ours. A text that is gone was deleted by a person: it is written again.
+                if !kept.text.is_empty() && kept.text != before.text && kept.text != text {
                     return Err(CheckpointStoreError::Overtaken(name));
                 }
             }
@@ -241,6 +254,9 @@ async fn write_one(storage: &Storage, at: usize, text: String, kept: &mut Stored
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
     use crate::plan::MAGLEV_SEED;
 
@@ -283,5 +299,59 @@ mod tests {
         let path = dir.path().join("checkpoint.txt");
         std::fs::create_dir(dir.path().join("checkpoint.txt.new")).unwrap();
         assert_eq!(started(&path, MaglevSeed::Kept).await.maglev_seed, None);
+    }
+
+    /// An API server that gives these answers, one after another, and the methods that it was asked with.
+    fn answering(answers: &[(u16, serde_json::Value)]) -> (Storage, Arc<Mutex<Vec<String>>>) {
+        let (answers, asked) = (Arc::new(Mutex::new(VecDeque::from(answers.to_vec()))), Arc::new(Mutex::new(Vec::new())));
+        let methods = Arc::clone(&asked);
+        let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            methods.lock().unwrap().push(request.method().to_string());
+            let (code, object) = answers.lock().unwrap().pop_front().unwrap();
+            let answer = http::Response::builder().status(code).body(kube::client::Body::from(object.to_string().into_bytes()));
+            async move { Ok::<_, std::convert::Infallible>(answer.unwrap()) }
+        });
+        let api = Box::new(kube::Api::namespaced(kube::Client::new(server, "a"), "a"));
+        (Storage::ConfigMaps { api, group: "east".to_owned() }, asked)
+    }
+
+    fn config_map(data: serde_json::Value, version: &str) -> (u16, serde_json::Value) {
+        (
+            200,
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "n", "resourceVersion": version}, "data": data}),
+        )
+    }
+
+    fn refusal(code: u16) -> (u16, serde_json::Value) {
+        let reason = if code == 404 { "NotFound" } else { "Conflict" };
+        (code, json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason}))
+    }
+
+    fn kept(text: &str) -> Stored {
+        Stored { text: text.to_owned(), version: Some("1".to_owned()) }
+    }
+
+    #[tokio::test]
+    async fn a_deleted_config_map_is_written_again_at_once_and_only_another_text_is_that_of_a_second_leader() {
+        let (deleted, asked) = answering(&[refusal(404), refusal(404), config_map(json!({"east": "new"}), "2")]);
+        let mut of_deleted = kept("old");
+        write_one(&deleted, 0, "new".to_owned(), &mut of_deleted).await.unwrap();
+        assert_eq!(of_deleted.text, "new");
+        assert_eq!(*asked.lock().unwrap(), ["PATCH", "GET", "POST"]);
+        let (overtaken, _) = answering(&[refusal(409), config_map(json!({"east": "other"}), "2")]);
+        let error = write_one(&overtaken, 0, "new".to_owned(), &mut kept("old")).await;
+        assert!(matches!(error, Err(CheckpointStoreError::Overtaken(_))), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_maglev_seed_is_drawn_although_another_installation_writes_at_the_same_time() {
+        let beside = |version| config_map(json!({"west": "v1"}), version);
+        let (storage, asked) = answering(&[refusal(409), beside("2"), beside("3")]);
+        let mut stored = [Stored { version: Some("1".to_owned()), ..Stored::default() }];
+        assert!(drawn(&storage, &mut stored).await.unwrap().is_some());
+        assert_eq!(stored[0].version.as_deref(), Some("3"));
+        assert_eq!(*asked.lock().unwrap(), ["PATCH", "GET", "PATCH"]);
+        let (overtaken, _) = answering(&[refusal(409), config_map(json!({"east": "v1\n"}), "2")]);
+        assert!(drawn(&overtaken, &mut stored).await.is_err_and(|error| error.passes()), "the other text is read first");
     }
 }

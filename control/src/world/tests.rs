@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use objects::ServiceSpec;
 use serde_json::{Map, Value, json};
 
@@ -137,6 +138,74 @@ fn an_owner_who_expects_a_service_without_frontend_to_be_served_gets_one_note() 
     world.apply(Change::ServicesReplaced(vec![]));
     world.apply(Change::ServiceApplied(Box::new(name.into())));
     assert_eq!(world.take_notes().len(), 1, "another one of that name");
+}
+
+#[test]
+fn every_object_that_goes_is_told_once_also_one_that_is_never_served() {
+    let mut world = World::default();
+    let headless = || {
+        let mut headless = service("db", 80);
+        let spec = headless.spec.as_mut().unwrap();
+        (spec.type_, spec.external_ips) = (Some("ExternalName".to_owned()), Some(vec!["192.0.2.9".to_owned()]));
+        headless
+    };
+    let db = || Subject::Service(ServiceName::new("shop", "db"));
+    for is_listed in [false, true] {
+        world.apply(Change::ServiceApplied(Box::new(headless().into())));
+        world.take_deleted();
+        let gone =
+            if is_listed { Change::ServicesReplaced(Vec::new()) } else { Change::ServiceDeleted(ServiceName::new("shop", "db")) };
+        world.apply(gone);
+        assert_eq!((world.take_deleted(), world.take_notes()), ([db()].into(), vec![]), "{is_listed}");
+    }
+    let node = || Node { metadata: ObjectMeta { name: Some("n".to_owned()), ..ObjectMeta::default() }, ..Node::default() };
+    let namespace = || Namespace { metadata: node().metadata, ..Namespace::default() };
+    let pool = || AddressPool { metadata: node().metadata, ..AddressPool::new("n", AddressPoolSpec::default()) };
+    let known = || BTreeMap::from([("n".to_owned(), KnownGateway::default())]);
+    let name = || ServiceName::new("shop", "n");
+    let gone = [
+        (Change::NodeDeleted("n".to_owned()), Subject::Node("n".to_owned())),
+        (Change::NodesReplaced(Vec::new()), Subject::Node("n".to_owned())),
+        (Change::NamespaceDeleted("n".to_owned()), Subject::Namespace("n".to_owned())),
+        (Change::NamespacesReplaced(Vec::new()), Subject::Namespace("n".to_owned())),
+        (Change::PoolDeleted("n".to_owned()), Subject::Pool("n".to_owned())),
+        (Change::PoolsReplaced(Vec::new()), Subject::Pool("n".to_owned())),
+        (Change::GatewaysReplaced(BTreeMap::new()), Subject::Gateway("n".to_owned())),
+        (Change::SliceDeleted(name()), Subject::Slice(name())),
+        (Change::SlicesReplaced(Vec::new()), Subject::Slice(name())),
+    ];
+    for (change, subject) in gone {
+        world.apply(Change::NodeApplied(Box::new(node())));
+        world.apply(Change::NamespaceApplied(Box::new(namespace())));
+        world.apply(Change::PoolApplied(Box::new(pool())));
+        world.apply(Change::GatewaysReplaced(known()));
+        world.apply(Change::SliceApplied(Box::new(slice("n", "a", "10.0.0.1"))));
+        world.apply(change);
+        assert_eq!(world.take_deleted(), [subject].into());
+    }
+}
+
+#[test]
+fn notes_of_a_follower_end_when_their_object_is_mended_or_deleted() {
+    let mut world = World::default();
+    let undecodable = |name: &str, text: &str| {
+        let subject = Subject::Service(ServiceName::new("shop", name));
+        Change::Noted(Note { subject, remark: Remark::new(Cause::Undecodable, text.to_owned()) })
+    };
+    for name in ["mended", "deleted", "stays"] {
+        world.apply(undecodable(name, "one"));
+    }
+    world.apply(undecodable("stays", "another"));
+    world.apply(Change::ServiceApplied(Box::new(service("mended", 80).into())));
+    world.apply(Change::ServiceDeleted(ServiceName::new("shop", "deleted")));
+    world.forget_what_only_plans_need();
+    let left: Vec<_> = world.take_notes().into_iter().map(|note| (note.subject.to_string(), note.remark.text)).collect();
+    assert_eq!(left, [("Service shop/stays".to_owned(), "another".to_owned())]);
+    for number in 0..2 * NOTED_OBJECTS_MAX {
+        world.apply(undecodable(&number.to_string(), "one"));
+    }
+    world.forget_what_only_plans_need();
+    assert_eq!(world.take_notes().len(), NOTED_OBJECTS_MAX);
 }
 
 #[test]

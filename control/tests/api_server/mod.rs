@@ -123,6 +123,8 @@ struct Shared {
     revision: tokio::sync::watch::Sender<u64>,
     watch_end: tokio::sync::watch::Sender<Option<WatchEnd>>,
     bookmarks: tokio::sync::watch::Sender<()>,
+    /// Kinds whose events wait.
+    held_back: Mutex<BTreeSet<Kind>>,
     availability: tokio::sync::watch::Sender<Availability>,
     /// Number of connections that are served.
     connections: tokio::sync::watch::Sender<usize>,
@@ -151,6 +153,7 @@ impl ApiServer {
             revision: tokio::sync::watch::Sender::new(0),
             watch_end: tokio::sync::watch::Sender::new(None),
             bookmarks: tokio::sync::watch::Sender::new(()),
+            held_back: Mutex::default(),
             availability: tokio::sync::watch::Sender::new(Availability::Up),
             connections: tokio::sync::watch::Sender::new(0),
             accounts: Mutex::new(Accounts::new()),
@@ -292,6 +295,18 @@ impl ApiServer {
         store.compact();
         drop(store);
         self.send_bookmarks();
+    }
+
+    /// Holds back the events of a kind from all watches, or sends those that wait.
+    pub fn hold_back(&self, kind: Kind, is_held: bool) {
+        let mut held_back = self.shared.held_back.lock().unwrap();
+        if is_held {
+            held_back.insert(kind)
+        } else {
+            held_back.remove(&kind)
+        };
+        drop(held_back);
+        self.shared.revision.send_modify(|_| {});
     }
 
     pub fn end_watches(&self, end: WatchEnd) {

@@ -106,6 +106,9 @@ async fn deliver(watched: WatchParameters, mut lines: Lines, shared: Arc<Shared>
 fn next_events(shared: &Shared, watched: &WatchParameters, seen: u64, is_open: bool) -> (Vec<(&'static str, Value)>, u64) {
     let WatchParameters { kind, namespace, name, .. } = watched;
     let is_wanted = |object: &Value| name.as_ref().is_none_or(|name| object["metadata"]["name"] == name.as_str());
+    if shared.held_back.lock().unwrap().contains(kind) {
+        return (Vec::new(), seen);
+    }
     let store = shared.store.lock().unwrap();
     let current = store.revision();
     let events = if seen == 0 {

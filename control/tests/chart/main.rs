@@ -90,6 +90,7 @@ fn all_values_changed() -> Value {
             "resources": {"limits": {"hugepages-2Mi": "1Gi", "memory": "4Gi"}},
         },
         "hostNetwork": true,
+        "advertise": "pod",
         "resources": {"limits": {"memory": "1Gi"}},
         "priorityClassName": "system-cluster-critical",
         "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
@@ -305,6 +306,8 @@ fn values_are_checked_by_the_schema() {
         (json!({"service": {"nodePort": 70_000}}), ".service.nodePort"),
         (json!({"metrics": {"serviceMonitor": 1}}), ".metrics.serviceMonitor"),
         (json!({"uninstall": {"enabled": "no"}}), ".uninstall.enabled"),
+        (json!({"advertise": "node"}), ".advertise"),
+        (json!({"advertise": "host"}), ": not"),
         (json!({"gateway": {"enabled": "yes"}}), ".gateway.enabled"),
         (json!({"gateway": {"capabilities": ["CAP_net_admin"]}}), ".gateway.capabilities[0]"),
         (json!({"gateway": {"hugepages": true}}), ".gateway.hugepages"),
@@ -349,19 +352,24 @@ fn a_release_is_uninstalled_by_a_hook_before_anything_is_deleted() {
 }
 
 #[test]
-fn followers_send_gateways_to_the_pod_of_the_leader_or_to_its_node() {
+fn followers_send_gateways_only_to_addresses_that_gateways_are_known_to_reach() {
+    let values = |advertise: &str, host_network: bool| json!({"advertise": advertise, "hostNetwork": host_network});
     for (objects, field) in [
-        (documents("controller.yaml"), "status.podIP"),
-        (rendered(&json!({})), "status.podIP"),
-        (rendered(&json!({"hostNetwork": true})), "status.hostIP"),
+        (documents("controller.yaml"), None),
+        (rendered(&json!({})), None),
+        (rendered(&json!({"hostNetwork": true})), Some("status.hostIP")),
+        (rendered(&values("pod", false)), Some("status.podIP")),
+        (rendered(&values("host", true)), Some("status.hostIP")),
+        (rendered(&values("none", true)), None),
     ] {
         let container = &find(&objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
-        assert!(container["args"].as_array().unwrap().ends_with(&[json!("--advertise-host"), json!("$(ADVERTISE_HOST)")]));
+        let arguments = container["args"].as_array().unwrap();
+        let advertised = [json!("--advertise-host"), json!("$(ADVERTISE_HOST)")];
+        assert_eq!(arguments.ends_with(&advertised), field.is_some(), "{arguments:?}");
+        assert_eq!(arguments.len(), if field.is_some() { 5 } else { 3 });
         let variable = &container["env"][0];
-        assert_eq!(
-            (&variable["name"], &variable["valueFrom"]["fieldRef"]["fieldPath"]),
-            (&json!("ADVERTISE_HOST"), &json!(field))
-        );
+        let source = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str();
+        assert_eq!((variable["name"].as_str(), source), (field.map(|_| "ADVERTISE_HOST"), field));
     }
 }
 

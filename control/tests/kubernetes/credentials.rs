@@ -12,6 +12,9 @@ use crate::api_server::{Account, ApiServer};
 use crate::installation::Installation;
 use crate::user::{User, wait_for};
 
+/// The user in a kubeconfig, for a token.
+type UserOfToken<'a> = &'a dyn Fn(&str) -> Value;
+
 /// A kubeconfig with this user.
 fn write_kubeconfig(server: &ApiServer, user: &Value, file: &Path) {
     let config = json!({
@@ -44,7 +47,7 @@ async fn a_token_that_was_replaced_is_read_again_from_wherever_it_comes() {
             "args": ["-c", format!("printf '{{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\
                 \"status\":{{\"token\":\"%s\"}}}}' \"$(cat {})\"", token.display())]}})
     };
-    let sources: [(&str, &dyn Fn(&str) -> Value); 3] = [("token", &in_file), ("tokenFile", &by_name), ("exec", &by_plugin)];
+    let sources: [(&str, UserOfToken); 3] = [("token", &in_file), ("tokenFile", &by_name), ("exec", &by_plugin)];
     for (source, user) in sources {
         let provide = |now: &str| {
             std::fs::write(&token, now).unwrap();

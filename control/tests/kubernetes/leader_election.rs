@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use tokio_stream::StreamExt;
 use tonic::{Code, Status, Streaming};
 
-use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind};
+use crate::api_server::{ApiServer, Availability, Fault, FaultRule, Kind, LoggedRequest};
 use crate::gateway::{Gateway, dial};
 use crate::installation::Installation;
 use crate::user::{User, wait_for};
@@ -288,6 +288,42 @@ async fn a_follower_watches_and_a_take_over_lists_no_objects() {
     assert_eq!(lists("/services"), 1, "their metadata");
     assert_eq!((user.ingress("web").await, user.ingress("mail").await, user.ingress("late").await), (before.0, before.1, late));
     assert!(status_writes(&server) <= written + 1, "the finalizer of `late` at most");
+}
+
+/// The predecessor is the test: it holds the Lease, writes an address and hands over, while the events of Services are late.
+#[tokio::test]
+async fn a_new_leader_plans_nothing_before_it_has_seen_what_its_predecessor_wrote() {
+    let (server, user) = User::with_test_server().await;
+    let name = format!("sluice-controller-{}", user.group());
+    let now = "2026-01-01T00:00:00.000000Z";
+    let spec = serde_json::json!({"holderIdentity": "predecessor", "leaseDurationSeconds": 15, "leaseTransitions": 0,
+        "acquireTime": now, "renewTime": now});
+    let metadata = serde_json::json!({"name": name, "namespace": user.namespace});
+    server.create(Kind::Lease, serde_json::json!({"metadata": metadata, "spec": spec}));
+    let standby = Installation::without_gateway(&user, |_| {}).await;
+    let leadership = async || standby.running().probes.leadership.borrow().clone();
+    wait_for("a follower", leadership, |now| matches!(now, Leadership::Following(Some(_)))).await;
+    let watches = |log: &[LoggedRequest]| log.iter().any(|one| one.is_watch() && one.path.ends_with("/services"));
+    wait_for("a watch of Services", async || server.log(), |log| watches(log)).await;
+    let asks = serde_json::json!({"metadata": {"annotations": {"sluice.dev/addresses": "192.0.2.150"}}});
+    user.add("asks", &asks).await;
+    let seen = async || server.event_sent_at(Kind::Service);
+    wait_for("the event of the Service that waits", seen, Option::is_some).await;
+    server.hold_back(Kind::Service, true);
+    user.add("has", &serde_json::json!({})).await;
+    user.write_address("has", "192.0.2.150").await;
+    let before = server.log().len();
+    server.update(Kind::Lease, &user.namespace, &name, &serde_json::json!({"spec": {"holderIdentity": ""}}));
+    let is_list = |log: &[LoggedRequest]| {
+        log[before..].iter().any(|one| one.method == "GET" && !one.is_watch() && one.path.ends_with("/services"))
+    };
+    wait_for("the list of metadata", async || server.log(), |log| is_list(log)).await;
+    // Time for a plan that would come too early, and give the address to the Service that asks.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    server.hold_back(Kind::Service, false);
+    user.wait_for_reason("asks", "AddressAssigned", "False Conflict").await;
+    assert_eq!(user.wait_for_address("has").await, "192.0.2.150");
+    standby.stop().await;
 }
 
 #[tokio::test]

@@ -14,6 +14,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
+{{- /* The field of a Pod with the host that its replica advertises; empty: it advertises none. */ -}}
+{{- define "sluice.advertise" -}}
+{{- if eq .Values.advertise "pod" }}status.podIP{{ end }}
+{{- if eq .Values.advertise "host" }}status.hostIP{{ end }}
+{{- if eq .Values.advertise "auto" }}{{ if .Values.hostNetwork }}status.hostIP{{ end }}{{ end }}
+{{- end -}}
+
 {{- define "sluice.configuration" -}}
 group: {{ .Values.group }}
 listen: "0.0.0.0:9443"

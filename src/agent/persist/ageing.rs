@@ -28,23 +28,30 @@ pub async fn run(
     max_age: Duration,
 ) -> Result<(), Failure> {
     let mut confirmed = tokio::task::spawn_blocking(move || file.written()).await?.unwrap_or_else(Moment::now);
-    let mut was_connected = false;
+    let mut has_changed = false;
     loop {
         let now = Moment::now();
-        let is_connected = *connected.borrow_and_update();
-        // A stream that has just ended confirmed the state until now.
-        if is_connected || was_connected {
+        // A stream that has ended confirmed the state until now, however short it was.
+        if *connected.borrow_and_update() || std::mem::take(&mut has_changed) {
             confirmed = now;
         }
-        was_connected = is_connected;
         let left = max_age.saturating_sub(age(&now, &mut confirmed));
         if left.is_zero() {
-            expire(&known, max_age);
+            if expire(&known, &connected) {
+                tracing::error!(
+                    max_state_age_s = max_age.as_secs(),
+                    "no controller has confirmed the state for longer than `maxStateAge`: only nodes are used of it until one does"
+                );
+            }
             connected.changed().await?;
+            has_changed = true;
             continue;
         }
         tokio::select! {
-            changed = connected.changed() => changed?,
+            changed = connected.changed() => {
+                changed?;
+                has_changed = true;
+            }
             () = sleep(left.min(LONGEST_SLEEP)) => {}
         }
     }
@@ -61,17 +68,14 @@ fn age(now: &Moment, confirmed: &mut Moment) -> Duration {
     }
 }
 
-fn expire(known: &watch::Sender<Option<GatewayState>>, max_age: Duration) {
-    let has_expired = known.send_if_modified(|known| {
-        let Some(known) = known else { return false };
+/// Marks the state as expired, unless a controller has spoken meanwhile, which says so before it sends its state. Returns
+/// whether it is news.
+fn expire(known: &watch::Sender<Option<GatewayState>>, connected: &watch::Receiver<bool>) -> bool {
+    known.send_if_modified(|known| {
+        // Under the lock of the state: the state of the controller comes after this, or came before.
+        let Some(known) = known.as_mut().filter(|_| !*connected.borrow()) else { return false };
         std::mem::replace(&mut known.origin, Origin::Expired) != Origin::Expired
-    });
-    if has_expired {
-        tracing::error!(
-            max_state_age_s = max_age.as_secs(),
-            "no controller has confirmed the state for longer than `maxStateAge`: only nodes are used of it until one does"
-        );
-    }
+    })
 }
 
 #[cfg(test)]
@@ -105,7 +109,6 @@ mod tests {
         let (sender, mut seen) = watch::channel(known(Origin::Controller));
         let (link, connected) = watch::channel(true);
         let task = tokio::spawn(run(file, sender.clone(), connected, Duration::from_millis(20)));
-        tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(
             (seen.borrow().as_ref().unwrap().origin, endpoints(&seen.borrow())),
             (Origin::Controller, 1),
@@ -124,6 +127,16 @@ mod tests {
         assert!(task.await.unwrap().is_err());
     }
 
+    #[test]
+    fn a_state_does_not_expire_once_a_controller_is_connected() {
+        let (sender, link) = (watch::Sender::new(known(Origin::Controller)), watch::Sender::new(true));
+        assert!(!expire(&sender, &link.subscribe()));
+        assert_eq!(sender.borrow().as_ref().unwrap().origin, Origin::Controller);
+        link.send_replace(false);
+        assert!(expire(&sender, &link.subscribe()) && !expire(&sender, &link.subscribe()));
+        assert_eq!(sender.borrow().as_ref().unwrap().origin, Origin::Expired);
+    }
+
     #[tokio::test]
     async fn the_age_at_the_start_is_that_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
@@ -138,6 +151,28 @@ mod tests {
         let task = tokio::spawn(run(file, sender, connected, Duration::from_secs(3000)));
         let has_expired = |known: &Option<GatewayState>| known.as_ref().unwrap().origin == Origin::Expired;
         timeout(LONG, seen.wait_for(has_expired)).await.unwrap().unwrap();
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_controller_that_spoke_for_a_moment_has_confirmed_the_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
+        let now = Moment::now();
+        let written = Moment { uptime: None, time_of_day: now.time_of_day - Duration::from_secs(3600) };
+        file.save(&known(Origin::Disk).unwrap().state, false, written).unwrap();
+        let (sender, mut seen) = watch::channel(known(Origin::Disk));
+        let (link, connected) = watch::channel(false);
+        let task = tokio::spawn(run(file, sender.clone(), connected, Duration::from_secs(3000)));
+        let has_expired = |known: &Option<GatewayState>| known.as_ref().unwrap().origin == Origin::Expired;
+        timeout(LONG, seen.wait_for(has_expired)).await.unwrap().unwrap();
+        link.send_replace(true);
+        sender.send_replace(known(Origin::Controller));
+        link.send_replace(false);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(sender.borrow().as_ref().unwrap().origin, Origin::Controller);
         task.abort();
     }
 
